@@ -19,7 +19,7 @@ local command_line = te.train.command_line {
     { "dtype", "string", "fp32", choices = { "fp32", "bf16" }, help = "of the computation; weights stay float32" },
     { "width", "integer", 256, min = 64, max = 16384, help = "of the residual stream; a head is 64 wide" },
     { "tokens", "integer", 0, min = 0, help = "0: 65536 / width, at least 32" },
-    { "threads", "integer", 1, min = 0, max = 1024, help = "0: all cores" },
+    { "threads", "integer", 1, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
     { "runs", "integer", 9, min = 2, help = "fewest steps timed" },
     { "seconds", "number", 0.5, min = 0, max = 3600, help = "shortest time measured; short steps run more often" },
     { "start", "string", help = "file for weights, input and gradient, so that the peer can start from the same" },

@@ -16,7 +16,7 @@ local command_line = te.train.command_line {
     about = "Times the generation of text.",
     { "config", "string", "char", choices = models.names, help = "size of the model" },
     { "dtype", "string", "fp32", choices = { "fp32", "bf16" }, help = "of the computation" },
-    { "threads", "integer", 2, min = 0, max = 1024, help = "0: all cores" },
+    { "threads", "integer", 2, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
     { "batch", "size", 1, help = "texts at a time" },
     { "runs", "integer", 3, min = 1, help = "texts timed; the fastest counts" },
     { "start", "string", help = "file for the weights and the prompt, so that the peer can start from the same" },

@@ -17,7 +17,7 @@ local clock = te._core.clock
 local command_line = te.train.command_line {
     script = "kernels.lua",
     about = "Measures kernels that memory limits.",
-    { "threads", "integer", 2, min = 0, max = 1024, help = "0: all cores" },
+    { "threads", "integer", 2, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
     { "machine", "string", "", help = "path of bench_machine, which says what memory streams; empty: no shares" },
     { "seconds", "number", 0.5, min = 0.001, max = 60, help = "per kernel" },
     { "rounds", "integer", 3, min = 1, max = 100, help = "over which the seconds are spread" },

@@ -17,7 +17,7 @@ local command_line = te.train.command_line {
     { "config", "string", "char", choices = models.names, help = "size of the model" },
     { "batch", "size", 2, help = "rows for each process" },
     { "dtype", "string", "float32", choices = { "float32", "bfloat16" }, help = "of the computation" },
-    { "threads", "integer", 1, min = 0, max = 1024, help = "of each process; 0: all cores" },
+    { "threads", "integer", 1, min = 0, max = 1024, help = "of each process; 0: OMP_NUM_THREADS, or all cores" },
     { "runs", "size", 9, help = "steps timed, after two that are not" },
 }
 

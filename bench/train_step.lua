@@ -16,7 +16,7 @@ local command_line = te.train.command_line {
     about = "Times one training step of a GPT on random tokens.",
     { "config", "string", "char", choices = models.names, help = "size of the model" },
     { "dtype", "string", "fp32", choices = { "fp32", "bf16" }, help = "of the computation; weights stay float32" },
-    { "threads", "integer", 2, min = 0, max = 1024, help = "0: all cores" },
+    { "threads", "integer", 2, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
     { "runs", "integer", 9, min = 2, help = "fewest steps timed" },
     { "seconds", "number", 2, min = 0, max = 3600, help = "shortest time measured; short steps run more often" },
     { "start", "string", help = "file for the weights and tokens, so that the peer can start from the same" },

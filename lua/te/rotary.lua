@@ -18,13 +18,32 @@ local FREQUENCIES = {
     device = { "string" },
 }
 
+local TYPE = { "string", "linear", choices = { "linear", "llama3" } }
+local FACTOR = { "number", 1, wrong = function(v) if v <= 0 then return "factor: expected a number above 0" end end }
+
+-- What each type of scaling takes.
 local SCALING = {
-    type = { "string", "linear", choices = { "linear", "llama3" } },
-    factor = { "number", 1, wrong = function(v) if v <= 0 then return "factor: expected a number above 0" end end },
-    low_freq_factor = { "number", 1 },
-    high_freq_factor = { "number", 4 },
-    original_max_position_embeddings = { "size", 8192 },
+    linear = { type = TYPE, factor = FACTOR },
+    llama3 = {
+        type = TYPE, factor = FACTOR,
+        low_freq_factor = { "number", 1 },
+        high_freq_factor = { "number", 4 },
+        original_max_position_embeddings = { "size", 8192 },
+    },
 }
+
+local function check_scaling(who, given)
+    who = who .. ": scaling"
+    local kind = given.type == nil and TYPE[2] or given.type
+    options.argument(who, "type", kind, TYPE)
+    local scaling = options.check(who, given, SCALING[kind])
+    if kind == "llama3" and scaling.high_freq_factor <= scaling.low_freq_factor then
+        fail("%s: high_freq_factor %g must be above low_freq_factor %g", who, scaling.high_freq_factor,
+            scaling.low_freq_factor)
+    end
+    scaling.type = kind
+    return scaling
+end
 
 -- Scaled frequencies by type. linear: positions are divided (Chen et al. 2023). llama3: only pairs that turn less than
 -- low_freq_factor times in the original context are slowed down, those that turn more than high_freq_factor times are
@@ -51,11 +70,7 @@ function rotary.frequencies(size, opts)
     options.argument(who, "size", size, { "size" })
     if size % 2 ~= 0 then fail("%s: size: expected an even number, got %d", who, size) end
     opts = options.check(who, opts, FREQUENCIES)
-    local scaling = opts.scaling and options.check(who .. ": scaling", opts.scaling, SCALING)
-    if scaling and scaling.type == "llama3" and scaling.high_freq_factor <= scaling.low_freq_factor then
-        fail("%s: scaling: high_freq_factor %g must be above low_freq_factor %g", who, scaling.high_freq_factor,
-            scaling.low_freq_factor)
-    end
+    local scaling = opts.scaling and check_scaling(who, opts.scaling)
     local values = {}
     for k = 0, size / 2 - 1 do
         local f = opts.base ^ (-2 * k / size)
@@ -91,6 +106,10 @@ function rotary.of_option(who, given, head_size, device)
     elseif not te.is_tensor(own) or own:dim() ~= 1 or 2 * own:numel() > head_size then
         fail("%s: rope: frequencies: expected a tensor {pairs} of at most %d, got %s", who, math.floor(head_size / 2),
             te.is_tensor(own) and options.shape(own) or options.shown(own))
+    else
+        for _, name in ipairs { "base", "scaling", "size" } do
+            if given[name] ~= nil then fail("%s: rope: %s has no effect beside frequencies", who, name) end
+        end
     end
     return own, opts.interleaved
 end

@@ -6,11 +6,14 @@ local te = require "te"
 
 local devices, reason = te.devices()
 
-local function attend(device, dtype, lens, x)
+-- `turned`: queries and keys by their positions.
+local function frequencies(device, turned) return turned and te.rope_frequencies(16, { device = device }) or nil end
+
+local function attend(device, dtype, lens, x, turned)
     local qkv = x:to(dtype):to(device):detach():clone()
     qkv.requires_grad = true
     local y = te.self_attention(qkv, te.tensor(lens, { dtype = "int32", device = "cpu" }):to(device),
-        { heads = 2, causal = true })
+        frequencies(device, turned), { heads = 2, causal = true })
     local wide = y:to "float32"
     te.sum(wide * wide):backward()
     return { y:detach():to("cpu"):to "float64", qkv.grad:to("cpu"):to "float64" }
@@ -38,19 +41,23 @@ describe("packed sequences on CUDA", function()
                 local tokens = 0
                 for _, n in ipairs(lens) do tokens = tokens + n end
                 local x = input(tokens)
-                local expected, seen = attend("cpu", dtype, lens, x), attend("cuda", dtype, lens, x)
-                for i = 1, 2 do
-                    local off = furthest(expected[i], seen[i])
-                    assert.is_true(off < bound, ("%s %d is off by %g"):format(dtype, i, off))
+                for _, turned in ipairs { false, true } do
+                    local expected = attend("cpu", dtype, lens, x, turned)
+                    local seen = attend("cuda", dtype, lens, x, turned)
+                    for i = 1, 2 do
+                        local off = furthest(expected[i], seen[i])
+                        assert.is_true(off < bound, ("%s %d is off by %g"):format(dtype, i, off))
+                    end
                 end
             end
         end)
     end
 
     it("have other lengths at each launch of a graph", function()
-        for _, dtype in ipairs { "float32", "bfloat16" } do
-            local x = input(40):to(dtype):to "cuda"
-            local function forward(lens) return te.self_attention(x, lens, { heads = 2 }) end
+        for i = 0, 3 do
+            local dtype, turned = i < 2 and "float32" or "bfloat16", i % 2 == 1
+            local x, f = input(40):to(dtype):to "cuda", frequencies("cuda", turned)
+            local function forward(lens) return te.self_attention(x, lens, f, { heads = 2 }) end
             local graph = te.graph(forward, { te.tensor({ 40, 0, 0 }, { dtype = "int32", device = "cpu" }) },
                 { device = "cuda" })
             for _, lens in ipairs { { 1, 2, 37 }, { 40, 0, 0 }, { 0, 20, 20 }, { 13, 14, 13 }, { 5, 30, 5 } } do

@@ -107,6 +107,10 @@ describe("te.models.llama", function()
         local tied = te.models.llama(with { tie = true }):load_hugging_face(tensors)
         local x = ids { { 1, 2, 3 } }
         assert.same(model(x):totable(), tied(x):totable())
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]:clone()
+        tied:load_hugging_face(tensors)
+        tensors["lm_head.weight"][3]:fill_(1)
+        assert.error_matches(function() tied:load_hugging_face(tensors) end, "a head of its own")
     end)
 
     it("says which tensor is missing, too many or too large, and changes nothing then", function()
@@ -162,6 +166,8 @@ describe("te.models.llama", function()
         local block = 96 * 96 * 4 + 3 * 96 * 256 + 2 * 96
         assert.equal(block + 2 * 11 * 96 + 96, model:num_parameters())
         assert.equal(6 * (block + 11 * 96 + 96) + 12 * 96 * 2048, model:flops_per_token())
+        assert.error_matches(function() te.models.llama(with { rope_factor = 2 }) end,
+            "rope_factor = 2 has no effect without rope_scaling")
         assert.error_matches(function() te.models.llama {} end, "te.models.llama: vocab_size is needed")
         assert.error_matches(function() te.models.llama { vocab_size = 3, n_heads = 2 } end, "n_head")
     end)

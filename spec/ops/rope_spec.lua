@@ -158,6 +158,7 @@ describe("te.rope_frequencies", function()
             ["base: expected a number above 0"] = { 8, { base = 0 } },
             ["scaling: .*factor: expected a number above 0"] = { 8, { scaling = { factor = -1 } } },
             ["type: expected one of linear, llama3"] = { 8, { scaling = { type = "yarn" } } },
+            ["scaling: .*low_freq_factor"] = { 8, { scaling = { low_freq_factor = 2 } } },
             ["high_freq_factor 1 must be above"] = { 8, { scaling = { type = "llama3", high_freq_factor = 1 } } },
         } do
             assert.error_matches(function() te.rope_frequencies(unpack(arguments)) end, message)
@@ -281,6 +282,7 @@ describe("attention modules with rope", function()
             ["rope: .*size: expected an even number up to the head's 8 features, got 3"] = { size = 3 },
             ["frequencies: expected a tensor {pairs} of at most 4, got {5}"] = { frequencies = te.ones { 5 } },
             ["rope: .*bass.*base"] = { bass = 2 },
+            ["rope: base has no effect beside frequencies"] = { frequencies = te.ones { 4 }, base = 100 },
         } do
             assert.error_matches(function() made.MultiHeadedSelfAttention { rope = rope } end, message)
         end

@@ -10,6 +10,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local options = require "te.options"
 local initializers = require "te.initializers"
 local fuser = require "te.fuser"
 local Decoder = require "te.decoder"
@@ -18,9 +19,16 @@ local Block = te.Module:extend("Block")
 Block.forward = fuser.forward
 
 local function rope_of(config)
-    local scaling = config.rope_scaling ~= "none" and { type = config.rope_scaling, factor = config.rope_factor,
-        low_freq_factor = config.rope_low_freq_factor, high_freq_factor = config.rope_high_freq_factor,
-        original_max_position_embeddings = config.rope_original_block_size } or nil
+    local scaling = { type = config.rope_scaling, factor = config.rope_factor }
+    if scaling.type == "none" then
+        if scaling.factor ~= 1 then
+            fail("te.models.llama: rope_factor = %g has no effect without rope_scaling", scaling.factor)
+        end
+        scaling = nil
+    elseif scaling.type == "llama3" then
+        scaling.low_freq_factor, scaling.high_freq_factor = config.rope_low_freq_factor, config.rope_high_freq_factor
+        scaling.original_max_position_embeddings = config.rope_original_block_size
+    end
     return { base = config.rope_base, scaling = scaling }
 end
 
@@ -90,6 +98,8 @@ function Llama:num_multiplying()
     return self:num_parameters() - (self.lm_head and self.wte.weight:numel() or 0)
 end
 
+local function same(a, b) return te.all(te.eq(a, b)):item() end
+
 --- Takes over the weights of a checkpoint as Hugging Face's Transformers names and lays them out, of any floating
 --- dtype: "model.layers.0.self_attn.q_proj.weight" and so on. Nothing is changed unless all of them fit.
 ---@param tensors table<string, userdata>  of all the checkpoint's files
@@ -105,8 +115,11 @@ function Llama:load_hugging_face(tensors)
         return found[2] and te.no_grad(te.cat, found, 1) or found[1]
     end
     state["wte.weight"], state["norm.weight"] = named "model.embed_tokens.weight", named "model.norm.weight"
+    local head = tensors["lm_head.weight"] and named "lm_head.weight" or state["wte.weight"]
     if self.lm_head then
-        state["lm_head.weight"] = tensors["lm_head.weight"] and named "lm_head.weight" or state["wte.weight"]
+        state["lm_head.weight"] = head
+    elseif options.shape(head) ~= options.shape(state["wte.weight"]) or not same(head, state["wte.weight"]) then
+        fail "Llama:load_hugging_face: the checkpoint has a head of its own; the model's is tied to the embedding"
     end
     for i = 1, self.config.n_layer do
         local from = ("model.layers.%d."):format(i - 1)
@@ -121,7 +134,7 @@ function Llama:load_hugging_face(tensors)
         state[mlp .. "4.weight"] = named(from .. "mlp.down_proj.weight")
     end
     for name in pairs(tensors) do
-        local known = used[name] or name == "lm_head.weight" or name:find "rotary_emb%.inv_freq$"
+        local known = used[name] or name:find "rotary_emb%.inv_freq$"
         if not known then fail("Llama:load_hugging_face: this model has no place for %q", name) end
     end
     self:load_state_dict(state)

@@ -191,7 +191,7 @@ static bool floating(te_dtype dtype)
     return dtype == TE_F32 || dtype == TE_F64 || dtype == TE_BF16 || dtype == TE_F16;
 }
 
-te_status te_rope_check(te_call *call, const te_tensor *frequencies, te_device *device, int64_t dim)
+te_status te_rope_check(te_call *call, const te_tensor *frequencies, int64_t dim)
 {
     bool fits = frequencies->ndim == 1 && (frequencies->dtype == TE_F32 || frequencies->dtype == TE_F64);
     if (!fits)
@@ -200,9 +200,6 @@ te_status te_rope_check(te_call *call, const te_tensor *frequencies, te_device *
     if (frequencies->shape[0] > dim / 2)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "%lld frequencies turn %lld features, but rows have %lld",
                             (long long)frequencies->shape[0], 2 * (long long)frequencies->shape[0], (long long)dim);
-    if (frequencies->storage->device != device)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "frequencies are on %s, the rows on %s",
-                            frequencies->storage->device->name, device->name);
     if (call->record && te_needs_grad(frequencies))
         return te_call_fail(call, TE_ERROR_UNSUPPORTED, "frequencies have no gradient; they must not require one");
     return TE_OK;
@@ -232,7 +229,7 @@ te_status te_rope_forward(te_call *call)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "x {.., seq, dim} of a floating dtype is needed, not %s %s",
                             TE_SHAPE_TEXT(x), te_dtype_name(x->dtype));
     te_device *device = x->storage->device;
-    te_status status = te_rope_check(call, call->in[1], device, x->shape[x->ndim - 1]);
+    te_status status = te_rope_check(call, call->in[1], x->shape[x->ndim - 1]);
     if (status == TE_OK && given) status = check_positions(call, x, given);
     if (status != TE_OK) return status;
     te_tensor *y = te_tensor_new_like(x);

@@ -12,8 +12,8 @@ typedef struct te_rope {
     bool       interleaved; /* pairs are neighbours, 2 k and 2 k + 1; otherwise k and k + pairs */
 } te_rope;
 
-/* Whether `frequencies` can turn rows of `dim` features on that device. */
-te_status te_rope_check(te_call *call, const te_tensor *frequencies, te_device *device, int64_t dim);
+/* Whether `frequencies` can turn rows of `dim` features. */
+te_status te_rope_check(te_call *call, const te_tensor *frequencies, int64_t dim);
 /* 0, 1, 2, …: the positions of one sequence. NULL on failure. */
 te_tensor *te_rope_positions(te_context *ctx, te_device *device, int64_t n);
 /* Positions of packed sequences, each from 0; offsets {sequences + 1} say where they begin. NULL on failure. */

@@ -19,10 +19,10 @@ static te_rotate_function *function_for(te_exec *exec, te_dtype dtype)
 }
 
 typedef struct rotating {
-    te_exec          *exec;
-    const te_rotation      *rotation;
+    te_exec            *exec;
+    const te_rotation  *rotation;
     te_rotate_function *function;
-    int64_t           rows; /* of the last dimension but one that are done together */
+    int64_t             rows; /* of the last dimension but one that are done together */
 } rotating;
 
 static void rotate_units(void *context, int64_t first, int64_t end, int thread)
@@ -41,7 +41,7 @@ static void rotate_units(void *context, int64_t first, int64_t end, int thread)
             step[i] = outer < last ? views[i]->stride[outer] * size : 0;
         }
         te_rotate_row row = {.n = t->a.shape[last], .in = t->a.stride[last], .out = t->y.stride[last],
-                           .sign = t->back ? -1.0f : 1.0f};
+                             .sign = t->back ? -1.0f : 1.0f};
         for (int64_t i = 0; i < job->rows; i++) {
             row.a = at[0] + i * step[0];
             row.b = at[1] + i * step[1];

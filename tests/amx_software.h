@@ -98,6 +98,7 @@ static void amx_madd(int sums, int a, int b)
 #define TILES_RELEASE()           amx_release()
 #define TILE_ZERO(t)              amx_zero(t)
 #define TILE_LOAD(t, from, pitch) amx_load(t, from, pitch)
+#define TILE_PASS(t, from, pitch) amx_load(t, from, pitch)
 #define TILE_STORE(t, to, pitch)  amx_store(t, to, pitch)
 #define TILE_MADD(sums, a, b)     amx_madd(sums, a, b)
 

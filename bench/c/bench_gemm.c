@@ -163,7 +163,8 @@ static double peak(te_exec *exec, te_dtype dtype)
     enum { MOST_WORDS = 256, MOST_ROWS = 32, MOST_COLS = 48, REPEATS = 2000 };
     int64_t mr = kernel->mr, words = kernel->slice_words, row = kernel->step * kernel->word_bytes;
     te_gemm_tile *tile = kernel->tile[(mr - 1) / kernel->row_group][kernel->nr / kernel->lanes - 1];
-    const te_gemm_out keep = {.way = TE_GEMM_OUT_KEEP};
+    te_gemm_ahead none = {0};
+    const te_gemm_out keep = {.way = TE_GEMM_OUT_KEEP, .ahead = &none};
     double best = INFINITY;
     for (int round = 0; round < 20; round++) {
         double start = seconds();

@@ -1,9 +1,8 @@
 /* attention.c - attention: what is accepted, how sequences are laid out, and the forward pass over threads. */
 #include "attention.h"
-#include "workers.h"
-
 #include "copy.h"
-
+#include "gemm.h"
+#include "workers.h"
 
 enum { SERIAL_WORK = 1 << 18 }; /* multiply-adds below which a parallel region costs more than it gains */
 
@@ -12,7 +11,8 @@ const te_attention_blocks *te_attention_blocks_of(te_exec *exec, te_dtype dtype)
     bool wide = dtype == TE_F64;
 #ifdef TE_ISA_HAS_AVX512BF16
     if (te_cpu(exec)->isa == TE_CPU_AVX512 && te_cpu(exec)->has_bf16 && dtype == TE_BF16)
-        return &te_attention_bf16_avx512bf16;
+        return te_gemm_state_get(exec) && te_cpu(exec)->tiled_attention ? te_cpu(exec)->tiled_attention
+                                                                        : &te_attention_bf16_avx512bf16;
 #endif
 #ifdef TE_ISA_HAS_X86
     if (te_cpu(exec)->isa == TE_CPU_AVX512) return wide ? &te_attention_f64_avx512 : &te_attention_f32_avx512;

@@ -73,7 +73,8 @@ typedef struct te_attention_blocks {
 } te_attention_blocks;
 
 extern const te_attention_blocks te_attention_f32_portable, te_attention_f32_avx2, te_attention_f32_avx512;
-extern const te_attention_blocks te_attention_bf16_avx512bf16; /* all operands but lse and bias are bfloat16 */
+/* All operands but lse and bias are bfloat16. */
+extern const te_attention_blocks te_attention_bf16_avx512bf16, te_attention_bf16_amx;
 extern const te_attention_blocks te_attention_f64_portable, te_attention_f64_avx2, te_attention_f64_avx512;
 
 /* attention.c. Packed extents before the first sequence and behind the last one count as sequences that see nothing, so

@@ -172,7 +172,11 @@ static void T(backward_scores)(T(backward_state) *s, const block_ranges *ranges,
 {
     enum { KEYS = TE_ATTENTION_KEYS };
     const te_attention *a = &s->g->forward;
-    int step = exact ? 1 : ranges->whole ? KEYS : TE_ATTENTION_TILE;
+    int step = exact ? 1 : ranges->whole ? KEYS : T(few);
+    if (!ranges->whole || queries < KEYS) {
+        T(clear_pairs)(s->p_pairs);
+        T(clear_pairs)(s->ds_pairs);
+    }
     for (int at = 0; at < queries; at += step) {
         int rows = queries - at < step ? queries - at : step;
         T(tile_range) range = T(range_of)(ranges->low + at, ranges->high + at, rows);
@@ -199,8 +203,8 @@ static void T(backward_scores)(T(backward_state) *s, const block_ranges *ranges,
             T(add_exactly)(dq, s->dim, ds, 1, range.low, range.high, s->k_right);
         } else {
             T(add_weighted)(rows, dq, s->dim, ds, s->halves, range, s->k_right);
-            T(pair_weights)(s->p_pairs + at / 2 * KEYS, p, rows, range);
-            T(pair_weights)(s->ds_pairs + at / 2 * KEYS, ds, rows, range);
+            T(pair_weights)(s->p_pairs, at, p, rows, range);
+            T(pair_weights)(s->ds_pairs, at, ds, rows, range);
         }
     }
 }
@@ -210,7 +214,7 @@ static void T(backward_keys)(T(backward_state) *s, const block_ranges *ranges, i
                              int keys, bool exact)
 {
     enum { KEYS = TE_ATTENTION_KEYS };
-    int step = exact ? 1 : ranges->whole ? KEYS : TE_ATTENTION_TILE;
+    int step = exact ? 1 : ranges->whole ? KEYS : T(few);
     int first = 0; /* what a tile's keys are not seen by, those of later tiles are not either */
     for (int key = 0; key < keys; key += step) {
         int rows = keys - key < step ? keys - key : step, end = queries;
@@ -277,8 +281,8 @@ static void T(backward_chunk)(T(backward_state) *s, int64_t chunk, int64_t chunk
     const te_attention_seq *seq = &s->keys->seq;
     int64_t low = te_attention_first_query(seq, chunk), high = te_attention_end_query(seq, chunk_end);
     if (low >= high) return;
-    low &= -TE_ATTENTION_TILE; /* whole tiles are added to */
-    high = te_attention_clamp((high + TE_ATTENTION_TILE - 1) & -TE_ATTENTION_TILE, 0, seq->n_q);
+    low &= -T(few); /* whole tiles are added to */
+    high = te_attention_clamp((high + T(few) - 1) & -T(few), 0, seq->n_q);
     memset(s->dq + low * s->dim, 0, (size_t)((high - low) * s->dim) * sizeof(REAL));
     for (int64_t key = chunk; key < chunk_end; key += TE_ATTENTION_KEYS)
         T(backward_block)(s, key, (int)(chunk_end - key < TE_ATTENTION_KEYS ? chunk_end - key : TE_ATTENTION_KEYS));
@@ -330,7 +334,9 @@ static void T(backward)(const te_attention_grad *g, const te_attention_keys *key
                        !keys->dq_part, scratch);
     s.keys = keys;
     s.base = keys->key_first;
+    ENTER();
     for (int64_t i = 0; i < group; i++) T(backward_head)(&s, i, group);
+    LEAVE();
     if (group > 0) return;
     T(zero_keys)(&g->dk, keys);
     T(zero_keys)(&g->dv, keys);

@@ -190,7 +190,7 @@ static void T(forward_block)(T(forward_state) *s, attention_walk walk, int64_t f
         block_ranges ranges;
         int queries = (int)(end - query < TE_ATTENTION_KEYS ? end - query : TE_ATTENTION_KEYS);
         find_ranges(&ranges, seq, query, queries, key, n);
-        int tile = ranges.whole ? TE_ATTENTION_KEYS : TE_ATTENTION_TILE;
+        int tile = ranges.whole ? TE_ATTENTION_KEYS : T(few);
         for (int at = 0; at < queries; at += tile) {
             int rows = queries - at < tile ? queries - at : tile;
             T(forward_tile)(s, walk, query - first + at, rows, query + at, key, &ranges, at, v,
@@ -250,7 +250,9 @@ static void T(forward)(const te_attention *a, const te_attention_seq *seq, int64
 {
     T(forward_state) s;
     T(forward_open)(&s, a, seq, head, first, end, scratch);
+    ENTER();
     T(forward_walk)(&s, WALK_ONCE, first, end);
+    LEAVE();
     T(close_sums)(&s, first, end);
     for (int64_t i = 0; i < end - first; i++) s.total[i] = s.total[i] == 0 ? 0 : 1 / s.total[i];
     T(store_tile)(&a->out, seq->batch, head, seq->q_start + first, end - first, s.out, s.dim_v, s.total, 1);

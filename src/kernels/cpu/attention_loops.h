@@ -6,6 +6,7 @@
  *      REAL_NAME                   name of the exported table
  *      VECTOR, VLEN, V_…           a vector of REAL and what can be done with it; V_DOT is the step of products
  *      PAIRS                       defined: products are of pairs of bfloat16
+ *      MATRIX_UNIT                 defined: in a matrix unit, which ENTER and LEAVE are for
  *      IN_PLACE                    optional: the dtype of operands that are REAL as they lie
  *      TRANSPOSE_BLOCK             optional: transposes VLEN x VLEN elements
  *      ROUNDED                     defined: also forward with probabilities rounded to E4M3
@@ -14,6 +15,14 @@
  */
 #ifdef PAIRS
 typedef uint16_t half_in_pair __attribute__((may_alias));
+#endif
+
+#ifdef MATRIX_UNIT
+#define ENTER() te_tiles_enter()
+#define LEAVE() te_tiles_leave()
+#else
+#define ENTER() ((void)0)
+#define LEAVE() ((void)0)
 #endif
 
 #include "attention_tile.h"
@@ -56,6 +65,9 @@ const te_attention_blocks TE_ISA_NAME(REAL_NAME) = {
 #undef V_STORE
 #undef V_DOT
 #undef PAIRS
+#undef MATRIX_UNIT
+#undef ENTER
+#undef LEAVE
 #undef ROUNDED
 #undef V_MAX
 #undef V_TOP

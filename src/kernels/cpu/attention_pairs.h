@@ -59,8 +59,17 @@ static REAL *T(pack_right)(REAL *place, REAL *rows, int64_t dim, int n)
             __m256i second = i + 1 < n ? _mm256_loadu_si256((const __m256i *)high) : _mm256_setzero_si256();
             _mm512_storeu_si512(out + d, T(join_halves)(_mm256_loadu_si256((const __m256i *)low), second));
         }
+#ifdef MATRIX_UNIT /* takes whole blocks */
+    REAL *end = place + TE_ATTENTION_KEYS / 2 * dim;
+    if (out < end) memset(out, 0, (size_t)(end - out) * sizeof *out);
+#endif
     return place;
 }
+
+#ifdef MATRIX_UNIT
+#include "attention_matrices.h"
+#else
+enum { T(few) = TE_ATTENTION_TILE /* queries, or keys, of a tile where masks cut through the block */ };
 
 static void T(multiply_scores)(int m, REAL *scores, T(tile_range) range, const REAL *rows, const REAL *across,
                                int64_t dim)
@@ -82,10 +91,13 @@ static void T(add_weighted)(int m, REAL *sums, int64_t dim, const REAL *weights,
     T(gemm)(m, sums, dim, halves + low, WIDTH, right + low * dim, dim, dim, high - low, true);
 }
 
-/* Pairs of queries: row i of `pairs` holds rows 2 i and 2 i + 1 of the weights. */
-static void T(pair_weights)(REAL *pairs, const REAL *weights, int m, T(tile_range) range)
+static inline void T(clear_pairs)(REAL *pairs) { (void)pairs; } /* what is not written is not read */
+
+/* Pairs of queries at, at + 1, …: row (at + r) / 2 of `pairs` holds rows r and r + 1 of the weights. */
+static void T(pair_weights)(REAL *pairs, int at, const REAL *weights, int m, T(tile_range) range)
 {
     enum { KEYS = TE_ATTENTION_KEYS };
+    pairs += at / 2 * KEYS;
     for (int r = 0; r < m; r += 2, pairs += KEYS, weights += 2 * KEYS)
         for (int j = range.column; j < range.column + range.columns; j += 16) {
             __m256i second = r + 1 < m ? T(round_16)(weights + KEYS + j) : _mm256_setzero_si256();
@@ -101,6 +113,7 @@ static void T(add_transposed)(int m, REAL *sums, int64_t dim, const REAL *weight
     T(any_gemm)(m, sums, dim, pairs + low * TE_ATTENTION_KEYS + key, 1, TE_ATTENTION_KEYS, right + low * dim, dim, dim,
                 high - low, true);
 }
+#endif
 
 static void T(add_exactly)(REAL *sums, int64_t dim, const REAL *weights, int64_t step, int first, int end,
                            const REAL *right)

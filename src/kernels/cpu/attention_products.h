@@ -6,6 +6,8 @@
  * are the rows themselves.
  */
 
+enum { T(few) = TE_ATTENTION_TILE /* queries, or keys, of a tile where masks cut through the block */ };
+
 /* Elements that a loaded row takes, and that packing rows for the right side takes in addition. */
 static inline int64_t T(rows_width)(int64_t dim) { return te_attention_pad(dim); }
 
@@ -56,11 +58,14 @@ static void T(add_weighted)(int m, REAL *sums, int64_t dim, const REAL *weights,
             range.high - range.low, true);
 }
 
-/* A tile's weights in the form that add_transposed wants. */
-static inline void T(pair_weights)(REAL *pairs, const REAL *weights, int m, T(tile_range) range)
+/* The weights of a tile that begins at query `at` of the block, in the form that add_transposed wants; and a block of
+ * it without any. */
+static inline void T(pair_weights)(REAL *pairs, int at, const REAL *weights, int m, T(tile_range) range)
 {
-    (void)pairs, (void)weights, (void)m, (void)range;
+    (void)pairs, (void)at, (void)weights, (void)m, (void)range;
 }
+
+static inline void T(clear_pairs)(REAL *pairs) { (void)pairs; }
 
 /* sums[m, dim] += weights[first … end, key … key + m]^T right[first … end, dim]. */
 static void T(add_transposed)(int m, REAL *sums, int64_t dim, const REAL *weights, const REAL *pairs, int key,

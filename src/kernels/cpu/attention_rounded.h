@@ -22,10 +22,12 @@ static void T(forward_rounded)(const te_attention *a, const te_attention_seq *se
 {
     T(forward_state) s;
     T(forward_open)(&s, a, seq, head, first, end, scratch);
+    ENTER();
     T(forward_walk)(&s, WALK_SUMS, first, end);
     T(close_sums)(&s, first, end);
     for (int64_t i = 0; i < end - first; i++) s.total[i] = s.total[i] == 0 ? 0 : TE_ATTENTION_ONE / s.total[i];
     T(forward_walk)(&s, WALK_ROUNDED, first, end);
+    LEAVE();
     if (a->out.dtype == TE_F8E4M3)
         T(store_codes)(&s, first, end, times);
     else

@@ -9,6 +9,7 @@
  * whatever the blocking.
  */
 
+#ifndef MATRIX_UNIT
 /* `rows` and `vectors` are constants wherever this is inlined: the sums live in registers. */
 ALWAYS_INLINE void T(micro)(int rows, int vectors, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, int64_t a_k,
                             const REAL *b, int64_t b_row, int64_t k, bool accumulate)
@@ -64,6 +65,8 @@ static void T(gemm)(int m, REAL *c, int64_t c_row, const REAL *a, int64_t a_row,
 {
     T(any_gemm)(m, c, c_row, a, a_row, 1, b, b_row, n, k, accumulate);
 }
+
+#endif
 
 /* --- memory ----------------------------------------------------------------------------------------------------- */
 

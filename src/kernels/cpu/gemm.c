@@ -1,5 +1,6 @@
 /* gemm.c - the CPU's matrix product: checks, the normal form of a problem, and the choice of an implementation. */
 #include "../dtype.h"
+#include "attention.h"
 #include "gemm.h"
 #include "gemm_cache.h"
 
@@ -36,7 +37,10 @@ te_gemm_state *te_gemm_state_get(te_exec *exec)
     if (device->isa == TE_CPU_AVX512) state->isa = &te_gemm_isa_avx512;
     state->bf16_pairs = state->isa->bf16.mr > 0 && __builtin_cpu_supports("avx512bf16");
 #ifdef TE_ISA_HAS_AMX
-    if (state->bf16_pairs && te_gemm_amx_allowed()) state->matrix_unit = &te_gemm_kernel_amx;
+    if (state->bf16_pairs && te_gemm_amx_allowed()) {
+        state->matrix_unit = &te_gemm_kernel_amx;
+        device->tiled_attention = &te_attention_bf16_amx;
+    }
 #endif
 #endif
     device->gemm = state;
@@ -252,7 +256,7 @@ static const char *decline_large(te_exec *exec, const te_gemm_problem *p)
 }
 
 #ifdef TE_WITH_ONEDNN
-enum { OWN_ROWS = 48, OWN_COLS = 96, OWN_K = 64, OWN_MATRIX_B = 8 << 20 };
+enum { OWN_ROWS = 48, OWN_COLS = 96, OWN_K = 64 };
 enum { OWN_F32_K = 128, OWN_F32_FEW_ROWS = 256 };
 enum { OWN_F32_FEW_B = 1 << 18, OWN_F32_B = 3 << 17, OWN_F32_TURNED_B = 1 << 16 };
 enum { OWN_AVX2_COLS = 768, OWN_AVX2_STEP = 2048 /* bytes */ };
@@ -282,14 +286,6 @@ static const char *decline_f32(const te_gemm_state *state, const te_gemm_problem
     return p->k * p->n < (turned ? OWN_F32_TURNED_B : OWN_F32_B) ? "b is small" : NULL;
 }
 
-/* With a matrix unit what counts is how often operands are rearranged. oneDNN is known to reach little over a third of
- * its peak where a has to be turned (gradients of weights) and where b is so large that it comes from memory for every
- * piece of c. */
-static bool prefers_our_matrices(const te_gemm_problem *p)
-{
-    return !te_gemm_reads_rows(&p->a) || p->k * p->n >= OWN_MATRIX_B;
-}
-
 /* What our own kernel multiplies faster than oneDNN. Both reach the same share of the processor's peak in the inner
  * loop, but oneDNN rearranges b for every piece of c, one piece after the other, which costs a tenth to a fifth of the
  * time of bfloat16 in a training step: there weights are other ones in every step and come from memory. With few rows b
@@ -305,7 +301,7 @@ static const char *decline_slower(te_exec *exec, const te_gemm_problem *p)
     if (p->a.dtype == TE_F32) return decline_f32(state, p);
     if (p->a.dtype != TE_BF16) return "neither bfloat16 nor float32";
     if (!state->bf16_pairs) return "no arithmetic on pairs of bfloat16";
-    return state->matrix_unit && !prefers_our_matrices(p) ? "oneDNN uses the matrix unit, too" : NULL;
+    return NULL;
 }
 #endif
 

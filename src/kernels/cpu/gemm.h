@@ -102,10 +102,18 @@ typedef struct te_gemm_pack {
  * is bfloat16. */
 typedef enum te_gemm_way { TE_GEMM_OUT_KEEP, TE_GEMM_OUT_STORE, TE_GEMM_OUT_ADD, TE_GEMM_OUT_ROUND } te_gemm_way;
 
+/* Memory that is read soon: `runs` pieces of `bytes` bytes, `stride` apart, of the first of which `at` are done. */
+typedef struct te_gemm_ahead {
+    const char *data;
+    int64_t runs, stride, bytes, at;
+} te_gemm_ahead;
+
 typedef struct te_gemm_out {
     te_gemm_way way;
     char       *c;
     int64_t     row, vector; /* bytes from row to row, and of a vector */
+    te_gemm_ahead *ahead;    /* for kernels that fetch while they multiply: what, and so many lines in a step */
+    int64_t        lines;
 } te_gemm_out;
 
 /* (first ? 0 : kept) + a * b over `words` words, a multiple of the kernel's step. Row r of a's step s is at
@@ -119,7 +127,7 @@ typedef struct te_gemm_kernel {
     int mr, nr, lanes; /* lanes: columns per vector; nr = vectors * lanes */
     int row_group;     /* rows that are computed together: 1, or those of a matrix unit's register */
     int step;          /* words of a row of a that stand together in a panel, word [w / step][i][w % step] */
-    int slice_words, unit_rows, unit_panels; /* what caches hold (gemm_blocked.c) */
+    int slice_words, unit_rows, unit_panels, chunk_bytes; /* what caches hold (gemm_blocked.c) */
     int rate;          /* multiplications of vectors in a cycle */
     int word_bytes, sum_bytes, k_per_word;
     bool rounds; /* tiles can leave bfloat16 */

@@ -39,6 +39,7 @@ typedef struct gemm_unit {
     te_gemm_finish finish;
     int64_t row, rows;          /* of c */
     int64_t panel, panels;
+    int64_t chunk;              /* its first word */
     int64_t first, words, filled; /* filled: words with the zeros behind them */
     char   *a_room, *b_room, *sums;
 } gemm_unit;
@@ -63,13 +64,19 @@ static te_gemm_pack pack_of_slice(const gemm_unit *u, const char *src, int64_t l
                           .k_stride = k_stride, .k = at_most(plan->p->k - k0, u->words * plan->kernel->k_per_word)};
 }
 
+/* Where the slice's panels of a are. */
+static char *a_of_slice(const gemm_unit *u)
+{
+    return u->a_room + (u->first - u->chunk) * u->plan->unit_rows * u->plan->kernel->word_bytes;
+}
+
 static void pack_a(const gemm_unit *u)
 {
     te_gemm_pack pack = pack_of_slice(u, u->a.data + u->row * u->a.row, u->a.row, u->a.col);
     pack.extent = (int)u->rows;
     pack.width = u->plan->kernel->mr;
-    if (u->plan->kernel->pack_a) u->plan->kernel->pack_a(&pack, u->a_room);
-    else u->plan->isa->pack(&pack, u->a_room);
+    if (u->plan->kernel->pack_a) u->plan->kernel->pack_a(&pack, a_of_slice(u));
+    else u->plan->isa->pack(&pack, a_of_slice(u));
 }
 
 static void pack_b(const gemm_unit *u, int64_t panel)
@@ -84,14 +91,8 @@ static void pack_b(const gemm_unit *u, int64_t panel)
     if (u->filled > u->words) memset(u->b_room + u->words * row, 0, (u->filled - u->words) * row);
 }
 
-/* Memory that is read soon: `runs` pieces of `bytes` bytes, `stride` apart. */
-typedef struct gemm_ahead {
-    const char *data;
-    int64_t runs, stride, bytes;
-} gemm_ahead;
-
 /* The next `runs` pieces of it. */
-static void fetch(gemm_ahead *ahead, int64_t runs)
+static void fetch(te_gemm_ahead *ahead, int64_t runs)
 {
     for (; runs > 0 && ahead->runs > 0; runs--, ahead->runs--, ahead->data += ahead->stride) {
         const char *line = ahead->data, *end = line + ahead->bytes;
@@ -100,18 +101,25 @@ static void fetch(gemm_ahead *ahead, int64_t runs)
 }
 
 /* What the unit packs after panel `panel` of this slice. */
-static gemm_ahead after(const gemm_unit *u, int64_t panel)
+static te_gemm_ahead after(const gemm_unit *u, int64_t panel)
 {
-    const te_gemm_kernel *kernel = u->plan->kernel;
-    int64_t size = u->plan->p->b.size, word = u->first;
-    if (++panel == u->panel + u->panels) panel = u->panel, word += u->words;
-    if (word >= u->plan->words) return (gemm_ahead){0};
+    const te_gemm_plan *plan = u->plan;
+    const te_gemm_kernel *kernel = plan->kernel;
+    int64_t size = plan->p->b.size, word = u->first + u->words, end = u->chunk + plan->chunk_words;
+    if (word < plan->words && word < end) { /* the panel's next slice */
+    } else if (++panel < u->panel + u->panels) {
+        word = u->chunk;
+    } else {
+        panel = u->panel;
+        word = end;
+    }
+    if (word >= plan->words) return (te_gemm_ahead){0};
     int64_t k0 = word * kernel->k_per_word, cols = columns_of(u, panel);
-    int64_t k = at_most(u->plan->p->k - k0, kernel->slice_words * kernel->k_per_word);
-    const char *data = u->b.data + k0 * u->b.row + panel * u->plan->width * u->b.col;
-    if (u->b.row == size) return (gemm_ahead){data, cols, u->b.col, k * size};
-    if (u->b.col == size) return (gemm_ahead){data, k, u->b.row, cols * size};
-    return (gemm_ahead){0};
+    int64_t k = at_most(plan->p->k - k0, plan->slice_words * kernel->k_per_word);
+    const char *data = u->b.data + k0 * u->b.row + panel * plan->width * u->b.col;
+    if (u->b.row == size) return (te_gemm_ahead){data, cols, u->b.col, k * size, 0};
+    if (u->b.col == size) return (te_gemm_ahead){data, k, u->b.row, cols * size, 0};
+    return (te_gemm_ahead){0};
 }
 
 /* The tiles of the unit's rows with one panel of b, over one slice. */
@@ -123,20 +131,24 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
     int64_t col = panel * plan->width, row_panels = divide_up(u->rows, mr);
     int64_t step = kernel->step * word, a_row = plan->direct_a ? u->a.row : step;
     int64_t a_step = plan->direct_a ? step : mr * step, a_panel = mr * (plan->direct_a ? u->a.row : u->filled * word);
-    const char *a = plan->direct_a ? u->a.data + u->row * u->a.row + u->first * word : u->a_room;
+    const char *a = plan->direct_a ? u->a.data + u->row * u->a.row + u->first * word : a_of_slice(u);
     int cols = columns_of(u, panel), vectors = vectors_of(u, panel);
     bool begins = u->first == 0, ends = u->first + u->words == plan->words;
-    bool kept = plan->words > kernel->slice_words;
-    char *sums = u->sums + (kept ? (panel - u->panel) * row_panels * tile_bytes : 0);
+    bool kept = plan->words > plan->slice_words, chunks = plan->words > plan->chunk_words;
+    char *sums = u->sums + (chunks ? (panel - u->panel) * row_panels * tile_bytes : 0);
     te_gemm_way way = ends && cols == vectors * kernel->lanes ? plan->way : TE_GEMM_OUT_KEEP;
     te_gemm_out out = {.row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size};
-    gemm_ahead next = after(u, panel);
+    te_gemm_ahead next = after(u, panel);
     int64_t share = next.runs ? divide_up(next.runs, row_panels) : 0;
+    if (!kernel->fetch) {
+        out.ahead = &next;
+        out.lines = divide_up(next.runs * divide_up(next.bytes, 64), row_panels * (u->filled / kernel->step));
+    }
     for (int64_t i = 0; i < row_panels; i++, a += a_panel, sums += kept ? tile_bytes : 0) {
         int64_t row = u->row + i * mr;
         int rows = (int)at_most(u->rows - i * mr, mr);
-        fetch(&next, share);
-        if (ends) kernel->fetch(&u->finish.c, row, col, rows, cols);
+        if (kernel->fetch) fetch(&next, share);
+        if (kernel->fetch && ends) kernel->fetch(&u->finish.c, row, col, rows, cols);
         out.c = te_gemm_element(&u->finish.c, row, col);
         out.way = rows % kernel->row_group ? TE_GEMM_OUT_KEEP : way;
         te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors - 1];
@@ -165,22 +177,43 @@ static void run_small(const gemm_unit *u)
     plan->isa->small(&s);
 }
 
-static void run_unit(gemm_unit *u)
+/* Makes the slice that begins at word `first` of the chunk the unit's. */
+static void begin_slice(gemm_unit *u, int64_t first)
+{
+    int64_t end = at_most(u->plan->words, u->chunk + u->plan->chunk_words);
+    u->first = first;
+    u->words = at_most(end - first, u->plan->slice_words);
+    u->filled = round_up(u->words, u->plan->kernel->step);
+}
+
+/* Where k is 0 there is a chunk of one slice, without words. */
+static void run_chunk(gemm_unit *u)
 {
     const te_gemm_plan *plan = u->plan;
-    if (plan->small) {
-        run_small(u);
-        return;
+    int64_t end = at_most(plan->words, u->chunk + plan->chunk_words);
+    for (int64_t first = u->chunk; first < end && !plan->direct_a; first += plan->slice_words) {
+        begin_slice(u, first);
+        pack_a(u);
     }
-    for (u->first = 0; u->first == 0 || u->first < plan->words; u->first += plan->kernel->slice_words) {
-        u->words = at_most(plan->words - u->first, plan->kernel->slice_words);
-        u->filled = round_up(u->words, plan->kernel->step);
-        if (!plan->direct_a) pack_a(u);
-        for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++) {
+    for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++)
+        for (int64_t first = u->chunk; first == u->chunk || first < end; first += plan->slice_words) {
+            begin_slice(u, first);
             pack_b(u, panel);
             run_tiles(u, panel);
         }
+}
+
+static void run_unit(gemm_unit *u)
+{
+    if (u->plan->small) {
+        run_small(u);
+        return;
     }
+    u->chunk = 0;
+    do {
+        run_chunk(u);
+        u->chunk += u->plan->chunk_words;
+    } while (u->chunk < u->plan->words);
 }
 
 /* --- all units ---------------------------------------------------------------------------------------------------- */

@@ -2,6 +2,7 @@
 #include "gemm_plan.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 enum {
     THREAD_MACS = 512 << 10, /* work that pays for waking a thread */
@@ -15,11 +16,23 @@ enum {
 };
 static const double TAIL = 1.0 / 32; /* of a unit: what the last one makes the others wait, about */
 
+static te_gemm_kernel tuned;
+static const te_gemm_kernel *tune(const te_gemm_kernel *k)
+{
+    if (!tuned.mr) {
+        tuned = *k;
+        if (getenv("UR")) tuned.unit_rows = atoi(getenv("UR"));
+        if (getenv("UP")) tuned.unit_panels = atoi(getenv("UP"));
+        if (getenv("CB")) tuned.chunk_bytes = atoi(getenv("CB")) << 10;
+        if (getenv("SW")) tuned.slice_words = atoi(getenv("SW"));
+    }
+    return &tuned;
+}
 static const te_gemm_kernel *kernel_of_pairs(const te_gemm_state *state, const te_gemm_problem *p)
 {
     double macs = (double)p->m * (double)p->n * (double)p->k;
     bool fits = p->k >= MATRIX_K && macs >= state->matrix_macs;
-    return state->matrix_unit && fits ? state->matrix_unit : &state->isa->bf16;
+    return state->matrix_unit && fits ? tune(state->matrix_unit) : &state->isa->bf16;
 }
 
 static void plan_arithmetic(te_gemm_plan *plan, const te_gemm_state *state)
@@ -39,6 +52,8 @@ static void plan_arithmetic(te_gemm_plan *plan, const te_gemm_state *state)
     default: plan->word = TE_GEMM_WORD_F32;
     }
     plan->words = divide_up(plan->p->k, plan->kernel->k_per_word);
+    int64_t slices = at_least(divide_up(plan->words, plan->kernel->slice_words), 1);
+    plan->slice_words = at_least(round_up(divide_up(plan->words, slices), plan->kernel->step), 1);
 }
 
 /* Rows a multiple of a page apart are packed although they are contiguous: they would share the few cache lines of one
@@ -173,7 +188,7 @@ static void take_division(te_gemm_plan *plan, const gemm_division *d)
  * returns what the best takes. */
 static double plan_units(te_gemm_plan *plan)
 {
-    int64_t m = plan->p->m, mr = plan->kernel->mr, scale = plan->words > plan->kernel->slice_words ? 1 : 2;
+    int64_t m = plan->p->m, mr = plan->kernel->mr, scale = plan->words > plan->slice_words ? 1 : 2;
     int64_t most = plan->threads > 1 ? 4 : 1;
     int64_t least_blocks = divide_up(m, scale * plan->kernel->unit_rows), groups = 0;
     double best = INFINITY;
@@ -213,6 +228,14 @@ static void plan_one_unit(te_gemm_plan *plan)
     plan->unit_rows = (plan->p->m + plan->kernel->mr - 1) & -(int64_t)plan->kernel->mr; /* mr is a power of two */
 }
 
+/* Slices whose rows of a fit the second-level cache together. */
+static void plan_chunks(te_gemm_plan *plan)
+{
+    const te_gemm_kernel *kernel = plan->kernel;
+    int64_t slices = kernel->chunk_bytes / (plan->unit_rows * plan->slice_words * kernel->word_bytes);
+    plan->chunk_words = at_least(slices, 1) * plan->slice_words;
+}
+
 static void plan_workspace(te_gemm_plan *plan)
 {
     if (plan->small) {
@@ -220,12 +243,13 @@ static void plan_workspace(te_gemm_plan *plan)
         return;
     }
     const te_gemm_kernel *kernel = plan->kernel;
-    size_t slice = round_up(at_most(plan->words, kernel->slice_words), kernel->step) * kernel->word_bytes;
+    size_t slice = round_up(at_most(plan->words, plan->slice_words), kernel->step) * kernel->word_bytes;
     size_t tile = (size_t)kernel->mr * kernel->nr * kernel->sum_bytes;
-    bool one_slice = plan->words <= kernel->slice_words;
+    bool one_slice = plan->words <= plan->slice_words;
     plan->b_bytes = align_up(kernel->nr * slice);
-    plan->a_bytes = plan->direct_a ? 0 : align_up(plan->unit_rows * slice);
-    plan->sums_bytes = align_up(one_slice ? tile : plan->unit_rows / kernel->mr * plan->unit_panels * tile);
+    int64_t row_panels = plan->unit_rows / kernel->mr, chunk = plan->chunk_words < plan->words ? plan->unit_panels : 1;
+    plan->a_bytes = plan->direct_a ? 0 : align_up(plan->unit_rows * round_up(plan->chunk_words, kernel->step) * kernel->word_bytes);
+    plan->sums_bytes = align_up(one_slice ? tile : row_panels * chunk * tile);
 }
 
 /* --- divisions that were found before ----------------------------------------------------------------------------- */
@@ -283,6 +307,7 @@ void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_proble
     plan->panels = divide_up(p->n, plan->width);
     plan->groups = divide_up(plan->panels, plan->unit_panels);
     plan->blocks = divide_up(p->m, plan->unit_rows);
+    plan_chunks(plan);
     plan_workspace(plan);
     plan->threads = (int)at_most(plan->threads, plan->blocks * plan->groups * p->batches);
 }

@@ -15,7 +15,7 @@ typedef struct te_gemm_plan {
     const te_gemm_kernel  *kernel;
     te_gemm_word           word;
     const void *bias;                       /* of the type of the sums, or NULL */
-    int64_t words;
+    int64_t words, slice_words, chunk_words; /* of k, of a slice of it, and of several */
     int64_t unit_rows, blocks;              /* of a */
     int64_t width;                          /* columns of a panel */
     int64_t panels, unit_panels, groups;    /* of b */

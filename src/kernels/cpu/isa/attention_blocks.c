@@ -1,5 +1,5 @@
 /* attention_blocks.c - vectors of this instruction set, and the attention loops over them in float and in double; where
- * there are products of bfloat16 pairs, the loops with those instead. */
+ * there are products of bfloat16 pairs, of vectors or in a matrix unit, the loops with those instead. */
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/transpose.h"
 
@@ -9,6 +9,10 @@
 
 #include <math.h>
 
+#ifdef TE_ISA_amx
+#include "interleave.h"
+#include "tiles.h"
+#endif
 #if defined(TE_ISA_avx512) || defined(TE_ISA_avx2)
 #include <immintrin.h>
 #endif
@@ -75,7 +79,10 @@ static inline float exp_of_score(float x)
 
 /* --- bfloat16 --------------------------------------------------------------------------------------------------- */
 
-#if defined(TE_ISA_avx512bf16)
+#if defined(TE_ISA_avx512bf16) || defined(TE_ISA_amx)
+#ifdef TE_ISA_amx
+#define MATRIX_UNIT       1
+#endif
 #define REAL              float
 #define T(name)           name##_bf16
 #define PAIRS             1

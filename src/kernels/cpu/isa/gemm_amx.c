@@ -10,8 +10,6 @@
  *
  * A panel of b is laid out as for vectors. Of a, 16 words of a row stand together: rows serve as they lie in memory,
  * and packed ones are word [w / 16][row][w % 16].
- *
- * Where a test defines TE_AMX_SOFTWARE, that header stands for the instructions (Intel SDM, volume 2: TDPBF16PS).
  */
 #include "../gemm.h"
 
@@ -25,44 +23,20 @@
 
 #include "interleave.h"
 
-#ifdef TE_AMX_SOFTWARE
-#include TE_AMX_SOFTWARE
-#else
-#define TILES_CONFIGURE(config)      _tile_loadconfig(config)
-#define TILES_RELEASE()              _tile_release()
-#define TILE_ZERO(t)                 _tile_zero(t)
-#define TILE_LOAD(t, from, pitch)    _tile_loadd(t, from, pitch)
-#define TILE_STORE(t, to, pitch)     _tile_stored(t, to, pitch)
-#define TILE_MADD(sums, a, b)        _tile_dpbf16ps(sums, a, b)
-#endif
+#include "tiles.h"
 
 enum {
-    SIDE = 16,
+    SIDE = TE_TILE_SIDE,
     ROWS = 2 * SIDE,
     COLS = 2 * SIDE,
     PITCH = COLS * 4 /* bytes from row to row of b's panel, and of sums */
 };
 
-/* The instructions say nothing of the memory they read; what was written before shall be there. */
-#define MEMORY_IS_WRITTEN() __asm__ volatile("" ::: "memory")
-
 /* --- the unit ----------------------------------------------------------------------------------------------------- */
 
-/* Palette 1, all eight registers 16 rows of 64 bytes. */
-static void enter(void)
-{
-    _Alignas(64) struct {
-        uint8_t  palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t  rows[16];
-    } config = {.palette = 1};
-    for (int t = 0; t < 8; t++) config.row_bytes[t] = 64, config.rows[t] = SIDE;
-    MEMORY_IS_WRITTEN();
-    TILES_CONFIGURE(&config);
-}
+static void enter(void) { te_tiles_enter(); }
 
-/* Registers in use are saved whenever threads are switched. */
-static void leave(void) { TILES_RELEASE(); }
+static void leave(void) { te_tiles_leave(); }
 
 bool te_gemm_amx_allowed(void)
 {
@@ -157,21 +131,32 @@ static void pack(const te_gemm_pack *p, void *panels)
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
 
-/* Sums on their way to c, from where the registers left them. */
-static void put(const te_gemm_out *out, const char *sums, int rows, int vectors)
+/* 32 sums of a row, or 16, rounded; they are never subnormal. */
+static inline void put_rounded(const te_gemm_out *out, const char *sums, int rows, const int vectors)
 {
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++) {
-            char *c = out->c + r * out->row + v * out->vector;
-            __m512 x = _mm512_loadu_ps(sums + r * PITCH + v * 64);
-            if (out->way == TE_GEMM_OUT_ADD) x = _mm512_add_ps(_mm512_loadu_ps(c), x);
-            if (out->way == TE_GEMM_OUT_ROUND) {
-                __m256bh half = _mm512_cvtneps_pbh(x); /* x is never subnormal */
-                memcpy(c, &half, sizeof half);
-            } else {
-                _mm512_storeu_ps(c, x);
-            }
-        }
+    char *c = out->c;
+    for (int r = 0; r < rows; r++, c += out->row, sums += PITCH) {
+        __m512 x = _mm512_loadu_ps(sums);
+        if (vectors == 1) _mm256_storeu_si256((__m256i *)c, (__m256i)_mm512_cvtneps_pbh(x));
+        else _mm512_storeu_si512(c, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(sums + 64), x));
+    }
+}
+
+static inline void put_added(const te_gemm_out *out, const char *sums, int rows, const int vectors)
+{
+    char *c = out->c;
+    for (int r = 0; r < rows; r++, c += out->row, sums += PITCH)
+        for (int v = 0; v < vectors; v++)
+            _mm512_storeu_ps(c + v * 64, _mm512_add_ps(_mm512_loadu_ps(c + v * 64), _mm512_loadu_ps(sums + v * 64)));
+}
+
+static inline void fetch_ahead(te_gemm_ahead *ahead, int64_t lines)
+{
+    for (; lines > 0 && ahead->runs > 0; lines--) {
+        __builtin_prefetch(ahead->data + ahead->at, 0, 2);
+        if ((ahead->at += 64) < ahead->bytes) continue;
+        ahead->at = 0, ahead->data += ahead->stride, ahead->runs--;
+    }
 }
 
 /* The number of register rows and columns is a constant wherever this is inlined. */
@@ -192,13 +177,14 @@ static inline __attribute__((always_inline)) void body(const int down, const int
         if (down > 1 && across > 1) TILE_LOAD(3, kept + SIDE * PITCH + 64, PITCH);
     }
     for (int64_t w = 0; w < words; w += SIDE, a += a_step, b += SIDE * PITCH) {
-        TILE_LOAD(4, a, a_row);
+        fetch_ahead(out->ahead, out->lines);
+        TILE_PASS(4, a, a_row);
         TILE_LOAD(6, b, PITCH);
         TILE_MADD(0, 4, 6);
         if (across > 1) TILE_LOAD(7, b + 64, PITCH);
         if (across > 1) TILE_MADD(1, 4, 7);
         if (down == 1) continue;
-        TILE_LOAD(5, a + SIDE * a_row, a_row);
+        TILE_PASS(5, a + SIDE * a_row, a_row);
         TILE_MADD(2, 5, 6);
         if (across > 1) TILE_MADD(3, 5, 7);
     }
@@ -209,7 +195,8 @@ static inline __attribute__((always_inline)) void body(const int down, const int
     if (across > 1) TILE_STORE(1, to + 64, pitch);
     if (down > 1) TILE_STORE(2, to + SIDE * pitch, pitch);
     if (down > 1 && across > 1) TILE_STORE(3, to + SIDE * pitch + 64, pitch);
-    if (!direct && out->way != TE_GEMM_OUT_KEEP) put(out, kept, down * SIDE, across);
+    if (out->way == TE_GEMM_OUT_ROUND) put_rounded(out, kept, down * SIDE, across);
+    if (out->way == TE_GEMM_OUT_ADD) put_added(out, kept, down * SIDE, across);
 }
 
 #define TILE_DEFINE(down, across)                                                                                      \
@@ -230,8 +217,8 @@ static te_gemm_tile *const tiles[][TE_GEMM_MAX_VECTORS] = {{tile_1x1, tile_1x2},
  * serves 16 x 16 multiplications in one: hence blocks of more rows than with vectors. With one slice 512 rows are 512
  * KiB, and their sums with 16 panels 1 MiB: a second-level cache of 2 MiB holds both. */
 const te_gemm_kernel TE_ISA_NAME(te_gemm_kernel) = {
-    .mr = ROWS, .nr = COLS, .lanes = SIDE, .row_group = SIDE, .step = SIDE, .slice_words = 256,
-    .unit_rows = 512, .unit_panels = 16, .rate = 16, .word_bytes = 4, .sum_bytes = 4, .k_per_word = 2, .rounds = true,
+    .mr = ROWS, .nr = COLS, .lanes = SIDE, .row_group = SIDE, .step = SIDE, .slice_words = 320,
+    .unit_rows = 512, .unit_panels = 32, .chunk_bytes = 800 << 10, .rate = 16, .word_bytes = 4, .sum_bytes = 4, .k_per_word = 2, .rounds = true,
     .tile = tiles, .pack_a = pack, .enter = enter, .leave = leave,
-    .fetch = te_gemm_fetch_avx512, .finish = te_gemm_finish_f32_avx512,
+    .finish = te_gemm_finish_f32_avx512,
 };

@@ -150,14 +150,43 @@ static inline void put_added(const te_gemm_out *out, const char *sums, int rows,
             _mm512_storeu_ps(c + v * 64, _mm512_add_ps(_mm512_loadu_ps(c + v * 64), _mm512_loadu_ps(sums + v * 64)));
 }
 
-static inline void fetch_ahead(te_gemm_ahead *ahead, int64_t lines)
+/* --- what is needed soon ------------------------------------------------------------------------------------------ */
+
+/* Memory that a tile asks for while it multiplies, some lines in each step, so that nobody waits for a burst of them:
+ * what is packed next; the sums of the next tile where they are kept; and c where it will be written. */
+typedef struct soon {
+    te_gemm_ahead *ahead;
+    const char    *sums;
+    char          *c;
+    int64_t        pitch;
+    int            lines, sums_lines, c_rows, c_lines; /* in a step */
+} soon;
+
+static inline soon soon_make(const te_gemm_out *out, const char *kept, bool first, int64_t words, int down, int across)
 {
-    for (; lines > 0 && ahead->runs > 0; lines--) {
+    int steps = (int)(words / SIDE), rows = down * SIDE;
+    soon s = {.ahead = out->ahead, .lines = (int)out->lines, .sums = kept + ROWS * PITCH, .c = out->c, .pitch = out->row};
+    if (steps == 0) return s;
+    if (out->way == TE_GEMM_OUT_KEEP || !first) s.sums_lines = (ROWS * PITCH / 64 + steps - 1) / steps;
+    if (out->way != TE_GEMM_OUT_KEEP) s.c_rows = (rows + steps - 1) / steps;
+    s.c_lines = (int)(across * out->vector + 63) / 64;
+    return s;
+}
+
+static inline void fetch_soon(soon *s)
+{
+    te_gemm_ahead *ahead = s->ahead;
+    for (int i = s->lines; i > 0 && ahead->runs > 0; i--) {
         __builtin_prefetch(ahead->data + ahead->at, 0, 2);
         if ((ahead->at += 64) < ahead->bytes) continue;
         ahead->at = 0, ahead->data += ahead->stride, ahead->runs--;
     }
+    for (int i = 0; i < s->sums_lines; i++, s->sums += 64) __builtin_prefetch(s->sums, 1, 3);
+    for (int i = 0; i < s->c_rows; i++, s->c += s->pitch)
+        for (int l = 0; l < s->c_lines; l++) __builtin_prefetch(s->c + 64 * l, 1, 3);
 }
+
+/* --- tiles -------------------------------------------------------------------------------------------------------- */
 
 /* The number of register rows and columns is a constant wherever this is inlined. */
 static inline __attribute__((always_inline)) void body(const int down, const int across, const char *a, int64_t a_row,
@@ -176,8 +205,9 @@ static inline __attribute__((always_inline)) void body(const int down, const int
         if (down > 1) TILE_LOAD(2, kept + SIDE * PITCH, PITCH);
         if (down > 1 && across > 1) TILE_LOAD(3, kept + SIDE * PITCH + 64, PITCH);
     }
+    soon next = soon_make(out, kept, first, words, down, across);
     for (int64_t w = 0; w < words; w += SIDE, a += a_step, b += SIDE * PITCH) {
-        fetch_ahead(out->ahead, out->lines);
+        fetch_soon(&next);
         TILE_PASS(4, a, a_row);
         TILE_LOAD(6, b, PITCH);
         TILE_MADD(0, 4, 6);

@@ -99,8 +99,14 @@ typedef struct te_gemm_pack {
 } te_gemm_pack;
 
 /* Where a tile leaves its sums: where it keeps them, or whole vectors of them in c, which has their type or, to round,
- * is bfloat16. */
-typedef enum te_gemm_way { TE_GEMM_OUT_KEEP, TE_GEMM_OUT_STORE, TE_GEMM_OUT_ADD, TE_GEMM_OUT_ROUND } te_gemm_way;
+ * is bfloat16; past the caches, to stream. */
+typedef enum te_gemm_way {
+    TE_GEMM_OUT_KEEP,
+    TE_GEMM_OUT_STORE,
+    TE_GEMM_OUT_STREAM,
+    TE_GEMM_OUT_ADD,
+    TE_GEMM_OUT_ROUND
+} te_gemm_way;
 
 /* Memory that is read soon: `runs` pieces of `bytes` bytes, `stride` apart, of the first of which `at` are done. */
 typedef struct te_gemm_ahead {
@@ -130,7 +136,7 @@ typedef struct te_gemm_kernel {
     int slice_words, unit_rows, unit_panels, chunk_bytes; /* what caches hold (gemm_blocked.c) */
     int rate;          /* multiplications of vectors in a cycle */
     int word_bytes, sum_bytes, k_per_word;
-    bool rounds; /* tiles can leave bfloat16 */
+    bool rounds, streams; /* tiles can leave bfloat16, and write past the caches */
     /* [(rows - 1) / row_group][vectors - 1], so that narrow edges cost less */
     te_gemm_tile *const (*tile)[TE_GEMM_MAX_VECTORS];
     void (*pack_a)(const te_gemm_pack *, void *panels); /* NULL: as b is packed */

@@ -2,12 +2,13 @@
 #include "gemm_plan.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 enum {
     THREAD_MACS = 512 << 10, /* work that pays for waking a thread */
     PRODUCT_MACS = 256,      /* that take as long as all else about a product */
     MATRIX_K = 32,           /* elements of a row of its registers */
+    DIRECT_COLS = 96,        /* up to so many a matrix unit's operand is not worth a copy in its order */
+    STREAM_BYTES = 2 << 20,  /* of a result that is written past the caches, from which on nobody finds it there */
     SMALL_K = 64,
     SMALL_MACS = 256 << 10,  /* of a product that is multiplied without tiles, … */
     SMALL_PANEL_MACS = 16 << 10, /* … where b is packed nevertheless, … */
@@ -16,23 +17,11 @@ enum {
 };
 static const double TAIL = 1.0 / 32; /* of a unit: what the last one makes the others wait, about */
 
-static te_gemm_kernel tuned;
-static const te_gemm_kernel *tune(const te_gemm_kernel *k)
-{
-    if (!tuned.mr) {
-        tuned = *k;
-        if (getenv("UR")) tuned.unit_rows = atoi(getenv("UR"));
-        if (getenv("UP")) tuned.unit_panels = atoi(getenv("UP"));
-        if (getenv("CB")) tuned.chunk_bytes = atoi(getenv("CB")) << 10;
-        if (getenv("SW")) tuned.slice_words = atoi(getenv("SW"));
-    }
-    return &tuned;
-}
 static const te_gemm_kernel *kernel_of_pairs(const te_gemm_state *state, const te_gemm_problem *p)
 {
     double macs = (double)p->m * (double)p->n * (double)p->k;
     bool fits = p->k >= MATRIX_K && macs >= state->matrix_macs;
-    return state->matrix_unit && fits ? tune(state->matrix_unit) : &state->isa->bf16;
+    return state->matrix_unit && fits ? state->matrix_unit : &state->isa->bf16;
 }
 
 static void plan_arithmetic(te_gemm_plan *plan, const te_gemm_state *state)
@@ -65,7 +54,17 @@ static bool is_direct(const te_gemm_plan *plan)
     bool whole_words = plan->word == TE_GEMM_WORD_F32 || plan->word == TE_GEMM_WORD_F64 ||
                        plan->word == TE_GEMM_WORD_BF16PAIR;
     bool whole_steps = plan->p->k % (plan->kernel->k_per_word * plan->kernel->step) == 0;
+    if (plan->kernel->step > 1 && plan->p->n > DIRECT_COLS) return false;
     return whole_words && whole_steps && plan->p->m % plan->kernel->row_group == 0 && te_gemm_reads_rows(&plan->p->a);
+}
+
+/* Whether c is large, and made of whole cache lines. */
+static bool streams(const te_gemm_plan *plan)
+{
+    const te_gemm_matrix *c = &plan->p->c;
+    int64_t line = (int64_t)plan->kernel->lanes * c->size, row = c->rs * c->size;
+    return plan->kernel->streams && plan->p->m * plan->p->n * c->size >= STREAM_BYTES && row % line == 0 &&
+           (uintptr_t)c->data % (size_t)line == 0 && plan->p->batches == 1;
 }
 
 /* Sums that are c's values, or what is added to them, need not be kept before they are finished. */
@@ -75,7 +74,8 @@ static te_gemm_way way_out(const te_gemm_plan *plan)
     te_dtype sum = plan->kernel->sum_bytes == sizeof(double) ? TE_F64 : TE_F32;
     if (p->alpha != 1 || te_view_present(&p->bias) || p->aux.data || p->activation != TE_ACT_NONE || p->c.cs != 1)
         return TE_GEMM_OUT_KEEP;
-    if (p->c.dtype == sum) return p->accumulate ? TE_GEMM_OUT_ADD : TE_GEMM_OUT_STORE;
+    if (p->c.dtype == sum && p->accumulate) return TE_GEMM_OUT_ADD;
+    if (p->c.dtype == sum) return streams(plan) ? TE_GEMM_OUT_STREAM : TE_GEMM_OUT_STORE;
     return p->c.dtype == TE_BF16 && !p->accumulate && plan->kernel->rounds ? TE_GEMM_OUT_ROUND : TE_GEMM_OUT_KEEP;
 }
 

@@ -36,7 +36,11 @@ enum {
 
 static void enter(void) { te_tiles_enter(); }
 
-static void leave(void) { te_tiles_leave(); }
+static void leave(void)
+{
+    _mm_sfence(); /* what was streamed is there before another thread is told so */
+    te_tiles_leave();
+}
 
 bool te_gemm_amx_allowed(void)
 {
@@ -142,6 +146,13 @@ static inline void put_rounded(const te_gemm_out *out, const char *sums, int row
     }
 }
 
+static inline void put_streamed(const te_gemm_out *out, const char *sums, int rows, const int vectors)
+{
+    char *c = out->c;
+    for (int r = 0; r < rows; r++, c += out->row, sums += PITCH)
+        for (int v = 0; v < vectors; v++) _mm512_stream_ps((float *)(c + v * 64), _mm512_loadu_ps(sums + v * 64));
+}
+
 static inline void put_added(const te_gemm_out *out, const char *sums, int rows, const int vectors)
 {
     char *c = out->c;
@@ -168,7 +179,7 @@ static inline soon soon_make(const te_gemm_out *out, const char *kept, bool firs
     soon s = {.ahead = out->ahead, .lines = (int)out->lines, .sums = kept + ROWS * PITCH, .c = out->c, .pitch = out->row};
     if (steps == 0) return s;
     if (out->way == TE_GEMM_OUT_KEEP || !first) s.sums_lines = (ROWS * PITCH / 64 + steps - 1) / steps;
-    if (out->way != TE_GEMM_OUT_KEEP) s.c_rows = (rows + steps - 1) / steps;
+    if (out->way != TE_GEMM_OUT_KEEP && out->way != TE_GEMM_OUT_STREAM) s.c_rows = (rows + steps - 1) / steps;
     s.c_lines = (int)(across * out->vector + 63) / 64;
     return s;
 }
@@ -226,6 +237,7 @@ static inline __attribute__((always_inline)) void body(const int down, const int
     if (down > 1) TILE_STORE(2, to + SIDE * pitch, pitch);
     if (down > 1 && across > 1) TILE_STORE(3, to + SIDE * pitch + 64, pitch);
     if (out->way == TE_GEMM_OUT_ROUND) put_rounded(out, kept, down * SIDE, across);
+    if (out->way == TE_GEMM_OUT_STREAM) put_streamed(out, kept, down * SIDE, across);
     if (out->way == TE_GEMM_OUT_ADD) put_added(out, kept, down * SIDE, across);
 }
 
@@ -248,7 +260,7 @@ static te_gemm_tile *const tiles[][TE_GEMM_MAX_VECTORS] = {{tile_1x1, tile_1x2},
  * KiB, and their sums with 16 panels 1 MiB: a second-level cache of 2 MiB holds both. */
 const te_gemm_kernel TE_ISA_NAME(te_gemm_kernel) = {
     .mr = ROWS, .nr = COLS, .lanes = SIDE, .row_group = SIDE, .step = SIDE, .slice_words = 320,
-    .unit_rows = 512, .unit_panels = 32, .chunk_bytes = 800 << 10, .rate = 16, .word_bytes = 4, .sum_bytes = 4, .k_per_word = 2, .rounds = true,
+    .unit_rows = 512, .unit_panels = 32, .chunk_bytes = 800 << 10, .rate = 16, .word_bytes = 4, .sum_bytes = 4, .k_per_word = 2, .rounds = true, .streams = true,
     .tile = tiles, .pack_a = pack, .enter = enter, .leave = leave,
     .finish = te_gemm_finish_f32_avx512,
 };

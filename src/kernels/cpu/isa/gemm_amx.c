@@ -89,11 +89,45 @@ static void pack_along_k(const square *s, uint32_t *to)
     }
 }
 
-/* Rows side by side: two steps of k are a word of each of 16 rows, and 16 such vectors are turned. */
+/* Eight rows that lie side by side, over 32 steps of k: every fourth of a vector takes eight steps, of which squares of
+ * 8 x 8 are turned within the fourths. */
+static inline void turn_eight(const char *src, int64_t next, uint32_t *to)
+{
+    __m512i r[8], x[8];
+    for (int i = 0; i < 8; i++) {
+        const char *p = src + i * next;
+        r[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)p));
+        r[i] = _mm512_mask_broadcast_i32x4(r[i], 0x00f0, _mm_loadu_si128((const __m128i *)(p + 8 * next)));
+        r[i] = _mm512_mask_broadcast_i32x4(r[i], 0x0f00, _mm_loadu_si128((const __m128i *)(p + 16 * next)));
+        r[i] = _mm512_mask_broadcast_i32x4(r[i], 0xf000, _mm_loadu_si128((const __m128i *)(p + 24 * next)));
+    }
+    for (int i = 0; i < 4; i++) { /* pairs of steps: of rows 0 to 3, and of rows 4 to 7 */
+        x[i] = _mm512_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
+        x[i + 4] = _mm512_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) /* fours of them: steps 0 to 3 in r[i] and r[i + 1], steps 4 to 7 in the two behind */
+        for (int j = 0; j < 2; j++) {
+            r[i + 2 * j] = _mm512_unpacklo_epi32(x[i + 2 * j], x[i + 2 * j + 1]);
+            r[i + 2 * j + 1] = _mm512_unpackhi_epi32(x[i + 2 * j], x[i + 2 * j + 1]);
+        }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            _mm512_storeu_si512(to + (i + 2 * j) * SIDE, _mm512_unpacklo_epi64(r[i + j], r[i + j + 2]));
+            _mm512_storeu_si512(to + (i + 2 * j + 1) * SIDE, _mm512_unpackhi_epi64(r[i + j], r[i + j + 2]));
+        }
+}
+
+/* Rows side by side. Where a square is not whole, two steps of k are a word of each of 16 rows, and 16 such vectors are
+ * turned. */
 static void pack_across(const square *s, uint32_t *to)
 {
     __m512i   v[SIDE];
     __mmask16 there = (__mmask16)(s->lines >= SIDE ? 0xffff : (1 << s->lines) - 1);
+    if (s->k == 2 * SIDE && s->lines == SIDE) {
+        turn_eight(s->src, s->k_stride, to);
+        turn_eight(s->src + 16, s->k_stride, to + 8 * SIDE);
+        return;
+    }
     for (int w = 0; w < SIDE; w++) {
         const char *src = s->src + 2 * w * s->k_stride;
         __m512i even = _mm512_setzero_si512(), odd = even;
@@ -114,26 +148,33 @@ static void pack_scattered(const square *s, uint32_t *to)
     memcpy(to, element, sizeof element);
 }
 
+/* Square `w` along k of the rows from `line` on, which lie so that squares beside each other share cache lines. */
+static inline void pack_square(const te_gemm_pack *p, int line, int64_t w, uint32_t *to)
+{
+    square s = {.src = p->src + line * p->line_stride + w * 2 * SIDE * p->k_stride,
+                .line_stride = p->line_stride, .k_stride = p->k_stride, .lines = p->extent - line};
+    int64_t left = p->k - w * 2 * SIDE;
+    s.k = left < 2 * SIDE ? (int)left : 2 * SIDE;
+    if (s.lines > SIDE) s.lines = SIDE;
+    if (s.k_stride == 2) pack_along_k(&s, to);
+    else if (s.line_stride == 2) pack_across(&s, to);
+    else pack_scattered(&s, to);
+}
+
 static void pack(const te_gemm_pack *p, void *panels)
 {
-    int64_t squares = (p->k + 2 * SIDE - 1) / (2 * SIDE);
-    for (int line = 0; line < p->extent; line += SIDE) {
+    int64_t squares = (p->k + 2 * SIDE - 1) / (2 * SIDE), lines = (p->extent + SIDE - 1) / SIDE;
+    bool    across = p->line_stride == 2 && p->k_stride != 2;
+    for (int64_t i = 0; i < squares * lines; i++) {
+        int     line = (int)(across ? i % lines : i / squares) * SIDE;
+        int64_t w = across ? i / lines : i % squares;
         /* of the panel, then of its half */
-        uint32_t *to = (uint32_t *)panels + (line / ROWS * squares * ROWS + line % ROWS) * SIDE;
-        for (int64_t w = 0; w < squares; w++, to += ROWS * SIDE) {
-            square s = {.src = p->src + line * p->line_stride + w * 2 * SIDE * p->k_stride,
-                        .line_stride = p->line_stride, .k_stride = p->k_stride, .lines = p->extent - line};
-            int64_t left = p->k - w * 2 * SIDE;
-            s.k = left < 2 * SIDE ? (int)left : 2 * SIDE;
-            if (s.lines > SIDE) s.lines = SIDE;
-            if (s.k_stride == 2) pack_along_k(&s, to);
-            else if (s.line_stride == 2) pack_across(&s, to);
-            else pack_scattered(&s, to);
-        }
+        uint32_t *to = (uint32_t *)panels + ((line / ROWS * squares + w) * ROWS + line % ROWS) * SIDE;
+        pack_square(p, line, w, to);
     }
 }
 
-/* --- tiles -------------------------------------------------------------------------------------------------------- */
+/* --- sums on their way to c --------------------------------------------------------------------------------------- */
 
 /* 32 sums of a row, or 16, rounded; they are never subnormal. */
 static inline void put_rounded(const te_gemm_out *out, const char *sums, int rows, const int vectors)

@@ -78,14 +78,18 @@ typedef struct square {
     int         lines, k;
 } square;
 
-/* Rows that are contiguous. */
-static void pack_along_k(const square *s, uint32_t *to)
+/* Rows that are contiguous: one after the other, as memory has them, over all squares. */
+static void pack_rows(const te_gemm_pack *p, int64_t squares, uint32_t *panels)
 {
-    __mmask32 there = s->k >= 32 ? ~(__mmask32)0 : ((__mmask32)1 << s->k) - 1;
-    for (int i = 0; i < SIDE; i++, to += SIDE) {
-        __m512i row = _mm512_setzero_si512();
-        if (i < s->lines) row = _mm512_maskz_loadu_epi16(there, s->src + i * s->line_stride);
-        _mm512_storeu_si512(to, row);
+    int64_t   whole = p->k / (2 * SIDE);
+    __mmask32 rest = ((__mmask32)1 << p->k % (2 * SIDE)) - 1;
+    for (int line = 0; line < (p->extent + SIDE - 1) / SIDE * SIDE; line++) {
+        const char *src = p->src + line * p->line_stride;
+        uint32_t   *to = panels + (line / ROWS * squares * ROWS + line % ROWS) * SIDE;
+        bool        there = line < p->extent;
+        for (int64_t w = 0; w < whole; w++, src += 4 * SIDE, to += ROWS * SIDE)
+            _mm512_storeu_si512(to, there ? _mm512_loadu_si512(src) : _mm512_setzero_si512());
+        if (whole < squares) _mm512_storeu_si512(to, _mm512_maskz_loadu_epi16(there ? rest : 0, src));
     }
 }
 
@@ -156,18 +160,20 @@ static inline void pack_square(const te_gemm_pack *p, int line, int64_t w, uint3
     int64_t left = p->k - w * 2 * SIDE;
     s.k = left < 2 * SIDE ? (int)left : 2 * SIDE;
     if (s.lines > SIDE) s.lines = SIDE;
-    if (s.k_stride == 2) pack_along_k(&s, to);
-    else if (s.line_stride == 2) pack_across(&s, to);
+    if (s.line_stride == 2) pack_across(&s, to);
     else pack_scattered(&s, to);
 }
 
 static void pack(const te_gemm_pack *p, void *panels)
 {
     int64_t squares = (p->k + 2 * SIDE - 1) / (2 * SIDE), lines = (p->extent + SIDE - 1) / SIDE;
-    bool    across = p->line_stride == 2 && p->k_stride != 2;
+    if (p->k_stride == 2) {
+        pack_rows(p, squares, panels);
+        return;
+    }
     for (int64_t i = 0; i < squares * lines; i++) {
-        int     line = (int)(across ? i % lines : i / squares) * SIDE;
-        int64_t w = across ? i / lines : i % squares;
+        int     line = (int)(i % lines) * SIDE;
+        int64_t w = i / lines;
         /* of the panel, then of its half */
         uint32_t *to = (uint32_t *)panels + ((line / ROWS * squares + w) * ROWS + line % ROWS) * SIDE;
         pack_square(p, line, w, to);

@@ -2,7 +2,7 @@
  * packed sequences, grouped heads, odd sizes, values that are NaN; every instruction set, one and two threads. */
 #include "test.h"
 
-#include "kernels/cpu/cpu.h"
+#include "attention_modes.h"
 #include "kernels/dtype.h"
 
 enum { BATCH = 2, HEADS = 4, KV_HEADS = 2, QUERIES = 67, KEYS = 131, DIM = 20, DIM_V = 36 };
@@ -127,9 +127,7 @@ static void compare(const problem *p, const char *name)
 static void run_on(problem *p, int mode, int threads)
 {
     te_exec exec = test_exec_open(threads);
-    bool pairs = mode > (int)te_cpu_isa_detect();
-    te_cpu(&exec)->isa = pairs ? te_cpu_isa_detect() : (te_cpu_isa)mode;
-    te_cpu(&exec)->has_bf16 = pairs;
+    attention_mode_set(&exec, mode);
     te_status status = te_cpu_attention(&exec, &p->a);
     CHECK_MSG(status == TE_OK, "%s", exec.message);
     test_exec_close(&exec);
@@ -137,11 +135,9 @@ static void run_on(problem *p, int mode, int threads)
 
 static void check(problem *p, const char *name)
 {
-    te_exec exec = test_exec_open(1);
-    int modes = (int)te_cpu(&exec)->isa + 1 + te_cpu(&exec)->has_bf16;
+    int modes = attention_mode_count();
     size_t bytes = (size_t)te_view_numel(&p->a.out) * te_dtype_size(p->a.out.dtype);
     void *once = malloc(bytes);
-    test_exec_close(&exec);
     for (int mode = 0; mode < modes && once; mode++) {
         run_on(p, mode, 1);
         compare(p, name);

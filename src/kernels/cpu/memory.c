@@ -23,7 +23,7 @@ static void *libc_realloc(void *user, void *ptr, size_t old_size, size_t new_siz
 
 const te_mem te_mem_libc = {libc_realloc, NULL};
 
-enum { CACHE_LINE = 64, HUGE_PAGE = 2 << 20, HUGE_FROM = 4 << 20 };
+enum { CACHE_LINE = 64, HUGE_PAGE = 2 << 20, HUGE_FROM = 2 << 20 };
 
 static size_t alignment_of(size_t bytes) { return bytes < HUGE_FROM ? CACHE_LINE : HUGE_PAGE; }
 

@@ -24,7 +24,8 @@ static double largest_of(const double *x, int64_t n)
 }
 
 /* Where weights are rounded to bfloat16 before they are multiplied, each term of a sum may be off by 2^-9 of its size:
- * `sizes` are the sums of those; where terms cancel, what is left is of the roundoff of float32. precision: of what the result was computed from. */
+ * `sizes` are the sums of those; where terms cancel, what is left is of the roundoff of float32. precision: of what the
+ * result was computed from. */
 static void compare(const char *what, te_dtype precision, const te_view *got, const double *expected,
                     const double *sizes)
 {

@@ -109,11 +109,9 @@ static void T(prepare_head)(T(backward_state) *s, int64_t first, int64_t end)
         const void *lse = lse_at(a, seq->batch, s->head, seq->q_start + i);
         s->lse[i] = a->lse.dtype == TE_F64 ? (REAL)*(const double *)lse : (REAL)*(const float *)lse;
     }
-    if (s->g->dout.dtype == TE_BF16 && a->out.dtype == TE_BF16) {
-        T(dots_of_halves)(s, first, end);
-        return;
-    }
-    for (int64_t i = first; i < end; i++) {
+#ifndef PAIRS
+    bool halves = s->g->dout.dtype == TE_BF16 && a->out.dtype == TE_BF16;
+    for (int64_t i = first; i < end && !halves; i++) {
         T(load_tile)(s->dout, s->dim_v, &s->g->dout, seq->batch, s->head, seq->q_start + i, 1, 1);
         T(load_tile)(s->v, s->dim_v, &a->out, seq->batch, s->head, seq->q_start + i, 1, 1);
         _Alignas(64) REAL lane[16] = {0};
@@ -121,6 +119,9 @@ static void T(prepare_head)(T(backward_state) *s, int64_t first, int64_t end)
             for (int l = 0; l < 16; l++) lane[l] += s->dout[j + l] * s->v[j + l];
         s->d[i] = T(join_lanes)(lane);
     }
+    if (!halves) return;
+#endif
+    T(dots_of_halves)(s, first, end);
 }
 
 /* dS of one query, which is the gradient of its bias. Every task has queries and keys of its own. */

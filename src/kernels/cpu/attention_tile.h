@@ -88,6 +88,7 @@ static inline char *T(rows_at)(const te_view *v, int64_t batch, int64_t head, in
     return (char *)v->data + (batch * v->stride[0] + head * v->stride[1] + first * v->stride[2]) * size;
 }
 
+#ifndef PAIRS
 /* tile[i, 0 … width) = scale * rows first + i of the operand; what lies behind dim is zero. Rows of a head may be pages
  * apart, where no hardware prefetcher follows. They mostly are whole vectors, so what is left of
  * one is not worth any. */
@@ -112,6 +113,7 @@ static void T(load_tile)(REAL *restrict tile, int64_t width, const te_view *v, i
         for (int64_t d = dim; d < width; d++) tile[d] = 0;
     }
 }
+#endif
 
 /* Rows first + i of the operand = scale[i * step] * tile[i, :], rounded to its dtype. */
 static void T(store_tile)(const te_view *v, int64_t batch, int64_t head, int64_t first, int64_t rows,

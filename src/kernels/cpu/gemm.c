@@ -258,6 +258,7 @@ static const char *decline_large(te_exec *exec, const te_gemm_problem *p)
 #ifdef TE_WITH_ONEDNN
 enum { OWN_ROWS = 48, OWN_COLS = 96, OWN_K = 64 };
 enum { OWN_F32_K = 128, OWN_F32_FEW_ROWS = 256 };
+enum { OWN_F32_LONG_K = 1024, OWN_F32_LONG_ROWS = 4096 };
 enum { OWN_F32_FEW_B = 1 << 18, OWN_F32_B = 3 << 17, OWN_F32_TURNED_B = 1 << 16 };
 enum { OWN_AVX2_COLS = 768, OWN_AVX2_STEP = 2048 /* bytes */ };
 
@@ -281,7 +282,8 @@ static const char *decline_f32(const te_gemm_state *state, const te_gemm_problem
     if (state->isa->f32.mr < TE_GEMM_MAX_ROWS) return decline_f32_avx2(p);
     if (p->k <= OWN_F32_K) return NULL;
     if (p->m <= OWN_F32_FEW_ROWS && p->k * p->n >= OWN_F32_FEW_B) return NULL;
-    if (!te_gemm_reads_rows(&p->a)) return "rows of a need packing";
+    bool sums_long = p->k >= OWN_F32_LONG_K && p->m <= OWN_F32_LONG_ROWS;
+    if (!te_gemm_reads_rows(&p->a)) return state->matrix_unit && sums_long ? NULL : "rows of a need packing";
     bool turned = p->b.rs == 1 && p->n > 1;
     return p->k * p->n < (turned ? OWN_F32_TURNED_B : OWN_F32_B) ? "b is small" : NULL;
 }

@@ -248,7 +248,8 @@ static void plan_workspace(te_gemm_plan *plan)
     bool one_slice = plan->words <= plan->slice_words;
     plan->b_bytes = align_up(kernel->nr * slice);
     int64_t row_panels = plan->unit_rows / kernel->mr, chunk = plan->chunk_words < plan->words ? plan->unit_panels : 1;
-    plan->a_bytes = plan->direct_a ? 0 : align_up(plan->unit_rows * round_up(plan->chunk_words, kernel->step) * kernel->word_bytes);
+    size_t chunk_bytes = round_up(at_most(plan->chunk_words, plan->words), kernel->step) * kernel->word_bytes;
+    plan->a_bytes = plan->direct_a ? 0 : align_up(plan->unit_rows * chunk_bytes);
     plan->sums_bytes = align_up(one_slice ? tile : row_panels * chunk * tile);
 }
 

@@ -109,7 +109,7 @@ static inline void turn_eight(const char *src, int64_t next, uint32_t *to)
         x[i] = _mm512_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
         x[i + 4] = _mm512_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
     }
-    for (int i = 0; i < 8; i += 4) /* fours of them: steps 0 to 3 in r[i] and r[i + 1], steps 4 to 7 in the two behind */
+    for (int i = 0; i < 8; i += 4) /* fours of them: of steps 0 to 3 in r[i] and r[i + 1], the others behind */
         for (int j = 0; j < 2; j++) {
             r[i + 2 * j] = _mm512_unpacklo_epi32(x[i + 2 * j], x[i + 2 * j + 1]);
             r[i + 2 * j + 1] = _mm512_unpackhi_epi32(x[i + 2 * j], x[i + 2 * j + 1]);
@@ -223,7 +223,8 @@ typedef struct soon {
 static inline soon soon_make(const te_gemm_out *out, const char *kept, bool first, int64_t words, int down, int across)
 {
     int steps = (int)(words / SIDE), rows = down * SIDE;
-    soon s = {.ahead = out->ahead, .lines = (int)out->lines, .sums = kept + ROWS * PITCH, .c = out->c, .pitch = out->row};
+    soon s = {.ahead = out->ahead, .lines = (int)out->lines, .sums = kept + ROWS * PITCH, .c = out->c,
+              .pitch = out->row};
     if (steps == 0) return s;
     if (out->way == TE_GEMM_OUT_KEEP || !first) s.sums_lines = (ROWS * PITCH / 64 + steps - 1) / steps;
     if (out->way != TE_GEMM_OUT_KEEP && out->way != TE_GEMM_OUT_STREAM) s.c_rows = (rows + steps - 1) / steps;
@@ -301,13 +302,16 @@ TILE_DEFINE(2, 2)
 
 static te_gemm_tile *const tiles[][TE_GEMM_MAX_VECTORS] = {{tile_1x1, tile_1x2}, {tile_2x1, tile_2x2}};
 
-/* With a slice of 256 words a panel of b is 32 KiB, the greater part of a first-level cache, and what it costs to take
- * sums out of the registers and back is 1/12 of the multiplications. A word of b costs a third of a cycle to pack, and
- * serves 16 x 16 multiplications in one: hence blocks of more rows than with vectors. With one slice 512 rows are 512
- * KiB, and their sums with 16 panels 1 MiB: a second-level cache of 2 MiB holds both. */
+/* With a slice of 320 words a panel of b is 40 KiB of the 48 of a first-level cache, past which a is loaded: a register
+ * of it serves 32 columns and is not seen again before the next panel. (With a loaded through it, 160 words were the
+ * best, at 1.4 times the time that sums take to go out of the registers and back.) Products of a register take 16
+ * cycles, so that the second-level cache has to give 32 bytes a cycle, half of what it can: it shall hold what of a a
+ * unit has, 800 KiB, and the sums of one panel. A word of b costs up to a third of a cycle to pack, and serves 16 x 16
+ * multiplications in one: hence blocks of more rows than with vectors. */
 const te_gemm_kernel TE_ISA_NAME(te_gemm_kernel) = {
     .mr = ROWS, .nr = COLS, .lanes = SIDE, .row_group = SIDE, .step = SIDE, .slice_words = 320,
-    .unit_rows = 512, .unit_panels = 32, .chunk_bytes = 800 << 10, .rate = 16, .word_bytes = 4, .sum_bytes = 4, .k_per_word = 2, .rounds = true, .streams = true,
+    .unit_rows = 512, .unit_panels = 32, .chunk_bytes = 800 << 10, .rate = 16, .word_bytes = 4, .sum_bytes = 4,
+    .k_per_word = 2, .rounds = true, .streams = true,
     .tile = tiles, .pack_a = pack, .enter = enter, .leave = leave,
     .finish = te_gemm_finish_f32_avx512,
 };

@@ -22,7 +22,7 @@
  * instruction set has masks (isa/gemm_small.c).
  *
  * Pairs of bfloat16 also have a kernel for matrix units (isa/gemm_amx.c), whose panels of a have 16 words of a row
- * together. oneDNN has one, too; which of them takes a product is said in gemm.c.
+ * together.
  *
  * Sums run in ascending k, so where the arithmetic is a fused multiply-add (avx2, avx512, float32 and float64) the
  * instruction sets agree in every bit; the portable copy rounds products and pairs of bfloat16 are added as pairs, so
@@ -118,8 +118,10 @@ typedef struct te_gemm_out {
     te_gemm_way way;
     char       *c;
     int64_t     row, vector; /* bytes from row to row, and of a vector */
-    te_gemm_ahead *ahead;    /* for kernels that fetch while they multiply: what, and so many lines in a step */
-    int64_t        lines;
+    /* For kernels that fetch while they multiply. In a step: lines of what is ahead, of the next tile's sums, and rows
+     * of c. */
+    te_gemm_ahead *ahead;
+    int            lines, sums, rows;
 } te_gemm_out;
 
 /* (first ? 0 : kept) + a * b over `words` words, a multiple of the kernel's step. Row r of a's step s is at
@@ -133,7 +135,8 @@ typedef struct te_gemm_kernel {
     int mr, nr, lanes; /* lanes: columns per vector; nr = vectors * lanes */
     int row_group;     /* rows that are computed together: 1, or those of a matrix unit's register */
     int step;          /* words of a row of a that stand together in a panel, word [w / step][i][w % step] */
-    int slice_words, unit_rows, unit_panels, chunk_bytes; /* what caches hold (gemm_blocked.c) */
+    int slice_words, unit_rows, unit_panels; /* what caches hold (gemm_blocked.c) … */
+    int chunk_bytes;                         /* … of a, where several slices are a chunk */
     int rate;          /* multiplications of vectors in a cycle */
     int word_bytes, sum_bytes, k_per_word;
     bool rounds, streams; /* tiles can leave bfloat16, and write past the caches */
@@ -141,7 +144,7 @@ typedef struct te_gemm_kernel {
     te_gemm_tile *const (*tile)[TE_GEMM_MAX_VECTORS];
     void (*pack_a)(const te_gemm_pack *, void *panels); /* NULL: as b is packed */
     void (*enter)(void), (*leave)(void);                /* around tiles on a thread; or NULL */
-    /* Brings rows x cols of c at (row, col) near, to be written. */
+    /* Brings rows x cols of c at (row, col) near, to be written. NULL: tiles do, and fetch what is `ahead`. */
     void (*fetch)(const te_gemm_matrix *c, int64_t row, int64_t col, int rows, int cols);
     /* Writes rows x cols sums (nr apart from row to row) to c at (row, col). */
     void (*finish)(const te_gemm_finish *, const void *sums, int nr, int64_t row, int64_t col, int rows, int cols);

@@ -1,16 +1,17 @@
 /* gemm_blocked.c - our own matrix product: in which order packed panels meet, and which thread computes what.
  *
  *      a thread takes a unit: a block of rows x a group of panels of b
- *        for each slice of k
- *          packs the block of a                          into its second-level cache, where a is not fit as it lies
- *          for each panel of b in the group
+ *        for each chunk of k, which is as many slices as the second-level cache holds of the block of a
+ *          packs the block of a                          where it is not fit as it lies
+ *          for each panel of b in the group, for each slice of the chunk
  *            packs the panel's slice                     into its first-level cache
  *            for each panel of a: a tile of sums         after the last slice it is finished into c
  *
  * Nothing is shared and nothing waits: packing b takes a third of a cycle per word, half of one from memory, and a word
  * then serves all rows of the block, 16 cycles of multiplication where these are 256. Packing it once for all would
  * cost more, since it would be read again from the last-level cache. While the tiles of a slice run they prefetch what
- * is packed next, which is worth 5 % of the time where weights come from memory.
+ * is packed next, which is worth 5 % of the time where weights come from memory. With vectors a chunk is one slice: sums
+ * are kept for all panels, which costs them little.
  *
  * Units, slices and tiles depend on the shape alone (units on the number of threads, but k is not divided between
  * them), and a tile's sums are kept in full precision between slices; so the result does not depend on who computes
@@ -32,15 +33,15 @@ typedef struct gemm_source {
 
 /* --- a unit ------------------------------------------------------------------------------------------------------- */
 
-/* One unit of one product; `first` and `words` are the slice it is at. */
+/* One unit of one product, and where it is in it. */
 typedef struct gemm_unit {
     const te_gemm_plan *plan;
     gemm_source    a, b;
     te_gemm_finish finish;
     int64_t row, rows;          /* of c */
     int64_t panel, panels;
-    int64_t chunk;              /* its first word */
-    int64_t first, words, filled; /* filled: words with the zeros behind them */
+    int64_t chunk;                /* its first word */
+    int64_t first, words, filled; /* of the slice; filled: words with the zeros behind them */
     char   *a_room, *b_room, *sums;
 } gemm_unit;
 
@@ -100,7 +101,7 @@ static void fetch(te_gemm_ahead *ahead, int64_t runs)
     }
 }
 
-/* What the unit packs after panel `panel` of this slice. */
+/* What of b the unit packs after this slice of panel `panel`. */
 static te_gemm_ahead after(const gemm_unit *u, int64_t panel)
 {
     const te_gemm_plan *plan = u->plan;
@@ -122,6 +123,18 @@ static te_gemm_ahead after(const gemm_unit *u, int64_t panel)
     return (te_gemm_ahead){0};
 }
 
+/* What tiles fetch in each of their steps. */
+static void plan_fetches(const gemm_unit *u, int64_t row_panels, te_gemm_ahead *next, te_gemm_out *out)
+{
+    const te_gemm_kernel *kernel = u->plan->kernel;
+    int64_t steps = at_least(u->filled / kernel->step, 1), tile_bytes = kernel->mr * kernel->nr * kernel->sum_bytes;
+    bool    ends = u->first + u->words == u->plan->words;
+    out->ahead = next;
+    out->lines = (int)divide_up(next->runs * divide_up(next->bytes, 64), row_panels * steps);
+    if (u->plan->words > u->plan->slice_words) out->sums = (int)divide_up(tile_bytes / 64, steps);
+    if (ends) out->rows = (int)divide_up(kernel->mr, steps);
+}
+
 /* The tiles of the unit's rows with one panel of b, over one slice. */
 static void run_tiles(const gemm_unit *u, int64_t panel)
 {
@@ -140,10 +153,7 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
     te_gemm_out out = {.row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size};
     te_gemm_ahead next = after(u, panel);
     int64_t share = next.runs ? divide_up(next.runs, row_panels) : 0;
-    if (!kernel->fetch) {
-        out.ahead = &next;
-        out.lines = divide_up(next.runs * divide_up(next.bytes, 64), row_panels * (u->filled / kernel->step));
-    }
+    if (!kernel->fetch) plan_fetches(u, row_panels, &next, &out);
     for (int64_t i = 0; i < row_panels; i++, a += a_panel, sums += kept ? tile_bytes : 0) {
         int64_t row = u->row + i * mr;
         int rows = (int)at_most(u->rows - i * mr, mr);

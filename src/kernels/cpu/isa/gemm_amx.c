@@ -29,7 +29,8 @@ enum {
     SIDE = TE_TILE_SIDE,
     ROWS = 2 * SIDE,
     COLS = 2 * SIDE,
-    PITCH = COLS * 4 /* bytes from row to row of b's panel, and of sums */
+    PITCH = COLS * 4, /* bytes from row to row of b's panel, and of sums */
+    NEAR_WORDS = 160  /* so many words of a panel of a and of b fit the first-level cache together */
 };
 
 /* --- the unit ----------------------------------------------------------------------------------------------------- */
@@ -220,15 +221,12 @@ typedef struct soon {
     int            lines, sums_lines, c_rows, c_lines; /* in a step */
 } soon;
 
-static inline soon soon_make(const te_gemm_out *out, const char *kept, bool first, int64_t words, int down, int across)
+static inline soon soon_make(const te_gemm_out *out, const char *kept, int across)
 {
-    int steps = (int)(words / SIDE), rows = down * SIDE;
-    soon s = {.ahead = out->ahead, .lines = (int)out->lines, .sums = kept + ROWS * PITCH, .c = out->c,
-              .pitch = out->row};
-    if (steps == 0) return s;
-    if (out->way == TE_GEMM_OUT_KEEP || !first) s.sums_lines = (ROWS * PITCH / 64 + steps - 1) / steps;
-    if (out->way != TE_GEMM_OUT_KEEP && out->way != TE_GEMM_OUT_STREAM) s.c_rows = (rows + steps - 1) / steps;
-    s.c_lines = (int)(across * out->vector + 63) / 64;
+    soon s = {.ahead = out->ahead, .lines = out->lines, .sums = kept + ROWS * PITCH, .sums_lines = out->sums,
+              .c = out->c, .pitch = out->row, .c_rows = out->rows};
+    if (out->way == TE_GEMM_OUT_STREAM) s.c_rows = 0;
+    s.c_lines = across * (int)out->vector > 64 ? 2 : 1;
     return s;
 }
 
@@ -264,16 +262,19 @@ static inline __attribute__((always_inline)) void body(const int down, const int
         if (down > 1) TILE_LOAD(2, kept + SIDE * PITCH, PITCH);
         if (down > 1 && across > 1) TILE_LOAD(3, kept + SIDE * PITCH + 64, PITCH);
     }
-    soon next = soon_make(out, kept, first, words, down, across);
+    soon next = soon_make(out, kept, across);
+    bool near = words <= NEAR_WORDS;
     for (int64_t w = 0; w < words; w += SIDE, a += a_step, b += SIDE * PITCH) {
         fetch_soon(&next);
-        TILE_PASS(4, a, a_row);
+        if (near) TILE_LOAD(4, a, a_row);
+        else TILE_PASS(4, a, a_row);
         TILE_LOAD(6, b, PITCH);
         TILE_MADD(0, 4, 6);
         if (across > 1) TILE_LOAD(7, b + 64, PITCH);
         if (across > 1) TILE_MADD(1, 4, 7);
         if (down == 1) continue;
-        TILE_PASS(5, a + SIDE * a_row, a_row);
+        if (near) TILE_LOAD(5, a + SIDE * a_row, a_row);
+        else TILE_PASS(5, a + SIDE * a_row, a_row);
         TILE_MADD(2, 5, 6);
         if (across > 1) TILE_MADD(3, 5, 7);
     }
@@ -303,8 +304,7 @@ TILE_DEFINE(2, 2)
 static te_gemm_tile *const tiles[][TE_GEMM_MAX_VECTORS] = {{tile_1x1, tile_1x2}, {tile_2x1, tile_2x2}};
 
 /* With a slice of 320 words a panel of b is 40 KiB of the 48 of a first-level cache, past which a is loaded: a register
- * of it serves 32 columns and is not seen again before the next panel. (With a loaded through it, 160 words were the
- * best, at 1.4 times the time that sums take to go out of the registers and back.) Products of a register take 16
+ * of it serves 32 columns and is not seen again before the next panel. Products of a register take 16
  * cycles, so that the second-level cache has to give 32 bytes a cycle, half of what it can: it shall hold what of a a
  * unit has, 800 KiB, and the sums of one panel. A word of b costs up to a third of a cycle to pack, and serves 16 x 16
  * multiplications in one: hence blocks of more rows than with vectors. */

@@ -83,7 +83,7 @@ static void T(multiply_scores)(int m, REAL *scores, T(tile_range) range, const R
 }
 
 /* 16 numbers each of two rows, rounded: pairs of the first, then pairs of the second. */
-static inline __m512i T(round_rows_of_pairs)(__m512 first, __m512 second)
+static inline __m512i T(round_two)(__m512 first, __m512 second)
 {
     return (__m512i)_mm512_cvtne2ps_pbh(second, first);
 }
@@ -98,7 +98,7 @@ static void T(add_weighted)(int m, REAL *sums, int64_t dim, const REAL *weights,
             const REAL *p = weights + r * KEYS + j;
             __m512 first = j < range.column ? V_SET(0) : V_LOAD(p);
             __m512 second = j + VLEN < end ? V_LOAD(p + VLEN) : V_SET(0);
-            _mm512_storeu_si512(halves + r * T(pair_width) + j / 2, T(round_rows_of_pairs)(first, second));
+            _mm512_storeu_si512(halves + r * T(pair_width) + j / 2, T(round_two)(first, second));
         }
     T(multiply)(m, sums, dim, halves + low / 2, T(pair_width), right + low / 2 * dim, dim, dim, (high - low) / 2,
                 true);
@@ -109,19 +109,6 @@ static inline void T(clear_pairs)(REAL *pairs)
 {
     memset(pairs, 0, TE_ATTENTION_KEYS * T(pair_width) * sizeof *pairs);
 }
-
-#define LOW_WORDS(x, y)  _mm512_permutex2var_epi32(x, T(in_turns)(0), y)
-#define HIGH_WORDS(x, y) _mm512_permutex2var_epi32(x, T(in_turns)(8), y)
-
-ALWAYS_INLINE __m512i T(in_turns)(int first)
-{
-    __m512i turns = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return _mm512_add_epi32(turns, _mm512_set1_epi32(first));
-}
-
-TE_DEFINE_INTERLEAVE(T(turn), __m512i, TE_TILE_SIDE, LOW_WORDS, HIGH_WORDS)
-#undef LOW_WORDS
-#undef HIGH_WORDS
 
 /* Pairs of queries at, at + 1, …: word (at + r) / 2 of row j of `pairs` holds rows r and r + 1 of column j. */
 static void T(pair_weights)(REAL *pairs, int at, const REAL *weights, int m, T(tile_range) range)
@@ -139,9 +126,9 @@ static void T(pair_weights)(REAL *pairs, int at, const REAL *weights, int m, T(t
                 v[w] = _mm512_setzero_si512();
                 if (w >= words) continue;
                 __m512 second = r + 2 * w + 1 < m ? V_LOAD(p + KEYS) : V_SET(0);
-                v[w] = _mm512_permutexvar_epi16(pair, T(round_rows_of_pairs)(V_LOAD(p), second));
+                v[w] = _mm512_permutexvar_epi16(pair, T(round_two)(V_LOAD(p), second));
             }
-            T(turn)(v);
+            te_tile_turn(v);
             REAL *to = pairs + j * T(pair_width) + (at + r) / 2;
             for (int i = 0; i < SIDE; i++, to += T(pair_width)) _mm512_mask_storeu_epi32(to, there, v[i]);
         }

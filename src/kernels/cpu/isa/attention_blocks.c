@@ -10,7 +10,6 @@
 #include <math.h>
 
 #ifdef TE_ISA_amx
-#include "interleave.h"
 #include "tiles.h"
 #endif
 #if defined(TE_ISA_avx512) || defined(TE_ISA_avx2)

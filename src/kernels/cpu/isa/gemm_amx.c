@@ -21,8 +21,6 @@
 #include <unistd.h>
 #endif
 
-#include "interleave.h"
-
 #include "tiles.h"
 
 enum {
@@ -59,18 +57,6 @@ bool te_gemm_amx_allowed(void)
 }
 
 /* --- packing a ---------------------------------------------------------------------------------------------------- */
-
-/* Words of x and y in turns: of their first eight, and of their last. */
-#define LOW_HALVES(x, y)  _mm512_permutex2var_epi32(x, in_turns(0), y)
-#define HIGH_HALVES(x, y) _mm512_permutex2var_epi32(x, in_turns(8), y)
-
-static inline __attribute__((always_inline)) __m512i in_turns(int first)
-{
-    __m512i turns = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return _mm512_add_epi32(turns, _mm512_set1_epi32(first));
-}
-
-TE_DEFINE_INTERLEAVE(turn, __m512i, SIDE, LOW_HALVES, HIGH_HALVES)
 
 /* A square of 16 rows by 16 words: `lines` rows and `k` elements of them are there, the rest becomes 0. */
 typedef struct square {
@@ -140,7 +126,7 @@ static void pack_across(const square *s, uint32_t *to)
         if (2 * w + 1 < s->k) odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, src + s->k_stride));
         v[w] = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
     }
-    turn(v);
+    te_tile_turn(v);
     memcpy(to, v, sizeof v);
 }
 

@@ -9,6 +9,8 @@
 #ifndef TE_KERNELS_CPU_TILES_H
 #define TE_KERNELS_CPU_TILES_H
 
+#include "interleave.h"
+
 #include <immintrin.h>
 #include <stdint.h>
 
@@ -44,5 +46,18 @@ static inline void te_tiles_enter(void)
 
 /* Registers in use are saved whenever threads are switched. */
 static inline void te_tiles_leave(void) { TILES_RELEASE(); }
+
+/* Words of x and y in turns: of their first eight, and of their last. */
+#define TE_LOW_WORDS(x, y)  _mm512_permutex2var_epi32(x, te_in_turns(0), y)
+#define TE_HIGH_WORDS(x, y) _mm512_permutex2var_epi32(x, te_in_turns(8), y)
+
+static inline __attribute__((always_inline)) __m512i te_in_turns(int first)
+{
+    __m512i turns = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_add_epi32(turns, _mm512_set1_epi32(first));
+}
+
+/* 16 x 16 words turned. */
+TE_DEFINE_INTERLEAVE(te_tile_turn, __m512i, TE_TILE_SIDE, TE_LOW_WORDS, TE_HIGH_WORDS)
 
 #endif

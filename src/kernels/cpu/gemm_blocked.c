@@ -10,8 +10,8 @@
  * Nothing is shared and nothing waits: packing b takes a third of a cycle per word, half of one from memory, and a word
  * then serves all rows of the block, 16 cycles of multiplication where these are 256. Packing it once for all would
  * cost more, since it would be read again from the last-level cache. While the tiles of a slice run they prefetch what
- * is packed next, which is worth 5 % of the time where weights come from memory. With vectors a chunk is one slice: sums
- * are kept for all panels, which costs them little.
+ * is packed next, which is worth 5 % of the time where weights come from memory. With vectors a chunk is one slice:
+ * that sums are kept for all panels costs them little.
  *
  * Units, slices and tiles depend on the shape alone (units on the number of threads, but k is not divided between
  * them), and a tile's sums are kept in full precision between slices; so the result does not depend on who computes

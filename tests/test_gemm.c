@@ -316,7 +316,7 @@ static void test_large_products(void)
     static const int64_t shapes[][3] = {{257, 70, 300}, {33, 500, 129}, {5, 17, 9000}, {300, 1, 400}, {1, 700, 600},
                                         {9, 1500, 1500}, {20, 60, 4200}, {64, 192, 768}, {600, 96, 64},
                                         {131, 337, 514}, {65, 128, 768}, {128, 512, 96}, {528, 40, 1056},
-                                        {600, 5, 500}, {530, 2, 531}, {40, 8, 90}};
+                                        {600, 5, 500}, {530, 2, 531}, {40, 8, 90},     {1040, 640, 40}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (int t = 0; t < TYPE_PAIRS; t++) {
             product p = make(type_pairs[t], shapes[i][0], shapes[i][1], shapes[i][2], 0, NULL);

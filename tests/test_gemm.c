@@ -651,7 +651,7 @@ static void test_choice(void)
     CHECK(te_gemm_problem_make(&execs[0], &p.gemm, &problem) == TE_OK);
     impl = te_gemm_choose(&execs[0], &problem, reasons);
     const te_gemm_state *state = te_gemm_state_get(&execs[0]);
-    bool ours = state->bf16_pairs && !(state->matrix_unit && te_gemm_reads_rows(&problem.a)), here = true;
+    bool ours = state->bf16_pairs, here = true;
 #ifndef TE_WITH_ONEDNN
     here = false; /* without the library there is nothing to prefer it to */
 #endif

@@ -46,6 +46,9 @@ endif()
 if(TE_HAS_AMX)
   list(APPEND TE_ISAS amx)
   set(TE_ISA_FLAGS_amx ${TE_ISA_FLAGS_avx512} -mavx512bf16 -mamx-tile -mamx-bf16 -DTE_ISA_avx512=1)
+  if(CMAKE_C_COMPILER_ID STREQUAL "GNU") # a fifth smaller, at the same speed: products are not in loops of C
+    list(APPEND TE_ISA_FLAGS_amx -fno-ipa-cp-clone -fno-peel-loops)
+  endif()
 endif()
 # The links of a chain work on four vectors, one after the other as they are written. Interleaved, they hide each
 # other's latency.

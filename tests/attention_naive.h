@@ -216,11 +216,15 @@ static reference reference_run(const te_attention_grad *g)
                     }
                     double ds = p[j] * (z[j] * dp - total) * a->scale;
                     r.dbias[row * N + j] = p[j] * (z[j] * dp - total);
-                    r.dbias_size[row * N + j] = 0x1p-9 * p[j] * (z[j] * dp_size + total_size);
+                    double ds_size = p[j] * (z[j] * dp_size + total_size);
+                    r.dbias_size[row * N + j] = 0x1p-9 * ds_size;
+                    ds_size *= 0x1p-13 * fabs(a->scale); /* 2^-22 beside terms' 2^-9: what cancels leaves roundoff */
                     for (int64_t d = 0; d < D; d++) {
                         int64_t at = ((b * KH + kv) * N + j) * D + d;
                         add_term(&r.dq[row * D + d], &r.dq_size[row * D + d], ds * at4(&a->k, b, kv, j, d));
                         add_term(&r.dk[at], &r.dk_size[at], ds * at4(&a->q, b, h, i, d));
+                        r.dq_size[row * D + d] += ds_size * fabs(at4(&a->k, b, kv, j, d));
+                        r.dk_size[at] += ds_size * fabs(at4(&a->q, b, h, i, d));
                     }
                 }
             }

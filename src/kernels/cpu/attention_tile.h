@@ -128,7 +128,11 @@ static void T(store_tile)(const te_view *v, int64_t batch, int64_t head, int64_t
         case TE_F32: for (int64_t d = 0; d < whole; d++) ((float *restrict)row)[d] = (float)(by * tile[d]); break;
         case TE_BF16: for (int64_t d = 0; d < whole; d++) half[d] = te_f32_to_bf16((float)(by * tile[d])); break;
         case TE_F16: for (int64_t d = 0; d < whole; d++) half[d] = te_f32_to_f16((float)(by * tile[d])); break;
+#ifdef PAIRS
+        default: break; /* nothing beside bfloat16 is float64 */
+#else
         default: for (int64_t d = 0; d < whole; d++) ((double *restrict)row)[d] = (double)(by * tile[d]);
+#endif
         }
         for (int64_t d = whole; d < dim; d++) te_store_f64(row, v->dtype, d, (double)(by * tile[d]));
     }

@@ -213,7 +213,12 @@ extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx
  * then makes room for 8 KiB more in the signal frames of threads that do. */
 extern const te_gemm_kernel te_gemm_kernel_amx;
 bool te_gemm_amx_allowed(void);
+
+/* What processors with a matrix unit multiply float32 with: AVX-512's tiles for first-level caches of 48 KiB,
+ * second-level ones of 2 MiB and two multiplications of vectors in a cycle. */
+void te_gemm_suit_large_caches(te_gemm_kernel *f32);
 void te_gemm_fetch_avx512(const te_gemm_matrix *, int64_t, int64_t, int, int);
+void te_gemm_streamed_avx512(void); /* what this thread wrote past the caches is there before it tells another so */
 void te_gemm_finish_f32_avx512(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
 
 /* --- implementations ---------------------------------------------------------------------------------------------- */
@@ -232,6 +237,7 @@ enum { TE_GEMM_DIVISIONS = 64 };
 /* Behind te_cpu_device.gemm. */
 typedef struct te_gemm_state {
     const te_gemm_isa *isa;
+    te_gemm_kernel f32; /* isa's, for this machine's caches */
     bool bf16_pairs;  /* this machine multiplies pairs of bfloat16 */
     const te_gemm_kernel *matrix_unit; /* and whole matrices of them; or NULL */
     double matrix_macs;            /* multiply-adds that pay for entering it */

@@ -158,7 +158,7 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
         int64_t row = u->row + i * mr;
         int rows = (int)at_most(u->rows - i * mr, mr);
         if (kernel->fetch) fetch(&next, share);
-        if (kernel->fetch && ends) kernel->fetch(&u->finish.c, row, col, rows, cols);
+        if (kernel->fetch && ends && way != TE_GEMM_OUT_STREAM) kernel->fetch(&u->finish.c, row, col, rows, cols);
         out.c = te_gemm_element(&u->finish.c, row, col);
         out.way = rows % kernel->row_group ? TE_GEMM_OUT_KEEP : way;
         te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors - 1];

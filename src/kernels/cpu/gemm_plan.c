@@ -7,7 +7,8 @@ enum {
     THREAD_MACS = 512 << 10, /* work that pays for waking a thread */
     PRODUCT_MACS = 256,      /* that take as long as all else about a product */
     MATRIX_K = 32,           /* elements of a row of its registers */
-    DIRECT_COLS = 96,        /* up to so many a matrix unit's operand is not worth a copy in its order */
+    DIRECT_COLS = 96,        /* up to so many an operand that stays for several slices is not worth a copy, … */
+    NEAR_ROWS = 4096,        /* … nor for vectors while its rows are less bytes apart */
     STREAM_BYTES = 2 << 20,  /* of a result that is written past the caches, from which on nobody finds it there */
     SMALL_K = 64,
     SMALL_MACS = 256 << 10,  /* of a product that is multiplied without tiles, … */
@@ -27,7 +28,7 @@ static const te_gemm_kernel *kernel_of_pairs(const te_gemm_state *state, const t
 static void plan_arithmetic(te_gemm_plan *plan, const te_gemm_state *state)
 {
     const te_gemm_isa *isa = plan->isa = state->isa;
-    plan->kernel = &isa->f32;
+    plan->kernel = &state->f32;
     switch (plan->p->a.dtype) {
     case TE_F64:
         plan->kernel = &isa->f64;
@@ -54,7 +55,8 @@ static bool is_direct(const te_gemm_plan *plan)
     bool whole_words = plan->word == TE_GEMM_WORD_F32 || plan->word == TE_GEMM_WORD_F64 ||
                        plan->word == TE_GEMM_WORD_BF16PAIR;
     bool whole_steps = plan->p->k % (plan->kernel->k_per_word * plan->kernel->step) == 0;
-    if (plan->kernel->step > 1 && plan->p->n > DIRECT_COLS) return false;
+    bool stays = plan->kernel->step > 1 || (plan->kernel->chunk_bytes && plan->p->a.rs * plan->p->a.size >= NEAR_ROWS);
+    if (stays && plan->p->n > DIRECT_COLS) return false;
     return whole_words && whole_steps && plan->p->m % plan->kernel->row_group == 0 && te_gemm_reads_rows(&plan->p->a);
 }
 

@@ -37,7 +37,7 @@ static void enter(void) { te_tiles_enter(); }
 
 static void leave(void)
 {
-    _mm_sfence(); /* what was streamed is there before another thread is told so */
+    te_gemm_streamed_avx512();
     te_tiles_leave();
 }
 

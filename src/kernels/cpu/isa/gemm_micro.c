@@ -19,6 +19,7 @@ typedef __m512  vector_f32;
 typedef __m512d vector_f64;
 #define SPLAT_F32(p)        _mm512_set1_ps(load_f32(p))
 #define SPLAT_F64(p)        _mm512_set1_pd(load_f64(p))
+#define STREAM_F32(p, sums) _mm512_stream_ps((float *)(void *)(p), sums)
 #define MADD_F32(sum, a, b) _mm512_fmadd_ps(a, b, sum)
 #define MADD_F64(sum, a, b) _mm512_fmadd_pd(a, b, sum)
 
@@ -32,6 +33,7 @@ typedef __m256  vector_f32;
 typedef __m256d vector_f64;
 #define SPLAT_F32(p)        _mm256_set1_ps(load_f32(p))
 #define SPLAT_F64(p)        _mm256_set1_pd(load_f64(p))
+#define STREAM_F32(p, sums)
 #define MADD_F32(sum, a, b) _mm256_fmadd_ps(a, b, sum)
 #define MADD_F64(sum, a, b) _mm256_fmadd_pd(a, b, sum)
 
@@ -45,6 +47,7 @@ typedef float  vector_f32 __attribute__((vector_size(16)));
 typedef double vector_f64 __attribute__((vector_size(16)));
 #define SPLAT_F32(p)        splat_f32(load_f32(p))
 #define SPLAT_F64(p)        splat_f64(load_f64(p))
+#define STREAM_F32(p, sums)
 #define MADD_F32(sum, a, b) ((sum) + (a) * (b))
 #define MADD_F64(sum, a, b) ((sum) + (a) * (b))
 
@@ -78,6 +81,7 @@ enum { LANES_F32 = sizeof(vector_f32) / sizeof(float), LANES_F64 = sizeof(vector
 #define TILE_SPLAT  SPLAT_F32
 #define TILE_MADD   MADD_F32
 #define TILE_ROUND(p, sums)
+#define TILE_STREAM STREAM_F32
 #define TILE_TARGET
 #include "gemm_tile.h"
 
@@ -90,6 +94,7 @@ enum { LANES_F32 = sizeof(vector_f32) / sizeof(float), LANES_F64 = sizeof(vector
 #define TILE_SPLAT  SPLAT_F64
 #define TILE_MADD   MADD_F64
 #define TILE_ROUND(p, sums)
+#define TILE_STREAM(p, sums)
 #define TILE_TARGET
 #include "gemm_tile.h"
 
@@ -104,6 +109,7 @@ enum { LANES_F32 = sizeof(vector_f32) / sizeof(float), LANES_F64 = sizeof(vector
 #define TILE_SPLAT(p)         _mm512_set1_epi32(load_i32(p))
 #define TILE_MADD(sum, a, b)  _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
 #define TILE_ROUND(p, sums)   round_bf16(p, sums)
+#define TILE_STREAM(p, sums)
 #define TILE_TARGET           __attribute__((target("avx512bf16")))
 
 /* Sums that the products of pairs leave are never subnormal, so the instruction, which takes those for 0, rounds like
@@ -122,6 +128,10 @@ INLINE int32_t load_i32(const char *p)
 }
 
 #include "gemm_tile.h"
+#endif
+
+#if defined(TE_ISA_avx512)
+void te_gemm_streamed_avx512(void) { _mm_sfence(); }
 #endif
 
 enum {

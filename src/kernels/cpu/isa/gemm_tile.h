@@ -7,6 +7,7 @@
  *      TILE_SPLAT(p)               the word at p in all lanes
  *      TILE_MADD(sums, a, b)       sums + a * b
  *      TILE_ROUND(p, sums)         stores sums rounded to bfloat16, or nothing
+ *      TILE_STREAM(p, sums)        stores sums past the caches, or nothing
  *      TILE_TARGET                 attributes for instructions beyond those of the file
  * and from the instruction set TILE_ROWS x TILE_VECTORS, the full tile, and TILE_EACH(X), which is X(rows, vectors) for
  * all sizes up to it.
@@ -15,15 +16,18 @@
  * keeps 24 of the 32 registers as sums and three as a row of b; elements of a are broadcast by the multiplication's
  * memory operand.
  */
-TILE_TARGET static inline __attribute__((always_inline)) void TILE(put)(const te_gemm_out *out, char *c,
-                                                                        TILE_SUMS sums)
+TILE_TARGET static inline __attribute__((always_inline)) void TILE(put)(te_gemm_way way, char *c, TILE_SUMS sums)
 {
-    if (out->way == TE_GEMM_OUT_ROUND) {
+    if (way == TE_GEMM_OUT_ROUND) {
         TILE_ROUND(c, sums);
         return;
     }
+    if (way == TE_GEMM_OUT_STREAM) {
+        TILE_STREAM(c, sums);
+        return;
+    }
     TILE_SUMS old;
-    if (out->way == TE_GEMM_OUT_ADD) {
+    if (way == TE_GEMM_OUT_ADD) {
         memcpy(&old, c, sizeof old);
         sums += old;
     }
@@ -51,14 +55,17 @@ TILE_TARGET static inline __attribute__((always_inline)) void TILE(body)(const i
         a += a_step;
         b += NR * sizeof(TILE_WORD);
     }
-    if (out->way == TE_GEMM_OUT_KEEP) {
+    const te_gemm_way way = out->way;
+    if (way == TE_GEMM_OUT_KEEP) {
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int v = 0; v < vectors; v++)
                 memcpy(kept + r * NR + v * TILE_LANES, &sums[r][v], sizeof(TILE_SUMS));
         return;
     }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int v = 0; v < vectors; v++) TILE(put)(out, out->c + r * out->row + v * out->vector, sums[r][v]);
+    const int64_t down = out->row, right = out->vector;
+    char *c = out->c;
+    UNROLL for (int r = 0; r < rows; r++, c += down)
+        UNROLL for (int v = 0; v < vectors; v++) TILE(put)(way, c + v * right, sums[r][v]);
 }
 
 #define TILE_DEFINE(rows, vectors)                                                                                     \
@@ -84,4 +91,5 @@ static te_gemm_tile *const TILE(table)[TE_GEMM_MAX_ROWS][TE_GEMM_MAX_VECTORS] = 
 #undef TILE_SPLAT
 #undef TILE_MADD
 #undef TILE_ROUND
+#undef TILE_STREAM
 #undef TILE_TARGET

@@ -347,6 +347,29 @@ static void test_streamed_result(void)
     }
 }
 
+/* Units side by side share packed rows of a, but calls do not: an a that changed where it lies is read again. */
+static void test_operand_changes(void)
+{
+    enum { M = 9, N = 3300, K = 300 };
+    for (int run = 0; run < 4; run++) {
+        type_pair types = {run % 2 ? TE_BF16 : TE_F32, TE_F32};
+        product p = make(types, M, N, K, 0, NULL);
+        size_t size = te_dtype_size(types.in);
+        float *c = malloc(2 * sizeof(float[M * N])), *negated = c + M * N;
+        if (!c) abort();
+        p.gemm.c.data = c, p.gemm.c.stride[0] = N, p.gemm.c.stride[1] = 1;
+        CHECK(te_cpu_gemm_with(&execs[run / 2], "blocked", &p.gemm) == TE_OK);
+        for (size_t at = size - 1; at < p.a.bytes; at += size) p.a.base[at] ^= (char)0x80; /* signs */
+        p.gemm.c.data = negated;
+        CHECK(te_cpu_gemm_with(&execs[run / 2], "blocked", &p.gemm) == TE_OK);
+        int same = 0;
+        for (int i = 0; i < M * N; i++) same += negated[i] == -c[i];
+        CHECK_MSG(same == M * N, "%d of %d numbers of -a b are those of a b, negated", same, M * N);
+        free(c);
+        release(&p);
+    }
+}
+
 static void test_small_products(void)
 {
     static const int64_t shapes[][3] = {{4, 4, 4}, {3, 7, 5}, {9, 33, 6}, {1, 40, 17}, {20, 18, 30}};
@@ -668,6 +691,7 @@ int main(void)
     test_random_products();
     test_large_products();
     test_streamed_result();
+    test_operand_changes();
     test_small_products();
     test_few_rows();
     test_many_threads();

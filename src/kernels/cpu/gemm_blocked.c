@@ -10,8 +10,9 @@
  * Nothing is shared and nothing waits: packing b takes a third of a cycle per word, half of one from memory, and a word
  * then serves all rows of the block, 16 cycles of multiplication where these are 256. Packing it once for all would
  * cost more, since it would be read again from the last-level cache. While the tiles of a slice run they prefetch what
- * is packed next, which is worth 5 % of the time where weights come from memory. With vectors a chunk is one slice:
- * that sums are kept for all panels costs them little.
+ * is packed next, which is worth 5 % of the time where weights come from memory. Where a chunk is all of k, the units
+ * that a thread takes one after the other share what it packed of a block of a. With vectors and small caches a chunk
+ * is one slice: that sums are kept for all panels costs them little.
  *
  * Units, slices and tiles depend on the shape alone (units on the number of threads, but k is not divided between
  * them), and a tile's sums are kept in full precision between slices; so the result does not depend on who computes
@@ -43,6 +44,7 @@ typedef struct gemm_unit {
     int64_t chunk;                /* its first word */
     int64_t first, words, filled; /* of the slice; filled: words with the zeros behind them */
     char   *a_room, *b_room, *sums;
+    const char **kept;            /* the rows that a_room holds from unit to unit; or NULL */
 } gemm_unit;
 
 static int columns_of(const gemm_unit *u, int64_t panel)
@@ -201,10 +203,13 @@ static void run_chunk(gemm_unit *u)
 {
     const te_gemm_plan *plan = u->plan;
     int64_t end = at_most(plan->words, u->chunk + plan->chunk_words);
-    for (int64_t first = u->chunk; first < end && !plan->direct_a; first += plan->slice_words) {
+    const char *rows = u->a.data + u->row * u->a.row;
+    bool there = plan->direct_a || (u->kept && *u->kept == rows);
+    for (int64_t first = u->chunk; first < end && !there; first += plan->slice_words) {
         begin_slice(u, first);
         pack_a(u);
     }
+    if (u->kept) *u->kept = rows;
     for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++)
         for (int64_t first = u->chunk; first == u->chunk || first < end; first += plan->slice_words) {
             begin_slice(u, first);
@@ -233,6 +238,12 @@ static gemm_source source_of(const te_gemm_matrix *m)
     return (gemm_source){m->data, m->rs * m->size, m->cs * m->size};
 }
 
+/* Where a thread notes whose rows of a its room holds: behind them. */
+static const char **kept_of(const te_gemm_plan *plan, char *room)
+{
+    return (const char **)(void *)(room + te_gemm_thread_bytes(plan) - align_up(sizeof(char *)));
+}
+
 /* Unit `index` of all products. */
 static gemm_unit unit_make(const te_gemm_plan *plan, int64_t index, char *room)
 {
@@ -245,6 +256,7 @@ static gemm_unit unit_make(const te_gemm_plan *plan, int64_t index, char *room)
     gemm_unit u = {.plan = plan, .a = source_of(&t.a), .b = source_of(&t.b), .row = block * plan->unit_rows,
                    .panel = group * plan->unit_panels, .b_room = room, .sums = room + plan->b_bytes,
                    .a_room = room + plan->b_bytes + plan->sums_bytes,
+                   .kept = plan->keeps_a ? kept_of(plan, room) : NULL,
                    .finish = {.c = t.c, .aux = t.aux, .bias = plan->bias, .bias_by_row = p->bias_by_row,
                               .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate}};
     u.rows = at_most(p->m - u.row, plan->unit_rows);
@@ -332,6 +344,8 @@ te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem)
     if (!work) return TE_ERROR_MEMORY;
     plan.bias = te_gemm_bias_array(problem, wide, work);
     gemm_units units = {&plan, work + bias};
+    for (int t = 0; t < plan.threads && plan.keeps_a; t++)
+        *kept_of(&plan, units.work + t * te_gemm_thread_bytes(&plan)) = NULL;
     te_cpu_loop(exec, plan.threads, plan.blocks * plan.groups * problem->batches, grain_of(&plan), run_units, &units);
     if (work != stack) exec->scratch_free(exec, work);
     return TE_OK;

@@ -23,6 +23,7 @@ typedef struct te_gemm_plan {
     bool    small;                          /* not in tiles (isa/gemm_small.c), and whether b is packed there */
     bool    small_panel;
     bool    direct_a;                       /* rows of a serve as they are */
+    bool    keeps_a;                        /* packed rows of a serve neighbouring units */
     bool    blocks_first;                   /* neighbouring units are blocks of one group, else groups of one block */
     te_gemm_way way;                        /* of whole vectors, when they are complete */
     size_t  a_bytes, b_bytes, sums_bytes;   /* workspace of a thread */

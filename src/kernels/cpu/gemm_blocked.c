@@ -44,7 +44,7 @@ typedef struct gemm_unit {
     int64_t chunk;                /* its first word */
     int64_t first, words, filled; /* of the slice; filled: words with the zeros behind them */
     char   *a_room, *b_room, *sums;
-    const char **kept;            /* the rows that a_room holds from unit to unit; or NULL */
+    const char **kept;            /* where the rows begin that a_room holds from unit to unit; or NULL */
 } gemm_unit;
 
 static int columns_of(const gemm_unit *u, int64_t panel)

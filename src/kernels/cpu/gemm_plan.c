@@ -252,7 +252,7 @@ static void plan_workspace(te_gemm_plan *plan)
     int64_t row_panels = plan->unit_rows / kernel->mr, chunk = plan->chunk_words < plan->words ? plan->unit_panels : 1;
     size_t chunk_bytes = round_up(at_most(plan->chunk_words, plan->words), kernel->step) * kernel->word_bytes;
     plan->a_bytes = plan->direct_a ? 0 : align_up(plan->unit_rows * chunk_bytes);
-    bool side_by_side = plan->groups > 1 && !(plan->blocks_first && plan->blocks > 1);
+    bool side_by_side = plan->groups > 1 && (plan->blocks == 1 || (!plan->blocks_first && plan->p->a.rs != 0));
     plan->keeps_a = plan->a_bytes && plan->words <= plan->chunk_words && side_by_side;
     if (plan->keeps_a) plan->a_bytes += align_up(sizeof(char *));
     plan->sums_bytes = align_up(one_slice ? tile : row_panels * chunk * tile);

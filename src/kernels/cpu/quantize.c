@@ -106,14 +106,15 @@ static int columns_of_panels(const te_exec *exec, const te_panel_job *p)
 {
     const te_quantizer *q = p->job.quantizer;
     int64_t panels = (p->job.rows + TE_PANEL_ROWS - 1) / TE_PANEL_ROWS;
-    bool narrow = te_dtype_size(p->job.dtype) == 2, both = p->job.side[1].data != NULL;
-    int few = narrow && q->element != TE_E2M1 ? TE_PANEL_COLS : TE_PANEL_COLS / 2;
-    bool rows = q->block_rows == 1 && q->block_cols >= (narrow ? 8 : 128); /* float32 leaves the first cache soon */
+    int size = (int)te_dtype_size(p->job.dtype);
+    bool both = p->job.side[1].data != NULL, lines = both && q->block_rows == 1 && q->block_cols == TE_PANEL_ROWS;
+    int few = size == 2 && q->element != TE_E2M1 ? TE_PANEL_COLS : TE_PANEL_COLS / 2;
+    bool rows = q->block_rows == 1 && q->block_cols >= 8;
     bool squares = q->element == TE_E2M1 && q->block_rows == TE_GROUP && q->block_cols == TE_GROUP && !q->stochastic;
     if ((rows || squares) && !both) return TE_MOST_COLUMNS;
     if (te_panel_follows_rows(p)) return TE_WIDE_COLS;
     bool enough = exec->threads <= 1 || panels >= 4 * exec->threads || panels % exec->threads == 0;
-    if (enough && te_panel_in_bands(p)) return TE_MOST_COLUMNS;
+    if (enough && te_panel_in_bands(p)) return lines ? TE_BAND_BYTES / TE_PANEL_ROWS / size : TE_MOST_COLUMNS;
     if (q->block_rows || q->element == TE_E2M1) return few;
     if (!both) return TE_FLAT_COLS;
     return enough && te_panel_shares_codes(p) ? TE_MOST_COLUMNS : few;

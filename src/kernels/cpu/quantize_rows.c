@@ -14,14 +14,6 @@ static void foresee_columns(const te_panel_job *p, te_panel x, int i)
         te_ask_to_write(side->data + (x.col + j) * side->row_stride + (x.row >> shift), x.rows >> shift);
 }
 
-/* The same columns of row i, which may be that of the next panel. */
-static void foresee_row(const te_panel_job *p, te_panel x, int i)
-{
-    const char *from = te_panel_source(p, x.row + i, x.col);
-    int64_t bytes = x.cols * (int64_t)te_dtype_size(p->job.dtype);
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
-}
-
 /* What row i of this panel and of the next one need. */
 static void foresee(const te_panel_job *p, te_panel x, int i)
 {
@@ -29,12 +21,8 @@ static void foresee(const te_panel_job *p, te_panel x, int i)
     bool turned = p->job.quantizer->transposed;
     int shift = p->job.quantizer->element == TE_E2M1;
     int64_t row, col;
-    int ahead = p->job.quantizer->block_rows;
     if (side[1].data && turned && !p->past && !te_panel_goes_by_groups(p)) foresee_columns(p, x, i);
-    if (x.next > TE_PANEL_COLS) {
-        if ((ahead == 1 || ahead == TE_GROUP) && x.row + i + ahead < p->job.rows) foresee_row(p, x, i + ahead);
-        return;
-    }
+    if (x.next > TE_PANEL_COLS) return; /* rows follow memory */
     if (!te_panel_foresee(p, x, i, &row, &col)) return;
     if (!p->rows_past) te_ask_to_write(side[0].data + row * side[0].row_stride + (col >> shift), x.cols >> shift);
     if (side[1].data && !turned)

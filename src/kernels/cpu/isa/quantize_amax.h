@@ -66,15 +66,6 @@ TE_INLINE __m512i te_size_f32(const float *x)
     return _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi32(0x7fffffff));
 }
 
-/* Sizes of 32 blocks of 16 halves, in their order. */
-TE_INLINE __m512i te_sizes_of_32(const uint16_t *x)
-{
-    __m512i v[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) v[i] = te_size_bf16(x + 32 * i);
-    return te_fold_halves(v);
-}
-
 /* The larger one of each two halves, as float32. */
 TE_INLINE __m512i te_larger_halves(__m512i sizes)
 {
@@ -102,48 +93,6 @@ TE_INLINE __m512i te_largest_f32(const __m512i v[16])
     return _mm512_permutexvar_epi32(_mm512_loadu_si512(order), sizes);
 }
 
-/* Blocks of 16 or 32 bfloat16. */
-TE_INLINE int64_t te_amaxes_bf16(float *amax, const uint16_t *x, int64_t n, int64_t block)
-{
-    int64_t i = 0;
-    if (block != 16 && block != 32) return 0;
-    for (; i + 512 <= n; i += 512) {
-        __m512i sizes = te_sizes_of_32(x + i);
-        if (_mm512_cmpgt_epu16_mask(sizes, _mm512_set1_epi16(0x7f80))) return i;
-        if (block == 32) {
-            _mm512_storeu_si512(amax, te_larger_halves(sizes));
-            amax += 16;
-            continue;
-        }
-        for (int h = 0; h < 2; h++, amax += 16) {
-            __m256i half = h ? _mm512_extracti64x4_epi64(sizes, 1) : _mm512_castsi512_si256(sizes);
-            _mm512_storeu_si512(amax, _mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-        }
-    }
-    return i;
-}
-
-/* Blocks of 16 or 32 float32. */
-TE_INLINE int64_t te_amaxes_f32(float *amax, const float *x, int64_t n, int64_t block)
-{
-    int64_t i = 0;
-    if (block != 16 && block != 32) return 0;
-    for (; i + 16 * block <= n; i += 16 * block, amax += 16) {
-        __m512i v[16];
-#pragma GCC unroll 16
-        for (int k = 0; k < 16; k++) {
-            v[k] = te_size_f32(x + i + k * block);
-            if (block == 32) v[k] = _mm512_max_epu32(v[k], te_size_f32(x + i + k * block + 16));
-        }
-        __m512i sizes = te_largest_f32(v);
-        if (_mm512_cmpgt_epu32_mask(sizes, _mm512_set1_epi32(0x7f800000))) return i;
-        _mm512_storeu_si512(amax, sizes);
-    }
-    return i;
-}
-
-/* --- of columns, and of rows and columns in one visit ------------------------------------------------------------- */
-
 TE_INLINE void te_put_size_f32(float *amax, __m512i sizes) { _mm512_storeu_si512(amax, sizes); }
 
 TE_INLINE void te_put_size_bf16(float *amax, __m512i sizes)
@@ -154,19 +103,84 @@ TE_INLINE void te_put_size_bf16(float *amax, __m512i sizes)
     _mm512_storeu_si512(amax + 16, _mm512_slli_epi32(high, 16));
 }
 
+/* Sixteen times so many vectors; what comes behind is asked for. */
+#define TE_DEFINE_MOST(dtype, type, MAX)                                                                               \
+    TE_INLINE void te_most_##dtype(__m512i v[16], const type *x, const int vectors, const type *half)                  \
+    {                                                                                                                  \
+        _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++)                                                          \
+            for (int u = 0, at = k * vectors; u < vectors; u++, at++) {                                                \
+                __m512i size = te_size_##dtype(x + at * (64 / (int)sizeof(type)));                                     \
+                te_fetch_half(half, 64 * at, 64, false);                                                               \
+                v[k] = u ? MAX(v[k], size) : size;                                                                     \
+            }                                                                                                          \
+    }
+
+TE_DEFINE_MOST(f32, float, _mm512_max_epu32)
+TE_DEFINE_MOST(bf16, uint16_t, _mm512_max_epu16)
+
+TE_INLINE int64_t te_amaxes_of_bf16(float *amax, const uint16_t *x, int64_t n, const int64_t block)
+{
+    const int64_t vectors = block / 32 + (block < 32);
+    const uint16_t *half = te_behind_bf16(x, n);
+    int64_t i = 0;
+    for (; i + 512 * vectors <= n; i += 512 * vectors, amax += 512 * vectors / block) {
+        __m512i v[16];
+        te_most_bf16(v, x + i, (int)vectors, half + i / 2);
+        __m512i sizes = te_fold_halves(v);
+        if (_mm512_cmpgt_epu16_mask(sizes, _mm512_set1_epi16(0x7f80))) return i;
+        if (block == 16)
+            te_put_size_bf16(amax, sizes);
+        else
+            _mm512_storeu_si512(amax, te_larger_halves(sizes));
+    }
+    return i;
+}
+
+TE_INLINE int64_t te_amaxes_of_f32(float *amax, const float *x, int64_t n, const int64_t block)
+{
+    const float *half = te_behind_f32(x, n);
+    int64_t i = 0;
+    for (; i + 16 * block <= n; i += 16 * block, amax += 16) {
+        __m512i v[16];
+        te_most_f32(v, x + i, (int)block / 16, half + i / 2);
+        __m512i sizes = te_largest_f32(v);
+        if (_mm512_cmpgt_epu32_mask(sizes, _mm512_set1_epi32(0x7f800000))) return i;
+        _mm512_storeu_si512(amax, sizes);
+    }
+    return i;
+}
+
+/* Blocks of 16, 32 or 128; a compiler makes loops of its own for each. */
+#define TE_DEFINE_AMAXES(dtype, type)                                                                                  \
+    TE_INLINE int64_t te_amaxes_##dtype(float *amax, const type *x, int64_t n, int64_t block)                          \
+    {                                                                                                                  \
+        if (block == 16) return te_amaxes_of_##dtype(amax, x, n, 16);                                                  \
+        if (block == 32) return te_amaxes_of_##dtype(amax, x, n, 32);                                                  \
+        return block == 128 ? te_amaxes_of_##dtype(amax, x, n, 128) : 0;                                               \
+    }
+
+TE_DEFINE_AMAXES(f32, float)
+TE_DEFINE_AMAXES(bf16, uint16_t)
+
+/* --- of columns, and of rows and columns in one visit ------------------------------------------------------------- */
+
 /* Runs of a kilobyte of all rows before the next: rows may lie in pages of their own, of which a machine remembers
  * few. */
 #define TE_DEFINE_AMAXES_DOWN(dtype, type, MAX, CMPGT, INFINITE)                                                       \
     TE_INLINE int te_amaxes_down_##dtype(float *amax, const type *x, int64_t stride, int rows, int n)                  \
     {                                                                                                                  \
         enum { VECTOR = 64 / sizeof(type), WIDE = 16 * VECTOR };                                                       \
+        const type *half = te_behind_##dtype(x, rows * stride);                                                        \
         int j = 0;                                                                                                     \
         for (; j + WIDE <= n; j += WIDE) {                                                                             \
             __m512i v[16], top = _mm512_setzero_si512();                                                               \
             _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) v[k] = top;                                          \
             for (int i = 0; i < rows; i++)                                                                             \
                 _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++)                                                  \
+                {                                                                                                      \
+                    te_fetch_half(half + i * stride + j / 2, 64 * k, 64, true);                                        \
                     v[k] = MAX(v[k], te_size_##dtype(x + i * stride + j + k * VECTOR));                                \
+                }                                                                                                      \
             _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) top = MAX(top, v[k]);                                \
             if (CMPGT(top, INFINITE)) return j;                                                                        \
             _Pragma("GCC unroll 16") for (int k = 0; k < 16; k++) te_put_size_##dtype(amax + j + k * VECTOR, v[k]);    \
@@ -198,12 +212,15 @@ TE_DEFINE_AMAXES_DOWN(bf16, uint16_t, _mm512_max_epu16, _mm512_cmpgt_epu16_mask,
         for (int i = 0; i < w->rows; i++, along += w->step)                                                            \
             for (int64_t j = 0; j < w->n; j += 512) {                                                                  \
                 const type *x = (const type *)w->x + i * w->stride + j;                                                \
+                const type *half = (const type *)(w->next ? w->next : w->x) + i * w->stride + j / 2;                   \
                 int64_t there = (w->n - j) / 32;                                                                       \
                 __m512i v[16];                                                                                         \
-                _Pragma("GCC unroll 16") for (int b = 0; b < 16; b++) v[b] =                                           \
-                    b >= there                                                                                         \
-                        ? _mm512_setzero_si512()                                                                       \
+                _Pragma("GCC unroll 16") for (int b = 0; b < 16; b++)                                                  \
+                {                                                                                                      \
+                    te_fetch_half(half, 32 * b * (int)sizeof(type), 32 * sizeof(type), true);                          \
+                    v[b] = b >= there ? _mm512_setzero_si512()                                                         \
                         : te_amax_block_##dtype(x + 32 * b, kept + (j + 32 * b) * (int)sizeof(type), i == 0, wide);    \
+                }                                                                                                      \
                 __m512i sizes = te_largest_##dtype(v);                                                                 \
                 top = _mm512_max_epu32(top, sizes);                                                                    \
                 _mm512_mask_storeu_epi32(along + j / 32, (__mmask16)(there < 16 ? (1u << there) - 1 : 0xffff), sizes); \
@@ -260,10 +277,13 @@ TE_DEFINE_AMAX_BOTH(bf16, uint16_t, 1, _mm512_max_epu16)
         if (block != WIDE || blocks > MOST) return 0;                                                                  \
         for (int64_t b = 0; b < blocks || b % 16; b++) kept[b] = top;                                                  \
         for (int i = 0; i < rows; i++) {                                                                               \
-            const type *x = (const type *)data + i * stride;                                                           \
-            for (int64_t b = 0; b < blocks; b++, x += WIDE)                                                            \
+            const type *x = (const type *)data + i * stride, *half = te_behind_##dtype(x, n);                          \
+            for (int64_t b = 0; b < blocks; b++, x += WIDE, half += WIDE / 2)                                          \
                 _Pragma("GCC unroll 8") for (int k = 0; k < WIDE; k += VECTOR)                                         \
+                {                                                                                                      \
+                    te_fetch_half(half, k * (int)sizeof(type), 64, false);                                             \
                     kept[b] = MAX(kept[b], te_size_##dtype(x + k));                                                    \
+                }                                                                                                      \
         }                                                                                                              \
         for (int64_t b = 0; b < blocks; b += 16) {                                                                     \
             __m512i sizes = te_largest_##dtype(kept + b);                                                              \

@@ -243,6 +243,7 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
         const type *x = (const type *)w->x + r * w->stride + first;                                                    \
         const float *multipliers = w->multipliers + r * w->step + first / 16;                                          \
         const uint8_t *random = chance ? w->random + r * w->random_stride + first : NULL;                              \
+        const type *half = te_behind_##dtype(x, w->rows * w->stride) + n / 2;                                          \
         float scaled[16];                                                                                              \
         for (int64_t i = 0; i < n; i += 256) {                                                                         \
             int64_t end = n - i < 256 ? n : i + 256;                                                                   \
@@ -250,6 +251,7 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
             bool good = te_scale_multipliers(&m[0]);                                                                   \
             _mm512_storeu_ps(scaled, m[0]);                                                                            \
             for (int64_t j = i; j < end; j += 64) {                                                                    \
+                te_fetch_half(half + j / 2, 0, 64 * sizeof(type), false);                                              \
                 te_short_blocks_##dtype(m, scaled + (j - i) / 16, 16);                                                 \
                 te_fours four = te_fours_##dtype(x + j, m, chance ? random + j : NULL, t);                             \
                 _mm256_storeu_si256((__m256i *)(pairs + j / 2), te_neighbours_##dtype(four.codes));                    \

@@ -94,11 +94,13 @@ TE_INLINE te_bounds te_bounds_at(const te_bounds_along *all, int b, bool two)
         te_bounds_along all;                                                                                           \
         __m512 m[4];                                                                                                   \
         int64_t whole = n - n % 64, blocks = block < n ? (n + block - 1) / block : 1, i = 0;                           \
+        const type *half = te_behind_##dtype(x, n) + n / 2;                                                            \
         for (int64_t at = 0; i < whole; at += 16) {                                                                    \
             te_bounds_for(&all, multipliers + at, blocks - at, f);                                                     \
             for (int b = 0; b < 16 && i < whole; b += two ? 2 : 1) {                                                   \
                 te_bounds bounds = te_bounds_at(&all, b, two);                                                         \
                 for (int64_t end = two ? i + 64 : whole - i < block ? whole : i + block; i < end; i += 64) {           \
+                    te_fetch_half(half + i / 2, 0, 64 * sizeof(type), false);                                          \
                     if (te_codes_bounded_##dtype(codes + i, x + i, bounds, f, past)) continue;                         \
                     m[0] = m[1] = m[2] = m[3] = _mm512_set1_ps(multipliers[at + b]);                                   \
                     if (two) m[2] = m[3] = _mm512_set1_ps(multipliers[at + b + 1]);                                    \

@@ -63,6 +63,7 @@ TE_INLINE bool te_product_codes(__m512i *codes, const uint16_t *x, const te_prod
     __mmask32 less[2];
 #pragma GCC unroll 2
     for (int k = 0; k < 2; k++) {
+        te_fetch_ahead(x + 32 * k);
         given[k] = _mm512_loadu_si512(x + 32 * k);
         size[k] = _mm512_and_si512(given[k], _mm512_set1_epi16(0x7fff));
         *most = _mm512_max_epu16(*most, size[k]);

@@ -16,6 +16,33 @@
 #if defined(TE_ISA_avx512)
 #include <immintrin.h>
 
+/* Asks for what lies as far behind a line that is read as memory is away. */
+enum { TE_AHEAD = 3072 };
+
+TE_INLINE void te_fetch_ahead(const void *x) { __builtin_prefetch((const char *)x + TE_AHEAD, 0, 3); }
+
+/* Rows that are read for factors first and then, out of a cache, for codes: so that memory is busy both times, either
+ * asks for half of what comes next. Where that begins behind n elements, since less than TE_AHEAD would come late. */
+#define TE_DEFINE_BEHIND(dtype, type)                                                                                  \
+    TE_INLINE const type *te_behind_##dtype(const type *x, int64_t n)                                                  \
+    {                                                                                                                  \
+        const int64_t least = TE_AHEAD / (int64_t)sizeof(type);                                                        \
+        return x + (n < least ? least : n);                                                                            \
+    }
+
+TE_DEFINE_BEHIND(f32, float)
+TE_DEFINE_BEHIND(bf16, uint16_t)
+
+/* Along with bytes at … at + bytes of what is read, a line for two; far: it is not for the first cache. */
+TE_INLINE void te_fetch_half(const void *half, int at, int bytes, bool far)
+{
+    for (int i = (at + 127) / 128; 128 * i < at + bytes; i++)
+        if (far)
+            __builtin_prefetch((const char *)half + 64 * i, 0, 2);
+        else
+            __builtin_prefetch((const char *)half + 64 * i, 0, 3);
+}
+
 /* A format, with what is added to magnitudes by the low five bits of their exponent. */
 typedef struct te_wide_form {
     int      mantissa;
@@ -79,6 +106,7 @@ TE_INLINE __m512i te_numbers_64_f32(const float *x, const __m512 m[4], te_wide_f
     __m512i given[4], code[4];
 #pragma GCC unroll 4
     for (int k = 0; k < 4; k++) {
+        te_fetch_ahead(x + 16 * k);
         given[k] = _mm512_loadu_si512(x + 16 * k);
         __m512i size = _mm512_and_si512(given[k], _mm512_set1_epi32(0x7fffffff));
         *most = _mm512_max_epu32(*most, size);
@@ -138,6 +166,7 @@ TE_INLINE __m512i te_numbers_64_bf16(const uint16_t *x, const __m512 m[4], te_wi
     __m512i given[2], code[2];
 #pragma GCC unroll 2
     for (int k = 0; k < 2; k++) {
+        te_fetch_ahead(x + 32 * k);
         given[k] = _mm512_loadu_si512(x + 32 * k);
         __m512i size = _mm512_and_si512(given[k], _mm512_set1_epi16(0x7fff));
         *most = _mm512_max_epu16(*most, size);

@@ -274,6 +274,17 @@ static int64_t fold_step(const te_walker *w, const te_step *step, int k, bool *h
     return row_step(w, step->arg[k]) / (*half ? (int64_t)sizeof(uint16_t) : (int64_t)w->blocks->size);
 }
 
+/* What follows a row or window that is added up straight from memory, as far behind as memory is away: processors fetch
+ * it by themselves, but too late for one core to have its share of the bandwidth. */
+static te_ahead ahead_of_sum(const te_walker *w, int32_t slot, const char *src, size_t n)
+{
+    enum { AWAY = 6144 };
+    const uint8_t form = w->form[slot];
+    int64_t each = TE_FOLD_LANES * (form & TE_FORM_HALF ? (int64_t)sizeof(uint16_t) : (int64_t)w->blocks->size);
+    if (w->job->bytes < TE_PAST_CACHES || !(form & TE_FORM_TENSOR)) return (te_ahead){0};
+    return (te_ahead){.at = src + AWAY, .end = src + AWAY + (int64_t)(n / TE_FOLD_LANES) * each, .each = each};
+}
+
 /* Of several rows one by one where each fills the lanes: so the sum is that of rows, whatever a tile has of them. */
 static void step_sum(te_walker *w, const te_step *step)
 {
@@ -282,7 +293,8 @@ static void step_sum(te_walker *w, const te_step *step)
     const char *src = w->slot[step->arg[0]], *by = factor(w, step);
     bool        half = w->form[step->arg[0]] & TE_FORM_HALF;
     for (size_t r = 0; r < pieces; r++) {
-        w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, src, half, by, NULL, n, (te_ahead){0});
+        w->blocks->fold_add(&w->sums[step->number], (te_fold_kind)step->op, src, half, by, NULL, n,
+                            ahead_of_sum(w, step->arg[0], src, n));
         src += row_step(w, step->arg[0]);
         if (by) by += row_step(w, step->arg[1]);
     }
@@ -309,7 +321,9 @@ static void add_columns(te_walker *w, const te_step *step)
         fold.by_step = fold_step(w, step, 1, &fold.by_half);
         fold.also = also ? column_sums(w, step->also) : NULL;
     }
-    w->blocks->fold_columns(&fold, ahead_of(w, step, strips));
+    bool alone = !w->fetches && here && w->tile_rows == 1;
+    w->blocks->fold_columns(&fold, alone ? ahead_of_sum(w, step->arg[0], fold.src, fold.columns)
+                                         : ahead_of(w, step, strips));
 }
 
 /* Whether a row sum can do these column sums on the way. In single rows they would go through memory for each. */

@@ -46,6 +46,8 @@ static void check_maxima(const te_quantize_blocks *both[2], int dtype, int any)
             for (int i = 0; i < ROWS; i++)
                 both[v]->of[dtype].amax_along(found[v] + i * WIDTH, row(dtype, i), COLUMNS, blocks[k]);
         same("amax_along", dtype, any, blocks[k], found[0], found[1], sizeof found[0]);
+        for (int v = 0; v < 2; v++) both[v]->of[dtype].amax_along(found[v], source(dtype), N, blocks[k]);
+        same("amax_along, long", dtype, any, blocks[k], found[0], found[1], sizeof found[0]);
     }
     for (int v = 0; v < 2; v++) both[v]->of[dtype].amax_down(found[v], source(dtype), COLUMNS, ROWS, COLUMNS);
     same("amax_down", dtype, any, ROWS, found[0], found[1], sizeof found[0]);

@@ -265,7 +265,8 @@ describe("train_gpt.lua", function()
         for _, case in ipairs { "INT cpu", "TERM cpu", devices[2] and "INT cuda" } do
             local signal, device = case:match("(%u+) (%a+)")
             os.execute(("rm -rf %s/stop"):format(folder))
-            local command = ("timeout --foreground -k 1 240 %s scripts/train_gpt.lua --threads=1 --data=%s/text.txt "
+            -- -k counts from a signal that is passed on as well: a step and a checkpoint must fit into it.
+            local command = ("timeout --foreground -k 60 240 %s scripts/train_gpt.lua --threads=1 --data=%s/text.txt "
                 .. "--out=%s/stop %s --steps=1000000 --eval-interval=1000000 --device=%s >%s/log 2>&1")
                 :format(TETRAIN, folder, folder, SMALL, device, folder)
             local script = ("%s & pid=$!; while [ ! -s %s/stop/metrics.jsonl ] && kill -0 $pid; do sleep 0.1; done; "
@@ -285,7 +286,7 @@ describe("train_gpt.lua", function()
             .. "while [ ! -s %s/taken/metrics.jsonl ] && kill -0 $pid; do sleep 0.1; done; "
             .. "for more in '' --resume; do %s --steps=1 $more 2>>%s/refused; echo $? >>%s/codes; done; "
             .. "kill -TERM $pid; wait $pid; echo $? >>%s/codes; %s --resume --steps=1; echo $? >>%s/codes")
-        local command = ("timeout --foreground -k 1 240 %s scripts/train_gpt.lua --threads=1 --data=%s/text.txt "
+        local command = ("timeout --foreground -k 60 240 %s scripts/train_gpt.lua --threads=1 --data=%s/text.txt "
             .. "--out=%s/taken %s >%s/log"):format(TETRAIN, folder, folder, SMALL, folder)
         os.execute(shell:format(command, folder, command, folder, folder, folder, command, folder))
         assert.equal("74\n74\n75\n0\n", assert(io.open(folder .. "/codes")):read("*a"))

@@ -230,6 +230,58 @@ describe("gradient clipping", function()
         assert.error_matches(function() te.optim.clip_grad_norm({ a }, 0) end, "max: expected a number above 0")
     end)
 
+    -- Products that leave the caches sum up their squares, which the norm takes as long as nothing else is written.
+    it("knows gradients of products, and what became of them", function()
+        local function norm_of(gradient) return gradient:to("float64"):square():sum():item() ^ 0.5 end
+        local threads = te.get_num_threads()
+        for _, dtype in ipairs { "float32", "bfloat16" } do
+            local norms = {}
+            for n = 1, 2 do
+                te.set_num_threads(n)
+                te.manual_seed(7)
+                local table = te.randn({ 1200, 768 }, { requires_grad = true })
+                local ids = te.randint(0, 1199, { 192 }, { dtype = "int64" })
+                local dy = te.randn { 192, 1200 }
+                local function check(what)
+                    local norm = te.optim.grad_norm { table }
+                    local exact = norm_of(table.grad)
+                    assert.is_true(math.abs(norm / exact - 1) < 1e-6, ("%s: %.9g, not %.9g"):format(what, norm, exact))
+                    return norm
+                end
+                local function backward(x)
+                    te.autocast({ enabled = dtype == "bfloat16", dtype = "bfloat16" }, function()
+                        te.linear(x, table):backward(dy:to(dtype))
+                    end)
+                end
+                backward(te.randn { 192, 768 })
+                norms[n] = { check("a product") }
+                assert.equal(norms[n][1], te.optim.grad_norm { table })
+                backward(te.randn { 192, 768 })
+                norms[n][2] = check("two products")
+                table.grad = nil
+                backward(te.embedding(table, ids) * 3)
+                norms[n][3] = check("a product and rows")
+                table.grad:mul_(2)
+                check("doubled")
+                table.grad[1]:fill_(100)
+                check("a row filled")
+                te.optim.clip_grad_norm({ table }, 1)
+                assert.is_true(math.abs(check("clipped") - 1) < 1e-5)
+                table.grad = nil
+                backward(te.randn { 192, 768 })
+                table.grad:zero_()
+                assert.equal(0, te.optim.grad_norm { table })
+                table.grad = nil
+                backward(te.full({ 192, 768 }, 0 / 0))
+                local norm, broken = te.optim.grad_norm { table }
+                assert.is_true(norm ~= norm)
+                assert.is_true(rawequal(table, broken[1]))
+            end
+            assert.same(norms[1], norms[2])
+        end
+        te.set_num_threads(threads)
+    end)
+
     it("names the tensors that broke", function()
         local a, b = parameter { 0 }, parameter { 0 }
         a.grad, b.grad = te.tensor { 3 }, te.tensor { 0 / 0 }

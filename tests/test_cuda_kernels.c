@@ -89,7 +89,7 @@ static void check_embedding(te_dtype out_dtype, te_dtype table_dtype, layout l, 
     CHECK(te_cpu_embedding(&cuda.exec, &out.cpu, &table.cpu, &ids.cpu) == TE_OK);
     CHECK_MSG(same(&out, 0), "embedding %s from %s", te_dtype_name(out_dtype), te_dtype_name(table_dtype));
     CHECK_PLAN(te_cuda_plan_embedding_backward(&cuda.exec, &plan, &table.gpu, &out.gpu, &ids.gpu));
-    CHECK(te_cpu_embedding_backward(&cuda.exec, &table.cpu, &out.cpu, &ids.cpu) == TE_OK);
+    CHECK(te_cpu_embedding_backward(&cuda.exec, &table.cpu, &out.cpu, &ids.cpu, NULL) == TE_OK);
     CHECK_MSG(same(&table, 0), "embedding backward %s to %s", te_dtype_name(out_dtype), te_dtype_name(table_dtype));
     te_store_f64(ids.gpu.data, id_dtype, 7, VOCABULARY);
     CHECK(te_cuda_plan_embedding(&cuda.exec, &plan, &out.gpu, &table.gpu, &ids.gpu) == TE_OK);

@@ -187,7 +187,24 @@ static te_exec open_exec(int threads)
 #endif
     return exec;
 }
-static int     onednn_runs, row_runs;
+static int     onednn_runs, row_runs, squares_found;
+
+/* The sum of squares that came with c, if one did: that of what is there, in the same bits with any threads. */
+static void check_squares(const te_gemm *g, double squares, double *first, int threads)
+{
+    int d = g->c.ndim;
+    int64_t m = g->c.shape[d - 2], n = g->c.shape[d - 1], total = te_view_numel(&g->c);
+    double sum = 0;
+    for (int64_t at = 0; at < total && !isnan(squares); at++) {
+        double x = value_at(&g->c, at / (m * n), at / n % m, at % n);
+        sum += x * x;
+    }
+    CHECK_MSG(isnan(squares) || fabs(squares - sum) <= 1e-6 * sum, "sum of squares %g, not %g", squares, sum);
+    if (threads == 1) *first = squares;
+    CHECK_MSG(memcmp(&squares, first, sizeof squares) == 0 || (isnan(squares) && isnan(*first)),
+              "sum of squares: %.17g with one thread, %.17g with %d", *first, squares, threads);
+    squares_found += !isnan(squares);
+}
 
 /* Runs with one and two threads through `impl` (NULL: the backend's own choice); checks values and equal bits. Returns
  * false when the implementation declines. */
@@ -195,12 +212,16 @@ static bool run_and_check(product *p, const expectation *expected, const char *i
 {
     size_t skip = (size_t)((char *)p->gemm.c.data - p->c.base);
     char *before = copy_of(&p->gemm.c, &p->c), *first = NULL;
+    double squares, first_squares = NAN;
     bool accepted = true;
+    p->gemm.squares = p->gemm.c.dtype == TE_F32 ? &squares : NULL;
     for (int e = 0; e < 2 && accepted; e++) {
+        squares = NAN;
         memcpy(p->c.base, before - skip, p->c.bytes);
         te_status status = impl ? te_cpu_gemm_with(&execs[e], impl, &p->gemm) : te_cpu_gemm(&execs[e], &p->gemm);
         if (impl && status == TE_ERROR_UNSUPPORTED) accepted = false;
         else CHECK_MSG(status == TE_OK, "%s: status %d, %s", impl ? impl : "chosen", status, execs[e].message);
+        if (accepted && p->gemm.squares) check_squares(&p->gemm, squares, &first_squares, execs[e].threads);
         if (accepted && e == 0) {
             compare(&p->gemm, expected, before, impl ? impl : "chosen");
             first = copy_of(&p->gemm.c, &p->c);
@@ -208,21 +229,23 @@ static bool run_and_check(product *p, const expectation *expected, const char *i
             CHECK_MSG(memcmp(first - skip, p->c.base, p->c.bytes) == 0, "%s: %d threads give other bits",
                       impl ? impl : "chosen", execs[e].threads);
     }
+    p->gemm.squares = NULL;
     memcpy(p->c.base, before - skip, p->c.bytes);
     free(before - skip);
     if (first) free(first - skip);
     return accepted;
 }
 
-/* Cut as small as can be, as large products are where somebody may interrupt. */
-static void run_in_slices(product *p, const expectation *expected)
+/* Cut in slices of at most so many multiplications, or as small as can be, as large products are where somebody may
+ * interrupt. */
+static void run_in_slices(product *p, const expectation *expected, double most)
 {
     static const atomic_int never;
     double                  usual[2];
     for (int e = 0; e < 2; e++) {
         te_gemm_state *state = te_gemm_state_get(&execs[e]);
         usual[e] = state->slice_macs;
-        state->slice_macs = 1;
+        state->slice_macs = most;
         execs[e].interrupt = &never;
     }
     run_and_check(p, expected, NULL);
@@ -236,7 +259,7 @@ static void run_all(product *p)
 {
     expectation *expected = expect(&p->gemm);
     run_and_check(p, expected, NULL);
-    run_in_slices(p, expected);
+    run_in_slices(p, expected, 1);
     run_and_check(p, expected, "blocked");
     row_runs += run_and_check(p, expected, "rows");
     row_runs += run_and_check(p, expected, "sweep");
@@ -329,12 +352,15 @@ static void test_large_products(void)
         }
 }
 
-/* A result of whole cache lines, too large for the caches: machines with a matrix unit write it past them. */
+/* A result of whole cache lines, too large for the caches: machines with a matrix unit write it past them, and sum up
+ * its squares. */
 static void test_streamed_result(void)
 {
-    enum { M = 1050, N = 640, LINE = 64 };
-    for (int run = 0; run < 4; run++) {
-        product p = make((type_pair){run % 2 ? TE_F32 : TE_BF16, TE_F32}, M, N, run < 2 ? 32 : 69, 0, NULL);
+    enum { N = 640, LINE = 64 };
+    static const int64_t rows[] = {1050, 1050, 1056, 1056, 2112, 2112}, steps[] = {32, 32, 69, 69, 72, 72};
+    for (int run = 0; run < 6; run++) {
+        int64_t M = rows[run], K = steps[run];
+        product p = make((type_pair){run % 2 ? TE_F32 : TE_BF16, TE_F32}, M, N, K, 0, NULL);
         free(p.c.base);
         p.c.bytes = (size_t)M * N * sizeof(float) + LINE;
         p.c.base = malloc(p.c.bytes);
@@ -342,7 +368,16 @@ static void test_streamed_result(void)
         memset(p.c.base, 0xff, p.c.bytes);
         p.gemm.c.data = (char *)(((uintptr_t)p.c.base + LINE - 1) & ~(uintptr_t)(LINE - 1));
         p.gemm.c.stride[0] = N, p.gemm.c.stride[1] = 1;
+        squares_found = 0;
         run_all(&p);
+        expectation *expected = expect(&p.gemm);
+        int found = squares_found;
+        bool streams = te_gemm_state_get(&execs[0])->f32.streams; /* as the matrix unit does, in whole registers */
+        CHECK_MSG(found > 0 || !streams || M % 16, "%d rows: no sum of squares", (int)M);
+        run_in_slices(&p, expected, 0.6 * (double)(M * N * K));
+        bool halves = M > 2000 && streams && run % 2 == 0;
+        CHECK_MSG(squares_found > found || !halves, "%d rows in two slices: no sum of squares", (int)M);
+        free(expected);
         release(&p);
     }
 }

@@ -82,7 +82,7 @@ static te_status run_embedding_backward(te_exec *exec)
 {
     te_view table = matrix(y, TE_F32), dy = matrix(x, TE_F32),
             rows = test_view(positions, TE_I64, 1, (int64_t[]){ROWS});
-    return te_cpu_embedding_backward(exec, &table, &dy, &rows);
+    return te_cpu_embedding_backward(exec, &table, &dy, &rows, NULL);
 }
 
 static te_status run_gather(te_exec *exec)

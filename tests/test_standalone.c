@@ -189,6 +189,28 @@ static void test_copy_broadcast(void)
 
 /* --- embedding -------------------------------------------------------------------------------------------------- */
 
+static double sum_of_squares(const te_view *v)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < te_view_numel(v); i++) sum += get(v, i) * get(v, i);
+    return sum;
+}
+
+/* The sum of squares of a table goes along with what is added to it. */
+static void check_squares_of_embedding(te_exec *exec, array *table, const array *first, const array *once,
+                                       const te_view *rows, const te_view *ids)
+{
+    double squares = sum_of_squares(&first->view), expected = sum_of_squares(&once->view), infinite = (double)INFINITY;
+    memcpy(table->view.data, first->view.data, table->bytes);
+    CHECK(te_cpu_embedding_backward(exec, &table->view, rows, ids, &squares) == TE_OK);
+    CHECK(memcmp(once->view.data, table->view.data, table->bytes) == 0);
+    CHECK_MSG(fabs(squares - expected) <= 1e-12 * expected, "sum of squares %.17g, not %.17g", squares, expected);
+    if (te_view_numel(rows) == 0) return;
+    memcpy(table->view.data, first->view.data, table->bytes);
+    CHECK(te_cpu_embedding_backward(exec, &table->view, rows, ids, &infinite) == TE_OK);
+    CHECK(isnan(infinite)); /* it may have been the elements that were added to */
+}
+
 static void check_embedding(te_dtype table_dtype, te_dtype row_dtype, int64_t vocab, int64_t n, int64_t m,
                             int64_t width, uint64_t *seed)
 {
@@ -224,13 +246,14 @@ static void check_embedding(te_dtype table_dtype, te_dtype row_dtype, int64_t vo
     for (int threads = 1; threads <= 3; threads++) {
         te_exec exec = exec_on(isa, threads);
         memcpy(table.view.data, first.view.data, table.bytes);
-        CHECK(te_cpu_embedding_backward(&exec, &table.view, &rows.view, &ids.view) == TE_OK);
+        CHECK(te_cpu_embedding_backward(&exec, &table.view, &rows.view, &ids.view, NULL) == TE_OK);
         double unit = table_dtype == TE_F64 ? 1e-14 : table_dtype == TE_F32 ? 1e-6 : 0x1p-8;
         for (int64_t i = 0; i < vocab * width; i++)
             CHECK_MSG(fabs(get(&table.view, i) - expected[i]) <= unit * (fabs(expected[i]) + 3000),
                       "gradient %d: %g, not %g", (int)i, get(&table.view, i), expected[i]);
         if (isa == 0 && threads == 1) memcpy(once.view.data, table.view.data, table.bytes);
         CHECK(memcmp(once.view.data, table.view.data, table.bytes) == 0);
+        if (table_dtype == TE_F32) check_squares_of_embedding(&exec, &table, &first, &once, &rows.view, &ids.view);
         test_exec_close(&exec);
     }
     free(expected);
@@ -257,8 +280,14 @@ static void test_embedding(void)
     for (int k = 0; k < 8; k++) rows[k] = 9;
     CHECK_REFUSED(te_cpu_embedding(&exec, &r, &t, &i), "id 3 at position 3 is outside 0 to 2");
     for (int k = 0; k < 8; k++) CHECK(rows[k] == 9);
+    ids[2] = 0;
+    double squares = 9 * 9 * 6; /* of which so little is left that it says nothing */
+    for (int k = 0; k < 6; k++) table[k] = k < 2 ? -17.9f : -9;
+    CHECK(te_cpu_embedding_backward(&exec, &t, &r, &i, &squares) == TE_OK);
+    CHECK(isnan(squares) && fabsf(table[1] - 0.1f) < 1e-5f && table[2] == 0 && table[5] == 0);
+    for (int k = 0; k < 6; k++) table[k] = 0;
     ids[2] = -1;
-    CHECK_REFUSED(te_cpu_embedding_backward(&exec, &t, &r, &i), "id -1 at position 3");
+    CHECK_REFUSED(te_cpu_embedding_backward(&exec, &t, &r, &i, NULL), "id -1 at position 3");
     for (int k = 0; k < 6; k++) CHECK(table[k] == 0);
     test_exec_close(&exec);
 }

@@ -97,8 +97,8 @@ TE_API void           te_tensor_release(te_tensor *t);
  * TE_DTYPE_COUNT, dimensions and elements are 0. */
 TE_API void          *te_tensor_data(te_tensor *t);
 /* After writing there: copies that were made of the values (of weights in the compute dtype, or quantized) are made
- * anew, and a backward pass that was to read the old values fails. What functions of the engine write, they mark
- * themselves. NULL: nothing. */
+ * anew, norms of gradients are taken of what is there now, and a backward pass that was to read the old values fails.
+ * What functions of the engine write, they mark themselves. NULL: nothing. */
 TE_API void           te_tensor_written(te_tensor *t);
 TE_API te_dtype       te_tensor_dtype(const te_tensor *t);
 TE_API int            te_tensor_ndim(const te_tensor *t);

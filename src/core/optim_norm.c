@@ -4,6 +4,15 @@
 static const te_utility squares_program = {
     .name = "sum_squares", .inputs = "x", .outputs = "y", .formula = "y = x * x", .kind = TE_OUT_SUM};
 
+/* A sum that was found while the tensor was written. */
+static bool is_known(te_tensor *t, float *sum)
+{
+    double squares;
+    if (!t->storage->device->exec.backend->host_memory || !te_tensor_squares_known(t, &squares)) return false;
+    *sum = (float)squares;
+    return true;
+}
+
 /* {n} on the tensors' device; NULL on failure. */
 static te_tensor *squares_of(te_context *ctx, int n, te_tensor *const *tensors)
 {
@@ -15,22 +24,26 @@ static te_tensor *squares_of(te_context *ctx, int n, te_tensor *const *tensors)
     te_status status = program && sums ? te_optim_batch_open(ctx, &b, n, 1, 1) : ctx->status;
     te_tensor **dense = status == TE_OK ? te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *dense) : NULL;
     if (status == TE_OK && !dense) status = te_fail_memory(ctx, "te.sum_squares");
+    int runs = 0;
     for (int i = 0; i < n && status == TE_OK; i++) {
-        te_operand *o = b.operands + 2 * (size_t)i;
+        te_operand *o = b.operands + 2 * (size_t)runs;
+        float *sum = (float *)te_tensor_pointer(sums) + i;
         if (tensors[i]->storage->device != device) {
             status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.sum_squares: tensors on %s and %s", device->name,
                              tensors[i]->storage->device->name);
+        } else if (is_known(tensors[i], sum)) {
+            continue;
         } else if (!(dense[i] = te_tensor_contiguous_copy(tensors[i]))) {
             status = ctx->status;
         } else {
-            b.runs[i].shape[0] = te_tensor_numel(dense[i]);
+            b.runs[runs++].shape[0] = te_tensor_numel(dense[i]);
             o[0] = te_optim_flat(dense[i]);
             o[1] = te_optim_flat(sums);
-            o[1].data = (float *)o[1].data + i;
+            o[1].data = sum;
         }
     }
-    if (status == TE_OK) {
-        status = device->exec.backend->program_run(&device->exec, program, b.runs, n);
+    if (status == TE_OK && runs > 0) {
+        status = device->exec.backend->program_run(&device->exec, program, b.runs, runs);
         if (status != TE_OK) te_fail_exec(ctx, status, &device->exec, "sum_squares");
     }
     for (int i = 0; dense && i < n; i++) te_tensor_release(dense[i]);

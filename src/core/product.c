@@ -3,6 +3,8 @@
 
 #include "ops/ops.h"
 
+#include <math.h>
+
 te_dtype te_product_dtype(const te_context *ctx, te_dtype a, te_dtype b)
 {
     te_dtype dtype = te_promote(a, b);
@@ -90,8 +92,11 @@ te_status te_linear_wgrad(te_tensor *dw, te_tensor *dy, te_tensor *x, bool accum
     te_status status = x_rows ? TE_OK : dw->ctx->status;
     if (status == TE_OK) {
         gemm.a = te_matrix_transposed(gemm.a);
+        double squares = NAN;
         gemm.c = te_tensor_view(dw);
+        if (!accumulate && dw->dtype == TE_F32) gemm.squares = &squares;
         status = run(dw, &gemm);
+        if (status == TE_OK && !isnan(squares)) te_tensor_note_squares(dw, squares);
     }
     te_tensor_release(x_rows);
     te_tensor_release(dy_rows);

@@ -202,8 +202,9 @@ STAND_IN(copy, (te_exec * exec, const te_view *dst, const te_view *src), (exec, 
 STAND_IN(rotate, (te_exec * exec, const te_rotation *r), (exec, r), 2 * (view_bytes(&r->a) + view_bytes(&r->y)))
 STAND_IN(embedding, (te_exec * exec, const te_view *out, const te_view *table, const te_view *ids),
          (exec, out, table, ids), 2 * view_bytes(out) + view_bytes(ids))
-STAND_IN(embedding_backward, (te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids),
-         (exec, dtable, dy, ids), 3 * view_bytes(dy) + view_bytes(ids))
+STAND_IN(embedding_backward,
+         (te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids, double *squares),
+         (exec, dtable, dy, ids, squares), 3 * view_bytes(dy) + view_bytes(ids))
 STAND_IN(gather, (te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim),
          (exec, out, src, index, dim), 2 * view_bytes(out) + view_bytes(index))
 STAND_IN(scatter_add, (te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim),

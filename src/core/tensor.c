@@ -338,6 +338,36 @@ void te_tensor_written(te_tensor *t)
     t->storage->written = t->ctx->clock++;
 }
 
+static bool is_whole_f32(const te_tensor *t)
+{
+    size_t bytes = (size_t)te_tensor_numel(t) * sizeof(float);
+    return t->dtype == TE_F32 && t->offset == 0 && te_tensor_contiguous(t) && bytes == t->storage->bytes;
+}
+
+void te_tensor_note_squares(te_tensor *t, double squares)
+{
+    if (!is_whole_f32(t)) return;
+    t->storage->squares = squares;
+    t->storage->squares_version = t->storage->version;
+}
+
+static bool squares_at(const te_tensor *t, uint64_t version, double *squares)
+{
+    const te_storage *s = t->storage;
+    *squares = s->squares;
+    return s->squares_version > 0 && s->squares_version == version && is_whole_f32(t);
+}
+
+bool te_tensor_squares_known(const te_tensor *t, double *squares)
+{
+    return squares_at(t, t->storage->version, squares);
+}
+
+bool te_tensor_squares_before(const te_tensor *t, double *squares)
+{
+    return squares_at(t, t->storage->version - 1, squares);
+}
+
 te_dtype te_tensor_dtype(const te_tensor *t) { return t ? t->dtype : TE_DTYPE_COUNT; }
 int te_tensor_ndim(const te_tensor *t) { return t ? t->ndim : 0; }
 const int64_t *te_tensor_shape(const te_tensor *t) { return t ? t->shape : NULL; }

@@ -20,6 +20,8 @@ typedef struct te_storage {
     uint64_t    graph;   /* the last graph that keeps it */
     te_tensor  *shadow;  /* the whole storage converted to the compute dtype (weights under autocast), NULL: none */
     uint64_t    shadow_version;
+    double      squares; /* the sum of squares of all elements, float32, when they had this version; 0: none known */
+    uint64_t    squares_version;
     bool        keyed;   /* its contents were named to the device, which may keep something of them: te_content_key */
     bool        read_only; /* values of a parameter that is stored quantized: what is written would be lost */
     struct te_quantized_storage *quantized; /* in place of bytes: quantized_parameter.h */
@@ -67,6 +69,12 @@ te_status  te_tensor_copy_across(te_tensor *dst, te_tensor *src); /* likewise, w
 te_tensor *te_tensor_on_device(te_tensor *t, te_device *device); /* a contiguous copy there; t itself when it is
                                                                     there */
 te_status  te_tensor_fill(te_tensor *t, double value);
+/* Notes the sum of squares of a tensor that was just computed, where it is all of its storage and float32; and says it
+ * as long as nothing was written there: then gradients need not be read for their norm. */
+void te_tensor_note_squares(te_tensor *t, double squares);
+bool te_tensor_squares_known(const te_tensor *t, double *squares);
+/* The same of a tensor that was marked as written but is not yet: te_grad_target. */
+bool te_tensor_squares_before(const te_tensor *t, double *squares);
 
 void te_storage_release(te_storage *storage);
 void te_tensor_pool_close(te_context *ctx);

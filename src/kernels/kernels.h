@@ -121,6 +121,8 @@ typedef struct te_gemm {
                                   faster */
     uint64_t      a_key, b_key; /* non-zero: identifies the contents (storage and version), so that a packed or decoded
                                    copy may be kept */
+    double       *squares;     /* NULL, or what becomes the sum of squares of a float32 c where that is found while c is
+                                  written, else keeps the caller's value or becomes NaN */
 } te_gemm;
 
 /* --- rotary positions ------------------------------------------------------------------------------------------- */
@@ -261,9 +263,11 @@ struct te_backend {
     te_status (*copy)(te_exec *exec, const te_view *dst, const te_view *src);
 
     /* out[i, :] = table[ids[i], :]; ids int32 or int64 (any value out of range is an error naming it); out may have
-     * another float dtype than the table. Backward: dtable[ids[i], :] += dy[i, :], order of additions fixed. */
+     * another float dtype than the table. Backward: dtable[ids[i], :] += dy[i, :], order of additions fixed.
+     * squares: NULL, or the sum of squares of a float32 dtable, which becomes that of the result or NaN: not known. */
     te_status (*embedding)(te_exec *exec, const te_view *out, const te_view *table, const te_view *ids);
-    te_status (*embedding_backward)(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids);
+    te_status (*embedding_backward)(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids,
+                                    double *squares);
 
     /* Elements that are neither from 0 to classes - 1 nor `ignored` are an error naming the first, where the host next
      * waits; int64, int32 or uint8. NULL where memory is the host's. */

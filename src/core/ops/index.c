@@ -3,6 +3,8 @@
 
 #include "../autograd.h"
 
+#include <math.h>
+
 static int dim_of(te_call *call, const te_tensor *x, const te_attr *attr)
 {
     int dim = te_dim_index((int64_t)attr->number, x->ndim);
@@ -34,7 +36,11 @@ te_status te_embedding_add_rows(te_call *call, te_tensor *dtable, te_tensor *dy,
 {
     te_exec *exec = te_call_exec(call, ids);
     te_view out = te_tensor_view(dtable), grad = te_tensor_view(dy), indices = te_tensor_view(ids);
-    return te_call_kernel(call, exec, exec->backend->embedding_backward(exec, &out, &grad, &indices));
+    double squares;
+    bool known = te_tensor_squares_before(dtable, &squares);
+    te_status status = exec->backend->embedding_backward(exec, &out, &grad, &indices, known ? &squares : NULL);
+    if (status == TE_OK && known && !isnan(squares)) te_tensor_note_squares(dtable, squares);
+    return te_call_kernel(call, exec, status);
 }
 
 static te_status embedding_forward(te_call *call)

@@ -67,7 +67,8 @@ te_status te_cpu_attention_backward(te_exec *, const te_attention_grad *);
 te_status te_cpu_rotate(te_exec *, const te_rotation *);                                         /* rotate.c */
 te_status te_cpu_copy(te_exec *, const te_view *dst, const te_view *src);                        /* copy.c */
 te_status te_cpu_embedding(te_exec *, const te_view *out, const te_view *table, const te_view *ids); /* embedding.c */
-te_status te_cpu_embedding_backward(te_exec *, const te_view *dtable, const te_view *dy, const te_view *ids);
+te_status te_cpu_embedding_backward(te_exec *, const te_view *dtable, const te_view *dy, const te_view *ids,
+                                    double *squares);
 te_status te_cpu_gather(te_exec *, const te_view *out, const te_view *src, const te_view *index, int dim); /* index.c */
 te_status te_cpu_scatter_add(te_exec *, const te_view *dst, const te_view *src, const te_view *index, int dim);
 te_status te_cpu_arg_reduce(te_exec *, const te_view *index, const te_view *src, bool largest);  /* select.c */

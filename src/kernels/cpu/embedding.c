@@ -7,6 +7,8 @@
 #include "copy.h"
 #include "workers.h"
 
+#include <math.h>
+
 enum {
     COLUMNS = 256,          /* width of a column range */
     PARALLEL_FROM = 1 << 14 /* elements */
@@ -97,11 +99,25 @@ typedef struct scatter {
     const te_view        *dtable, *dy;
     const id_position    *sorted;
     const int64_t        *groups; /* where each begins in sorted, and its end */
+    double               *gains;  /* NULL, or what each unit adds to the sum of squares of a float32 table */
 } scatter;
 
-/* dtable[id, column … column + width) += the rows at sorted[first … end), in that order; float32 sums (float64 when the
- * table is), rounded once to the table's dtype. */
-static void add_rows(const scatter *s, int64_t first, int64_t end, int64_t column, int64_t width)
+/* How much larger the sum of squares became. */
+static double gain_of(const float *before, const float *after, int64_t n)
+{
+    enum { SIDE_BY_SIDE = 8 };
+    double sums[SIDE_BY_SIDE] = {0}, sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double was = (double)before[i], is = (double)after[i];
+        sums[i % SIDE_BY_SIDE] += (is - was) * (is + was);
+    }
+    for (int i = 0; i < SIDE_BY_SIDE; i++) sum += sums[i];
+    return sum;
+}
+
+/* dtable[id, column … column + width) += the rows at sorted[first … end), in that order; float32 sums (float64 when
+ * the table is), rounded once to the table's dtype. gain: NULL, or how much larger their sum of squares became. */
+static void add_rows(const scatter *s, int64_t first, int64_t end, int64_t column, int64_t width, double *gain)
 {
     const te_view *t = s->dtable, *dy = s->dy;
     bool wide = t->dtype == TE_F64;
@@ -110,8 +126,10 @@ static void add_rows(const scatter *s, int64_t first, int64_t end, int64_t colum
         float  f[COLUMNS];
         double d[COLUMNS];
     } sum, row;
+    float before[COLUMNS];
     void *target = te_element(t->data, t->dtype, s->sorted[first].id * t->stride[0] + column * t->stride[1]);
     te_convert(s->blocks, &sum, sum_dtype, 1, target, t->dtype, t->stride[1], width);
+    if (gain) memcpy(before, sum.f, (size_t)width * sizeof *before);
     int64_t stride = dy->stride[dy->ndim - 1];
     for (int64_t i = first; i < end; i++) {
         if (i % 1024 == 0 && te_cpu_stopping(s->exec)) return;
@@ -127,6 +145,7 @@ static void add_rows(const scatter *s, int64_t first, int64_t end, int64_t colum
             for (int64_t c = 0; c < width; c++) sum.f[c] += ((const float *)from)[c];
     }
     te_convert(s->blocks, target, t->dtype, t->stride[1], &sum, sum_dtype, 1, width);
+    if (gain) *gain = gain_of(before, sum.f, width);
 }
 
 /* Writes where each group of equal ids starts, and n behind the last; returns the number of groups. */
@@ -148,11 +167,21 @@ static void add_groups(void *context, int64_t first, int64_t end, int thread)
     for (int64_t unit = first; unit < end && !te_cpu_stopping(s->exec); unit++) {
         int64_t group = unit / ranges, column = unit % ranges * COLUMNS;
         add_rows(s, s->groups[group], s->groups[group + 1], column,
-                 width - column < COLUMNS ? width - column : COLUMNS);
+                 width - column < COLUMNS ? width - column : COLUMNS, s->gains ? s->gains + unit : NULL);
     }
 }
 
-te_status te_cpu_embedding_backward(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids)
+/* The sum of squares after n gains. Where little of it is left, so is of its precision: NaN. */
+static double squares_after(double squares, const double *gains, int64_t n)
+{
+    enum { MOST_LOST = 16 };
+    double sum = squares;
+    for (int64_t i = 0; i < n; i++) sum += gains[i];
+    return isfinite(sum) && sum >= squares / MOST_LOST ? sum : (double)NAN;
+}
+
+te_status te_cpu_embedding_backward(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids,
+                                    double *squares)
 {
     te_status status = check_operands(exec, "embedding backward", dy, dtable, ids);
     if (status != TE_OK) return status;
@@ -161,7 +190,9 @@ te_status te_cpu_embedding_backward(te_exec *exec, const te_view *dtable, const 
     if (te_value_class_of(dtable->dtype) == TE_CLASS_I64 || te_value_class_of(dy->dtype) == TE_CLASS_I64)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "embedding backward: gradients must be floats");
 
-    size_t bytes = (size_t)n * 2 * sizeof(id_position) + (size_t)(n + 1) * sizeof(int64_t);
+    int64_t ranges = (width + COLUMNS - 1) / COLUMNS;
+    size_t gains = squares ? (size_t)(n * ranges) * sizeof(double) : 0;
+    size_t bytes = (size_t)n * 2 * sizeof(id_position) + (size_t)(n + 1) * sizeof(int64_t) + gains;
     id_position *pairs = exec->scratch(exec, bytes);
     if (!pairs) return TE_ERROR_MEMORY;
     int64_t *groups = (int64_t *)(pairs + 2 * n);
@@ -169,10 +200,11 @@ te_status te_cpu_embedding_backward(te_exec *exec, const te_view *dtable, const 
     const id_position *sorted = sort_by_id(pairs, pairs + n, n, dtable->shape[0]);
     int64_t n_groups = find_groups(sorted, n, groups);
 
-    scatter s = {exec, te_copy_blocks_of(exec), dtable, dy, sorted, groups};
-    int64_t ranges = (width + COLUMNS - 1) / COLUMNS;
+    scatter s = {exec, te_copy_blocks_of(exec), dtable, dy, sorted, groups,
+                 squares ? (double *)(groups + n + 1) : NULL};
     int threads = n * width < PARALLEL_FROM ? 1 : exec->threads;
     te_cpu_loop(exec, threads, n_groups * ranges, 8, add_groups, &s);
+    if (squares) *squares = squares_after(*squares, s.gains, n_groups * ranges);
     exec->scratch_free(exec, pairs);
     return te_cpu_finish(exec, TE_OK);
 }

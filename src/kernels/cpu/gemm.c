@@ -4,6 +4,7 @@
 #include "gemm.h"
 #include "gemm_cache.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -30,6 +31,7 @@ void te_gemm_suit_large_caches(te_gemm_kernel *f32)
     f32->chunk_bytes = 1 << 20;
     f32->rate = 2;
     f32->streams = true;
+    f32->stream_squares = te_gemm_stream_squares_avx512;
     f32->leave = te_gemm_streamed_avx512;
 }
 #endif
@@ -225,7 +227,8 @@ te_status te_gemm_problem_make(te_exec *exec, const te_gemm *g, te_gemm_problem 
     *p = (te_gemm_problem){.m = g->c.shape[d - 2], .n = g->c.shape[d - 1], .k = g->a.shape[d - 1], .bias = g->bias,
                            .a = matrix_of(&g->a, d), .b = matrix_of(&g->b, d), .c = matrix_of(&g->c, d),
                            .aux = matrix_of(&g->aux, d), .activation = g->activation, .alpha = g->alpha,
-                           .accumulate = g->beta == 1, .a_key = g->a_key, .b_key = g->b_key, .batches = 1};
+                           .accumulate = g->beta == 1, .a_key = g->a_key, .b_key = g->b_key, .batches = 1,
+                           .squares = g->squares};
     for (int i = 0; i < d - 2; i++) {
         int64_t aux = te_view_present(&g->aux) ? g->aux.stride[i] : 0;
         push_batch(p, g->c.shape[i], (int64_t[4]){g->a.stride[i], g->b.stride[i], g->c.stride[i], aux});
@@ -428,6 +431,12 @@ static bool cut_in_two(const te_gemm_problem *p, te_gemm_problem *one, te_gemm_p
     return true;
 }
 
+static te_status run_with(te_exec *exec, const te_gemm_impl *impl, const te_gemm_problem *p)
+{
+    if (p->squares && impl->run != te_gemm_blocked_run) *p->squares = (double)NAN;
+    return impl->run(exec, p);
+}
+
 /* Slices follow from the shape alone, so they do not make results depend on threads. An implementation may look at the
  * interrupt more often. */
 static te_status run_slices(te_exec *exec, const te_gemm_problem *p)
@@ -437,7 +446,7 @@ static te_status run_slices(te_exec *exec, const te_gemm_problem *p)
     if (te_cpu_stopping(exec)) return TE_OK;
     double most = te_gemm_state_get(exec)->slice_macs;
     if (!exec->interrupt || macs <= most || !cut_in_two(p, &one, &other))
-        return te_gemm_choose(exec, p, NULL)->run(exec, p);
+        return run_with(exec, te_gemm_choose(exec, p, NULL), p);
     te_status status = run_slices(exec, &one);
     return status == TE_OK ? run_slices(exec, &other) : status;
 }
@@ -449,6 +458,7 @@ te_status te_cpu_gemm(te_exec *exec, const te_gemm *gemm)
     te_status status = te_gemm_problem_make(exec, gemm, &p);
     if (status != TE_OK || p.m == 0 || p.n == 0 || p.batches == 0) return status;
     if (!te_gemm_state_get(exec)) return TE_ERROR_MEMORY;
+    if (p.squares) *p.squares = 0;
     return te_cpu_finish(exec, run_slices(exec, &p));
 }
 
@@ -462,7 +472,8 @@ te_status te_cpu_gemm_with(te_exec *exec, const char *name, const te_gemm *gemm)
         if (strcmp(impl->name, name) != 0) continue;
         const char *reason = impl->decline(exec, &p);
         if (reason) return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: %s declines: %s", name, reason);
-        return te_cpu_finish(exec, impl->run(exec, &p));
+        if (p.squares) *p.squares = 0;
+        return te_cpu_finish(exec, run_with(exec, impl, &p));
     }
     return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: no implementation %s in this build", name);
 }

@@ -22,6 +22,7 @@
 #include "gemm_plan.h"
 #include "workers.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { STACK_BYTES = 32 << 10 };
@@ -134,7 +135,7 @@ static void plan_fetches(const gemm_unit *u, int64_t row_panels, te_gemm_ahead *
     out->ahead = next;
     out->lines = (int)divide_up(next->runs * divide_up(next->bytes, 64), row_panels * steps);
     if (u->plan->words > u->plan->slice_words) out->sums = (int)divide_up(tile_bytes / 64, steps);
-    if (ends) out->rows = (int)divide_up(kernel->mr, steps);
+    if (ends && !u->plan->squares) out->rows = (int)divide_up(kernel->mr, steps);
 }
 
 /* The tiles of the unit's rows with one panel of b, over one slice. */
@@ -151,6 +152,7 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
     bool begins = u->first == 0, ends = u->first + u->words == plan->words;
     bool kept = plan->words > plan->slice_words, chunks = plan->words > plan->chunk_words;
     char *sums = u->sums + (chunks ? (panel - u->panel) * row_panels * tile_bytes : 0);
+    float *squares = ends ? plan->squares : NULL;
     te_gemm_way way = ends && cols == vectors * kernel->lanes ? plan->way : TE_GEMM_OUT_KEEP;
     te_gemm_out out = {.row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size};
     te_gemm_ahead next = after(u, panel);
@@ -162,10 +164,14 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
         if (kernel->fetch) fetch(&next, share);
         if (kernel->fetch && ends && way != TE_GEMM_OUT_STREAM) kernel->fetch(&u->finish.c, row, col, rows, cols);
         out.c = te_gemm_element(&u->finish.c, row, col);
-        out.way = rows % kernel->row_group ? TE_GEMM_OUT_KEEP : way;
+        out.way = squares || rows % kernel->row_group ? TE_GEMM_OUT_KEEP : way;
         te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors - 1];
         tile(a, a_row, a_step, u->b_room, u->filled, sums, begins, &out);
-        if (ends && out.way == TE_GEMM_OUT_KEEP) kernel->finish(&u->finish, sums, kernel->nr, row, col, rows, cols);
+        if (squares)
+            kernel->stream_squares(&out, (const float *)(const void *)sums, kernel->nr, rows, vectors,
+                                   squares + row / mr * plan->square_cols + col / kernel->lanes);
+        else if (ends && out.way == TE_GEMM_OUT_KEEP)
+            kernel->finish(&u->finish, sums, kernel->nr, row, col, rows, cols);
     }
 }
 
@@ -331,6 +337,17 @@ const void *te_gemm_bias_array(const te_gemm_problem *p, bool wide, void *buffer
     return buffer;
 }
 
+/* Of all of c, in an order that follows from the shape alone. */
+static double sum_of_squares(const te_gemm_plan *plan)
+{
+    enum { SIDE_BY_SIDE = 8 };
+    int64_t n = plan->square_rows * plan->square_cols;
+    double  sums[SIDE_BY_SIDE] = {0}, sum = 0;
+    for (int64_t i = 0; i < n; i++) sums[i % SIDE_BY_SIDE] += (double)plan->squares[i];
+    for (int i = 0; i < SIDE_BY_SIDE; i++) sum += sums[i];
+    return sum;
+}
+
 te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem)
 {
     te_gemm_state *state = te_gemm_state_get(exec);
@@ -338,15 +355,19 @@ te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem)
     te_gemm_plan plan;
     te_gemm_plan_make(exec, state, problem, &plan);
     bool wide = plan.kernel->sum_bytes == sizeof(double);
-    size_t bias = te_gemm_bias_bytes(problem, wide), bytes = bias + plan.threads * te_gemm_thread_bytes(&plan);
+    size_t squares = align_up((size_t)(plan.square_rows * plan.square_cols) * sizeof *plan.squares);
+    size_t shared = squares + te_gemm_bias_bytes(problem, wide);
+    size_t bytes = shared + plan.threads * te_gemm_thread_bytes(&plan);
     _Alignas(64) char stack[STACK_BYTES];
     char *work = bytes <= sizeof stack ? stack : exec->scratch(exec, bytes);
     if (!work) return TE_ERROR_MEMORY;
-    plan.bias = te_gemm_bias_array(problem, wide, work);
-    gemm_units units = {&plan, work + bias};
+    plan.squares = squares ? (float *)(void *)work : NULL;
+    plan.bias = te_gemm_bias_array(problem, wide, work + squares);
+    gemm_units units = {&plan, work + shared};
     for (int t = 0; t < plan.threads && plan.keeps_a; t++)
         *kept_of(&plan, units.work + t * te_gemm_thread_bytes(&plan)) = NULL;
     te_cpu_loop(exec, plan.threads, plan.blocks * plan.groups * problem->batches, grain_of(&plan), run_units, &units);
+    if (problem->squares) *problem->squares += squares ? sum_of_squares(&plan) : (double)NAN;
     if (work != stack) exec->scratch_free(exec, work);
     return TE_OK;
 }

@@ -81,6 +81,18 @@ static te_gemm_way way_out(const te_gemm_plan *plan)
     return p->c.dtype == TE_BF16 && !p->accumulate && plan->kernel->rounds ? TE_GEMM_OUT_ROUND : TE_GEMM_OUT_KEEP;
 }
 
+/* Sums of squares are taken of what leaves the caches, tile by tile: elsewhere who wants them had better read c. Those
+ * of a vector of columns do not depend on how wide panels are. */
+static void plan_squares(te_gemm_plan *plan)
+{
+    const te_gemm_problem *p = plan->p;
+    const te_gemm_kernel *kernel = plan->kernel;
+    bool whole = p->n % kernel->lanes == 0 && p->m % kernel->row_group == 0;
+    if (!p->squares || plan->way != TE_GEMM_OUT_STREAM || !whole) return;
+    plan->square_rows = divide_up(p->m, kernel->mr);
+    plan->square_cols = p->n / kernel->lanes;
+}
+
 /* Whether products are so small that what packing and tiles take on top of multiplying counts for more. */
 static void plan_small(te_gemm_plan *plan)
 {
@@ -305,6 +317,7 @@ void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_proble
     plan->panels = divide_up(p->n, plan->width);
     plan->direct_a = is_direct(plan);
     plan->way = way_out(plan);
+    plan_squares(plan);
     plan_small(plan);
     if (plan->small) plan->unit_panels = plan->panels, plan->unit_rows = p->m;
     else if (plan->threads == 1 && p->m <= plan->kernel->unit_rows && plan->panels <= plan->kernel->unit_panels)

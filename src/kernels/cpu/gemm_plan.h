@@ -27,6 +27,8 @@ typedef struct te_gemm_plan {
     bool    blocks_first;                   /* neighbouring units are blocks of one group, else groups of one block */
     te_gemm_way way;                        /* of whole vectors, when they are complete */
     size_t  a_bytes, b_bytes, sums_bytes;   /* workspace of a thread */
+    int64_t square_rows, square_cols;       /* tiles down and vectors across whose sums of squares are wanted, or 0 */
+    float  *squares;                        /* these, or NULL */
 } te_gemm_plan;
 
 static inline int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }

@@ -190,7 +190,8 @@ void te_cuda_dnn_close(te_exec *);
 #define te_cuda_dnn_close(exec)                              ((void)(exec))
 #endif
 te_status te_cuda_embedding(te_exec *, const te_view *out, const te_view *table, const te_view *ids);
-te_status te_cuda_embedding_backward(te_exec *, const te_view *dtable, const te_view *dy, const te_view *ids);
+te_status te_cuda_embedding_backward(te_exec *, const te_view *dtable, const te_view *dy, const te_view *ids,
+                                    double *squares);
 te_status te_cuda_quantize(te_exec *, const te_quantize_job *);
 te_status te_cuda_dequantize(te_exec *, const te_quantize_job *, int side);
 te_status te_cuda_delayed_update(te_exec *, const te_delayed *tensors, int64_t n, uint64_t *skipped);

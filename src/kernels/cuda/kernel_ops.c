@@ -99,8 +99,10 @@ te_status te_cuda_embedding(te_exec *exec, const te_view *out, const te_view *ta
     RUN("embedding", te_cuda_plan_embedding(exec, &plan, out, table, ids));
 }
 
-te_status te_cuda_embedding_backward(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids)
+te_status te_cuda_embedding_backward(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids,
+                                     double *squares)
 {
+    if (squares) *squares = (double)NAN;
     RUN("embedding.backward", te_cuda_plan_embedding_backward(exec, &plan, dtable, dy, ids));
 }
 

@@ -297,7 +297,7 @@ static te_gemm_tile *const tiles[][TE_GEMM_MAX_VECTORS] = {{tile_1x1, tile_1x2},
 const te_gemm_kernel TE_ISA_NAME(te_gemm_kernel) = {
     .mr = ROWS, .nr = COLS, .lanes = SIDE, .row_group = SIDE, .step = SIDE, .slice_words = 320,
     .unit_rows = 512, .unit_panels = 32, .chunk_bytes = 800 << 10, .rate = 16, .word_bytes = 4, .sum_bytes = 4,
-    .k_per_word = 2, .rounds = true, .streams = true,
+    .k_per_word = 2, .rounds = true, .streams = true, .stream_squares = te_gemm_stream_squares_avx512,
     .tile = tiles, .pack_a = pack, .enter = enter, .leave = leave,
     .finish = te_gemm_finish_f32_avx512,
 };

@@ -141,9 +141,9 @@ typedef struct te_gemm_kernel {
     int rate;          /* multiplications of vectors in a cycle */
     int word_bytes, sum_bytes, k_per_word;
     bool rounds, streams; /* tiles can leave bfloat16, and write past the caches */
-    /* Writes sums that a tile kept, nr apart from row to row, past the caches, and leaves the sum of squares of each
-     * vector of columns. Where tiles stream. */
-    void (*stream_squares)(const te_gemm_out *, const float *kept, int nr, int rows, int vectors, float *squares);
+    /* Writes a tile of sums, nr apart from row to row, past the caches, to c with `row` bytes from row to row, and leaves
+     * the sum of squares of each vector of columns. Where tiles stream. */
+    void (*stream_squares)(char *c, int64_t row, const void *sums, int nr, int rows, int vectors, float *squares);
     /* [(rows - 1) / row_group][vectors - 1], so that narrow edges cost less */
     te_gemm_tile *const (*tile)[TE_GEMM_MAX_VECTORS];
     void (*pack_a)(const te_gemm_pack *, void *panels); /* NULL: as b is packed */
@@ -222,7 +222,7 @@ bool te_gemm_amx_allowed(void);
  * second-level ones of 2 MiB and two multiplications of vectors in a cycle. */
 void te_gemm_suit_large_caches(te_gemm_kernel *f32);
 void te_gemm_fetch_avx512(const te_gemm_matrix *, int64_t, int64_t, int, int);
-void te_gemm_stream_squares_avx512(const te_gemm_out *, const float *, int, int, int, float *);
+void te_gemm_stream_squares_avx512(char *, int64_t, const void *, int, int, int, float *);
 void te_gemm_streamed_avx512(void); /* what this thread wrote past the caches is there before it tells another so */
 void te_gemm_finish_f32_avx512(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
 

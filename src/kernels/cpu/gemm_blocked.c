@@ -153,8 +153,11 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
     bool kept = plan->words > plan->slice_words, chunks = plan->words > plan->chunk_words;
     char *sums = u->sums + (chunks ? (panel - u->panel) * row_panels * tile_bytes : 0);
     float *squares = ends ? plan->squares : NULL;
+    char  *near = u->sums + plan->sums_bytes - tile_bytes; /* whose squares are summed while they leave it */
+    int64_t c_row = u->finish.c.rs * u->finish.c.size;
     te_gemm_way way = ends && cols == vectors * kernel->lanes ? plan->way : TE_GEMM_OUT_KEEP;
-    te_gemm_out out = {.row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size};
+    te_gemm_out out = {.row = squares ? kernel->nr * kernel->sum_bytes : c_row,
+                       .vector = kernel->lanes * u->finish.c.size};
     te_gemm_ahead next = after(u, panel);
     int64_t share = next.runs ? divide_up(next.runs, row_panels) : 0;
     if (!kernel->fetch) plan_fetches(u, row_panels, &next, &out);
@@ -163,12 +166,13 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
         int rows = (int)at_most(u->rows - i * mr, mr);
         if (kernel->fetch) fetch(&next, share);
         if (kernel->fetch && ends && way != TE_GEMM_OUT_STREAM) kernel->fetch(&u->finish.c, row, col, rows, cols);
-        out.c = te_gemm_element(&u->finish.c, row, col);
-        out.way = squares || rows % kernel->row_group ? TE_GEMM_OUT_KEEP : way;
+        char *c = te_gemm_element(&u->finish.c, row, col);
+        out.c = squares ? near : c;
+        out.way = squares ? TE_GEMM_OUT_STORE : rows % kernel->row_group ? TE_GEMM_OUT_KEEP : way;
         te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors - 1];
         tile(a, a_row, a_step, u->b_room, u->filled, sums, begins, &out);
         if (squares)
-            kernel->stream_squares(&out, (const float *)(const void *)sums, kernel->nr, rows, vectors,
+            kernel->stream_squares(c, c_row, near, kernel->nr, rows, vectors,
                                    squares + row / mr * plan->square_cols + col / kernel->lanes);
         else if (ends && out.way == TE_GEMM_OUT_KEEP)
             kernel->finish(&u->finish, sums, kernel->nr, row, col, rows, cols);

@@ -267,7 +267,7 @@ static void plan_workspace(te_gemm_plan *plan)
     bool side_by_side = plan->groups > 1 && (plan->blocks == 1 || (!plan->blocks_first && plan->p->a.rs != 0));
     plan->keeps_a = plan->a_bytes && plan->words <= plan->chunk_words && side_by_side;
     if (plan->keeps_a) plan->a_bytes += align_up(sizeof(char *));
-    plan->sums_bytes = align_up(one_slice ? tile : row_panels * chunk * tile);
+    plan->sums_bytes = align_up(one_slice ? tile : row_panels * chunk * tile) + (plan->square_rows ? tile : 0);
 }
 
 /* --- divisions that were found before ----------------------------------------------------------------------------- */

@@ -134,26 +134,24 @@ INLINE int32_t load_i32(const char *p)
 void te_gemm_streamed_avx512(void) { _mm_sfence(); }
 
 /* By itself: in tiles it would take registers that sums are in. */
-INLINE void stream_squares(const te_gemm_out *out, const float *kept, int nr, int rows, const int vectors,
-                           float *squares)
+INLINE void stream_squares(char *c, int64_t row, const float *sums, int nr, int rows, const int vectors, float *squares)
 {
-    char  *c = out->c;
-    __m512 sums[TILE_VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-    for (int r = 0; r < rows; r++, c += out->row, kept += nr)
+    __m512 all[TILE_VECTORS] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int r = 0; r < rows; r++, c += row, sums += nr)
         UNROLL for (int v = 0; v < vectors; v++) {
-            __m512 x = _mm512_loadu_ps(kept + v * LANES_F32);
-            _mm512_stream_ps((float *)(void *)(c + v * out->vector), x);
-            sums[v] = _mm512_fmadd_ps(x, x, sums[v]);
+            __m512 x = _mm512_loadu_ps(sums + v * LANES_F32);
+            _mm512_stream_ps((float *)(void *)c + v * LANES_F32, x);
+            all[v] = _mm512_fmadd_ps(x, x, all[v]);
         }
-    UNROLL for (int v = 0; v < vectors; v++) squares[v] = _mm512_reduce_add_ps(sums[v]);
+    UNROLL for (int v = 0; v < vectors; v++) squares[v] = _mm512_reduce_add_ps(all[v]);
 }
 
-void te_gemm_stream_squares_avx512(const te_gemm_out *out, const float *kept, int nr, int rows, int vectors,
+void te_gemm_stream_squares_avx512(char *c, int64_t row, const void *sums, int nr, int rows, int vectors,
                                    float *squares)
 {
-    if (vectors == 3) stream_squares(out, kept, nr, rows, 3, squares);
-    else if (vectors == 2) stream_squares(out, kept, nr, rows, 2, squares);
-    else stream_squares(out, kept, nr, rows, 1, squares);
+    if (vectors == 3) stream_squares(c, row, sums, nr, rows, 3, squares);
+    else if (vectors == 2) stream_squares(c, row, sums, nr, rows, 2, squares);
+    else stream_squares(c, row, sums, nr, rows, 1, squares);
 }
 #endif
 

@@ -437,16 +437,16 @@ static te_status run_with(te_exec *exec, const te_gemm_impl *impl, const te_gemm
     return impl->run(exec, p);
 }
 
-/* Slices follow from the shape alone, so they do not make results depend on threads. An implementation may look at the
- * interrupt more often. */
+/* Slices follow from the shape alone, so they do not make results depend on threads. Our own kernel looks at the
+ * interrupt itself: cut, a product reads its operands more than once. */
 static te_status run_slices(te_exec *exec, const te_gemm_problem *p)
 {
     te_gemm_problem one, other;
     double macs = (double)p->m * (double)p->n * (double)p->k * (double)p->batches;
     if (te_cpu_stopping(exec)) return TE_OK;
-    double most = te_gemm_state_get(exec)->slice_macs;
-    if (!exec->interrupt || macs <= most || !cut_in_two(p, &one, &other))
-        return run_with(exec, te_gemm_choose(exec, p, NULL), p);
+    const te_gemm_impl *impl = te_gemm_choose(exec, p, NULL);
+    bool whole = !exec->interrupt || impl->run == te_gemm_blocked_run || macs <= te_gemm_state_get(exec)->slice_macs;
+    if (whole || !cut_in_two(p, &one, &other)) return run_with(exec, impl, p);
     te_status status = run_slices(exec, &one);
     return status == TE_OK ? run_slices(exec, &other) : status;
 }

@@ -37,6 +37,7 @@ typedef struct gemm_source {
 
 /* One unit of one product, and where it is in it. */
 typedef struct gemm_unit {
+    te_exec *exec;
     const te_gemm_plan *plan;
     gemm_source    a, b;
     te_gemm_finish finish;
@@ -238,7 +239,7 @@ static void run_unit(gemm_unit *u)
     do {
         run_chunk(u);
         u->chunk += u->plan->chunk_words;
-    } while (u->chunk < u->plan->words);
+    } while (u->chunk < u->plan->words && !te_cpu_stopping(u->exec));
 }
 
 /* --- all units ---------------------------------------------------------------------------------------------------- */
@@ -255,7 +256,7 @@ static const char **kept_of(const te_gemm_plan *plan, char *room)
 }
 
 /* Unit `index` of all products. */
-static gemm_unit unit_make(const te_gemm_plan *plan, int64_t index, char *room)
+static gemm_unit unit_make(te_exec *exec, const te_gemm_plan *plan, int64_t index, char *room)
 {
     const te_gemm_problem *p = plan->p;
     int64_t group = 0, block = 0;
@@ -263,7 +264,7 @@ static gemm_unit unit_make(const te_gemm_plan *plan, int64_t index, char *room)
     if (plan->groups > 1) group = index % plan->groups, index /= plan->groups;
     if (plan->blocks > 1 && !plan->blocks_first) block = index % plan->blocks, index /= plan->blocks;
     te_gemm_product t = te_gemm_product_of(p, index);
-    gemm_unit u = {.plan = plan, .a = source_of(&t.a), .b = source_of(&t.b), .row = block * plan->unit_rows,
+    gemm_unit u = {.exec = exec, .plan = plan, .a = source_of(&t.a), .b = source_of(&t.b), .row = block * plan->unit_rows,
                    .panel = group * plan->unit_panels, .b_room = room, .sums = room + plan->b_bytes,
                    .a_room = room + plan->b_bytes + plan->sums_bytes,
                    .kept = plan->keeps_a ? kept_of(plan, room) : NULL,
@@ -275,6 +276,7 @@ static gemm_unit unit_make(const te_gemm_plan *plan, int64_t index, char *room)
 }
 
 typedef struct gemm_units {
+    te_exec *exec;
     const te_gemm_plan *plan;
     char *work; /* a part per thread */
 } gemm_units;
@@ -305,7 +307,7 @@ static void run_units(void *context, int64_t first, int64_t end, int thread)
     bool whole = plan->blocks * plan->groups == 1;
     if (kernel->enter) kernel->enter();
     for (int64_t i = first; i < end; i = whole ? end : i + 1) {
-        gemm_unit u = unit_make(plan, i, room);
+        gemm_unit u = unit_make(units->exec, plan, i, room);
         if (whole) run_whole_products(&u, i, end);
         else run_unit(&u);
     }
@@ -367,7 +369,7 @@ te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem)
     if (!work) return TE_ERROR_MEMORY;
     plan.squares = squares ? (float *)(void *)work : NULL;
     plan.bias = te_gemm_bias_array(problem, wide, work + squares);
-    gemm_units units = {&plan, work + shared};
+    gemm_units units = {exec, &plan, work + shared};
     for (int t = 0; t < plan.threads && plan.keeps_a; t++)
         *kept_of(&plan, units.work + t * te_gemm_thread_bytes(&plan)) = NULL;
     te_cpu_loop(exec, plan.threads, plan.blocks * plan.groups * problem->batches, grain_of(&plan), run_units, &units);

@@ -50,6 +50,11 @@ if(TE_HAS_AMX)
     list(APPEND TE_ISA_FLAGS_amx -fno-ipa-cp-clone -fno-peel-loops)
   endif()
 endif()
+# A tile's loop is all of a product; placed elsewhere than at half a cache line it was seen 3 % slower.
+if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
+  set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_micro.c PROPERTIES COMPILE_OPTIONS
+    -falign-loops=32)
+endif()
 # The links of a chain work on four vectors, one after the other as they are written. Interleaved, they hide each
 # other's latency.
 if(CMAKE_C_COMPILER_ID STREQUAL "GNU")

@@ -297,12 +297,12 @@ static const char *decline_f32_avx2(const te_gemm_problem *p)
 /* Processors with a matrix unit have first-level caches of 48 KiB and second-level ones of 2 MiB. With tiles that suit
  * these, ours takes up to 20 % less time than oneDNN but for products as small as those of 128 features, on which its
  * code for the very shape saves up to 10 %, and those of few rows by a b that it takes as it lies: 5 %. That b's rows
- * must not be pages apart, which costs it a fifth. */
-static const char *decline_f32_large_caches(const te_gemm_problem *p)
+ * must not be pages apart, which costs it a fifth, nor it be so large that the library gets it in slices. */
+static const char *decline_f32_large_caches(const te_gemm_state *state, const te_gemm_problem *p)
 {
-    bool lies = p->b.cs == 1, apart = p->b.rs * p->b.size % PAGE == 0;
-    if (lies && apart) return NULL;
+    bool   lies = p->b.cs == 1, apart = p->b.rs * p->b.size % PAGE == 0;
     double macs = (double)p->m * (double)p->n * (double)p->k;
+    if (lies && (apart || macs > state->slice_macs)) return NULL;
     if (macs < OWN_F32_LARGE_MACS) return "a small product where caches are large";
     return lies && p->m <= OWN_F32_FEW_ROWS && te_gemm_reads_rows(&p->a) ? "few rows by a b that lies well" : NULL;
 }
@@ -314,7 +314,7 @@ static const char *decline_f32_large_caches(const te_gemm_problem *p)
 static const char *decline_f32(const te_gemm_state *state, const te_gemm_problem *p)
 {
     if (state->isa->f32.mr < TE_GEMM_MAX_ROWS) return decline_f32_avx2(p);
-    if (state->matrix_unit) return decline_f32_large_caches(p);
+    if (state->matrix_unit) return decline_f32_large_caches(state, p);
     if (p->k <= OWN_F32_K) return NULL;
     if (p->m <= OWN_F32_FEW_ROWS && p->k * p->n >= OWN_F32_FEW_B) return NULL;
     if (!te_gemm_reads_rows(&p->a)) return "rows of a need packing";

@@ -1,7 +1,7 @@
 /* gemm.h - how the CPU's matrix product is put together.
  *
  *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c), where few columns become
- *                             few rows, cuts a large one in slices
+ *                             few rows, cuts a large one in slices for the library
  *        rows                 few rows times contiguous columns, nothing packed (gemm_rows.c): b is read once
  *        sweep                few rows times contiguous rows, as they lie (gemm_sweep.c)
  *        small                one thread, workspace on the stack: the call costs less than a microsecond
@@ -141,8 +141,8 @@ typedef struct te_gemm_kernel {
     int rate;          /* multiplications of vectors in a cycle */
     int word_bytes, sum_bytes, k_per_word;
     bool rounds, streams; /* tiles can leave bfloat16, and write past the caches */
-    /* Writes a tile of sums, nr apart from row to row, past the caches, to c with `row` bytes from row to row, and leaves
-     * the sum of squares of each vector of columns. Where tiles stream. */
+    /* Writes a tile of sums, nr apart from row to row, past the caches, to c with `row` bytes from row to row, and
+     * leaves the sum of squares of each vector of columns. Where tiles stream. */
     void (*stream_squares)(char *c, int64_t row, const void *sums, int nr, int rows, int vectors, float *squares);
     /* [(rows - 1) / row_group][vectors - 1], so that narrow edges cost less */
     te_gemm_tile *const (*tile)[TE_GEMM_MAX_VECTORS];
@@ -249,7 +249,7 @@ typedef struct te_gemm_state {
     struct te_gemm_cache  *packed; /* packed weights */
     struct te_gemm_onednn *onednn; /* primitives */
     te_gemm_division divisions[TE_GEMM_DIVISIONS]; /* by hash of the shape */
-    double slice_macs;             /* multiply-adds between two looks at an interrupt, about */
+    double slice_macs;             /* multiply-adds that the library does between two looks at an interrupt, about */
 } te_gemm_state;
 
 typedef struct te_gemm_impl {

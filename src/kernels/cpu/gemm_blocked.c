@@ -105,12 +105,32 @@ static void fetch(te_gemm_ahead *ahead, int64_t runs)
     }
 }
 
+/* The panels whose rows are fetched together are, by those before them, each slice of which fetches its part. */
+static te_gemm_ahead panels_after(const gemm_unit *u, int64_t panel)
+{
+    const te_gemm_plan *plan = u->plan;
+    int64_t near = plan->near_panels, at = panel - u->panel, group = at / near * near, next = group + near;
+    int64_t chunk = u->chunk, words = at_most(plan->words - chunk, plan->chunk_words);
+    int64_t slices = divide_up(words, plan->slice_words), parts = at_most(u->panels - group, near) * slices;
+    int64_t part = (at - group) * slices + (u->first - chunk) / plan->slice_words;
+    if (next >= u->panels) { /* of the next chunk, the first ones */
+        next = 0, chunk += plan->chunk_words;
+        words = at_most(plan->words - chunk, plan->chunk_words);
+    }
+    if (words <= 0) return (te_gemm_ahead){0};
+    int64_t k0 = chunk * plan->kernel->k_per_word, k = at_most(plan->p->k - k0, words * plan->kernel->k_per_word);
+    int64_t col = (u->panel + next) * plan->width, row = k0 + k * part / parts, end = k0 + k * (part + 1) / parts;
+    int64_t cols = at_most(plan->p->n - col, at_most(u->panels - next, near) * plan->width);
+    return (te_gemm_ahead){u->b.data + row * u->b.row + col * u->b.col, end - row, u->b.row, cols * u->b.col, 0};
+}
+
 /* What of b the unit packs after this slice of panel `panel`. */
 static te_gemm_ahead after(const gemm_unit *u, int64_t panel)
 {
     const te_gemm_plan *plan = u->plan;
     const te_gemm_kernel *kernel = plan->kernel;
     int64_t size = plan->p->b.size, word = u->first + u->words, end = u->chunk + plan->chunk_words;
+    if (plan->near_panels > 1) return panels_after(u, panel);
     if (word < plan->words && word < end) { /* the panel's next slice */
     } else if (++panel < u->panel + u->panels) {
         word = u->chunk;
@@ -264,8 +284,9 @@ static gemm_unit unit_make(te_exec *exec, const te_gemm_plan *plan, int64_t inde
     if (plan->groups > 1) group = index % plan->groups, index /= plan->groups;
     if (plan->blocks > 1 && !plan->blocks_first) block = index % plan->blocks, index /= plan->blocks;
     te_gemm_product t = te_gemm_product_of(p, index);
-    gemm_unit u = {.exec = exec, .plan = plan, .a = source_of(&t.a), .b = source_of(&t.b), .row = block * plan->unit_rows,
-                   .panel = group * plan->unit_panels, .b_room = room, .sums = room + plan->b_bytes,
+    gemm_unit u = {.exec = exec, .plan = plan, .a = source_of(&t.a), .b = source_of(&t.b),
+                   .row = block * plan->unit_rows, .panel = group * plan->unit_panels,
+                   .b_room = room, .sums = room + plan->b_bytes,
                    .a_room = room + plan->b_bytes + plan->sums_bytes,
                    .kept = plan->keeps_a ? kept_of(plan, room) : NULL,
                    .finish = {.c = t.c, .aux = t.aux, .bias = plan->bias, .bias_by_row = p->bias_by_row,
@@ -288,7 +309,7 @@ static void run_whole_products(gemm_unit *u, int64_t first, int64_t end)
     const te_gemm_problem *p = u->plan->p;
     for (int64_t i = first;;) {
         run_unit(u);
-        if (++i == end) return;
+        if (++i == end || te_cpu_stopping(u->exec)) return;
         int64_t offsets[4];
         te_gemm_offsets_of(p, i, offsets);
         u->a.data = p->a.data + offsets[0];
@@ -306,7 +327,7 @@ static void run_units(void *context, int64_t first, int64_t end, int thread)
     char *room = units->work + (size_t)thread * te_gemm_thread_bytes(plan);
     bool whole = plan->blocks * plan->groups == 1;
     if (kernel->enter) kernel->enter();
-    for (int64_t i = first; i < end; i = whole ? end : i + 1) {
+    for (int64_t i = first; i < end && !te_cpu_stopping(units->exec); i = whole ? end : i + 1) {
         gemm_unit u = unit_make(units->exec, plan, i, room);
         if (whole) run_whole_products(&u, i, end);
         else run_unit(&u);

@@ -10,6 +10,7 @@ enum {
     DIRECT_COLS = 96,        /* up to so many an operand that stays for several slices is not worth a copy, … */
     NEAR_ROWS = 4096,        /* … nor for vectors while its rows are less bytes apart */
     STREAM_BYTES = 2 << 20,  /* of a result that is written past the caches, from which on nobody finds it there */
+    PAIR = 128,              /* bytes of two cache lines, which memory gives in little more time than one */
     SMALL_K = 64,
     SMALL_MACS = 256 << 10,  /* of a product that is multiplied without tiles, … */
     SMALL_PANEL_MACS = 16 << 10, /* … where b is packed nevertheless, … */
@@ -242,12 +243,17 @@ static void plan_one_unit(te_gemm_plan *plan)
     plan->unit_rows = (plan->p->m + plan->kernel->mr - 1) & -(int64_t)plan->kernel->mr; /* mr is a power of two */
 }
 
-/* Slices whose rows of a fit the second-level cache together. */
+/* Where rows of b lie and panels are narrower than what memory gives in little more time than one line, the rows of
+ * several panels are fetched together, and a chunk is one slice: of the lines that come along, parts are packed later,
+ * so all that a unit has of b passes. Else a chunk is the slices whose rows of a fit the second-level cache. */
 static void plan_chunks(te_gemm_plan *plan)
 {
     const te_gemm_kernel *kernel = plan->kernel;
+    const te_gemm_matrix *b = &plan->p->b;
+    bool lies = b->cs == 1 && b->rs != 1;
+    plan->near_panels = lies ? at_least(PAIR / (plan->width * b->size), 1) : 1;
     int64_t slices = kernel->chunk_bytes / (plan->unit_rows * plan->slice_words * kernel->word_bytes);
-    plan->chunk_words = at_least(slices, 1) * plan->slice_words;
+    plan->chunk_words = (plan->near_panels > 1 ? 1 : at_least(slices, 1)) * plan->slice_words;
 }
 
 static void plan_workspace(te_gemm_plan *plan)

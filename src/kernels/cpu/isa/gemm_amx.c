@@ -289,13 +289,13 @@ TILE_DEFINE(2, 2)
 
 static te_gemm_tile *const tiles[][TE_GEMM_MAX_VECTORS] = {{tile_1x1, tile_1x2}, {tile_2x1, tile_2x2}};
 
-/* With a slice of 320 words a panel of b is 40 KiB of the 48 of a first-level cache, past which a is loaded: a register
- * of it serves 32 columns and is not seen again before the next panel. Products of a register take 16
- * cycles, so that the second-level cache has to give 32 bytes a cycle, half of what it can: it shall hold what of a a
- * unit has, 800 KiB, and the sums of one panel. A word of b costs up to a third of a cycle to pack, and serves 16 x 16
- * multiplications in one: hence blocks of more rows than with vectors. */
+/* With a slice of 256 words a panel of b is 32 KiB of the 48 of a first-level cache, past which a is loaded: a register
+ * of it serves 32 columns and is not seen again before the next panel; what panels are packed from passes too. Products
+ * of a register take 16 cycles, so that the second-level cache has to give 32 bytes a cycle, half of what it can: it
+ * shall hold what of a a unit has, 800 KiB, and the sums of one panel. A word of b costs up to a third of a cycle to
+ * pack, and serves 16 x 16 multiplications in one: hence blocks of more rows than with vectors. */
 const te_gemm_kernel TE_ISA_NAME(te_gemm_kernel) = {
-    .mr = ROWS, .nr = COLS, .lanes = SIDE, .row_group = SIDE, .step = SIDE, .slice_words = 320,
+    .mr = ROWS, .nr = COLS, .lanes = SIDE, .row_group = SIDE, .step = SIDE, .slice_words = 256,
     .unit_rows = 512, .unit_panels = 32, .chunk_bytes = 800 << 10, .rate = 16, .word_bytes = 4, .sum_bytes = 4,
     .k_per_word = 2, .rounds = true, .streams = true, .stream_squares = te_gemm_stream_squares_avx512,
     .tile = tiles, .pack_a = pack, .enter = enter, .leave = leave,

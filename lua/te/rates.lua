@@ -17,20 +17,41 @@ local function best(field, fn)
     return rate
 end
 
+-- Operations per second of square products of a dtype: of growing ones, until one takes long enough to reach a rate
+-- that larger ones do not pass by much.
+local function product_peak(device, dtype)
+    local LONG, LARGEST = 2e-3, 8192
+    local n, rate, last = 128, 0, 0
+    repeat
+        n = 2 * n
+        local a = te.rand({ n, n }, { device = device }):to(dtype)
+        last = best("flops", function() te.matmul(a, a):release() end)
+        rate = math.max(rate, last)
+        a:release()
+    until 2 * n ^ 3 > LONG * last or n == LARGEST
+    return rate
+end
+
+-- Bytes per second of an update in place, of operands that no cache holds.
+local function bandwidth_of(device)
+    local options = { device = device }
+    local x, y = te.ones({ 2048, 8192 }, options), te.ones({ 2048, 8192 }, options)
+    local rate = best("bytes", function() te.add_(y, x) end)
+    x:release()
+    y:release()
+    return rate
+end
+
 local rates = {}
 
 --- { bandwidth =, float32 =, bfloat16 = } of a device, per second.
 function rates.of(device)
     if not known[device] then
-        local options = { device = device }
-        local x, y = te.zeros({ 1024, 8192 }, options), te.zeros({ 1024, 8192 }, options)
-        local a = te.rand({ 768, 768 }, options)
-        local b = a:to("bfloat16")
         known[device] = te.no_grad(function()
             return {
-                bandwidth = best("bytes", function() te.add_(y, x) end),
-                float32 = best("flops", function() te.matmul(a, a) end),
-                bfloat16 = best("flops", function() te.matmul(b, b) end),
+                bandwidth = bandwidth_of(device),
+                float32 = product_peak(device, "float32"),
+                bfloat16 = product_peak(device, "bfloat16"),
             }
         end)
     end

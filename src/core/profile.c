@@ -122,6 +122,7 @@ static double source_bytes(const te_quantize_job *job)
     return (double)job->rows * (double)job->cols * (double)te_dtype_size(job->dtype);
 }
 
+/* Entries that a mask hides are counted, too. */
 static double attention_flops(const te_attention *a)
 {
     return 4.0 * (double)a->q.shape[0] * (double)a->q.shape[1] * (double)a->q.shape[2] * (double)a->k.shape[2] *
@@ -156,7 +157,7 @@ static te_status attention(te_exec *exec, const te_attention *a)
 {
     te_profile_event event = begin(exec, "attention");
     te_status status = real_of(exec)->attention(exec, a);
-    snprintf(event.name, sizeof event.name, "attention");
+    snprintf(event.name, sizeof event.name, "attention %s", view_type(&a->q));
     event.bytes = view_bytes(&a->q) + view_bytes(&a->k) + view_bytes(&a->v) + view_bytes(&a->out);
     event.flops = attention_flops(a);
     return end(exec, &event, status);
@@ -167,7 +168,7 @@ static te_status attention_backward(te_exec *exec, const te_attention_grad *g)
     te_profile_event event = begin(exec, "attention");
     te_status status = real_of(exec)->attention_backward(exec, g);
     const te_attention *a = &g->forward;
-    snprintf(event.name, sizeof event.name, "attention.backward");
+    snprintf(event.name, sizeof event.name, "attention.backward %s", view_type(&a->q));
     event.bytes = 2 * (view_bytes(&a->q) + view_bytes(&a->k) + view_bytes(&a->v) + view_bytes(&a->out));
     event.flops = 2.5 * attention_flops(a);
     return end(exec, &event, status);

@@ -352,22 +352,29 @@ static void test_large_products(void)
         }
 }
 
+/* Gives c rows of `pitch` elements, each a whole number of cache lines. */
+static void place_in_lines(product *p, int64_t rows, int64_t pitch)
+{
+    enum { LINE = 64 };
+    free(p->c.base);
+    p->c.bytes = (size_t)(rows * pitch) * te_dtype_size(p->gemm.c.dtype) + LINE;
+    p->c.base = malloc(p->c.bytes);
+    if (!p->c.base) abort();
+    memset(p->c.base, 0xff, p->c.bytes);
+    p->gemm.c.data = (char *)(((uintptr_t)p->c.base + LINE - 1) & ~(uintptr_t)(LINE - 1));
+    p->gemm.c.stride[0] = pitch, p->gemm.c.stride[1] = 1;
+}
+
 /* A result of whole cache lines, too large for the caches: machines with a matrix unit write it past them, and sum up
  * its squares. */
 static void test_streamed_result(void)
 {
-    enum { N = 640, LINE = 64 };
+    enum { N = 640 };
     static const int64_t rows[] = {1050, 1050, 1056, 1056, 2112, 2112}, steps[] = {32, 32, 69, 69, 72, 72};
     for (int run = 0; run < 6; run++) {
         int64_t M = rows[run], K = steps[run];
         product p = make((type_pair){run % 2 ? TE_F32 : TE_BF16, TE_F32}, M, N, K, 0, NULL);
-        free(p.c.base);
-        p.c.bytes = (size_t)M * N * sizeof(float) + LINE;
-        p.c.base = malloc(p.c.bytes);
-        if (!p.c.base) abort();
-        memset(p.c.base, 0xff, p.c.bytes);
-        p.gemm.c.data = (char *)(((uintptr_t)p.c.base + LINE - 1) & ~(uintptr_t)(LINE - 1));
-        p.gemm.c.stride[0] = N, p.gemm.c.stride[1] = 1;
+        place_in_lines(&p, M, N);
         squares_found = 0;
         run_all(&p);
         expectation *expected = expect(&p.gemm);
@@ -378,6 +385,19 @@ static void test_streamed_result(void)
         bool halves = M > 2000 && streams && run % 2 == 0;
         CHECK_MSG(squares_found > found || !halves, "%d rows in two slices: no sum of squares", (int)M);
         free(expected);
+        release(&p);
+    }
+}
+
+/* The same of bfloat16, with a last panel of half the width, and with rows that fill no register. */
+static void test_streamed_rounded(void)
+{
+    enum { PITCH = 1024 };
+    static const int64_t rows[] = {2112, 2100}, cols[] = {1008, 1024}, steps[] = {37, 32};
+    for (int run = 0; run < 2; run++) {
+        product p = make((type_pair){TE_BF16, TE_BF16}, rows[run], cols[run], steps[run], 0, NULL);
+        place_in_lines(&p, rows[run], PITCH);
+        run_all(&p);
         release(&p);
     }
 }
@@ -726,6 +746,7 @@ int main(void)
     test_random_products();
     test_large_products();
     test_streamed_result();
+    test_streamed_rounded();
     test_operand_changes();
     test_small_products();
     test_few_rows();

@@ -6,8 +6,8 @@
 --
 -- p[1] … p[#p] are they in order: { name, kind, device, start, seconds, bytes, flops }; p.events is p. The device is
 -- synchronized around each kernel, so times are those of the kernels alone. The floor of a kernel is the larger of its
--- bytes over the measured bandwidth and its work over the measured peak of a matrix product; both are measured once, when
--- first printed. What attention's masks hide counts as its work.
+-- bytes over the measured bandwidth and its work over the measured peak of a matrix product; both are measured once,
+-- when first printed. What attention's masks hide counts as its work.
 
 local te = require "te"
 local fail = require "te.fail"

@@ -100,13 +100,14 @@ typedef struct te_gemm_pack {
 } te_gemm_pack;
 
 /* Where a tile leaves its sums: where it keeps them, or whole vectors of them in c, which has their type or, to round,
- * is bfloat16; past the caches, to stream. */
+ * is bfloat16; past the caches, to stream, which of the kernels that round those with `drain` do. */
 typedef enum te_gemm_way {
     TE_GEMM_OUT_KEEP,
     TE_GEMM_OUT_STORE,
     TE_GEMM_OUT_STREAM,
     TE_GEMM_OUT_ADD,
-    TE_GEMM_OUT_ROUND
+    TE_GEMM_OUT_ROUND,
+    TE_GEMM_OUT_ROUND_STREAM
 } te_gemm_way;
 
 /* Memory that is read soon: `runs` pieces of `bytes` bytes, `stride` apart, of the first of which `at` are done. */
@@ -115,10 +116,23 @@ typedef struct te_gemm_ahead {
     int64_t runs, stride, bytes, at;
 } te_gemm_ahead;
 
+/* Sums that a tile kept, on their way to c. */
+typedef struct te_gemm_leaving {
+    te_gemm_way way;
+    int         rows, vectors; /* the rest of them */
+    const char *sums;
+    char       *c;
+    int64_t     row;
+    float      *squares; /* where the sums of squares of each vector of columns go; NULL: not wanted */
+} te_gemm_leaving;
+
 typedef struct te_gemm_out {
     te_gemm_way way;
     char       *c;
     int64_t     row, vector; /* bytes from row to row, and of a vector */
+    /* For kernels with `drain`: what leaves is written while the next tile is multiplied, before its sums are kept. */
+    te_gemm_leaving *leaving;
+    float           *squares;
     /* For kernels that fetch while they multiply. In a step: lines of what is ahead, of the next tile's sums, and rows
      * of c. */
     te_gemm_ahead *ahead;
@@ -148,6 +162,7 @@ typedef struct te_gemm_kernel {
     te_gemm_tile *const (*tile)[TE_GEMM_MAX_VECTORS];
     void (*pack_a)(const te_gemm_pack *, void *panels); /* NULL: as b is packed */
     void (*enter)(void), (*leave)(void);                /* around tiles on a thread; or NULL */
+    void (*drain)(te_gemm_leaving *);                   /* writes what no tile follows; or NULL */
     /* Brings rows x cols of c at (row, col) near, to be written. NULL: tiles do, and fetch what is `ahead`. */
     void (*fetch)(const te_gemm_matrix *c, int64_t row, int64_t col, int rows, int cols);
     /* Writes rows x cols sums (nr apart from row to row) to c at (row, col). */

@@ -46,6 +46,7 @@ typedef struct gemm_unit {
     int64_t chunk;                /* its first word */
     int64_t first, words, filled; /* of the slice; filled: words with the zeros behind them */
     char   *a_room, *b_room, *sums;
+    te_gemm_leaving leaving;
     const char **kept;            /* where the rows begin that a_room holds from unit to unit; or NULL */
 } gemm_unit;
 
@@ -159,8 +160,14 @@ static void plan_fetches(const gemm_unit *u, int64_t row_panels, te_gemm_ahead *
     if (ends && !u->plan->squares) out->rows = (int)divide_up(kernel->mr, steps);
 }
 
+/* Writes what no tile follows. */
+static void drain(gemm_unit *u)
+{
+    if (u->plan->kernel->drain) u->plan->kernel->drain(&u->leaving);
+}
+
 /* The tiles of the unit's rows with one panel of b, over one slice. */
-static void run_tiles(const gemm_unit *u, int64_t panel)
+static void run_tiles(gemm_unit *u, int64_t panel)
 {
     const te_gemm_plan *plan = u->plan;
     const te_gemm_kernel *kernel = plan->kernel;
@@ -174,11 +181,12 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
     bool kept = plan->words > plan->slice_words, chunks = plan->words > plan->chunk_words;
     char *sums = u->sums + (chunks ? (panel - u->panel) * row_panels * tile_bytes : 0);
     float *squares = ends ? plan->squares : NULL;
-    char  *near = u->sums + plan->sums_bytes - tile_bytes; /* whose squares are summed while they leave it */
+    bool   by_near = squares && !kernel->drain;
+    char  *near = u->sums + plan->sums_bytes - tile_bytes;
     int64_t c_row = u->finish.c.rs * u->finish.c.size;
     te_gemm_way way = ends && cols == vectors * kernel->lanes ? plan->way : TE_GEMM_OUT_KEEP;
-    te_gemm_out out = {.row = squares ? kernel->nr * kernel->sum_bytes : c_row,
-                       .vector = kernel->lanes * u->finish.c.size};
+    te_gemm_out out = {.row = by_near ? kernel->nr * kernel->sum_bytes : c_row,
+                       .vector = kernel->lanes * u->finish.c.size, .leaving = &u->leaving};
     te_gemm_ahead next = after(u, panel);
     int64_t share = next.runs ? divide_up(next.runs, row_panels) : 0;
     if (!kernel->fetch) plan_fetches(u, row_panels, &next, &out);
@@ -188,13 +196,13 @@ static void run_tiles(const gemm_unit *u, int64_t panel)
         if (kernel->fetch) fetch(&next, share);
         if (kernel->fetch && ends && way != TE_GEMM_OUT_STREAM) kernel->fetch(&u->finish.c, row, col, rows, cols);
         char *c = te_gemm_element(&u->finish.c, row, col);
-        out.c = squares ? near : c;
-        out.way = squares ? TE_GEMM_OUT_STORE : rows % kernel->row_group ? TE_GEMM_OUT_KEEP : way;
+        float *of_tile = squares ? squares + row / mr * plan->square_cols + col / kernel->lanes : NULL;
+        out.c = by_near ? near : c;
+        out.way = by_near ? TE_GEMM_OUT_STORE : rows % kernel->row_group ? TE_GEMM_OUT_KEEP : way;
+        out.squares = of_tile;
         te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors - 1];
         tile(a, a_row, a_step, u->b_room, u->filled, sums, begins, &out);
-        if (squares)
-            kernel->stream_squares(c, c_row, near, kernel->nr, rows, vectors,
-                                   squares + row / mr * plan->square_cols + col / kernel->lanes);
+        if (by_near) kernel->stream_squares(c, c_row, near, kernel->nr, rows, vectors, of_tile);
         else if (ends && out.way == TE_GEMM_OUT_KEEP)
             kernel->finish(&u->finish, sums, kernel->nr, row, col, rows, cols);
     }
@@ -260,6 +268,7 @@ static void run_unit(gemm_unit *u)
         run_chunk(u);
         u->chunk += u->plan->chunk_words;
     } while (u->chunk < u->plan->words && !te_cpu_stopping(u->exec));
+    drain(u);
 }
 
 /* --- all units ---------------------------------------------------------------------------------------------------- */

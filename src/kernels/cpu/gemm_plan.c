@@ -9,7 +9,8 @@ enum {
     MATRIX_K = 32,           /* elements of a row of its registers */
     DIRECT_COLS = 96,        /* up to so many an operand that stays for several slices is not worth a copy, … */
     NEAR_ROWS = 4096,        /* … nor for vectors while its rows are less bytes apart */
-    STREAM_BYTES = 2 << 20,  /* of a result that is written past the caches, from which on nobody finds it there */
+    STREAM_BYTES = 2 << 20,  /* of a result that is written past the caches, from which on nobody finds it there; … */
+    ROUNDED_BYTES = 4 << 20, /* … of bfloat16, which what comes next reads at once */
     PAIR = 128,              /* bytes of two cache lines, which memory gives in little more time than one */
     SMALL_K = 64,
     SMALL_MACS = 256 << 10,  /* of a product that is multiplied without tiles, … */
@@ -64,10 +65,11 @@ static bool is_direct(const te_gemm_plan *plan)
 /* Whether c is large, and made of whole cache lines. */
 static bool streams(const te_gemm_plan *plan)
 {
+    enum { LINE = 64 };
     const te_gemm_matrix *c = &plan->p->c;
-    int64_t line = (int64_t)plan->kernel->lanes * c->size, row = c->rs * c->size;
-    return plan->kernel->streams && plan->p->m * plan->p->n * c->size >= STREAM_BYTES && row % line == 0 &&
-           (uintptr_t)c->data % (size_t)line == 0 && plan->p->batches == 1;
+    int64_t most = c->dtype == TE_BF16 ? ROUNDED_BYTES : STREAM_BYTES, row = c->rs * c->size;
+    return plan->kernel->streams && plan->p->m * plan->p->n * c->size >= most && row % LINE == 0 &&
+           (uintptr_t)c->data % LINE == 0 && plan->p->batches == 1;
 }
 
 /* Sums that are c's values, or what is added to them, need not be kept before they are finished. */
@@ -79,7 +81,8 @@ static te_gemm_way way_out(const te_gemm_plan *plan)
         return TE_GEMM_OUT_KEEP;
     if (p->c.dtype == sum && p->accumulate) return TE_GEMM_OUT_ADD;
     if (p->c.dtype == sum) return streams(plan) ? TE_GEMM_OUT_STREAM : TE_GEMM_OUT_STORE;
-    return p->c.dtype == TE_BF16 && !p->accumulate && plan->kernel->rounds ? TE_GEMM_OUT_ROUND : TE_GEMM_OUT_KEEP;
+    if (p->c.dtype != TE_BF16 || p->accumulate || !plan->kernel->rounds) return TE_GEMM_OUT_KEEP;
+    return plan->kernel->drain && streams(plan) ? TE_GEMM_OUT_ROUND_STREAM : TE_GEMM_OUT_ROUND;
 }
 
 /* Sums of squares are taken of what leaves the caches, tile by tile: elsewhere who wants them had better read c. Those
@@ -273,7 +276,8 @@ static void plan_workspace(te_gemm_plan *plan)
     bool side_by_side = plan->groups > 1 && (plan->blocks == 1 || (!plan->blocks_first && plan->p->a.rs != 0));
     plan->keeps_a = plan->a_bytes && plan->words <= plan->chunk_words && side_by_side;
     if (plan->keeps_a) plan->a_bytes += align_up(sizeof(char *));
-    plan->sums_bytes = align_up(one_slice ? tile : row_panels * chunk * tile) + (plan->square_rows ? tile : 0);
+    bool by_near = plan->square_rows && !kernel->drain;
+    plan->sums_bytes = align_up(one_slice ? tile : row_panels * chunk * tile) + (by_near ? tile : 0);
 }
 
 /* --- divisions that were found before ----------------------------------------------------------------------------- */

@@ -169,30 +169,42 @@ static void pack(const te_gemm_pack *p, void *panels)
 
 /* --- sums on their way to c --------------------------------------------------------------------------------------- */
 
-/* 32 sums of a row, or 16, rounded; they are never subnormal. */
-static inline void put_rounded(const te_gemm_out *out, const char *sums, int rows, const int vectors)
+/* A row of them; of those that stream, squares are added. Rounded ones are never subnormal. */
+static inline __attribute__((always_inline)) void leave_row(te_gemm_leaving *l, __m512 squares[2])
 {
-    char *c = out->c;
-    for (int r = 0; r < rows; r++, c += out->row, sums += PITCH) {
-        __m512 x = _mm512_loadu_ps(sums);
-        if (vectors == 1) _mm256_storeu_si256((__m256i *)c, (__m256i)_mm512_cvtneps_pbh(x));
-        else _mm512_storeu_si512(c, (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(sums + 64), x));
+    bool   two = l->vectors > 1;
+    float *c = (float *)(void *)l->c;
+    __m512 x = _mm512_loadu_ps(l->sums), y = two ? _mm512_loadu_ps(l->sums + 64) : _mm512_setzero_ps();
+    if (l->way == TE_GEMM_OUT_ROUND || l->way == TE_GEMM_OUT_ROUND_STREAM) {
+        __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+        if (two && l->way == TE_GEMM_OUT_ROUND_STREAM) _mm512_stream_si512((__m512i *)(void *)c, rounded);
+        else if (two) _mm512_storeu_si512(c, rounded);
+        else _mm256_storeu_si256((__m256i *)(void *)c, _mm512_castsi512_si256(rounded));
+    } else if (l->way == TE_GEMM_OUT_STREAM) {
+        _mm512_stream_ps(c, x);
+        if (two) _mm512_stream_ps(c + SIDE, y);
+        squares[0] = _mm512_fmadd_ps(x, x, squares[0]);
+        squares[1] = _mm512_fmadd_ps(y, y, squares[1]);
+    } else {
+        _mm512_storeu_ps(c, _mm512_add_ps(_mm512_loadu_ps(c), x));
+        if (two) _mm512_storeu_ps(c + SIDE, _mm512_add_ps(_mm512_loadu_ps(c + SIDE), y));
     }
+    l->rows--;
+    l->sums += PITCH;
+    l->c += l->row;
 }
 
-static inline void put_streamed(const te_gemm_out *out, const char *sums, int rows, const int vectors)
+static inline void leave_squares(const te_gemm_leaving *l, const __m512 squares[2])
 {
-    char *c = out->c;
-    for (int r = 0; r < rows; r++, c += out->row, sums += PITCH)
-        for (int v = 0; v < vectors; v++) _mm512_stream_ps((float *)(c + v * 64), _mm512_loadu_ps(sums + v * 64));
+    for (int v = 0; l->squares && v < l->vectors; v++) l->squares[v] = _mm512_reduce_add_ps(squares[v]);
 }
 
-static inline void put_added(const te_gemm_out *out, const char *sums, int rows, const int vectors)
+static void drain(te_gemm_leaving *l)
 {
-    char *c = out->c;
-    for (int r = 0; r < rows; r++, c += out->row, sums += PITCH)
-        for (int v = 0; v < vectors; v++)
-            _mm512_storeu_ps(c + v * 64, _mm512_add_ps(_mm512_loadu_ps(c + v * 64), _mm512_loadu_ps(sums + v * 64)));
+    __m512 squares[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    if (l->rows == 0) return;
+    while (l->rows > 0) leave_row(l, squares);
+    leave_squares(l, squares);
 }
 
 /* --- what is needed soon ------------------------------------------------------------------------------------------ */
@@ -211,7 +223,7 @@ static inline soon soon_make(const te_gemm_out *out, const char *kept, int acros
 {
     soon s = {.ahead = out->ahead, .lines = out->lines, .sums = kept + ROWS * PITCH, .sums_lines = out->sums,
               .c = out->c, .pitch = out->row, .c_rows = out->rows};
-    if (out->way == TE_GEMM_OUT_STREAM) s.c_rows = 0;
+    if (out->way == TE_GEMM_OUT_STREAM || out->way == TE_GEMM_OUT_ROUND_STREAM) s.c_rows = 0;
     s.c_lines = across * (int)out->vector > 64 ? 2 : 1;
     return s;
 }
@@ -226,7 +238,7 @@ static inline void fetch_soon(soon *s)
     }
     for (int i = 0; i < s->sums_lines; i++, s->sums += 64) __builtin_prefetch(s->sums, 1, 3);
     for (int i = 0; i < s->c_rows; i++, s->c += s->pitch)
-        for (int l = 0; l < s->c_lines; l++) __builtin_prefetch(s->c + 64 * l, 1, 3);
+        for (int l = 0; l < s->c_lines; l++) __builtin_prefetch(s->c + 64 * l, 0, 2);
 }
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
@@ -249,7 +261,10 @@ static inline __attribute__((always_inline)) void body(const int down, const int
         if (down > 1 && across > 1) TILE_LOAD(3, kept + SIDE * PITCH + 64, PITCH);
     }
     soon next = soon_make(out, kept, across);
-    bool near = words <= NEAR_WORDS;
+    te_gemm_leaving leaving = *out->leaving;
+    __m512  squares[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    bool    near = words <= NEAR_WORDS, leaves = leaving.rows > 0;
+    int64_t steps = words / SIDE, share = (leaving.rows + steps - 1) / steps;
     for (int64_t w = 0; w < words; w += SIDE, a += a_step, b += SIDE * PITCH) {
         fetch_soon(&next);
         if (near) TILE_LOAD(4, a, a_row);
@@ -258,12 +273,14 @@ static inline __attribute__((always_inline)) void body(const int down, const int
         TILE_MADD(0, 4, 6);
         if (across > 1) TILE_LOAD(7, b + 64, PITCH);
         if (across > 1) TILE_MADD(1, 4, 7);
+        for (int64_t i = 0; i < share && leaving.rows > 0; i++) leave_row(&leaving, squares);
         if (down == 1) continue;
         if (near) TILE_LOAD(5, a + SIDE * a_row, a_row);
         else TILE_PASS(5, a + SIDE * a_row, a_row);
         TILE_MADD(2, 5, 6);
         if (across > 1) TILE_MADD(3, 5, 7);
     }
+    if (leaves) leave_squares(&leaving, squares);
     bool  direct = out->way == TE_GEMM_OUT_STORE;
     char *to = direct ? out->c : kept;
     int64_t pitch = direct ? out->row : PITCH;
@@ -271,9 +288,9 @@ static inline __attribute__((always_inline)) void body(const int down, const int
     if (across > 1) TILE_STORE(1, to + 64, pitch);
     if (down > 1) TILE_STORE(2, to + SIDE * pitch, pitch);
     if (down > 1 && across > 1) TILE_STORE(3, to + SIDE * pitch + 64, pitch);
-    if (out->way == TE_GEMM_OUT_ROUND) put_rounded(out, kept, down * SIDE, across);
-    if (out->way == TE_GEMM_OUT_STREAM) put_streamed(out, kept, down * SIDE, across);
-    if (out->way == TE_GEMM_OUT_ADD) put_added(out, kept, down * SIDE, across);
+    bool stays = direct || out->way == TE_GEMM_OUT_KEEP;
+    *out->leaving = (te_gemm_leaving){.way = out->way, .rows = stays ? 0 : down * SIDE, .vectors = across, .sums = kept,
+                                      .c = out->c, .row = out->row, .squares = out->squares};
 }
 
 #define TILE_DEFINE(down, across)                                                                                      \
@@ -298,6 +315,6 @@ const te_gemm_kernel TE_ISA_NAME(te_gemm_kernel) = {
     .mr = ROWS, .nr = COLS, .lanes = SIDE, .row_group = SIDE, .step = SIDE, .slice_words = 256,
     .unit_rows = 512, .unit_panels = 32, .chunk_bytes = 800 << 10, .rate = 16, .word_bytes = 4, .sum_bytes = 4,
     .k_per_word = 2, .rounds = true, .streams = true, .stream_squares = te_gemm_stream_squares_avx512,
-    .tile = tiles, .pack_a = pack, .enter = enter, .leave = leave,
+    .tile = tiles, .pack_a = pack, .enter = enter, .leave = leave, .drain = drain,
     .finish = te_gemm_finish_f32_avx512,
 };

@@ -56,32 +56,39 @@ static size_t T(forward_bytes)(const te_attention *a, int64_t queries)
     return (size_t)T(forward_layout)(&s, a, queries, NULL) * sizeof(REAL);
 }
 
-/* Turns rows of scores into weights relative to their new maxima, and brings what was summed before to those too. */
-ALWAYS_INLINE void T(softmax_rows)(const int rows, T(forward_state) *s, REAL *p, int n, int64_t row)
+/* Makes `most`, which a score of the row reaches, what its weights are relative to, and brings what was summed before
+ * to that too. */
+static void T(raise_top)(T(forward_state) *s, int64_t row, REAL most)
+{
+    REAL *sum = s->sum + row * TE_ATTENTION_LANES, *out = s->out + row * s->dim_v, top = s->top[row];
+    s->top[row] = most;
+    if (top == -(REAL)INFINITY) return; /* all of it is 0 */
+    REAL shrink = REAL_EXP(top - most);
+    for (int l = 0; l < TE_ATTENTION_LANES; l++) sum[l] *= shrink;
+    for (int64_t d = 0; d < s->dim_v; d++) out[d] *= shrink;
+}
+
+/* Turns rows of scores into weights. They are relative to a score of the row that is at most `slack` below the largest
+ * so far, so that few rows are brought to another one. */
+ALWAYS_INLINE void T(softmax_rows)(const int rows, T(forward_state) *s, REAL *p, int n, REAL scale, REAL slack,
+                                   int64_t row)
 {
     REAL reference[TOGETHER];
     for (int r = 0; r < rows; r++) {
-        REAL *sum = s->sum + (row + r) * TE_ATTENTION_LANES, *out = s->out + (row + r) * s->dim_v;
-        REAL top = s->top[row + r], most = T(row_max)(p + r * TE_ATTENTION_KEYS, n);
-        if (most > top) {
-            if (top > -(REAL)INFINITY) {
-                REAL shrink = REAL_EXP(top - most);
-                for (int l = 0; l < TE_ATTENTION_LANES; l++) sum[l] *= shrink;
-                for (int64_t d = 0; d < s->dim_v; d++) out[d] *= shrink;
-            }
-            s->top[row + r] = top = most;
-        }
+        REAL most = T(row_max)(p + r * TE_ATTENTION_KEYS, n) * scale;
+        if (most > s->top[row + r] + slack) T(raise_top)(s, row + r, most);
+        REAL top = s->top[row + r];
         reference[r] = top == -(REAL)INFINITY ? 0 : top;
     }
-    T(exp_rows)(rows, p, n, reference, s->sum + row * TE_ATTENTION_LANES);
+    T(exp_rows)(rows, p, n, scale, reference, s->sum + row * TE_ATTENTION_LANES);
 }
 
-static void T(softmax_tile)(T(forward_state) *s, int rows, REAL *p, int n, int64_t row)
+static void T(softmax_tile)(T(forward_state) *s, int rows, REAL *p, int n, REAL scale, REAL slack, int64_t row)
 {
     int r = 0;
     for (; r + TOGETHER <= rows; r += TOGETHER)
-        T(softmax_rows)(TOGETHER, s, p + r * TE_ATTENTION_KEYS, n, row + r);
-    for (; r < rows; r++) T(softmax_rows)(1, s, p + r * TE_ATTENTION_KEYS, n, row + r);
+        T(softmax_rows)(TOGETHER, s, p + r * TE_ATTENTION_KEYS, n, scale, slack, row + r);
+    for (; r < rows; r++) T(softmax_rows)(1, s, p + r * TE_ATTENTION_KEYS, n, scale, slack, row + r);
 }
 
 /* p[j] = exp(p[j] - top) times, to the nearest E4M3. Adding a number whose last place is that of E4M3 rounds, ties to
@@ -108,15 +115,17 @@ static void T(forward_tile)(T(forward_state) *s, attention_walk walk, int64_t ro
     if (range.low >= range.high) return;
     REAL *scores = s->scores;
     T(multiply_scores)(rows, scores, range, s->q + row * s->width, s->k_across, s->a->q.shape[3]);
-    for (int r = 0; r < rows; r++) {
+    REAL scale = T(late_scale)(s->a);
+    bool plain = ranges->whole && scale > 0 && walk != WALK_ROUNDED && !te_view_present(&s->a->bias);
+    for (int r = 0; r < rows && !plain; r++) {
         REAL *p = scores + r * TE_ATTENTION_KEYS;
         int low = ranges->low[at + r], high = ranges->high[at + r];
-        T(scale_scores)(p + range.column, range.columns, T(late_scale)(s->a));
+        T(scale_scores)(p + range.column, range.columns, scale);
         if (te_view_present(&s->a->bias)) T(add_bias)(p, s->a, s->seq, s->head, query + r, key, low, high);
         T(fill_outside)(p, range, low, high, -(REAL)INFINITY);
     }
     if (walk == WALK_ROUNDED) T(round_rows)(s, rows, scores + range.column, range.columns, row);
-    else T(softmax_tile)(s, rows, scores + range.column, range.columns, row);
+    else T(softmax_tile)(s, rows, scores + range.column, range.columns, plain ? scale : 1, slack_of(walk), row);
     if (walk == WALK_SUMS) return;
     for (int r = 0; r < rows && s->a->dropout > 0; r++) { /* rounded ones that remain are scaled up at the end */
         float keep[TE_ATTENTION_KEYS];
@@ -155,7 +164,7 @@ static void T(forward_alone)(T(forward_state) *s, int64_t query, int64_t key, in
     for (int j = range.column; j < range.column + range.columns; j++) p[j] = -(REAL)INFINITY;
     T(dot_rows)(p + low, s->q, a->k.shape[3], k, k_row, high - low);
     if (te_view_present(&a->bias)) T(add_bias)(p, a, seq, s->head, query, key, low, high);
-    T(softmax_tile)(s, 1, p + range.column, range.columns, 0);
+    T(softmax_tile)(s, 1, p + range.column, range.columns, 1, slack_of(WALK_ONCE), 0);
     if (a->dropout > 0) {
         float keep[TE_ATTENTION_KEYS];
         dropout_row(a, seq, s->head, query, key + range.column, range.columns, keep);

@@ -227,20 +227,45 @@ static inline REAL T(row_max)(const REAL *p, int n)
     return V_TOP(most);
 }
 
-/* Rows of scores side by side, since one alone would wait for its exponentials: p[j] = exp(p[j] - reference), and 16
- * partial sums sum[l] += p[j + l] for j = 0, 16, … `rows` is a constant; n a multiple of 16, which the loop says. */
-ALWAYS_INLINE void T(exp_rows)(const int rows, REAL *p, int n, const REAL *reference, REAL *sum)
+/* Where rows are loaded without the scale, it meets scores on their way into exponentials. */
+ALWAYS_INLINE VECTOR T(scaled)(VECTOR x, REAL scale)
+{
+#ifdef PAIRS
+    return x * V_SET(scale);
+#else
+    return (void)scale, x;
+#endif
+}
+
+/* REAL_EXP of each element. */
+ALWAYS_INLINE VECTOR T(exp_vector)(VECTOR x)
+{
+    _Alignas(sizeof(VECTOR)) REAL lane[VLEN];
+    V_STORE(lane, x);
+    _Pragma("omp simd") for (int l = 0; l < VLEN; l++) lane[l] = REAL_EXP(lane[l]);
+    return V_LOAD(lane);
+}
+
+/* Rows of scores side by side, since one alone would wait for its exponentials: p[j] = exp(scale p[j] - reference), and
+ * 16 partial sums sum[l] += p[j + l] for j = 0, 16, … `rows` is a constant; n a multiple of 16. */
+ALWAYS_INLINE void T(exp_rows)(const int rows, REAL *p, int n, REAL scale, const REAL *reference, REAL *sum)
 {
     enum { KEYS = TE_ATTENTION_KEYS, LANES = TE_ATTENTION_LANES };
-    for (int j = 0; j < n / 16 * 16; j++)
+    for (int v = 0; v < 16; v += VLEN) {
+        VECTOR lanes[TOGETHER];
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) p[r * KEYS + j] = REAL_EXP(p[r * KEYS + j] - reference[r]);
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < 16; v += VLEN) {
-            VECTOR lanes = V_LOAD(sum + r * LANES + v);
-            for (int j = v; j < n; j += 16) lanes = lanes + V_LOAD(p + r * KEYS + j);
-            V_STORE(sum + r * LANES + v, lanes);
-        }
+        for (int r = 0; r < rows; r++) lanes[r] = V_LOAD(sum + r * LANES + v);
+        for (int j = v; j < n; j += 16)
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                VECTOR less = T(scaled)(V_LOAD(p + r * KEYS + j), scale) - V_SET(reference[r]);
+                VECTOR weight = T(exp_vector)(less);
+                V_STORE(p + r * KEYS + j, weight);
+                lanes[r] = lanes[r] + weight;
+            }
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) V_STORE(sum + r * LANES + v, lanes[r]);
+    }
 }
 
 /* The sum of 16 lanes, aligned for vectors, as a balanced tree: one after the other they would take longer than the

@@ -29,6 +29,9 @@ typedef struct block_ranges {
  * WALK_SUMS finds maxima and sums alone, for WALK_ROUNDED, which weighs values by rounded probabilities. */
 typedef enum attention_walk { WALK_ONCE, WALK_SUMS, WALK_ROUNDED } attention_walk;
 
+/* How far above what weights are relative to a score may be: e^8 is far from any limit. */
+static inline int slack_of(attention_walk walk) { return walk == WALK_ONCE ? 8 : 0; }
+
 /* Ranges move monotonically, so the first and the last query tell whether the block is whole. */
 static void find_ranges(block_ranges *ranges, const te_attention_seq *seq, int64_t query, int queries, int64_t key,
                         int keys)

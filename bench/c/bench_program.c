@@ -50,8 +50,7 @@ WIDEST static void hand_gelu(void *const *out, void *const *in, int64_t begin, i
     _Pragma("omp simd") for (int64_t i = begin * columns; i < end * columns; i++)
     {
         float v = te_bf16_to_f32(x[i]);
-        float inner = 0.79788456f * (v + 0.044715f * v * v * v);
-        y[i] = te_f32_to_bf16(0.5f * v * (1.0f + te_tanh(inner)));
+        y[i] = te_f32_to_bf16(v * te_sigmoid(v * (1.5957691f + 0.07135482f * (v * v))));
     }
 }
 
@@ -68,9 +67,8 @@ WIDEST static void hand_gelu_erf(void *const *out, void *const *in, int64_t begi
 
 static inline float gelu_gradient(float x, float dy)
 {
-    float a = 0.03567741f * x, u = 0.79788456f + a * x, t = te_tanh(x * u), w = dy * x * 0.5f * (1.0f - t * t),
-          wx = w * x;
-    return dy * (0.5f + 0.5f * t) + w * u + wx * a + wx * x * 0.03567741f;
+    float p = 1.5957691f + 0.07135482f * (x * x), s = te_sigmoid(x * p), g = dy * x * (s * (1.0f - s));
+    return dy * s + g * p + g * x * 0.14270963f * x;
 }
 
 WIDEST static void hand_gelu_backward(void *const *out, void *const *in, int64_t begin, int64_t end, int64_t columns)
@@ -176,9 +174,9 @@ HAND(hand_softmax_backward);
 HAND(hand_column_sum);
 HAND(hand_cross_entropy);
 
-#define GELU_BACKWARD \
-    "a = 0.03567741 * x; u = 0.79788456 + a * x; t = tanh(x * u); w = dy * x * 0.5 * (1 - t * t); " \
-    "dx = dy * (0.5 + 0.5 * t) + w * u + w * x * a + w * x * x * 0.03567741"
+#define GELU_BACKWARD                                                                                                  \
+    "p = 1.5957691 + 0.07135482 * (x * x); s = sigmoid(x * p); g = dy * x * (s * (1 - s)); "                           \
+    "dx = dy * s + g * p + g * x * 0.14270963 * x"
 
 #define GELU_ERF_BACKWARD                                                                                              \
     "v = 0.70710678 * x; dx = 0.5 * dy * (1 + erf(v)) + dy * (0.5 * x) * (1.1283791671 * exp(-(v * v))) * "            \
@@ -188,7 +186,7 @@ HAND(hand_cross_entropy);
 static const bench cases[] = {
     {"add f32", "y = a + b", {"a", "b"}, {"y"}, {NULL}, {0}, hand_add},
     {"add bf16", "y = a + b", {"a:b", "b:b"}, {"y:b"}, {NULL}, {0}, hand_add_bf16},
-    {"gelu bf16", "y = 0.5 * x * (1 + tanh(0.7978845608 * (x + 0.044715 * x * x * x)))",
+    {"gelu bf16", "y = x * sigmoid(x * (1.5957691 + 0.07135482 * (x * x)))",
      {"x:b"}, {"y:b"}, {NULL}, {0}, hand_gelu},
     {"gelu erf bf16", "y = 0.5 * x * (1 + erf(x * 0.70710678))", {"x:b"}, {"y:b"}, {NULL}, {0}, hand_gelu_erf},
     {"gelu back f32", GELU_BACKWARD, {"x", "dy"}, {"dx"}, {NULL}, {0}, hand_gelu_backward},

@@ -11,8 +11,9 @@
 #define CLAMPED_SWIGLU "g = min(a, limit); y = g * sigmoid(alpha * g) * (clamp(b, -limit, limit) + offset)"
 #define SITUGLU        "beta1 * tanh(a / beta1) * sigmoid(a) * (beta2 * tanh(b / beta2))"
 #define BLOCKS         " Where interleave is not 0, a and b alternate in blocks of so many features."
-/* sqrt(2 / pi) and 0.044715 times it, to float64's last digit */
-#define GELU(v)        v " * (0.5 + 0.5 * tanh(" v " * (0.7978845608028654 + 0.035677408136300125 * " v " * " v ")))"
+/* 0.5 + 0.5 tanh(u) is sigmoid(2 u), which keeps its relative accuracy where it is small. The numbers are
+ * 2 sqrt(2 / pi) and 0.044715 times it, to float64's last digit. */
+#define GELU(v)        v " * sigmoid(" v " * (1.5957691216057308 + 0.07135481627260025 * (" v " * " v ")))"
 
 static te_status gelu_resolve(te_call *call, te_delegate *to)
 {

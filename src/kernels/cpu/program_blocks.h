@@ -110,7 +110,7 @@ typedef struct te_chain_run {
     const uint8_t        *form; /* te_slot_form of each slot */
     const int64_t        *step; /* NULL: windows are no rows */
     size_t                n, window;
-    bool                  far; /* windows are no rows, and read tensors that no cache holds */
+    bool                  far; /* windows are no rows, and read tensors that no near cache holds */
     te_ahead              ahead;
 } te_chain_run;
 

@@ -17,9 +17,9 @@
 
 enum { TE_CHUNK = 8192, TE_COLSUM_CHUNKS = 64, TE_COLSUM_ROWS = 32 };
 
-/* Bytes of tensors, all those of a call together, that do not stay in the caches; and of an output from which on it is
- * then written past them. */
-enum { TE_PAST_CACHES = 24 << 20, TE_STREAMED_FROM = 4 << 20 };
+/* Bytes of tensors, all those of a call together, that do not stay in the second-level caches, or in any; and of an
+ * output from which on it is then written past them. */
+enum { TE_PAST_NEAR_CACHES = 8 << 20, TE_PAST_CACHES = 24 << 20, TE_STREAMED_FROM = 4 << 20 };
 
 /* An input or output, seen from the merged dimensions. Strides are in bytes but for `columns`. */
 typedef struct te_bound_operand {

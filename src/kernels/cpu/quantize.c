@@ -126,6 +126,23 @@ static int rows_of_panels(const te_panel_job *p)
     return p->job.side[1].data || p->job.quantizer->block_rows > 1 ? TE_PANEL_ROWS : TE_FLAT_ROWS;
 }
 
+/* The geometry of panels, and with it whether codes are kept. */
+static void settle_panels(const te_exec *exec, te_panel_job *p, int *rows, int *cols)
+{
+    enum { HIGH = 2 * TE_PANEL_ROWS, KEPT_BYTES = 3 << 18 }; /* of a panel, which stay in the second-level cache */
+    const te_quantized_side *side = p->job.side;
+    uintptr_t places = (uintptr_t)side[0].data | (uintptr_t)side[0].row_stride;
+    bool leaves = p->job.rows * p->job.cols >= TE_PAST_FROM && places % 64 == 0;
+    *rows = rows_of_panels(p);
+    *cols = columns_of_panels(exec, p);
+    if (!leaves || p->job.quantizer->block_rows || !side[1].data || !te_panel_shares_codes(p)) return;
+    if (*cols > TE_WIDE_COLS) *cols = TE_WIDE_COLS;
+    int64_t wide = p->job.cols < *cols ? p->job.cols : *cols;
+    p->kept = (wide + 63) / 64 * 64 + TE_APART;
+    /* higher ones are turned into longer runs of memory */
+    if (HIGH * wide <= KEPT_BYTES && p->job.rows >= 4 * HIGH * exec->threads) *rows = HIGH;
+}
+
 te_status te_cpu_quantize(te_exec *exec, const te_quantize_job *job)
 {
     const te_quantizer *q = job->quantizer;
@@ -140,7 +157,9 @@ te_status te_cpu_quantize(te_exec *exec, const te_quantize_job *job)
     }
     if (whole && !q->needs_history)
         p.job.scale = te_scale_from_amax(amax[0], te_element_max(q->element), q->power_of_two, q->epsilon, TE_FLT_MAX);
-    te_status status = te_panels_visit(exec, &p, rows_of_panels(&p), columns_of_panels(exec, &p), convert, amax);
+    int rows, cols;
+    settle_panels(exec, &p, &rows, &cols);
+    te_status status = te_panels_visit(exec, &p, rows, cols, convert, amax);
     if (status != TE_OK || !whole) return status;
     for (int s = 0; s < 2; s++)
         if (p.job.side[s].scale_inv) *(float *)p.job.side[s].scale_inv = 1.0f / p.job.scale;

@@ -173,6 +173,22 @@ static void turn(const te_panel_job *p, te_panel_lane *l, te_panel x, const uint
         p->transpose(to + x.row, side->row_stride, codes, stride, x.cols, count);
 }
 
+/* Some columns after the other; between them, rows of the next panel are fetched to the second-level cache, as memory
+ * would else only be written meanwhile. */
+static void turn_kept(const te_panel_job *p, te_panel_lane *l, te_panel x, int count)
+{
+    enum { COLUMNS = 256, AHEAD = 192 << 10 };
+    int64_t row, col, bytes = x.cols * (int64_t)te_dtype_size(p->job.dtype);
+    int     ahead = (int)(AHEAD / bytes), fetched = 0;
+    if (ahead > x.rows) ahead = x.rows;
+    for (int j = 0; j < x.cols; j += COLUMNS) {
+        te_panel part = {x.row, x.col + j, x.rows, x.cols - j < COLUMNS ? x.cols - j : COLUMNS, x.next};
+        for (int end = (int)((int64_t)ahead * (j + part.cols) / x.cols); fetched < end; fetched++)
+            te_panel_foresee(p, x, fetched, &row, &col);
+        turn(p, l, part, l->band + j, p->kept, count);
+    }
+}
+
 bool te_panel_shares_codes(const te_panel_job *p)
 {
     const te_quantizer *q = p->job.quantizer;
@@ -297,7 +313,9 @@ static void quantize_strip(const te_panel_job *p, te_panel_lane *l, te_panel x)
     int count = encode_strip(p, l, x);
     if (q->block_rows) put_gathered(p, l, x);
     if (!q->transposed) return;
-    if (te_panel_shares_codes(p))
+    if (p->kept)
+        turn_kept(p, l, x, count);
+    else if (te_panel_shares_codes(p))
         turn(p, l, x, rowwise->data + x.row * rowwise->row_stride + x.col, rowwise->row_stride, count);
     else
         turn(p, l, x, l->codes[0], TE_PANEL_COLS, count);

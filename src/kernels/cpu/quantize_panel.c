@@ -28,6 +28,7 @@ void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *
     uintptr_t places = (uintptr_t)side[0].data | (uintptr_t)side[0].row_stride;
     if (!job->quantizer->transposed) places |= (uintptr_t)side[1].data | (uintptr_t)side[1].col_stride;
     bool apart = !te_panel_shares_codes(p) && job->quantizer->element != TE_E2M1;
+    p->stream = te_copy_blocks_of(exec)->stream;
     p->rows_past = apart && job->rows * job->cols >= TE_PAST_FROM &&
                    ((uintptr_t)side[0].data | (uintptr_t)side[0].row_stride) % 64 == 0;
     p->streams = te_panel_rounds_once(p) && job->rows * job->cols >= TE_PAST_FROM && places % 64 == 0;
@@ -52,12 +53,13 @@ static void visit_panels(void *context, int64_t first, int64_t end, int thread)
         x.cols = (int)(job->cols - x.col < all->cols ? job->cols - x.col : all->cols);
         all->visit(all->p, &all->lanes[thread], x);
     }
-    if (all->p->streams || all->p->past || all->p->rows_past) te_copy_blocks_of(all->exec)->settle();
+    if (all->p->streams || all->p->past || all->p->rows_past || all->p->kept) te_copy_blocks_of(all->exec)->settle();
 }
 
 /* Bytes of codes that a thread has on their way to columns, where panels are too wide for its own. */
 static size_t band_bytes(const te_panel_job *p, int rows, int cols)
 {
+    if (p->kept) return (size_t)(rows * p->kept);
     if (!te_panel_in_bands(p) || cols <= TE_PANEL_COLS) return 0;
     if (te_panel_goes_by_groups(p))
         return (size_t)(rows / 2 * te_panel_band_stride(p)) +

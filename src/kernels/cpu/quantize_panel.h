@@ -29,8 +29,9 @@ enum {
  * theirs. Others are TE_APART longer than what they hold, a column or a block each, so that they do not throw each
  * other out of the first cache. */
 typedef struct te_panel_lane {
-    uint8_t *band; /* codes of a panel that is as wide as the source, te_panel_band_stride apart, and after pairs of
-                      rows their factors; NULL: there is none */
+    /* Codes of a panel that is as wide as the source, te_panel_band_stride apart, and after pairs of rows their
+     * factors, or those that are kept, te_panel_job.kept apart; NULL: there is none. */
+    uint8_t *band;
     float   amax[2];
     float   amaxes[TE_MOST_COLUMNS + TE_APART], blocks[TE_MOST_COLUMNS + TE_APART];
     float   multipliers[TE_MOST_COLUMNS + TE_APART], factors[TE_MOST_COLUMNS + TE_APART]; /* or bytes */
@@ -49,10 +50,15 @@ typedef struct te_panel_job {
     const te_quantize_blocks *blocks;
     const te_quantize_loops  *loops; /* of the source's dtype */
     te_transpose_fn           transpose, turn; /* of bytes, of float32 */
+    void (*stream)(void *dst, const void *src, size_t lines);
     bool                      past;            /* transposed bytes are written past the caches */
     /* so are those that te_panel_both writes where they lie as the source does */
     bool                      streams;
     bool                      rows_past;       /* and those of rows, which nothing else is made from */
+    /* Where codes under the factor of the whole tensor serve both sides and leave the caches before anybody reads them:
+     * kept in the lane, rows so far apart, until they are turned, and copied to side 0 past the caches, so that its
+     * lines are not read first. 0: not so. */
+    int64_t                   kept;
     float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side */
 } te_panel_job;
 

@@ -76,14 +76,45 @@ static void encode_pairs(const te_panel_job *p, te_panel_lane *l, te_panel x, in
     for (int k = 0; k < rows && done < x.cols; k++) encode_pairs_of_row(p, l, x, i, &w, k, done, block);
 }
 
-/* The same under the factor of the whole tensor, whose amax this may be the occasion to take. */
-static void encode_whole_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
+/* Where the codes of row i of the panel are made. */
+static uint8_t *codes_of_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
 {
     const te_quantized_side *side = &p->job.side[0];
-    uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col;
-    const void *from = te_panel_source(p, x.row + i, x.col);
+    return p->kept ? l->band + i * p->kept : side->data + (x.row + i) * side->row_stride + x.col;
+}
+
+/* Where pieces of a row end: codes that are kept are copied every now and then, since memory takes no long row of lines
+ * at once. */
+static int piece_from(const te_panel_job *p, te_panel x, int j)
+{
+    enum { PIECE = 1024 };
+    return p->kept && x.cols - j > PIECE ? j + PIECE : x.cols;
+}
+
+/* Columns [j, end) of what is kept of row i, to where they belong. */
+static void copy_kept(const te_panel_job *p, te_panel x, int i, const uint8_t *codes, int j, int end)
+{
+    enum { LINE = 64 };
+    uint8_t *to = p->job.side[0].data + (x.row + i) * p->job.side[0].row_stride + x.col;
+    int      whole = (end - j) / LINE * LINE;
+    if (!p->kept) return;
+    p->stream(to + j, codes + j, (size_t)(whole / LINE));
+    memcpy(to + j + whole, codes + j + whole, (size_t)(end - j - whole));
+}
+
+/* Codes of row i under the factor of the whole tensor, whose amax this may be the occasion to take. */
+static void encode_whole_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
+{
+    uint8_t *to = codes_of_row(p, l, x, i);
+    float amax = 0;
     foresee(p, x, i);
-    float amax = p->loops->encode_whole[p->job.quantizer->element](to, from, p->job.scale, x.cols, p->rows_past);
+    for (int j = 0, end; j < x.cols; j = end) {
+        end = piece_from(p, x, j);
+        const void *from = te_panel_source(p, x.row + i, x.col + j);
+        amax = te_amax(amax, p->loops->encode_whole[p->job.quantizer->element](to + j, from, p->job.scale, end - j,
+                                                                               p->rows_past));
+        copy_kept(p, x, i, to, j, end);
+    }
     if (p->job.quantizer->needs_history) l->amax[0] = te_amax(l->amax[0], amax);
 }
 

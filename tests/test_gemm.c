@@ -365,8 +365,15 @@ static void place_in_lines(product *p, int64_t rows, int64_t pitch)
     p->gemm.c.stride[0] = pitch, p->gemm.c.stride[1] = 1;
 }
 
-/* A result of whole cache lines, too large for the caches: machines with a matrix unit write it past them, and sum up
- * its squares. */
+/* Whether large results of that type of operands are written past the caches. */
+static bool streams_from(te_dtype in)
+{
+    const te_gemm_state *state = te_gemm_state_get(&execs[0]);
+    return in == TE_F32 ? state->f32.streams : state->bf16_pairs && (state->matrix_unit || state->isa->bf16.streams);
+}
+
+/* A result of whole cache lines, too large for the caches: products of bfloat16 pairs, and all of machines with a
+ * matrix unit, write it past them, and sum up its squares. */
 static void test_streamed_result(void)
 {
     enum { N = 640 };
@@ -379,7 +386,7 @@ static void test_streamed_result(void)
         run_all(&p);
         expectation *expected = expect(&p.gemm);
         int found = squares_found;
-        bool streams = te_gemm_state_get(&execs[0])->f32.streams; /* as the matrix unit does, in whole registers */
+        bool streams = streams_from(p.gemm.a.dtype); /* the matrix unit does in whole registers */
         CHECK_MSG(found > 0 || !streams || M % 16, "%d rows: no sum of squares", (int)M);
         run_in_slices(&p, expected, 0.6 * (double)(M * N * K));
         bool halves = M > 2000 && streams && run % 2 == 0;

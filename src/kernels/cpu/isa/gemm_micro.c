@@ -109,7 +109,7 @@ enum { LANES_F32 = sizeof(vector_f32) / sizeof(float), LANES_F64 = sizeof(vector
 #define TILE_SPLAT(p)         _mm512_set1_epi32(load_i32(p))
 #define TILE_MADD(sum, a, b)  _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
 #define TILE_ROUND(p, sums)   round_bf16(p, sums)
-#define TILE_STREAM(p, sums)
+#define TILE_STREAM           STREAM_F32
 #define TILE_TARGET           __attribute__((target("avx512bf16")))
 
 /* Sums that the products of pairs leave are never subnormal, so the instruction, which takes those for 0, rounds like
@@ -161,20 +161,21 @@ enum {
     UNIT_PANELS = 8    /* … and their sums 384 KiB; both twice where there is one slice, since no sums are kept */
 };
 
-#define KERNEL(type, word, sum, words_k, end, round)                                                                   \
+#define KERNEL(type, word, sum, words_k, end, ...)                                                                     \
     {                                                                                                                  \
         .mr = TILE_ROWS, .nr = TILE_VECTORS * (int)(sizeof(vector_##end) / sizeof(sum)),                               \
         .lanes = sizeof(vector_##end) / sizeof(sum), .row_group = 1, .step = 1, .rate = 1,                             \
         .slice_words = SLICE_WORDS, .unit_rows = UNIT_ROWS, .unit_panels = UNIT_PANELS,                                \
-        .word_bytes = sizeof(word), .sum_bytes = sizeof(sum), .k_per_word = words_k, .rounds = round,                  \
-        .tile = type##_table, .fetch = TE_ISA_NAME(te_gemm_fetch), .finish = TE_ISA_NAME(te_gemm_finish_##end)         \
+        .word_bytes = sizeof(word), .sum_bytes = sizeof(sum), .k_per_word = words_k, .tile = type##_table,             \
+        .fetch = TE_ISA_NAME(te_gemm_fetch), .finish = TE_ISA_NAME(te_gemm_finish_##end), __VA_ARGS__                  \
     }
 
 const te_gemm_isa TE_ISA_NAME(te_gemm_isa) = {
-    .f32 = KERNEL(f32, float, float, 1, f32, false),
-    .f64 = KERNEL(f64, double, double, 1, f64, false),
+    .f32 = KERNEL(f32, float, float, 1, f32, .streams = false),
+    .f64 = KERNEL(f64, double, double, 1, f64, .streams = false),
 #if defined(TE_ISA_avx512)
-    .bf16 = KERNEL(bf16, int32_t, float, 2, f32, true),
+    .bf16 = KERNEL(bf16, int32_t, float, 2, f32, .rounds = true, .streams = true,
+                   .stream_squares = te_gemm_stream_squares_avx512, .leave = te_gemm_streamed_avx512),
     .small = te_gemm_small_avx512,
 #endif
     .dots_f32 = TE_ISA_NAME(te_gemm_dots_f32),

@@ -10,6 +10,7 @@
 #include "bench.h"
 
 #include "core/program_build.h"
+#include "kernels/cpu/workers.h"
 #include "kernels/dtype.h"
 #include "kernels/elementary.h"
 
@@ -459,13 +460,25 @@ static te_program *compile(const bench *b, int *n_in, int *n_out, int *n_params,
     return program;
 }
 
-static void run_hand(const bench *b, void *const *out, void *const *in, int64_t rows, int64_t columns, int threads)
+typedef struct hand_job {
+    const bench *b;
+    void *const *out, *const *in;
+    int64_t      rows, columns, threads;
+} hand_job;
+
+static void run_hand_piece(void *context, int64_t first, int64_t end, int thread)
 {
-#pragma omp parallel num_threads(threads)
-    {
-        int64_t t = omp_get_thread_num(), n = omp_get_num_threads();
-        b->hand(out, in, rows * t / n, rows * (t + 1) / n, columns);
-    }
+    const hand_job *h = context;
+    (void)thread;
+    h->b->hand(h->out, h->in, h->rows * first / h->threads, h->rows * end / h->threads, h->columns);
+}
+
+/* By the threads that run programs: others would spin on their processors for a while. */
+static void run_hand(te_exec *exec, const bench *b, void *const *out, void *const *in, int64_t rows, int64_t columns,
+                     int threads)
+{
+    hand_job h = {b, out, in, rows, columns, threads};
+    te_cpu_loop(exec, threads, threads, 1, run_hand_piece, &h);
 }
 
 static void measure(te_exec *exec, const bench *b, int64_t rows, int64_t columns, double bandwidth)
@@ -488,7 +501,7 @@ static void measure(te_exec *exec, const bench *b, int64_t rows, int64_t columns
         double t0 = now();
         if (te_cpu_program_run(exec, program, &run, 1) != TE_OK) fprintf(stderr, "%s\n", exec->message);
         double t1 = now();
-        if (b->hand) run_hand(b, out_data, in_data, rows, columns, rows * columns < 32768 ? 1 : exec->threads);
+        if (b->hand) run_hand(exec, b, out_data, in_data, rows, columns, rows * columns < 32768 ? 1 : exec->threads);
         double t2 = now();
         if (t1 - t0 < best) best = t1 - t0;
         if (t2 - t1 < best_hand) best_hand = t2 - t1;
@@ -504,23 +517,34 @@ static void measure(te_exec *exec, const bench *b, int64_t rows, int64_t columns
     te_program_free(program);
 }
 
+typedef struct stream_job {
+    float *a, *b;
+    bool   first;
+} stream_job;
+
+static void run_stream(void *context, int64_t first, int64_t end, int thread)
+{
+    const stream_job *s = context;
+    (void)thread;
+    for (int64_t i = first; i < end; i++) {
+        if (s->first) s->a[i] = 0, s->b[i] = 1;
+        s->a[i] += 0.5f * s->b[i];
+    }
+}
+
 /* Bytes a second of a += s * b on arrays of 128 MB. */
 static double measure_stream(te_exec *exec)
 {
     enum { COUNT = 32 << 20 };
-    float *a = te_cpu_memory_alloc(exec, COUNT * sizeof *a), *b = te_cpu_memory_alloc(exec, COUNT * sizeof *b);
-    double best = 1e9;
-    for (int repeat = 0; a && b && repeat < 12; repeat++) {
+    stream_job s = {te_cpu_memory_alloc(exec, COUNT * sizeof *s.a), te_cpu_memory_alloc(exec, COUNT * sizeof *s.b), true};
+    double     best = 1e9;
+    for (int repeat = 0; s.a && s.b && repeat < 12; repeat++, s.first = false) {
         double start = now();
-#pragma omp parallel for schedule(static) num_threads(exec->threads)
-        for (int64_t i = 0; i < COUNT; i++) {
-            if (repeat == 0) a[i] = 0, b[i] = 1;
-            a[i] += 0.5f * b[i];
-        }
+        te_cpu_loop(exec, exec->threads, COUNT, COUNT / exec->threads + 1, run_stream, &s);
         if (repeat && now() - start < best) best = now() - start;
     }
-    te_cpu_memory_free(exec, a, COUNT * sizeof *a);
-    te_cpu_memory_free(exec, b, COUNT * sizeof *b);
+    te_cpu_memory_free(exec, s.a, COUNT * sizeof *s.a);
+    te_cpu_memory_free(exec, s.b, COUNT * sizeof *s.b);
     return 3.0 * COUNT * sizeof(float) / best;
 }
 

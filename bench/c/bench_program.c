@@ -536,15 +536,16 @@ static void run_stream(void *context, int64_t first, int64_t end, int thread)
 static double measure_stream(te_exec *exec)
 {
     enum { COUNT = 32 << 20 };
-    stream_job s = {te_cpu_memory_alloc(exec, COUNT * sizeof *s.a), te_cpu_memory_alloc(exec, COUNT * sizeof *s.b), true};
+    float     *a = te_cpu_memory_alloc(exec, COUNT * sizeof *a), *b = te_cpu_memory_alloc(exec, COUNT * sizeof *b);
+    stream_job s = {a, b, true};
     double     best = 1e9;
-    for (int repeat = 0; s.a && s.b && repeat < 12; repeat++, s.first = false) {
+    for (int repeat = 0; a && b && repeat < 12; repeat++, s.first = false) {
         double start = now();
         te_cpu_loop(exec, exec->threads, COUNT, COUNT / exec->threads + 1, run_stream, &s);
         if (repeat && now() - start < best) best = now() - start;
     }
-    te_cpu_memory_free(exec, s.a, COUNT * sizeof *s.a);
-    te_cpu_memory_free(exec, s.b, COUNT * sizeof *s.b);
+    te_cpu_memory_free(exec, a, COUNT * sizeof *a);
+    te_cpu_memory_free(exec, b, COUNT * sizeof *b);
     return 3.0 * COUNT * sizeof(float) / best;
 }
 

@@ -17,15 +17,14 @@ static int add(te_program *p, te_opcode op, int slot, double imm, int a, int b)
     return p->n_insns++;
 }
 
-/* gelu(x) = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) */
+/* gelu(x) = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as core/ops/activation.c has it */
 static int add_gelu(te_program *p, int x)
 {
-    int cube = add(p, TE_PW_MUL, 0, 0, add(p, TE_PW_MUL, 0, 0, x, x), x);
-    int inner = add(p, TE_PW_ADD, 0, 0, x, add(p, TE_PW_MUL, 0, 0, cube, add(p, TE_PW_CONST, 0, 0.044715, -1, -1)));
-    int t = add(p, TE_PW_TANH, 0, 0, add(p, TE_PW_MUL, 0, 0, inner, add(p, TE_PW_CONST, 0, 0.7978845608028654, -1, -1)),
-                -1);
-    int half = add(p, TE_PW_MUL, 0, 0, x, add(p, TE_PW_CONST, 0, 0.5, -1, -1));
-    return add(p, TE_PW_MUL, 0, 0, half, add(p, TE_PW_ADD, 0, 0, t, add(p, TE_PW_CONST, 0, 1, -1, -1)));
+    int first = add(p, TE_PW_CONST, 0, 1.5957691216057308, -1, -1);
+    int third = add(p, TE_PW_CONST, 0, 0.07135481627260025, -1, -1);
+    int inner = add(p, TE_PW_ADD, 0, 0, first, add(p, TE_PW_MUL, 0, 0, third, add(p, TE_PW_MUL, 0, 0, x, x)));
+    int s = add(p, TE_PW_SIGMOID, 0, 0, add(p, TE_PW_MUL, 0, 0, x, inner), -1);
+    return add(p, TE_PW_MUL, 0, 0, x, s);
 }
 
 static void build(te_program *p, bool bias, bool aux, te_activation activation)

@@ -81,9 +81,9 @@ static void activate_row_f32(te_activation activation, float *x)
     if (activation == TE_ACT_RELU)
         for (int j = 0; j < MAX_COLS; j++) x[j] = x[j] < 0 ? 0 : x[j]; /* NaN stays */
     else
-        for (int j = 0; j < MAX_COLS; j++) {
-            float u = 0.7978845608028654f * (x[j] + 0.044715f * x[j] * x[j] * x[j]);
-            x[j] = 0.5f * x[j] * (1.0f + te_tanh(u));
+        for (int j = 0; j < MAX_COLS; j++) { /* as core/ops/activation.c has it */
+            float square = x[j] * x[j];
+            x[j] *= te_sigmoid(x[j] * (1.5957691216057308f + 0.07135481627260025f * square));
         }
 }
 

@@ -38,6 +38,7 @@ static te_status cpu_open(te_exec *exec, int index)
     te_cpu_device *device = te_mem_zalloc(exec->mem, sizeof *device);
     if (!device) return te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory opening the CPU device");
     device->isa = te_cpu_isa_detect();
+    device->quantize_keeps_from = 64 << 20;
 #ifdef TE_ISA_HAS_X86
     const char *wish = te_environment(TE_ENV_CPU_ISA);
     bool        declined = wish && strcmp(wish, isa_names[TE_CPU_AVX512]) == 0;

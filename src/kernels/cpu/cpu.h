@@ -23,6 +23,7 @@ typedef struct te_cpu_device {
     bool       has_bf16; /* and, beside avx512, pairs of bfloat16: products, rounding; not with TE_CPU_ISA=avx512 */
     bool       has_vbmi; /* likewise permutations of bytes */
     const struct te_attention_blocks *tiled_attention; /* of bfloat16, in a matrix unit, once products know of one */
+    int64_t    quantize_keeps_from; /* bytes of a source and its codes that are in no cache when they are needed */
     atomic_int stopped; /* a unit of the call that runs was left out */
     void      *gemm;   /* caches of the matrix product (primitives, packed weights), owned by gemm.c */
     void     (*gemm_release)(te_exec *exec, void *gemm);

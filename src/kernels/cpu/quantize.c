@@ -127,15 +127,16 @@ static int rows_of_panels(const te_panel_job *p)
 }
 
 /* The geometry of panels, and with it whether codes are kept. */
-static void settle_panels(const te_exec *exec, te_panel_job *p, int *rows, int *cols)
+static void settle_panels(te_exec *exec, te_panel_job *p, int *rows, int *cols)
 {
     enum { HIGH = 2 * TE_PANEL_ROWS, KEPT_BYTES = 3 << 18 }; /* of a panel, which stay in the second-level cache */
     const te_quantized_side *side = p->job.side;
     uintptr_t places = (uintptr_t)side[0].data | (uintptr_t)side[0].row_stride;
-    bool leaves = p->job.rows * p->job.cols >= TE_PAST_FROM && places % 64 == 0;
+    int64_t bytes = p->job.rows * p->job.cols * ((int64_t)te_dtype_size(p->job.dtype) + 2);
     *rows = rows_of_panels(p);
     *cols = columns_of_panels(exec, p);
-    if (!leaves || p->job.quantizer->block_rows || !side[1].data || !te_panel_shares_codes(p)) return;
+    if (bytes < te_cpu(exec)->quantize_keeps_from || places % 64 != 0) return;
+    if (p->job.quantizer->block_rows || !side[1].data || !te_panel_shares_codes(p)) return;
     if (*cols > TE_WIDE_COLS) *cols = TE_WIDE_COLS;
     int64_t wide = p->job.cols < *cols ? p->job.cols : *cols;
     p->kept = (wide + 63) / 64 * 64 + TE_APART;

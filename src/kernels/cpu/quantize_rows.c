@@ -24,7 +24,8 @@ static void foresee(const te_panel_job *p, te_panel x, int i)
     if (side[1].data && turned && !p->past && !te_panel_goes_by_groups(p)) foresee_columns(p, x, i);
     if (x.next > TE_PANEL_COLS) return; /* rows follow memory */
     if (!te_panel_foresee(p, x, i, &row, &col)) return;
-    if (!p->rows_past) te_ask_to_write(side[0].data + row * side[0].row_stride + (col >> shift), x.cols >> shift);
+    bool near = !p->rows_past && !p->kept;
+    if (near) te_ask_to_write(side[0].data + row * side[0].row_stride + (col >> shift), x.cols >> shift);
     if (side[1].data && !turned)
         te_ask_to_write(side[1].data + row * side[1].col_stride + col * side[1].row_stride, x.cols);
 }

@@ -199,6 +199,22 @@ TE_PART part_sigmoid(te_strip_part x)
     __mmask16     negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
     return _mm512_mask_blend_ps(negative, 1.0f - q, _mm512_fnmadd_ps(e, q, e));
 }
+
+/* Their block functions: whole vectors, and what is left by those of program_blocks_body.h. */
+#define BLOCK_OF(name)                                                                        \
+    static void op_##name##_vectors(void *dst, const void *pa, const void *pb, const void *pc, size_t n) \
+    {                                                                                         \
+        te_real       *d = dst;                                                               \
+        const te_real *a = pa;                                                                \
+        size_t         whole = n / LANES * LANES;                                             \
+        for (size_t i = 0; i < whole; i += LANES)                                             \
+            *(te_strip_memory *)(d + i) = part_##name(*(const te_strip_memory *)(a + i));     \
+        op_##name(d + whole, a + whole, pb, pc, n - whole);                                   \
+    }
+BLOCK_OF(exp)
+BLOCK_OF(sigmoid)
+#define op_exp     op_exp_vectors
+#define op_sigmoid op_sigmoid_vectors
 #else
 VECTOR_1(exp)
 VECTOR_1(sigmoid)

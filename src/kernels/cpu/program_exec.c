@@ -5,11 +5,9 @@
 
 /* --- tiles ------------------------------------------------------------------------------------------------------ */
 
-/* Whether a chain of one operation can do what a block function cannot, or does it faster: there the machine scales
- * exponentials. */
+/* Whether a chain of one operation can do what a block function cannot. */
 static bool wants_chain(const te_walker *w, const te_step *step)
 {
-    if (step->kind == TE_STEP_OP && (step->op == TE_PW_EXP || step->op == TE_PW_SIGMOID)) return true;
     uint8_t form = step->dst >= 0 ? w->form[step->dst] : 0;
     for (int k = 0; k < 3; k++) form |= step->arg[k] >= 0 ? w->form[step->arg[k]] : 0;
     return form & TE_FORM_CHAINED;

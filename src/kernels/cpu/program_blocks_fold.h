@@ -101,15 +101,18 @@ static inline te_vec join_amax_vector(te_vec h, te_vec v) { return TE_MACHINE(ma
 #define TE_TREE(JOIN, h) h = TE_SHUFFLED(JOIN, h, 1, 1);
 #endif
 
-/* To the second-level cache: the first one is full of the row at hand. */
+/* To the second-level cache: the first one is full of the row at hand. Whole shares of a strip: lines beyond the end are
+ * the next step's. */
 static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
 {
-    const char *stop = ahead->end - ahead->at < ahead->each ? ahead->end : ahead->at + ahead->each;
-    for (; ahead->at < stop; ahead->at += TE_LINE) {
-        if (ahead->write) __builtin_prefetch(ahead->at, 1, 1);
-        else __builtin_prefetch(ahead->at, 0, 1);
-    }
-    if (ahead->at == ahead->end && ahead->next) *ahead = *ahead->next;
+    const char *at = ahead->at, *stop = at + ahead->each;
+    if (__builtin_expect(at >= ahead->end, 0)) return;
+    if (ahead->write) do __builtin_prefetch(at, 1, 1);
+        while ((at += TE_LINE) < stop);
+    else do __builtin_prefetch(at, 0, 1);
+        while ((at += TE_LINE) < stop);
+    ahead->at = at;
+    if (at >= ahead->end && ahead->next) *ahead = *ahead->next;
 }
 
 /* What is summed may be bfloat16 where it is a row, in the first HALVES arguments: then it is widened on the way. These

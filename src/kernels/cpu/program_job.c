@@ -7,8 +7,9 @@
 enum { TILE_BYTES = 24 << 10, ROW_BYTES = 64 << 10, KEPT_BYTES = 512 << 10 };
 enum { TILE_MIN = 64, TILE_MAX = 4096, SHORT_ROW = 128, SHARED_ROW = 2048, LOADED_ROW = 512 };
 
-/* A band is long enough for its steps to begin rarely. */
-enum { BAND_ELEMENTS = 8 << 10, BAND_WIDEST = 5 << 9, BAND_MAX = 64, BAND_VALUES = 64 << 10 };
+/* A band is long enough for its steps to begin rarely. Its rows are no wider than that, or no longer than so many bytes
+ * of all tensors together. */
+enum { BAND_ELEMENTS = 8 << 10, BAND_WIDEST = 5 << 9, BAND_BYTES = 20 << 10, BAND_MAX = 64, BAND_VALUES = 64 << 10 };
 
 /* Where columns are added up, and nothing else is done. */
 enum { ADDED_ELEMENTS = 32 << 10, ADDED_WIDEST = 4 << 10 };
@@ -161,7 +162,8 @@ static bool take_bands(te_exec *exec, te_program *program, te_job *job)
     if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
     bool adds = job->plan->adds || (job->compiled->reduces_rows && job->compiled->columns_summed);
     bool once = folds_once(job);
-    if (job->columns > (once ? ADDED_WIDEST : BAND_WIDEST) && !adds) return true;
+    bool wide = job->columns > (once ? ADDED_WIDEST : BAND_WIDEST) && job->bytes > job->rows * BAND_BYTES;
+    if (wide && !adds) return true;
     int64_t rows = once ? FOLDED_ELEMENTS / job->columns : band_rows(job);
     if (rows > job->rows) rows = job->rows;
     if (!job->plan->bands || rows < 2 || (job->columns > SHORT_ROW && stores_wait(job))) return true;

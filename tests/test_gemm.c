@@ -369,7 +369,7 @@ static void place_in_lines(product *p, int64_t rows, int64_t pitch)
 static bool streams_from(te_dtype in)
 {
     const te_gemm_state *state = te_gemm_state_get(&execs[0]);
-    return in == TE_F32 ? state->f32.streams : state->bf16_pairs && (state->matrix_unit || state->isa->bf16.streams);
+    return in == TE_F32 ? state->f32.streams : state->bf16_pairs && (state->matrix_unit || state->bf16.streams);
 }
 
 /* A result of whole cache lines, too large for the caches: products of bfloat16 pairs, and all of machines with a

@@ -171,7 +171,7 @@ static void fill_halves(char *to, size_t bytes)
 static double peak(te_exec *exec, te_dtype dtype)
 {
     const te_gemm_state *state = te_gemm_state_get(exec);
-    const te_gemm_kernel *kernel = dtype == TE_BF16 && state->bf16_pairs ? &state->isa->bf16 : &state->isa->f32;
+    const te_gemm_kernel *kernel = dtype == TE_BF16 && state->bf16_pairs ? &state->bf16 : &state->f32;
     if (dtype == TE_BF16 && state->matrix_unit) kernel = state->matrix_unit;
     enum { MOST_WORDS = 320, MOST_ROWS = 32, MOST_COLS = 48, REPEATS = 2000 };
     int64_t mr = kernel->mr, words = kernel->slice_words, row = kernel->step * kernel->word_bytes;
@@ -180,7 +180,7 @@ static double peak(te_exec *exec, te_dtype dtype)
     const te_gemm_out keep = {.way = TE_GEMM_OUT_KEEP, .ahead = &none};
     double best = INFINITY;
     for (int round = 0; round < 20; round++) {
-        double start = seconds();
+        double start = 0;
 #pragma omp parallel num_threads(exec->threads)
         {
             _Alignas(64) char a[MOST_WORDS * MOST_ROWS * 4], b[MOST_WORDS * MOST_COLS * 4];
@@ -188,6 +188,9 @@ static double peak(te_exec *exec, te_dtype dtype)
             fill_halves(a, sizeof a);
             fill_halves(b, sizeof b);
             if (kernel->enter) kernel->enter();
+#pragma omp barrier
+#pragma omp master
+            start = seconds();
             for (int i = 0; i < REPEATS; i++) tile(a, row, mr * row, b, words, sums, true, &keep);
             if (kernel->leave) kernel->leave();
         }

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* --- state -------------------------------------------------------------------------------------------------------- */
 
@@ -21,18 +22,38 @@ static void state_release(te_exec *exec, void *gemm)
     te_mem_free(exec->mem, state, sizeof *state);
 }
 
+#if defined(TE_ISA_HAS_X86) && defined(__x86_64__)
+/* First-level caches of 48 KiB hold 36 of b, which pass by a slice of more rows, and with them come two multiplications
+ * of vectors in a cycle: of products of bfloat16 and float32 that saves 1 to 7 % (at most 13), 2.5 on average, and
+ * results of float32 that go past the caches another 1. */
+static void suit_first_level(te_gemm_kernel *kernel)
+{
+    kernel->slice_words = 192;
+    kernel->unit_rows = 512;
+    kernel->rate = 2;
+    kernel->streams = true;
+    kernel->stream_squares = te_gemm_stream_squares_avx512;
+    kernel->leave = te_gemm_streamed_avx512;
+}
+
+static bool has_large_first_level(void)
+{
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+    return sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10;
+#else
+    return false;
+#endif
+}
+#endif
+
 #ifdef TE_ISA_HAS_AMX
-/* 30 KiB of b pass by a slice of more rows, and several slices of a stay beside them. */
+/* 30 KiB of b are better there, as several slices of a stay beside them. */
 void te_gemm_suit_large_caches(te_gemm_kernel *f32)
 {
+    suit_first_level(f32);
     f32->slice_words = 160;
-    f32->unit_rows = 512;
     f32->unit_panels = 16;
     f32->chunk_bytes = 1 << 20;
-    f32->rate = 2;
-    f32->streams = true;
-    f32->stream_squares = te_gemm_stream_squares_avx512;
-    f32->leave = te_gemm_streamed_avx512;
 }
 #endif
 
@@ -53,8 +74,13 @@ te_gemm_state *te_gemm_state_get(te_exec *exec)
     if (device->isa == TE_CPU_AVX512) state->isa = &te_gemm_isa_avx512;
 #endif
     state->f32 = state->isa->f32;
+    state->bf16 = state->isa->bf16;
 #if defined(TE_ISA_HAS_X86) && defined(__x86_64__)
-    state->bf16_pairs = state->isa->bf16.mr > 0 && __builtin_cpu_supports("avx512bf16");
+    if (device->isa == TE_CPU_AVX512 && has_large_first_level()) {
+        suit_first_level(&state->f32);
+        suit_first_level(&state->bf16);
+    }
+    state->bf16_pairs = state->bf16.mr > 0 && __builtin_cpu_supports("avx512bf16");
 #ifdef TE_ISA_HAS_AMX
     if (state->bf16_pairs && te_gemm_amx_allowed()) {
         state->matrix_unit = &te_gemm_kernel_amx;

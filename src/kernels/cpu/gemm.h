@@ -257,8 +257,8 @@ enum { TE_GEMM_DIVISIONS = 64 };
 /* Behind te_cpu_device.gemm. */
 typedef struct te_gemm_state {
     const te_gemm_isa *isa;
-    te_gemm_kernel f32; /* isa's, for this machine's caches */
-    bool bf16_pairs;  /* this machine multiplies pairs of bfloat16 */
+    te_gemm_kernel f32, bf16; /* isa's, for this machine's caches */
+    bool bf16_pairs; /* this machine multiplies pairs of bfloat16 */
     const te_gemm_kernel *matrix_unit; /* and whole matrices of them; or NULL */
     double matrix_macs;            /* multiply-adds that pay for entering it */
     struct te_gemm_cache  *packed; /* packed weights */

@@ -24,7 +24,7 @@ static const te_gemm_kernel *kernel_of_pairs(const te_gemm_state *state, const t
 {
     double macs = (double)p->m * (double)p->n * (double)p->k;
     bool fits = p->k >= MATRIX_K && macs >= state->matrix_macs;
-    return state->matrix_unit && fits ? state->matrix_unit : &state->isa->bf16;
+    return state->matrix_unit && fits ? state->matrix_unit : &state->bf16;
 }
 
 static void plan_arithmetic(te_gemm_plan *plan, const te_gemm_state *state)

@@ -182,44 +182,70 @@ static __mmask32 lines_from(const te_gemm_pack *p, int line)
     return n >= GROUP ? ~(__mmask32)0 : ((__mmask32)1 << n) - 1;
 }
 
+/* Steps of k that are far apart are in pages of their own, beyond which processors do not look ahead: the bytes that
+ * come next in this one are asked for while it is at hand. */
+enum { APART = 2048 };
+static inline __attribute__((always_inline)) void fetch_beside(const char *src, const int bytes)
+{
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(src + i, 0, 2);
+}
+
+/* GROUP lines from `line` on; `apart` is a constant where this is inlined. */
+static inline __attribute__((always_inline)) void pack_pairs_group(const te_gemm_pack *p, int line, const bool apart,
+                                                                   uint32_t *dst, int64_t each)
+{
+    const char *src = p->src + 2 * line;
+    __mmask32 mask = lines_from(p, line);
+    int panels = (p->extent - line + 7) / 8;
+    int64_t stride = p->k_stride, k = p->k;
+    for (int64_t w = 0; 2 * w < k; w++, src += 2 * stride, dst += 8) {
+        __m512i v[2];
+        if (apart) fetch_beside(src + 64, 64), fetch_beside(src + 64 + stride, 64);
+        load_group(src, stride, mask, 2 * w + 1 < k, v);
+        _mm256_storeu_si256((__m256i *)dst, _mm512_castsi512_si256(v[0]));
+        if (panels > 1) _mm256_storeu_si256((__m256i *)(dst + each), _mm512_extracti64x4_epi64(v[0], 1));
+        if (panels > 2) _mm256_storeu_si256((__m256i *)(dst + 2 * each), _mm512_castsi512_si256(v[1]));
+        if (panels > 3) _mm256_storeu_si256((__m256i *)(dst + 3 * each), _mm512_extracti64x4_epi64(v[1], 1));
+    }
+}
+
 /* Pairs of lines side by side, as panels of 8: a cache line of the source serves four of them. */
 static void pack_pairs_narrow(const te_gemm_pack *p, uint32_t *panel)
 {
-    int64_t steps = (p->k + 1) / 2, each = steps * 8;
+    int64_t each = (p->k + 1) / 2 * 8;
     for (int line = 0; line < p->extent; line += GROUP) {
-        const char *src = p->src + 2 * line;
         uint32_t *dst = panel + line / 8 * each;
-        __mmask32 mask = lines_from(p, line);
-        int panels = (p->extent - line + 7) / 8;
-        int64_t stride = p->k_stride, k = p->k;
-        for (int64_t w = 0; w < steps; w++, src += 2 * stride, dst += 8) {
-            __m512i v[2];
-            load_group(src, stride, mask, 2 * w + 1 < k, v);
-            _mm256_storeu_si256((__m256i *)dst, _mm512_castsi512_si256(v[0]));
-            if (panels > 1) _mm256_storeu_si256((__m256i *)(dst + each), _mm512_extracti64x4_epi64(v[0], 1));
-            if (panels > 2) _mm256_storeu_si256((__m256i *)(dst + 2 * each), _mm512_castsi512_si256(v[1]));
-            if (panels > 3) _mm256_storeu_si256((__m256i *)(dst + 3 * each), _mm512_extracti64x4_epi64(v[1], 1));
-        }
+        if (p->k_stride >= APART && line + GROUP < p->extent) pack_pairs_group(p, line, true, dst, each);
+        else pack_pairs_group(p, line, false, dst, each);
+    }
+}
+
+static inline __attribute__((always_inline)) void pack_floats_group(const te_gemm_pack *p, int line, const bool apart,
+                                                                    float *dst, int64_t each)
+{
+    const char *src = p->src + 4 * line;
+    int64_t next = p->k_stride;
+    __mmask32 mask = lines_from(p, line);
+    int panels = (p->extent - line + 7) / 8;
+    for (int64_t w = 0; w < p->k; w++, src += next, dst += 8) {
+        if (apart) fetch_beside(src + 128, 128);
+        __m512 front = _mm512_maskz_loadu_ps((__mmask16)mask, src);
+        __m512 back = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), src + 64);
+        _mm256_storeu_ps(dst, _mm512_castps512_ps256(front));
+        if (panels > 1) _mm256_storeu_ps(dst + each, _mm512_extractf32x8_ps(front, 1));
+        if (panels > 2) _mm256_storeu_ps(dst + 2 * each, _mm512_castps512_ps256(back));
+        if (panels > 3) _mm256_storeu_ps(dst + 3 * each, _mm512_extractf32x8_ps(back, 1));
     }
 }
 
 /* float32 lines side by side, as panels of 8: two cache lines of the source at a time serve four of them. */
 static void pack_floats_narrow(const te_gemm_pack *p, float *panel)
 {
-    int64_t k = p->k, next = p->k_stride, each = 8 * k;
+    int64_t each = 8 * p->k;
     for (int line = 0; line < p->extent; line += GROUP) {
-        const char *src = p->src + 4 * line;
         float *dst = panel + line / 8 * each;
-        __mmask32 mask = lines_from(p, line);
-        int panels = (p->extent - line + 7) / 8;
-        for (int64_t w = 0; w < k; w++, src += next, dst += 8) {
-            __m512 front = _mm512_maskz_loadu_ps((__mmask16)mask, src);
-            __m512 back = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), src + 64);
-            _mm256_storeu_ps(dst, _mm512_castps512_ps256(front));
-            if (panels > 1) _mm256_storeu_ps(dst + each, _mm512_extractf32x8_ps(front, 1));
-            if (panels > 2) _mm256_storeu_ps(dst + 2 * each, _mm512_castps512_ps256(back));
-            if (panels > 3) _mm256_storeu_ps(dst + 3 * each, _mm512_extractf32x8_ps(back, 1));
-        }
+        if (p->k_stride >= APART / 2 && line + GROUP < p->extent) pack_floats_group(p, line, true, dst, each);
+        else pack_floats_group(p, line, false, dst, each);
     }
 }
 

@@ -27,20 +27,24 @@ static bool one_for_row(const walk *w)
     return w->index->stride[w->index->ndim - 1] == 0 && w->dim < w->index->ndim - 1;
 }
 
+/* The sign bit of an index, or of its distance to the last one, is set where it is outside. */
+#define ALL_WITHIN(type, step)                                                      \
+    {                                                                               \
+        const type *at = (const type *)index->data + offset;                        \
+        for (int64_t i = 0; i < n; i++) {                                           \
+            uint64_t wide = (uint64_t)(int64_t)at[i * (step)];                      \
+            outside |= wide | (last - wide);                                        \
+        }                                                                           \
+    }
+
 static bool all_within(const te_view *index, int64_t offset, int64_t n, int64_t step, int64_t bound)
 {
-    uint64_t most = 0;
-    if (index->dtype == TE_I64) {
-        const int64_t *at = (const int64_t *)index->data + offset;
-        for (int64_t i = 0; i < n; i++) most = (uint64_t)at[i * step] > most ? (uint64_t)at[i * step] : most;
-    } else {
-        const int32_t *at = (const int32_t *)index->data + offset;
-        for (int64_t i = 0; i < n; i++) {
-            uint64_t wide = (uint64_t)(int64_t)at[i * step]; /* a negative one is larger than any bound */
-            most = wide > most ? wide : most;
-        }
-    }
-    return most < (uint64_t)bound;
+    uint64_t outside = 0, last = (uint64_t)bound - 1;
+    if (index->dtype == TE_I64 && step == 1) ALL_WITHIN(int64_t, 1)
+    else if (index->dtype == TE_I64) ALL_WITHIN(int64_t, step)
+    else if (step == 1) ALL_WITHIN(int32_t, 1)
+    else ALL_WITHIN(int32_t, step)
+    return outside >> 63 == 0;
 }
 
 /* Where the index of element i of row r stands, from 1 on: in the vector, where one is spread along dim. */

@@ -352,6 +352,22 @@ static void test_large_products(void)
         }
 }
 
+/* An a whose steps of k are pages apart, and odd in number, with more lines than are packed at a time. */
+static void test_steps_apart(void)
+{
+    for (int t = 0; t < TYPE_PAIRS; t++)
+        for (int64_t k = 69; k <= 420; k += 351) {
+            product p = make(type_pairs[t], 1100, 59, k, 0, NULL);
+            free(p.a.base), free(p.b.base);
+            p.a = place(&p.gemm.a, COLUMNS, false);
+            p.b = place(&p.gemm.b, k % 2 ? COLUMNS : ROWS, false);
+            expectation *expected = expect(&p.gemm);
+            run_and_check(&p, expected, "blocked");
+            free(expected);
+            release(&p);
+        }
+}
+
 /* Gives c rows of `pitch` elements, each a whole number of cache lines. */
 static void place_in_lines(product *p, int64_t rows, int64_t pitch)
 {
@@ -753,6 +769,7 @@ int main(void)
     execs[1] = open_exec(2);
     test_random_products();
     test_large_products();
+    test_steps_apart();
     test_streamed_result();
     test_streamed_rounded();
     test_operand_changes();

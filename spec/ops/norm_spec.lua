@@ -40,6 +40,25 @@ describe("norms", function()
         assert.is_true((centered(x) - plain):abs():max():item() < 1e-6)
     end)
 
+    it("gives wide rows the bits that each has by itself, and the values of float64", function()
+        te.manual_seed(3)
+        for _, dtype in ipairs { "float32", "bfloat16" } do
+            for _, width in ipairs { 2560, 3072, 4096, 4160 } do
+                local rows = te.randn({ 5, width }):to(dtype)
+                for _, name in ipairs { "layer_norm", "rms_norm", "softmax", "log_softmax" } do
+                    local together, exact = te[name](rows), te[name](rows:to("float64")):to(dtype)
+                    for row = 1, 5 do
+                        local alone = te[name](rows:narrow(1, row, 1))
+                        assert.is_true(together:narrow(1, row, 1):eq(alone):all():item(), name .. " of " .. width)
+                    end
+                    local off = (together:to("float64") - exact:to("float64")):abs():max():item()
+                    local size = exact:to("float64"):abs():max():item()
+                    assert.is_true(off <= size * (dtype == "bfloat16" and 2 ^ -8 or 2 ^ -20), name .. " of " .. width)
+                end
+            end
+        end
+    end)
+
     it("normalizes over several dimensions", function()
         te.manual_seed(2)
         local deep = te.randn({ 3, 2, 5 })

@@ -27,8 +27,8 @@ static size_t live_bytes(const te_context *ctx)
     return bytes;
 }
 
-/* Goes on to the end of a cycle of the collector. A full collection sweeps all before its cycle, too, which takes half as
- * long again. */
+/* Goes on to the end of a cycle of the collector. A full collection sweeps all before its cycle, too, which takes half
+ * as long again. */
 static void finish_cycle(lua_State *L)
 {
     while (!lua_gc(L, LUA_GCSTEP, 0)) continue;

@@ -101,8 +101,8 @@ static inline te_vec join_amax_vector(te_vec h, te_vec v) { return TE_MACHINE(ma
 #define TE_TREE(JOIN, h) h = TE_SHUFFLED(JOIN, h, 1, 1);
 #endif
 
-/* To the second-level cache: the first one is full of the row at hand. Whole shares of a strip: lines beyond the end are
- * the next step's. */
+/* To the second-level cache: the first one is full of the row at hand. Always as much as is due for a strip: lines
+ * beyond the end are the next step's. */
 static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
 {
     const char *at = ahead->at, *stop = at + ahead->each;

@@ -107,10 +107,13 @@ static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
 {
     const char *at = ahead->at, *stop = at + ahead->each;
     if (__builtin_expect(at >= ahead->end, 0)) return;
-    if (ahead->write) do __builtin_prefetch(at, 1, 1);
+    if (ahead->write) {
+        do __builtin_prefetch(at, 1, 1);
         while ((at += TE_LINE) < stop);
-    else do __builtin_prefetch(at, 0, 1);
+    } else {
+        do __builtin_prefetch(at, 0, 1);
         while ((at += TE_LINE) < stop);
+    }
     ahead->at = at;
     if (at >= ahead->end && ahead->next) *ahead = *ahead->next;
 }

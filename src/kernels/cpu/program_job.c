@@ -7,8 +7,8 @@
 enum { TILE_BYTES = 24 << 10, ROW_BYTES = 64 << 10, KEPT_BYTES = 512 << 10 };
 enum { TILE_MIN = 64, TILE_MAX = 4096, SHORT_ROW = 128, SHARED_ROW = 2048, LOADED_ROW = 512 };
 
-/* A band is long enough for its steps to begin rarely. Its rows are no wider than that, or no longer than so many bytes
- * of all tensors together. */
+/* A band is long enough for its steps to begin rarely. Its rows have at most so many columns, or else so many bytes in
+ * all tensors together. */
 enum { BAND_ELEMENTS = 8 << 10, BAND_WIDEST = 5 << 9, BAND_BYTES = 20 << 10, BAND_MAX = 64, BAND_VALUES = 64 << 10 };
 
 /* Where columns are added up, and nothing else is done. */

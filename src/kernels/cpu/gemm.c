@@ -305,7 +305,7 @@ static const char *decline_large(te_exec *exec, const te_gemm_problem *p)
 #ifdef TE_WITH_ONEDNN
 enum { OWN_ROWS = 48, OWN_COLS = 96, OWN_K = 64 };
 enum { OWN_F32_K = 128, OWN_F32_FEW_ROWS = 256 };
-enum { OWN_F32_LARGE_MACS = 128 << 20, PAGE = 4096 };
+enum { OWN_F32_LARGE_MACS = 128 << 20 };
 enum { OWN_F32_FEW_B = 1 << 18, OWN_F32_B = 3 << 17, OWN_F32_TURNED_B = 1 << 16 };
 enum { OWN_AVX2_COLS = 768, OWN_AVX2_STEP = 2048 /* bytes */ };
 
@@ -326,14 +326,12 @@ static const char *decline_f32_avx2(const te_gemm_problem *p)
  * must not be pages apart, which costs it a fifth, nor it be so large that the library gets it in slices. */
 static const char *decline_f32_large_caches(const te_gemm_state *state, const te_gemm_problem *p)
 {
-    bool   lies = p->b.cs == 1, apart = p->b.rs * p->b.size % PAGE == 0;
+    bool   lies = p->b.cs == 1, apart = te_gemm_lines_apart(&p->b);
     double macs = (double)p->m * (double)p->n * (double)p->k;
     if (lies && (apart || macs > state->slice_macs)) return NULL;
     if (macs < OWN_F32_LARGE_MACS) return "a small product where caches are large";
     return lies && p->m <= OWN_F32_FEW_ROWS && te_gemm_reads_rows(&p->a) ? "few rows by a b that lies well" : NULL;
 }
-
-static bool lines_apart(const te_gemm_matrix *m) { return (m->cs == 1 ? m->rs : m->cs) * m->size % PAGE == 0; }
 
 /* Lines of an operand whole pages apart, as features by the thousand have them, cost oneDNN up to a quarter of its rate
  * and ours, which packs all but rows of a for itself, little. Only such rows by a b that lies well are no worse to it.
@@ -341,7 +339,7 @@ static bool lines_apart(const te_gemm_matrix *m) { return (m->cs == 1 ? m->rs : 
 static bool suffers_from_pages(const te_gemm_state *state, const te_gemm_problem *p)
 {
     if (state->f32.rate < 2) return false;
-    return lines_apart(&p->b) || (lines_apart(&p->a) && (p->a.cs != 1 || p->b.cs != 1));
+    return te_gemm_lines_apart(&p->b) || (te_gemm_lines_apart(&p->a) && (p->a.cs != 1 || p->b.cs != 1));
 }
 
 /* Float32 has half as many multiplications per element that is rearranged, so it takes a large b, and an a that needs

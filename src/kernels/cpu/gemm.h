@@ -46,6 +46,14 @@ static inline char *te_gemm_element(const te_gemm_matrix *m, int64_t row, int64_
     return m->data + (row * m->rs + col * m->cs) * m->size;
 }
 
+/* Whether contiguous lines, or the steps between them where these lie side by side, are whole pages apart: they share
+ * the few cache lines of one set. */
+static inline bool te_gemm_lines_apart(const te_gemm_matrix *m)
+{
+    enum { PAGE = 4096 };
+    return (m->cs == 1 ? m->rs : m->cs) * m->size % PAGE == 0;
+}
+
 enum { TE_GEMM_BATCH_DIMS = TE_MAX_DIMS - 2 };
 
 /* A checked product. The unit stride of c, if it has one, is in its columns: c^T = b^T a^T is computed where it is in

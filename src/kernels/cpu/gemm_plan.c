@@ -48,9 +48,8 @@ static void plan_arithmetic(te_gemm_plan *plan, const te_gemm_state *state)
     plan->slice_words = at_least(round_up(divide_up(plan->words, slices), plan->kernel->step), 1);
 }
 
-/* Rows a multiple of a page apart are packed although they are contiguous: they would share the few cache lines of one
- * set. */
-bool te_gemm_reads_rows(const te_gemm_matrix *a) { return a->cs == 1 && a->rs * a->size % 4096 != 0; }
+/* Rows pages apart are packed although they are contiguous. */
+bool te_gemm_reads_rows(const te_gemm_matrix *a) { return a->cs == 1 && !te_gemm_lines_apart(a); }
 
 static bool is_direct(const te_gemm_plan *plan)
 {

@@ -24,6 +24,8 @@ measure() {
     "$build/bench_machine" "$threads" "$seconds" --json
     title "Kernels that memory limits: time, rate, share of the bandwidth, share of a loop with the same traffic"
     "$build/tetrain" bench/kernels.lua --threads="$threads" --seconds="$seconds" --machine="$build/bench_machine"
+    title "Quantizing: share of a loop with the same traffic in turns with it"
+    "$build/bench_quantize" "$threads" "$seconds"
     title "Row programs"
     "$build/bench_program" "$threads" "$seconds"
     title "Attention"

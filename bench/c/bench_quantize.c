@@ -1,5 +1,6 @@
 /* bench_quantize.c - quantizing and dequantizing large matrices on the CPU, without the engine around it: elements and
- * bytes per nanosecond, and the share of a copy past the caches with as many threads.
+ * bytes per nanosecond, and the share of a loop that reads and writes as much with as many threads, in turns with it:
+ * what memory gives changes from second to second, and with the proportion of both.
  *
  *      bench_quantize [threads [seconds per figure [part of the names [rows columns]]]]
  *
@@ -92,55 +93,74 @@ static void bind_side(bench *b, int s, uint8_t *data, void *scales)
     b->job.side[s] = side;
 }
 
-/* Seconds of the fastest run; way 2: back. */
-static double time_job(bench *b, int way, double limit)
+/* --- the same traffic with nothing computed --------------------------------------------------------------------- */
+
+/* Lines of 64 bytes that 128 elements take: read, of either source, and written past the caches. */
+typedef struct traffic {
+    const char *from;
+    char *to;
+    int in, out;
+} traffic;
+
+#ifdef __SSE2__
+static void move_lines(const char *from, char *to, int in, int out)
+{
+    __m128i sum = _mm_setzero_si128();
+    for (int k = 0; k < 4 * in; k++)
+        sum = _mm_xor_si128(sum, _mm_load_si128((const __m128i *)(const void *)(from + 16 * k)));
+    for (int k = 0; k < 4 * out; k++) _mm_stream_si128((__m128i *)(void *)(to + 16 * k), sum);
+    __asm__ volatile("" : : "x"(sum)); /* is read for its own sake */
+}
+#else
+static void move_lines(const char *from, char *to, int in, int out)
+{
+    uint64_t sum = 0;
+    for (int k = 0; k < 8 * in; k++) sum ^= ((const uint64_t *)(const void *)from)[k];
+    for (int k = 0; k < 8 * out; k++) ((uint64_t *)(void *)to)[k] = sum;
+    __asm__ volatile("" : : "r"(sum));
+}
+#endif
+
+static void move_part(void *context, int64_t first, int64_t end, int thread)
+{
+    enum { LINE = 64 };
+    const traffic *t = context;
+    (void)thread;
+    for (int64_t i = first; i < end; i++)
+        move_lines(t->from + i * t->in * LINE, t->to + i * t->out * LINE, t->in, t->out);
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
+}
+
+static double seconds_of_traffic(te_exec *exec, const traffic *t, int64_t n)
+{
+    traffic context = *t;
+    double start = now();
+    te_cpu_loop(exec, exec->threads, n / 128, te_cpu_even_grain(n / 128, exec->threads), move_part, &context);
+    return now() - start;
+}
+
+/* Seconds of the fastest run, and of the same traffic in turns with it, `reads` times over; way 2: back. */
+static double time_job(bench *b, int way, traffic t, int reads, double limit, double *floor)
 {
     te_quantize_job job = b->job;
     double best = 1e9, begin = now();
+    *floor = 1e9;
     if (way == 0) job.side[1] = (te_quantized_side){0};
     for (int run = 0; run < 3 || now() - begin < limit; run++) {
+        traffic again = {t.from, t.to, t.in, 0};
+        double least = seconds_of_traffic(b->exec, &t, job.rows * job.cols);
+        if (reads > 1) least += seconds_of_traffic(b->exec, &again, job.rows * job.cols);
         double start = now();
         te_status status =
             way < 2 ? te_backend_cpu.quantize(b->exec, &job) : te_backend_cpu.dequantize(b->exec, &job, 0);
         if (status != TE_OK) return 1e9;
         double seconds = now() - start;
         best = seconds < best ? seconds : best;
+        *floor = least < *floor ? least : *floor;
     }
     return best;
-}
-
-/* --- a copy past the caches --------------------------------------------------------------------------------------- */
-
-typedef struct copied {
-    char *to;
-    const char *from;
-} copied;
-
-static void copy_part(void *context, int64_t first, int64_t end, int thread)
-{
-    const copied *c = context;
-    (void)thread;
-#ifdef __SSE2__
-    for (int64_t i = first * 16; i < end * 16; i += 16)
-        _mm_stream_si128((__m128i *)(void *)(c->to + i), _mm_load_si128((const __m128i *)(const void *)(c->from + i)));
-    _mm_sfence();
-#else
-    memcpy(c->to + first * 16, c->from + first * 16, (size_t)(end - first) * 16);
-#endif
-}
-
-static double copy_rate(te_exec *exec, void *to, const void *from, size_t bytes, double limit)
-{
-    copied c = {to, from};
-    double best = 1e9, begin = now();
-    int64_t n = (int64_t)(bytes / 16);
-    for (int run = 0; run < 3 || now() - begin < limit; run++) {
-        double start = now();
-        te_cpu_loop(exec, exec->threads, n, te_cpu_even_grain(n, exec->threads), copy_part, &c);
-        double seconds = now() - start;
-        best = seconds < best ? seconds : best;
-    }
-    return 2e-9 * (double)bytes / best;
 }
 
 enum { WAYS = 3 };
@@ -195,8 +215,7 @@ int main(int argc, char **argv)
     float *x = allocate(&exec, 4 * size), *y = allocate(&exec, 4 * size);
     uint8_t *codes[2] = {allocate(&exec, room), allocate(&exec, room)};
     void *scales[2] = {allocate(&exec, room), allocate(&exec, room)};
-    double copy = copy_rate(&exec, y, x, 2 * size, limit);
-    printf("copy %.1f GB/s, %d threads\n", copy, threads);
+    printf("%d threads, %lld x %lld\n", threads, (long long)rows, (long long)cols);
 
     for (int narrow = 0; narrow < 2; narrow++) {
         fill(x, n, narrow);
@@ -210,12 +229,15 @@ int main(int argc, char **argv)
                 for (int s = 0; s < 2; s++) bind_side(&b, s, codes[s], scales[s]);
                 bool half = kinds[k].q.element == TE_E2M1;
                 int width = narrow ? 2 : 4;
-                double bytes = (way < 2 ? kinds[k].reads : 1) * width + (half ? 0.5 : 1) * (1 + (way == 1));
+                int reads = way < 2 ? kinds[k].reads : 1, side = half ? 1 : 2; /* lines of 128 codes */
+                double bytes = reads * width + (half ? 0.5 : 1) * (1 + (way == 1)), floor;
+                traffic t = {(const char *)x, (char *)y, 2 * width, side * (1 + way)};
                 if (way == 2) {
-                    if (time_job(&b, 0, 0) > 1e8) return 1;
+                    if (time_job(&b, 0, t, 1, 0, &floor) > 1e8) return 1;
                     b.job.source = y;
+                    t = (traffic){(const char *)codes[0], (char *)y, side, 2 * width};
                 }
-                double seconds = time_job(&b, way, limit), rate = (double)n / seconds * 1e-9;
+                double seconds = time_job(&b, way, t, reads, limit, &floor), rate = (double)n / seconds * 1e-9;
                 uint64_t sum = 0;
                 for (int s = 0; s <= (way == 1) && way < 2; s++) {
                     sum = sum_bytes(sum, codes[s], b.data_bytes[s]);
@@ -223,8 +245,9 @@ int main(int argc, char **argv)
                     sum = sum_bytes(sum, b.job.side[s].amax, b.job.side[s].amax ? sizeof(float) : 0);
                 }
                 if (way == 2) sum = sum_bytes(sum, y, size * (size_t)width);
-                printf("%-28s %7.2f Gel/s %6.1f GB/s %4.0f%%  %6.2f ns per 64  %016llx\n", name, rate, rate * bytes,
-                       100 * rate * bytes / copy, 64 / rate * threads, (unsigned long long)sum);
+                printf("%-28s %7.2f Gel/s %6.1f GB/s %4.0f%% of %6.1f  %6.2f ns per 64  %016llx\n", name, rate,
+                       rate * bytes, 100 * floor / seconds, (double)n * bytes / floor * 1e-9, 64 / rate * threads,
+                       (unsigned long long)sum);
                 fflush(stdout);
             }
     }

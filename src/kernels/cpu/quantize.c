@@ -100,10 +100,21 @@ static te_status look(te_exec *exec, te_panel_job *p, float amax[2])
     return status;
 }
 
+/* Of panels a block high with so many bytes at most, all about as wide: each asks for as much of the next one as it has
+ * itself, and both stay in the second-level cache. */
+static int columns_of_bytes(const te_panel_job *p, int64_t bytes)
+{
+    enum { WHOLE = TE_PANEL_ROWS }; /* blocks */
+    int64_t most = bytes / p->job.quantizer->block_cols / (int64_t)te_dtype_size(p->job.dtype);
+    int64_t pieces = (p->job.cols - 1) / most + 1, wide = (p->job.cols + pieces - 1) / pieces;
+    return (int)((wide + WHOLE - 1) / WHOLE * WHOLE);
+}
+
 /* Columns of panels: long runs of memory are read faster than short ones of many rows, but wide panels may be too
  * few for the threads, and leave the caches too soon. Rows of blocks are read twice: for factors, then for codes. */
 static int columns_of_panels(const te_exec *exec, const te_panel_job *p)
 {
+    enum { RUN_BYTES = 1 << 18, LINES_BYTES = 3 << 16 };
     const te_quantizer *q = p->job.quantizer;
     int64_t panels = (p->job.rows + TE_PANEL_ROWS - 1) / TE_PANEL_ROWS;
     int size = (int)te_dtype_size(p->job.dtype);
@@ -112,9 +123,9 @@ static int columns_of_panels(const te_exec *exec, const te_panel_job *p)
     bool rows = q->block_rows == 1 && q->block_cols >= 8;
     bool squares = q->element == TE_E2M1 && q->block_rows == TE_GROUP && q->block_cols == TE_GROUP && !q->stochastic;
     if ((rows || squares) && !both) return TE_MOST_COLUMNS;
-    if (te_panel_follows_rows(p)) return TE_WIDE_COLS;
+    if (te_panel_follows_rows(p)) return columns_of_bytes(p, RUN_BYTES);
     bool enough = exec->threads <= 1 || panels >= 4 * exec->threads || panels % exec->threads == 0;
-    if (enough && te_panel_in_bands(p)) return lines ? TE_BAND_BYTES / TE_PANEL_ROWS / size : TE_MOST_COLUMNS;
+    if (enough && te_panel_in_bands(p)) return lines ? columns_of_bytes(p, LINES_BYTES) : TE_MOST_COLUMNS;
     if (q->block_rows || q->element == TE_E2M1) return few;
     if (!both) return TE_FLAT_COLS;
     return enough && te_panel_shares_codes(p) ? TE_MOST_COLUMNS : few;

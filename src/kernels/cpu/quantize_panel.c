@@ -27,7 +27,7 @@ void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *
     const te_quantized_side *side = job->side;
     uintptr_t places = (uintptr_t)side[0].data | (uintptr_t)side[0].row_stride;
     if (!job->quantizer->transposed) places |= (uintptr_t)side[1].data | (uintptr_t)side[1].col_stride;
-    bool apart = !te_panel_shares_codes(p) && job->quantizer->element != TE_E2M1;
+    bool apart = !(side[1].data && te_panel_shares_codes(p)) && job->quantizer->element != TE_E2M1;
     p->stream = te_copy_blocks_of(exec)->stream;
     p->rows_past = apart && job->rows * job->cols >= TE_PAST_FROM &&
                    ((uintptr_t)side[0].data | (uintptr_t)side[0].row_stride) % 64 == 0;
@@ -71,12 +71,12 @@ te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int co
                           float amax[2])
 {
     const te_quantize_job *job = &p->job;
+    amax[0] = amax[1] = 0;
+    if (job->rows == 0 || job->cols == 0) return TE_OK; /* and no columns make no panel */
     int64_t across = (job->cols + cols - 1) / cols,
             panels = (job->rows + rows - 1) / rows * across;
     int threads = panels < exec->threads ? (int)panels : exec->threads;
     size_t band = band_bytes(p, rows, cols);
-    amax[0] = amax[1] = 0;
-    if (job->rows == 0 || job->cols == 0) return TE_OK;
     if (threads < 1) threads = 1;
     size_t own = ((size_t)threads * sizeof(te_panel_lane) + 63) / 64 * 64;
     te_panel_lane *lanes = exec->scratch(exec, own + (size_t)threads * band);

@@ -27,9 +27,11 @@ void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *
     const te_quantized_side *side = job->side;
     uintptr_t places = (uintptr_t)side[0].data | (uintptr_t)side[0].row_stride;
     if (!job->quantizer->transposed) places |= (uintptr_t)side[1].data | (uintptr_t)side[1].col_stride;
-    bool apart = !(side[1].data && te_panel_shares_codes(p)) && job->quantizer->element != TE_E2M1;
+    int64_t bytes = job->rows * job->cols * ((int64_t)te_dtype_size(job->dtype) + 1);
+    /* those that are little work are in a cache when they are read, up to more bytes */
+    bool alone = !te_panel_shares_codes(p) || (!side[1].data && bytes >= te_cpu(exec)->quantize_keeps_from);
     p->stream = te_copy_blocks_of(exec)->stream;
-    p->rows_past = apart && job->rows * job->cols >= TE_PAST_FROM &&
+    p->rows_past = alone && job->quantizer->element != TE_E2M1 && job->rows * job->cols >= TE_PAST_FROM &&
                    ((uintptr_t)side[0].data | (uintptr_t)side[0].row_stride) % 64 == 0;
     p->streams = te_panel_rounds_once(p) && job->rows * job->cols >= TE_PAST_FROM && places % 64 == 0;
 }

@@ -400,13 +400,16 @@ static int run_operator(lua_State *L)
     return run(L);
 }
 
-/* Sets table[name] in the table at `table` to a closure over op. */
-static void bind(lua_State *L, int table, const char *name, const te_op *op, lua_CFunction function)
+/* Sets table[name] in the table at `table`, and where it is not 0 in `other`, to a closure over op: one, since a cycle
+ * of the collector visits them all. */
+static void bind(lua_State *L, int table, int other, const char *name, const te_op *op, lua_CFunction function)
 {
     te_lua_push_anchor(L);
     lua_pushlightuserdata(L, (void *)(uintptr_t)op);
     lua_pushstring(L, name);
     lua_pushcclosure(L, function, 3);
+    if (other) lua_pushvalue(L, -1);
+    if (other) lua_setfield(L, other, name);
     lua_setfield(L, table, name);
 }
 
@@ -424,14 +427,12 @@ void te_lua_open_operations(te_lua *rt, lua_State *L)
     for (int i = 0; (op = te_op_at(rt->ctx, i)); i++) {
         char inplace[40];
         if (op->def->flags & TE_OP_HIDDEN) continue;
-        bind(L, library, op->name, op, run);
-        if (op->def->flags & TE_OP_METHOD) bind(L, methods, op->name, op, run);
+        bind(L, library, op->def->flags & TE_OP_METHOD ? methods : 0, op->name, op, run);
         if (!(op->def->flags & TE_OP_INPLACE)) continue;
         snprintf(inplace, sizeof inplace, "%s_", op->name);
-        bind(L, methods, inplace, op, run_inplace);
-        bind(L, library, inplace, op, run_inplace);
+        bind(L, library, methods, inplace, op, run_inplace);
     }
     for (size_t i = 0; i < sizeof operators / sizeof *operators; i++)
-        if ((op = te_op_find(rt->ctx, operators[i].op))) bind(L, metatable, operators[i].event, op, run_operator);
+        if ((op = te_op_find(rt->ctx, operators[i].op))) bind(L, metatable, 0, operators[i].event, op, run_operator);
     lua_settop(L, library);
 }

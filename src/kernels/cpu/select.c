@@ -1,13 +1,11 @@
-/* select.c - what looks at whole rows to choose or accumulate: arg_reduce, topk, cumsum, multinomial.
+/* select.c - what looks at whole rows to choose or accumulate: arg_reduce, cumsum, multinomial.
  *
- * Comparisons are made on 64-bit keys that order as the values do: any dtype, NaN above everything (below everything
- * when the smallest is wanted, so it is always the extreme), -0 equal to +0. Ties go to the lower index. Where a single
- * extreme of numbers that float32 holds is wanted, these are compared themselves, many at a time.
+ * Extremes are found by keys (select.h); of numbers that float32 holds these are compared themselves, many at a time.
  *
  * Rows whose elements lie apart while those of neighbouring rows lie side by side are worked on in *strips*, WIDTH rows
  * at a time, element by element of them all: memory is read as it lies.
  */
-#include "copy.h"
+#include "select.h"
 #include "workers.h"
 
 #include "kernels/philox.h"
@@ -16,33 +14,13 @@
 
 #include <float.h>
 
-enum { PARALLEL_FROM = 1 << 14, POLL = 1 << 12 }; /* elements */
-
-/* --- rows ------------------------------------------------------------------------------------------------------- */
-
-/* The rows of a view along its last dimension. */
-static int64_t row_count(const te_view *v)
-{
-    int64_t n = 1;
-    for (int i = 0; i + 1 < v->ndim; i++) n *= v->shape[i];
-    return n;
-}
-
-static int64_t row_length(const te_view *v) { return v->shape[v->ndim - 1]; }
-
-static int64_t row_stride(const te_view *v) { return v->stride[v->ndim - 1]; }
-
-static void *row_at(const te_view *v, int64_t row)
-{
-    return te_element(v->data, v->dtype, te_offset_of(v, v->ndim - 1, row));
-}
+enum { POLL = TE_SELECT_POLL };
 
 /* Work on rows of `src` that do not depend on each other. */
 typedef struct rows_job {
     te_exec              *exec;
     const te_copy_blocks *blocks;
     const te_view        *src, *dst, *index;
-    void                 *room;
     bool                  flag; /* the largest are wanted; from the end */
     const struct strips  *strips;
 } rows_job;
@@ -67,7 +45,7 @@ static void take_out(te_view *v, int dim)
 /* Whether src has such rows, and dst's lie as they do. */
 static bool find_strips(const te_view *src, const te_view *dst, bool dst_beside, strips *out)
 {
-    if (row_stride(src) == 1) return false;
+    if (te_row_stride(src) == 1) return false;
     for (int d = 0; d + 1 < src->ndim; d++) {
         if (src->stride[d] != 1 || src->shape[d] < FEWEST || (dst_beside && dst->stride[d] != 1)) continue;
         *out = (strips){.src = *src, .dst = *dst, .rows = src->shape[d], .src_step = 1, .dst_step = dst->stride[d]};
@@ -96,62 +74,16 @@ static int64_t strip_at(const strips *s, int64_t unit, const char **from, char *
     return s->rows - first < WIDTH ? s->rows - first : WIDTH;
 }
 
-static int threads_for(te_exec *exec, int64_t rows, int64_t elements)
-{
-    return rows < 2 || elements < PARALLEL_FROM ? 1 : exec->threads;
-}
-
-/* --- keys ------------------------------------------------------------------------------------------------------- */
-
-static uint64_t key_of_double(double x, bool largest)
-{
-    if (x != x) return UINT64_MAX;
-    union {
-        double   value;
-        uint64_t bits;
-    } u = {x + 0.0};
-    uint64_t key = u.bits >> 63 ? ~u.bits : u.bits | (uint64_t)1 << 63;
-    return largest ? key : ~key;
-}
-
-static uint64_t key_of_int(int64_t x, bool largest)
-{
-    uint64_t key = (uint64_t)x ^ (uint64_t)1 << 63;
-    return largest ? key : ~key;
-}
-
-/* Keys of up to TE_COPY_BLOCK elements: the larger key is the wanted one. */
-static void load_keys(const te_copy_blocks *blocks, uint64_t *keys, const te_view *v, const void *src, int64_t n,
-                      bool largest)
-{
-    union {
-        float   f[TE_COPY_BLOCK];
-        double  d[TE_COPY_BLOCK];
-        int64_t i[TE_COPY_BLOCK];
-    } values;
-    blocks->load[v->dtype](&values, src, row_stride(v), n);
-    switch (te_value_class_of(v->dtype)) {
-    case TE_CLASS_F32:
-        for (int64_t i = 0; i < n; i++) keys[i] = key_of_double(values.f[i], largest);
-        break;
-    case TE_CLASS_F64:
-        for (int64_t i = 0; i < n; i++) keys[i] = key_of_double(values.d[i], largest);
-        break;
-    default:
-        for (int64_t i = 0; i < n; i++) keys[i] = key_of_int(values.i[i], largest);
-    }
-}
-
 /* --- arg_reduce ------------------------------------------------------------------------------------------------- */
 
 static int64_t best_of_row(te_exec *exec, const te_copy_blocks *blocks, const te_view *src, int64_t row, bool largest)
 {
     uint64_t keys[TE_COPY_BLOCK], best = 0;
-    int64_t where = 0, n = row_length(src);
-    const char *data = row_at(src, row);
+    int64_t where = 0, n = te_row_length(src);
+    const char *data = te_row_at(src, row);
     for (int64_t at = 0; at < n && !te_cpu_stopping(exec); at += TE_COPY_BLOCK) {
         int64_t count = n - at < TE_COPY_BLOCK ? n - at : TE_COPY_BLOCK;
-        load_keys(blocks, keys, src, te_element(data, src->dtype, at * row_stride(src)), count, largest);
+        te_load_keys(blocks, keys, src, te_element(data, src->dtype, at * te_row_stride(src)), count, largest);
         for (int64_t i = 0; i < count; i++) {
             if (keys[i] <= best && (at || i)) continue;
             best = keys[i];
@@ -188,11 +120,12 @@ static int64_t best_float_of_row(te_exec *exec, const te_copy_blocks *blocks, co
                                  bool largest)
 {
     float values[TE_COPY_BLOCK], best = 0;
-    int64_t where = 0, n = row_length(src);
-    const char *data = row_at(src, row);
+    int64_t where = 0, n = te_row_length(src);
+    const char *data = te_row_at(src, row);
     for (int64_t at = 0; at < n && !te_cpu_stopping(exec); at += TE_COPY_BLOCK) {
         int64_t count = n - at < TE_COPY_BLOCK ? n - at : TE_COPY_BLOCK;
-        blocks->load[src->dtype](values, te_element(data, src->dtype, at * row_stride(src)), row_stride(src), count);
+        const char *from = te_element(data, src->dtype, at * te_row_stride(src));
+        blocks->load[src->dtype](values, from, te_row_stride(src), count);
         float most = largest_of(values, count, largest ? 1.0f : -1.0f);
         if (at > 0 && most <= best) continue;
         best = most;
@@ -237,10 +170,10 @@ static void find_best_in_strips(void *context, int64_t first, int64_t end, int t
     for (int64_t unit = first; unit < end && !te_cpu_stopping(job->exec); unit++) {
         const char *from;
         char       *to;
-        int64_t     rows = strip_at(s, unit, &from, &to), n = row_length(&s->src);
+        int64_t     rows = strip_at(s, unit, &from, &to), n = te_row_length(&s->src);
         for (int64_t i = 0; i < rows; i++) best[i] = -TE_INFINITY, where[i] = 0;
         for (int64_t at = 0; at < n && !(at % POLL == 0 && te_cpu_stopping(job->exec)); at++) {
-            job->blocks->load[dtype](values, te_element(from, dtype, at * row_stride(&s->src)), 1, rows);
+            job->blocks->load[dtype](values, te_element(from, dtype, at * te_row_stride(&s->src)), 1, rows);
             keep_larger(best, where, values, (int32_t)at, rows, sign);
         }
         for (int64_t i = 0; i < rows; i++) ((int64_t *)(void *)to)[i * s->dst_step] = where[i];
@@ -251,8 +184,8 @@ te_status te_cpu_arg_reduce(te_exec *exec, const te_view *index, const te_view *
 {
     te_status status = te_check_arg_reduce(exec, index, src);
     if (status != TE_OK) return status;
-    int64_t rows = row_count(src), n = row_length(src);
-    int threads = threads_for(exec, rows, rows * n);
+    int64_t rows = te_rows_of(src), n = te_row_length(src);
+    int threads = te_threads_for_rows(exec, rows, rows * n);
     strips s;
     rows_job job = {.exec = exec, .blocks = te_copy_blocks_of(exec), .src = src, .index = index, .flag = largest};
     if (te_value_class_of(src->dtype) == TE_CLASS_F32 && n <= INT32_MAX && find_strips(src, index, false, &s)) {
@@ -261,162 +194,6 @@ te_status te_cpu_arg_reduce(te_exec *exec, const te_view *index, const te_view *
     } else {
         te_cpu_loop(exec, threads, rows, te_cpu_even_grain(rows, threads), find_best, &job);
     }
-    return te_cpu_finish(exec, TE_OK);
-}
-
-/* --- topk ------------------------------------------------------------------------------------------------------- */
-
-typedef struct candidate {
-    uint64_t key;
-    int64_t  index;
-} candidate;
-
-static bool worse(candidate a, candidate b) { return a.key < b.key || (a.key == b.key && a.index > b.index); }
-
-/* Restores the heap with the worst candidate on top, below position i. */
-static void sift_down(candidate *heap, int64_t n, int64_t i)
-{
-    candidate moving = heap[i];
-    for (;;) {
-        int64_t child = 2 * i + 1;
-        if (child >= n) break;
-        if (child + 1 < n && worse(heap[child + 1], heap[child])) child++;
-        if (!worse(heap[child], moving)) break;
-        heap[i] = heap[child];
-        i = child;
-    }
-    heap[i] = moving;
-}
-
-/* The next candidate: the first k make the heap, which others enter in place of the worst. */
-static void take_candidate(te_exec *exec, candidate *heap, int64_t k, candidate c)
-{
-    if (c.index < k) {
-        heap[c.index] = c;
-        if (c.index < k - 1) return;
-        for (int64_t j = k / 2; j-- > 0 && !(j % POLL == 0 && te_cpu_stopping(exec));) sift_down(heap, k, j);
-    } else if (worse(heap[0], c)) {
-        heap[0] = c;
-        sift_down(heap, k, 0);
-    }
-}
-
-/* The number behind a key of one that is larger the larger it is. */
-static float float_of_key(uint64_t key)
-{
-    if (key == UINT64_MAX) return TE_NAN;
-    union {
-        uint64_t bits;
-        double   value;
-    } u = {key >> 63 ? key & ~((uint64_t)1 << 63) : ~key};
-    return (float)u.value;
-}
-
-/* Whether some of the n values are not below or at `worst`; a NaN is not, nor is any of them where that is NaN. */
-static bool any_above(const float *v, int64_t n, float worst)
-{
-    int above = 0;
-    _Pragma("omp simd reduction(| : above)") for (int64_t i = 0; i < n; i++) above |= !(v[i] <= worst);
-    return above != 0;
-}
-
-/* Elements `at` and following, whose sign is turned where the smallest are wanted. Once there is a heap hardly any of
- * them enters it, so they are looked through as numbers, some at a time. */
-static void take_floats(te_exec *exec, candidate *heap, int64_t k, float *v, int64_t at, int64_t n, bool largest)
-{
-    enum { GROUP = 32 };
-    float sign = largest ? 1.0f : -1.0f;
-    for (int64_t i = 0; i < n; i++) v[i] *= sign;
-    for (int64_t i = 0; i < n; i += GROUP) {
-        int64_t end = n - i < GROUP ? n : i + GROUP, j = i;
-        for (; j < end && at + j < k; j++)
-            take_candidate(exec, heap, k, (candidate){key_of_double(v[j], true), at + j});
-        if (j == end) continue;
-        float worst = float_of_key(heap[0].key);
-        if (!any_above(v + j, end - j, worst)) continue;
-        for (; j < end; j++) {
-            if (v[j] <= worst) continue;
-            take_candidate(exec, heap, k, (candidate){key_of_double(v[j], true), at + j});
-            worst = float_of_key(heap[0].key);
-        }
-    }
-}
-
-/* Puts the elements of a row into the heap. */
-static void take_row(te_exec *exec, const te_copy_blocks *blocks, candidate *heap, int64_t k, const te_view *src,
-                     int64_t row, bool largest)
-{
-    union {
-        uint64_t keys[TE_COPY_BLOCK];
-        float    values[TE_COPY_BLOCK];
-    } block;
-    int64_t     n = row_length(src);
-    const char *data = row_at(src, row);
-    bool        floats = te_value_class_of(src->dtype) == TE_CLASS_F32;
-    for (int64_t at = 0; at < n && !te_cpu_stopping(exec); at += TE_COPY_BLOCK) {
-        int64_t     count = n - at < TE_COPY_BLOCK ? n - at : TE_COPY_BLOCK;
-        const char *from = te_element(data, src->dtype, at * row_stride(src));
-        if (floats) {
-            blocks->load[src->dtype](block.values, from, row_stride(src), count);
-            take_floats(exec, heap, k, block.values, at, count, largest);
-            continue;
-        }
-        load_keys(blocks, block.keys, src, from, count, largest);
-        for (int64_t i = 0; i < count; i++) take_candidate(exec, heap, k, (candidate){block.keys[i], at + i});
-    }
-}
-
-/* Leaves the k best of a row in heap, best first; false when it was interrupted, with anything there. */
-static bool topk_row(te_exec *exec, const te_copy_blocks *blocks, candidate *heap, int64_t k, const te_view *src,
-                     int64_t row, bool largest)
-{
-    take_row(exec, blocks, heap, k, src, row, largest);
-    for (int64_t left = k - 1; left > 0; left--) {
-        if (left % POLL == 0 && te_cpu_stopping(exec)) return false;
-        candidate worst = heap[0];
-        heap[0] = heap[left];
-        heap[left] = worst;
-        sift_down(heap, left, 0);
-    }
-    return !te_cpu_stopped(exec);
-}
-
-static void take_topk(void *context, int64_t first, int64_t end, int thread)
-{
-    const rows_job *job = context;
-    const te_view  *src = job->src;
-    int64_t         k = row_length(job->dst);
-    candidate      *heap = (candidate *)job->room + thread * k;
-    for (int64_t row = first; row < end; row++) {
-        if (!topk_row(job->exec, job->blocks, heap, k, src, row, job->flag)) continue;
-        const char *from = row_at(src, row);
-        char       *to = row_at(job->dst, row);
-        int64_t    *index = row_at(job->index, row);
-        for (int64_t i = 0; i < k; i++) {
-            index[i * row_stride(job->index)] = heap[i].index;
-            te_convert(job->blocks, te_element(to, src->dtype, i * row_stride(job->dst)), src->dtype, 1,
-                       te_element(from, src->dtype, heap[i].index * row_stride(src)), src->dtype, 1, 1);
-        }
-    }
-}
-
-te_status te_cpu_topk(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest)
-{
-    te_status status = te_check_rows(exec, "topk", values, src);
-    if (status == TE_OK) status = te_check_rows(exec, "topk", indices, src);
-    if (status != TE_OK) return status;
-    int64_t rows = row_count(src), k = row_length(values);
-    if (row_length(indices) != k || k > row_length(src) || indices->dtype != TE_I64 || values->dtype != src->dtype)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
-                            "topk: %lld values and %lld indices of %lld elements; indices must be int64, values of the "
-                            "source's dtype", (long long)k, (long long)row_length(indices), (long long)row_length(src));
-    if (rows == 0 || k == 0) return TE_OK;
-    int threads = threads_for(exec, rows, rows * row_length(src));
-    candidate *heaps = exec->scratch(exec, (size_t)threads * (size_t)k * sizeof(candidate));
-    if (!heaps) return TE_ERROR_MEMORY;
-    rows_job job = {exec, te_copy_blocks_of(exec), src, values, indices, heaps, largest, NULL};
-    te_cpu_loop(exec, threads, rows, te_cpu_even_grain(rows, threads), take_topk, &job);
-    exec->scratch_free(exec, heaps);
     return te_cpu_finish(exec, TE_OK);
 }
 
@@ -434,13 +211,13 @@ static void cumsum_row(te_exec *exec, const te_copy_blocks *blocks, const te_vie
     te_dtype type = integer ? TE_I64 : TE_F64;
     double sum = 0.0;
     uint64_t count = 0;
-    int64_t n = row_length(src);
-    const char *from = row_at(src, row);
-    char *to = row_at(dst, row);
+    int64_t n = te_row_length(src);
+    const char *from = te_row_at(src, row);
+    char *to = te_row_at(dst, row);
     for (int64_t done = 0; done < n && !te_cpu_stopping(exec); done += TE_COPY_BLOCK) {
         int64_t m = n - done < TE_COPY_BLOCK ? n - done : TE_COPY_BLOCK, at = reverse ? n - done - m : done;
-        te_convert(blocks, &values, type, 1, te_element(from, src->dtype, at * row_stride(src)), src->dtype,
-                   row_stride(src), m);
+        te_convert(blocks, &values, type, 1, te_element(from, src->dtype, at * te_row_stride(src)), src->dtype,
+                   te_row_stride(src), m);
         for (int64_t j = 0; j < m; j++) {
             int64_t i = reverse ? m - 1 - j : j;
             if (integer)
@@ -448,8 +225,8 @@ static void cumsum_row(te_exec *exec, const te_copy_blocks *blocks, const te_vie
             else
                 values.d[i] = sum += values.d[i];
         }
-        te_convert(blocks, te_element(to, dst->dtype, at * row_stride(dst)), dst->dtype, row_stride(dst), &values, type,
-                   1, m);
+        te_convert(blocks, te_element(to, dst->dtype, at * te_row_stride(dst)), dst->dtype, te_row_stride(dst), &values,
+                   type, 1, m);
     }
 }
 
@@ -466,13 +243,13 @@ static void sum_strip(const rows_job *job, const char *from, char *to, int64_t r
 {
     const strips *s = job->strips;
     double        sums[WIDTH] = {0}, values[WIDTH];
-    int64_t       n = row_length(&s->src);
+    int64_t       n = te_row_length(&s->src);
     for (int64_t k = 0; k < n && !(k % POLL == 0 && te_cpu_stopping(job->exec)); k++) {
         int64_t at = job->flag ? n - 1 - k : k;
-        te_convert(job->blocks, values, TE_F64, 1, te_element(from, s->src.dtype, at * row_stride(&s->src)),
+        te_convert(job->blocks, values, TE_F64, 1, te_element(from, s->src.dtype, at * te_row_stride(&s->src)),
                    s->src.dtype, 1, rows);
         for (int64_t i = 0; i < rows; i++) sums[i] += values[i];
-        te_convert(job->blocks, te_element(to, s->dst.dtype, at * row_stride(&s->dst)), s->dst.dtype, s->dst_step,
+        te_convert(job->blocks, te_element(to, s->dst.dtype, at * te_row_stride(&s->dst)), s->dst.dtype, s->dst_step,
                    sums, TE_F64, 1, rows);
     }
 }
@@ -493,11 +270,11 @@ te_status te_cpu_cumsum(te_exec *exec, const te_view *dst, const te_view *src, b
 {
     te_status status = te_check_rows(exec, "cumsum", dst, src);
     if (status != TE_OK) return status;
-    int64_t rows = row_count(src), n = row_length(src);
-    if (row_length(dst) != n)
+    int64_t rows = te_rows_of(src), n = te_row_length(src);
+    if (te_row_length(dst) != n)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "cumsum: rows of %lld sums for rows of %lld elements",
-                            (long long)row_length(dst), (long long)n);
-    int threads = threads_for(exec, rows, rows * n);
+                            (long long)te_row_length(dst), (long long)n);
+    int threads = te_threads_for_rows(exec, rows, rows * n);
     strips s;
     rows_job job = {.exec = exec, .blocks = te_copy_blocks_of(exec), .src = src, .dst = dst, .flag = reverse};
     if (te_value_class_of(src->dtype) != TE_CLASS_I64 && find_strips(src, dst, true, &s)) {
@@ -523,9 +300,9 @@ typedef struct weight_tree {
 static const char *tree_load(const te_copy_blocks *blocks, weight_tree *tree, const te_view *src, int64_t row,
                              int64_t positive_needed)
 {
-    int64_t n = row_length(src), positive = 0;
+    int64_t n = te_row_length(src), positive = 0;
     double *leaf = tree->sums + tree->leaves;
-    te_convert(blocks, leaf, TE_F64, 1, row_at(src, row), src->dtype, row_stride(src), n);
+    te_convert(blocks, leaf, TE_F64, 1, te_row_at(src, row), src->dtype, te_row_stride(src), n);
     for (int64_t i = 0; i < n; i++) {
         if (!(leaf[i] >= 0.0)) return "has a weight that is negative or NaN";
         positive += leaf[i] > 0.0;
@@ -563,7 +340,7 @@ te_status te_cpu_multinomial(te_exec *exec, const te_view *out, const te_view *s
     te_status status = te_check_rows(exec, "multinomial", out, src);
     if (status != TE_OK) return status;
     if (out->dtype != TE_I64) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "multinomial: samples must be int64");
-    int64_t rows = row_count(src), n = row_length(src), draws = row_length(out);
+    int64_t rows = te_rows_of(src), n = te_row_length(src), draws = te_row_length(out);
     if (rows == 0 || draws == 0) return TE_OK;
     weight_tree tree = {.leaves = 1};
     while (tree.leaves < n) tree.leaves *= 2;
@@ -573,10 +350,10 @@ te_status te_cpu_multinomial(te_exec *exec, const te_view *out, const te_view *s
         const char *fault = tree_load(te_copy_blocks_of(exec), &tree, src, row, replacement ? 1 : draws);
         if (fault)
             status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "multinomial: row %lld %s", (long long)row + 1, fault);
-        int64_t *sample = row_at(out, row);
+        int64_t *sample = te_row_at(out, row);
         for (int64_t d = 0; d < draws && !fault && !(d % POLL == 0 && te_cpu_stopping(exec)); d++) {
             int64_t drawn = tree_find(&tree, te_rng_word(rng, (uint64_t)(row * draws + d)) * 0x1p-32);
-            sample[d * row_stride(out)] = drawn;
+            sample[d * te_row_stride(out)] = drawn;
             if (!replacement) tree_remove(&tree, drawn);
         }
     }

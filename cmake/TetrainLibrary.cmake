@@ -9,7 +9,8 @@ if(TE_FORETELL)
   list(APPEND TE_SOURCES ${CMAKE_SOURCE_DIR}/bench/foretell/workers.c)
 endif()
 file(GLOB TE_ISA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/*.c)
-list(REMOVE_ITEM TE_ISA_SOURCES ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_amx.c) # for one alone
+list(REMOVE_ITEM TE_ISA_SOURCES # for one alone
+  ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_amx.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/quantize_vbmi.c)
 
 file(GLOB TE_SOURCES_THAT_RAISE CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)
 set_source_files_properties(${TE_SOURCES_THAT_RAISE} PROPERTIES COMPILE_OPTIONS "${TE_FLAGS_THAT_RAISE}")
@@ -69,7 +70,7 @@ if(TE_ISA_SOURCES)
     if(isa STREQUAL avx512bf16)
       set(sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c)
     elseif(isa STREQUAL avx512vbmi)
-      set(sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/quantize_blocks.c)
+      set(sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/quantize_vbmi.c)
     elseif(isa STREQUAL amx)
       set(sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_amx.c
         ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c)

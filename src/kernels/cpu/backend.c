@@ -50,6 +50,11 @@ static te_status cpu_open(te_exec *exec, int index)
     device->has_vbmi = more && __builtin_cpu_supports("avx512vbmi");
 #endif
 #endif
+    te_status status = te_quantize_open(exec, device);
+    if (status != TE_OK) {
+        te_mem_free(exec->mem, device, sizeof *device);
+        return te_exec_fail(exec, status, "out of memory opening the CPU device");
+    }
     exec->device = device;
     return TE_OK;
 }
@@ -60,6 +65,7 @@ static void cpu_close(te_exec *exec)
     if (!device) return;
     te_cpu_workers_free(exec);
     if (device->gemm_release) device->gemm_release(exec, device->gemm);
+    te_quantize_close(exec, device);
     te_mem_free(exec->mem, device, sizeof *device);
     exec->device = NULL;
 }

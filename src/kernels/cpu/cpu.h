@@ -22,6 +22,7 @@ typedef struct te_cpu_device {
                           it */
     bool       has_bf16; /* and, beside avx512, pairs of bfloat16: products, rounding; not with TE_CPU_ISA=avx512 */
     bool       has_vbmi; /* likewise permutations of bytes */
+    struct te_quantize_blocks *quantize; /* loops that do; NULL: there are none */
     const struct te_attention_blocks *tiled_attention; /* of bfloat16, in a matrix unit, once products know of one */
     int64_t    quantize_keeps_from; /* bytes of a source and its codes that are in no cache when they are needed */
     atomic_int stopped; /* a unit of the call that runs was left out */
@@ -51,6 +52,10 @@ static inline bool te_cpu_stopped(te_exec *exec)
 /* The status of an entry; TE_ERROR_INTERRUPTED where that would be TE_OK and something was left out. */
 te_status te_cpu_finish(te_exec *exec, te_status status);
 
+/* What quantizing keeps in the device. quantize_panel.c */
+te_status te_quantize_open(te_exec *, te_cpu_device *);
+void      te_quantize_close(te_exec *, te_cpu_device *);
+
 te_cpu_isa  te_cpu_isa_detect(void);
 const char *te_cpu_isa_name(te_cpu_isa isa);
 
@@ -73,8 +78,9 @@ te_status te_cpu_embedding_backward(te_exec *, const te_view *dtable, const te_v
 te_status te_cpu_gather(te_exec *, const te_view *out, const te_view *src, const te_view *index, int dim); /* index.c */
 te_status te_cpu_scatter_add(te_exec *, const te_view *dst, const te_view *src, const te_view *index, int dim);
 te_status te_cpu_arg_reduce(te_exec *, const te_view *index, const te_view *src, bool largest);  /* select.c */
-te_status te_cpu_topk(te_exec *, const te_view *values, const te_view *indices, const te_view *src, bool largest);
 te_status te_cpu_cumsum(te_exec *, const te_view *dst, const te_view *src, bool reverse);
 te_status te_cpu_multinomial(te_exec *, const te_view *out, const te_view *src, bool replacement, te_rng rng);
+te_status te_cpu_topk(te_exec *, const te_view *values, const te_view *indices, const te_view *src,
+                      bool largest); /* topk.c */
 
 #endif

@@ -144,8 +144,10 @@ typedef struct te_quantize_blocks {
                                            int64_t block);
 } te_quantize_blocks;
 
-extern const te_quantize_blocks te_quantize_blocks_portable, te_quantize_blocks_avx2, te_quantize_blocks_avx512,
-    te_quantize_blocks_avx512vbmi;
+extern const te_quantize_blocks te_quantize_blocks_portable, te_quantize_blocks_avx2, te_quantize_blocks_avx512;
+
+/* Puts those that permute bytes into the table of AVX-512's. */
+void te_quantize_take_vbmi(te_quantize_blocks *to);
 
 const te_quantize_blocks *te_quantize_blocks_of(te_exec *exec); /* quantize_panel.c */
 

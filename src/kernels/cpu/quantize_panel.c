@@ -4,10 +4,28 @@
 
 #include <string.h>
 
+te_status te_quantize_open(te_exec *exec, te_cpu_device *device)
+{
+#ifdef TE_ISA_HAS_AVX512VBMI
+    if (!device->has_vbmi) return TE_OK;
+    device->quantize = te_mem_alloc(exec->mem, sizeof *device->quantize);
+    if (!device->quantize) return TE_ERROR_MEMORY;
+    *device->quantize = te_quantize_blocks_avx512;
+    te_quantize_take_vbmi(device->quantize);
+#endif
+    (void)exec, (void)device;
+    return TE_OK;
+}
+
+void te_quantize_close(te_exec *exec, te_cpu_device *device)
+{
+    te_mem_free(exec->mem, device->quantize, sizeof *device->quantize);
+}
+
 const te_quantize_blocks *te_quantize_blocks_of(te_exec *exec)
 {
 #ifdef TE_ISA_HAS_AVX512VBMI
-    if (te_cpu(exec)->has_vbmi) return &te_quantize_blocks_avx512vbmi;
+    if (te_cpu(exec)->has_vbmi) return te_cpu(exec)->quantize;
 #endif
 #ifdef TE_ISA_HAS_X86
     if (te_cpu(exec)->isa == TE_CPU_AVX512) return &te_quantize_blocks_avx512;

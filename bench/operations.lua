@@ -84,12 +84,22 @@ local function prepared(expression, names)
     return expression
 end
 
+--- Calls until results go to memory that earlier ones had: a collection may be some results away.
+local function warm_up(call)
+    local enough, most = te._core.clock() + seconds / 2, te._core.clock() + 40 * seconds
+    local reserved, since = -1, 0
+    repeat
+        call()
+        local now = te.memory_stats().reserved
+        reserved, since = now, now == reserved and since + 1 or 0
+    until te._core.clock() > most or (since > 16 and te._core.clock() > enough)
+end
+
 local function run(name, size, dtype, expression, names)
     local chunk = assert(loadstring("return " .. prepared(expression, names), "=" .. name))
     local call = setfenv(chunk, names)
     local clock, once = te._core.clock, math.huge
-    local warm = clock() + seconds / 2 -- until results go to memory that earlier ones had
-    repeat call() until clock() > warm
+    warm_up(call)
     for _ = 1, 5 do
         local before = clock()
         call()

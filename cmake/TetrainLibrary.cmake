@@ -60,7 +60,7 @@ endif()
 # other's latency.
 if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/program_blocks.c PROPERTIES COMPILE_OPTIONS
-    -fschedule-insns)
+    "-fschedule-insns;-fsched-pressure")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c PROPERTIES COMPILE_OPTIONS
     --param=vect-epilogues-nomask=0) # its loops have few ends
 endif()

@@ -7,9 +7,10 @@
  * a loop over an array vectorizes. The exception are angles beyond TE_ANGLE_LIMIT, see te_sin.
  *
  * The usual scheme: reduce the argument to a short interval, evaluate a minimax polynomial there (coefficients by the
- * Remez algorithm, then rounded), put the result together so that the last operation carries the leading part. Rounding
- * to an integer adds and subtracts 1.5 * 2^23 (or 2^52); the sum's low bits then are the integer, without a conversion
- * that would be undefined for NaN.
+ * Remez algorithm, then rounded), put the result together so that the last operation carries the leading part. Terms
+ * are taken in pairs, so that fewer operations wait for each other, and the last two one by one, which is more exact.
+ * Rounding to an integer adds and subtracts 1.5 * 2^23 (or 2^52); the sum's low bits then are the integer, without a
+ * conversion that would be undefined for NaN.
  */
 #ifndef TE_KERNELS_ELEMENTARY_H
 #define TE_KERNELS_ELEMENTARY_H
@@ -54,11 +55,10 @@ TE_HD static inline te_exp_parts te_exp_reduce(float x)
     float n = shifted - TE_ROUND_MAGIC;
     float r = TE_FMA(n, -0.693145751953125f, x); /* exact: the factor has 16 bits */
     r = TE_FMA(n, -1.42860682e-6f, r);
-    float q = TE_FMA(1.38823967e-3f, r, 8.36718082e-3f);
-    q = TE_FMA(q, r, 4.1667223e-2f);
-    q = TE_FMA(q, r, 0.16666539f);
+    float rr = r * r;
+    float q = TE_FMA(TE_FMA(1.38823967e-3f, r, 8.36718082e-3f), rr, TE_FMA(4.1667223e-2f, r, 0.16666539f));
     q = TE_FMA(q, r, 0.49999997f);
-    te_exp_parts parts = {n, TE_FMA(r * r, q, r), (int32_t)(te_f32_bits(shifted) - te_f32_bits(TE_ROUND_MAGIC))};
+    te_exp_parts parts = {n, TE_FMA(rr, q, r), (int32_t)(te_f32_bits(shifted) - te_f32_bits(TE_ROUND_MAGIC))};
     return parts;
 }
 
@@ -77,9 +77,7 @@ TE_HD static inline float te_exp(float x)
 TE_HD static inline float te_tanh(float x)
 {
     float size = te_abs(x), t = size * size;
-    float p = TE_FMA(-6.19872659e-3f, t, 2.10205559e-2f);
-    p = TE_FMA(p, t, -5.3840518e-2f);
-    p = TE_FMA(p, t, 0.133324802f);
+    float p = TE_FMA(TE_FMA(-6.19872659e-3f, t, 2.10205559e-2f), t * t, TE_FMA(-5.3840518e-2f, t, 0.133324802f));
     p = TE_FMA(p, t, -0.333333135f);
     float near = TE_FMA(size * t, p, size);
 
@@ -108,15 +106,12 @@ TE_HD static inline float te_log(float x)
     int32_t  exponent = (int32_t)(bits - 0x3f2aaaabu) >> 23;
     float    f = te_f32_from_bits(bits - ((uint32_t)exponent << 23)) - 1.0f;
     float    e = (float)exponent - (x < 0x1p-126f ? 23.0f : 0.0f);
-    float    p = TE_FMA(-0.128916875f, f, 0.139844358f);
-    p = TE_FMA(p, f, -0.121842608f);
-    p = TE_FMA(p, f, 0.140058696f);
-    p = TE_FMA(p, f, -0.16680488f);
-    p = TE_FMA(p, f, 0.200104058f);
-    p = TE_FMA(p, f, -0.249997973f);
-    p = TE_FMA(p, f, 0.333332151f);
+    float    ff = f * f;
+    float    p = TE_FMA(TE_FMA(-0.128916875f, f, 0.139844358f), ff, TE_FMA(-0.121842608f, f, 0.140058696f));
+    p = TE_FMA(p, ff, TE_FMA(-0.16680488f, f, 0.200104058f));
+    p = TE_FMA(p, ff, TE_FMA(-0.249997973f, f, 0.333332151f));
     p = TE_FMA(p, f, -0.5f);
-    p = TE_FMA(f * f, p, e * 1.42860682e-6f);
+    p = TE_FMA(ff, p, e * 1.42860682e-6f);
     float r = TE_FMA(e, 0.693145751953125f, f + p);
     r = x == 0.0f ? -TE_INFINITY : r;
     r = x < 0.0f ? TE_NAN : r;
@@ -130,14 +125,10 @@ TE_HD static inline float te_log(float x)
 TE_HD static inline float te_erf(float x)
 {
     float size = te_abs(x), v = size > 4.0f ? 4.0f : size;
-    float p = TE_FMA(9.38729318e-6f, v, -1.18856384e-4f);
-    p = TE_FMA(p, v, 6.37349789e-4f);
-    p = TE_FMA(p, v, -1.67565921e-3f);
-    p = TE_FMA(p, v, 1.6949464e-4f);
-    p = TE_FMA(p, v, 1.91478245e-2f);
-    p = TE_FMA(p, v, -0.102776304f);
-    p = TE_FMA(p, v, -0.636619568f);
-    p = TE_FMA(p, v, -0.128379166f); /* 1 - 2 / sqrt(pi) */
+    float vv = v * v;
+    float high = TE_FMA(TE_FMA(9.38729318e-6f, v, -1.18856384e-4f), vv, TE_FMA(6.37349789e-4f, v, -1.67565921e-3f));
+    float low = TE_FMA(TE_FMA(1.6949464e-4f, v, 1.91478245e-2f), vv, TE_FMA(-0.102776304f, v, -0.636619568f));
+    float p = TE_FMA(TE_FMA(high, vv * vv, low), v, -0.128379166f); /* 1 - 2 / sqrt(pi) */
     te_exp_parts parts = te_exp_reduce(TE_FMA(v, p, -v));
     float        scale = te_f32_from_bits(((uint32_t)parts.exponent + 127u) << 23);
     return te_with_sign(TE_FMA(-scale, parts.expm1, 1.0f - scale), x);

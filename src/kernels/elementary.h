@@ -120,16 +120,22 @@ TE_HD static inline float te_log(float x)
 
 /* --- error function --------------------------------------------------------------------------------------------- */
 
-/* 1 - e^g with g = ln erfc |x|, which is |x| times a polynomial: near 0, where e^g is 1, the difference is e^g - 1
- * itself and keeps its relative accuracy. From 4 on the result is 1. */
-TE_HD static inline float te_erf(float x)
+/* ln erfc v for 0 <= v <= 4: v times a polynomial. */
+TE_HD static inline float te_log_erfc(float v)
 {
-    float size = te_abs(x), v = size > 4.0f ? 4.0f : size;
     float vv = v * v;
     float high = TE_FMA(TE_FMA(9.38729318e-6f, v, -1.18856384e-4f), vv, TE_FMA(6.37349789e-4f, v, -1.67565921e-3f));
     float low = TE_FMA(TE_FMA(1.6949464e-4f, v, 1.91478245e-2f), vv, TE_FMA(-0.102776304f, v, -0.636619568f));
     float p = TE_FMA(TE_FMA(high, vv * vv, low), v, -0.128379166f); /* 1 - 2 / sqrt(pi) */
-    te_exp_parts parts = te_exp_reduce(TE_FMA(v, p, -v));
+    return TE_FMA(v, p, -v);
+}
+
+/* 1 - e^g with g = ln erfc |x|: near 0, where e^g is 1, the difference is e^g - 1 itself and keeps its relative
+ * accuracy. From 4 on the result is 1. */
+TE_HD static inline float te_erf(float x)
+{
+    float        size = te_abs(x);
+    te_exp_parts parts = te_exp_reduce(te_log_erfc(size > 4.0f ? 4.0f : size));
     float        scale = te_f32_from_bits(((uint32_t)parts.exponent + 127u) << 23);
     return te_with_sign(TE_FMA(-scale, parts.expm1, 1.0f - scale), x);
 }

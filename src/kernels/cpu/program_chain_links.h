@@ -200,6 +200,24 @@ TE_PART part_sigmoid(te_strip_part x)
     return _mm512_mask_blend_ps(negative, 1.0f - q, _mm512_fnmadd_ps(e, q, e));
 }
 
+/* te_erf with that scaling. */
+TE_PART part_erf(te_strip_part x)
+{
+    te_real       v[LANES], n[LANES];
+    te_strip_part size = _mm512_min_ps(_mm512_set1_ps(4.0f), _mm512_abs_ps(x)), powers; /* NaN stays */
+    memcpy(v, &size, sizeof v);
+    TE_LANES
+    {
+        te_exp_parts parts = te_exp_reduce(te_log_erfc(v[i]));
+        v[i] = parts.expm1;
+        n[i] = parts.n;
+    }
+    memcpy(&size, v, sizeof size), memcpy(&powers, n, sizeof powers);
+    powers = _mm512_scalef_ps(_mm512_set1_ps(-1.0f), powers);
+    size = _mm512_fmadd_ps(powers, size, 1.0f + powers);
+    return (te_strip_part)_mm512_ternarylogic_epi32((__m512i)size, (__m512i)x, _mm512_set1_epi32(INT32_MIN), 0xf8);
+}
+
 /* Their block functions: whole vectors, and what is left by those of program_blocks_body.h. */
 #define BLOCK_OF(name)                                                                        \
     static void op_##name##_vectors(void *dst, const void *pa, const void *pb, const void *pc, size_t n) \
@@ -213,11 +231,14 @@ TE_PART part_sigmoid(te_strip_part x)
     }
 BLOCK_OF(exp)
 BLOCK_OF(sigmoid)
+BLOCK_OF(erf)
 #define op_exp     op_exp_vectors
 #define op_sigmoid op_sigmoid_vectors
+#define op_erf     op_erf_vectors
 #else
 VECTOR_1(exp)
 VECTOR_1(sigmoid)
+VECTOR_1(erf)
 #endif
 
 /* --- links -------------------------------------------------------------------------------------------------------- */
@@ -275,8 +296,8 @@ VECTOR_1(sigmoid)
 
 /* clang-format off */
 LINKS_1(neg) LINKS_1(abs) LINKS_1(sign) LINKS_1(floor) LINKS_1(ceil) LINKS_1(round) LINKS_1(trunc)
-LINKS_1(sqrt) LINKS_1(rsqrt) LINKS_1(recip) LINKS_1_OF(exp) LINKS_1(log) LINKS_1(tanh) LINKS_1_OF(sigmoid) LINKS_1(erf)
-LINKS_1(isnan) LINKS_1(isfinite) LINKS_1(to_bf16) LINKS_1(to_f16) LINKS_1(to_f32)
+LINKS_1(sqrt) LINKS_1(rsqrt) LINKS_1(recip) LINKS_1_OF(exp) LINKS_1(log) LINKS_1(tanh) LINKS_1_OF(sigmoid)
+LINKS_1_OF(erf) LINKS_1(isnan) LINKS_1(isfinite) LINKS_1(to_bf16) LINKS_1(to_f16) LINKS_1(to_f32)
 LINKS_2(add) LINKS_2(sub) LINKS_2(mul) LINKS_2(div) LINKS_2(min) LINKS_2(max)
 LINKS_2(lt) LINKS_2(le) LINKS_2(eq) LINKS_2(ne)
 VECTOR_3(where) LINKS_3(where)

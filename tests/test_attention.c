@@ -161,15 +161,16 @@ static void test_random_problems(void)
     }
 }
 
-/* Generation with a cache: keys and values are taken as they lie where they are float32 and whole vectors. */
+/* Generation with a cache: keys and values are taken as they lie where they are of the arithmetic's dtype and whole
+ * vectors. */
 static void test_one_query(void)
 {
-    static const int64_t dims[4] = {16, 48, 80, 128}, keys[5] = {17, 63, 64, 65, 300};
+    static const int64_t dims[6] = {32, 48, 64, 96, 128, 16}, keys[5] = {17, 63, 64, 65, 300};
     uint64_t seed = 77;
-    for (int n = 0; n < 40; n++) {
+    for (int n = 0; n < 72; n++) {
         shape s = {.batch = 1 + n % 2, .kv_heads = 2, .heads = 2 + 2 * (n % 3), .seq_q = 1, .seq_kv = keys[n % 5],
-                   .dim = dims[n % 4], .dim_v = dims[n / 4 % 4]};
-        problem p = problem_new(n % 8 ? TE_F32 : TE_BF16, s, &seed);
+                   .dim = dims[n % 6], .dim_v = dims[n / 6 % 6]};
+        problem p = problem_new(n / 36 ? TE_F32 : TE_BF16, s, &seed);
         te_attention *a = &p.g.forward;
         a->bottom_right = n % 7 != 0 || n % 3 == 0;
         if (n % 3 == 0) a->window_right = 0, a->window_left = n % 2 ? -1 : 20;

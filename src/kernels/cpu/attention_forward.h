@@ -140,10 +140,12 @@ static void T(forward_tile)(T(forward_state) *s, attention_walk walk, int64_t ro
 }
 
 #ifdef IN_PLACE
-/* Whether keys and values can be taken as they lie. */
+/* Whether keys and values can be taken as they lie: rows need no padding. */
 static bool T(lie_well)(const te_attention *a)
 {
-    return a->k.dtype == IN_PLACE && a->v.dtype == IN_PLACE && a->k.shape[3] % 16 == 0 && a->v.shape[3] % 16 == 0;
+    const int64_t whole = TE_ATTENTION_LANES * (int64_t)sizeof(REAL) / (int64_t)te_dtype_size(IN_PLACE);
+    return a->k.dtype == IN_PLACE && a->v.dtype == IN_PLACE && a->k.shape[3] % whole == 0 &&
+           a->v.shape[3] % whole == 0;
 }
 
 /* The only query of a sequence against keys key … key + n: rearranging them would take longer than to multiply them. */
@@ -162,7 +164,7 @@ static void T(forward_alone)(T(forward_state) *s, int64_t query, int64_t key, in
     const char *v = T(rows_at)(&a->v, seq->batch, kv_head, first, &v_row);
     REAL *p = s->scores;
     for (int j = range.column; j < range.column + range.columns; j++) p[j] = -(REAL)INFINITY;
-    T(dot_rows)(p + low, s->q, a->k.shape[3], k, k_row, high - low);
+    T(dot_rows)(p + low, s->q, s->width, k, k_row, high - low, T(late_scale)(a));
     if (te_view_present(&a->bias)) T(add_bias)(p, a, seq, s->head, query, key, low, high);
     T(softmax_tile)(s, 1, p + range.column, range.columns, 1, slack_of(WALK_ONCE), 0);
     if (a->dropout > 0) {

@@ -124,3 +124,46 @@ static void T(add_exactly)(REAL *sums, int64_t dim, const REAL *weights, int64_t
         for (int64_t d = 0; d < dim; d++) sums[d] = TE_FMA(weight, te_bf16_to_f32(row[2 * d]), sums[d]);
     }
 }
+
+/* sums[32 * blocks] += weights[n] times as many columns of n rows, in float32. Neighbours are added to apart. */
+ALWAYS_INLINE void T(add_columns)(const int blocks, REAL *sums, const REAL *weights, const char *rows,
+                                  int64_t row_bytes, int n, int64_t ahead)
+{
+    enum { HALVES = 2 * VLEN };
+    const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i low_half = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u), one = _mm512_set1_epi32(1), half = _mm512_set1_epi32(8);
+    VECTOR even[2], odd[2];
+#pragma GCC unroll 2
+    for (int b = 0; b < blocks; b++) {
+        VECTOR first = V_LOAD(sums + b * HALVES), second = V_LOAD(sums + b * HALVES + VLEN);
+        even[b] = _mm512_permutex2var_ps(first, evens, second);
+        odd[b] = _mm512_permutex2var_ps(first, _mm512_add_epi32(evens, one), second);
+    }
+    for (int j = 0; j < n; j++, rows += row_bytes) {
+        VECTOR weight = V_SET(weights[j]);
+        if (ahead) T(fetch_ahead)(rows, row_bytes, ahead);
+#pragma GCC unroll 2
+        for (int b = 0; b < blocks; b++) {
+            __m512i pairs = _mm512_loadu_si512(rows + b * HALVES * (int)sizeof(half_in_pair));
+            even[b] = _mm512_fmadd_ps(weight, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)), even[b]);
+            odd[b] = _mm512_fmadd_ps(weight, _mm512_castsi512_ps(_mm512_and_si512(pairs, upper)), odd[b]);
+        }
+    }
+#pragma GCC unroll 2
+    for (int b = 0; b < blocks; b++) {
+        V_STORE(sums + b * HALVES, _mm512_permutex2var_ps(even[b], low_half, odd[b]));
+        V_STORE(sums + b * HALVES + VLEN,
+                _mm512_permutex2var_ps(even[b], _mm512_add_epi32(low_half, half), odd[b]));
+    }
+}
+
+/* sums[dim] += weights[n] rows[n, dim]; dim is a multiple of 32. */
+static void T(add_rows)(REAL *sums, int64_t dim, const REAL *weights, const char *rows, int64_t row_bytes, int n)
+{
+    enum { HALVES = 2 * VLEN };
+    int64_t d = 0, used = dim * (int64_t)sizeof(half_in_pair);
+    for (; d + 2 * HALVES <= dim; d += 2 * HALVES, rows += 4 * HALVES)
+        T(add_columns)(2, sums + d, weights, rows, row_bytes, n, d == 0 ? used : 0);
+    if (d < dim) T(add_columns)(1, sums + d, weights, rows, row_bytes, n, d == 0 ? used : 0);
+}

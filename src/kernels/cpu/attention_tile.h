@@ -286,3 +286,43 @@ static void T(drop)(REAL *p, const float *keep, int n, double dropout)
     REAL scale = dropout < 1.0 ? (REAL)(1.0 / (1.0 - dropout)) : 0;
     for (int j = 0; j < n; j++) p[j] = keep[j] != 0 ? p[j] * scale : 0;
 }
+
+/* --- rows as they lie --------------------------------------------------------------------------------------------- */
+
+#ifdef IN_PLACE
+enum { T(ahead) = 16 /* rows, since they may be pages apart */ };
+
+/* The row that is T(ahead) behind this one, if there is one; if not, asking for what stands there does no harm. */
+static inline void T(fetch_ahead)(const char *row, int64_t row_bytes, int64_t bytes)
+{
+    uintptr_t next = (uintptr_t)row + (uintptr_t)(T(ahead) * row_bytes);
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((const char *)(next + (uintptr_t)b));
+}
+
+/* scores[j] = scale times q times row j, for n rows that take `width` REALs: lanes of the products are added up at the
+ * end. */
+static void T(dot_rows)(REAL *scores, const REAL *q, int64_t width, const char *rows, int64_t row_bytes, int n,
+                        REAL scale)
+{
+    enum { TOGETHER_ROWS = 4 };
+    int64_t used = width * (int64_t)sizeof(REAL);
+    for (int j = 0; j < n; j += TOGETHER_ROWS) {
+        const char *row[TOGETHER_ROWS];
+        VECTOR sum[TOGETHER_ROWS];
+#pragma GCC unroll 4
+        for (int r = 0; r < TOGETHER_ROWS; r++) {
+            row[r] = rows + (j + r < n ? j + r : n - 1) * row_bytes;
+            sum[r] = V_SET(0);
+            T(fetch_ahead)(row[r], row_bytes, used);
+        }
+        for (int64_t d = 0; d < width; d += VLEN) {
+            VECTOR left = V_LOAD(q + d);
+#pragma GCC unroll 4
+            for (int r = 0; r < TOGETHER_ROWS; r++) sum[r] = V_DOT(left, V_LOAD((const REAL *)row[r] + d), sum[r]);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < TOGETHER_ROWS; r++)
+            if (j + r < n) scores[j + r] = V_SUM(sum[r]) * scale;
+    }
+}
+#endif

@@ -104,6 +104,7 @@ static inline float exp_of_score(float x)
 #define TRANSPOSE_BLOCK   te_transpose_block
 #define MICRO_ROWS        8
 #define TOGETHER          4
+#define IN_PLACE          TE_BF16
 #include "kernels/cpu/attention_loops.h"
 #else
 

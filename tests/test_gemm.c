@@ -567,6 +567,13 @@ static void test_few_rows(void)
             n = random_int(32, 180), k = random_int(1, 170);
             CHECK(check_few_rows("sweep", ROWS, types[t], m, n, k) == (few || strided));
         }
+    /* more of them, where tiles would have to be packed for longer */
+    for (int t = 0; t < 3; t++) {
+        check_few_rows("rows", COLUMNS, types[t], random_int(9, 12), random_int(20, 200), random_int(1, 150));
+        check_few_rows("rows", COLUMNS, types[t], random_int(9, 32), random_int(300, 700), random_int(300, 700));
+    }
+    check_few_rows("rows", COLUMNS, types[0], 49, 1100, 3900);
+    check_few_rows("rows", COLUMNS, types[2], 64, 2100, 4001);
 }
 
 /* --- particular behaviour

@@ -214,6 +214,7 @@ typedef struct te_gemm_isa {
     void (*dots_f32)(const te_gemm_dots *);
     void (*dots_bf16)(const te_gemm_dots *);
     void (*dots_f16)(const te_gemm_dots *);
+    void (*dots_pairs)(const te_gemm_dots *); /* of bfloat16, where the machine multiplies pairs; or NULL */
     void (*sweep)(const te_gemm_sweep *);
     void (*small)(const te_gemm_small *); /* or NULL */
     void (*pack)(const te_gemm_pack *, void *panels);
@@ -225,6 +226,7 @@ typedef struct te_gemm_isa {
 void TE_ISA_NAME(te_gemm_dots_f32)(const te_gemm_dots *);
 void TE_ISA_NAME(te_gemm_dots_bf16)(const te_gemm_dots *);
 void TE_ISA_NAME(te_gemm_dots_f16)(const te_gemm_dots *);
+void te_gemm_dots_pairs_avx512(const te_gemm_dots *);
 void TE_ISA_NAME(te_gemm_sweep)(const te_gemm_sweep *);
 void TE_ISA_NAME(te_gemm_pack_panels)(const te_gemm_pack *, void *panels);
 void TE_ISA_NAME(te_gemm_fetch)(const te_gemm_matrix *, int64_t, int64_t, int, int);

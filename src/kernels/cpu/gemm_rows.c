@@ -11,9 +11,10 @@
 #include <string.h>
 
 enum {
-    MOST_ROWS = 8,             /* with more of them, tiles use what they loaded more often, … */
-    SMALL_BYTES = 128 << 10,   /* … and with fewer where all of b stays near, */
-    LARGE_BYTES = 1 << 20,     /* earlier where registers hold the sums of one row alone */
+    MOST_ROWS = 64,            /* what is left of b in no cache */
+    SMALL_BYTES = 128 << 10,   /* of b, which stays near: tiles use what they loaded more often, … */
+    LARGE_BYTES = 1 << 20,     /* … and earlier where registers hold the sums of one row alone */
+    HUGE_BYTES = 16 << 20,     /* is read from memory */
     COLUMNS = 64,              /* of a piece of work: what `finish` takes at once, … */
     FEW_COLUMNS = 16,          /* … and least, where there would be fewer pieces than threads */
     THREAD_BYTES = 128 << 10,  /* of b that pay for waking a thread */
@@ -24,28 +25,45 @@ enum {
 typedef struct rows_work {
     const te_gemm_problem *p;
     const te_gemm_isa *isa;
+    void (*dots)(const te_gemm_dots *);
     const void *bias;
     const char *lines;   /* rows of a, where they had to be made contiguous; or NULL */
     int64_t columns; /* of a piece */
     int64_t pieces;  /* of a product */
 } rows_work;
 
-/* Up to how many rows this is the faster way. */
-static int most_rows(te_exec *exec, const te_gemm_problem *p)
+/* Up to how many rows this is the faster way. Tiles have to be packed first, which takes longer than eight rows or more
+ * of a product; in a matrix unit they are that much faster. */
+static int most_rows(te_exec *exec, const te_gemm_state *state, const te_gemm_problem *p)
 {
+    enum { FEW = 8, NEAR = 12, PACKED = 32 };
     double bytes = (double)p->n * (double)p->k * p->b.size;
-    if (te_cpu(exec)->isa != TE_CPU_AVX512) return bytes < LARGE_BYTES ? 1 : MOST_ROWS;
-    if (bytes >= SMALL_BYTES || p->a.dtype == TE_F16) return MOST_ROWS;
+    bool   pairs = p->a.dtype == TE_BF16 && state->bf16_pairs && !state->matrix_unit;
+    if (te_cpu(exec)->isa != TE_CPU_AVX512) return bytes < LARGE_BYTES ? 1 : FEW;
+    if (p->a.cs != 1) return FEW; /* they are copied one by one */
+    if (pairs || (p->a.dtype == TE_F32 && state->f32.rate >= 2))
+        return bytes < SMALL_BYTES ? NEAR : bytes < HUGE_BYTES ? PACKED : MOST_ROWS;
+    if (bytes >= SMALL_BYTES || p->a.dtype == TE_F16) return FEW;
     return p->a.dtype == TE_BF16 ? 2 : 4;
 }
 
 const char *te_gemm_rows_decline(te_exec *exec, const te_gemm_problem *p)
 {
-    if (p->m > most_rows(exec, p)) return "many rows";
+    const te_gemm_state *state = te_gemm_state_get(exec);
+    if (!state) return "no memory";
+    if (p->m > most_rows(exec, state, p)) return "many rows";
     if (p->a.dtype == TE_F64) return "float64";
     if (p->b.rs != 1) return "columns of b are not contiguous";
     if (p->a.cs != 1 && p->batches > 1) return "rows of a are not contiguous";
     return NULL;
+}
+
+static void (*dots_of(const te_gemm_state *state, te_dtype dtype))(const te_gemm_dots *)
+{
+    const te_gemm_isa *isa = state->isa;
+    if (dtype == TE_F32) return isa->dots_f32;
+    if (dtype == TE_F16) return isa->dots_f16;
+    return state->bf16_pairs ? isa->dots_pairs : isa->dots_bf16;
 }
 
 static void run_piece(const rows_work *w, int64_t batch, int64_t piece)
@@ -58,9 +76,7 @@ static void run_piece(const rows_work *w, int64_t batch, int64_t piece)
                          .b_line = t.b.cs * t.b.size, .bytes = p->k * t.a.size, .rows = (int)p->m,
                          .cols = (int)(left < w->columns ? left : w->columns), .pitch = PITCH, .sums = sums};
     if (w->lines) dots.a = w->lines, dots.a_line = dots.bytes;
-    if (p->a.dtype == TE_F32) w->isa->dots_f32(&dots);
-    else if (p->a.dtype == TE_F16) w->isa->dots_f16(&dots);
-    else w->isa->dots_bf16(&dots);
+    w->dots(&dots);
     te_gemm_finish finish = {.c = t.c, .aux = t.aux, .bias = w->bias, .bias_by_row = p->bias_by_row,
                              .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate};
     w->isa->f32.finish(&finish, sums, PITCH, 0, col, dots.rows, dots.cols);
@@ -98,8 +114,8 @@ te_status te_gemm_rows_run(te_exec *exec, const te_gemm_problem *p)
     size_t bias = te_gemm_bias_bytes(p, false), bytes = bias + lines_bytes(p);
     char  *room = bytes <= sizeof stack ? stack : exec->scratch(exec, bytes);
     if (!room) return TE_ERROR_MEMORY;
-    rows_work work = {.p = p, .isa = state->isa, .bias = te_gemm_bias_array(p, false, room),
-                      .lines = copy_lines(p, room + bias), .columns = COLUMNS};
+    rows_work work = {.p = p, .isa = state->isa, .dots = dots_of(state, p->a.dtype), .columns = COLUMNS,
+                      .bias = te_gemm_bias_array(p, false, room), .lines = copy_lines(p, room + bias)};
     double  read = (double)p->n * (double)p->k * p->b.size * (double)p->batches, pay = 1 + read / THREAD_BYTES;
     int     threads = pay < exec->threads ? (int)pay : exec->threads;
     while (work.columns > FEW_COLUMNS && p->n * p->batches < threads * work.columns) work.columns /= 2;

@@ -177,6 +177,7 @@ const te_gemm_isa TE_ISA_NAME(te_gemm_isa) = {
     .bf16 = KERNEL(bf16, int32_t, float, 2, f32, .rounds = true, .streams = true,
                    .stream_squares = te_gemm_stream_squares_avx512, .leave = te_gemm_streamed_avx512),
     .small = te_gemm_small_avx512,
+    .dots_pairs = te_gemm_dots_pairs_avx512,
 #endif
     .dots_f32 = TE_ISA_NAME(te_gemm_dots_f32),
     .dots_bf16 = TE_ISA_NAME(te_gemm_dots_bf16),

@@ -11,10 +11,12 @@
 #include <string.h>
 
 enum {
-    MOST_ROWS = 64,            /* what is left of b in no cache */
-    SMALL_BYTES = 128 << 10,   /* of b, which stays near: tiles use what they loaded more often, … */
-    LARGE_BYTES = 1 << 20,     /* … and earlier where registers hold the sums of one row alone */
+    MOST_ROWS = 64,
+    FEW_ROWS = 8,
+    SMALL_BYTES = 128 << 10,   /* of b, which stays near */
+    LARGE_BYTES = 1 << 20,     /* does not */
     HUGE_BYTES = 16 << 20,     /* is read from memory */
+    ROWS_BYTES = 512 << 10,    /* of a, which is read for every column */
     COLUMNS = 64,              /* of a piece of work: what `finish` takes at once, … */
     FEW_COLUMNS = 16,          /* … and least, where there would be fewer pieces than threads */
     THREAD_BYTES = 128 << 10,  /* of b that pay for waking a thread */
@@ -32,18 +34,26 @@ typedef struct rows_work {
     int64_t pieces;  /* of a product */
 } rows_work;
 
-/* Up to how many rows this is the faster way. Tiles have to be packed first, which takes longer than eight rows or more
- * of a product; in a matrix unit they are that much faster. */
+/* Up to how many rows this is faster than tiles that have to be packed first: that takes as long as a product of many
+ * rows, the longer the farther away b is. */
+static int rows_before_tiles(const te_gemm_problem *p, double bytes)
+{
+    int    most = bytes < SMALL_BYTES ? 12 : bytes < LARGE_BYTES ? 32 : MOST_ROWS;
+    int    least = bytes < HUGE_BYTES ? FEW_ROWS : 2 * FEW_ROWS;
+    double near = ROWS_BYTES / ((double)p->k * p->a.size);
+    return near < least ? least : near < most ? (int)near : most;
+}
+
+/* Up to how many rows this is the faster way. Tiles use what they loaded more often: earlier where registers hold the
+ * sums of one row alone, where vectors are multiplied one in a cycle, and in a matrix unit. */
 static int most_rows(te_exec *exec, const te_gemm_state *state, const te_gemm_problem *p)
 {
-    enum { FEW = 8, NEAR = 12, PACKED = 32 };
     double bytes = (double)p->n * (double)p->k * p->b.size;
     bool   pairs = p->a.dtype == TE_BF16 && state->bf16_pairs && !state->matrix_unit;
-    if (te_cpu(exec)->isa != TE_CPU_AVX512) return bytes < LARGE_BYTES ? 1 : FEW;
-    if (p->a.cs != 1) return FEW; /* they are copied one by one */
-    if (pairs || (p->a.dtype == TE_F32 && state->f32.rate >= 2))
-        return bytes < SMALL_BYTES ? NEAR : bytes < HUGE_BYTES ? PACKED : MOST_ROWS;
-    if (bytes >= SMALL_BYTES || p->a.dtype == TE_F16) return FEW;
+    if (te_cpu(exec)->isa != TE_CPU_AVX512) return bytes < LARGE_BYTES ? 1 : FEW_ROWS;
+    if (p->a.cs != 1) return FEW_ROWS; /* they are copied one by one */
+    if (pairs || (p->a.dtype == TE_F32 && state->f32.rate >= 2)) return rows_before_tiles(p, bytes);
+    if (bytes >= SMALL_BYTES || p->a.dtype == TE_F16) return FEW_ROWS;
     return p->a.dtype == TE_BF16 ? 2 : 4;
 }
 

@@ -55,6 +55,8 @@ endif()
 if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_micro.c PROPERTIES COMPILE_OPTIONS
     -falign-loops=32)
+  set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_dots.c PROPERTIES COMPILE_OPTIONS
+    -falign-loops=64)
 endif()
 # The links of a chain work on four vectors, one after the other as they are written. Interleaved, they hide each
 # other's latency.

@@ -59,7 +59,7 @@ clang_warnings() {
     sed -n 's/^ *"command": "\(.*\)",\{0,1\}$/\1/p' build/compile_commands.json | sed 's/\\"/"/g; s/\\\\/\\/g' |
         sed "s|^[^ ]*|clang -fsyntax-only -Werror -Wno-ignored-optimization-argument -idirafter $logs/include|" |
         sed "s| -o [^ ]*||" |
-        sed 's/ -fno-[a-z-]*loops[a-z-]*//g; s/ -fno-ipa-[a-z-]*//g; s/ --param=[^ ]*//g' |
+        sed 's/ -fno-[a-z-]*loops[a-z-]*//g; s/ -fno-ipa-[a-z-]*//g; s/ -fsched-pressure//g; s/ --param=[^ ]*//g' |
         tr '\n' '\0' | limited 1200 xargs -0 -n 1 -P "$(nproc)" sh -c
 }
 

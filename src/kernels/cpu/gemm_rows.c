@@ -13,7 +13,8 @@
 enum {
     MOST_ROWS = 64,
     FEW_ROWS = 8,
-    SMALL_BYTES = 128 << 10,   /* of b, which stays near */
+    TINY_BYTES = 16 << 10,     /* of b */
+    SMALL_BYTES = 128 << 10,   /* stays near */
     LARGE_BYTES = 1 << 20,     /* does not */
     HUGE_BYTES = 16 << 20,     /* is read from memory */
     ROWS_BYTES = 512 << 10,    /* of a, which is read for every column */
@@ -38,7 +39,7 @@ typedef struct rows_work {
  * rows, the longer the farther away b is. */
 static int rows_before_tiles(const te_gemm_problem *p, double bytes)
 {
-    int    most = bytes < SMALL_BYTES ? 12 : bytes < LARGE_BYTES ? 32 : MOST_ROWS;
+    int    most = bytes < SMALL_BYTES ? FEW_ROWS : bytes < LARGE_BYTES ? 32 : MOST_ROWS;
     int    least = bytes < HUGE_BYTES ? FEW_ROWS : 2 * FEW_ROWS;
     double near = ROWS_BYTES / ((double)p->k * p->a.size);
     return near < least ? least : near < most ? (int)near : most;
@@ -52,7 +53,8 @@ static int most_rows(te_exec *exec, const te_gemm_state *state, const te_gemm_pr
     bool   pairs = p->a.dtype == TE_BF16 && state->bf16_pairs && !state->matrix_unit;
     if (te_cpu(exec)->isa != TE_CPU_AVX512) return bytes < LARGE_BYTES ? 1 : FEW_ROWS;
     if (p->a.cs != 1) return FEW_ROWS; /* they are copied one by one */
-    if (pairs || (p->a.dtype == TE_F32 && state->f32.rate >= 2)) return rows_before_tiles(p, bytes);
+    if (bytes >= TINY_BYTES && (pairs || (p->a.dtype == TE_F32 && state->f32.rate >= 2)))
+        return rows_before_tiles(p, bytes);
     if (bytes >= SMALL_BYTES || p->a.dtype == TE_F16) return FEW_ROWS;
     return p->a.dtype == TE_BF16 ? 2 : 4;
 }

@@ -223,8 +223,9 @@ fi
 plain() {
     cmake -S . -B build-plain -G Ninja -DCMAKE_BUILD_TYPE=Release -DTE_WITH_ONEDNN=OFF \
         -DCMAKE_COMPILE_WARNING_AS_ERROR=ON &&
-        limited 1800 cmake --build build-plain --target tetrain_executable test_gemm test_engine &&
-        limited 300 build-plain/test_gemm && limited 300 build-plain/test_engine &&
+        limited 1800 cmake --build build-plain --target tetrain_executable test_gemm test_gemm_ways test_engine &&
+        limited 300 build-plain/test_gemm && limited 300 build-plain/test_gemm_ways &&
+        limited 300 build-plain/test_engine &&
         busted_on build-plain 600 spec/autograd_spec.lua spec/models spec/ops/linear_spec.lua
 }
 step "without oneDNN" plain

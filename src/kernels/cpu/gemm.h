@@ -152,6 +152,18 @@ typedef struct te_gemm_out {
 typedef void te_gemm_tile(const char *a, int64_t a_row, int64_t a_step, const char *b, int64_t words, void *kept,
                           bool first, const te_gemm_out *out);
 
+/* A b whose columns lie side by side, and the panel that becomes of it. Bytes from row to row, from step to step, and
+ * to what is asked for in a step. */
+typedef struct te_gemm_lying {
+    const char *data;
+    int64_t     row, step, ahead;
+    char       *panel;
+} te_gemm_lying;
+
+/* The same of mr rows and a b as it lies: packing takes no time where multiplying leaves loads and stores idle. */
+typedef void te_gemm_packing_tile(const char *a, int64_t a_row, int64_t a_step, const te_gemm_lying *b, int64_t words,
+                                  void *kept, bool first, const te_gemm_out *out);
+
 enum { TE_GEMM_MAX_ROWS = 8, TE_GEMM_MAX_VECTORS = 3 };
 
 typedef struct te_gemm_kernel {
@@ -168,6 +180,7 @@ typedef struct te_gemm_kernel {
     void (*stream_squares)(char *c, int64_t row, const void *sums, int nr, int rows, int vectors, float *squares);
     /* [(rows - 1) / row_group][vectors - 1], so that narrow edges cost less */
     te_gemm_tile *const (*tile)[TE_GEMM_MAX_VECTORS];
+    te_gemm_packing_tile *const *packing;               /* [vectors - 1]; or NULL */
     void (*pack_a)(const te_gemm_pack *, void *panels); /* NULL: as b is packed */
     void (*enter)(void), (*leave)(void);                /* around tiles on a thread; or NULL */
     void (*drain)(te_gemm_leaving *);                   /* writes what no tile follows; or NULL */

@@ -4,7 +4,8 @@
  *        for each chunk of k, which is as many slices as the second-level cache holds of the block of a
  *          packs the block of a                          where it is not fit as it lies
  *          for each panel of b in the group, for each slice of the chunk
- *            packs the panel's slice                     into its first-level cache
+ *            packs the panel's slice                     into its first-level cache; columns that lie side by side are
+ *                                                        packed by the first tile while it multiplies
  *            for each panel of a: a tile of sums         after the last slice it is finished into c
  *
  * Nothing is shared and nothing waits: packing b takes a third of a cycle per word, half of one from memory, and a word
@@ -25,7 +26,10 @@
 #include <math.h>
 #include <string.h>
 
-enum { STACK_BYTES = 32 << 10 };
+enum {
+    STACK_BYTES = 32 << 10,
+    STEPS_AHEAD = 24 /* that a tile which packs asks for before it is there: of 12 cycles, the last cache away */
+};
 
 /* Byte strides of a matrix. */
 typedef struct gemm_source {
@@ -166,7 +170,29 @@ static void drain(gemm_unit *u)
     if (u->plan->kernel->drain) u->plan->kernel->drain(&u->leaving);
 }
 
-/* The tiles of the unit's rows with one panel of b, over one slice. */
+/* Whether the first tile of a slice can pack it: whole vectors of whole words that lie side by side. */
+static bool is_packed_by_tile(const gemm_unit *u, int64_t panel)
+{
+    const te_gemm_plan *plan = u->plan;
+    const te_gemm_kernel *kernel = plan->kernel;
+    bool words = plan->word == TE_GEMM_WORD_F32 || plan->word == TE_GEMM_WORD_F64 ||
+                 (plan->word == TE_GEMM_WORD_BF16PAIR && plan->p->k % 2 == 0);
+    return kernel->packing && words && plan->p->b.cs == 1 && u->rows >= kernel->mr &&
+           columns_of(u, panel) % kernel->lanes == 0;
+}
+
+/* What that tile asks for is what comes next of the panel; only the first rows of another one are left to the tiles
+ * before it. */
+static te_gemm_lying lying_of(const gemm_unit *u, int64_t panel, te_gemm_ahead *next)
+{
+    int64_t row = u->b.row, words = u->plan->kernel->k_per_word, ahead = u->plan->near_panels == 1 ? STEPS_AHEAD : 0;
+    const char *data = u->b.data + panel * u->plan->width * u->b.col + u->first * words * row;
+    if (ahead && next->data == data + u->words * words * row) next->runs = 0;
+    else if (ahead) next->runs = at_most(next->runs, ahead * words);
+    return (te_gemm_lying){data, row, words * row, ahead * words * row, u->b_room};
+}
+
+/* Packs a slice of a panel of b, and multiplies the unit's rows with it. */
 static void run_tiles(gemm_unit *u, int64_t panel)
 {
     const te_gemm_plan *plan = u->plan;
@@ -188,6 +214,10 @@ static void run_tiles(gemm_unit *u, int64_t panel)
     te_gemm_out out = {.row = by_near ? kernel->nr * kernel->sum_bytes : c_row,
                        .vector = kernel->lanes * u->finish.c.size, .leaving = &u->leaving};
     te_gemm_ahead next = after(u, panel);
+    bool packs = is_packed_by_tile(u, panel);
+    te_gemm_lying lying = {0};
+    if (packs) lying = lying_of(u, panel, &next);
+    else pack_b(u, panel);
     int64_t share = next.runs ? divide_up(next.runs, row_panels) : 0;
     if (!kernel->fetch) plan_fetches(u, row_panels, &next, &out);
     for (int64_t i = 0; i < row_panels; i++, a += a_panel, sums += kept ? tile_bytes : 0) {
@@ -201,7 +231,8 @@ static void run_tiles(gemm_unit *u, int64_t panel)
         out.way = by_near ? TE_GEMM_OUT_STORE : rows % kernel->row_group ? TE_GEMM_OUT_KEEP : way;
         out.squares = of_tile;
         te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors - 1];
-        tile(a, a_row, a_step, u->b_room, u->filled, sums, begins, &out);
+        if (packs && i == 0) kernel->packing[vectors - 1](a, a_row, a_step, &lying, u->filled, sums, begins, &out);
+        else tile(a, a_row, a_step, u->b_room, u->filled, sums, begins, &out);
         if (by_near) kernel->stream_squares(c, c_row, near, kernel->nr, rows, vectors, of_tile);
         else if (ends && out.way == TE_GEMM_OUT_KEEP)
             kernel->finish(&u->finish, sums, kernel->nr, row, col, rows, cols);
@@ -252,7 +283,6 @@ static void run_chunk(gemm_unit *u)
     for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++)
         for (int64_t first = u->chunk; first == u->chunk || first < end; first += plan->slice_words) {
             begin_slice(u, first);
-            pack_b(u, panel);
             run_tiles(u, panel);
         }
 }

@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum {
-    MOST_ROWS = 64,
+    MOST_ROWS = 64, MOST_OF_PAIRS = 56,
     FEW_ROWS = 8,
     TINY_BYTES = 16 << 10,     /* of b */
     SMALL_BYTES = 128 << 10,   /* stays near */
@@ -39,7 +39,8 @@ typedef struct rows_work {
  * rows, the longer the farther away b is. */
 static int rows_before_tiles(const te_gemm_problem *p, double bytes)
 {
-    int    most = bytes < SMALL_BYTES ? FEW_ROWS : bytes < LARGE_BYTES ? 32 : MOST_ROWS;
+    int    far = p->a.dtype == TE_F32 ? MOST_ROWS : MOST_OF_PAIRS;
+    int    most = bytes < SMALL_BYTES ? FEW_ROWS : bytes < LARGE_BYTES ? 32 : far;
     int    least = bytes < HUGE_BYTES ? FEW_ROWS : 2 * FEW_ROWS;
     double near = ROWS_BYTES / ((double)p->k * p->a.size);
     return near < least ? least : near < most ? (int)near : most;

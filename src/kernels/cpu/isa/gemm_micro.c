@@ -15,6 +15,7 @@
     X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(5, 1) X(6, 1) X(7, 1) X(8, 1) \
     X(1, 2) X(2, 2) X(3, 2) X(4, 2) X(5, 2) X(6, 2) X(7, 2) X(8, 2) \
     X(1, 3) X(2, 3) X(3, 3) X(4, 3) X(5, 3) X(6, 3) X(7, 3) X(8, 3)
+#define TILE_EACH_WIDTH(X) X(1) X(2) X(3)
 typedef __m512  vector_f32;
 typedef __m512d vector_f64;
 #define SPLAT_F32(p)        _mm512_set1_ps(load_f32(p))
@@ -29,6 +30,7 @@ typedef __m512d vector_f64;
 #define TILE_VECTORS 3
 #define TILE_EACH(X) \
     X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(1, 2) X(2, 2) X(3, 2) X(4, 2) X(1, 3) X(2, 3) X(3, 3) X(4, 3)
+#define TILE_EACH_WIDTH(X) X(1) X(2) X(3)
 typedef __m256  vector_f32;
 typedef __m256d vector_f64;
 #define SPLAT_F32(p)        _mm256_set1_ps(load_f32(p))
@@ -43,6 +45,7 @@ typedef __m256d vector_f64;
 #define TILE_ROWS    4
 #define TILE_VECTORS 2
 #define TILE_EACH(X) X(1, 1) X(2, 1) X(3, 1) X(4, 1) X(1, 2) X(2, 2) X(3, 2) X(4, 2)
+#define TILE_EACH_WIDTH(X) X(1) X(2)
 typedef float  vector_f32 __attribute__((vector_size(16)));
 typedef double vector_f64 __attribute__((vector_size(16)));
 #define SPLAT_F32(p)        splat_f32(load_f32(p))
@@ -70,6 +73,22 @@ INLINE double load_f64(const char *p)
     return x;
 }
 
+#define FETCH(p) __builtin_prefetch(p, 0, 3)
+
+INLINE vector_f32 take_f32(const char *p, int v)
+{
+    vector_f32 x;
+    memcpy(&x, p + v * (int)sizeof x, sizeof x);
+    return x;
+}
+
+INLINE vector_f64 take_f64(const char *p, int v)
+{
+    vector_f64 x;
+    memcpy(&x, p + v * (int)sizeof x, sizeof x);
+    return x;
+}
+
 enum { LANES_F32 = sizeof(vector_f32) / sizeof(float), LANES_F64 = sizeof(vector_f64) / sizeof(double) };
 
 #define TILE(name)  f32_##name
@@ -82,6 +101,8 @@ enum { LANES_F32 = sizeof(vector_f32) / sizeof(float), LANES_F64 = sizeof(vector
 #define TILE_MADD   MADD_F32
 #define TILE_ROUND(p, sums)
 #define TILE_STREAM STREAM_F32
+#define TILE_TAKE(p, v, row) take_f32(p, v)
+#define TILE_FETCH(p, v, row) FETCH((p) + (v) * (int)sizeof(vector_f32))
 #define TILE_TARGET
 #include "gemm_tile.h"
 
@@ -95,6 +116,8 @@ enum { LANES_F32 = sizeof(vector_f32) / sizeof(float), LANES_F64 = sizeof(vector
 #define TILE_MADD   MADD_F64
 #define TILE_ROUND(p, sums)
 #define TILE_STREAM(p, sums)
+#define TILE_TAKE(p, v, row) take_f64(p, v)
+#define TILE_FETCH(p, v, row) FETCH((p) + (v) * (int)sizeof(vector_f64))
 #define TILE_TARGET
 #include "gemm_tile.h"
 
@@ -110,6 +133,8 @@ enum { LANES_F32 = sizeof(vector_f32) / sizeof(float), LANES_F64 = sizeof(vector
 #define TILE_MADD(sum, a, b)  _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
 #define TILE_ROUND(p, sums)   round_bf16(p, sums)
 #define TILE_STREAM           STREAM_F32
+#define TILE_TAKE             take_pairs
+#define TILE_FETCH            fetch_pairs
 #define TILE_TARGET           __attribute__((target("avx512bf16")))
 
 /* Sums that the products of pairs leave are never subnormal, so the instruction, which takes those for 0, rounds like
@@ -118,6 +143,22 @@ TILE_TARGET INLINE void round_bf16(char *p, __m512 sums)
 {
     __m256bh half = _mm512_cvtneps_pbh(sums);
     memcpy(p, &half, sizeof half);
+}
+
+/* Of two rows of bfloat16. */
+TILE_TARGET INLINE __m512i take_pairs(const char *p, int v, int64_t row)
+{
+    __m256i even = _mm256_loadu_si256((const __m256i *)(const void *)(p + v * 32));
+    __m256i odd = _mm256_loadu_si256((const __m256i *)(const void *)(p + v * 32 + row));
+    return _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
+}
+
+/* Two vectors of a row are a cache line. */
+INLINE void fetch_pairs(const char *p, int v, int64_t row)
+{
+    if (v % 2) return;
+    FETCH(p + v * 32);
+    FETCH(p + v * 32 + row);
 }
 
 INLINE int32_t load_i32(const char *p)
@@ -167,6 +208,7 @@ enum {
         .lanes = sizeof(vector_##end) / sizeof(sum), .row_group = 1, .step = 1, .rate = 1,                             \
         .slice_words = SLICE_WORDS, .unit_rows = UNIT_ROWS, .unit_panels = UNIT_PANELS,                                \
         .word_bytes = sizeof(word), .sum_bytes = sizeof(sum), .k_per_word = words_k, .tile = type##_table,             \
+        .packing = type##_packing,                                                                                     \
         .fetch = TE_ISA_NAME(te_gemm_fetch), .finish = TE_ISA_NAME(te_gemm_finish_##end), __VA_ARGS__                  \
     }
 

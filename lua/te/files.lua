@@ -1,4 +1,4 @@
---- files.need(who): raises where the host lets scripts reach no files (TETRAIN_RESTRICTED).
+--- Reading files, where scripts may: files.need(who) raises where the host lets them reach none (TETRAIN_RESTRICTED).
 
 local fail = require "te.fail"
 
@@ -7,6 +7,28 @@ local files = {}
 ---@param who string  the function that is about to read or write one
 function files.need(who)
     if not io then fail("%s: scripts of this host reach no files", who) end
+end
+
+--- The bytes of a file; nil and a message where it cannot be read.
+---@param path string
+function files.read(path)
+    local file, message = io.open(path, "rb")
+    if not file then return nil, message end
+    local text, wrong = file:read("*a")
+    file:close()
+    if not text then return nil, path .. ": " .. tostring(wrong) end
+    return text
+end
+
+--- The value of a JSON file; nulls are nil. Raises in the name of `who` where it is none.
+---@param who string
+---@param path string
+function files.json(who, path)
+    local text, message = files.read(path)
+    if not text then fail("%s: %s", who, message) end
+    local ok, value = pcall(require("te")._core.json, text)
+    if not ok then fail("%s: %s: %s", who, path, value) end
+    return value
 end
 
 return files

@@ -156,6 +156,7 @@ static void open_core(te_lua *rt, lua_State *L)
         te_lua_register(rt, L, te_lua_comm_functions);
         te_lua_register(rt, L, te_lua_process_functions);
         te_lua_register(rt, L, te_lua_file_functions);
+        te_lua_register(rt, L, te_lua_json_functions);
         te_lua_register(rt, L, te_lua_token_functions);
     }
     lua_setfield(L, -2, "_core");

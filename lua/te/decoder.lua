@@ -136,7 +136,16 @@ end
 --- Floating point operations of one token's forward and backward: 6 per weight that multiplies, and attention's share.
 function Decoder:flops_per_token()
     local c = self.config
-    return 6 * self:num_multiplying() + 12 * c.n_layer * c.n_embd * c.block_size
+    local width = c.head_size and c.n_head * c.head_size or c.n_embd
+    return 6 * self:num_multiplying() + 12 * c.n_layer * width * c.block_size
+end
+
+--- Raises where a checkpoint has a head and it is not the embedding's table, as it is in this model.
+function Decoder:check_tied(who, head, table)
+    if not head then return end
+    if options.shape(head) ~= options.shape(table) or not te.all(te.eq(head, table)):item() then
+        fail("%s: the checkpoint has a head of its own; the model's is tied to the embedding", who)
+    end
 end
 
 --- How many parameters are in matrix products.

@@ -9,6 +9,9 @@ function models.from_checkpoint(saved)
     return models[saved.metadata["model.kind"] or "gpt"].from_checkpoint(saved)
 end
 
+--- The model in a folder of Hugging Face's Transformers (te.hugging_face).
+function models.from_hugging_face(folder, opts) return require("te.hugging_face").load(folder, opts) end
+
 return setmetatable(models, {
     __index = function(_, name)
         local found, model = pcall(require, "te.models." .. tostring(name))

@@ -18,7 +18,7 @@ local FREQUENCIES = {
     device = { "string" },
 }
 
-local TYPE = { "string", "linear", choices = { "linear", "llama3" } }
+local TYPE = { "string", "linear", choices = { "linear", "llama3", "yarn" } }
 local FACTOR = { "number", 1, wrong = function(v) if v <= 0 then return "factor: expected a number above 0" end end }
 
 -- What each type of scaling takes.
@@ -28,6 +28,13 @@ local SCALING = {
         type = TYPE, factor = FACTOR,
         low_freq_factor = { "number", 1 },
         high_freq_factor = { "number", 4 },
+        original_max_position_embeddings = { "size", 8192 },
+    },
+    yarn = {
+        type = TYPE, factor = FACTOR,
+        beta_fast = { "number", 32 },
+        beta_slow = { "number", 1 },
+        truncate = { "boolean", true }, -- the range is one of whole pairs
         original_max_position_embeddings = { "size", 8192 },
     },
 }
@@ -40,6 +47,8 @@ local function check_scaling(who, given)
     if kind == "llama3" and scaling.high_freq_factor <= scaling.low_freq_factor then
         fail("%s: high_freq_factor %g must be above low_freq_factor %g", who, scaling.high_freq_factor,
             scaling.low_freq_factor)
+    elseif kind == "yarn" and (scaling.beta_slow <= 0 or scaling.beta_fast <= scaling.beta_slow) then
+        fail("%s: beta_fast %g must be above beta_slow %g, and both above 0", who, scaling.beta_fast, scaling.beta_slow)
     end
     scaling.type = kind
     return scaling
@@ -47,10 +56,24 @@ end
 
 -- Scaled frequencies by type. linear: positions are divided (Chen et al. 2023). llama3: only pairs that turn less than
 -- low_freq_factor times in the original context are slowed down, those that turn more than high_freq_factor times are
--- left alone, and in between goes a straight line (Llama 3.1's release).
+-- left alone, and in between goes a straight line (Llama 3.1's release). yarn: pairs that turn less than beta_slow
+-- times are slowed down, those that turn more than beta_fast times are not, and in between the line is one over the
+-- pairs (Peng et al. 2023; scores want another factor, te.models.llama has it).
 local scale = {}
 
 function scale.linear(f, o) return f / o.factor end
+
+function scale.yarn(f, o, pair, size, base)
+    -- the pair, as a fraction, that turns so many times in the original context
+    local function pair_of(turns)
+        return size * math.log(o.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(base))
+    end
+    local first, last = pair_of(o.beta_fast), pair_of(o.beta_slow)
+    if o.truncate then first, last = math.floor(first), math.ceil(last) end
+    first, last = math.max(first, 0), math.min(last, size - 1)
+    local slowed = math.min(math.max((pair - first) / math.max(last - first, 0.001), 0), 1)
+    return slowed * f / o.factor + (1 - slowed) * f
+end
 
 function scale.llama3(f, o)
     local turns = o.original_max_position_embeddings * f / (2 * math.pi)
@@ -60,8 +83,8 @@ function scale.llama3(f, o)
 end
 
 --- base ^ (-2 k / size) for k from 0, as a float32 tensor {size / 2}; `scaling` stretches the context that a model was
---- trained with: { type = "linear" or "llama3", factor = }, and for llama3 low_freq_factor, high_freq_factor,
---- original_max_position_embeddings.
+--- trained with: { type = "linear", "llama3" or "yarn", factor = }, for llama3 low_freq_factor and high_freq_factor,
+--- for yarn beta_fast, beta_slow and truncate, for both original_max_position_embeddings.
 ---@param size integer     features that turn, even
 ---@param opts table|nil   base (10000), scaling, device
 ---@return userdata frequencies
@@ -71,10 +94,13 @@ function rotary.frequencies(size, opts)
     if size % 2 ~= 0 then fail("%s: size: expected an even number, got %d", who, size) end
     opts = options.check(who, opts, FREQUENCIES)
     local scaling = opts.scaling and check_scaling(who, opts.scaling)
+    if scaling and scaling.type == "yarn" and opts.base <= 1 then
+        fail("%s: base: expected a number above 1 for yarn, got %g", who, opts.base)
+    end
     local values = {}
     for k = 0, size / 2 - 1 do
         local f = opts.base ^ (-2 * k / size)
-        values[k + 1] = scaling and scale[scaling.type](f, scaling) or f
+        values[k + 1] = scaling and scale[scaling.type](f, scaling, k, size, opts.base) or f
     end
     return te.tensor(values, { dtype = "float32", device = opts.device })
 end

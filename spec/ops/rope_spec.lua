@@ -151,13 +151,30 @@ describe("te.rope_frequencies", function()
         end, te.rope_frequencies(128, { base = 500000, scaling = { type = "llama3", factor = 8 } }))
     end)
 
+    it("are scaled as YaRN does it", function()
+        -- every ninth and all of what Transformers 5.24 gives
+        local f = te.rope_frequencies(128, { base = 1e6, scaling = { type = "yarn", factor = 4,
+            original_max_position_embeddings = 32768 } })
+        for i, expected in ipairs { 1, 0.1433013, 0.02053525, 0.002423422, 0.0001798412, 1.510741e-05, 2.164911e-06,
+            3.102344e-07 } do
+            assert.near(1, f[9 * i - 8]:item() / expected, 1e-6)
+        end
+        f = te.rope_frequencies(16, { base = 100, scaling = { type = "yarn", factor = 8, beta_fast = 8, beta_slow = 2,
+            truncate = false, original_max_position_embeddings = 64 } })
+        for i, expected in ipairs { 1, 0.443763, 0.1346494, 0.02222849, 0.0125, 0.007029266, 0.003952847, 0.002222849 } do
+            assert.near(1, f[i]:item() / expected, 1e-6)
+        end
+    end)
+
     it("say what is wrong", function()
         for message, arguments in pairs {
             ["size: expected an even number, got 7"] = { 7 },
             ["size: expected positive integer"] = { 0 },
             ["base: expected a number above 0"] = { 8, { base = 0 } },
             ["scaling: .*factor: expected a number above 0"] = { 8, { scaling = { factor = -1 } } },
-            ["type: expected one of linear, llama3"] = { 8, { scaling = { type = "yarn" } } },
+            ["type: expected one of linear, llama3, yarn"] = { 8, { scaling = { type = "longrope" } } },
+            ["beta_fast 1 must be above beta_slow 1"] = { 8, { scaling = { type = "yarn", beta_fast = 1 } } },
+            ["base: expected a number above 1 for yarn"] = { 8, { base = 1, scaling = { type = "yarn" } } },
             ["scaling: .*low_freq_factor"] = { 8, { scaling = { low_freq_factor = 2 } } },
             ["high_freq_factor 1 must be above"] = { 8, { scaling = { type = "llama3", high_freq_factor = 1 } } },
         } do

@@ -8,6 +8,7 @@
 -- those that end in a residual sum as N(0, init_std / sqrt(2 n_layer)).
 
 local te = require "te"
+local fail = require "te.fail"
 local initializers = require "te.initializers"
 local fuser = require "te.fuser"
 local Decoder = require "te.decoder"
@@ -69,6 +70,47 @@ end
 function GPT:head() return self.wte.weight end
 
 function GPT:num_multiplying() return self:num_parameters() - self.wpe.weight:numel() end
+
+--- Takes over the weights of a GPT-2 as Hugging Face's Transformers names and lays them out ("h.0.attn.c_attn.weight"
+--- and so on, inputs first), of any floating dtype. The model needs `bias`, and `gelu` as the checkpoint has it;
+--- positions beyond block_size are left out. Nothing is changed unless all of them fit.
+---@param tensors table<string, userdata>
+function GPT:load_hugging_face(tensors)
+    local state, used = {}, {}
+    local prefix = tensors["transformer.wte.weight"] and "transformer." or ""
+    local function take(name, from, turned)
+        local t = tensors[prefix .. from]
+        if not te.is_tensor(t) then fail("GPT:load_hugging_face: there is no tensor %q", prefix .. from) end
+        used[prefix .. from] = true
+        state[name] = turned and t:dim() == 2 and t:transpose(1, 2) or t
+    end
+    take("wte.weight", "wte.weight")
+    take("wpe.weight", "wpe.weight")
+    local positions = state["wpe.weight"]
+    if positions:dim() == 2 and positions:size(1) > self.config.block_size then
+        state["wpe.weight"] = positions:narrow(1, 1, self.config.block_size)
+    end
+    for _, part in ipairs { "weight", "bias" } do
+        take("norm." .. part, "ln_f." .. part)
+        for i = 1, self.config.n_layer do
+            local to, from = ("blocks.%d."):format(i), ("h.%d."):format(i - 1)
+            take(to .. "attention.1." .. part, from .. "ln_1." .. part)
+            take(to .. "attention.2.qkv." .. part, from .. "attn.c_attn." .. part, true)
+            take(to .. "attention.2.proj." .. part, from .. "attn.c_proj." .. part, true)
+            take(to .. "mlp.1." .. part, from .. "ln_2." .. part)
+            take(to .. "mlp.2." .. part, from .. "mlp.c_fc." .. part, true)
+            take(to .. "mlp.4." .. part, from .. "mlp.c_proj." .. part, true)
+        end
+    end
+    self:check_tied("GPT:load_hugging_face", tensors["lm_head.weight"], state["wte.weight"])
+    for name in pairs(tensors) do
+        local known = used[name] or name == "lm_head.weight" or name:find "%.attn%.bias$"
+            or name:find "%.attn%.masked_bias$"
+        if not known then fail("GPT:load_hugging_face: this model has no place for %q", name) end
+    end
+    self:load_state_dict(state)
+    return self
+end
 
 --- The model of a checkpoint that te.train.checkpoint.load read.
 function GPT.from_checkpoint(saved) return Decoder.restore(GPT, saved) end

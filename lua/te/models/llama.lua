@@ -5,12 +5,12 @@
 --     model:load_hugging_face(te.load("model.safetensors"))
 --
 -- Pre-norm blocks with RMSNorm, rotary positions, grouped queries and SwiGLU, no biases; the head is a weight of its
--- own unless `tie` is set. Weights start as N(0, init_std), those that end in a residual sum as
+-- own unless `tie` is set. Options make it a Mistral (window), a Qwen2 (attention_bias) or a Qwen3 (qk_norm,
+-- head_size). Weights start as N(0, init_std), those that end in a residual sum as
 -- N(0, init_std / sqrt(2 n_layer)).
 
 local te = require "te"
 local fail = require "te.fail"
-local options = require "te.options"
 local initializers = require "te.initializers"
 local fuser = require "te.fuser"
 local Decoder = require "te.decoder"
@@ -28,8 +28,25 @@ local function rope_of(config)
     elseif scaling.type == "llama3" then
         scaling.low_freq_factor, scaling.high_freq_factor = config.rope_low_freq_factor, config.rope_high_freq_factor
         scaling.original_max_position_embeddings = config.rope_original_block_size
+    elseif scaling.type == "yarn" then
+        scaling.beta_fast, scaling.beta_slow = config.rope_beta_fast, config.rope_beta_slow
+        scaling.truncate = config.rope_truncate
+        scaling.original_max_position_embeddings = config.rope_original_block_size
     end
     return { base = config.rope_base, scaling = scaling }
+end
+
+-- Of scores, nil: the usual one. Under YaRN queries and keys both are longer by a factor (Peng et al. 2023, section
+-- 3.4).
+local function scale_of(config)
+    if config.rope_scaling ~= "yarn" then
+        if config.rope_attention_factor then
+            fail("te.models.llama: rope_attention_factor has no effect without rope_scaling = yarn")
+        end
+        return nil
+    end
+    local factor = config.rope_attention_factor or 0.1 * math.log(math.max(config.rope_factor, 1)) + 1
+    return factor ^ 2 / math.sqrt(config.head_size or config.n_embd / config.n_head)
 end
 
 function Block:init(config)
@@ -38,8 +55,13 @@ function Block:init(config)
     local residual_init = initializers.normal(0, config.init_std / math.sqrt(2 * config.n_layer))
     self.attention = te.Residual(
         te.RMSNorm(width, eps),
-        te.GroupedQueryAttention(width, config.n_head, config.n_kv_head, { bias = false, dropout = config.dropout,
-            rope = rope_of(config), init_method = init, output_layer_init_method = residual_init }),
+        te.GroupedQueryAttention(width, config.n_head, config.n_kv_head, { head_size = config.head_size,
+            qkv_bias = config.attention_bias ~= "none", proj_bias = config.attention_bias == "all",
+            dropout = config.dropout, rope = rope_of(config), window_left = config.window and config.window - 1,
+            scale = scale_of(config),
+            qk_norm = config.qk_norm and "RMSNorm" or nil, qk_norm_eps = config.qk_norm and config.norm_eps or nil,
+            qk_norm_before_rope = config.qk_norm or nil, init_method = init,
+            output_layer_init_method = residual_init }),
         te.Dropout(config.dropout))
     self.mlp = te.Residual(
         te.RMSNorm(width, eps),
@@ -57,13 +79,21 @@ Llama.KIND = "llama"
 Llama.CONFIG = Decoder.shared {
     block_size = { "size", 2048 },
     n_kv_head = { "size" },     -- heads of keys and values; n_head unless given
+    head_size = { "size" },     -- features of a head; n_embd / n_head unless given
+    attention_bias = { "string", "none", choices = { "none", "qkv", "all" } }, -- which of its projections have one
+    qk_norm = { "boolean", false }, -- RMSNorm of queries and keys, head by head, before they are turned
+    window = { "size" },        -- how many tokens, itself included, one sees; all before it unless given
     n_inner = { "size" },       -- width of the MLP; 8/3 n_embd, rounded up to a multiple of 64, unless given
     norm_eps = { "number", 1e-5, min = 0 },
     rope_base = { "number", 10000, min = 1 },
-    rope_scaling = { "string", "none", choices = { "none", "linear", "llama3" } }, -- te.rope_frequencies
+    rope_scaling = { "string", "none", choices = { "none", "linear", "llama3", "yarn" } }, -- te.rope_frequencies
     rope_factor = { "number", 1 },
     rope_low_freq_factor = { "number", 1 },
     rope_high_freq_factor = { "number", 4 },
+    rope_beta_fast = { "number", 32 },
+    rope_beta_slow = { "number", 1 },
+    rope_truncate = { "boolean", true },
+    rope_attention_factor = { "number" }, -- of queries and of keys under yarn; 0.1 ln(rope_factor) + 1 unless given
     rope_original_block_size = { "size", 8192 },
     tie = { "boolean", false }, -- the head shares the token embedding's table
 }
@@ -98,8 +128,6 @@ function Llama:num_multiplying()
     return self:num_parameters() - (self.lm_head and self.wte.weight:numel() or 0)
 end
 
-local function same(a, b) return te.all(te.eq(a, b)):item() end
-
 --- Takes over the weights of a checkpoint as Hugging Face's Transformers names and lays them out, of any floating
 --- dtype: "model.layers.0.self_attn.q_proj.weight" and so on. Nothing is changed unless all of them fit.
 ---@param tensors table<string, userdata>  of all the checkpoint's files
@@ -118,17 +146,26 @@ function Llama:load_hugging_face(tensors)
     local head = tensors["lm_head.weight"] and named "lm_head.weight" or state["wte.weight"]
     if self.lm_head then
         state["lm_head.weight"] = head
-    elseif options.shape(head) ~= options.shape(state["wte.weight"]) or not same(head, state["wte.weight"]) then
-        fail "Llama:load_hugging_face: the checkpoint has a head of its own; the model's is tied to the embedding"
+    else
+        self:check_tied("Llama:load_hugging_face", head, state["wte.weight"])
     end
     for i = 1, self.config.n_layer do
         local from = ("model.layers.%d."):format(i - 1)
         local attention, mlp = ("blocks.%d.attention."):format(i), ("blocks.%d.mlp."):format(i)
         local heads = from .. "self_attn."
         state[attention .. "1.weight"] = named(from .. "input_layernorm.weight")
-        state[attention .. "2.qkv.weight"] =
-            named(heads .. "q_proj.weight", heads .. "k_proj.weight", heads .. "v_proj.weight")
+        for _, part in ipairs(self.config.attention_bias == "none" and { "weight" } or { "weight", "bias" }) do
+            state[attention .. "2.qkv." .. part] =
+                named(heads .. "q_proj." .. part, heads .. "k_proj." .. part, heads .. "v_proj." .. part)
+        end
         state[attention .. "2.proj.weight"] = named(heads .. "o_proj.weight")
+        if self.config.attention_bias == "all" then
+            state[attention .. "2.proj.bias"] = named(heads .. "o_proj.bias")
+        end
+        if self.config.qk_norm then
+            state[attention .. "2.q_norm.weight"] = named(heads .. "q_norm.weight")
+            state[attention .. "2.k_norm.weight"] = named(heads .. "k_norm.weight")
+        end
         state[mlp .. "1.weight"] = named(from .. "post_attention_layernorm.weight")
         state[mlp .. "2.weight"] = named(from .. "mlp.gate_proj.weight", from .. "mlp.up_proj.weight")
         state[mlp .. "4.weight"] = named(from .. "mlp.down_proj.weight")

@@ -4,7 +4,7 @@
 -- for one sequence, {batch, seq, hidden}, or {tokens, hidden} with seq_lens {batch} for packed sequences. Grouped-query
 -- attention shares each key and value head among num_heads / num_kv_heads query heads; with as many as queries it is
 -- the ordinary multi-headed one, with a single one multi-query attention (Shazeer 2019; Ainslie et al. 2023). With the
--- option `rope` queries and keys are turned by their positions (te.rope).
+-- option `rope` queries and keys are turned by their positions (te.rope), with `qk_norm` normalized (te.ops.qk_norm).
 
 local te = require "te"
 local fail = require "te.fail"
@@ -13,6 +13,7 @@ local rotary = require "te.rotary"
 local options = require "te.options"
 local declared = require "te.ops.declared"
 local operation = require "te.operation"
+local qk_norm = require "te.ops.qk_norm"
 local KVCache = require "te.kv_cache"
 local BasicOperation = operation.BasicOperation
 
@@ -20,19 +21,22 @@ local DROPOUT = { "number", 0, min = 0, max = 1, wrong = function(p)
     if p == 1 then return "dropout: expected a number from 0 to below 1, got 1" end
 end }
 
-local SELF_ATTENTION = {
+local SELF_ATTENTION = declared.join(qk_norm.OPTIONS, {
+    head_size = { "size" },                      -- features of a head; hidden_size / num_heads unless given
     causal = { "boolean", true },
     dropout = DROPOUT,                           -- of attention probabilities, while training
     scale = { "number" },                        -- of scores; 1 / sqrt(head size) unless given
     window_left = { "integer", -1, min = -1 },   -- how far back a token sees; -1: to the start
     window_right = { "integer", nil, min = -1 }, -- how far ahead; -1: to the end, 0 when causal
     rope = { "any" },                            -- true or { base, scaling, size, interleaved, frequencies }
-    bias = { "boolean", true },
+    bias = { "boolean", true },                  -- of both projections, unless one of its own says otherwise:
+    qkv_bias = { "boolean" },
+    proj_bias = { "boolean" },
     init_method = { "callable" },                -- of the projection to Q, K and V
     output_layer_init_method = { "callable" },   -- of the projection back
     params_dtype = declared.PLACE.params_dtype,
     device = { "string" },
-}
+})
 
 -- What tells te.self_attention and te.scaled_dot_product_attention how to attend: fields of the modules.
 local FIELDS = { "causal", "scale", "window_left", "window_right" }
@@ -65,6 +69,7 @@ local SelfAttention = BasicOperation:extend("SelfAttention")
 SelfAttention.takes_seq_lens = true
 SelfAttention.plan_fields = {
     "qkv", "proj", "causal", "scale", "window_left", "window_right", "dropout", "training", "rope_interleaved",
+    "q_norm", "k_norm", "qk_norm_before_rope",
 }
 
 -- What delayed scaling remembers of Q, K and V, which lie in one tensor, stands beside the two projections' own.
@@ -76,13 +81,15 @@ local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
     options.argument(who, "hidden_size", hidden_size, { "size" })
     options.argument(who, "num_heads", num_heads, { "size" })
     options.argument(who, "num_kv_heads", num_kv_heads, { "size" })
-    if hidden_size % num_heads ~= 0 or num_heads % num_kv_heads ~= 0 then
+    opts = options.check(who, opts, SELF_ATTENTION)
+    if not opts.head_size and hidden_size % num_heads ~= 0 or num_heads % num_kv_heads ~= 0 then
         fail("%s: hidden_size %d must be a multiple of num_heads %d, and that of num_kv_heads %d", who, hidden_size,
             num_heads, num_kv_heads)
     end
-    opts = options.check(who, opts, SELF_ATTENTION)
-    self.num_heads, self.num_kv_heads, self.head_size = num_heads, num_kv_heads, hidden_size / num_heads
+    self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+    self.head_size = opts.head_size or hidden_size / num_heads
     set_fields(self, opts)
+    qk_norm.init(self, opts)
     self.rope_interleaved = false
     if opts.rope then
         local frequencies, interleaved = rotary.of_option(who, opts.rope, self.head_size, opts.device)
@@ -90,12 +97,14 @@ local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
         self.rope_interleaved = interleaved
     end
 
-    local function linear(inputs, outputs, init_method)
-        return te.Linear(inputs, outputs, { bias = opts.bias, init_method = init_method,
+    local function linear(inputs, outputs, bias, init_method)
+        if bias == nil then bias = opts.bias end
+        return te.Linear(inputs, outputs, { bias = bias, init_method = init_method,
             params_dtype = opts.params_dtype, device = opts.device })
     end
-    self.qkv = linear(hidden_size, hidden_size + 2 * num_kv_heads * self.head_size, opts.init_method)
-    self.proj = linear(hidden_size, hidden_size, opts.output_layer_init_method or opts.init_method)
+    self.qkv = linear(hidden_size, (num_heads + 2 * num_kv_heads) * self.head_size, opts.qkv_bias, opts.init_method)
+    self.proj = linear(num_heads * self.head_size, hidden_size, opts.proj_bias,
+        opts.output_layer_init_method or opts.init_method)
 end
 
 local function packed_attributes(self)
@@ -114,14 +123,19 @@ local function attend_cached(self, cache, qkv, seq_lens)
     local heads, kv_heads = self.num_heads, self.num_kv_heads
     local batch = qkv:dim() == 3 and qkv:size(1) or 1
     local parts = qkv:view({ batch, qkv:size(-2), heads + 2 * kv_heads, self.head_size }):transpose(2, 3)
-    local qk = parts:narrow(2, 1, heads + kv_heads)
-    if self.rope_frequencies then
-        qk = te.rope(qk, self.rope_frequencies, nil, { interleaved = self.rope_interleaved, offset = cache.length })
+    local frequencies, before = self.rope_frequencies, self.q_norm and self.qk_norm_before_rope
+    local function turned(x)
+        if not frequencies then return x end
+        return te.rope(x, frequencies, nil, { interleaved = self.rope_interleaved, offset = cache.length })
     end
-    local k, v = qk:narrow(2, heads + 1, kv_heads), parts:narrow(2, heads + kv_heads + 1, kv_heads)
+    local qk = parts:narrow(2, 1, heads + kv_heads)
+    if not before then qk = turned(qk) end
+    local q, k = qk:narrow(2, 1, heads), qk:narrow(2, heads + 1, kv_heads)
+    if self.q_norm then q, k = qk_norm.apply(self, q, k) end
+    if before then q, k = turned(q), turned(k) end
+    local v = parts:narrow(2, heads + kv_heads + 1, kv_heads)
     k, v = cache:append(self, k, v)
-    local y = attend(self, te.scaled_dot_product_attention, qk:narrow(2, 1, heads), k, v, nil,
-        attributes(self, { bottom_right = true }))
+    local y = attend(self, te.scaled_dot_product_attention, q, k, v, nil, attributes(self, { bottom_right = true }))
     local shape = qkv.shape
     shape[#shape] = heads * self.head_size
     return y:transpose(2, 3):reshape(shape)
@@ -132,7 +146,9 @@ function SelfAttention:forward(x, seq_lens)
     if KVCache.active then
         attended = attend_cached(self, KVCache.active, qkv, seq_lens)
     else
-        attended = attend(self, te.self_attention, qkv, seq_lens, self.rope_frequencies, packed_attributes(self))
+        local packed, frequencies = qkv, self.rope_frequencies
+        if self.q_norm then packed, frequencies = qk_norm.packed(self, qkv, seq_lens) end
+        attended = attend(self, te.self_attention, packed, seq_lens, frequencies, packed_attributes(self))
     end
     if self.qkv.pure and qkv ~= x then qkv:release() end -- a replacement may keep what it returns or reads
     local y = self.proj(attended)
@@ -142,6 +158,7 @@ end
 
 function SelfAttention:lower(g, x)
     if KVCache.active then return nil, "its keys and values go through a te.KVCache" end
+    if self.q_norm then return nil, "queries and keys are normalized head by head" end
     local qkv, reason = operation.lower_child(self.qkv, g, x)
     if not qkv then return nil, "qkv: " .. reason end
     local attended, y
@@ -155,8 +172,8 @@ function SelfAttention:lower(g, x)
 end
 
 function SelfAttention:describe()
-    return ("heads=%d, kv_heads=%d, causal=%s%s"):format(self.num_heads, self.num_kv_heads, tostring(self.causal),
-        self.rope_frequencies and ", rope" or "")
+    return ("heads=%d, kv_heads=%d, causal=%s%s%s"):format(self.num_heads, self.num_kv_heads, tostring(self.causal),
+        self.rope_frequencies and ", rope" or "", self.q_norm and ", qk_norm" or "")
 end
 
 local MultiHeadedSelfAttention = SelfAttention:extend("MultiHeadedSelfAttention")

@@ -1,0 +1,224 @@
+--- te.models.from_hugging_face: a model from a folder as Hugging Face's Transformers writes them: config.json, and the
+--- weights as model.safetensors or as the files that model.safetensors.index.json lists.
+--
+--     local model = te.models.from_hugging_face("Qwen3-0.6B", { block_size = 4096, dtype = "bfloat16" })
+--
+-- What the configuration says acts or is refused: a model that computes something else than the one that was trained
+-- is worse than none.
+
+local te = require "te"
+local fail = require "te.fail"
+local files = require "te.files"
+local options = require "te.options"
+
+local WHO = "te.models.from_hugging_face"
+
+-- A configuration with checked fields.
+local Config = {}
+Config.__index = Config
+
+function Config:fail(name, format, ...) fail("%s: %s: %s: %s", WHO, self.path, name, format:format(...)) end
+
+--- A field, checked like an option ({ type, default, … }).
+function Config:get(name, declared)
+    local value = self.fields[name]
+    if value == nil then value = declared[2] end
+    if value == nil then return nil end
+    return options.argument(WHO .. ": " .. self.path, name, value, declared)
+end
+
+function Config:need(name, declared)
+    if self.fields[name] == nil then self:fail(name, "is missing") end
+    return self:get(name, declared)
+end
+
+--- Raises unless the field is absent or one of the values.
+function Config:only(name, ...)
+    local value, allowed = self.fields[name], {}
+    if value == nil then return end
+    for i, other in ipairs { ... } do
+        if value == other then return end
+        allowed[i] = options.shown(other)
+    end
+    self:fail(name, "only %s is supported, got %s", allowed[1] and table.concat(allowed, " or ") or "nothing",
+        options.shown(value))
+end
+
+-- rope_base and, where positions are stretched, the options of that. Newer files have all of it in rope_parameters.
+local function rope_options(config)
+    local given = config.fields.rope_parameters or config.fields.rope_scaling
+    local found = { rope_base = config:get("rope_theta", { "number", 10000, min = 1 }) }
+    if given == nil then return found end
+    local rope = setmetatable({ path = config.path, fields = given }, Config)
+    found.rope_base = rope:get("rope_theta", { "number", found.rope_base, min = 1 })
+    rope:only("partial_rotary_factor", 1)
+    local kind = rope:get("rope_type", { "string", rope:get("type", { "string", "default" }) })
+    if kind == "default" then return found end
+    rope.fields.rope_type = kind
+    rope:only("rope_type", "default", "linear", "llama3", "yarn")
+    found.rope_scaling, found.rope_factor = kind, rope:need("factor", { "number" })
+    if kind == "llama3" then
+        found.rope_low_freq_factor = rope:need("low_freq_factor", { "number" })
+        found.rope_high_freq_factor = rope:need("high_freq_factor", { "number" })
+        found.rope_original_block_size = rope:need("original_max_position_embeddings", { "size" })
+    elseif kind == "yarn" then
+        rope:only("mscale")
+        rope:only("mscale_all_dim")
+        found.rope_beta_fast = rope:get("beta_fast", { "number", 32 })
+        found.rope_beta_slow = rope:get("beta_slow", { "number", 1 })
+        found.rope_truncate = rope:get("truncate", { "boolean", true })
+        found.rope_attention_factor = rope:get("attention_factor", { "number" })
+        found.rope_original_block_size = rope:get("original_max_position_embeddings",
+            { "size", config.fields.max_position_embeddings })
+    end
+    return found
+end
+
+-- How many tokens each sees, in all layers; nil: all before it.
+local function window_of(config, kind, n_layer)
+    local window = config:get("sliding_window", { "size" })
+    local layers = config:get("layer_types", { "table" })
+    if layers then
+        local sliding = 0
+        for _, layer in ipairs(layers) do
+            if layer == "sliding_attention" then
+                sliding = sliding + 1
+            elseif layer ~= "full_attention" then
+                config:fail("layer_types", "%s is not supported", options.shown(layer))
+            end
+        end
+        if sliding > 0 and sliding < n_layer then
+            config:fail("layer_types", "%d of %d layers see a window, the others all; they must be alike", sliding,
+                n_layer)
+        end
+        return sliding > 0 and window or nil
+    end
+    if kind == "mistral" or not window or not config:get("use_sliding_window", { "boolean", false }) then
+        return kind == "mistral" and window or nil
+    end
+    local first = config:get("max_window_layers", { "integer", n_layer, min = 0 })
+    if first > 0 and first < n_layer then
+        config:fail("max_window_layers", "%d of %d layers see all; they must be alike", first, n_layer)
+    end
+    return first == 0 and window or nil
+end
+
+local BIASES = {
+    llama = function(config) return config:get("attention_bias", { "boolean", false }) and "all" or "none" end,
+    mistral = function() return "none" end,
+    qwen2 = function() return "qkv" end,
+}
+BIASES.qwen3 = BIASES.llama
+
+-- Llama and its relatives.
+local function llama(config, kind)
+    config:only("hidden_act", "silu")
+    config:only("mlp_bias", false)
+    config:only("partial_rotary_factor", 1)
+    local made = rope_options(config)
+    made.vocab_size = config:need("vocab_size", { "size" })
+    made.block_size = config:get("max_position_embeddings", { "size", 2048 })
+    made.n_layer = config:need("num_hidden_layers", { "size" })
+    made.n_head = config:need("num_attention_heads", { "size" })
+    made.n_kv_head = config:get("num_key_value_heads", { "size", made.n_head })
+    made.n_embd = config:need("hidden_size", { "size" })
+    made.n_inner = config:need("intermediate_size", { "size" })
+    made.head_size = config:get("head_dim", { "size", kind == "qwen3" and 128 or nil })
+    made.norm_eps = config:get("rms_norm_eps", { "number", 1e-6, min = 0 })
+    made.tie = config:get("tie_word_embeddings", { "boolean", false })
+    made.attention_bias = BIASES[kind](config)
+    made.qk_norm = kind == "qwen3"
+    made.window = window_of(config, kind, made.n_layer)
+    return te.models.llama, made
+end
+
+local GELU = { gelu_new = "tanh", gelu_pytorch_tanh = "tanh", gelu = "none" }
+
+local function gpt2(config)
+    local width = config:need("n_embd", { "size" })
+    config:only("activation_function", "gelu_new", "gelu_pytorch_tanh", "gelu")
+    config:only("n_inner", 4 * width)
+    config:only("layer_norm_epsilon", 1e-5)
+    config:only("scale_attn_weights", true)
+    config:only("scale_attn_by_inverse_layer_idx", false)
+    config:only("add_cross_attention", false)
+    config:only("tie_word_embeddings", true)
+    return te.models.gpt, {
+        vocab_size = config:need("vocab_size", { "size" }), n_embd = width, bias = true,
+        block_size = config:get("n_positions", { "size", 1024 }),
+        n_layer = config:need("n_layer", { "size" }), n_head = config:need("n_head", { "size" }),
+        gelu = GELU[config:get("activation_function", { "string", "gelu_new" })],
+    }
+end
+
+local KINDS = { llama = llama, mistral = llama, qwen2 = llama, qwen3 = llama, gpt2 = gpt2 }
+
+local function read_config(folder)
+    local path = folder .. "/config.json"
+    local config = setmetatable({ path = path, fields = files.json(WHO, path) }, Config)
+    if type(config.fields) ~= "table" then fail("%s: %s: expected an object", WHO, path) end
+    local kind = config:need("model_type", { "string" })
+    if not KINDS[kind] then
+        config:only("model_type", unpack(options.names(KINDS)))
+    elseif config.fields.quantization_config ~= nil then
+        config:fail("quantization_config", "weights of other quantizers are not read")
+    end
+    return KINDS[kind](config, kind)
+end
+
+-- The tensors of all the checkpoint's files.
+local function read_weights(folder)
+    local stat = te._core.stat
+    if stat(folder .. "/model.safetensors") then return (te.load(folder .. "/model.safetensors")) end
+    local index = folder .. "/model.safetensors.index.json"
+    if not stat(index) then
+        fail("%s: %s has neither model.safetensors nor model.safetensors.index.json", WHO, folder)
+    end
+    local map = files.json(WHO, index)
+    map = type(map) == "table" and map.weight_map
+    if type(map) ~= "table" then fail("%s: %s: weight_map is missing", WHO, index) end
+    local parts, tensors = {}, {}
+    for name, part in pairs(map) do
+        if type(part) ~= "string" or part:find("/", 1, true) then
+            fail("%s: %s: %q: expected the name of a file beside it, got %s", WHO, index, tostring(name),
+                options.shown(part))
+        end
+        parts[part] = true
+    end
+    for _, part in ipairs(options.names(parts)) do
+        for name, tensor in pairs((te.load(folder .. "/" .. part))) do tensors[name] = tensor end
+    end
+    return tensors
+end
+
+local OPTIONS = {
+    block_size = { "size" },                                      -- instead of the longest that the file allows
+    dropout = { "number", 0, min = 0, max = 1 },
+    dtype = { "string", "float32", choices = { "float32", "bfloat16", "float16", "float64" } }, -- of parameters
+}
+
+local hugging_face = {}
+
+--- The model in a folder, te.models.llama for llama, mistral, qwen2 and qwen3, te.models.gpt for gpt2. Raises on what
+--- a configuration asks for and these models don't have.
+---@param folder string
+---@param opts table|nil   block_size, dropout, dtype (of the parameters)
+---@return table model
+function hugging_face.load(folder, opts)
+    files.need(WHO)
+    options.argument(WHO, "folder", folder, { "string" })
+    opts = options.check(WHO, opts, OPTIONS)
+    folder = #folder > 1 and folder:gsub("/+$", "") or folder
+    local class, config = read_config(folder)
+    config.dropout = opts.dropout
+    if class == te.models.gpt and (opts.block_size or 0) > config.block_size then
+        fail("%s: block_size: %d, but %s/config.json has %d positions", WHO, opts.block_size, folder, config.block_size)
+    end
+    config.block_size = opts.block_size or config.block_size
+    local model = class(config)
+    model:load_hugging_face(read_weights(folder))
+    if opts.dtype ~= "float32" then model:to(opts.dtype) end
+    return model
+end
+
+return hugging_face

@@ -1,0 +1,75 @@
+--- Queries and keys normalized head by head, as part of self-attention: over the features of a head, with weights that
+--- all heads share (Henry et al. 2020; Dehghani et al. 2023). Scores then stay bounded however large activations grow.
+---
+---     te.GroupedQueryAttention(1024, 16, 8, { rope = true, qk_norm = "RMSNorm", qk_norm_before_rope = true })
+---
+--- The option names and their defaults are those of Transformer Engine; rotary positions come first unless
+--- qk_norm_before_rope says otherwise.
+
+local te = require "te"
+local fail = require "te.fail"
+
+local qk_norm = {}
+
+local EPS = 1e-6
+
+qk_norm.OPTIONS = {
+    qk_norm = { "string", "none", choices = { "none", "L2Normalization", "RMSNorm", "LayerNorm" } },
+    qk_norm_eps = { "number", EPS, min = 0 },
+    qk_norm_before_rope = { "boolean", false },
+}
+
+--- Gives an attention module its norms, fields q_norm and k_norm.
+---@param self table  head_size is set
+---@param opts table  checked
+function qk_norm.init(self, opts)
+    if opts.qk_norm == "none" then
+        if opts.qk_norm_eps ~= EPS then
+            fail("te.%s: option qk_norm_eps: %g has no effect without qk_norm", self.__name, opts.qk_norm_eps)
+        elseif opts.qk_norm_before_rope then
+            fail("te.%s: option qk_norm_before_rope has no effect without qk_norm", self.__name)
+        end
+        return
+    end
+    local function norm()
+        if opts.qk_norm == "L2Normalization" then return te.L2Normalization { eps = opts.qk_norm_eps } end
+        return te[opts.qk_norm](self.head_size,
+            { eps = opts.qk_norm_eps, params_dtype = opts.params_dtype, device = opts.device })
+    end
+    self.q_norm, self.k_norm = norm(), norm()
+    self.qk_norm_before_rope = opts.qk_norm_before_rope
+end
+
+--- Queries and keys of any shape whose last dimension is a head's features, normalized.
+function qk_norm.apply(self, q, k) return self.q_norm(q), self.k_norm(k) end
+
+-- Where each token stands in its sequence, from 0.
+local function positions_in(seq_lens, tokens)
+    local lengths = seq_lens:to "float32"
+    local ends, token = te.cumsum(lengths, 1), te.arange(0, tokens - 1, 1, { device = lengths.device })
+    local over = te.le(ends:unsqueeze(2), token:unsqueeze(1)):to("float32"):sum(1) -- sequences that end before
+    return token - te.index_select(ends - lengths, 1, over:to "int64")
+end
+
+--- A packed projection {…, seq, (heads + 2 kv_heads) head_size} with queries and keys normalized, and the frequencies
+--- by which they are still to be turned.
+---@param self table
+---@param qkv userdata
+---@param seq_lens userdata|nil
+---@return userdata qkv, userdata|nil frequencies
+function qk_norm.packed(self, qkv, seq_lens)
+    local heads, kv_heads, frequencies = self.num_heads, self.num_kv_heads, self.rope_frequencies
+    local last, shape, split = qkv:dim(), qkv.shape, qkv.shape
+    split[last], split[last + 1] = heads + 2 * kv_heads, self.head_size
+    local parts = qkv:reshape(split)
+    local qk, v = parts:narrow(last, 1, heads + kv_heads), parts:narrow(last, heads + kv_heads + 1, kv_heads)
+    if frequencies and not self.qk_norm_before_rope then
+        local positions = seq_lens and te.no_grad(positions_in, seq_lens, qkv:size(1)) or nil
+        qk = te.rope(qk:transpose(-3, -2), frequencies, positions, { interleaved = self.rope_interleaved })
+        qk, frequencies = qk:transpose(-3, -2), nil
+    end
+    local q, k = qk_norm.apply(self, qk:narrow(last, 1, heads), qk:narrow(last, heads + 1, kv_heads))
+    return te.cat({ q, k, v }, last):view(shape), frequencies
+end
+
+return qk_norm

@@ -1,0 +1,211 @@
+local te = require "te"
+
+-- Configurations as Transformers 5.24 writes them (what does not matter left out), weights by a formula, and the first
+-- logits after the last of IDS that its models give in float64.
+local IDS = { 1, 12, 5, 5, 0, 7, 3, 9, 2 }
+
+local COMMON = [["vocab_size": 13, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32, "hidden_act": "silu", ]]
+
+local MODELS = {
+    llama = {
+        config = COMMON .. [["model_type": "llama", "attention_bias": true, "mlp_bias": false, "head_dim": 4,
+            "rms_norm_eps": 1e-06, "tie_word_embeddings": false, "rope_parameters": {"factor": 4.0,
+            "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8,
+            "rope_theta": 500.0, "rope_type": "llama3"}]],
+        biases = { "q", "k", "v", "o" },
+        logits = { 0.467114, 0.261205, -0.361062, -0.4078, 0.195491, 0.487171, 0.002305, -0.486235 },
+    },
+    ["a llama with stretched positions, as older files have it"] = {
+        config = COMMON .. [["model_type": "llama", "rms_norm_eps": 1e-06, "tie_word_embeddings": true,
+            "rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 2.0}]],
+        tied = true,
+        logits = { -0.393346, 0.926304, 0.769434, -0.613906, -1.018686, 0.20031, 1.100014, 0.246306 },
+    },
+    mistral = {
+        config = COMMON .. [["model_type": "mistral", "sliding_window": 3, "head_dim": 6, "rms_norm_eps": 1e-06,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}]],
+        head_size = 6,
+        logits = { -0.49652, -0.120445, 0.447618, 0.302182, -0.324929, -0.434107, 0.148678, 0.494471 },
+    },
+    qwen2 = {
+        config = COMMON .. [["model_type": "qwen2", "rms_norm_eps": 1e-06, "use_sliding_window": false,
+            "sliding_window": null, "layer_types": ["full_attention", "full_attention"], "rope_parameters":
+            {"factor": 4.0, "original_max_position_embeddings": 8, "rope_theta": 100.0, "rope_type": "yarn"}]],
+        biases = { "q", "k", "v" },
+        logits = { -0.724427, 0.042325, 0.741612, 0.258777, -0.636546, -0.51722, 0.426549, 0.690404 },
+    },
+    qwen3 = {
+        config = COMMON .. [["model_type": "qwen3", "rms_norm_eps": 1e-06, "head_dim": 8, "attention_bias": false,
+            "tie_word_embeddings": true, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}]],
+        head_size = 8, qk_norm = true, tied = true,
+        logits = { -0.740714, 0.236905, 0.8369, 0.102885, -0.795128, -0.425715, 0.622284, 0.678368 },
+    },
+    gpt2 = {
+        config = [["model_type": "gpt2", "vocab_size": 13, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 4,
+            "n_inner": null, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-05]],
+        logits = { 3.254844, 1.351257, -2.706221, -2.450009, 1.711493, 3.144892, -0.434637, -3.321358 },
+    },
+}
+
+-- 0.4 sin(0.7 i + phase), the phase from the name; norms have 1 + 0.3 of that.
+local function weight(name, ...)
+    local shape, phase, values, n = { ... }, 0, {}, 1
+    for _, byte in ipairs { name:byte(1, -1) } do phase = phase + byte end
+    for _, extent in ipairs(shape) do n = n * extent end
+    local norm = #shape == 1 and name:find "weight$"
+    for i = 0, n - 1 do
+        local w = math.sin(0.7 * i + phase)
+        values[i + 1] = norm and 1 + 0.3 * w or 0.4 * w
+    end
+    return te.tensor(values, { dtype = "float32" }):view(shape)
+end
+
+local function llama_weights(model)
+    local w, size = {}, model.head_size or 4
+    local function add(name, ...) w[name] = weight(name, ...) end
+    add("model.embed_tokens.weight", 13, 16)
+    add("model.norm.weight", 16)
+    if not model.tied then add("lm_head.weight", 13, 16) end
+    for i = 0, 1 do
+        local layer = ("model.layers.%d."):format(i)
+        local outputs = { q = 4 * size, k = 2 * size, v = 2 * size, o = 16 }
+        for part, n in pairs(outputs) do
+            add(layer .. "self_attn." .. part .. "_proj.weight", n, part == "o" and 4 * size or 16)
+        end
+        for _, part in ipairs(model.biases or {}) do
+            add(layer .. "self_attn." .. part .. "_proj.bias", outputs[part])
+        end
+        for _, part in ipairs(model.qk_norm and { "q", "k" } or {}) do
+            add(layer .. "self_attn." .. part .. "_norm.weight", size)
+        end
+        add(layer .. "mlp.gate_proj.weight", 24, 16)
+        add(layer .. "mlp.up_proj.weight", 24, 16)
+        add(layer .. "mlp.down_proj.weight", 16, 24)
+        add(layer .. "input_layernorm.weight", 16)
+        add(layer .. "post_attention_layernorm.weight", 16)
+    end
+    return w
+end
+
+local function gpt2_weights()
+    local w = {}
+    local function add(name, ...) w["transformer." .. name] = weight("transformer." .. name, ...) end
+    add("wte.weight", 13, 16)
+    add("wpe.weight", 32, 16)
+    local function norm(name)
+        add(name .. ".weight", 16)
+        add(name .. ".bias", 16)
+    end
+    norm "ln_f"
+    for i = 0, 1 do
+        local layer = ("h.%d."):format(i)
+        norm(layer .. "ln_1")
+        norm(layer .. "ln_2")
+        for name, n in pairs { ["attn.c_attn"] = 48, ["attn.c_proj"] = 16, ["mlp.c_fc"] = 64, ["mlp.c_proj"] = 16 } do
+            add(layer .. name .. ".weight", name == "mlp.c_proj" and 64 or 16, n)
+            add(layer .. name .. ".bias", n)
+        end
+    end
+    return w
+end
+
+local function ids(rows) return te.tensor(rows, { dtype = "int32" }) end
+
+describe("te.models.from_hugging_face", function()
+    local folder
+
+    before_each(function()
+        folder = os.tmpname()
+        os.remove(folder)
+        te._core.mkdir(folder)
+    end)
+    after_each(function()
+        for _, name in ipairs(te._core.list_dir(folder)) do os.remove(folder .. "/" .. name) end
+        os.remove(folder)
+    end)
+
+    local function write(name, text)
+        local file = assert(io.open(folder .. "/" .. name, "w"))
+        file:write(text)
+        file:close()
+    end
+
+    -- The folder of a model; change: { from = to } in its configuration.
+    local function make(name, change)
+        local config = MODELS[name].config
+        for from, to in pairs(change or {}) do
+            local first, last = config:find(from, 1, true)
+            config = config:sub(1, first - 1) .. to .. config:sub(last + 1)
+        end
+        write("config.json", "{" .. config .. "}")
+        local weights = name == "gpt2" and gpt2_weights() or llama_weights(MODELS[name])
+        te.save(folder .. "/model.safetensors", weights)
+        return weights
+    end
+
+    for name, model in pairs(MODELS) do
+        it("gives the logits of the original: " .. name, function()
+            make(name)
+            local loaded = te.models.from_hugging_face(folder)
+            local logits = loaded(ids { IDS }):view { -1 }
+            for i, expected in ipairs(model.logits) do
+                assert.near(expected, logits[i]:item(), 2e-5)
+            end
+            local start = ids { { IDS[1], IDS[2], IDS[3] } }
+            assert.same(loaded:generate(start, 8, { temperature = 0, use_cache = false }):totable(),
+                loaded:generate(start, 8, { temperature = 0 }):totable())
+        end)
+    end
+
+    it("reads weights in several files, takes a dtype, and fewer positions", function()
+        local weights, first, second, map = make "gpt2", {}, {}, {}
+        os.remove(folder .. "/model.safetensors")
+        for name, tensor in pairs(weights) do
+            (name:find "%.h%." and first or second)[name] = tensor
+            map[#map + 1] = ("%q: %q"):format(name, name:find "%.h%." and "a.safetensors" or "b.safetensors")
+        end
+        te.save(folder .. "/a.safetensors", first)
+        te.save(folder .. "/b.safetensors", second)
+        write("model.safetensors.index.json", ('{"weight_map": {%s}}'):format(table.concat(map, ", ")))
+        local model = te.models.from_hugging_face(folder .. "/", { dtype = "bfloat16", block_size = 9 })
+        assert.equal("bfloat16", model.wte.weight.dtype)
+        assert.same({ 9, 16 }, model.wpe.weight.shape)
+        local logits = model(ids { IDS }):view { -1 }
+        for i, expected in ipairs(MODELS.gpt2.logits) do assert.near(expected, logits[i]:item(), 0.15) end
+        assert.error_matches(function() te.models.from_hugging_face(folder, { block_size = 33 }) end,
+            "block_size: 33, but .* has 32 positions")
+        te.save(folder .. "/b.safetensors", first)
+        assert.error_matches(function() te.models.from_hugging_face(folder) end, "no tensor")
+        os.remove(folder .. "/b.safetensors")
+        assert.error_matches(function() te.models.from_hugging_face(folder) end, "b.safetensors")
+        write("model.safetensors.index.json", '{"weight_map": {"x": "../x"}}')
+        assert.error_matches(function() te.models.from_hugging_face(folder) end, "expected the name of a file beside it")
+    end)
+
+    it("refuses what the models don't have, and damage, by name", function()
+        local function refuses(message, name, change)
+            make(name, change)
+            assert.error_matches(function() te.models.from_hugging_face(folder) end, message)
+        end
+        refuses("config.json: model_type: only .*\"qwen3\" is supported, got \"bert\"", "llama",
+            { ['"model_type": "llama"'] = '"model_type": "bert"' })
+        refuses("hidden_act: only \"silu\" is supported, got \"relu\"", "llama", { silu = "relu" })
+        refuses("mlp_bias: only false is supported, got true", "llama", { ['"mlp_bias": false'] = '"mlp_bias": true' })
+        refuses("rope_type: only .* got \"longrope\"", "qwen2", { yarn = "longrope" })
+        refuses("factor: is missing", "qwen2", { ['"factor": 4.0,'] = "" })
+        refuses("hidden_size: expected positive integer, got 1.5", "llama", { ['"hidden_size": 16'] = '"hidden_size": 1.5' })
+        refuses("vocab_size: is missing", "llama", { ['"vocab_size": 13,'] = "" })
+        refuses("1 of 2 layers see a window", "qwen2", { ['"full_attention", '] = '"sliding_attention", ' })
+        refuses("quantization_config", "llama", { ['"model_type"'] = '"quantization_config": {}, "model_type"' })
+        refuses("line 1", "llama", { ['"vocab_size"'] = "vocab_size" })
+        refuses("has shape", "llama", { ['"hidden_size": 16'] = '"hidden_size": 32' })
+        refuses("activation_function: only", "gpt2", { gelu_new = "relu" })
+        make "llama"
+        os.remove(folder .. "/model.safetensors")
+        assert.error_matches(function() te.models.from_hugging_face(folder) end, "has neither model.safetensors nor")
+        assert.error_matches(function() te.models.from_hugging_face(folder .. "/nothing") end, "config.json")
+        assert.error_matches(function() te.models.from_hugging_face(3) end, "folder: expected string, got 3")
+        assert.error_matches(function() te.models.from_hugging_face(folder, { dtyp = 1 }) end, "dtype")
+    end)
+end)

@@ -122,6 +122,17 @@ static void add_bias(problem *p, te_dtype dtype, bool per_batch, bool per_head, 
     p->g.dbias = new_view(p, a->q.dtype == TE_F64 ? TE_F64 : TE_F32, full);
 }
 
+/* Sinks, of which one is -inf where there are several. */
+static void add_sinks(problem *p, uint64_t seed)
+{
+    te_attention *a = &p->g.forward;
+    te_dtype dtype = a->q.dtype == TE_F64 ? TE_F64 : TE_F32;
+    int64_t  heads = a->q.shape[1];
+    a->sinks = test_view(keep(p, (size_t)heads * te_dtype_size(dtype)), dtype, 1, &heads);
+    for (int64_t h = 0; h < heads; h++)
+        te_store_f64(a->sinks.data, dtype, h, h == 2 ? -INFINITY : test_uniform(&seed, -2, 4));
+}
+
 /* --- the reference ---------------------------------------------------------------------------------------------- */
 
 typedef struct reference {
@@ -169,6 +180,9 @@ static bool row_weights(const te_attention *a, int64_t b, int64_t h, int64_t i, 
         z[j] = dropout_factor(a, b, h, i, j);
         if (p[j] > top) top = p[j];
     }
+    double sink = a->sinks.data ? te_load_f64(a->sinks.data, a->sinks.dtype, h) : -INFINITY;
+    if (sink > top) top = sink;
+    if (sink != -INFINITY) sum = exp(sink - top);
     for (int64_t j = 0; j < n; j++) sum += p[j] = p[j] == -INFINITY ? 0 : exp(p[j] - top);
     for (int64_t j = 0; j < n; j++) p[j] = sum == 0 ? 0 : p[j] / sum;
     *lse = sum == 0 ? -INFINITY : top + log(sum);

@@ -156,6 +156,7 @@ static void test_random_problems(void)
         if (test_random(&seed) % 3 == 0)
             add_bias(&p, dtypes[test_random(&seed) % 4], test_random(&seed) % 2, test_random(&seed) % 2,
                      test_random(&seed) % 2, &seed);
+        if (n % 4 == 1) add_sinks(&p, seed);
         check_problem("random", &p);
         problem_free(&p);
     }
@@ -176,6 +177,7 @@ static void test_one_query(void)
         if (n % 3 == 0) a->window_right = 0, a->window_left = n % 2 ? -1 : 20;
         if (n % 4 == 1) a->dropout = 0.3;
         if (n % 5 == 2) add_bias(&p, TE_F32, n % 2, true, false, &seed);
+        if (n % 8 == 3) add_sinks(&p, seed);
         check_problem("one query", &p);
         problem_free(&p);
     }

@@ -168,6 +168,7 @@ static void check_bias_and_dropout(te_dtype dtype)
     te_attention_grad g = problem(dtype, (extents){2, 3, 3, 20, 45, 16, 16});
     te_attention     *a = &g.forward;
     int64_t           shape[4] = {1, 3, 1, 45};
+    double            sinks[3];
     a->bias = test_view(test_scratch(&cuda.exec, 3 * 45 * 2), TE_BF16, 4, shape);
     for (int i = 0; i < 3 * 45; i++)
         te_store_f64(a->bias.data, TE_BF16, i, i % 11 == 0 ? -INFINITY : test_uniform(&state, -1, 1));
@@ -179,6 +180,9 @@ static void check_bias_and_dropout(te_dtype dtype)
     g.dbias = test_view(test_scratch(&cuda.exec, (size_t)n * te_dtype_size(wide)), wide, 4, scores);
     memset(g.dbias.data, 0xff, (size_t)n * te_dtype_size(wide)); /* what nobody sees stays as it is */
     check(&g, "bias");
+    for (int h = 0; h < 3; h++) te_store_f64(sinks, wide, h, h == 1 ? -INFINITY : 0.5 * h);
+    a->sinks = test_view(sinks, wide, 1, &g.forward.q.shape[1]);
+    check(&g, "bias and sinks");
     a->dropout = 0.3;
     check(&g, "bias and dropout");
     a->dropout = 1;

@@ -81,7 +81,8 @@ for _, name in ipairs { "ScaledSReLU", "ScaledSwiGLU", "ScaledClampedQGeGLU", "S
 end
 
 -- Fields that may be nil.
-local OPTIONAL = { scale = true, window_right = true, channel = true, glu_interleave_size = true }
+local OPTIONAL = { scale = true, window_right = true, channel = true, glu_interleave_size = true, q_norm = true,
+    k_norm = true, qk_norm_before_rope = true }
 
 -- Results of run(inputs) and the gradients of all that it reads.
 local function outcome(op, inputs, run)

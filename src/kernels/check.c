@@ -48,6 +48,9 @@ static te_status check_attention_shapes(te_exec *exec, const char *op, const te_
         !te_view_has_shape(&a->bias, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], k->shape[2]}))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: bias %s does not fit q %s and k %s", op,
                             te_describe_view(&a->bias).text, te_describe_view(q).text, te_describe_view(k).text);
+    if (te_view_present(&a->sinks) && (!te_view_has_shape(&a->sinks, 1, &q->shape[1]) || a->sinks.stride[0] != 1))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: sinks %s do not fit the heads of q %s", op,
+                            te_describe_view(&a->sinks).text, te_describe_view(q).text);
     return TE_OK;
 }
 
@@ -62,6 +65,8 @@ static te_status check_attention_elements(te_exec *exec, const char *op, const t
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q, k, v and out must have the same dtype", op);
     if (te_view_present(&a->lse) && a->lse.dtype != TE_F32 && a->lse.dtype != TE_F64)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse must be float32 (or float64)", op);
+    if (te_view_present(&a->sinks) && a->sinks.dtype != (t == TE_F64 ? TE_F64 : TE_F32))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: sinks must be float32 (float64 beside float64)", op);
     for (int i = 0; i < 4; i++)
         if (views[i]->stride[3] != 1 && views[i]->shape[3] > 1)
             return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s has stride %lld in its last dimension; 1 is needed",

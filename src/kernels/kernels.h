@@ -138,6 +138,7 @@ typedef struct te_rotation {
 /* --- attention -------------------------------------------------------------------------------------------------- */
 
 /* out = dropout(softmax(scale q k^T + bias, masked)) v for each batch and head; a fully masked row gives zeros.
+ * A sink, where there is one, stands in the denominator beside the scores, and so in lse; backward finds it there.
  * q, out [batch, heads, seq_q, dim]; k [batch, kv_heads, seq_kv, dim]; v [batch, kv_heads, seq_kv, dim_v] with
  * heads % kv_heads == 0 (query head h reads kv head h / (heads / kv_heads)). Unit stride in the last dimension, others
  * any. Packed sequences: batch = 1, cu_seqlens_* hold n_seqs + 1 ascending int32 offsets into seq_q and seq_kv. Where
@@ -162,6 +163,8 @@ typedef struct te_attention {
                             masked row; may be absent */
     te_view        bias; /* absent or [batch, heads, seq_q, seq_kv] (strides may be 0), any float dtype, added to scaled
                             scores */
+    te_view        sinks; /* absent, or a further score of every row of a head, in the denominator alone: [heads] of
+                             f32, of f64 for f64, with unit stride; -inf: none */
     double         scale;
     int64_t        window_left, window_right;
     bool           bottom_right;

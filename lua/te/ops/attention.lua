@@ -5,6 +5,8 @@
 -- attention shares each key and value head among num_heads / num_kv_heads query heads; with as many as queries it is
 -- the ordinary multi-headed one, with a single one multi-query attention (Shazeer 2019; Ainslie et al. 2023). With the
 -- option `rope` queries and keys are turned by their positions (te.rope), with `qk_norm` normalized (te.ops.qk_norm).
+-- softmax_type "off-by-one" adds 1 to the denominator of every softmax, "learnable" exp(softmax_offset), a parameter of
+-- each head, so that a head may attend to nothing (Miller 2023; Xiao et al. 2023).
 
 local te = require "te"
 local fail = require "te.fail"
@@ -21,6 +23,8 @@ local DROPOUT = { "number", 0, min = 0, max = 1, wrong = function(p)
     if p == 1 then return "dropout: expected a number from 0 to below 1, got 1" end
 end }
 
+local SOFTMAX_TYPE = { "string", "vanilla", choices = { "vanilla", "off-by-one", "learnable" } }
+
 local SELF_ATTENTION = declared.join(qk_norm.OPTIONS, {
     head_size = { "size" },                      -- features of a head; hidden_size / num_heads unless given
     causal = { "boolean", true },
@@ -28,6 +32,7 @@ local SELF_ATTENTION = declared.join(qk_norm.OPTIONS, {
     scale = { "number" },                        -- of scores; 1 / sqrt(head size) unless given
     window_left = { "integer", -1, min = -1 },   -- how far back a token sees; -1: to the start
     window_right = { "integer", nil, min = -1 }, -- how far ahead; -1: to the end, 0 when causal
+    softmax_type = SOFTMAX_TYPE,
     rope = { "any" },                            -- true or { base, scaling, size, interleaved, frequencies }
     bias = { "boolean", true },                  -- of both projections, unless one of its own says otherwise:
     qkv_bias = { "boolean" },
@@ -48,6 +53,19 @@ local function set_fields(self, opts)
     end
     for _, name in ipairs(FIELDS) do self[name] = opts[name] end
     self.dropout = opts.dropout
+end
+
+-- What stands in the denominators of each head beside its scores.
+local function init_offset(self, opts, heads)
+    if opts.softmax_type == "vanilla" then return end
+    local dtype = opts.params_dtype == "float64" and "float64" or "float32"
+    local zeros = te.zeros({ heads }, { dtype = dtype, device = opts.device })
+    if opts.softmax_type == "off-by-one" then
+        self:register_buffer("softmax_offset", zeros, { persistent = false })
+    else
+        zeros.requires_grad = true
+        self.softmax_offset = zeros
+    end
 end
 
 -- fn(...), an attention, under the recipe in force.
@@ -90,6 +108,7 @@ local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
     self.head_size = opts.head_size or hidden_size / num_heads
     set_fields(self, opts)
     qk_norm.init(self, opts)
+    init_offset(self, opts, num_heads)
     self.rope_interleaved = false
     if opts.rope then
         local frequencies, interleaved = rotary.of_option(who, opts.rope, self.head_size, opts.device)
@@ -135,7 +154,8 @@ local function attend_cached(self, cache, qkv, seq_lens)
     if before then q, k = turned(q), turned(k) end
     local v = parts:narrow(2, heads + kv_heads + 1, kv_heads)
     k, v = cache:append(self, k, v)
-    local y = attend(self, te.scaled_dot_product_attention, q, k, v, nil, attributes(self, { bottom_right = true }))
+    local y = attend(self, te.scaled_dot_product_attention, q, k, v, nil, self.softmax_offset,
+        attributes(self, { bottom_right = true }))
     local shape = qkv.shape
     shape[#shape] = heads * self.head_size
     return y:transpose(2, 3):reshape(shape)
@@ -148,7 +168,8 @@ function SelfAttention:forward(x, seq_lens)
     else
         local packed, frequencies = qkv, self.rope_frequencies
         if self.q_norm then packed, frequencies = qk_norm.packed(self, qkv, seq_lens) end
-        attended = attend(self, te.self_attention, packed, seq_lens, frequencies, packed_attributes(self))
+        attended = attend(self, te.self_attention, packed, seq_lens, frequencies, self.softmax_offset,
+            packed_attributes(self))
     end
     if self.qkv.pure and qkv ~= x then qkv:release() end -- a replacement may keep what it returns or reads
     local y = self.proj(attended)
@@ -163,7 +184,8 @@ function SelfAttention:lower(g, x)
     if not qkv then return nil, "qkv: " .. reason end
     local attended, y
     local frequencies = g:param(self, "rope_frequencies")
-    attended, reason = g:op("self_attention", { qkv, g:seq_lens(), frequencies }, packed_attributes(self),
+    attended, reason = g:op("self_attention",
+        { qkv, g:seq_lens(), frequencies, g:param(self, "softmax_offset") }, packed_attributes(self),
         g:product(self, self.attention_key))
     if not attended then return nil, reason end
     y, reason = operation.lower_child(self.proj, g, attended)
@@ -215,6 +237,8 @@ local DOT_PRODUCT = {
     window_right = { "integer", nil, min = -1 },
     bottom_right = { "boolean", false }, -- the last query sees the last key, whatever their numbers
     bias = { "boolean", false },         -- a third extra input is added to the scores; its gradient: on the CPU
+    softmax_type = SOFTMAX_TYPE,
+    num_heads = { "size" },              -- of queries; needed where the softmax is not the vanilla one
 }
 
 --- attention(q, k, v) on {batch, heads, seq, head size}; k and v are extra inputs.
@@ -223,16 +247,22 @@ function DotProductAttention:init(opts)
     set_fields(self, opts)
     self.bottom_right = opts.bottom_right
     if opts.bias then self.num_extra_inputs = 3 end
+    if (opts.softmax_type == "vanilla") ~= (opts.num_heads == nil) then
+        fail("te.DotProductAttention: num_heads goes with a softmax_type other than vanilla, got %s and %s",
+            tostring(opts.num_heads), opts.softmax_type)
+    end
+    init_offset(self, opts, opts.num_heads)
 end
 
 local function separate_attributes(self) return attributes(self, { bottom_right = self.bottom_right }) end
 
 function DotProductAttention:op_forward(_, q, k, v, bias)
-    return attend(self, te.scaled_dot_product_attention, q, k, v, bias, separate_attributes(self))
+    return attend(self, te.scaled_dot_product_attention, q, k, v, bias, self.softmax_offset, separate_attributes(self))
 end
 
 function DotProductAttention:lower(g, q, k, v, bias)
-    return g:op("scaled_dot_product_attention", { q, k, v, bias or false }, separate_attributes(self))
+    return g:op("scaled_dot_product_attention", { q, k, v, bias or false, g:param(self, "softmax_offset") },
+        separate_attributes(self))
 end
 
 function DotProductAttention:describe() return "causal=" .. tostring(self.causal) end

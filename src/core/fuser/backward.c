@@ -210,15 +210,22 @@ static te_status backward_program(te_group_backward *b, const te_unit *unit)
 static te_status backward_call(te_group_backward *b, const te_unit *unit)
 {
     const te_plan_value *x = &b->plan->values[unit->x], *y = &b->plan->values[unit->result];
-    te_tensor **aux = b->state->aux + unit->first_aux, *dx = NULL;
-    if (!b->state->grads[unit->result] || !aux[0]) return TE_OK;
+    te_tensor **aux = b->state->aux + unit->first_aux, *leaves[2], *grads[2] = {NULL, NULL};
+    int values[2], n = 0;
+    if (!b->state->grads[unit->result] || !aux[1]) return TE_OK;
+    if (aux[0]) leaves[n] = aux[0], values[n++] = unit->x;
+    if (aux[2]) leaves[n] = aux[2], values[n++] = te_plan_sinks(b->plan, &b->plan->nodes[unit->nodes[0]]);
     te_tensor *dy = te_state_seen(b->state, y, b->state->grads[unit->result], y->frame);
-    te_status status = dy ? te_autograd_grad(b->ctx, &aux[1], &dy, 1, &aux[0], &dx, 1, !b->release) : b->ctx->status;
+    te_status status = dy ? te_autograd_grad(b->ctx, &aux[1], &dy, 1, leaves, grads, n, !b->release) : b->ctx->status;
     te_tensor_release(dy);
-    if (status != TE_OK || !dx) return status;
-    te_tensor *stored = te_state_stored(b->state, x, dx);
-    te_tensor_release(dx);
-    return stored ? te_backward_add(b, unit->x, stored) : b->ctx->status;
+    for (int i = 0; i < n; i++) {
+        bool rows = values[i] == unit->x;
+        te_tensor *stored = !grads[i] || status != TE_OK ? NULL
+            : rows ? te_state_stored(b->state, x, grads[i]) : te_tensor_retain(grads[i]);
+        if (status == TE_OK && grads[i]) status = stored ? te_backward_add(b, values[i], stored) : b->ctx->status;
+        te_tensor_release(grads[i]);
+    }
+    return status;
 }
 
 static te_status backward_view(te_group_backward *b, const te_unit *unit)
@@ -274,7 +281,8 @@ static void consume(te_group_backward *b, const te_unit *unit)
     for (int i = 0; i < unit->n_products && !waits; i++) te_product_saved_close(&state->products[unit->product + i]);
     bool ranges = unit->kind == TE_UNIT_GROUPED || unit->kind == TE_UNIT_BIASES;
     bool keeps = ranges || unit->kind == TE_UNIT_CALL || (unit->kind == TE_UNIT_LINEAR && !unit->recipe);
-    for (int i = 0; i < 2 && keeps; i++) te_drop(&state->aux[unit->first_aux + i]);
+    int aux = unit->kind == TE_UNIT_CALL ? TE_CALL_AUX : 2;
+    for (int i = 0; i < aux && keeps; i++) te_drop(&state->aux[unit->first_aux + i]);
 }
 
 static te_status give_inputs(te_group_backward *b)

@@ -419,7 +419,7 @@ te_status te_plan_compile(te_fuse_plan *plan)
         unit->rng_nodes[0] = unit->nodes[0];
         unit->n_rngs = unit->kind == TE_UNIT_MASK || (unit->kind == TE_UNIT_CALL && te_plan_draws(node));
         plan->n_rngs += unit->n_rngs;
-        plan->n_aux += 2; /* its input and its result, as its own tape sees them; of ranges the input and their sizes */
+        plan->n_aux += unit->kind == TE_UNIT_CALL ? TE_CALL_AUX : 2; /* of ranges the input and their sizes */
     }
     for (int u = 0; u < plan->n_units && status == TE_OK; u++) {
         te_unit *unit = &plan->units[u];

@@ -208,7 +208,15 @@ static te_status open_operand(te_group_state *state, const te_unit *unit)
     return state->values[unit->x] ? TE_OK : state->plan->ctx->status;
 }
 
-/* An operation with a tape of its own: its input is a leaf there. */
+/* A tensor as the leaf of a tape of its own, its gradient wanted or not. */
+static te_tensor *leaf_of(te_tensor *t, bool wanted)
+{
+    te_tensor *leaf = t ? te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset) : NULL;
+    if (leaf) leaf->requires_grad = wanted;
+    return leaf;
+}
+
+/* An operation with a tape of its own: its input is a leaf there, and so are sinks that learn. */
 static te_status run_call(te_group_state *state, const te_unit *unit)
 {
     te_fuse_plan *plan = state->plan;
@@ -218,15 +226,18 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
     te_status status = open_operand(state, unit);
     if (status != TE_OK) return status;
     te_tensor *x = te_state_seen(state, &plan->values[unit->x], state->values[unit->x], result->frame);
-    te_tensor *leaf = x ? te_tensor_alias(x, x->ndim, x->shape, x->stride, x->offset) : NULL;
-    te_tensor_release(x);
-    if (!leaf) return ctx->status;
+    int sinks = te_plan_sinks(plan, node);
     bool wanted = plan->values[unit->x].wanted;
-    leaf->requires_grad = wanted;
+    te_tensor *leaf = leaf_of(x, wanted), *second = sinks == TE_NO_VALUE ? NULL : leaf_of(state->values[sinks], true);
+    te_tensor_release(x);
+    if (!leaf || (sinks != TE_NO_VALUE && !second)) {
+        te_tensor_release(leaf);
+        return ctx->status;
+    }
     te_call call = node->call;
     call.in[0] = leaf;
     for (int i = 1; i < call.op->n_inputs; i++)
-        call.in[i] = node->in[i] == TE_NO_VALUE ? NULL : state->values[node->in[i]];
+        call.in[i] = node->in[i] == TE_NO_VALUE ? NULL : node->in[i] == sinks ? second : state->values[node->in[i]];
     uint64_t offset = ctx->rng_offset;
     if (unit->n_rngs) ctx->rng_offset = state->rngs[unit->first_rng].offset;
     bool handed = plan->values[unit->result].handed;
@@ -237,9 +248,10 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
     ctx->product_bytes = false;
     if (unit->n_rngs) ctx->rng_offset = offset;
     te_tensor *y = call.out[0];
-    if (status == TE_OK && wanted) {
-        state->aux[unit->first_aux] = te_tensor_retain(leaf);
+    if (status == TE_OK && (wanted || second)) {
+        state->aux[unit->first_aux] = wanted ? te_tensor_retain(leaf) : NULL;
         state->aux[unit->first_aux + 1] = te_tensor_retain(y);
+        state->aux[unit->first_aux + 2] = te_tensor_retain(second);
     }
     if (status == TE_OK && handed) status = te_state_hand_on(state, unit, y);
     if (status == TE_OK && !handed) {
@@ -250,10 +262,12 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
         if (!state->values[unit->result]) status = ctx->status;
         te_tensor_release(stored);
     }
+    bool recorded = wanted || second;
     if (status == TE_OK && wanted && (unit->attention || te_plan_turns(node))) status = forget_values(leaf);
-    if (status == TE_OK && wanted && unit->attention && !handed) status = forget_values(y);
+    if (status == TE_OK && recorded && unit->attention && !handed) status = forget_values(y);
     te_tensor_release(y);
     te_tensor_release(leaf);
+    te_tensor_release(second);
     return status;
 }
 

@@ -143,7 +143,10 @@ static te_status infer_self_attention(te_fuse_plan *plan, te_group_node *node, t
         if (strcmp(p->name, "heads") == 0) heads_at = p->slot;
         if (strcmp(p->name, "kv_heads") == 0) kv_at = p->slot;
     }
+    const te_plan_value *sinks = input_of(plan, node, 3);
     if (!x || x->cls != TE_VALUE_TOKENS) return te_plan_refuse(plan, node, "its input is no activation");
+    if (sinks && (sinks->cls != TE_VALUE_FIXED || sinks->input < 0))
+        return te_plan_refuse(plan, node, "its sinks are made in the group");
     int64_t heads = (int64_t)attr[heads_at].number, kv = attr[kv_at].set ? (int64_t)attr[kv_at].number : heads;
     if (heads < 1 || kv < 1 || x->width % (heads + 2 * kv))
         return te_plan_refuse(plan, node, "%lld columns for %lld + 2 x %lld heads", (long long)x->width,
@@ -157,6 +160,12 @@ static te_status infer_self_attention(te_fuse_plan *plan, te_group_node *node, t
 bool te_plan_turns(const te_group_node *node)
 {
     return strcmp(node->call.op->name, "self_attention") == 0 && node->in[2] != TE_NO_VALUE;
+}
+
+int te_plan_sinks(const te_fuse_plan *plan, const te_group_node *node)
+{
+    int sinks = strcmp(node->call.op->name, "self_attention") == 0 ? node->in[3] : TE_NO_VALUE;
+    return sinks != TE_NO_VALUE && plan->values[sinks].wanted ? sinks : TE_NO_VALUE;
 }
 
 static te_status infer_embedding(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)

@@ -288,6 +288,8 @@ te_tensor *te_state_seen(const te_group_state *state, const te_plan_value *value
 /* draw.c: random numbers, drawn in the order in which single operations draw them. */
 bool      te_plan_draws(const te_group_node *node); /* a called operation: by itself */
 bool      te_plan_turns(const te_group_node *node); /* attention: its queries and keys by their positions */
+int       te_plan_sinks(const te_fuse_plan *plan, const te_group_node *node); /* the value, if a gradient is wanted */
+enum { TE_CALL_AUX = 3 }; /* of a called operation, as its own tape sees them: its input, its result, and its sinks */
 te_status te_plan_order_draws(te_fuse_plan *plan);
 void      te_state_draw(te_group_state *state);
 te_status te_mask_forward(te_group_state *state, const te_unit *unit);

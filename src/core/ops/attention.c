@@ -4,6 +4,11 @@
  * never stored. The packed form exists because a projection's gradient is then written once, where three views would
  * each need their own pass over it.
  *
+ * Sinks (te_attention) are the kernels' in the forward pass, which leave them in lse, so that backward needs not know
+ * of them; only their own gradient is made here: they have no value, so of dS = P (dP - D) it is
+ *
+ *      dsink = sum over rows of -exp(sink - lse) D,        D = rowsum(do o)
+ *
  * Under a recipe with FP8 attention the operands are quantized (attention_quantized.h).
  */
 #include "attention_quantized.h"
@@ -95,6 +100,75 @@ static te_status run_forward(te_call *call, te_attention_state *s, te_dtype dtyp
     return te_call_kernel(call, &device->exec, device->exec.backend->attention(&device->exec, a));
 }
 
+/* The sinks as kernels read them: another reference, or a copy. */
+static te_status take_sinks(te_call *call, te_tensor *sinks, te_dtype dtype, te_attention *a, te_tensor **taken)
+{
+    int64_t  heads = a->q.shape[1];
+    te_dtype wanted = dtype == TE_F64 ? TE_F64 : TE_F32;
+    if (sinks->ndim != 1 || sinks->shape[0] != heads || !te_dtype_is_float(sinks->dtype))
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "sinks must be {heads} = {%lld} of a floating dtype, not %s of %s",
+                            (long long)heads, TE_SHAPE_TEXT(sinks), te_dtype_name(sinks->dtype));
+    *taken = sinks->dtype == wanted ? te_tensor_contiguous_copy(sinks) : te_tensor_cast(sinks, wanted);
+    if (!*taken) return call->ctx->status;
+    a->sinks = te_tensor_view(*taken);
+    return TE_OK;
+}
+
+static const te_utility sink_program = {.name = "sink_gradient",
+                                        .inputs = "o d l a",
+                                        .outputs = "y",
+                                        .formula = "y = where(a < -3.0e38, 0, -exp(a - l) * o * d)"};
+
+/* Dimension i of v as to[i] of a run's. */
+static te_operand operand_of(const te_view *v, const int to[])
+{
+    te_operand o = {.data = v->data, .dtype = v->dtype};
+    for (int i = 0; i < v->ndim; i++) o.stride[to[i]] = v->shape[i] == 1 ? 0 : v->stride[i];
+    return o;
+}
+
+static bool wants_dsinks(const te_call *call, int index, const te_tensor *sinks)
+{
+    return sinks && call->node->n_edges > index && te_grad_wanted(call, index);
+}
+
+/* The gradient of input `index`, the sinks that were saved: terms [batch, seq, dim, heads], then their sums. */
+static te_status give_dsinks(te_call *call, int index, const te_attention_grad *g, te_tensor *sinks)
+{
+    static const int rows[4] = {0, 3, 1, 2}, heads[1] = {3};
+    const te_attention *a = &g->forward;
+    te_device *device = sinks->storage->device;
+    bool       wide = a->q.dtype == TE_F64, accumulate;
+    te_run     run = {.ndim = 4, .compute_f64 = wide};
+    int64_t    held[4] = {a->out.shape[0], a->out.shape[2], a->out.shape[1], a->out.shape[3]};
+    for (int i = 0; i < 4; i++) run.shape[rows[i]] = a->out.shape[i];
+    te_view    s = te_tensor_view(sinks);
+    te_tensor *held_terms = te_tensor_new(call->ctx, device, wide ? TE_F64 : TE_F32, 4, held), *terms = NULL, *to;
+    if (!held_terms) return call->ctx->status;
+    int64_t stride[4] = {held_terms->stride[0], held_terms->stride[1], held_terms->stride[3], held_terms->stride[2]};
+    terms = te_tensor_alias(held_terms, 4, run.shape, stride, 0);
+    te_status status = terms ? TE_OK : call->ctx->status;
+    if (status == TE_OK) {
+        te_view    y = te_tensor_view(terms);
+        te_operand in[4] = {operand_of(&a->out, rows), operand_of(&g->dout, rows), operand_of(&a->lse, rows),
+                            operand_of(&s, heads)}, out = {.data = y.data, .dtype = y.dtype};
+        memcpy(out.stride, y.stride, 4 * sizeof *y.stride);
+        run.inputs = in;
+        run.outputs = &out;
+        te_program *program = te_utility_program(call->ctx, &sink_program);
+        status = !program ? call->ctx->status
+                          : te_call_kernel(call, &device->exec,
+                                           device->exec.backend->program_run(&device->exec, program, &run, 1));
+    }
+    if (status == TE_OK) {
+        to = te_grad_target(call, index, &accumulate);
+        status = to ? te_sum_to(to, terms, 1, accumulate) : call->ctx->status;
+    }
+    te_tensor_release(terms);
+    te_tensor_release(held_terms);
+    return status;
+}
+
 static void point_to_result(te_attention *a, const te_tensor *out)
 {
     a->out.data = te_tensor_pointer(out);
@@ -159,7 +233,7 @@ static void separate_views(te_attention_state *s, te_tensor *const *qkv)
 static te_status sdpa_forward(te_call *call)
 {
     te_context *ctx = call->ctx;
-    te_tensor *bias = call->in[3], *qkv[3] = {NULL}, *out = NULL, *lse = NULL;
+    te_tensor *bias = call->in[3], *qkv[3] = {NULL}, *out = NULL, *lse = NULL, *sinks = NULL;
     te_status status = check_separate(call);
     if (status != TE_OK) return status;
     te_attention_state *s = new_state(call, 0);
@@ -172,6 +246,7 @@ static te_status sdpa_forward(te_call *call)
         status = read_options(call, &s->a);
     }
     if (status == TE_OK && bias) status = bias_view(call, bias, &s->a);
+    if (status == TE_OK && call->in[4]) status = take_sinks(call, call->in[4], qkv[0]->dtype, &s->a, &sinks);
     if (status == TE_OK) status = run_forward(call, s, qkv[0]->dtype, qkv[0]->storage->device, &out, &lse);
     if (status == TE_OK) {
         te_tensor *values =
@@ -182,9 +257,10 @@ static te_status sdpa_forward(te_call *call)
     }
     bool plain = !s->n_operands;
     te_tensor *keep[] = {plain ? qkv[0] : NULL, plain ? qkv[1] : NULL, plain ? qkv[2] : NULL,
-                         s->result.side[0].data ? NULL : out, lse, bias};
-    status = keep_for_backward(call, status, keep, 6);
+                         s->result.side[0].data ? NULL : out, lse, bias, sinks};
+    status = keep_for_backward(call, status, keep, 7);
     for (int i = 0; i < 3; i++) te_tensor_release(qkv[i]);
+    te_tensor_release(sinks);
     te_tensor_release(out);
     te_tensor_release(lse);
     return status;
@@ -238,6 +314,7 @@ static te_status sdpa_backward(te_call *call)
         point_to_result(&g.forward, out);
         status = te_call_kernel(call, exec, exec->backend->attention_backward(exec, &g));
     }
+    if (status == TE_OK && wants_dsinks(call, 4, call->saved[6])) status = give_dsinks(call, 4, &g, call->saved[6]);
     te_tensor_release(out);
     te_tensor_release(dout);
     for (int i = 0; i < 3; i++) {
@@ -255,7 +332,7 @@ static te_status sdpa_backward(te_call *call)
 /* --- one packed projection ---------------------------------------------------------------------------------------- */
 
 enum { HEADS = N_SHARED, KV_HEADS, PAIRS_INTERLEAVED };
-enum { LENGTHS = 1, FREQUENCIES, SAVED_POSITIONS = 3, SAVED_FREQUENCIES };
+enum { LENGTHS = 1, FREQUENCIES, SINKS, SAVED_POSITIONS = 3, SAVED_FREQUENCIES, SAVED_SINKS };
 
 /* q, k, v (or their gradients) inside qkv {.., (heads + 2 kv_heads) dim}: blocks Q | K | V. */
 static void packed_views(const te_tensor *qkv, int64_t heads, int64_t kv_heads, te_view *q, te_view *k, te_view *v)
@@ -423,7 +500,7 @@ static te_status turn_gradient_back(te_call *call, const te_tensor *turned, cons
 static te_status self_attention_forward(te_call *call)
 {
     te_context *ctx = call->ctx;
-    te_tensor *lens = call->in[LENGTHS], *positions = NULL, *out = NULL, *lse = NULL;
+    te_tensor *lens = call->in[LENGTHS], *positions = NULL, *out = NULL, *lse = NULL, *sinks = NULL;
     int64_t heads = (int64_t)call->attr[HEADS].number,
             kv_heads = call->attr[KV_HEADS].set ? (int64_t)call->attr[KV_HEADS].number : heads;
     te_status status = check_packed(call, heads, kv_heads);
@@ -445,6 +522,7 @@ static te_status self_attention_forward(te_call *call)
         for (int i = 0; i < 3 && s->n_operands; i++) te_attention_mark(s, 0, views[i]);
         status = read_options(call, &s->a);
     }
+    if (status == TE_OK && call->in[SINKS]) status = take_sinks(call, call->in[SINKS], qkv->dtype, &s->a, &sinks);
     if (status == TE_OK) status = run_forward(call, s, qkv->dtype, qkv->storage->device, &out, &lse);
     if (status == TE_OK) {
         int64_t shape[3];
@@ -455,11 +533,12 @@ static te_status self_attention_forward(te_call *call)
         if (!call->out[0]) status = ctx->status;
     }
     te_tensor *keep[] = {s->n_operands ? NULL : qkv, s->result.side[0].data ? NULL : out, lse, positions,
-                         call->in[FREQUENCIES]};
-    status = keep_for_backward(call, status, keep, 5);
+                         call->in[FREQUENCIES], sinks};
+    status = keep_for_backward(call, status, keep, 6);
     call->memo[0] = heads;
     call->memo[1] = kv_heads;
     te_tensor_release(positions);
+    te_tensor_release(sinks);
     te_tensor_release(qkv);
     te_tensor_release(out);
     te_tensor_release(lse);
@@ -488,24 +567,28 @@ static te_status self_attention_backward(te_call *call)
     }
     if (status == TE_OK) status = te_call_kernel(call, exec, exec->backend->attention_backward(exec, &g));
     if (status == TE_OK && turned) status = turn_gradient_back(call, turned, dqkv, g.dq.shape[3]);
+    if (status == TE_OK && wants_dsinks(call, SINKS, call->saved[SAVED_SINKS]))
+        status = give_dsinks(call, SINKS, &g, call->saved[SAVED_SINKS]);
     te_tensor_release(turned);
     te_tensor_release(dout);
     te_tensor_release(out);
     te_tensor_release(qkv);
-    if (status == TE_OK) return te_grad_give(call, 0, dqkv);
+    if (status == TE_OK && te_grad_wanted(call, 0)) return te_grad_give(call, 0, dqkv);
     te_tensor_release(dqkv);
     return status;
 }
 
 const te_op_def te_ops_attention[] = {
-    {.signature = "scaled_dot_product_attention(q, k, v, bias = nil; " SHARED_OPTIONS ")",
+    {.signature = "scaled_dot_product_attention(q, k, v, bias = nil, sinks = nil; " SHARED_OPTIONS ")",
      .doc = "softmax(scale q k^T + bias) v for q {batch, heads, seq_q, dim}, k and v {batch, kv_heads, seq_kv, dim}; "
             "scale 1/sqrt(dim) when absent. "
             "causal hides later positions, window_left and window_right how far one sees (-1: all), bottom_right "
             "aligns the last query with the last key. "
             "A fully masked row gives zeros. Scores are not stored (Dao et al. 2022), but in backward where the bias, "
             "which "
-            "broadcasts to {batch, heads, seq_q, seq_kv}, has a gradient.",
+            "broadcasts to {batch, heads, seq_q, seq_kv}, has a gradient. "
+            "sinks {heads} are one more score of every row, which has no value (Xiao et al. 2023; of zeros: softmax "
+            "off by one).",
      .forward = sdpa_forward,
      .backward = sdpa_backward},
     {.signature = "rope(x, frequencies, positions = nil; interleaved: bool = false, offset: int = 0)",
@@ -516,12 +599,13 @@ const te_op_def te_ops_attention[] = {
      .flags = TE_OP_METHOD,
      .forward = te_rope_forward,
      .backward = te_rope_backward},
-    {.signature = "self_attention(qkv, seq_lens = nil, frequencies = nil; " SHARED_OPTIONS
+    {.signature = "self_attention(qkv, seq_lens = nil, frequencies = nil, sinks = nil; " SHARED_OPTIONS
                   ", heads: int = 1, kv_heads: int = nil, interleaved: bool = false)",
      .doc = "Attention on a packed projection: {tokens, width} one sequence, {batch, seq, width}, or {tokens, width} "
             "with seq_lens {batch}; "
             "width = (heads + 2 kv_heads) dim in blocks Q | K | V. Result {..., heads dim}. With frequencies Q and K "
-            "are turned by their position in the sequence, as te.rope does.",
+            "are turned by their position in the sequence, as te.rope does; sinks as for "
+            "scaled_dot_product_attention.",
      .forward = self_attention_forward,
      .backward = self_attention_backward},
     {0},

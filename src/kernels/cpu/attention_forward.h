@@ -222,6 +222,14 @@ static void T(forward_walk)(T(forward_state) *s, attention_walk walk, int64_t fi
     }
 }
 
+/* The score beside those of keys in a row of this head. */
+static REAL T(sink_of)(const te_attention *a, int64_t head)
+{
+    if (!te_view_present(&a->sinks)) return -(REAL)INFINITY;
+    if (a->sinks.dtype == TE_F64) return (REAL)((const double *)a->sinks.data)[head];
+    return (REAL)((const float *)a->sinks.data)[head];
+}
+
 /* The state of a task before its first walk. */
 static void T(forward_open)(T(forward_state) *s, const te_attention *a, const te_attention_seq *seq, int64_t head,
                             int64_t first, int64_t end, void *scratch)
@@ -232,7 +240,11 @@ static void T(forward_open)(T(forward_state) *s, const te_attention *a, const te
     T(load_rows)(s->q, &a->q, seq->batch, head, seq->q_start + first, end - first, T(load_scale)(a));
     memset(s->out, 0, (size_t)((end - first) * s->dim_v) * sizeof(REAL));
     memset(s->sum, 0, (size_t)((end - first) * TE_ATTENTION_LANES) * sizeof(REAL));
-    for (int64_t i = 0; i < end - first; i++) s->top[i] = -(REAL)INFINITY;
+    REAL sink = T(sink_of)(a, head);
+    for (int64_t i = 0; i < end - first; i++) {
+        s->top[i] = sink;
+        if (sink != -(REAL)INFINITY) s->sum[i * TE_ATTENTION_LANES] = 1;
+    }
 }
 
 /* Sums of weights to s->total, and lse from them. */

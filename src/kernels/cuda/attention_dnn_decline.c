@@ -63,6 +63,7 @@ const char *te_dnn_attention_decline(te_exec *exec, const te_attention *a, const
     if (!a->q.quant && a->q.dtype != TE_BF16 && a->q.dtype != TE_F16) return "neither bfloat16 nor float16";
     if (a->dropout > 0) return "dropout would draw other bits";
     if (te_view_present(&a->bias)) return "a bias";
+    if (te_view_present(&a->sinks)) return "sinks";
     if (te_view_numel(&a->q) == 0 || te_view_numel(&a->k) == 0 || dv == 0 || (sq == 1 && skv == 1)) return "too small";
     if (d % 8 != 0 || dv % 8 != 0 || d > 256 || dv > 256) return "heads that are no multiple of 8 or larger than 256";
     if (a->window_right > 0) return "a window to the right";

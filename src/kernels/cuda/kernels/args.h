@@ -71,6 +71,7 @@ typedef struct te_select_args {
 typedef struct te_attention_args {
     te_cuda_bound  bound; /* backward: scratch holds rowsum(dout out) per query */
     te_cuda_view   q, k, v, out, lse, bias, dout, dq, dk, dv, dbias;
+    const void    *sinks; /* float, double beside double; NULL: none */
     const int32_t *cu_q, *cu_kv;
     int64_t        n_seqs, tiles; /* tiles: blocks per head and sequence */
     int64_t        left, right, bottom_right;

@@ -85,7 +85,8 @@ extern "C" __global__ void __launch_bounds__(128, 4) te_attention(const __grid_c
     int rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
     te_load_rows(q, pitch, a.q, s.batch, head, s.q_start + first, rows, (te_real)a.scale);
     te_clear(out, TE_TILE * dim_v);
-    for (int i = threadIdx.x; i < TE_TILE; i += TE_ATTENTION_THREADS) top[i] = TE_LOWEST, sum[i] = 0;
+    te_real sink = te_sink_of(a, head);
+    for (int i = threadIdx.x; i < TE_TILE; i += TE_ATTENTION_THREADS) top[i] = sink, sum[i] = te_sink_weight(sink);
     int64_t end = te_end_key(s, first + rows - 1);
     for (int64_t key = te_first_key(s, first) / TE_TILE * TE_TILE; key < end; key += TE_TILE) {
         int n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);

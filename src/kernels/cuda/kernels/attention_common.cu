@@ -15,6 +15,14 @@ enum { TE_ATTENTION_THREADS = 128 };
 #endif
 #define TE_LOWEST (-(te_real)TE_INFINITY)
 
+/* The score beside those of keys in a row of this head, and the sum of weights that a row begins with. */
+__device__ static inline te_real te_sink_of(const te_attention_args &a, int64_t head)
+{
+    return a.sinks ? ((const te_real *)a.sinks)[head] : TE_LOWEST;
+}
+
+__device__ static inline te_real te_sink_weight(te_real sink) { return sink == TE_LOWEST ? (te_real)0 : (te_real)1; }
+
 /* --- sequences --------------------------------------------------------------------------------------------------- */
 
 /* A batch entry, or a part of packed extents; what lies before the first and behind the last part sees nothing. */

@@ -233,7 +233,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_mma(const __grid_
     int      rows = (int)(s.n_q - first < TE_MMA_ROWS ? s.n_q - first : TE_MMA_ROWS), warp = threadIdx.x / 32 * 16;
     int      g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, mine = (int)te_clamp(rows - warp, 0, 16);
     uint32_t q[TE_DIM / 16][4];
-    float    out[TE_DIM_V / 8][4], top[2] = {TE_LOWEST, TE_LOWEST}, sum[2] = {0, 0};
+    float    sink = te_sink_of(a, head), part = t == 0 ? te_sink_weight(sink) : 0.0f; /* of four lanes' sums */
+    float    out[TE_DIM_V / 8][4], top[2] = {sink, sink}, sum[2] = {part, part};
     te_mma_load_left<TE_DIM>(q, a.q, s.batch, head, s.q_start + first + (mine ? warp : 0), mine);
     te_mma_clear(out);
     int64_t end = te_end_key(s, first + rows - 1);

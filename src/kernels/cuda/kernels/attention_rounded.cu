@@ -56,7 +56,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_rounded(const __g
     te_real times = (te_real)((a.codes ? 1.0 : (double)*a.factor[2]) / 448 * (a.dropout ? a.kept_scale : 1.0));
     te_load_rows(q, pitch, a.q, s.batch, head, s.q_start + first, rows, 1);
     te_clear(out, TE_TILE * dim_v);
-    for (int i = threadIdx.x; i < TE_TILE; i += TE_ATTENTION_THREADS) top[i] = TE_LOWEST, sum[i] = 0;
+    te_real sink = te_sink_of(a, head);
+    for (int i = threadIdx.x; i < TE_TILE; i += TE_ATTENTION_THREADS) top[i] = sink, sum[i] = te_sink_weight(sink);
     int64_t end = te_end_key(s, first + rows - 1);
     for (int walk = 0; walk < 2; walk++) {
         for (int64_t key = te_first_key(s, first) / TE_TILE * TE_TILE; key < end; key += TE_TILE) {

@@ -161,7 +161,8 @@ describe("te.rope_frequencies", function()
         end
         f = te.rope_frequencies(16, { base = 100, scaling = { type = "yarn", factor = 8, beta_fast = 8, beta_slow = 2,
             truncate = false, original_max_position_embeddings = 64 } })
-        for i, expected in ipairs { 1, 0.443763, 0.1346494, 0.02222849, 0.0125, 0.007029266, 0.003952847, 0.002222849 } do
+        for i, expected in ipairs { 1, 0.443763, 0.1346494, 0.02222849, 0.0125, 0.007029266, 0.003952847,
+            0.002222849 } do
             assert.near(1, f[i]:item() / expected, 1e-6)
         end
     end)

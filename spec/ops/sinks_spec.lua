@@ -117,7 +117,8 @@ describe("attention with sinks", function()
     it("belongs to te.DotProductAttention, too", function()
         local m = te.DotProductAttention { softmax_type = "off-by-one", num_heads = 4 }
         assert.is_true(far(m(q, k, v), reference(q, k, v, te.zeros({ 4 }, F64), {})) < 1e-6)
-        assert.error_matches(function() te.DotProductAttention { softmax_type = "learnable" } end, "num_heads goes with")
+        assert.error_matches(function() te.DotProductAttention { softmax_type = "learnable" } end,
+            "num_heads goes with")
         assert.error_matches(function() te.DotProductAttention { num_heads = 2 } end, "num_heads goes with")
         assert.error_matches(function() te.DotProductAttention { softmax_type = "sink" } end,
             "softmax_type: expected one of vanilla, off%-by%-one, learnable")

@@ -3,8 +3,8 @@
  *     te._core.json '{"a": [1, true]}'      { a = { 1, true } }
  *
  * Objects and arrays become tables, null becomes nil: an object has no such entry, an array a hole. jansson refuses
- * what is no JSON, keys that occur twice, invalid UTF-8, and values nested deeper than 2048 times. Its memory is not the
- * context's, so restricted runtimes do without.
+ * what is no JSON, keys that occur twice, invalid UTF-8, and values nested deeper than 2048 times. Its memory is not
+ * the context's, so restricted runtimes do without.
  */
 #include "bindings.h"
 

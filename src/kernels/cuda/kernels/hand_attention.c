@@ -12,7 +12,8 @@ static te_attention_args args_for(const te_attention *a)
     int64_t open = a->q.shape[2] + a->k.shape[2];
     te_attention_args args = {.q = te_cuda_view_of(&a->q), .k = te_cuda_view_of(&a->k), .v = te_cuda_view_of(&a->v),
                               .out = te_cuda_view_of(&a->out), .lse = te_cuda_view_of(&a->lse),
-                              .bias = te_cuda_view_of(&a->bias), .sinks = a->sinks.data, .cu_q = a->cu_seqlens_q, .cu_kv = a->cu_seqlens_kv,
+                              .bias = te_cuda_view_of(&a->bias), .sinks = a->sinks.data,
+                              .cu_q = a->cu_seqlens_q, .cu_kv = a->cu_seqlens_kv,
                               .n_seqs = a->n_seqs, .bottom_right = a->bottom_right, .scale = a->scale};
     args.left = a->window_left < 0 || a->window_left > open ? open : a->window_left;
     args.right = a->window_right < 0 || a->window_right > open ? open : a->window_right;

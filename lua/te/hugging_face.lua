@@ -10,6 +10,7 @@ local te = require "te"
 local fail = require "te.fail"
 local files = require "te.files"
 local options = require "te.options"
+local initializers = require "te.initializers"
 
 local WHO = "te.models.from_hugging_face"
 
@@ -215,10 +216,8 @@ function hugging_face.load(folder, opts)
         fail("%s: block_size: %d, but %s/config.json has %d positions", WHO, opts.block_size, folder, config.block_size)
     end
     config.block_size = opts.block_size or config.block_size
-    local model = class(config)
-    model:load_hugging_face(read_weights(folder))
-    if opts.dtype ~= "float32" then model:to(opts.dtype) end
-    return model
+    local weights = read_weights(folder)
+    return initializers.bare(opts.dtype, class, config):load_hugging_face(weights)
 end
 
 return hugging_face

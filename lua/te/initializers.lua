@@ -32,13 +32,29 @@ function initializers.constant(value)
     return function(t) t:fill_(value) end
 end
 
+local bare -- the dtype of parameters that nobody fills; nil: all are filled
+
+local function swap(dtype)
+    local before = bare
+    bare = dtype or nil
+    return before or false
+end
+
+local function passed(ok, ...)
+    if not ok then error((...), 0) end
+    return ...
+end
+
+--- fn(...), whose parameters are of that dtype and hold whatever their memory held: they are about to be loaded.
+function initializers.bare(dtype, fn, ...) return passed(te._core.under(swap, dtype, fn, ...)) end
+
 --- A leaf tensor that requires a gradient, filled by `init`.
 ---@param shape integer[]
 ---@param init function
 ---@param opts table  { dtype =, device = }
 function initializers.parameter(shape, init, opts)
-    local t = te.empty(shape, { dtype = opts.params_dtype or opts.dtype, device = opts.device })
-    local replaced = init(t)
+    local t = te.empty(shape, { dtype = bare or opts.params_dtype or opts.dtype, device = opts.device })
+    local replaced = not bare and init(t)
     if te.is_tensor(replaced) then t:copy_(replaced) end
     t.requires_grad = true
     return t

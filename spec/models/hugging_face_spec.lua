@@ -173,6 +173,7 @@ describe("te.models.from_hugging_face", function()
         assert.same({ 9, 16 }, model.wpe.weight.shape)
         local logits = model(ids { IDS }):view { -1 }
         for i, expected in ipairs(MODELS.gpt2.logits) do assert.near(expected, logits[i]:item(), 0.15) end
+        assert.equal("float32", te.Linear(2, 2).weight.dtype) -- what is made later is as ever
         assert.error_matches(function() te.models.from_hugging_face(folder, { block_size = 33 }) end,
             "block_size: 33, but .* has 32 positions")
         te.save(folder .. "/b.safetensors", first)
@@ -199,6 +200,8 @@ describe("te.models.from_hugging_face", function()
             { ['"hidden_size": 16'] = '"hidden_size": 1.5' })
         refuses("vocab_size: is missing", "llama", { ['"vocab_size": 13,'] = "" })
         refuses("1 of 2 layers see a window", "qwen2", { ['"full_attention", '] = '"sliding_attention", ' })
+        refuses("num_heads 3", "llama", { ['"num_attention_heads": 4'] = '"num_attention_heads": 3' })
+        assert.is_true(te.Linear(64, 64).weight:abs():max():item() > 0)
         refuses("quantization_config", "llama", { ['"model_type"'] = '"quantization_config": {}, "model_type"' })
         refuses("line 1", "llama", { ['"vocab_size"'] = "vocab_size" })
         refuses("has shape", "llama", { ['"hidden_size": 16'] = '"hidden_size": 32' })

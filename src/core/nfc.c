@@ -22,19 +22,63 @@ static te_status fail(te_io_error *error, utf8proc_ssize_t code)
     return te_io_fail(error, TE_ERROR_ARGUMENT, NULL, "normalizing a text: %s", utf8proc_errmsg(code));
 }
 
+static unsigned class_of(int32_t point) { return (unsigned)utf8proc_get_property(point)->combining_class; }
+
+/* Takes every character apart: *n code points. */
+static te_status decompose(te_nfc *nfc, const unsigned char *text, size_t size, size_t *n, te_io_error *error)
+{
+    enum { MOST = 8 }; /* of one character; 4 in Unicode 15 */
+    int bound = 0;
+    *n = 0;
+    for (size_t at = 0; at < size;) {
+        uint32_t point = 0;
+        at += te_utf8_decode(text + at, size - at, &point);
+        if (!te_mem_grow(nfc->mem, (void **)&nfc->points, &nfc->capacity, *n + MOST, sizeof *nfc->points))
+            return fail(error, 0);
+        utf8proc_ssize_t parts =
+            utf8proc_decompose_char((int32_t)point, nfc->points + *n, MOST, (utf8proc_option_t)OPTIONS, &bound);
+        if (parts < 0 || parts > MOST) return fail(error, parts < 0 ? parts : UTF8PROC_ERROR_OVERFLOW);
+        *n += (size_t)parts;
+    }
+    return TE_OK;
+}
+
+/* Sorts marks by their class, those of one class as they came. utf8proc does it by swapping neighbours, which takes
+ * hours where a text is nothing but marks. */
+static bool sort_marks(te_nfc *nfc, int32_t *marks, size_t n)
+{
+    size_t starts[257] = {0};
+    if (n < 2) return true;
+    if (!te_mem_grow(nfc->mem, (void **)&nfc->marks, &nfc->marks_capacity, n, sizeof *nfc->marks)) return false;
+    memcpy(nfc->marks, marks, n * sizeof *marks);
+    for (size_t i = 0; i < n; i++) starts[class_of(marks[i]) + 1]++;
+    for (size_t c = 1; c < 257; c++) starts[c] += starts[c - 1];
+    for (size_t i = 0; i < n; i++) marks[starts[class_of(nfc->marks[i])]++] = nfc->marks[i];
+    return true;
+}
+
+static bool reorder(te_nfc *nfc, size_t n)
+{
+    for (size_t i = 0, end; i < n; i = end + 1) {
+        for (end = i; end < n && class_of(nfc->points[end]) != 0; end++) continue;
+        if (!sort_marks(nfc, nfc->points + i, end - i)) return false;
+    }
+    return true;
+}
+
 te_status te_nfc_normalize(te_nfc *nfc, const unsigned char **text, size_t *size, te_io_error *error)
 {
+    size_t n, length = 0;
     if (is_plain(*text, *size)) return TE_OK;
-    utf8proc_ssize_t n = utf8proc_decompose(*text, (utf8proc_ssize_t)*size, NULL, 0, OPTIONS);
-    if (n < 0) return fail(error, n);
-    if (!te_mem_grow(nfc->mem, (void **)&nfc->points, &nfc->capacity, (size_t)n, sizeof *nfc->points))
+    te_status status = decompose(nfc, *text, *size, &n, error);
+    if (status != TE_OK) return status;
+    if (!reorder(nfc, n)) return fail(error, 0);
+    utf8proc_ssize_t left =
+        utf8proc_normalize_utf32(nfc->points, (utf8proc_ssize_t)n, (utf8proc_option_t)OPTIONS);
+    if (left < 0) return fail(error, left);
+    if (!te_mem_grow(nfc->mem, (void **)&nfc->bytes, &nfc->bytes_capacity, 4 * (size_t)left, 1))
         return fail(error, 0);
-    n = utf8proc_decompose(*text, (utf8proc_ssize_t)*size, nfc->points, n, OPTIONS);
-    if (n >= 0) n = utf8proc_normalize_utf32(nfc->points, n, OPTIONS);
-    if (n < 0) return fail(error, n);
-    if (!te_mem_grow(nfc->mem, (void **)&nfc->bytes, &nfc->bytes_capacity, 4 * (size_t)n, 1)) return fail(error, 0);
-    size_t length = 0;
-    for (utf8proc_ssize_t i = 0; i < n; i++)
+    for (utf8proc_ssize_t i = 0; i < left; i++)
         length += te_utf8_encode((uint32_t)nfc->points[i], nfc->bytes + length);
     *text = nfc->bytes;
     *size = length;
@@ -44,6 +88,7 @@ te_status te_nfc_normalize(te_nfc *nfc, const unsigned char **text, size_t *size
 void te_nfc_free(te_nfc *nfc)
 {
     te_mem_free(nfc->mem, nfc->points, nfc->capacity * sizeof *nfc->points);
+    te_mem_free(nfc->mem, nfc->marks, nfc->marks_capacity * sizeof *nfc->marks);
     te_mem_free(nfc->mem, nfc->bytes, nfc->bytes_capacity);
     *nfc = (te_nfc){.mem = nfc->mem};
 }

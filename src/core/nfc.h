@@ -4,17 +4,16 @@
 
 #include "io.h"
 
-/* A block that calls reuse; starts with a mem and zeros. */
+/* Blocks that calls reuse; starts with a mem and zeros. */
 typedef struct te_nfc {
-    const te_mem *mem;
-    int32_t      *points;
-    size_t        capacity;
+    const te_mem  *mem;
+    int32_t       *points, *marks;
     unsigned char *bytes;
-    size_t        bytes_capacity;
+    size_t         capacity, marks_capacity, bytes_capacity;
 } te_nfc;
 
 /* Normalizes the valid UTF-8 at *text: *text and *size then say where the result lies, the same place where nothing can
- * change, or in the block, valid until the next call. */
+ * change, or in a block, valid until the next call. */
 te_status te_nfc_normalize(te_nfc *nfc, const unsigned char **text, size_t *size, te_io_error *error);
 void      te_nfc_free(te_nfc *nfc);
 

@@ -5,8 +5,9 @@
 -- something out gives ids that the model has never seen together.
 --
 -- Patterns are PCRE2's here and Oniguruma's there. So only what means the same in both is let through, and \s is
--- spelled out, which the two disagree on in one character, U+180E. They know different versions of Unicode, so
--- characters that are newer than the older one, Unicode 14, may be cut apart elsewhere.
+-- spelled out, which the two disagree on in one character, U+180E. They know different versions of Unicode: letters and
+-- digits that are newer than Unicode 14 may be cut apart elsewhere. NFC is that of today, and the one there that of
+-- Unicode 9: where several marks follow one another and one of them is newer, it leaves them in their order.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -136,27 +137,31 @@ local function read_vocabulary(path, vocabulary, added)
     return texts, opaque
 end
 
--- Flat list of left, right and result; "a b" and [a, b] are both in use.
+-- The two tokens of a merge; "a b" and [a, b] are both in use.
+local function read_merge(path, field, merge)
+    local left, right
+    if type(merge) == "string" then
+        left, right = merge:match "^([^ ]+) ([^ ]+)$"
+    elseif type(merge) == "table" and #merge == 2 then
+        left, right = merge[1], merge[2]
+    end
+    if type(left) ~= "string" or type(right) ~= "string" then refuse(path, field, merge, "two tokens") end
+    return left, right
+end
+
+-- Flat list of left, right and result.
 local function read_merges(path, list, vocabulary)
     local merges, n = {}, 0
     for i = 1, entries(path, "model.merges", list) do
-        local merge = list[i]
-        local left, right
-        if type(merge) == "string" then
-            left, right = merge:match "^([^ ]+) ([^ ]+)$"
-        elseif type(merge) == "table" and #merge == 2 then
-            left, right = merge[1], merge[2]
-        end
-        local field = ("model.merges[%d]"):format(i - 1)
-        if type(left) ~= "string" or type(right) ~= "string" then refuse(path, field, merge, "two tokens") end
-        local ids = { vocabulary[left], vocabulary[right], vocabulary[left .. right] }
-        for k, token in ipairs { left, right, left .. right } do
-            if not ids[k] then
-                fail("%s: %s: %s: model.vocab has no token %s", WHO, path, field, options.shown(token))
+        local merge, field = list[i], ("model.merges[%d]"):format(i - 1)
+        if type(merge) ~= "string" or merge:sub(1, 8) ~= "#version" then -- a line of merges.txt that came along
+            local left, right = read_merge(path, field, merge)
+            for _, token in ipairs { left, right, left .. right } do
+                n = n + 1
+                merges[n] = vocabulary[token] or fail("%s: %s: %s: model.vocab has no token %s", WHO, path, field,
+                    options.shown(token))
             end
-            merges[n + k] = ids[k]
         end
-        n = n + 3
     end
     return merges
 end
@@ -194,7 +199,7 @@ local function read_added(path, list)
         end
         seen[content] = true
         typed(path, list[i], prefix .. ".", "id", "number")
-        typed(path, list[i], prefix .. ".", "normalized", "boolean", true)
+        typed(path, list[i], prefix .. ".", "normalized", "boolean")
         for _, name in ipairs { "lstrip", "rstrip", "single_word" } do
             silent(path, list[i], prefix .. ".", name, { false })
         end
@@ -202,15 +207,11 @@ local function read_added(path, list)
     return list
 end
 
--- Text, id and whether it is looked for after normalization, one after the other. Absent means the opposite of special.
+-- Text, id and whether it is looked for after normalization, one after the other.
 local function flat_added(list)
     local flat = {}
-    for _, token in ipairs(list) do
-        local normalized = token.normalized
-        if normalized == nil then normalized = not token.special end
-        flat[#flat + 1] = token.content
-        flat[#flat + 1] = token.id
-        flat[#flat + 1] = normalized
+    for i, token in ipairs(list) do
+        flat[3 * i - 2], flat[3 * i - 1], flat[3 * i] = token.content, token.id, token.normalized
     end
     return flat
 end

@@ -1,6 +1,8 @@
 /* regex.c - PCRE2 behind a te_mem. */
 #include "regex.h"
 
+#include <stdio.h>
+
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 

@@ -51,8 +51,9 @@ static te_status compile(te_regex *r, const char *pattern, size_t size, bool lit
     r->code = pcre2_compile((PCRE2_SPTR)pattern, size, options, &code, &at, context);
     pcre2_compile_context_free(context);
     if (!r->code) {
-        char what[64];
-        snprintf(what, sizeof what, "in a regular expression, at offset %zu", (size_t)at);
+        char what[128];
+        snprintf(what, sizeof what, "in the regular expression \"%.*s\", at offset %zu", size < 64 ? (int)size : 64,
+                 pattern, (size_t)at);
         return fail(error, code == PCRE2_ERROR_HEAP_FAILED ? PCRE2_ERROR_NOMEMORY : code, what);
     }
     pcre2_jit_compile(r->code, PCRE2_JIT_COMPLETE); /* without machine code the expression is interpreted */

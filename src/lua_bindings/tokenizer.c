@@ -6,7 +6,7 @@
  *         added = { "<end>", 3, false },    text, id, whether it is looked for after normalization
  *         steps = { "\\s+", false, false }, pattern and whether it is literal; false in place of a pattern: the space
  *         opaque = { 3 },                   ids that no text leads to by merging
- *         whole_first = false, nfc = false,
+ *         whole_first = false, nfc = false, name = "tokenizer.json", which messages begin with
  *     }
  *     t:encode(text) → { ids }    t:decode(ids) → text    t:id(text) → id or nil
  */
@@ -80,6 +80,14 @@ static bool flag_field(lua_State *L, const char *name)
     return flag;
 }
 
+/* Raises what making a tokenizer failed with, and which one. */
+static int raise_named(te_lua *rt, lua_State *L, const te_io_error *error)
+{
+    lua_getfield(L, 1, "name");
+    const char *name = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "a tokenizer";
+    return te_lua_raise(rt, L, "tokenizer.load", te_fail(rt->ctx, error->status, "%s: %s", name, error->message));
+}
+
 /* Fills what the options point to, in scratch memory that stays on the stack. */
 static te_tokenizer_options read_options(lua_State *L)
 {
@@ -145,9 +153,18 @@ static int result_gc(lua_State *L)
 static result *push_result(te_lua *rt, lua_State *L)
 {
     result *r = te_lua_scratch(L, sizeof *r);
-    *r = (result){.tag = result_tag, .ctx = rt->ctx, .ids = {.mem = &rt->ctx->mem}};
-    te_context_retain(rt->ctx);
-    te_lua_set_collector(L, result_gc);
+    *r = (result){.tag = result_tag};
+    if (te_lua_push_metatable(L, result_tag)) {
+        lua_pushcfunction(L, result_gc);
+        lua_setfield(L, -2, "__gc");
+        lua_pushboolean(L, false);
+        lua_setfield(L, -2, "__metatable");
+        te_lua_keep_copy(L, result_tag);
+    }
+    lua_setmetatable(L, -2);
+    te_context_retain(rt->ctx); /* not before it would be given back */
+    r->ctx = rt->ctx;
+    r->ids.mem = &rt->ctx->mem;
     return r;
 }
 
@@ -236,8 +253,7 @@ static const luaL_Reg methods[] = {{"encode", encode}, {"decode", decode}, {"id"
 static tokenizer *push_tokenizer(te_lua *rt, lua_State *L)
 {
     tokenizer *u = te_lua_scratch(L, sizeof *u);
-    *u = (tokenizer){.tag = tokenizer_tag, .ctx = rt->ctx};
-    te_context_retain(rt->ctx);
+    *u = (tokenizer){.tag = tokenizer_tag};
     if (te_lua_push_metatable(L, tokenizer_tag)) {
         lua_pushcfunction(L, tokenizer_gc);
         lua_setfield(L, -2, "__gc");
@@ -249,6 +265,8 @@ static tokenizer *push_tokenizer(te_lua *rt, lua_State *L)
         te_lua_keep_copy(L, tokenizer_tag);
     }
     lua_setmetatable(L, -2);
+    te_context_retain(rt->ctx);
+    u->ctx = rt->ctx;
     return u;
 }
 
@@ -261,8 +279,7 @@ static int new_tokenizer(lua_State *L)
     tokenizer           *u = push_tokenizer(rt, L);
     int                  made = lua_gettop(L);
     te_tokenizer_options options = read_options(L);
-    if (te_tokenizer_new(&u->t, &rt->ctx->mem, &options, &error) != TE_OK)
-        return te_lua_raise_io(rt, L, "tokenizer", &error);
+    if (te_tokenizer_new(&u->t, &rt->ctx->mem, &options, &error) != TE_OK) return raise_named(rt, L, &error);
     lua_settop(L, made);
     return 1;
 }

@@ -420,7 +420,7 @@ local function build(path, file)
     local before, after = read_post_processor(path, file.post_processor, #texts)
     local core = te._core.tokenizer { tokens = texts, opaque = opaque, merges = merges, added = flat_added(added),
         steps = read_steps(path, file.pre_tokenizer), nfc = read_normalizer(path, file.normalizer),
-        whole_first = model.ignore_merges or false }
+        whole_first = model.ignore_merges or false, name = path }
     return setmetatable({ core = core, path = path, vocab_size = #texts, before = before, after = after }, Bpe)
 end
 

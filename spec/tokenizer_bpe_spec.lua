@@ -293,7 +293,8 @@ describe("te.tokenizer.load", function()
             refused(field .. "pattern.Regex: " .. part .. " in the pattern",
                 split('"behavior": "Isolated", "pattern": {"Regex": "' .. pattern .. '"}'))
         end
-        refused(prefix .. 'in the regular expression "(a", at offset 2: ', split '"behavior": "Isolated", "pattern": {"Regex": "(a"}')
+        refused(prefix .. 'in the regular expression "(a", at offset 2: ',
+            split '"behavior": "Isolated", "pattern": {"Regex": "(a"}')
     end)
 
     it("says what is wrong with a damaged file", function()

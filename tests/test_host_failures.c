@@ -1,6 +1,6 @@
 /* test_host_failures.c - every allocation of a runtime's life fails in turn: opening, loading the library,
- * building a model, training, encoding a text, closing. Each time there is a status, the runtime does its next work, and
- * closing gives everything back.
+ * building a model, training, encoding a text, closing. Each time there is a status, the runtime does its next work,
+ * and closing gives everything back.
  *
  *     test_host_failures [STRIDE]      1 tries every allocation; the test takes some of them
  */

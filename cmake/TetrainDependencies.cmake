@@ -1,7 +1,9 @@
-# What tetrain links: LuaJIT, OpenMP, jansson, threads; oneDNN where wanted.
+# What tetrain links: LuaJIT, OpenMP, jansson, PCRE2, utf8proc, threads; oneDNN where wanted.
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(LUAJIT REQUIRED IMPORTED_TARGET luajit)
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
+pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS C)
 

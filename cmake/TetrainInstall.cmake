@@ -9,8 +9,8 @@ set_target_properties(tetrain_shared PROPERTIES VERSION ${PROJECT_VERSION} SOVER
 target_link_options(tetrain_shared PRIVATE -Wl,--version-script=${CMAKE_SOURCE_DIR}/cmake/tetrain.map)
 
 # What a program needs beside libtetrain.a.
-set(TE_STATIC_FLAGS "-lluajit-5.1 -ljansson -fopenmp -pthread -lm")
-set(TE_STATIC_LIBRARIES "luajit-5.1;jansson;-fopenmp;-pthread;m")
+set(TE_STATIC_FLAGS "-lluajit-5.1 -ljansson -lpcre2-8 -lutf8proc -fopenmp -pthread -lm")
+set(TE_STATIC_LIBRARIES "luajit-5.1;jansson;pcre2-8;utf8proc;-fopenmp;-pthread;m")
 if(TE_WITH_ONEDNN)
   string(PREPEND TE_STATIC_FLAGS "-ldnnl ")
   string(PREPEND TE_STATIC_LIBRARIES "dnnl;")
@@ -86,7 +86,7 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON) # and the trigger of ldconfig
 # for programs that link libtetrain.a
-set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libdnnl-dev, libjansson-dev, libluajit-5.1-dev")
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libdnnl-dev, libjansson-dev, libluajit-5.1-dev, libpcre2-dev, libutf8proc-dev")
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 # What needs MPI is a package of its own, tetrain-mpi.
 set(CPACK_DEB_COMPONENT_INSTALL ON)

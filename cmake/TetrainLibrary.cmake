@@ -17,8 +17,8 @@ set_source_files_properties(${TE_SOURCES_THAT_RAISE} PROPERTIES COMPILE_OPTIONS 
 
 add_library(te_objects OBJECT ${TE_SOURCES} ${TE_LUA_SOURCES_C})
 target_include_directories(te_objects PUBLIC ${CMAKE_SOURCE_DIR}/include PRIVATE ${CMAKE_SOURCE_DIR}/src)
-target_link_libraries(te_objects PUBLIC te_flags PkgConfig::LUAJIT PkgConfig::JANSSON OpenMP::OpenMP_C
-  Threads::Threads ${CMAKE_DL_LIBS} m)
+target_link_libraries(te_objects PUBLIC te_flags PkgConfig::LUAJIT PkgConfig::JANSSON PkgConfig::PCRE2
+  PkgConfig::UTF8PROC OpenMP::OpenMP_C Threads::Threads ${CMAKE_DL_LIBS} m)
 if(TE_WITH_ONEDNN)
   target_link_libraries(te_objects PUBLIC te_dnnl)
 endif()

@@ -1,7 +1,7 @@
 # Debian packages that tetrain is built and tested with, and how to install those that are missing. To be sourced.
 
 TETRAIN_BUILD_PACKAGES="build-essential cmake ninja-build pkg-config libluajit-5.1-dev libdnnl-dev libjansson-dev"
-TETRAIN_BUILD_PACKAGES="$TETRAIN_BUILD_PACKAGES libedit-dev"
+TETRAIN_BUILD_PACKAGES="$TETRAIN_BUILD_PACKAGES libpcre2-dev libutf8proc-dev libedit-dev"
 TETRAIN_TEST_PACKAGES="clang lua-busted openmpi-bin libopenmpi-dev"
 
 # install_packages NAME…: installs what is not there yet, as root or through sudo.

@@ -53,6 +53,10 @@ local handles = {
     end,
     function() return core.encode_text("some text, some more") end,
     function() return core.tokens_open { tokens = { 1, 2, 3, 4, 5, 6, 7, 8, 9 }, batch = 2, block = 3 } end,
+    function()
+        return core.tokenizer { tokens = { "a", "b", "ab", "<x>" }, merges = { 0, 1, 2 }, opaque = { 3 },
+            added = { "<x>", 3, false }, steps = { "a+", false, false, false } }
+    end,
     function() return core.lock_folder(".") end,
 }
 

@@ -1,6 +1,6 @@
 /* test_host_failures.c - every allocation of a runtime's life fails in turn: opening, loading the library,
- * building a model, training, closing. Each time there is a status, the runtime does its next work, and
- * closing gives everything back.
+ * building a model, training, encoding a text, closing. Each time there is a status, the runtime does its next work,
+ * and closing gives everything back.
  *
  *     test_host_failures [STRIDE]      1 tries every allocation; the test takes some of them
  */
@@ -47,6 +47,9 @@ static const char script[] = "local te = require 'te'\n"
                              "  loss:backward()\n"
                              "  optimizer:step()\n"
                              "end\n"
+                             "local tokens = te._core.tokenizer { tokens = { 'a', 'b', 'ab', '<x>' }, opaque = { 3 },\n"
+                             "  merges = { 0, 1, 2 }, added = { '<x>', 3, false }, steps = { '<', false } }\n"
+                             "assert(tokens:decode(tokens:encode('ab<x>b')) == 'ab<x>b')\n"
                              "assert(tostring(model[2].weight):sub(1, 7) == 'float32')\n";
 
 static tetrain *open_runtime(heap *h)

@@ -263,6 +263,8 @@ local wrong = {
         3, [[te.split: sizes sum to 3, dimension 1 has 4]] },
     { [[te.tokenizer.char("ab"):encode("abc")]],
         3, [[te.tokenizer: character "c" (code point 99) is not among the 2 known ones]] },
+    { [[te.tokenizer.load("/no/such/folder")]],
+        3, [[te.tokenizer.load: /no/such/folder: No such file or directory]] },
     { [[local x = nil + 1]],
         3, [[attempt to perform arithmetic on a nil value]] },
     { [[undefined_function()]],

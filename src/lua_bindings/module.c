@@ -158,6 +158,7 @@ static void open_core(te_lua *rt, lua_State *L)
         te_lua_register(rt, L, te_lua_file_functions);
         te_lua_register(rt, L, te_lua_json_functions);
         te_lua_register(rt, L, te_lua_token_functions);
+        te_lua_register(rt, L, te_lua_tokenizer_functions);
     }
     lua_setfield(L, -2, "_core");
 }

@@ -1,0 +1,439 @@
+--- Byte-level BPE tokenizers from tokenizer.json files, as GPT-2, Llama 3 and Qwen come with.
+--
+-- The vocabulary writes bytes as characters: those that print as themselves, the others as U+0100 and up. What a file
+-- says either acts here as it does where it was written, or is an error that names it: a tokenizer that leaves
+-- something out gives ids that the model has never seen together.
+--
+-- Patterns are PCRE2's here and Oniguruma's there. So only what means the same in both is let through, and \s is
+-- spelled out, which the two disagree on in one character, U+180E. They know different versions of Unicode: letters and
+-- digits that are newer than Unicode 14 may be cut apart elsewhere. NFC is that of today, and the one there that of
+-- Unicode 9: where several marks follow one another and one of them is newer, it leaves them in their order.
+
+local te = require "te"
+local fail = require "te.fail"
+local files = require "te.files"
+local options = require "te.options"
+
+local WHO = "te.tokenizer.load"
+
+-- A file that is being read ---------------------------------------------------------------------------------------
+
+-- Raises: what the file has in a field, and what is expected there.
+local function refuse(path, field, value, expected)
+    fail("%s: %s: %s: expected %s, got %s", WHO, path, field, expected, options.shown(value))
+end
+
+-- Value of a field, of the given type; nil where it is not there and may be absent.
+local function typed(path, from, prefix, name, kind, optional)
+    local value = from[name]
+    if type(value) ~= kind and not (optional and value == nil) then
+        refuse(path, prefix .. name, value, kind == "table" and "a list or an object" or "a " .. kind)
+    end
+    return value
+end
+
+-- Raises where a field says something; `values` are those that say nothing.
+local function silent(path, from, prefix, name, values)
+    local value = from[name]
+    if value == nil then return end
+    for _, allowed in ipairs(values) do
+        if value == allowed then return end
+    end
+    refuse(path, prefix .. name, value, "none, which is all that is supported")
+end
+
+local function entries(path, field, list)
+    local n = #list
+    for key in pairs(list) do
+        if type(key) ~= "number" or key > n then refuse(path, field, list, "a list without nulls") end
+    end
+    return n
+end
+
+-- Steps of { type = "Sequence", [name] = { … } }, or the one step that there is; none for null.
+local function sequence(path, value, field, name)
+    if value == nil then return {} end
+    if type(value) ~= "table" then refuse(path, field, value, "an object or null") end
+    if value.type ~= "Sequence" then return { { value, field } } end
+    local list = typed(path, value, field .. ".", name, "table")
+    local steps = {}
+    for i = 1, entries(path, field .. "." .. name, list) do
+        local place = ("%s.%s[%d]"):format(field, name, i - 1)
+        if type(list[i]) ~= "table" then refuse(path, place, list[i], "an object") end
+        steps[i] = { list[i], place }
+    end
+    return steps
+end
+
+-- Bytes -----------------------------------------------------------------------------------------------------------
+
+local unknown -- whether a character of the token met last stands for no byte
+local alphabet = setmetatable({}, { __index = function()
+    unknown = true
+    return nil
+end })
+
+do
+    local function utf8(point) -- below U+0800
+        if point < 0x80 then return string.char(point) end
+        return string.char(0xC0 + math.floor(point / 64), 0x80 + point % 64)
+    end
+    local others = 0
+    for byte = 0, 255 do
+        local prints = byte >= 33 and byte <= 126 or byte >= 161 and byte ~= 173
+        rawset(alphabet, utf8(prints and byte or 256 + others), string.char(byte))
+        if not prints then others = others + 1 end
+    end
+end
+
+-- The bytes that a token of the vocabulary stands for; nil where it does not use the alphabet.
+local function bytes_of(token)
+    if not token:find "[^!-~]" then return token end
+    unknown = false
+    local bytes = token:gsub("[%z\1-\127\192-\255][\128-\191]*", alphabet)
+    return not unknown and bytes or nil
+end
+
+-- Model -----------------------------------------------------------------------------------------------------------
+
+-- Tokens by id + 1, their number, and the ids that text does not lead to.
+local function read_vocabulary(path, vocabulary, added)
+    local texts, opaque, n, largest = {}, {}, 0, -1
+    local function put(text, id, field)
+        if type(id) ~= "number" or id < 0 or id % 1 ~= 0 or id >= 2 ^ 31 - 1 then
+            refuse(path, field, id, "a token's id")
+        end
+        if texts[id + 1] then
+            fail("%s: %s: %s: id %d is that of another token as well, %s", WHO, path, field, id,
+                options.shown(texts[id + 1]))
+        end
+        texts[id + 1] = text
+        n = n + 1
+        largest = math.max(largest, id)
+    end
+    for token, id in pairs(vocabulary) do
+        if type(token) ~= "string" then refuse(path, "model.vocab", vocabulary, "an object") end
+        put(token, id, "model.vocab[" .. options.shown(token) .. "]")
+    end
+    for i, token in ipairs(added) do
+        local known = vocabulary[token.content]
+        if known == nil then
+            put(token.content, token.id, ("added_tokens[%d].id"):format(i - 1))
+            opaque[#opaque + 1] = token.id
+        elseif known ~= token.id then
+            refuse(path, ("added_tokens[%d].id"):format(i - 1), token.id, ("%d, as in model.vocab"):format(known))
+        end
+    end
+    if n == 0 then fail("%s: %s: model.vocab: there are no tokens", WHO, path) end
+    if largest ~= n - 1 then
+        local id = 0
+        while texts[id + 1] do id = id + 1 end
+        fail("%s: %s: model.vocab: no token has the id %d, and one has %d", WHO, path, id, largest)
+    end
+    for token, id in pairs(vocabulary) do
+        local bytes = bytes_of(token)
+        if bytes and bytes ~= "" then texts[id + 1] = bytes else opaque[#opaque + 1] = id end
+    end
+    return texts, opaque
+end
+
+-- The two tokens of a merge; "a b" and [a, b] are both in use.
+local function read_merge(path, field, merge)
+    local left, right
+    if type(merge) == "string" then
+        left, right = merge:match "^([^ ]+) ([^ ]+)$"
+    elseif type(merge) == "table" and #merge == 2 then
+        left, right = merge[1], merge[2]
+    end
+    if type(left) ~= "string" or type(right) ~= "string" then refuse(path, field, merge, "two tokens") end
+    return left, right
+end
+
+-- Flat list of left, right and result.
+local function read_merges(path, list, vocabulary)
+    local merges, n = {}, 0
+    for i = 1, entries(path, "model.merges", list) do
+        local merge, field = list[i], ("model.merges[%d]"):format(i - 1)
+        if type(merge) ~= "string" or merge:sub(1, 8) ~= "#version" then -- a line of merges.txt that came along
+            local left, right = read_merge(path, field, merge)
+            for _, token in ipairs { left, right, left .. right } do
+                n = n + 1
+                merges[n] = vocabulary[token] or fail("%s: %s: %s: model.vocab has no token %s", WHO, path, field,
+                    options.shown(token))
+            end
+        end
+    end
+    return merges
+end
+
+local function check_model(path, model)
+    if model.type ~= nil and model.type ~= "BPE" then refuse(path, "model.type", model.type, '"BPE"') end
+    silent(path, model, "model.", "dropout", { 0 })
+    silent(path, model, "model.", "continuing_subword_prefix", { "" })
+    silent(path, model, "model.", "end_of_word_suffix", { "" })
+    silent(path, model, "model.", "byte_fallback", { false })
+    local ignores = model.ignore_merges
+    if ignores ~= nil and type(ignores) ~= "boolean" then refuse(path, "model.ignore_merges", ignores, "a boolean") end
+end
+
+-- What stands for characters that have no token acts only where some byte has none.
+local function check_unknown(path, model)
+    for character in pairs(alphabet) do
+        if not model.vocab[character] then
+            silent(path, model, "model.", "unk_token", { "" })
+            silent(path, model, "model.", "fuse_unk", { false })
+        end
+    end
+end
+
+-- Added tokens ----------------------------------------------------------------------------------------------------
+
+local function read_added(path, list)
+    local seen = {}
+    for i = 1, entries(path, "added_tokens", list) do
+        local prefix = ("added_tokens[%d]"):format(i - 1)
+        if type(list[i]) ~= "table" then refuse(path, prefix, list[i], "an object") end
+        local content = typed(path, list[i], prefix .. ".", "content", "string")
+        if content == "" or seen[content] then
+            refuse(path, prefix .. ".content", content, "a text that no other added token has")
+        end
+        seen[content] = true
+        typed(path, list[i], prefix .. ".", "id", "number")
+        typed(path, list[i], prefix .. ".", "normalized", "boolean")
+        for _, name in ipairs { "lstrip", "rstrip", "single_word" } do
+            silent(path, list[i], prefix .. ".", name, { false })
+        end
+    end
+    return list
+end
+
+-- Text, id and whether it is looked for after normalization, one after the other.
+local function flat_added(list)
+    local flat = {}
+    for i, token in ipairs(list) do
+        flat[3 * i - 2], flat[3 * i - 1], flat[3 * i] = token.content, token.id, token.normalized
+    end
+    return flat
+end
+
+-- Cutting ---------------------------------------------------------------------------------------------------------
+
+local GPT2 = [['s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+]]
+local SPACES = [[\p{Z}\t-\r\x{85}]]
+
+-- Escapes outside of classes, and inside of them.
+local OUTSIDE = { s = "[" .. SPACES .. "]", S = "[^" .. SPACES .. "]" }
+local INSIDE = { s = SPACES }
+for c in ("dDrnt"):gmatch "." do
+    OUTSIDE[c], INSIDE[c] = "\\" .. c, "\\" .. c
+end
+
+-- The pattern in PCRE2's words. Raises where it has what may mean something else there.
+local function translate(path, field, pattern)
+    local out, class, i = {}, false, 1
+    local function refuse_part(part)
+        fail("%s: %s: %s: %s in the pattern %s is not supported", WHO, path, field, part, options.shown(pattern))
+    end
+    while i <= #pattern do
+        local c, two = pattern:sub(i, i), pattern:sub(i, i + 1)
+        if c == "\\" then
+            local escaped = two:sub(2)
+            local property = pattern:match("^[pP]{%^?[%w_]+}", i + 1)
+            local meaning = (class and INSIDE or OUTSIDE)[escaped] or escaped:find "^%p$" and two
+                or property and "\\" .. property
+            out[#out + 1] = meaning or refuse_part(two .. (class and " in []" or ""))
+            i = i + (property and #property or 1)
+        else
+            if class and (c == "[" or two == "&&") then refuse_part(two .. " in []") end
+            if two == "}+" then refuse_part(two) end
+            if c == "[" then
+                class = true
+                local first = pattern:match("^%^?%]", i + 1)
+                if first then refuse_part("[" .. first) end
+            elseif c == "]" then
+                class = false
+            end
+            out[#out + 1] = c
+        end
+        i = i + 1
+    end
+    return table.concat(out)
+end
+
+local function read_split(path, step, field)
+    if step.behavior ~= "Isolated" then refuse(path, field .. ".behavior", step.behavior, '"Isolated"') end
+    if step.invert ~= nil and step.invert ~= false then refuse(path, field .. ".invert", step.invert, "false") end
+    local pattern = typed(path, step, field .. ".", "pattern", "table")
+    local literal = pattern.String ~= nil
+    local text = literal and pattern.String or pattern.Regex
+    if type(text) ~= "string" or text == "" then refuse(path, field .. ".pattern", text, "a Regex or a String") end
+    return literal and text or translate(path, field .. ".pattern.Regex", text), literal
+end
+
+-- Patterns and whether they are literal, one after the other; false in place of a pattern is the space in front.
+local function read_steps(path, pre_tokenizer)
+    local flat, steps = {}, sequence(path, pre_tokenizer, "pre_tokenizer", "pretokenizers")
+    for i, entry in ipairs(steps) do
+        local step, field = entry[1], entry[2]
+        if i < #steps then
+            if step.type ~= "Split" then refuse(path, field .. ".type", step.type, '"Split"') end
+            flat[#flat + 1], flat[#flat + 2] = read_split(path, step, field)
+        else
+            if step.type ~= "ByteLevel" then
+                refuse(path, field .. ".type", step.type, 'a "ByteLevel", which must be the last step')
+            end
+            if typed(path, step, field .. ".", "add_prefix_space", "boolean") then
+                flat[#flat + 1], flat[#flat + 2] = false, false
+            end
+            if typed(path, step, field .. ".", "use_regex", "boolean", true) ~= false then
+                flat[#flat + 1], flat[#flat + 2] = translate(path, field, GPT2), false
+            end
+        end
+    end
+    if #steps == 0 then refuse(path, "pre_tokenizer", pre_tokenizer, 'a "ByteLevel"') end
+    return flat
+end
+
+local function read_normalizer(path, normalizer)
+    local steps = sequence(path, normalizer, "normalizer", "normalizers")
+    for _, entry in ipairs(steps) do
+        if entry[1].type ~= "NFC" then refuse(path, entry[2] .. ".type", entry[1].type, '"NFC" or null') end
+    end
+    return #steps > 0
+end
+
+local function check_decoder(path, decoder)
+    local steps = sequence(path, decoder, "decoder", "decoders")
+    for _, entry in ipairs(steps) do
+        if entry[1].type ~= "ByteLevel" then refuse(path, entry[2] .. ".type", entry[1].type, '"ByteLevel"') end
+    end
+    if #steps ~= 1 then refuse(path, "decoder", decoder, 'one "ByteLevel"') end
+end
+
+-- Special tokens around a text ------------------------------------------------------------------------------------
+
+-- Ids of the template's entry.
+local function special_ids(path, step, field, place, name, n)
+    local known = typed(path, step, field .. ".", "special_tokens", "table")[name]
+    local ids = type(known) == "table" and known.ids
+    if type(ids) ~= "table" then refuse(path, place, name, "one of special_tokens") end
+    for i = 1, entries(path, place, ids) do
+        local id = ids[i]
+        if type(id) ~= "number" or id < 0 or id % 1 ~= 0 or id >= n then refuse(path, place, id, "a token's id") end
+    end
+    return ids
+end
+
+-- Ids in front of a text and behind it.
+local function read_template(path, step, field, n)
+    local before, after, list = {}, {}, typed(path, step, field .. ".", "single", "table")
+    local into = before
+    for i = 1, entries(path, field .. ".single", list) do
+        local place, entry = ("%s.single[%d]"):format(field, i - 1), list[i]
+        local special = type(entry) == "table" and entry.SpecialToken
+        local text = type(entry) == "table" and entry.Sequence
+        if type(special) == "table" then
+            for _, id in ipairs(special_ids(path, step, field, place, special.id, n)) do into[#into + 1] = id end
+        elseif type(text) == "table" and text.id == "A" and into == before then
+            into = after
+        else
+            refuse(path, place, entry, "a SpecialToken, or once the Sequence A")
+        end
+    end
+    if into ~= after then refuse(path, field .. ".single", list, "a template with the Sequence A") end
+    return before, after
+end
+
+local function read_post_processor(path, post_processor, n)
+    local before, after
+    for _, entry in ipairs(sequence(path, post_processor, "post_processor", "processors")) do
+        local step, field = entry[1], entry[2]
+        if step.type == "TemplateProcessing" and not before then
+            before, after = read_template(path, step, field, n)
+        elseif step.type ~= "ByteLevel" then -- which is about offsets
+            refuse(path, field .. ".type", step.type, '"ByteLevel" or one "TemplateProcessing"')
+        end
+    end
+    return before or {}, after or {}
+end
+
+-- The tokenizer ---------------------------------------------------------------------------------------------------
+
+local Bpe = { kind = "bpe" }
+Bpe.__index = Bpe
+
+local ENCODE = { special = { "boolean", false, help = "the special tokens that the file puts around a text as well" } }
+
+--- Ids of a text. Special tokens that stand in it are found; none are added unless `special` asks for them.
+---@param text string
+---@param opts table|nil  { special = true }
+---@return integer[]
+function Bpe:encode(text, opts)
+    options.argument("te.tokenizer", "text", text, { "string" })
+    local special = opts and options.check("te.tokenizer", opts, ENCODE).special
+    local ids = self.core:encode(text)
+    if not special then return ids end
+    local all = {}
+    for _, list in ipairs { self.before, ids, self.after } do
+        for _, id in ipairs(list) do all[#all + 1] = id end
+    end
+    return all
+end
+
+--- The bytes that ids stand for, special tokens as they are written. A token may end inside a character.
+---@param ids integer[]
+---@return string
+function Bpe:decode(ids)
+    options.argument("te.tokenizer", "ids", ids, { "table" })
+    return self.core:decode(ids)
+end
+
+--- The token that is just this text, such as "<|endoftext|>"; nil where there is none.
+---@param text string
+---@return integer|nil
+function Bpe:id(text)
+    options.argument("te.tokenizer", "text", text, { "string" })
+    return self.core:id(text)
+end
+
+--- A token that a text may begin after: what the file puts in front of one, or else the end of the text before, or the
+--- newline.
+function Bpe:start() return self.before[1] or self:id "<|endoftext|>" or self:id "\n" or 0 end
+
+--- Names the file, which te.tokenizer.parse reads again.
+function Bpe:describe() return "bpe " .. self.path end
+
+local bpe = {}
+
+-- The tokenizer of what a file says.
+local function build(path, file)
+    silent(path, file, "", "truncation", {})
+    silent(path, file, "", "padding", {})
+    local model = typed(path, file, "", "model", "table")
+    check_model(path, model)
+    local vocabulary = typed(path, model, "model.", "vocab", "table")
+    local added = read_added(path, typed(path, file, "", "added_tokens", "table", true) or {})
+    local texts, opaque = read_vocabulary(path, vocabulary, added)
+    local merges = read_merges(path, typed(path, model, "model.", "merges", "table"), vocabulary)
+    check_unknown(path, model)
+    check_decoder(path, file.decoder)
+    local before, after = read_post_processor(path, file.post_processor, #texts)
+    local core = te._core.tokenizer { tokens = texts, opaque = opaque, merges = merges, added = flat_added(added),
+        steps = read_steps(path, file.pre_tokenizer), nfc = read_normalizer(path, file.normalizer),
+        whole_first = model.ignore_merges or false, name = path }
+    return setmetatable({ core = core, path = path, vocab_size = #texts, before = before, after = after }, Bpe)
+end
+
+--- The tokenizer of a tokenizer.json file.
+---@param path string  the file, or the folder that holds it
+function bpe.load(path)
+    options.argument(WHO, "path", path, { "string" })
+    files.need(WHO)
+    local stat = te._core.stat(path)
+    if stat and stat.type == "directory" then path = path .. "/tokenizer.json" end
+    local file = files.json(WHO, path)
+    if type(file) ~= "table" then refuse(path, "the file", file, "an object") end
+    return build(path, file)
+end
+
+return bpe

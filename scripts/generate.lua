@@ -2,6 +2,7 @@
 --
 --     tetrain generate.lua --out=out/gpt --prompt="local function " --tokens=500
 --     tetrain generate.lua --checkpoint=out/gpt/checkpoint-00002000.safetensors --temperature=0
+--     tetrain generate.lua --hugging-face=Qwen3-0.6B --prompt="Once upon a time"
 
 local te = require "te"
 local train = te.train
@@ -11,6 +12,7 @@ local command_line = train.command_line {
     about = "Continues a text with a model that train_gpt.lua trained.",
     { "out", "string", "out/gpt", help = "folder of the training run; its newest checkpoint is taken" },
     { "checkpoint", "string", help = "a certain checkpoint instead" },
+    { "hugging-face", "string", help = "folder of a model of Hugging Face's Transformers instead" },
     { "prompt", "string", "", help = "text to continue; without one, the start of a line" },
     { "tokens", "size", 300, help = "how many to add" },
     { "samples", "size", 1, help = "how many continuations" },
@@ -22,6 +24,11 @@ local command_line = train.command_line {
 }
 
 local function load(o)
+    if o.hugging_face then
+        if o.checkpoint then train.fail(train.exit.usage, "generate.lua: --checkpoint and --hugging-face: one of them") end
+        return train.io(te.models.from_hugging_face, o.hugging_face, { dtype = o.dtype }),
+            train.io(te.tokenizer.load, o.hugging_face)
+    end
     local path = o.checkpoint or train.io(train.checkpoint.latest, o.out)
     if not path then train.fail(train.exit.io, ("no checkpoint in %s; train_gpt.lua makes one"):format(o.out)) end
     local saved = train.io(train.checkpoint.load, path)

@@ -25,7 +25,9 @@ local command_line = train.command_line {
 
 local function load(o)
     if o.hugging_face then
-        if o.checkpoint then train.fail(train.exit.usage, "generate.lua: --checkpoint and --hugging-face: one of them") end
+        if o.checkpoint then
+            train.fail(train.exit.usage, "generate.lua: --checkpoint and --hugging-face: one of them")
+        end
         return train.io(te.models.from_hugging_face, o.hugging_face, { dtype = o.dtype }),
             train.io(te.tokenizer.load, o.hugging_face)
     end

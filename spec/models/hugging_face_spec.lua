@@ -195,6 +195,11 @@ describe("te.models.from_hugging_face", function()
         refuses("hidden_act: only \"silu\" is supported, got \"relu\"", "llama", { silu = "relu" })
         refuses("mlp_bias: only false is supported, got true", "llama", { ['"mlp_bias": false'] = '"mlp_bias": true' })
         refuses("rope_type: only .* got \"longrope\"", "qwen2", { yarn = "longrope" })
+        refuses("mscale: only nothing is supported, got 1", "qwen2",
+            { ['"factor": 4.0,'] = '"factor": 4.0, "mscale": 1,' })
+        refuses("max_window_layers: 1 of 2 layers see all", "qwen2", { ['"use_sliding_window": false'] =
+            '"use_sliding_window": true, "max_window_layers": 1', ['"sliding_window": null'] = '"sliding_window": 3',
+            ['"layer_types": ["full_attention", "full_attention"], '] = "" })
         refuses("factor: is missing", "qwen2", { ['"factor": 4.0,'] = "" })
         refuses("hidden_size: expected positive integer, got 1.5", "llama",
             { ['"hidden_size": 16'] = '"hidden_size": 1.5' })

@@ -168,6 +168,11 @@ describe("te.models.llama", function()
         assert.equal(6 * (block + 11 * 96 + 96) + 12 * 96 * 2048, model:flops_per_token())
         assert.error_matches(function() te.models.llama(with { rope_factor = 2 }) end,
             "rope_factor = 2 has no effect without rope_scaling")
+        assert.error_matches(function() te.models.llama(with { rope_attention_factor = 2 }) end,
+            "rope_attention_factor = 2 has no effect without rope_scaling")
+        assert.error_matches(function()
+            te.models.llama(with { rope_scaling = "llama3", rope_factor = 2, rope_beta_fast = 16 })
+        end, "rope_beta_fast = 16 has no effect with rope_scaling = llama3")
         assert.error_matches(function() te.models.llama {} end, "te.models.llama: vocab_size is needed")
         assert.error_matches(function() te.models.llama { vocab_size = 3, n_heads = 2 } end, "n_head")
     end)

@@ -18,33 +18,41 @@ local Decoder = require "te.decoder"
 local Block = te.Module:extend("Block")
 Block.forward = fuser.forward
 
+-- What te.rope_frequencies takes for each way to stretch positions, and the options that say so here.
+local ORIGINAL = "rope_original_block_size"
+local STRETCHED = {
+    none = {},
+    linear = { factor = "rope_factor" },
+    llama3 = { factor = "rope_factor", low_freq_factor = "rope_low_freq_factor",
+        high_freq_factor = "rope_high_freq_factor", original_max_position_embeddings = ORIGINAL },
+    yarn = { factor = "rope_factor", beta_fast = "rope_beta_fast", beta_slow = "rope_beta_slow",
+        truncate = "rope_truncate", original_max_position_embeddings = ORIGINAL },
+}
+
 local function rope_of(config)
-    local scaling = { type = config.rope_scaling, factor = config.rope_factor }
-    if scaling.type == "none" then
-        if scaling.factor ~= 1 then
-            fail("te.models.llama: rope_factor = %g has no effect without rope_scaling", scaling.factor)
-        end
-        scaling = nil
-    elseif scaling.type == "llama3" then
-        scaling.low_freq_factor, scaling.high_freq_factor = config.rope_low_freq_factor, config.rope_high_freq_factor
-        scaling.original_max_position_embeddings = config.rope_original_block_size
-    elseif scaling.type == "yarn" then
-        scaling.beta_fast, scaling.beta_slow = config.rope_beta_fast, config.rope_beta_slow
-        scaling.truncate = config.rope_truncate
-        scaling.original_max_position_embeddings = config.rope_original_block_size
-    end
+    if config.rope_scaling == "none" then return { base = config.rope_base } end
+    local scaling = { type = config.rope_scaling }
+    for name, option in pairs(STRETCHED[config.rope_scaling]) do scaling[name] = config[option] end
     return { base = config.rope_base, scaling = scaling }
+end
+
+-- Raises where an option of another way is set.
+local function check_rope(config, declared)
+    local kind, acts = config.rope_scaling, { rope_base = true, rope_scaling = true }
+    acts.rope_attention_factor = kind == "yarn"
+    for _, option in pairs(STRETCHED[kind]) do acts[option] = true end
+    for name, declaration in pairs(declared) do
+        if name:find "^rope_" and not acts[name] and config[name] ~= declaration[2] then
+            fail("te.models.llama: %s = %s has no effect %s", name, tostring(config[name]),
+                kind == "none" and "without rope_scaling" or "with rope_scaling = " .. kind)
+        end
+    end
 end
 
 -- Of scores, nil: the usual one. Under YaRN queries and keys both are longer by a factor (Peng et al. 2023, section
 -- 3.4).
 local function scale_of(config)
-    if config.rope_scaling ~= "yarn" then
-        if config.rope_attention_factor then
-            fail("te.models.llama: rope_attention_factor has no effect without rope_scaling = yarn")
-        end
-        return nil
-    end
+    if config.rope_scaling ~= "yarn" then return nil end
     local factor = config.rope_attention_factor or 0.1 * math.log(math.max(config.rope_factor, 1)) + 1
     return factor ^ 2 / math.sqrt(config.head_size or config.n_embd / config.n_head)
 end
@@ -100,6 +108,7 @@ Llama.CONFIG = Decoder.shared {
 
 function Llama:init(config)
     config = self:configure(config)
+    check_rope(config, self.CONFIG)
     config.n_kv_head = config.n_kv_head or config.n_head
     config.n_inner = config.n_inner or 64 * math.ceil(config.n_embd * 8 / 3 / 64)
     local init = initializers.normal(0, config.init_std)

@@ -1,0 +1,66 @@
+-- generate.lua with a model of Hugging Face's Transformers and the tokenizer beside it.
+
+local te = require "te"
+local shell = require "spec.support.shell"
+
+local TETRAIN = os.getenv("TETRAIN") or "build/tetrain"
+
+local CONFIG = [[{"model_type": "gpt2", "vocab_size": 639, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2,
+    "activation_function": "gelu_new"}]]
+
+describe("generate.lua --hugging-face", function()
+    local folder
+
+    before_each(function()
+        te.manual_seed(2)
+        folder = os.tmpname()
+        os.remove(folder)
+        te._core.mkdir(folder)
+        for name, text in pairs {
+            ["config.json"] = CONFIG, ["tokenizer.json"] = shell.read "spec/support/tokenizer.json",
+        } do
+            local file = assert(io.open(folder .. "/" .. name, "w"))
+            file:write(text)
+            file:close()
+        end
+        local weights = {}
+        for name, shape in pairs {
+            ["wte.weight"] = { 639, 8 }, ["wpe.weight"] = { 16, 8 }, ["ln_f.weight"] = { 8 }, ["ln_f.bias"] = { 8 },
+            ["h.0.ln_1.weight"] = { 8 }, ["h.0.ln_1.bias"] = { 8 }, ["h.0.ln_2.weight"] = { 8 },
+            ["h.0.ln_2.bias"] = { 8 }, ["h.0.attn.c_attn.weight"] = { 8, 24 }, ["h.0.attn.c_attn.bias"] = { 24 },
+            ["h.0.attn.c_proj.weight"] = { 8, 8 }, ["h.0.attn.c_proj.bias"] = { 8 },
+            ["h.0.mlp.c_fc.weight"] = { 8, 32 }, ["h.0.mlp.c_fc.bias"] = { 32 },
+            ["h.0.mlp.c_proj.weight"] = { 32, 8 }, ["h.0.mlp.c_proj.bias"] = { 8 },
+        } do
+            weights[name] = te.randn(shape)
+        end
+        te.save(folder .. "/model.safetensors", weights)
+    end)
+    after_each(function()
+        for _, name in ipairs(te._core.list_dir(folder)) do os.remove(folder .. "/" .. name) end
+        os.remove(folder)
+    end)
+
+    local function generate(options)
+        return shell.capture(("%s scripts/generate.lua %s"):format(TETRAIN, options))
+    end
+
+    it("continues a prompt as the model does", function()
+        local output, status = generate(("--hugging-face=%s --prompt=Fusion --tokens=6 --temperature=0"):format(folder))
+        assert.equal(0, status, output)
+        local model, tokenizer = te.models.from_hugging_face(folder), te.tokenizer.load(folder)
+        local start = te.tensor({ tokenizer:encode "Fusion" }, { dtype = "int32" })
+        local ids = model:generate(start, 6, { temperature = 0 }):view({ -1 }):to("cpu"):totable()
+        assert.equal(tokenizer:decode(ids) .. "\n", output)
+    end)
+
+    it("says what is missing", function()
+        os.remove(folder .. "/tokenizer.json")
+        local output, status = generate("--hugging-face=" .. folder)
+        assert.matches("tokenizer.json", output)
+        assert.equal(74, status)
+        output, status = generate(("--hugging-face=%s --checkpoint=x"):format(folder))
+        assert.matches("--checkpoint and --hugging-face: one of them", output, 1, true)
+        assert.equal(2, status)
+    end)
+end)

@@ -68,16 +68,21 @@ local function hidden_states(self, ids)
     return fuser.run_chain(self, self:embed(ids, before))
 end
 
---- With targets {batch, seq}: logits {batch * seq, vocab_size} and the mean cross entropy. Without: the logits
---- {batch, vocab_size} after the last token only. In a te.KVCache's run ids go on from the tokens that it holds.
+--- With targets {batch, seq}: logits {batch * seq, vocab_size} and the mean cross entropy, and what balances experts
+--- where it is trained. Without: the logits {batch, vocab_size} after the last token only. In a te.KVCache's run ids
+--- go on from the tokens that it holds.
 function Decoder:forward(ids, targets)
     local x = hidden_states(self, ids)
     if not targets then
         return te.linear(x:select(2, -1), self:head())
     end
     local logits = te.linear(x:view({ -1, self.config.n_embd }), self:head())
-    return logits, te.cross_entropy(logits, targets:reshape({ -1 }))
+    local loss, more = te.cross_entropy(logits, targets:reshape({ -1 })), self:auxiliary_loss()
+    return logits, more and loss + more or loss
 end
+
+--- What the last forward adds to the loss, or nil.
+function Decoder:auxiliary_loss() return nil end
 
 local GENERATE = {
     temperature = { "number", 1, min = 0 }, -- 0: always the likeliest token

@@ -6,6 +6,9 @@ local te = require "te"
 
 local function ids(values) return te.tensor(values, { dtype = "int64" }) end
 
+-- Which of two experts see three tokens: two each.
+local function mask() return te.gt(te.tensor { { 1, 0 }, { 1, 1 }, { 0, 1 } }, 0) end
+
 local cases = {
     masked_fill = function(draw) return { draw { 3, 4 }, te.gt(draw { 3, 4 }, 0), -1 }, { 1 } end,
     where = function(draw) return { te.gt(draw { 3, 4 }, 0), draw { 3, 4 }, draw { 3, 4 } }, { 2, 3 } end,
@@ -40,6 +43,17 @@ local cases = {
     end,
     rope = function(draw) return { draw { 2, 3, 6 }, te.tensor { 1, 0.1 } }, { 1 } end,
     self_attention = function(draw) return { draw { 2, 3, 12 }, nil, { heads = 2, causal = true } }, { 1 } end,
+    moe_permute = function(draw) return { draw { 3, 4 }, mask() }, { 1 } end,
+    moe_permute_with_probs = function(draw) return { draw { 3, 4 }, draw { 3, 2 }, mask() }, { 1, 2 } end,
+    moe_permute_and_pad_with_probs = function(draw)
+        return { draw { 3, 4 }, draw { 3, 2 }, mask(), te.tensor({ 2, 2 }, { dtype = "int32" }), 3 }, { 1, 2 }
+    end,
+    moe_unpermute = function(draw)
+        local _, map = te.moe_permute(te.zeros { 3, 1 }, mask())
+        return { draw { 4, 5 }, map, draw { 3, 2 } }, { 1, 3 }
+    end,
+    fused_topk_with_score_function = function(draw) return { draw { 3, 6 }, 2 } end,
+    fused_compute_score_for_moe_aux_loss = function(draw) return { draw { 3, 6 }, 2 } end,
     stochastic_depth = function(draw) return { draw { 3, 2, 4 } } end,
     uniform = function(draw) return { draw { 3, 4 } } end,
     integers = function(draw) return { draw { 3, 4 }, 1, 6 } end,

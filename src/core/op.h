@@ -90,7 +90,7 @@ typedef struct te_op_def {
 struct te_op {
     const te_op_def *def;
     const char      *group; /* NULL: te_op_define made it */
-    char             name[32];
+    char             name[40];
     te_param         params[TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS];
     int              n_params, n_inputs, n_attrs, n_outputs;
     bool             takes_list; /* first input is a list of tensors */

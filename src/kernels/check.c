@@ -141,3 +141,63 @@ te_status te_check_arg_reduce(te_exec *exec, const te_view *index, const te_view
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "arg_reduce: rows of %s are empty", te_describe_view(src).text);
     return TE_OK;
 }
+
+/* --- mixtures of experts ------------------------------------------------------------------------------------------ */
+
+static bool is_contiguous(const te_view *v)
+{
+    int64_t step = 1;
+    for (int i = v->ndim - 1; i >= 0; i--) {
+        if (v->shape[i] > 1 && v->stride[i] != step) return false;
+        step *= v->shape[i];
+    }
+    return true;
+}
+
+te_status te_check_route_map(te_exec *exec, const te_view *map, const te_view *counts, const te_view *routing)
+{
+    bool mask = routing->dtype == TE_BOOL || routing->dtype == TE_U8;
+    bool fits = routing->ndim == 2 && (mask || is_index(routing->dtype)) && map->dtype == TE_I32;
+    if (fits && mask)
+        fits = te_view_has_shape(map, 2, (int64_t[2]){routing->shape[0], 2 * routing->shape[1] + 1}) &&
+            te_view_present(counts) && te_view_has_shape(counts, 1, &routing->shape[1]) && counts->dtype == TE_I32;
+    else if (fits)
+        fits = te_view_has_shape(map, 1, (int64_t[1]){routing->shape[0] * routing->shape[1]});
+    if (!fits || !is_contiguous(map) || !is_contiguous(routing))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "route_map: routing %s and map %s do not fit together",
+                            te_describe_view(routing).text, te_describe_view(map).text);
+    if (te_view_numel(map) > INT32_MAX)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "route_map: %s has more places than int32 can number",
+                            te_describe_view(map).text);
+    return TE_OK;
+}
+
+te_status te_check_routes(te_exec *exec, const char *op, const te_routes *r, const te_view *rows,
+                          const te_view *tokens)
+{
+    bool fits = rows->ndim == 2 && tokens->ndim == 2 && rows->shape[1] == tokens->shape[1] &&
+                tokens->shape[0] == r->tokens && rows->dtype == tokens->dtype && te_dtype_is_float(rows->dtype);
+    fits = fits && is_contiguous(rows) && is_contiguous(tokens) && te_dtype_size(rows->dtype) > 1;
+    if (fits && te_view_present(&r->weights))
+        fits = te_view_has_shape(&r->weights, 2, (int64_t[2]){r->tokens, r->experts}) && is_contiguous(&r->weights) &&
+            r->weights.dtype == (rows->dtype == TE_F64 ? TE_F64 : TE_F32);
+    if (!fits)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: rows %s, tokens %s and weights %s do not fit together", op,
+                            te_describe_view(rows).text, te_describe_view(tokens).text,
+                            te_describe_view(&r->weights).text);
+    return TE_OK;
+}
+
+te_status te_check_route_choose(te_exec *exec, const te_view *map, const te_view *scores, int64_t k, int64_t groups,
+                                int64_t best_groups)
+{
+    bool fits = scores->ndim == 2 && te_view_has_shape(map, 2, scores->shape) && map->dtype == TE_BOOL &&
+                scores->dtype == TE_F32 && is_contiguous(map) && is_contiguous(scores);
+    int64_t experts = fits ? scores->shape[1] : 0, size = groups > 0 ? experts / groups : 0;
+    fits = fits && groups > 0 && experts % groups == 0 && best_groups > 0 && best_groups <= groups && k >= 0 &&
+           k <= best_groups * size && (groups == 1 || (k % best_groups == 0 && k / best_groups <= size));
+    if (fits) return TE_OK;
+    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "route_choose: %lld of scores %s in %lld of %lld groups, to %s",
+                        (long long)k, te_describe_view(scores).text, (long long)best_groups, (long long)groups,
+                        te_describe_view(map).text);
+}

@@ -135,6 +135,18 @@ typedef struct te_rotation {
     bool    back;
 } te_rotation;
 
+/* --- mixtures of experts ---------------------------------------------------------------------------------------- */
+
+/* Tokens, and the rows that experts work on. Slot s of token t is for expert e = expert[t * token_step + s], or s where
+ * there is no `expert`, and stands in row row[t * token_step + s * slot_step] + shift[e]; a negative `row` is nowhere.
+ * A token has `slots` slots, or count[t * token_step] of them. Arrays that are NULL: no experts, counts, shifts. */
+typedef struct te_routes {
+    int64_t        tokens, slots, token_step, slot_step, experts;
+    const int32_t *row, *expert, *count, *shift;
+    te_view        weights; /* [tokens, experts]; absent: all are 1 */
+    bool           gates;   /* a weight counts as 1, but for 0 */
+} te_routes;
+
 /* --- attention -------------------------------------------------------------------------------------------------- */
 
 /* out = dropout(softmax(scale q k^T + bias, masked)) v for each batch and head; a fully masked row gives zeros.
@@ -290,6 +302,25 @@ struct te_backend {
     /* Row i of out (int64): samples drawn by the weights (non-negative, finite, not all zero) in row i of src; without
      * replacement when asked. Draw d of row i uses element i * n_samples + d of the generator. */
     te_status (*multinomial)(te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng);
+
+    /* Mixtures of experts (te_routes). route_map: where each slot stands, sorted by expert, then by token, then by slot;
+     * what does not fit into `rows` rows, and what stands for no slot, is -1. routing: bool or uint8 {tokens, experts}
+     * gives map {tokens, 2 experts + 1} int32, per token rows, experts and their number, and counts {experts} int32;
+     * ids int64 or int32 {tokens, slots} give map {slots * tokens} and no counts. All contiguous. */
+    te_status (*route_map)(te_exec *exec, const te_view *map, const te_view *counts, const te_view *routing,
+                           int64_t rows);
+    /* rows {n, width} from tokens {tokens, width}, each times its weight; rows of no slot are 0. And tokens, as sums
+     * over their slots in order; and weights {tokens, experts} = the products of both, 0 where there is no slot.
+     * Contiguous, of one floating dtype; weights are float32 (float64 beside float64). A place outside is an error. */
+    te_status (*route_rows)(te_exec *exec, const te_routes *routes, const te_view *rows, const te_view *tokens);
+    te_status (*route_tokens)(te_exec *exec, const te_routes *routes, const te_view *tokens, const te_view *rows);
+    te_status (*route_weights)(te_exec *exec, const te_routes *routes, const te_view *weights, const te_view *rows,
+                               const te_view *tokens);
+    /* map {tokens, experts} bool: the k experts of the largest scores (float32) in each row, among those of the
+     * best_groups groups whose largest k / best_groups scores have the largest sum. A NaN is the largest, ties go to
+     * the lower index. Contiguous. */
+    te_status (*route_choose)(te_exec *exec, const te_view *map, const te_view *scores, int64_t k, int64_t groups,
+                              int64_t best_groups);
 
     /* Graphs; NULL where the device has none. From capture_begin to capture_end calls are recorded, with the addresses
      * they were given, and nothing runs; a call that the host would have to wait for or to bring memory to fails.

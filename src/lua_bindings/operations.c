@@ -425,7 +425,7 @@ void te_lua_open_operations(te_lua *rt, lua_State *L)
     te_lua_push_kept(L, te_lua_tensor_metatable);
     const te_op *op;
     for (int i = 0; (op = te_op_at(rt->ctx, i)); i++) {
-        char inplace[40];
+        char inplace[sizeof op->name + 1];
         if (op->def->flags & TE_OP_HIDDEN) continue;
         bind(L, library, op->def->flags & TE_OP_METHOD ? methods : 0, op->name, op, run);
         if (!(op->def->flags & TE_OP_INPLACE)) continue;

@@ -5,8 +5,8 @@
 --     model:load_hugging_face(te.load("model.safetensors"))
 --
 -- Pre-norm blocks with RMSNorm, rotary positions, grouped queries and SwiGLU, no biases; the head is a weight of its
--- own unless `tie` is set. Options make it a Mistral (window), a Qwen2 (attention_bias) or a Qwen3 (qk_norm,
--- head_size). Weights start as N(0, init_std), those that end in a residual sum as
+-- own unless `tie` is set. Options make it a Mistral (window), a Qwen2 (attention_bias), a Qwen3 (qk_norm, head_size),
+-- a Mixtral or another mixture of experts (n_expert). Weights start as N(0, init_std), those that end in a residual sum as
 -- N(0, init_std / sqrt(2 n_layer)).
 
 local te = require "te"
@@ -71,6 +71,14 @@ function Block:init(config)
             qk_norm_before_rope = config.qk_norm or nil, init_method = init,
             output_layer_init_method = residual_init }),
         te.Dropout(config.dropout))
+    if config.n_expert then
+        self.mlp = te.Residual(te.RMSNorm(width, eps),
+            te.MoE(width, config.n_inner, config.n_expert, { topk = config.n_expert_active,
+                use_pre_softmax = config.expert_pre_softmax, aux_loss_coeff = config.expert_aux_loss,
+                init_method = init, output_layer_init_method = residual_init }),
+            te.Dropout(config.dropout))
+        return
+    end
     self.mlp = te.Residual(
         te.RMSNorm(width, eps),
         te.Linear(width, 2 * config.n_inner, { bias = false, init_method = init }),
@@ -92,6 +100,10 @@ Llama.CONFIG = Decoder.shared {
     qk_norm = { "boolean", false }, -- RMSNorm of queries and keys, head by head, before they are turned
     window = { "size" },        -- how many tokens, itself included, one sees; all before it unless given
     n_inner = { "size" },       -- width of the MLP; 8/3 n_embd, rounded up to a multiple of 64, unless given
+    n_expert = { "size" },      -- experts, each an MLP, in the MLP's place; none unless given
+    n_expert_active = { "size", 2 }, -- how many of them see a token
+    expert_pre_softmax = { "boolean", false }, -- te.MoE's use_pre_softmax
+    expert_aux_loss = { "number", 0, min = 0 }, -- coefficient of the loss that balances experts, in training
     norm_eps = { "number", 1e-5, min = 0 },
     rope_base = { "number", 10000, min = 1 },
     rope_scaling = { "string", "none", choices = { "none", "linear", "llama3", "yarn" } }, -- te.rope_frequencies
@@ -133,8 +145,20 @@ function Llama:embed(ids) return self.wte(ids) end
 
 function Llama:head() return (self.lm_head or self.wte).weight end
 
+-- Experts that see a token multiply for it, the others do not.
 function Llama:num_multiplying()
-    return self:num_parameters() - (self.lm_head and self.wte.weight:numel() or 0)
+    local c = self.config
+    local idle = c.n_expert and 3 * c.n_layer * (c.n_expert - c.n_expert_active) * c.n_embd * c.n_inner or 0
+    return self:num_parameters() - idle - (self.lm_head and self.wte.weight:numel() or 0)
+end
+
+function Llama:auxiliary_loss()
+    local sum
+    for _, block in ipairs(self.blocks) do
+        local loss = self.config.n_expert and block.mlp[2].aux_loss
+        if loss then sum = sum and sum + loss or loss end
+    end
+    return sum
 end
 
 --- Takes over the weights of a checkpoint as Hugging Face's Transformers names and lays them out, of any floating

@@ -109,4 +109,9 @@ const te_backend te_backend_cpu = {
     .topk = te_cpu_topk,
     .cumsum = te_cpu_cumsum,
     .multinomial = te_cpu_multinomial,
+    .route_map = te_cpu_route_map,
+    .route_rows = te_cpu_route_rows,
+    .route_tokens = te_cpu_route_tokens,
+    .route_weights = te_cpu_route_weights,
+    .route_choose = te_cpu_route_choose,
 };

@@ -82,5 +82,13 @@ te_status te_cpu_cumsum(te_exec *, const te_view *dst, const te_view *src, bool 
 te_status te_cpu_multinomial(te_exec *, const te_view *out, const te_view *src, bool replacement, te_rng rng);
 te_status te_cpu_topk(te_exec *, const te_view *values, const te_view *indices, const te_view *src,
                       bool largest); /* topk.c */
+te_status te_cpu_route_map(te_exec *, const te_view *map, const te_view *counts, const te_view *routing,
+                           int64_t rows); /* routes.c */
+te_status te_cpu_route_rows(te_exec *, const te_routes *, const te_view *rows, const te_view *tokens);
+te_status te_cpu_route_tokens(te_exec *, const te_routes *, const te_view *tokens, const te_view *rows);
+te_status te_cpu_route_weights(te_exec *, const te_routes *, const te_view *weights, const te_view *rows,
+                               const te_view *tokens);
+te_status te_cpu_route_choose(te_exec *, const te_view *map, const te_view *scores, int64_t k, int64_t groups,
+                              int64_t best_groups);
 
 #endif

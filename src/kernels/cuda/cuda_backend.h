@@ -202,6 +202,14 @@ te_status te_cuda_arg_reduce(te_exec *, const te_view *index, const te_view *src
 te_status te_cuda_topk(te_exec *, const te_view *values, const te_view *indices, const te_view *src, bool largest);
 te_status te_cuda_cumsum(te_exec *, const te_view *dst, const te_view *src, bool reverse);
 te_status te_cuda_multinomial(te_exec *, const te_view *out, const te_view *src, bool replacement, te_rng rng);
+te_status te_cuda_route_map(te_exec *, const te_view *map, const te_view *counts, const te_view *routing,
+                            int64_t rows);
+te_status te_cuda_route_rows(te_exec *, const te_routes *, const te_view *rows, const te_view *tokens);
+te_status te_cuda_route_tokens(te_exec *, const te_routes *, const te_view *tokens, const te_view *rows);
+te_status te_cuda_route_weights(te_exec *, const te_routes *, const te_view *weights, const te_view *rows,
+                                const te_view *tokens);
+te_status te_cuda_route_choose(te_exec *, const te_view *map, const te_view *scores, int64_t k, int64_t groups,
+                               int64_t best_groups);
 
 static inline CUdeviceptr te_cuda_address(const void *ptr) { return (CUdeviceptr)(uintptr_t)ptr; }
 

@@ -141,6 +141,34 @@ te_status te_cuda_multinomial(te_exec *exec, const te_view *out, const te_view *
     RUN("multinomial", te_cuda_plan_multinomial(exec, &plan, out, src, replacement, rng));
 }
 
+te_status te_cuda_route_map(te_exec *exec, const te_view *map, const te_view *counts, const te_view *routing,
+                            int64_t rows)
+{
+    RUN("route_map", te_cuda_plan_route_map(exec, &plan, map, counts, routing, rows));
+}
+
+te_status te_cuda_route_rows(te_exec *exec, const te_routes *routes, const te_view *rows, const te_view *tokens)
+{
+    RUN("route_rows", te_cuda_plan_route_rows(exec, &plan, routes, rows, tokens));
+}
+
+te_status te_cuda_route_tokens(te_exec *exec, const te_routes *routes, const te_view *tokens, const te_view *rows)
+{
+    RUN("route_tokens", te_cuda_plan_route_tokens(exec, &plan, routes, tokens, rows));
+}
+
+te_status te_cuda_route_weights(te_exec *exec, const te_routes *routes, const te_view *weights, const te_view *rows,
+                                const te_view *tokens)
+{
+    RUN("route_weights", te_cuda_plan_route_weights(exec, &plan, routes, weights, rows, tokens));
+}
+
+te_status te_cuda_route_choose(te_exec *exec, const te_view *map, const te_view *scores, int64_t k, int64_t groups,
+                               int64_t best_groups)
+{
+    RUN("route_choose", te_cuda_plan_route_choose(exec, &plan, map, scores, k, groups, best_groups));
+}
+
 /* --- quantizing --------------------------------------------------------------------------------------------------- */
 
 te_status te_cuda_quantize(te_exec *exec, const te_quantize_job *job)

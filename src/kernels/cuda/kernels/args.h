@@ -67,6 +67,36 @@ typedef struct te_select_args {
     uint64_t      rng[4];
 } te_select_args;
 
+/* te_backend.route_map: counts and scratch {tokens, columns} of int32 for masks, a sort's scratch for ids below
+ * `experts`, of int64 where `wide`. */
+typedef struct te_route_map_args {
+    te_cuda_bound bound;
+    const void   *routing;
+    int32_t      *map, *counts;
+    int64_t       tokens, columns, rows, wide, experts, sorted;
+} te_route_map_args;
+
+/* A te_routes with n rows of `width` elements: from `from` to `to`; weights are made of rows `from` and tokens
+ * `beside`. Where rows are made, scratch holds a number for each. */
+typedef struct te_routes_args {
+    te_cuda_bound  bound;
+    int64_t        tokens, slots, token_step, slot_step, experts;
+    const int32_t *row, *expert, *count, *shift;
+    const void    *weights;
+    int64_t        gates;
+    void          *to;
+    const void    *from, *beside;
+    int64_t        n, width;
+} te_routes_args;
+
+/* te_backend.route_choose; scratch: float {tokens, groups}. */
+typedef struct te_choose_args {
+    te_cuda_bound bound;
+    const float  *scores;
+    uint8_t      *map;
+    int64_t       tokens, experts, k, groups, best_groups;
+} te_choose_args;
+
 /* q, k, v, out, lse, bias and gradients as in te_attention and te_attention_grad; an absent view has no data. */
 typedef struct te_attention_args {
     te_cuda_bound  bound; /* backward: scratch holds rowsum(dout out) per query */

@@ -22,6 +22,7 @@ typedef enum te_cuda_file {
     TE_CUDA_FILE_SELECT,
     TE_CUDA_FILE_ATTENTION,
     TE_CUDA_FILE_QUANTIZE,
+    TE_CUDA_FILE_ROUTES,
     TE_CUDA_FILE_COUNT
 } te_cuda_file;
 
@@ -87,6 +88,18 @@ te_status te_cuda_plan_topk(te_exec *exec, te_cuda_plan *plan, const te_view *va
 te_status te_cuda_plan_cumsum(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src, bool reverse);
 te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
                                    bool replacement, te_rng rng);
+
+/* Mixtures of experts: te_backend.route_map and what follows it. */
+te_status te_cuda_plan_route_map(te_exec *exec, te_cuda_plan *plan, const te_view *map, const te_view *counts,
+                                 const te_view *routing, int64_t rows);
+te_status te_cuda_plan_route_rows(te_exec *exec, te_cuda_plan *plan, const te_routes *routes, const te_view *rows,
+                                  const te_view *tokens);
+te_status te_cuda_plan_route_tokens(te_exec *exec, te_cuda_plan *plan, const te_routes *routes, const te_view *tokens,
+                                    const te_view *rows);
+te_status te_cuda_plan_route_weights(te_exec *exec, te_cuda_plan *plan, const te_routes *routes,
+                                     const te_view *weights, const te_view *rows, const te_view *tokens);
+te_status te_cuda_plan_route_choose(te_exec *exec, te_cuda_plan *plan, const te_view *map, const te_view *scores,
+                                    int64_t k, int64_t groups, int64_t best_groups);
 
 /* Offsets of packed sequences from their lengths, and those in the form that cuDNN reads (te_packed_args). */
 te_status te_cuda_plan_pack(te_exec *exec, te_cuda_plan *plan, int32_t *offsets, const te_view *lens, int64_t tokens);

@@ -16,8 +16,7 @@ static int bits_of(uint64_t n)
     return bits;
 }
 
-/* Adds the sort of n keys up to `largest`; returns which half of the scratch memory it ends in. */
-static int add_sort(te_cuda_plan *plan, int64_t n, uint64_t largest)
+int te_cuda_plan_sort(te_cuda_plan *plan, int64_t n, uint64_t largest)
 {
     te_sort_args args = {.n = n, .bits = (bits_of(largest) + 3) / 4 * 4};
     plan->scratch_bytes = (size_t)n * 4 * 8;
@@ -92,7 +91,7 @@ te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, con
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "embedding backward: gradients must be floats");
     plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "embedding backward", dtable->shape[0], 0};
     te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_keys", blocks_for(args.n), THREADS, &args, sizeof args);
-    args.sorted = add_sort(plan, args.n, (uint64_t)dtable->shape[0]);
+    args.sorted = te_cuda_plan_sort(plan, args.n, (uint64_t)dtable->shape[0]);
     te_cuda_call *call =
         te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_add", args.n, COLUMN_BLOCK, &args, sizeof args);
     call->launch.grid[1] = (uint32_t)((args.width + COLUMN_BLOCK - 1) / COLUMN_BLOCK);
@@ -167,7 +166,7 @@ te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_v
                                 sizeof args);
     } else {
         te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_keys", blocks_for(args.n), THREADS, &args, sizeof args);
-        args.sorted = add_sort(plan, args.n, (uint64_t)lines * (uint64_t)dst->shape[dim]);
+        args.sorted = te_cuda_plan_sort(plan, args.n, (uint64_t)lines * (uint64_t)dst->shape[dim]);
         call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_add", blocks_for(args.n), THREADS, &args,
                                 sizeof args);
     }

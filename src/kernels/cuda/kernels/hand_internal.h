@@ -18,6 +18,9 @@ void te_cuda_plan_open(te_cuda_plan *plan);
 te_cuda_call *te_cuda_plan_add(te_cuda_plan *plan, te_cuda_file file, const char *name, int64_t blocks, int threads,
                                const void *args, size_t bytes);
 
+/* Adds the sort of n keys up to `largest` (te_sort_args); returns which half of the scratch memory it ends in. */
+int te_cuda_plan_sort(te_cuda_plan *plan, int64_t n, uint64_t largest);
+
 static inline te_dtype te_storage_dtype(te_dtype dtype) /* some dtype of that size, for elements that are only moved */
 {
     switch (te_dtype_size(dtype)) {

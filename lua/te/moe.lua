@@ -1,0 +1,154 @@
+--- te.MoE: a mixture of experts in an MLP's place, and what goes with it.
+--
+--     local mlp = te.Residual(te.RMSNorm(512), te.MoE(512, 1024, 8, { topk = 2 }))
+--     local y = mlp(x)
+--
+-- A linear router gives every token a logit per expert, te.fused_topk_with_score_function chooses topk of them, and
+-- each token's rows go to its experts, SwiGLU MLPs without biases, whose results come back weighted by its
+-- probabilities. No token is dropped. The rows of all experts are in one matrix, sorted by expert: te.moe_permute, two
+-- te.GroupedLinear around one te.SwiGLU, te.moe_unpermute.
+
+local te = require "te"
+local fail = require "te.fail"
+local options = require "te.options"
+local initializers = require "te.initializers"
+
+local moe = {}
+
+-- Chunks of rows and where they go, as numbers.
+local function chunks_of(who, x, split_sizes, sorted_index)
+    local function list(name, given)
+        if te.is_tensor(given) then given = given:totable() end
+        options.argument(who, name, given, { "table" })
+        for i, value in ipairs(given) do options.argument(who, ("%s[%d]"):format(name, i), value, { "integer", min = 0 }) end
+        return given
+    end
+    local sizes, order, first, at = list("split_sizes", split_sizes), list("sorted_index", sorted_index), {}, 1
+    for i, size in ipairs(sizes) do first[i], at = at, at + size end
+    if not te.is_tensor(x) or x:dim() == 0 or at - 1 ~= x:size(1) then
+        fail("%s: split_sizes add up to %d rows of x, which is %s", who, at - 1,
+            te.is_tensor(x) and options.shape(x) or type(x))
+    end
+    local seen = {}
+    for i, from in ipairs(order) do
+        if from >= #sizes or seen[from] then
+            fail("%s: sorted_index[%d] = %d, expected each of 0 to %d once", who, i, from, #sizes - 1)
+        end
+        seen[from] = true
+    end
+    if #order ~= #sizes then fail("%s: sorted_index has %d entries for %d chunks", who, #order, #sizes) end
+    return sizes, order, first
+end
+
+local function join_chunks(x, sizes, order, first)
+    local parts = {}
+    for i, from in ipairs(order) do parts[i] = x:narrow(1, first[from + 1], sizes[from + 1]) end
+    return te.cat(parts, 1)
+end
+
+--- x's rows in chunks of split_sizes rows, put in the order of sorted_index: numbers of chunks, from 0. Both are lists
+--- or tensors that the host reads.
+function moe.sort_chunks_by_index(x, split_sizes, sorted_index)
+    return join_chunks(x, chunks_of("te.moe_sort_chunks_by_index", x, split_sizes, sorted_index))
+end
+
+--- The same with probs {rows}, which are ordered alike.
+---@return userdata rows, userdata probs
+function moe.sort_chunks_by_index_with_probs(x, probs, split_sizes, sorted_index)
+    local who = "te.moe_sort_chunks_by_index_with_probs"
+    local sizes, order, first = chunks_of(who, x, split_sizes, sorted_index)
+    if not te.is_tensor(probs) or probs:dim() ~= 1 or probs:size(1) ~= x:size(1) then
+        fail("%s: probs: expected {%d}, got %s", who, x:size(1), te.is_tensor(probs) and options.shape(probs) or
+            type(probs))
+    end
+    return join_chunks(x, sizes, order, first), join_chunks(probs, sizes, order, first)
+end
+
+--- The loss that grows as tokens gather at few experts (Fedus et al. 2022, equation 4, for topk choices; Transformer
+--- Engine's fused_moe_aux_loss): coeff E / (topk T^2) sum over e of tokens_per_expert[e] sum over t of probs[t, e].
+---@param probs userdata  {tokens, experts}, of all experts
+---@param tokens_per_expert userdata  {experts}
+---@param total_num_tokens number  T, of all micro batches that tokens_per_expert counts
+function moe.fused_aux_loss(probs, tokens_per_expert, total_num_tokens, num_experts, topk, coeff)
+    local who = "te.fused_moe_aux_loss"
+    local numbers = { total_num_tokens = total_num_tokens, num_experts = num_experts, topk = topk }
+    for name, value in pairs(numbers) do options.argument(who, name, value, { "number", min = 1 }) end
+    options.argument(who, "coeff", coeff, { "number" })
+    local fits = te.is_tensor(probs) and te.is_tensor(tokens_per_expert) and probs:dim() == 2
+        and probs:size(2) == num_experts and tokens_per_expert:dim() == 1 and tokens_per_expert:size(1) == num_experts
+    if not fits then fail("%s: expected probs {tokens, %d} and tokens_per_expert {%d}", who, num_experts, num_experts) end
+    local sums = te.sum(probs, 1) * tokens_per_expert:to(probs.dtype)
+    return te.sum(sums) * (coeff * num_experts / (topk * total_num_tokens ^ 2))
+end
+
+--- A mixture of experts.
+local MoE = te.Module:extend("MoE")
+
+local OPTIONS = {
+    topk = { "size", 2 },                       -- experts of a token
+    score_function = { "string", "softmax", choices = { "softmax", "sigmoid", "sqrtsoftplus" } },
+    use_pre_softmax = { "boolean", false },     -- probabilities over all experts, not over the chosen ones
+    num_groups = { "size" },                    -- groups of experts, of which
+    group_topk = { "size" },                    -- so many take part
+    scaling_factor = { "number", 1 },           -- of the probabilities
+    expert_bias = { "boolean", false },         -- a buffer {experts} that is added where experts are chosen
+    aux_loss_coeff = { "number", 0, min = 0 },  -- of the loss that balances experts, see forward
+    init_method = { "callable" },
+    output_layer_init_method = { "callable" },  -- of the experts' second products
+}
+
+---@param hidden number  width of tokens
+---@param inner number   width inside an expert
+function MoE:init(hidden, inner, num_experts, opts)
+    local who = "te.MoE"
+    opts = options.check(who, opts, OPTIONS)
+    self.hidden = options.argument(who, "hidden", hidden, { "size" })
+    self.inner = options.argument(who, "inner", inner, { "size" })
+    self.num_experts = options.argument(who, "num_experts", num_experts, { "size" })
+    if opts.topk > num_experts then fail("%s: topk: %d of %d experts", who, opts.topk, num_experts) end
+    self.topk, self.aux_loss_coeff = opts.topk, opts.aux_loss_coeff
+    self.routing = { score_function = opts.score_function, use_pre_softmax = opts.use_pre_softmax,
+        num_groups = opts.num_groups, group_topk = opts.group_topk, scaling_factor = opts.scaling_factor }
+    local init = opts.init_method or initializers.default
+    self.router = te.Linear(hidden, num_experts, { bias = false, init_method = init })
+    if opts.expert_bias then self:register_buffer("expert_bias", te.zeros { num_experts }) end
+    self.experts = te.Sequential(
+        te.GroupedLinear(num_experts, hidden, 2 * inner, { bias = false, init_method = init }),
+        te.SwiGLU(),
+        te.GroupedLinear(num_experts, inner, hidden,
+            { bias = false, init_method = opts.output_layer_init_method or init }))
+end
+
+-- Rows of tokens to experts and back.
+local function mix(self, x)
+    local logits = te.linear(x, self.router.weight)
+    local probs, map = te.fused_topk_with_score_function(logits, self.topk, self.expert_bias, self.routing)
+    local sizes = te.sum(map, 1)
+    local rows, places = te.moe_permute(x, map, x:size(1) * self.topk)
+    local loss
+    if self.training and self.aux_loss_coeff > 0 then
+        local _, scores = te.fused_compute_score_for_moe_aux_loss(logits, self.topk,
+            { score_function = self.routing.score_function })
+        loss = moe.fused_aux_loss(scores, sizes, x:size(1), self.num_experts, self.topk, self.aux_loss_coeff)
+    end
+    rawset(self, "aux_loss", loss)
+    return te.moe_unpermute(self.experts(rows, sizes, sizes), places, probs)
+end
+
+--- x {..., hidden}. In training with aux_loss_coeff > 0 the balancing loss of this call stands in self.aux_loss
+--- afterwards, to be added to the model's.
+function MoE:forward(x)
+    if not te.is_tensor(x) or x:dim() == 0 or x:size(-1) ~= self.hidden then
+        fail("te.MoE: x: expected {..., %d}, got %s", self.hidden, te.is_tensor(x) and options.shape(x) or type(x))
+    end
+    local shape = x.shape
+    if #shape == 2 then return mix(self, x) end
+    return mix(self, x:reshape { -1, self.hidden }):view(shape)
+end
+
+function MoE:describe()
+    return ("hidden=%d, inner=%d, num_experts=%d, topk=%d"):format(self.hidden, self.inner, self.num_experts, self.topk)
+end
+
+moe.MoE = MoE
+return moe

@@ -94,8 +94,9 @@ local function window_of(config, kind, n_layer)
         end
         return sliding > 0 and window or nil
     end
-    if kind == "mistral" or not window or not config:get("use_sliding_window", { "boolean", false }) then
-        return kind == "mistral" and window or nil
+    local always = kind == "mistral" or kind == "mixtral"
+    if always or not window or not config:get("use_sliding_window", { "boolean", false }) then
+        return always and window or nil
     end
     local first = config:get("max_window_layers", { "integer", n_layer, min = 0 })
     if first > 0 and first < n_layer then
@@ -109,7 +110,24 @@ local BIASES = {
     mistral = function() return "none" end,
     qwen2 = function() return "qkv" end,
 }
-BIASES.qwen3 = BIASES.llama
+BIASES.qwen3, BIASES.qwen3_moe, BIASES.mixtral = BIASES.llama, BIASES.llama, BIASES.mistral
+
+-- Experts in the MLP's place, all layers alike. Probabilities over the chosen ones are those over all, divided by
+-- their sum.
+local function set_experts(config, made, kind)
+    local experts = config:get("num_local_experts", { "size" })
+    made.n_expert = experts or config:need("num_experts", { "size" })
+    made.n_expert_active = config:get("num_experts_per_tok", { "size", kind == "mixtral" and 2 or 8 })
+    if kind == "mixtral" then return end
+    config:only("decoder_sparse_step", 1)
+    if next(config:get("mlp_only_layers", { "table", {} })) then
+        config:fail("mlp_only_layers", "layers without experts beside others are not supported")
+    end
+    made.n_inner = config:need("moe_intermediate_size", { "size" })
+    made.expert_pre_softmax = not config:get("norm_topk_prob", { "boolean", false })
+end
+
+local HEAD_SIZE = { qwen3 = 128 } -- where a file does not say it and it is not hidden_size / num_attention_heads
 
 -- Llama and its relatives.
 local function llama(config, kind)
@@ -124,12 +142,13 @@ local function llama(config, kind)
     made.n_kv_head = config:get("num_key_value_heads", { "size", made.n_head })
     made.n_embd = config:need("hidden_size", { "size" })
     made.n_inner = config:need("intermediate_size", { "size" })
-    made.head_size = config:get("head_dim", { "size", kind == "qwen3" and 128 or nil })
+    made.head_size = config:get("head_dim", { "size", HEAD_SIZE[kind] })
     made.norm_eps = config:get("rms_norm_eps", { "number", 1e-6, min = 0 })
     made.tie = config:get("tie_word_embeddings", { "boolean", false })
     made.attention_bias = BIASES[kind](config)
-    made.qk_norm = kind == "qwen3"
+    made.qk_norm = kind == "qwen3" or kind == "qwen3_moe"
     made.window = window_of(config, kind, made.n_layer)
+    if kind == "mixtral" or kind == "qwen3_moe" then set_experts(config, made, kind) end
     return te.models.llama, made
 end
 
@@ -152,7 +171,8 @@ local function gpt2(config)
     }
 end
 
-local KINDS = { llama = llama, mistral = llama, qwen2 = llama, qwen3 = llama, gpt2 = gpt2 }
+local KINDS = { llama = llama, mistral = llama, mixtral = llama, qwen2 = llama, qwen3 = llama, qwen3_moe = llama,
+    gpt2 = gpt2 }
 
 local function read_config(folder)
     local path = folder .. "/config.json"
@@ -200,8 +220,8 @@ local OPTIONS = {
 
 local hugging_face = {}
 
---- The model in a folder, te.models.llama for llama, mistral, qwen2 and qwen3, te.models.gpt for gpt2. Raises on what
---- a configuration asks for and these models don't have.
+--- The model in a folder, te.models.llama for llama, mistral, mixtral, qwen2, qwen3 and qwen3_moe, te.models.gpt for
+--- gpt2. Raises on what a configuration asks for and these models don't have.
 ---@param folder string
 ---@param opts table|nil   block_size, dropout, dtype (of the parameters)
 ---@return table model

@@ -20,7 +20,9 @@ local function chunks_of(who, x, split_sizes, sorted_index)
     local function list(name, given)
         if te.is_tensor(given) then given = given:totable() end
         options.argument(who, name, given, { "table" })
-        for i, value in ipairs(given) do options.argument(who, ("%s[%d]"):format(name, i), value, { "integer", min = 0 }) end
+        for i, value in ipairs(given) do
+            options.argument(who, ("%s[%d]"):format(name, i), value, { "integer", min = 0 })
+        end
         return given
     end
     local sizes, order, first, at = list("split_sizes", split_sizes), list("sorted_index", sorted_index), {}, 1
@@ -76,7 +78,9 @@ function moe.fused_aux_loss(probs, tokens_per_expert, total_num_tokens, num_expe
     options.argument(who, "coeff", coeff, { "number" })
     local fits = te.is_tensor(probs) and te.is_tensor(tokens_per_expert) and probs:dim() == 2
         and probs:size(2) == num_experts and tokens_per_expert:dim() == 1 and tokens_per_expert:size(1) == num_experts
-    if not fits then fail("%s: expected probs {tokens, %d} and tokens_per_expert {%d}", who, num_experts, num_experts) end
+    if not fits then
+        fail("%s: expected probs {tokens, %d} and tokens_per_expert {%d}", who, num_experts, num_experts)
+    end
     local sums = te.sum(probs, 1) * tokens_per_expert:to(probs.dtype)
     return te.sum(sums) * (coeff * num_experts / (topk * total_num_tokens ^ 2))
 end

@@ -41,6 +41,30 @@ local MODELS = {
         head_size = 8, qk_norm = true, tied = true,
         logits = { -0.740714, 0.236905, 0.8369, 0.102885, -0.795128, -0.425715, 0.622284, 0.678368 },
     },
+    mixtral = {
+        config = COMMON .. [["model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
+            "rms_norm_eps": 1e-05, "head_dim": null, "sliding_window": null, "tie_word_embeddings": false,
+            "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}]],
+        experts = 4, inner = 24, parts = { "block_sparse_moe", "w1", "w3", "w2" },
+        logits = { -1.984013, -0.155325, 1.920949, 0.93525, -1.541229, -1.561003, 0.907446, 1.929436 },
+    },
+    ["qwen3_moe, probabilities over the chosen"] = {
+        config = COMMON .. [["model_type": "qwen3_moe", "num_local_experts": 6, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20, "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+            "rms_norm_eps": 1e-06, "head_dim": 8, "tie_word_embeddings": true, "use_sliding_window": false,
+            "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}]],
+        head_size = 8, qk_norm = true, tied = true,
+        experts = 6, inner = 20, parts = { "mlp", "gate_proj", "up_proj", "down_proj" },
+        logits = { -0.780983, 0.268644, 0.890055, 0.092727, -0.852407, -0.438812, 0.674245, 0.712562 },
+    },
+    ["qwen3_moe, probabilities over all, as older files name it"] = {
+        config = COMMON .. [["model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20, "rms_norm_eps": 1e-06, "head_dim": 8, "tie_word_embeddings": true,
+            "rope_theta": 10000.0]],
+        head_size = 8, qk_norm = true, tied = true,
+        experts = 6, inner = 20, parts = { "mlp", "gate_proj", "up_proj", "down_proj" },
+        logits = { -0.784866, 0.260911, 0.890799, 0.100762, -0.849889, -0.445825, 0.668879, 0.717396 },
+    },
     gpt2 = {
         config = [["model_type": "gpt2", "vocab_size": 13, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 4,
             "n_inner": null, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-05]],
@@ -79,9 +103,20 @@ local function llama_weights(model)
         for _, part in ipairs(model.qk_norm and { "q", "k" } or {}) do
             add(layer .. "self_attn." .. part .. "_norm.weight", size)
         end
-        add(layer .. "mlp.gate_proj.weight", 24, 16)
-        add(layer .. "mlp.up_proj.weight", 24, 16)
-        add(layer .. "mlp.down_proj.weight", 16, 24)
+        if model.experts then
+            local block, gate, up, down = unpack(model.parts)
+            add(layer .. block .. ".gate.weight", model.experts, 16)
+            for e = 0, model.experts - 1 do
+                local expert = ("%s%s.experts.%d."):format(layer, block, e)
+                add(expert .. gate .. ".weight", model.inner, 16)
+                add(expert .. up .. ".weight", model.inner, 16)
+                add(expert .. down .. ".weight", 16, model.inner)
+            end
+        else
+            add(layer .. "mlp.gate_proj.weight", 24, 16)
+            add(layer .. "mlp.up_proj.weight", 24, 16)
+            add(layer .. "mlp.down_proj.weight", 16, 24)
+        end
         add(layer .. "input_layernorm.weight", 16)
         add(layer .. "post_attention_layernorm.weight", 16)
     end
@@ -190,10 +225,14 @@ describe("te.models.from_hugging_face", function()
             make(name, change)
             assert.error_matches(function() te.models.from_hugging_face(folder) end, message)
         end
-        refuses("config.json: model_type: only .*\"qwen3\" is supported, got \"bert\"", "llama",
+        refuses("config.json: model_type: only .*\"qwen3_moe\" is supported, got \"bert\"", "llama",
             { ['"model_type": "llama"'] = '"model_type": "bert"' })
         refuses("hidden_act: only \"silu\" is supported, got \"relu\"", "llama", { silu = "relu" })
         refuses("mlp_bias: only false is supported, got true", "llama", { ['"mlp_bias": false'] = '"mlp_bias": true' })
+        refuses("decoder_sparse_step: only 1 is supported, got 2", "qwen3_moe, probabilities over the chosen",
+            { ['"decoder_sparse_step": 1'] = '"decoder_sparse_step": 2' })
+        refuses("mlp_only_layers: layers without experts", "qwen3_moe, probabilities over the chosen",
+            { ["[]"] = "[1]" })
         refuses("rope_type: only .* got \"longrope\"", "qwen2", { yarn = "longrope" })
         refuses("mscale: only nothing is supported, got 1", "qwen2",
             { ['"factor": 4.0,'] = '"factor": 4.0, "mscale": 1,' })

@@ -146,8 +146,8 @@ te_status te_check_arg_reduce(te_exec *exec, const te_view *index, const te_view
 
 static bool is_contiguous(const te_view *v)
 {
-    int64_t step = 1;
-    for (int i = v->ndim - 1; i >= 0; i--) {
+    int64_t step = 1, all = te_view_numel(v);
+    for (int i = v->ndim - 1; i >= 0 && all > 0; i--) {
         if (v->shape[i] > 1 && v->stride[i] != step) return false;
         step *= v->shape[i];
     }

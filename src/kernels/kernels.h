@@ -303,8 +303,8 @@ struct te_backend {
      * replacement when asked. Draw d of row i uses element i * n_samples + d of the generator. */
     te_status (*multinomial)(te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng);
 
-    /* Mixtures of experts (te_routes). route_map: where each slot stands, sorted by expert, then by token, then by slot;
-     * what does not fit into `rows` rows, and what stands for no slot, is -1. routing: bool or uint8 {tokens, experts}
+    /* Mixtures of experts (te_routes). route_map: where each slot stands, sorted by expert, then token, then slot; what
+     * does not fit into `rows` rows, and what stands for no slot, is -1. routing: bool or uint8 {tokens, experts}
      * gives map {tokens, 2 experts + 1} int32, per token rows, experts and their number, and counts {experts} int32;
      * ids int64 or int32 {tokens, slots} give map {slots * tokens} and no counts. All contiguous. */
     te_status (*route_map)(te_exec *exec, const te_view *map, const te_view *counts, const te_view *routing,

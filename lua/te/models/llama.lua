@@ -6,8 +6,8 @@
 --
 -- Pre-norm blocks with RMSNorm, rotary positions, grouped queries and SwiGLU, no biases; the head is a weight of its
 -- own unless `tie` is set. Options make it a Mistral (window), a Qwen2 (attention_bias), a Qwen3 (qk_norm, head_size),
--- a Mixtral or another mixture of experts (n_expert). Weights start as N(0, init_std), those that end in a residual sum as
--- N(0, init_std / sqrt(2 n_layer)).
+-- a Mixtral or another mixture of experts (n_expert). Weights start as N(0, init_std), those that end in a residual
+-- sum as N(0, init_std / sqrt(2 n_layer)).
 
 local te = require "te"
 local fail = require "te.fail"
@@ -161,6 +161,22 @@ function Llama:auxiliary_loss()
     return sum
 end
 
+-- Mixtral's names differ from those of its successors.
+local function router_name(tensors, from)
+    local name = from .. "block_sparse_moe.gate.weight"
+    return tensors[name] and name or from .. "mlp.gate.weight"
+end
+
+-- The first weight of an expert in a layer here, the halves of it there; the second one here and there.
+local function names_of_expert(tensors, to, from, expert)
+    local mixtral = tensors[from .. "block_sparse_moe.gate.weight"]
+    local there = ("%s%s.experts.%d."):format(from, mixtral and "block_sparse_moe" or "mlp", expert - 1)
+    local gate, up, down = "gate_proj", "up_proj", "down_proj"
+    if mixtral then gate, up, down = "w1", "w3", "w2" end
+    return { ("%s2.experts.1.weight.%d"):format(to, expert), there .. gate .. ".weight", there .. up .. ".weight",
+        ("%s2.experts.3.weight.%d"):format(to, expert), there .. down .. ".weight" }
+end
+
 --- Takes over the weights of a checkpoint as Hugging Face's Transformers names and lays them out, of any floating
 --- dtype: "model.layers.0.self_attn.q_proj.weight" and so on. Nothing is changed unless all of them fit.
 ---@param tensors table<string, userdata>  of all the checkpoint's files
@@ -200,8 +216,13 @@ function Llama:load_hugging_face(tensors)
             state[attention .. "2.k_norm.weight"] = named(heads .. "k_norm.weight")
         end
         state[mlp .. "1.weight"] = named(from .. "post_attention_layernorm.weight")
-        state[mlp .. "2.weight"] = named(from .. "mlp.gate_proj.weight", from .. "mlp.up_proj.weight")
-        state[mlp .. "4.weight"] = named(from .. "mlp.down_proj.weight")
+        local inner = { mlp .. "2.weight", from .. "mlp.gate_proj.weight", from .. "mlp.up_proj.weight",
+            mlp .. "4.weight", from .. "mlp.down_proj.weight" }
+        for expert = 1, self.config.n_expert or 1 do
+            if self.config.n_expert then inner = names_of_expert(tensors, mlp, from, expert) end
+            state[inner[1]], state[inner[4]] = named(inner[2], inner[3]), named(inner[5])
+        end
+        if self.config.n_expert then state[mlp .. "2.router.weight"] = named(router_name(tensors, from)) end
     end
     for name in pairs(tensors) do
         local known = used[name] or name:find "rotary_emb%.inv_freq$"

@@ -49,7 +49,8 @@ static te_status open_routes(te_call *call, routed *routes, te_tensor *map, int6
     if (map->ndim == 2) {
         int64_t width = map->shape[1];
         *r = (te_routes){.tokens = map->shape[0], .slots = width / 2, .token_step = width, .slot_step = 1,
-                         .experts = width / 2, .row = places, .expert = places + width / 2, .count = places + width - 1};
+                         .experts = width / 2, .row = places, .expert = places + width / 2,
+                         .count = places + width - 1};
     } else {
         int64_t slots = tokens ? map->shape[0] / tokens : 0;
         *r = (te_routes){.tokens = tokens, .slots = slots, .token_step = 1, .slot_step = tokens, .experts = slots,
@@ -89,7 +90,10 @@ static te_tensor *gradient_of_weights(te_call *call, const te_routes *r, te_tens
 }
 
 /* Numbers, one per token or row, as rows of one column. */
-static te_tensor *as_column(te_tensor *t) { return te_tensor_alias(t, 2, (int64_t[2]){t->shape[0], 1}, NULL, t->offset); }
+static te_tensor *as_column(te_tensor *t)
+{
+    return te_tensor_alias(t, 2, (int64_t[2]){t->shape[0], 1}, NULL, t->offset);
+}
 
 static te_tensor *ones(te_call *call, const te_tensor *like, te_dtype dtype, int64_t n)
 {
@@ -126,7 +130,8 @@ static te_status check_permutation(te_call *call, const te_tensor *x, const te_t
         return te_call_fail(call, TE_ERROR_ARGUMENT, "routing_map must be {%lld, %s}, not %s", (long long)x->shape[0],
                             ids ? "slots" : "experts", TE_SHAPE_TEXT(routing));
     if (probs && (!te_same_shape(probs, routing) || !te_dtype_is_float(probs->dtype)))
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "probs must be %s of a floating dtype, as routing_map is, not %s of %s",
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "probs must be %s of a floating dtype, as routing_map is, not %s of %s",
                             TE_SHAPE_TEXT(routing), TE_SHAPE_TEXT(probs), te_dtype_name(probs->dtype));
     return TE_OK;
 }
@@ -341,7 +346,7 @@ static te_status tokens_of(te_call *call, const te_tensor *x, const te_tensor *m
                                       : map->shape[0];
     bool fits = !shape->set || (shape->n == 2 && shape->ints[0] == *tokens && shape->ints[1] == x->shape[1]);
     if (!fits)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "restore_shape must be {%lld, %lld}", (long long)*tokens,
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "restore_shape must be {%lld,%lld}", (long long)*tokens,
                             (long long)x->shape[1]);
     if (map->ndim == 1 && (*tokens ? map->shape[0] % *tokens != 0 : map->shape[0] != 0))
         return te_call_fail(call, TE_ERROR_ARGUMENT, "row_id_map %s does not fit %lld tokens", TE_SHAPE_TEXT(map),
@@ -349,7 +354,8 @@ static te_status tokens_of(te_call *call, const te_tensor *x, const te_tensor *m
     int64_t columns = map->ndim == 2 ? map->shape[1] / 2 : *tokens ? map->shape[0] / *tokens : 0;
     if (probs && (probs->ndim != 2 || probs->shape[0] != *tokens || (*tokens && probs->shape[1] != columns) ||
                   !te_dtype_is_float(probs->dtype)))
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "merging_probs must be {%lld, %lld} of a floating dtype, not %s of %s",
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "merging_probs must be {%lld,%lld} of a floating dtype, not %s of %s",
                             (long long)*tokens, (long long)columns, TE_SHAPE_TEXT(probs), te_dtype_name(probs->dtype));
     return TE_OK;
 }
@@ -365,7 +371,8 @@ static te_status moe_unpermute_forward(te_call *call)
     if (status != TE_OK) return status;
     if (shifts && (map->ndim != 2 || shifts->ndim != 1 || shifts->shape[0] != map->shape[1] / 2 ||
                    te_dtype_is_float(shifts->dtype)))
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "pad_offsets must be integers, one per expert of row_id_map %s, not %s",
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "pad_offsets must be integers, one per expert of row_id_map %s, not %s",
                             TE_SHAPE_TEXT(map), TE_SHAPE_TEXT(shifts));
     te_tensor *y = call->out[0] = new_rows(call, x, x->dtype, tokens, x->shape[1]);
     te_tensor *ordered = y ? te_tensor_contiguous_copy(x) : NULL;
@@ -417,7 +424,8 @@ enum { SOFTMAX, SIGMOID, SQRT_SOFTPLUS };
 static te_status check_logits(te_call *call, const te_tensor *logits, int64_t k)
 {
     if (logits->ndim != 2 || !te_dtype_is_float(logits->dtype))
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "logits must be {tokens, experts} of a floating dtype, not %s of %s",
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "logits must be {tokens, experts} of a floating dtype, not %s of %s",
                             TE_SHAPE_TEXT(logits), te_dtype_name(logits->dtype));
     if (k < 1 || k > logits->shape[1])
         return te_call_fail(call, TE_ERROR_ARGUMENT, "topk = %lld of %lld experts", (long long)k,
@@ -498,7 +506,8 @@ static te_status fused_topk_forward(te_call *call)
     if (bias && (function == SOFTMAX || bias->ndim != 1 || bias->shape[0] != logits->shape[1]))
         return te_call_fail(call, TE_ERROR_ARGUMENT,
                             "expert_bias must be {%lld} beside sigmoid or sqrtsoftplus, not %s beside %s",
-                            (long long)logits->shape[1], TE_SHAPE_TEXT(bias), function == SOFTMAX ? "softmax" : "these");
+                            (long long)logits->shape[1], TE_SHAPE_TEXT(bias),
+                            function == SOFTMAX ? "softmax" : "these");
     if (before && function != SOFTMAX)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "use_pre_softmax is for score_function = softmax");
     te_tensor *scores = choosing_scores(call, logits, function, before, bias);
@@ -506,8 +515,8 @@ static te_status fused_topk_forward(te_call *call)
     te_tensor_release(scores);
     if (!map) return call->ctx->status;
     te_arg args[] = {TE_A_TENSOR(logits), TE_A_TENSOR(map), TE_A_NUMBER(a[SCALE].number), TE_A_NUMBER(k > 1)};
-    bool softmax = function == SOFTMAX;
-    return te_call_result(call, te_op_call(call->ctx, before ? "moe_softmax_all" : ops[function], softmax ? 3 : 4, args));
+    const char *op = before ? "moe_softmax_all" : ops[function];
+    return te_call_result(call, te_op_call(call->ctx, op, function == SOFTMAX ? 3 : 4, args));
 }
 
 static te_status fused_scores_forward(te_call *call)
@@ -570,8 +579,8 @@ const te_op_def te_ops_moe[] = {
      .outputs = "probs map",
      .forward = fused_topk_forward},
     {.signature = "fused_compute_score_for_moe_aux_loss(logits, topk: int; " SCORE_FUNCTIONS ")",
-     .doc = "The mask of the topk experts of every token, and float32 scores of all: softmax, or sigmoid or sqrtsoftplus "
-            "over their sum.",
+     .doc = "The mask of the topk experts of every token, and float32 scores of all: softmax, or sigmoid or "
+            "sqrtsoftplus over their sum.",
      .outputs = "map scores",
      .forward = fused_scores_forward},
     {.signature = "sqrt_softplus(x)",

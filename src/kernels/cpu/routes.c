@@ -145,17 +145,17 @@ static te_status check_places(te_exec *exec, const char *op, const te_routes *r,
     for (int64_t t = 0; t < r->tokens; t++) {
         int64_t count = slots_of(r, t);
         if (count < 0 || count > r->slots)
-            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: token %lld has %lld of %lld slots", op, (long long)t,
-                                (long long)count, (long long)r->slots);
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: token %lld has %lld of %lld slots", op,
+                                (long long)t + 1, (long long)count, (long long)r->slots);
         for (int64_t s = 0; s < count; s++) {
             int64_t expert = r->expert ? r->expert[t * r->token_step + s] : s;
             if (expert < 0 || expert >= r->experts)
                 return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: expert %lld of token %lld is outside 0 to %lld", op,
-                                    (long long)expert, (long long)t, (long long)r->experts - 1);
+                                    (long long)expert, (long long)t + 1, (long long)r->experts - 1);
             slot at = slot_at(r, t, s);
             if (at.row >= rows || (at.row < 0 && r->row[t * r->token_step + s * r->slot_step] >= 0))
                 return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: row %lld of token %lld is outside 0 to %lld", op,
-                                    (long long)at.row, (long long)t, (long long)rows - 1);
+                                    (long long)at.row, (long long)t + 1, (long long)rows - 1);
         }
     }
     return TE_OK;
@@ -193,7 +193,8 @@ static const te_route_loops *loops_for(te_exec *exec, te_dtype dtype)
     if (te_cpu(exec)->isa == TE_CPU_AVX512) rows = &te_route_rows_avx512;
     if (te_cpu(exec)->isa == TE_CPU_AVX2) rows = &te_route_rows_avx2;
 #endif
-    return dtype == TE_F32 ? &rows->f32 : dtype == TE_BF16 ? &rows->bf16 : dtype == TE_F16 ? &rows->f16 : &rows->f64;
+    if (dtype == TE_F16) return &te_route_rows_f16;
+    return dtype == TE_F32 ? &rows->f32 : dtype == TE_BF16 ? &rows->bf16 : &te_route_rows_f64;
 }
 
 static routing open_routing(te_exec *exec, const te_routes *r, const te_view *rows, const te_view *tokens)

@@ -13,9 +13,10 @@ typedef struct te_route_loops {
 } te_route_loops;
 
 typedef struct te_route_rows {
-    te_route_loops f32, bf16, f16, f64;
+    te_route_loops f32, bf16;
 } te_route_rows;
 
-extern const te_route_rows te_route_rows_portable, te_route_rows_avx2, te_route_rows_avx512;
+extern const te_route_rows  te_route_rows_portable, te_route_rows_avx2, te_route_rows_avx512;
+extern const te_route_loops te_route_rows_f16, te_route_rows_f64; /* with any instruction set */
 
 #endif

@@ -35,6 +35,9 @@ local command_line = train.command_line {
     { "n-layer", "size", 4, help = "blocks" },
     { "n-head", "size", 4, help = "attention heads" },
     { "n-kv-head", "integer", 0, min = 0, help = "of llama, heads of keys and values; 0: as many" },
+    { "n-expert", "integer", 0, min = 0, help = "of llama, experts in each MLP's place; 0: an MLP" },
+    { "n-expert-active", "size", 2, help = "how many of them see a token" },
+    { "expert-aux-loss", "number", 0.01, min = 0, help = "weight of the loss that balances them" },
     { "n-embd", "size", 128, help = "width" },
     { "block", "size", 64, help = "tokens of context" },
     { "dropout", "number", 0, min = 0, max = 0.99, help = "probability" },
@@ -88,8 +91,8 @@ local command_line = train.command_line {
 local function refuse(format, ...) train.fail(train.exit.usage, ("train_gpt.lua: " .. format):format(...)) end
 
 -- Options that a model in a checkpoint has for good: others for it would have no effect.
-local MODEL = { "tokenizer", "vocab-size", "model", "n-layer", "n-head", "n-kv-head", "n-embd", "dropout", "bias",
-    "fp8-params" }
+local MODEL = { "tokenizer", "vocab-size", "model", "n-layer", "n-head", "n-kv-head", "n-expert", "n-expert-active",
+    "expert-aux-loss", "n-embd", "dropout", "bias", "fp8-params" }
 
 -- What options alone cannot check.
 local function check_together(o, device)
@@ -102,8 +105,11 @@ local function check_together(o, device)
         if o.n_kv_head > 0 and o.n_head % o.n_kv_head ~= 0 then
             refuse("--n-head=%d is no multiple of --n-kv-head=%d", o.n_head, o.n_kv_head)
         end
-    elseif o.n_kv_head > 0 then
-        refuse "--n-kv-head needs --model=llama"
+        if o.n_expert > 0 and o.n_expert_active > o.n_expert then
+            refuse("--n-expert-active=%d of --n-expert=%d", o.n_expert_active, o.n_expert)
+        end
+    elseif o.n_kv_head > 0 or o.n_expert > 0 then
+        refuse("--%s needs --model=llama", o.n_kv_head > 0 and "n-kv-head" or "n-expert")
     end
     local there, problem = pcall(te.empty, { 1 }, { device = device })
     if not there then refuse("--device=%s: %s", o.device, train.plain(problem)) end
@@ -172,6 +178,10 @@ local function open_run(o, given, script)
             init_std = o.init_std, quantized = o.fp8_params and RECIPES[o.recipe] or nil }
         if o.model == "gpt" then config.bias = o.bias end
         if o.n_kv_head > 0 then config.n_kv_head = o.n_kv_head end
+        if o.n_expert > 0 then
+            config.n_expert, config.n_expert_active = o.n_expert, o.n_expert_active
+            config.expert_aux_loss = o.expert_aux_loss
+        end
         run.model = te.models[o.model](config)
     end
     run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none", recipe = recipe,

@@ -408,6 +408,15 @@ describe("te.MoE", function()
         assert.error_matches(function() te.MoE(8, 8, 2, { top_k = 1 }) end, "did you mean \"topk\"")
     end)
 
+    it("shows what moves its rows to a profile", function()
+        local m, x, seen = te.MoE(16, 16, 4), te.randn { 8, 16 }, {}
+        x.requires_grad = true
+        for _, kernel in ipairs(te.profile(function() te.sum(m(x)):backward() end).events) do seen[kernel.name] = true end
+        for _, name in ipairs { "choose", "map", "rows", "tokens", "weights" } do
+            assert.is_true(seen["route_" .. name], name)
+        end
+    end)
+
     it("makes a Llama a mixture, whose balancing loss counts in training", function()
         local config = { vocab_size = 30, n_layer = 2, n_head = 2, n_embd = 32, n_inner = 16, block_size = 16,
             n_expert = 4, n_expert_active = 2, expert_aux_loss = 0.5 }

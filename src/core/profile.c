@@ -219,6 +219,20 @@ STAND_IN(cumsum, (te_exec *exec, const te_view *dst, const te_view *src, bool re
 STAND_IN(multinomial, (te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng),
          (exec, out, src, replacement, rng), view_bytes(src) + view_bytes(out))
 
+STAND_IN(route_map,
+         (te_exec *exec, const te_view *map, const te_view *counts, const te_view *routing, int64_t rows),
+         (exec, map, counts, routing, rows), view_bytes(map) + view_bytes(routing))
+STAND_IN(route_rows, (te_exec * exec, const te_routes *r, const te_view *rows, const te_view *tokens),
+         (exec, r, rows, tokens), view_bytes(rows) + view_bytes(tokens))
+STAND_IN(route_tokens, (te_exec * exec, const te_routes *r, const te_view *tokens, const te_view *rows),
+         (exec, r, tokens, rows), view_bytes(rows) + view_bytes(tokens))
+STAND_IN(route_weights,
+         (te_exec *exec, const te_routes *r, const te_view *weights, const te_view *rows, const te_view *tokens),
+         (exec, r, weights, rows, tokens), view_bytes(rows) + view_bytes(tokens) + view_bytes(weights))
+STAND_IN(route_choose,
+         (te_exec *exec, const te_view *map, const te_view *scores, int64_t k, int64_t groups, int64_t best_groups),
+         (exec, map, scores, k, groups, best_groups), view_bytes(map) + view_bytes(scores))
+
 /* --- start and stop ----------------------------------------------------------------------------------------------- */
 
 static void stand_in(profiled_device *p, te_device *device)
@@ -242,6 +256,11 @@ static void stand_in(profiled_device *p, te_device *device)
     p->table.topk = topk;
     p->table.cumsum = cumsum;
     p->table.multinomial = multinomial;
+    p->table.route_map = route_map;
+    p->table.route_rows = route_rows;
+    p->table.route_tokens = route_tokens;
+    p->table.route_weights = route_weights;
+    p->table.route_choose = route_choose;
     device->exec.backend = &p->table;
 }
 

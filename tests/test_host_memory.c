@@ -25,20 +25,25 @@ static void *heap_realloc(void *user, void *ptr, size_t old_size, size_t new_siz
     return p;
 }
 
-static const char setup[] = "local te = require 'te'\n"
-                            "te.manual_seed(1)\n"
-                            "model = te.Sequential(te.LayerNorm(8), te.Linear(8, 16), te.GELU(), te.Linear(16, 5))\n"
-                            "optimizer = te.optim.AdamW(model:parameters(), { lr = 0.01 })\n"
-                            "x, targets = te.randn { 6, 8 }, te.tensor({ 0, 4, 2, 1, 3, 4 }, { dtype = 'int64' })\n"
-                            "weights = { model[2].weight, model[4].weight, model[1].weight }\n"
-                            "w1, w2, w3 = weights[1], weights[2], weights[3]\n"
-                            "function step()\n"
-                            "  model:zero_grad()\n"
-                            "  local loss = te.cross_entropy(model(x), targets)\n"
-                            "  loss:backward()\n"
-                            "  optimizer:step()\n"
-                            "end\n"
-                            "step()\n";
+#define STEP                                                                                                           \
+    "optimizer = te.optim.AdamW(model:parameters(), { lr = 0.01 })\n"                                                  \
+    "x, targets = te.randn { 6, 8 }, te.tensor({ 0, 4, 2, 1, 3, 4 }, { dtype = 'int64' })\n"                           \
+    "function step()\n"                                                                                                \
+    "  model:zero_grad()\n"                                                                                            \
+    "  local loss = te.cross_entropy(model(x), targets)\n"                                                             \
+    "  loss:backward()\n"                                                                                              \
+    "  optimizer:step()\n"                                                                                             \
+    "end\n"                                                                                                            \
+    "step()\n"
+
+static const char layers[] = "local te = require 'te'\n"
+                             "te.manual_seed(1)\n"
+                             "model = te.Sequential(te.LayerNorm(8), te.Linear(8, 16), te.GELU(), te.Linear(16, 5))\n"
+                             "w1, w2, w3 = model[2].weight, model[4].weight, model[1].weight\n" STEP;
+static const char experts[] = "local te = require 'te'\n"
+                              "te.manual_seed(1)\n"
+                              "model = te.Sequential(te.LayerNorm(8), te.MoE(8, 8, 3), te.Linear(8, 5))\n"
+                              "w1, w2, w3 = model[2].router.weight, model[3].weight, model[1].weight\n" STEP;
 
 enum { N_WEIGHTS = 3, MAX_ELEMENTS = 128 };
 
@@ -80,11 +85,11 @@ static bool step_with_failure(tetrain *rt, heap *h, long n)
     return reached;
 }
 
-static void test_steps(void)
+static void test_steps(const char *setup)
 {
     heap h = {.countdown = -1};
     tetrain *rt = open_runtime(&h);
-    CHECK_MSG(rt && tetrain_run_string(rt, setup, sizeof setup - 1, "=setup") == TETRAIN_OK, "%s",
+    CHECK_MSG(rt && tetrain_run_string(rt, setup, strlen(setup), "=setup") == TETRAIN_OK, "%s",
               rt ? tetrain_error(rt) : "not opened");
     long n = 0;
     while (step_with_failure(rt, &h, n) && n < 20000) n++;
@@ -96,6 +101,7 @@ static void test_steps(void)
 
 int main(void)
 {
-    test_steps();
+    test_steps(layers);
+    test_steps(experts);
     return TEST_END();
 }

@@ -1,13 +1,7 @@
 /* hand_index.c - plans of embedding, the check of classes, gather and scatter_add. */
 #include "hand_internal.h"
 
-enum { THREADS = 256, SORT_THREADS = 512, COLUMN_BLOCK = 256, FULL = 16384 /* blocks that fill any device */ };
-
-static int64_t blocks_for(int64_t elements)
-{
-    int64_t blocks = (elements + THREADS - 1) / THREADS;
-    return blocks < FULL ? blocks : FULL;
-}
+enum { THREADS = TE_HAND_THREADS, SORT_THREADS = 512, COLUMN_BLOCK = 256 };
 
 static int bits_of(uint64_t n)
 {
@@ -73,7 +67,7 @@ te_status te_cuda_plan_embedding(te_exec *exec, te_cuda_plan *plan, const te_vie
     int  vector = embedding_vector(out, table);
     plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "embedding", table->shape[0], 0};
     te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding",
-                                          blocks_for(args.n * args.width / vector), THREADS, &args, sizeof args);
+                                          te_blocks_for(args.n * args.width / vector), THREADS, &args, sizeof args);
     set_types(call, same ? te_storage_dtype(out->dtype) : out->dtype,
               same ? te_storage_dtype(out->dtype) : table->dtype);
     call->kernel.vector = (uint16_t)vector;
@@ -90,7 +84,7 @@ te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, con
     if (te_is_whole(dtable->dtype) || te_is_whole(dy->dtype))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "embedding backward: gradients must be floats");
     plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "embedding backward", dtable->shape[0], 0};
-    te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_keys", blocks_for(args.n), THREADS, &args, sizeof args);
+    te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_keys", te_blocks_for(args.n), THREADS, &args, sizeof args);
     args.sorted = te_cuda_plan_sort(plan, args.n, (uint64_t)dtable->shape[0]);
     te_cuda_call *call =
         te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_add", args.n, COLUMN_BLOCK, &args, sizeof args);
@@ -117,7 +111,7 @@ te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te
     if (args.n == 0) return TE_OK;
     plan->check = (te_cuda_check){TE_CUDA_CHECK_CLASSES, "cross_entropy", classes, 0};
     /* the types of the embeddings that the build compiles */
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_check_classes", blocks_for(args.n), THREADS,
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_check_classes", te_blocks_for(args.n), THREADS,
                                           &args, sizeof args);
     set_types(call, TE_F32, TE_F32);
     return TE_OK;
@@ -144,7 +138,7 @@ te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *
     te_index_args args = index_args(src, out, index, dim);
     plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "gather", src->shape[dim], 0};
     te_dtype type = te_storage_dtype(src->dtype);
-    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_gather", blocks_for(args.n), THREADS, &args, sizeof args),
+    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_gather", te_blocks_for(args.n), THREADS, &args, sizeof args),
               type, type);
     return TE_OK;
 }
@@ -162,12 +156,12 @@ te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_v
     te_cuda_call *call;
     plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "scatter_add", dst->shape[dim], 0};
     if (lines >= MANY_LINES || index->shape[dim] <= SHORT_LINE) {
-        call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_lines", blocks_for(lines), THREADS, &args,
+        call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_lines", te_blocks_for(lines), THREADS, &args,
                                 sizeof args);
     } else {
-        te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_keys", blocks_for(args.n), THREADS, &args, sizeof args);
+        te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_keys", te_blocks_for(args.n), THREADS, &args, sizeof args);
         args.sorted = te_cuda_plan_sort(plan, args.n, (uint64_t)lines * (uint64_t)dst->shape[dim]);
-        call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_add", blocks_for(args.n), THREADS, &args,
+        call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_add", te_blocks_for(args.n), THREADS, &args,
                                 sizeof args);
     }
     set_types(call, dst->dtype, dst->dtype);

@@ -18,6 +18,15 @@ void te_cuda_plan_open(te_cuda_plan *plan);
 te_cuda_call *te_cuda_plan_add(te_cuda_plan *plan, te_cuda_file file, const char *name, int64_t blocks, int threads,
                                const void *args, size_t bytes);
 
+enum { TE_HAND_THREADS = 256, TE_HAND_FULL = 16384 /* blocks that fill any device */ };
+
+/* Blocks whose threads go over so many elements. */
+static inline int64_t te_blocks_for(int64_t elements)
+{
+    int64_t blocks = (elements + TE_HAND_THREADS - 1) / TE_HAND_THREADS;
+    return blocks < TE_HAND_FULL ? blocks : TE_HAND_FULL;
+}
+
 /* Adds the sort of n keys up to `largest` (te_sort_args); returns which half of the scratch memory it ends in. */
 int te_cuda_plan_sort(te_cuda_plan *plan, int64_t n, uint64_t largest);
 

@@ -1,19 +1,14 @@
 /* hand_routes.c - plans of mixtures of experts. */
 #include "hand_internal.h"
 
-enum { THREADS = 256, FULL = 16384 /* blocks that fill any device */, MOST_EXPERTS = 1 << 20 };
-
-static int64_t blocks_for(int64_t elements)
-{
-    int64_t blocks = (elements + THREADS - 1) / THREADS;
-    return blocks < FULL ? blocks : FULL;
-}
+enum { MOST_EXPERTS = 1 << 20 };
 
 static te_cuda_call *add(te_cuda_plan *plan, const char *name, int64_t blocks, const void *args, size_t bytes,
                          te_dtype dtype)
 {
     te_cuda_call *call =
-        te_cuda_plan_add(plan, TE_CUDA_FILE_ROUTES, name, blocks < FULL ? blocks : FULL, THREADS, args, bytes);
+        te_cuda_plan_add(plan, TE_CUDA_FILE_ROUTES, name, blocks < TE_HAND_FULL ? blocks : TE_HAND_FULL,
+                         TE_HAND_THREADS, args, bytes);
     call->kernel.dtype[0] = call->kernel.dtype[1] = (uint8_t)dtype;
     call->kernel.wide = dtype == TE_F64;
     return call;
@@ -39,13 +34,13 @@ te_status te_cuda_plan_route_map(te_exec *exec, te_cuda_plan *plan, const te_vie
         add(plan, "te_route_count", args.columns, &args, sizeof args, TE_F32);
         if (n == 0) return TE_OK;
         add(plan, "te_route_place", args.columns, &args, sizeof args, TE_F32);
-        add(plan, "te_route_entries", blocks_for(args.tokens), &args, sizeof args, TE_F32);
+        add(plan, "te_route_entries", te_blocks_for(args.tokens), &args, sizeof args, TE_F32);
         return TE_OK;
     }
     plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "route_map", MOST_EXPERTS, 0};
-    add(plan, "te_route_keys", blocks_for(n), &args, sizeof args, TE_F32);
+    add(plan, "te_route_keys", te_blocks_for(n), &args, sizeof args, TE_F32);
     args.sorted = te_cuda_plan_sort(plan, n, MOST_EXPERTS);
-    add(plan, "te_route_sorted", blocks_for(n), &args, sizeof args, TE_F32);
+    add(plan, "te_route_sorted", te_blocks_for(n), &args, sizeof args, TE_F32);
     return TE_OK;
 }
 
@@ -77,8 +72,8 @@ te_status te_cuda_plan_route_rows(te_exec *exec, te_cuda_plan *plan, const te_ro
     if (status != TE_OK || te_view_numel(rows) == 0) return status;
     plan->scratch_bytes = (size_t)args.n * sizeof(uint64_t);
     plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "route_rows", args.n, 0};
-    add(plan, "te_route_clear", blocks_for(args.n), &args, sizeof args, rows->dtype);
-    add(plan, "te_route_invert", blocks_for(args.tokens * args.slots), &args, sizeof args, rows->dtype);
+    add(plan, "te_route_clear", te_blocks_for(args.n), &args, sizeof args, rows->dtype);
+    add(plan, "te_route_invert", te_blocks_for(args.tokens * args.slots), &args, sizeof args, rows->dtype);
     add(plan, "te_route_rows", args.n, &args, sizeof args, rows->dtype);
     return TE_OK;
 }
@@ -124,6 +119,6 @@ te_status te_cuda_plan_route_choose(te_exec *exec, te_cuda_plan *plan, const te_
                            .groups = groups,
                            .best_groups = best_groups};
     plan->scratch_bytes = (size_t)(args.tokens * groups) * sizeof(float);
-    add(plan, "te_route_choose", blocks_for(args.tokens), &args, sizeof args, TE_F32);
+    add(plan, "te_route_choose", te_blocks_for(args.tokens), &args, sizeof args, TE_F32);
     return TE_OK;
 }

@@ -64,6 +64,14 @@ typedef struct te_rng {
                              runs */
 } te_rng;
 
+/* Whole numbers of which `range` begin at low: number i is low + (b * range >> 64), where word 2i of the generator is
+ * the upper half of b and word 2i + 1 the lower one. The bias is below range / 2^64. */
+typedef struct te_integers {
+    te_rng   rng;
+    int64_t  low;
+    uint64_t range;
+} te_integers;
+
 /* --- running programs ------------------------------------------------------------------------------------------- */
 
 typedef struct te_operand {
@@ -290,6 +298,8 @@ struct te_backend {
     /* Row i of out (int64): samples drawn by the weights (non-negative, finite, not all zero) in row i of src; without
      * replacement when asked. Draw d of row i uses element i * n_samples + d of the generator. */
     te_status (*multinomial)(te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng);
+    /* n of them, one after the other, by the device whose memory is the host's; NULL elsewhere. */
+    te_status (*integers)(te_exec *exec, int64_t *values, int64_t n, const te_integers *drawn);
 
     /* Graphs; NULL where the device has none. From capture_begin to capture_end calls are recorded, with the addresses
      * they were given, and nothing runs; a call that the host would have to wait for or to bring memory to fails.

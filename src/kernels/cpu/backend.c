@@ -109,4 +109,5 @@ const te_backend te_backend_cpu = {
     .topk = te_cpu_topk,
     .cumsum = te_cpu_cumsum,
     .multinomial = te_cpu_multinomial,
+    .integers = te_cpu_integers,
 };

@@ -100,6 +100,17 @@ static void check_pow(void)
         double error = ulp_error(te_pow(a, b), pow((double)a, (double)b));
         if (error > worst) worst = error, at[0] = a, at[1] = b;
     }
+    /* results of every size, and beyond both ends of float32 */
+    for (int i = 0; i < 4000000; i++) {
+        float  a = te_abs(pow_argument(&state)), b = (float)(test_uniform(&state, -151, 130) / log2((double)a));
+        double error = ulp_error(te_pow(a, b), pow((double)a, (double)b));
+        if (error > worst) worst = error, at[0] = a, at[1] = b;
+    }
+    for (int i = 1; i < 256; i++) {
+        float x = (float)(i * i);
+        CHECK(te_pow(x, 0.5f) == (float)i && te_pow(x, 1.5f) == (float)(i * i * i));
+        CHECK(i > 64 || te_pow(x * x, 0.25f) == (float)i);
+    }
     static const float values[] = {0.0f,
                                    -0.0f,
                                    1.0f,

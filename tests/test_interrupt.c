@@ -121,6 +121,12 @@ static te_status run_multinomial(te_exec *exec)
     return te_cpu_multinomial(exec, &to, &from, true, (te_rng){.seed = 1, .stream = 2, .offset = 3});
 }
 
+static te_status run_integers(te_exec *exec)
+{
+    te_integers drawn = {.range = 10};
+    return te_cpu_integers(exec, ids, N, &drawn);
+}
+
 /* --- of quantization ---------------------------------------------------------------------------------------------- */
 
 static uint8_t codes[2][N];
@@ -194,6 +200,7 @@ static const struct {
                {"gather", run_gather},         {"scatter_add", run_scatter_add},
                {"arg_reduce", run_arg_reduce}, {"topk", run_topk},
                {"cumsum", run_cumsum},         {"multinomial", run_multinomial},
+               {"integers", run_integers},
                {"quantize", run_quantize},     {"quantize blocks", run_quantize_blocks},
                {"quantize rows", run_quantize_rows},
                {"dequantize", run_dequantize}, {"quantized gemm", run_quantized_gemm}};

@@ -128,11 +128,12 @@ static int simplify_div(te_program *program, int a, int b)
     return te_program_emit(program, TE_PW_MUL, a, te_program_const(program, 1.0 / divisor), -1);
 }
 
-/* The powers whose meaning as repeated multiplication leaves no choice of order. */
+/* The powers whose meaning as repeated multiplication leaves no choice of order, and the reciprocal. */
 static int simplify_pow(te_program *program, int a, int b)
 {
     if (te_program_is_const(program, b, 0.0)) return te_program_const(program, 1.0);
     if (te_program_is_const(program, b, 1.0)) return a;
+    if (te_program_is_const(program, b, -1.0)) return te_program_emit(program, TE_PW_RECIP, a, -1, -1);
     if (te_program_is_const(program, b, 2.0)) return te_program_emit(program, TE_PW_MUL, a, a, -1);
     if (!te_program_is_const(program, b, 3.0)) return TE_VALUE_NONE;
     return te_program_emit(program, TE_PW_MUL, te_program_emit(program, TE_PW_MUL, a, a, -1), a, -1);

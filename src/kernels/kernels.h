@@ -64,6 +64,14 @@ typedef struct te_rng {
                              runs */
 } te_rng;
 
+/* Whole numbers of which `range` begin at low: number i is low + (b * range >> 64), where word 2i of the generator is
+ * the upper half of b and word 2i + 1 the lower one. The bias is below range / 2^64. */
+typedef struct te_integers {
+    te_rng   rng;
+    int64_t  low;
+    uint64_t range;
+} te_integers;
+
 /* --- running programs ------------------------------------------------------------------------------------------- */
 
 typedef struct te_operand {
@@ -302,6 +310,8 @@ struct te_backend {
     /* Row i of out (int64): samples drawn by the weights (non-negative, finite, not all zero) in row i of src; without
      * replacement when asked. Draw d of row i uses element i * n_samples + d of the generator. */
     te_status (*multinomial)(te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng);
+    /* n of them, one after the other, by the device whose memory is the host's; NULL elsewhere. */
+    te_status (*integers)(te_exec *exec, int64_t *values, int64_t n, const te_integers *drawn);
 
     /* Mixtures of experts (te_routes). route_map: where each slot stands, sorted by expert, then token, then slot; what
      * does not fit into `rows` rows, and what stands for no slot, is -1. routing: bool or uint8 {tokens, experts}

@@ -5,8 +5,6 @@
  */
 #include "bindings.h"
 
-#include "kernels/philox.h"
-
 #include <math.h>
 
 static const char *const creation_options[] = {"dtype", "device", "requires_grad", NULL};
@@ -92,10 +90,11 @@ static void *push_buffer(te_lua *rt, lua_State *L, const char *function, te_dtyp
     return te_tensor_data(u->t);
 }
 
-/* The tensor that a buffer was filled for, and the buffer given back. */
+/* The tensor that a buffer was filled for, and the buffer given back, unless it is that already. */
 static int finish_buffer(te_lua *rt, lua_State *L, const creation *c)
 {
     te_tensor *buffer = te_lua_to_tensor(L, -1)->t;
+    if (buffer->dtype == c->dtype && buffer->storage->device == c->device) return finish(rt, L, c, TE_OK);
     te_tensor *t = push_empty(rt, L, c, buffer->ndim, buffer->shape);
     te_status  status = te_tensor_numel(t) ? te_tensor_write(t, buffer->dtype, te_tensor_data(buffer)) : TE_OK;
     te_lua_to_tensor(L, -2)->t = NULL;
@@ -292,15 +291,6 @@ static int drawn(lua_State *L, const char *function, const char *op_name)
 static int create_rand(lua_State *L) { return drawn(L, "rand", "uniform"); }
 static int create_randn(lua_State *L) { return drawn(L, "randn", "normal"); }
 
-__extension__ typedef unsigned __int128 wide;
-
-/* One of the `range` numbers from `low` on, from 64 random bits: the bias is below range / 2^64. */
-static int64_t whole_number(uint32_t upper, uint32_t lower, int64_t low, uint64_t range)
-{
-    uint64_t bits = (uint64_t)upper << 32 | lower;
-    return low + (int64_t)((wide)bits * range >> 64);
-}
-
 /* Whole numbers from low to high, both included. */
 static int create_randint(lua_State *L)
 {
@@ -312,13 +302,10 @@ static int create_randint(lua_State *L)
     if (high < low)
         return te_lua_fail(L, "randint", "no whole number from %lld to %lld", (long long)low, (long long)high);
     int64_t *values = push_buffer(rt, L, "randint", TE_I64, ndim, shape, &numel);
-    te_rng   rng = te_context_draw(rt->ctx, 2 * (uint64_t)numel);
-    uint64_t range = (uint64_t)(high - low) + 1;
-    for (int64_t i = 0; i < numel; i += 2) {
-        te_philox_words w = te_rng_group(rng, (uint64_t)i / 2);
-        values[i] = whole_number(w.word[0], w.word[1], low, range);
-        if (i + 1 < numel) values[i + 1] = whole_number(w.word[2], w.word[3], low, range);
-    }
+    te_integers drawn = {te_context_draw(rt->ctx, 2 * (uint64_t)numel), low, (uint64_t)(high - low) + 1};
+    te_exec    *host = &te_lua_to_tensor(L, -1)->t->storage->device->exec;
+    te_status   status = host->backend->integers(host, values, numel, &drawn);
+    if (status != TE_OK) return te_lua_raise(rt, L, "randint", te_fail_exec(rt->ctx, status, host, "randint"));
     return finish_buffer(rt, L, &c);
 }
 

@@ -114,4 +114,5 @@ const te_backend te_backend_cpu = {
     .route_tokens = te_cpu_route_tokens,
     .route_weights = te_cpu_route_weights,
     .route_choose = te_cpu_route_choose,
+    .integers = te_cpu_integers,
 };

@@ -80,6 +80,7 @@ te_status te_cpu_scatter_add(te_exec *, const te_view *dst, const te_view *src, 
 te_status te_cpu_arg_reduce(te_exec *, const te_view *index, const te_view *src, bool largest);  /* select.c */
 te_status te_cpu_cumsum(te_exec *, const te_view *dst, const te_view *src, bool reverse);
 te_status te_cpu_multinomial(te_exec *, const te_view *out, const te_view *src, bool replacement, te_rng rng);
+te_status te_cpu_integers(te_exec *, int64_t *values, int64_t n, const te_integers *drawn);      /* integers.c */
 te_status te_cpu_topk(te_exec *, const te_view *values, const te_view *indices, const te_view *src,
                       bool largest); /* topk.c */
 te_status te_cpu_route_map(te_exec *, const te_view *map, const te_view *counts, const te_view *routing,

@@ -135,6 +135,9 @@ typedef struct te_blocks {
     void (*fold_rows)(te_fold_kind kind, void *dst, const te_fold_rows *fold, te_ahead ahead);
     void (*fold_columns)(const te_fold_columns *fold, te_ahead ahead);
 
+    /* float32's table alone: numbers first … first + n - 1, `first` even. */
+    void (*integers)(int64_t *dst, const te_integers *drawn, uint64_t first, size_t n);
+
     size_t strip; /* elements that a chain works on at a time, see program_chain.h; 0: there are no chains */
     void (*chain)(const te_chain_run *run);
 } te_blocks;

@@ -108,10 +108,52 @@ TE_PAIR(mul_sub, TE_TIMES, TE_MINUS)
 TE_PAIR(mul_from, TE_TIMES, TE_FROM)
 TE_PAIR(mul_mul, TE_TIMES, TE_TIMES)
 
+#if TE_REAL_IS_F32
+static void op_pow_0(void *dst, const void *pa, const void *pb, const void *pc, size_t n)
+{
+    float       *d = dst;
+    const float *a = pa, *b = pb;
+    uint32_t     plain = 0;
+    (void)pc;
+    _Pragma("omp simd reduction(| : plain)") for (size_t i = 0; i < n; i++) plain |= te_pow_is_plain(b[i]) ? 1u : 0u;
+    if (plain) {
+        TE_EACH d[i] = te_pow(a[i], b[i]);
+    } else {
+        TE_EACH d[i] = te_pow_by_log(a[i], te_exponent_of(b[i]));
+    }
+}
+
+/* With the bits of te_pow; the exponents that are met most have loops of their own. */
+static void op_pow_2(void *dst, const void *pa, const void *pb, const void *pc, size_t n)
+{
+    float       *d = dst, b = *(const float *)pb;
+    const float *a = pa;
+    te_exponent  e = te_exponent_of(b);
+    uint32_t     whole = te_f32_bits(te_abs(b) + TE_ROUND_MAGIC);
+    (void)pc;
+    if (!te_pow_is_plain(b)) {
+        TE_EACH d[i] = te_pow_by_log(a[i], e);
+    } else if (b == 2.0f) {
+        TE_EACH d[i] = a[i] * a[i];
+    } else if (b == 3.0f) {
+        TE_EACH d[i] = (float)te_pow_small((double)a[i], 3);
+    } else if (b == 0.5f) {
+        TE_EACH d[i] = te_pow_half(a[i]);
+    } else if (b == -0.5f) {
+        TE_EACH d[i] = 1.0f / te_pow_half(a[i]);
+    } else if (b < 0.0f) {
+        TE_EACH d[i] = (float)(1.0 / te_pow_small((double)a[i], whole));
+    } else {
+        TE_EACH d[i] = (float)te_pow_small((double)a[i], whole);
+    }
+}
+#else
 TE_ONE one_pow(te_real x, te_real y) { return TE_REAL_FN(pow)(x, y); }
 TE_BINARY_VARIANT(pow, 0, , a[i], b[i])
+TE_BINARY_VARIANT(pow, 2, TE_NUMBER(b0, b), a[i], b0)
+#endif
 
-/* One of the arguments a number: spread, since compilers that know an argument not to change leave the loop scalar. */
+/* A number to the power of many: spread, since exponents are looked at first. */
 static void op_pow_1(void *dst, const void *pa, const void *pb, const void *pc, size_t n)
 {
     enum { SPAN = 256 };
@@ -119,35 +161,6 @@ static void op_pow_1(void *dst, const void *pa, const void *pb, const void *pc, 
     for (int i = 0; i < SPAN; i++) number[i] = *(const te_real *)pa;
     for (size_t i = 0; i < n; i += SPAN)
         op_pow_0(d + i, number, (const te_real *)pb + i, pc, n - i < SPAN ? n - i : SPAN);
-}
-
-#if TE_REAL_IS_F32
-/* x^n with the bits of te_pow; the exponents that are met most have loops of their own. */
-static void raise(float *d, const float *a, size_t n, uint32_t exponent)
-{
-    if (exponent == 2) {
-        TE_EACH d[i] = a[i] * a[i];
-    } else if (exponent == 3) {
-        TE_EACH d[i] = (float)te_pow_small((double)a[i], 3);
-    } else {
-        TE_EACH d[i] = (float)te_pow_small((double)a[i], exponent);
-    }
-}
-#endif
-
-static void op_pow_2(void *dst, const void *pa, const void *pb, const void *pc, size_t n)
-{
-    enum { SPAN = 256 };
-    te_real number[SPAN], *d = dst, exponent = *(const te_real *)pb;
-#if TE_REAL_IS_F32
-    if (exponent >= 1 && exponent <= 15 && exponent == (float)(int)exponent) {
-        raise(dst, pa, n, (uint32_t)exponent);
-        return;
-    }
-#endif
-    for (int i = 0; i < SPAN; i++) number[i] = exponent;
-    for (size_t i = 0; i < n; i += SPAN)
-        op_pow_0(d + i, (const te_real *)pa + i, number, pc, n - i < SPAN ? n - i : SPAN);
 }
 
 #if TE_REAL_IS_F32

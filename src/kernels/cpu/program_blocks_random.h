@@ -101,3 +101,31 @@ static void fill_random(void *dst, const te_block_random *random, size_t n)
         n -= span;
     }
 }
+
+#if TE_REAL_IS_F32
+__extension__ typedef unsigned __int128 te_product;
+
+static void fill_integers(int64_t *d, const te_integers *drawn, uint64_t first, size_t n)
+{
+    int64_t  low = drawn->low;
+    uint64_t range = drawn->range;
+    uint32_t narrow = (uint32_t)range;
+    for (size_t at = 0; at < n; at += RANDOM_SPAN / 2) {
+        uint32_t w[RANDOM_SPAN];
+        size_t   span = n - at < RANDOM_SPAN / 2 ? n - at : RANDOM_SPAN / 2;
+        random_words(w, drawn->rng, (first + at) / 2, (span + 1) / 2);
+        if (narrow == range) { /* halves are enough, which vectors can multiply */
+            _Pragma("omp simd") for (size_t i = 0; i < span; i++)
+            {
+                uint64_t lower = (uint64_t)w[2 * i + 1] * narrow >> 32;
+                d[at + i] = low + (int64_t)(((uint64_t)w[2 * i] * narrow + lower) >> 32);
+            }
+            continue;
+        }
+        for (size_t i = 0; i < span; i++) {
+            uint64_t bits = (uint64_t)w[2 * i] << 32 | w[2 * i + 1];
+            d[at + i] = low + (int64_t)((te_product)bits * range >> 64);
+        }
+    }
+}
+#endif

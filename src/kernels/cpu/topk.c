@@ -1,7 +1,6 @@
 /* topk.c - the largest or smallest of every row, best first.
  *
- * Few of a short row of numbers that float32 holds: those that reach a bound, which at least so many do, are hardly
- * more, and are compared with each other. Else a heap of the best so far.
+ * Few of a short row of numbers that float32 holds are found by vectors (isa/few.h); else a heap has the best so far.
  */
 #include "select.h"
 #include "workers.h"
@@ -137,83 +136,22 @@ static bool topk_row(te_exec *exec, const te_copy_blocks *blocks, candidate *hea
 
 /* --- few of a short row ----------------------------------------------------------------------------------------- */
 
-enum { COLUMNS = 32, FEW = COLUMNS / 2, ROOM = 64, SHORT = 4096 };
-
 static bool is_short(const te_view *src, int64_t k)
 {
     int64_t n = te_row_length(src);
-    return te_value_class_of(src->dtype) == TE_CLASS_F32 && n <= SHORT && (n <= COLUMNS || k <= FEW);
+    return te_value_class_of(src->dtype) == TE_CLASS_F32 && n <= TE_FEW_OF && (n <= TE_FEW || k <= TE_FEW / 2);
 }
 
-/* A row whose sign is turned where the smallest are wanted; false when there is a NaN. */
-static bool load_row(const rows_job *job, float *v, int64_t row)
+/* Leaves the k best of a row in heap, best first; false where it takes that. */
+static bool few_of_row(const rows_job *job, candidate *heap, int64_t k, int64_t row)
 {
+    float          v[TE_FEW_OF];
+    int32_t        best[TE_FEW];
     const te_view *src = job->src;
     int64_t        n = te_row_length(src);
-    float          sign = job->largest ? 1.0f : -1.0f;
-    int            is_nan = 0;
     job->blocks->load[src->dtype](v, te_row_at(src, row), te_row_stride(src), n);
-    _Pragma("omp simd reduction(| : is_nan)") for (int64_t i = 0; i < n; i++)
-    {
-        v[i] *= sign;
-        is_nan |= v[i] != v[i];
-    }
-    return !is_nan;
-}
-
-/* A number that at least k of the n values reach: the k-th among the largest of every COLUMNS-th value, equal ones
- * taken for one. */
-static float reached_by(const float *v, int64_t n, int64_t k)
-{
-    float most[COLUMNS], bound = -TE_INFINITY;
-    memcpy(most, v, sizeof most);
-    for (int64_t i = COLUMNS; i < n; i += COLUMNS) {
-        int64_t count = n - i < COLUMNS ? n - i : COLUMNS;
-        _Pragma("omp simd") for (int64_t j = 0; j < count; j++) most[j] = v[i + j] > most[j] ? v[i + j] : most[j];
-    }
-    for (int64_t left = k; left > 0; left--) {
-        bound = -TE_INFINITY;
-        _Pragma("omp simd reduction(max : bound)") for (int j = 0; j < COLUMNS; j++)
-            bound = most[j] > bound ? most[j] : bound;
-        _Pragma("omp simd") for (int j = 0; j < COLUMNS; j++) most[j] = most[j] == bound ? -TE_INFINITY : most[j];
-    }
-    return bound;
-}
-
-/* Positions of the values that reach it, in their order, and how many these are: more than ROOM are not counted. */
-static int find_reaching(int32_t where[ROOM + 1], const float *v, int64_t n, float bound)
-{
-    enum { GROUP = 16 };
-    int m = 0;
-    for (int64_t i = 0; i < n && m <= ROOM; i += GROUP) {
-        int64_t end = n - i < GROUP ? n : i + GROUP;
-        int     any = 0;
-        _Pragma("omp simd reduction(| : any)") for (int64_t j = i; j < end; j++) any |= v[j] >= bound;
-        for (int64_t j = i; j < end && any && m <= ROOM; j++) {
-            where[m] = (int32_t)j;
-            m += v[j] >= bound;
-        }
-    }
-    return m;
-}
-
-/* The k best of a row, best first; false where it takes the heap. Candidates are so few that each is compared with all
- * others. */
-static bool few_of_row(const rows_job *job, candidate *best, int64_t k, int64_t row)
-{
-    float   v[SHORT], value[ROOM];
-    int32_t where[ROOM + 1];
-    int64_t n = te_row_length(job->src);
-    if (!load_row(job, v, row)) return false;
-    int m = find_reaching(where, v, n, n > COLUMNS ? reached_by(v, n, k) : -TE_INFINITY);
-    if (m > ROOM) return false;
-    for (int c = 0; c < m; c++) value[c] = v[where[c]];
-    for (int c = 0; c < m; c++) {
-        int before = 0;
-        _Pragma("omp simd reduction(+ : before)") for (int j = 0; j < m; j++)
-            before += (value[j] > value[c]) | ((value[j] == value[c]) & (j < c));
-        if (before < k) best[before].index = where[c];
-    }
+    if (!job->blocks->few(best, k, v, n, job->largest ? 1.0f : -1.0f)) return false;
+    for (int64_t i = 0; i < k; i++) heap[i].index = best[i];
     return true;
 }
 
@@ -236,16 +174,17 @@ static void take_topk(void *context, int64_t first, int64_t end, int thread)
     int64_t         k = te_row_length(job->values);
     candidate      *heap = job->heaps + thread * k;
     bool            few = is_short(src, k);
+    size_t          size = te_dtype_size(src->dtype);
     for (int64_t row = first; row < end && !te_cpu_stopping(job->exec); row++) {
         bool found = few && few_of_row(job, heap, k, row);
         if (!found && !topk_row(job->exec, job->blocks, heap, k, src, row, job->largest)) continue;
         const char *from = te_row_at(src, row);
         char       *to = te_row_at(job->values, row);
         int64_t    *index = te_row_at(job->indices, row);
+        int64_t     step = (int64_t)size * te_row_stride(src), value_step = (int64_t)size * te_row_stride(job->values);
         for (int64_t i = 0; i < k; i++) {
             index[i * te_row_stride(job->indices)] = heap[i].index;
-            copy_element(te_element(to, src->dtype, i * te_row_stride(job->values)),
-                         te_element(from, src->dtype, heap[i].index * te_row_stride(src)), te_dtype_size(src->dtype));
+            copy_element(to + i * value_step, from + heap[i].index * step, size);
         }
     }
 }

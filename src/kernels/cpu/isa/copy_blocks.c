@@ -2,6 +2,7 @@
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/transpose.h"
 
+#include "few.h"
 #include "halves.h"
 #include "interleave.h"
 #include "kernels/dtype.h"
@@ -239,6 +240,7 @@ const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
     .store = {[TE_CLASS_F32] = STORES(f32), [TE_CLASS_F64] = STORES(f64), [TE_CLASS_I64] = STORES(i64)},
     .move = {move_uint8_t, move_uint16_t, move_uint32_t, move_uint64_t},
     .transpose = {transpose_uint8_t, transpose_uint16_t, transpose_uint32_t, transpose_uint64_t},
+    .few = few_of,
     .stream = stream_lines,
     .settle = settle_lines,
 };

@@ -23,7 +23,6 @@ typedef float te_real;
 #define f32_tanh      te_tanh
 #define f32_sigmoid   te_sigmoid
 #define f32_erf       te_erf
-#define f32_pow       te_pow
 #define f32_to_bf16   te_f32_to_bf16
 #define f32_round_bf16 te_f32_round_bf16
 #define f32_to_f16    te_f32_to_f16

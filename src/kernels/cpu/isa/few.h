@@ -1,0 +1,76 @@
+/* few.h - the few largest of a short row, for topk. A part of copy_blocks.c.
+ *
+ * Those that reach a bound, which at least so many do, are hardly more, and are compared with each other.
+ */
+#include "kernels/elementary.h"
+
+enum { ROOM = 64, STEP = 16 };
+
+/* Turns signs; whether there is a NaN. */
+static bool turn_signs(float *v, int64_t n, float sign)
+{
+    int is_nan = 0;
+    _Pragma("omp simd reduction(| : is_nan)") for (int64_t i = 0; i < n; i++)
+    {
+        v[i] *= sign;
+        is_nan |= v[i] != v[i];
+    }
+    return is_nan != 0;
+}
+
+/* A number that at least k of the n values reach: the k-th among the largest of every TE_FEW-th value. */
+static float reached_by(const float *v, int64_t n, int64_t k)
+{
+    float   most[TE_FEW], bound = TE_INFINITY;
+    int32_t larger[TE_FEW] = {0};
+    memcpy(most, v, sizeof most);
+    int64_t whole = n / TE_FEW * TE_FEW;
+    for (int64_t i = TE_FEW; i < whole; i += TE_FEW)
+        _Pragma("omp simd") for (int64_t j = 0; j < TE_FEW; j++) most[j] = v[i + j] > most[j] ? v[i + j] : most[j];
+    for (int64_t i = whole; i < n; i++) most[i - whole] = v[i] > most[i - whole] ? v[i] : most[i - whole];
+    for (int i = 0; i < TE_FEW; i++) {
+        float x = most[i];
+        _Pragma("omp simd") for (int j = 0; j < TE_FEW; j++) larger[j] += x > most[j];
+    }
+    for (int j = 0; j < TE_FEW; j++) {
+        float x = larger[j] < (int32_t)k ? most[j] : TE_INFINITY;
+        bound = x < bound ? x : bound;
+    }
+    return bound;
+}
+
+/* Positions of the values that reach it, in their order, and how many these are: more than ROOM are not counted. */
+static int find_reaching(int32_t where[ROOM + 1], const float *v, int64_t n, float bound)
+{
+    int m = 0;
+    for (int64_t i = 0; i < n && m <= ROOM; i += STEP) {
+        int64_t end = n - i < STEP ? n : i + STEP;
+        int     any = 0;
+        _Pragma("omp simd reduction(| : any)") for (int64_t j = i; j < end; j++) any |= v[j] >= bound;
+        for (int64_t j = i; j < end && any && m <= ROOM; j++) {
+            where[m] = (int32_t)j;
+            m += v[j] >= bound;
+        }
+    }
+    return m;
+}
+
+static bool few_of(int32_t *best, int64_t k, float *v, int64_t n, float sign)
+{
+    float   value[ROOM];
+    int32_t where[ROOM + 1], before[ROOM] = {0};
+    if (turn_signs(v, n, sign)) return false;
+    int m = find_reaching(where, v, n, n > TE_FEW ? reached_by(v, n, k) : -TE_INFINITY);
+    if (m > ROOM) return false;
+    int whole = (m + STEP - 1) / STEP * STEP;
+    for (int c = 0; c < whole; c++) value[c] = c < m ? v[where[c]] : -TE_INFINITY;
+    for (int j = 0; j < m; j++) {
+        float x = value[j];
+        for (int at = 0; at < whole; at += STEP)
+            _Pragma("omp simd") for (int c = at; c < at + STEP; c++)
+                before[c] += (x > value[c]) | ((x == value[c]) & (j < c));
+    }
+    for (int c = 0; c < m; c++)
+        if (before[c] < k) best[before[c]] = where[c];
+    return true;
+}

@@ -173,6 +173,24 @@ int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, in
     return n;
 }
 
+/* Factors and codes of row i in one visit, as far as that goes; returns the columns done. */
+static int encode_at_once(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
+{
+    const te_quantizer *q = p->job.quantizer;
+    const te_quantized_side *side = &p->job.side[0];
+    bool wide = q->scale == TE_SCALE_F32;
+    int64_t at = (x.row + i) * side->scale_row_stride + x.col / q->block_cols * side->scale_col_stride;
+    uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col;
+    void *factors = !wide && side->scale_col_stride == 1 ? (uint8_t *)side->scale_inv + at : (void *)l->factors;
+    te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
+    foresee(p, x, i);
+    int done = (int)p->loops->at_once[q->element](to, factors, te_panel_source(p, x.row + i, x.col), x.cols, &rule,
+                                                  q->block_cols, p->rows_past);
+    if (factors == l->factors)
+        te_panel_put_factors(p, side, factors, done / q->block_cols, at, side->scale_col_stride, 1, 0);
+    return done;
+}
+
 /* Rows of blocks as te_panel_row_factors takes them. */
 static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count)
 {
@@ -198,6 +216,14 @@ void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
                 encode_whole_row(p, l, x, i);
         return;
     }
+    bool powers = q->scale == TE_SCALE_E8M0 || (q->scale == TE_SCALE_F32 && q->power_of_two);
+    bool at_once = q->block_rows == 1 && powers && p->loops->at_once[q->element];
+    for (int i = 0; i < x.rows && at_once; i++) {
+        int done = encode_at_once(p, l, x, i);
+        te_panel rest = {x.row + i, x.col + done, 1, x.cols - done, x.next};
+        if (rest.cols) quantize_blocks(p, l, rest, 0, 1);
+    }
+    if (at_once) return;
     bool together = q->block_rows == 1 && !q->row_scaled && q->four_over_six == TE_46_NONE;
     int rows = TE_WIDE_COLS / x.cols, most = TE_PANEL_COLS / ((x.cols + q->block_cols - 1) / q->block_cols);
     int few = rows < 1 ? 1 : rows < most ? rows : most; /* are in the first cache when they are read again */

@@ -16,6 +16,13 @@
 #if defined(TE_ISA_avx512)
 #include <immintrin.h>
 
+/* A constant that compilers would make anew in every turn of a loop. */
+TE_INLINE __m512i te_kept(__m512i v, bool kept)
+{
+    if (kept) __asm__("" : "+v"(v));
+    return v;
+}
+
 /* Asks for what lies as far behind a line that is read as memory is away. */
 enum { TE_AHEAD = 3072 };
 

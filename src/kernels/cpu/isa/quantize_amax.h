@@ -109,7 +109,8 @@ TE_DEFINE_AMAXES_DOWN(bf16, uint16_t, _mm512_max_epu16, _mm512_cmpgt_epu16_mask,
                 __m512i v[16];                                                                                         \
                 _Pragma("GCC unroll 16") for (int b = 0; b < 16; b++)                                                  \
                 {                                                                                                      \
-                    te_fetch_half(half, 32 * b * (int)sizeof(type), 32 * sizeof(type), true);                          \
+                    te_fetch_near(x + 32 * b, 32 * sizeof(type));                                                     \
+                    if (sizeof(type) == 4) te_fetch_half(half, 32 * b * (int)sizeof(type), 32 * sizeof(type), true);   \
                     v[b] = b >= there ? _mm512_setzero_si512()                                                         \
                         : te_amax_block_##dtype(x + 32 * b, kept + (j + 32 * b) * (int)sizeof(type), i == 0, wide);    \
                 }                                                                                                      \

@@ -82,8 +82,9 @@ TE_INLINE uint32_t te_powers_most(const float *factors, int64_t n, uint32_t most
         const te_rounding c = te_rounding_of(f);                                                                       \
         for (int64_t j = 0; j + 64 <= n; j += 64) {                                                                    \
             int64_t block = two ? j / 32 : wide == 128 ? j / 128 : j / wide;                                           \
-            if (two) te_fetch_half(next + n / 2 + j / 2, 0, 64 * sizeof(type), true);                                  \
-            for (int k = 0; k < 64 && !two; k += 64 / (int)sizeof(type)) __builtin_prefetch(next + j + k, 0, 2);       \
+            const bool half = two && sizeof(type) == 4;                                                                \
+            if (half) te_fetch_half(next + n / 2 + j / 2, 0, 64 * sizeof(type), true);                                 \
+            for (int k = 0; k < 64 && !half; k += 64 / (int)sizeof(type)) __builtin_prefetch(next + j + k, 0, 2);      \
             te_rounded_64 r = te_round_64_##dtype(x + j, &c);                                                          \
             __m512i least = te_larger(_mm512_set1_epi32((int)o->least[block]), o->columns[j / 64]);                    \
             if (__builtin_expect(te_is_easy(r, least, te_most()), 1)) {                                                \

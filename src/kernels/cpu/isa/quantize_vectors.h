@@ -28,6 +28,13 @@ enum { TE_AHEAD = 3072 };
 
 TE_INLINE void te_fetch_ahead(const void *x) { __builtin_prefetch((const char *)x + TE_AHEAD, 0, 3); }
 
+/* From the second cache, of which the first one would wait. */
+TE_INLINE void te_fetch_near(const void *x, int bytes)
+{
+    enum { NEAR = 2048 };
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)x + NEAR + i, 0, 3);
+}
+
 /* Rows that are read for factors first and then, out of a cache, for codes: so that memory is busy both times, either
  * asks for half of what comes next. Where that begins behind n elements, since less than TE_AHEAD would come late. */
 #define TE_DEFINE_BEHIND(dtype, type)                                                                                  \

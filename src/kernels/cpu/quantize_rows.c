@@ -150,6 +150,15 @@ static void measure_squares(const te_panel_job *p, te_panel_lane *l, te_panel x)
     }
 }
 
+/* Where the factors of row i of bytes that lie side by side go; NULL: they are none. */
+static uint8_t *factors_of_row(const te_panel_job *p, te_panel x, int i)
+{
+    const te_quantizer *q = p->job.quantizer;
+    const te_quantized_side *side = &p->job.side[0];
+    if (q->scale == TE_SCALE_F32 || q->block_rows != 1 || side->scale_col_stride != 1) return NULL;
+    return (uint8_t *)side->scale_inv + (x.row + i) * side->scale_row_stride + x.col / q->block_cols;
+}
+
 int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count)
 {
     const te_quantizer *q = p->job.quantizer;
@@ -167,9 +176,12 @@ int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, in
     te_panel part = {x.row + i, x.col, rows, x.cols, x.next};
     if (q->four_over_six != TE_46_NONE)
         te_four_over_six_factors(p, l, part, 0, &rule, l->blocks);
+    else if (factors_of_row(p, x, i)) /* at once: to copy what was stored in pieces would wait for codes on their way */
+        for (int k = 0; k < count; k++)
+            p->blocks->factors(&rule, l->amaxes + k * n, n, factors_of_row(p, x, i + k), l->blocks + k * n);
     else
         p->blocks->factors(&rule, l->amaxes, n * count, l->factors, l->blocks);
-    te_panel_put_row_factors(p, l, x, i, n, count);
+    if (q->four_over_six != TE_46_NONE || !factors_of_row(p, x, i)) te_panel_put_row_factors(p, l, x, i, n, count);
     return n;
 }
 
@@ -178,16 +190,14 @@ static int encode_at_once(const te_panel_job *p, te_panel_lane *l, te_panel x, i
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[0];
-    bool wide = q->scale == TE_SCALE_F32;
-    int64_t at = (x.row + i) * side->scale_row_stride + x.col / q->block_cols * side->scale_col_stride;
-    uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col;
-    void *factors = !wide && side->scale_col_stride == 1 ? (uint8_t *)side->scale_inv + at : (void *)l->factors;
+    uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col, *factors = factors_of_row(p, x, i);
     te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
     foresee(p, x, i);
-    int done = (int)p->loops->at_once[q->element](to, factors, te_panel_source(p, x.row + i, x.col), x.cols, &rule,
-                                                  q->block_cols, p->rows_past);
-    if (factors == l->factors)
-        te_panel_put_factors(p, side, factors, done / q->block_cols, at, side->scale_col_stride, 1, 0);
+    int done = (int)p->loops->at_once[q->element](to, factors ? (void *)factors : l->factors,
+                                                  te_panel_source(p, x.row + i, x.col), x.cols, &rule, q->block_cols,
+                                                  p->rows_past);
+    te_panel part = {x.row, x.col, x.rows, done, x.next};
+    if (!factors) te_panel_put_row_factors(p, l, part, i, done / q->block_cols, 1);
     return done;
 }
 

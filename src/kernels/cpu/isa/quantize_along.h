@@ -30,9 +30,6 @@ typedef struct te_sixteen {
     float multipliers[16];
 } te_sixteen;
 
-/* How far behind a line that is measured or encoded others are asked for, half of them at either occasion. */
-enum { TE_FAR = 16384 };
-
 /* 64 the general way, in one block or in two. */
 #define TE_DEFINE_ROW_AT_ONCE(dtype, type)                                                                             \
     static __attribute__((noinline)) void te_one_way_##dtype(uint8_t *codes, const type *x, const float *multipliers,  \

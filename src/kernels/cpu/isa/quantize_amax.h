@@ -42,10 +42,38 @@ TE_INLINE int64_t te_amaxes_of_f32(float *amax, const float *x, int64_t n, const
     return i;
 }
 
-/* Blocks of 16, 32 or 128; a compiler makes loops of its own for each. */
+/* One block of n. */
+#define TE_DEFINE_AMAX_ROW(dtype, type, MAX, LARGEST)                                                                  \
+    TE_INLINE int64_t te_amax_row_##dtype(float *amax, const type *x, int64_t n)                                       \
+    {                                                                                                                  \
+        enum { VECTOR = 64 / sizeof(type), LINES = 8 };                                                                \
+        __m512i v[LINES];                                                                                              \
+        int64_t i = 0;                                                                                                 \
+        _Pragma("GCC unroll 8") for (int k = 0; k < LINES; k++) v[k] = _mm512_setzero_si512();                         \
+        for (; i + LINES * VECTOR <= n; i += LINES * VECTOR)                                                           \
+            _Pragma("GCC unroll 8") for (int k = 0; k < LINES; k++)                                                    \
+            {                                                                                                          \
+                __builtin_prefetch((const char *)(x + i + k * VECTOR) + TE_FAR, 0, 3);                                 \
+                v[k] = MAX(v[k], te_size_##dtype(x + i + k * VECTOR));                                                 \
+            }                                                                                                          \
+        for (; i + VECTOR <= n; i += VECTOR) v[0] = MAX(v[0], te_size_##dtype(x + i));                                 \
+        if (i < n) v[1] = MAX(v[1], te_size_##dtype(x + n - VECTOR));                                                  \
+        for (int k = 1; k < LINES; k++) v[0] = MAX(v[0], v[k]);                                                        \
+        uint32_t top = LARGEST(v[0]);                                                                                  \
+        *amax = te_f32_from_bits(top);                                                                                 \
+        return top > 0x7f800000u ? 0 : n;                                                                              \
+    }
+
+TE_INLINE uint32_t te_top_half(__m512i sizes) { return _mm512_reduce_max_epu32(te_larger_halves(sizes)); }
+
+TE_DEFINE_AMAX_ROW(f32, float, _mm512_max_epu32, _mm512_reduce_max_epu32)
+TE_DEFINE_AMAX_ROW(bf16, uint16_t, _mm512_max_epu16, te_top_half)
+
+/* Blocks of 16, 32 or 128, or a long one; a compiler makes loops of its own for each. */
 #define TE_DEFINE_AMAXES(dtype, type)                                                                                  \
     TE_INLINE int64_t te_amaxes_##dtype(float *amax, const type *x, int64_t n, int64_t block)                          \
     {                                                                                                                  \
+        if (block >= n && n >= 512) return te_amax_row_##dtype(amax, x, n);                                            \
         if (block == 16) return te_amaxes_of_##dtype(amax, x, n, 16);                                                  \
         if (block == 32) return te_amaxes_of_##dtype(amax, x, n, 32);                                                  \
         return block == 128 ? te_amaxes_of_##dtype(amax, x, n, 128) : 0;                                               \

@@ -73,6 +73,7 @@ static void check_factors(const te_quantize_blocks *both[2])
     static float amax[MANY], multipliers[2][MANY], stored[2][MANY];
     for (int turn = 0; turn < 600; turn++) {
         te_factor_rule rule = {.scale = (te_scale_kind)(turn % 3), .max = turn % 2 ? 448 : 57344,
+                               .epsilon = turn % 7 ? 0 : 0.25f,
                                .overflow = TE_FLT_MAX,
                                .power_of_two = turn % 5 == 0};
         rule.encode = te_two_level_encode(te_f32_from_bits((uint32_t)test_random(&state) & 0x7fffffffu),
@@ -255,6 +256,31 @@ static void check_codes(const te_quantize_blocks *both[2], int dtype, te_element
     }
 }
 
+/* Factors and codes from one visit against maxima, factors and codes. */
+static void check_at_once(const te_quantize_blocks *both[2], int dtype, te_element_kind element, int any)
+{
+    enum { MOST = N / 32 };
+    static float amax[MOST], multipliers[MOST], stored[2][MOST + 16];
+    static const int64_t widths[] = {64, 1000, 4096, N};
+    for (int turn = 0; turn < 16 && both[0]->of[dtype].at_once[element]; turn++) {
+        int64_t n = widths[turn / 4], block = turn % 2 ? 32 : 128, first = turn % 3;
+        const char *x = (const char *)source(dtype) + (size_t)first * (dtype == 0 ? sizeof(float) : sizeof(uint16_t));
+        te_factor_rule rule = {.scale = turn & 2 ? TE_SCALE_F32 : TE_SCALE_E8M0, .max = te_element_max(element),
+                               .epsilon = turn % 5 ? 0 : 4, .overflow = TE_FLT_MAX, .power_of_two = true};
+        size_t size = rule.scale == TE_SCALE_F32 ? sizeof(float) : 1;
+        n -= n == N ? first : 0;
+        memset(bytes, 0xa5, sizeof bytes), memset(stored, 0xa5, sizeof stored);
+        int64_t done = both[0]->of[dtype].at_once[element](bytes[0], stored[0], x, n, &rule, block, turn % 4 == 3);
+        CHECK(done == n - n % (block == 32 ? 64 : 128) || (any && done % (16 * block) == 0));
+        if (rule.scale == TE_SCALE_E8M0) CHECK(((uint8_t *)stored[0])[n / block + 1] == 0xa5);
+        both[1]->of[dtype].amax_along(amax, x, n, block);
+        both[1]->factors(&rule, amax, (int)(n / block), stored[1], multipliers);
+        both[1]->of[dtype].encode_along[element](bytes[1], x, multipliers, done, block, false);
+        same("at_once, factors", dtype, any, block, stored[0], stored[1], size * (size_t)(done / block));
+        same("at_once", dtype, any, block, bytes[0], bytes[1], (size_t)done);
+    }
+}
+
 /* Maxima of rows and of columns from one visit against each by itself. */
 static void check_maxima_both(const te_quantize_blocks *both[2], int dtype, int any)
 {
@@ -348,8 +374,10 @@ static void check_loops(const te_quantize_blocks *both[2])
             check_maxima(both, dtype, any);
             check_maxima_both(both, dtype, any);
             check_squares(both, dtype, any);
-            for (int element = 0; element < TE_ELEMENT_COUNT; element++)
+            for (int element = 0; element < TE_ELEMENT_COUNT; element++) {
                 check_codes(both, dtype, (te_element_kind)element, any);
+                check_at_once(both, dtype, (te_element_kind)element, any);
+            }
             check_stochastic(both, dtype, any);
             check_transform(both, dtype, any);
             if (dtype == 0) check_errors(both, any);

@@ -50,6 +50,15 @@ typedef struct te_error_rule {
     bool         squared;
 } te_error_rule;
 
+/* How the amax of a block gives its factor. */
+typedef struct te_factor_rule {
+    te_scale_kind scale;
+    float         max;                /* of the element */
+    float         epsilon, overflow;  /* float32; see te_scale_from_amax */
+    bool          power_of_two;
+    float         encode; /* TE_SCALE_E4M3: the tensor's */
+} te_factor_rule;
+
 /* For one dtype of source. A NaN is passed over by maxima. */
 typedef struct te_quantize_loops {
     /* amax[i] = the largest magnitude of elements i * block … of n. */
@@ -65,6 +74,10 @@ typedef struct te_quantize_loops {
     /* past: lines of 64 codes are whole, and are not read soon. */
     void (*encode_along[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n,
                                            int64_t block, bool past);
+    /* Factors that are powers of two of the blocks of a row, as they are stored, and codes; float32 up to a multiple
+     * of sixteen. The number of elements done, from the first on. NULL: none ever. */
+    int64_t (*at_once[TE_ELEMENT_COUNT])(uint8_t *codes, void *factors, const void *x, int64_t n,
+                                         const te_factor_rule *rule, int64_t block, bool past);
     /* `rows` rows of n; strides from row to row, in elements. */
     void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, int64_t codes_stride, const void *x, int64_t stride, int rows,
                                           const float *multipliers, int64_t n);
@@ -90,15 +103,6 @@ typedef struct te_quantize_loops {
      * Blocks lie side by side, their number is even; products are below 8. NULL: never. */
     void (*errors_about)(float *const sums[2], const te_error_rule rules[2], const void *x, int64_t stride, int blocks);
 } te_quantize_loops;
-
-/* How the amax of a block gives its factor. */
-typedef struct te_factor_rule {
-    te_scale_kind scale;
-    float         max;                /* of the element */
-    float         epsilon, overflow;  /* float32; see te_scale_from_amax */
-    bool          power_of_two;
-    float         encode; /* TE_SCALE_E4M3: the tensor's */
-} te_factor_rule;
 
 typedef struct te_quantize_blocks {
     te_quantize_loops of[TE_SOURCES];

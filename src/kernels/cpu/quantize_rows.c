@@ -150,6 +150,15 @@ static void measure_squares(const te_panel_job *p, te_panel_lane *l, te_panel x)
     }
 }
 
+/* Where the factors of row i of bytes that lie side by side go; NULL: they are none. */
+static uint8_t *factors_of_row(const te_panel_job *p, te_panel x, int i)
+{
+    const te_quantizer *q = p->job.quantizer;
+    const te_quantized_side *side = &p->job.side[0];
+    if (q->scale == TE_SCALE_F32 || q->block_rows != 1 || side->scale_col_stride != 1) return NULL;
+    return (uint8_t *)side->scale_inv + (x.row + i) * side->scale_row_stride + x.col / q->block_cols;
+}
+
 int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count)
 {
     const te_quantizer *q = p->job.quantizer;
@@ -167,10 +176,29 @@ int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, in
     te_panel part = {x.row + i, x.col, rows, x.cols, x.next};
     if (q->four_over_six != TE_46_NONE)
         te_four_over_six_factors(p, l, part, 0, &rule, l->blocks);
+    else if (factors_of_row(p, x, i)) /* at once: to copy what was stored in pieces would wait for codes on their way */
+        for (int k = 0; k < count; k++)
+            p->blocks->factors(&rule, l->amaxes + k * n, n, factors_of_row(p, x, i + k), l->blocks + k * n);
     else
         p->blocks->factors(&rule, l->amaxes, n * count, l->factors, l->blocks);
-    te_panel_put_row_factors(p, l, x, i, n, count);
+    if (q->four_over_six != TE_46_NONE || !factors_of_row(p, x, i)) te_panel_put_row_factors(p, l, x, i, n, count);
     return n;
+}
+
+/* Factors and codes of row i in one visit, as far as that goes; returns the columns done. */
+static int encode_at_once(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
+{
+    const te_quantizer *q = p->job.quantizer;
+    const te_quantized_side *side = &p->job.side[0];
+    uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col, *factors = factors_of_row(p, x, i);
+    te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
+    foresee(p, x, i);
+    int done = (int)p->loops->at_once[q->element](to, factors ? (void *)factors : l->factors,
+                                                  te_panel_source(p, x.row + i, x.col), x.cols, &rule, q->block_cols,
+                                                  p->rows_past);
+    te_panel part = {x.row, x.col, x.rows, done, x.next};
+    if (!factors) te_panel_put_row_factors(p, l, part, i, done / q->block_cols, 1);
+    return done;
 }
 
 /* Rows of blocks as te_panel_row_factors takes them. */
@@ -198,6 +226,14 @@ void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
                 encode_whole_row(p, l, x, i);
         return;
     }
+    bool powers = q->scale == TE_SCALE_E8M0 || (q->scale == TE_SCALE_F32 && q->power_of_two);
+    bool at_once = q->block_rows == 1 && powers && p->loops->at_once[q->element];
+    for (int i = 0; i < x.rows && at_once; i++) {
+        int done = encode_at_once(p, l, x, i);
+        te_panel rest = {x.row + i, x.col + done, 1, x.cols - done, x.next};
+        if (rest.cols) quantize_blocks(p, l, rest, 0, 1);
+    }
+    if (at_once) return;
     bool together = q->block_rows == 1 && !q->row_scaled && q->four_over_six == TE_46_NONE;
     int rows = TE_WIDE_COLS / x.cols, most = TE_PANEL_COLS / ((x.cols + q->block_cols - 1) / q->block_cols);
     int few = rows < 1 ? 1 : rows < most ? rows : most; /* are in the first cache when they are read again */

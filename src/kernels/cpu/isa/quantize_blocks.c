@@ -100,7 +100,7 @@ static void factors(const te_factor_rule *rule, const float *restrict amax, int 
     uint8_t *restrict codes = factors_;
     const te_factor_rule r = *rule;
     if (r.scale == TE_SCALE_F32)
-        for (int i = 0; i < n; i++) {
+        for (int i = te_wide_factors(wide, m, amax, n, &r); i < n; i++) {
             m[i] = te_scale_from_amax(amax[i], r.max, r.power_of_two, r.epsilon, r.overflow);
             wide[i] = 1.0f / m[i];
         }

@@ -79,17 +79,19 @@ TE_INLINE uint32_t te_powers_most(const float *factors, int64_t n, uint32_t most
         const type *next = w->next ? (const type *)w->next + i * w->stride : x;                                        \
         uint8_t *to_along = w->codes[0] + i * w->codes_stride[0], *to_down = w->codes[1] + i * w->codes_stride[1];     \
         const int64_t n = w->n, wide = w->block;                                                                       \
+        const te_rounding c = te_rounding_of(f);                                                                       \
         for (int64_t j = 0; j + 64 <= n; j += 64) {                                                                    \
             int64_t block = two ? j / 32 : wide == 128 ? j / 128 : j / wide;                                           \
-            if (two) te_fetch_half(next + n / 2 + j / 2, 0, 64 * sizeof(type), true);                                  \
-            for (int k = 0; k < 64 && !two; k += 64 / (int)sizeof(type)) __builtin_prefetch(next + j + k, 0, 2);       \
-            te_rounded_64 r = te_round_64_##dtype(x + j, f.mantissa);                                                  \
+            const bool half = two && sizeof(type) == 4;                                                                \
+            if (half) te_fetch_half(next + n / 2 + j / 2, 0, 64 * sizeof(type), true);                                 \
+            for (int k = 0; k < 64 && !half; k += 64 / (int)sizeof(type)) __builtin_prefetch(next + j + k, 0, 2);      \
+            te_rounded_64 r = te_round_64_##dtype(x + j, &c);                                                          \
             __m512i least = te_larger(_mm512_set1_epi32((int)o->least[block]), o->columns[j / 64]);                    \
             if (__builtin_expect(te_is_easy(r, least, te_most()), 1)) {                                                \
                 __m512i under = _mm512_set1_epi32((int)o->along[block]);                                               \
                 if (two) under = _mm512_mask_set1_epi32(under, 0xff00, (int)o->along[block + 1]);                      \
-                te_put_codes(to_along + j, te_codes_of(r, under), past);                                               \
-                te_put_codes(to_down + j, te_codes_of(r, _mm512_loadu_si512(o->down + j)), past_down);                 \
+                te_put_codes(to_along + j, te_codes_of(r, under, &c), past);                                           \
+                te_put_codes(to_down + j, te_codes_of(r, _mm512_loadu_si512(o->down + j), &c), past_down);             \
             } else {                                                                                                   \
                 te_each_way_##dtype(to_along + j, to_down + j, x + j, w->along + i * w->step + block, two,             \
                                     w->down + j, f);                                                                   \

@@ -192,6 +192,7 @@ TE_INLINE int64_t te_codes_down_bf16(uint8_t *codes, int64_t codes_stride, const
     const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
     te_wide_form f = te_wide_form_of(mantissa, smallest, largest, nan, sign);
+    const te_rounding c = te_rounding_of(f);
     for (int64_t j = 0; j + 64 <= n; j += 64) {
         __m512 m[4];
         te_shift shift[2];
@@ -210,7 +211,7 @@ TE_INLINE int64_t te_codes_down_bf16(uint8_t *codes, int64_t codes_stride, const
         for (int i = 0; i < rows; i++) {
             uint8_t *to = codes + i * codes_stride + j;
             const uint16_t *from = x + i * stride + j;
-            if (bounded && te_codes_bounded_bf16(to, from, bounds, f, false)) continue;
+            if (bounded && te_codes_bounded_bf16(to, from, bounds, &c, false)) continue;
             if (!(power && te_codes_shifted(to, from, shift[0], shift[1], f, false)))
                 te_codes_64_bf16(to, from, m, f, false);
         }
@@ -223,6 +224,7 @@ TE_INLINE int64_t te_codes_down_f32(uint8_t *codes, int64_t codes_stride, const 
                                     uint32_t largest, int nan, int sign)
 {
     te_wide_form f = te_wide_form_of(mantissa, smallest, largest, nan, sign);
+    const te_rounding c = te_rounding_of(f);
     for (int64_t j = 0; j + 64 <= n; j += 64) {
         __m512 m[4];
         for (int k = 0; k < 4; k++) m[k] = _mm512_loadu_ps(multipliers + j + 16 * k);
@@ -231,7 +233,7 @@ TE_INLINE int64_t te_codes_down_f32(uint8_t *codes, int64_t codes_stride, const 
         for (int64_t i = 0; i < rows; i++) {
             uint8_t *to = codes + i * codes_stride + j;
             const float *from = x + i * stride + j;
-            if (!(bounded && te_codes_bounded_f32(to, from, bounds, f, false))) te_codes_64_f32(to, from, m, f, false);
+            if (!(bounded && te_codes_bounded_f32(to, from, bounds, &c, false))) te_codes_64_f32(to, from, m, f, false);
         }
     }
     return n - n % 64;

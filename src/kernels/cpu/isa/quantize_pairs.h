@@ -33,12 +33,6 @@ typedef struct te_four_constants {
     __m512i size, upper, sign, by_half, three, one, last;
 } te_four_constants;
 
-TE_INLINE __m512i te_kept(__m512i v, bool kept)
-{
-    if (kept) __asm__("" : "+v"(v));
-    return v;
-}
-
 TE_INLINE te_four_constants te_constants_of_fours(bool halves, bool chance)
 {
     const __m512i by_half = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7));

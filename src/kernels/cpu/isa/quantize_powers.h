@@ -53,11 +53,10 @@ typedef struct te_bounds_along {
     uint32_t under[16], least[16], most[16];
 } te_bounds_along;
 
-TE_INLINE void te_bounds_for(te_bounds_along *to, const float *factors, int64_t n, te_wide_form f)
+TE_INLINE void te_bounds_for(te_bounds_along *to, __m512i factors, te_wide_form f)
 {
     const __m512i splat = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
-    __mmask16 there = (__mmask16)(n < 16 ? (1u << n) - 1 : 0xffff);
-    te_bounds b = te_bounds_of(_mm512_maskz_loadu_epi32(there, factors), f);
+    te_bounds b = te_bounds_of(factors, f);
     _mm512_storeu_si512(to->under, _mm512_shuffle_epi8(b.under, splat));
     _mm512_storeu_si512(to->least, b.least);
     _mm512_storeu_si512(to->most, _mm512_shuffle_epi8(b.most, splat));
@@ -77,31 +76,32 @@ TE_INLINE te_bounds te_bounds_at(const te_bounds_along *all, int b, bool two)
 
 /* Codes of 64; false, and nothing is written, where they go the general way. */
 #define TE_DEFINE_POWERS(dtype, type)                                                                                  \
-    TE_INLINE bool te_codes_bounded_##dtype(uint8_t *codes, const type *x, te_bounds b, te_wide_form f, bool past)     \
+    TE_INLINE bool te_codes_bounded_##dtype(uint8_t *codes, const type *x, te_bounds b, const te_rounding *c,          \
+                                            bool past)                                                                 \
     {                                                                                                                  \
-        const uint32_t top = (f.largest - (f.smallest - (1u << 23))) >> (23 - f.mantissa);                             \
-        te_rounded_64 r = te_round_64_##dtype(x, f.mantissa);                                                          \
+        te_rounded_64 r = te_round_64_##dtype(x, c);                                                                   \
         if (__builtin_expect(!te_is_easy(r, b.least, b.most), 0)) return false;                                        \
-        __m512i code = _mm512_maskz_sub_epi8(r.some, r.bytes, b.under);                                                \
-        code = _mm512_min_epu8(code, _mm512_set1_epi8((char)top));                                                     \
-        te_put_codes(codes, _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)0x80), r.signs, code, 0xca), past);       \
+        __m512i code = _mm512_min_epu8(_mm512_maskz_sub_epi8(r.some, r.bytes, b.under), c->top);                       \
+        te_put_codes(codes, te_with_signs(code, r, c), past);                                                          \
         return true;                                                                                                   \
     }                                                                                                                  \
     /* Whole 64s of n, in blocks of 32 or of multiples of 64, or one of n. */                                          \
     TE_INLINE void te_powers_along_##dtype(uint8_t *codes, const type *x, const float *multipliers, int64_t n,         \
                                            int64_t block, bool two, te_wide_form f, bool past)                         \
     {                                                                                                                  \
+        const te_rounding c = te_rounding_of(f);                                                                       \
         te_bounds_along all;                                                                                           \
         __m512 m[4];                                                                                                   \
         int64_t whole = n - n % 64, blocks = block < n ? (n + block - 1) / block : 1, i = 0;                           \
         const type *half = te_behind_##dtype(x, n) + n / 2;                                                            \
         for (int64_t at = 0; i < whole; at += 16) {                                                                    \
-            te_bounds_for(&all, multipliers + at, blocks - at, f);                                                     \
+            __mmask16 there = (__mmask16)(blocks - at < 16 ? (1u << (blocks - at)) - 1 : 0xffff);                      \
+            te_bounds_for(&all, _mm512_maskz_loadu_epi32(there, multipliers + at), f);                                 \
             for (int b = 0; b < 16 && i < whole; b += two ? 2 : 1) {                                                   \
                 te_bounds bounds = te_bounds_at(&all, b, two);                                                         \
                 for (int64_t end = two ? i + 64 : whole - i < block ? whole : i + block; i < end; i += 64) {           \
                     te_fetch_half(half + i / 2, 0, 64 * sizeof(type), false);                                          \
-                    if (te_codes_bounded_##dtype(codes + i, x + i, bounds, f, past)) continue;                         \
+                    if (te_codes_bounded_##dtype(codes + i, x + i, bounds, &c, past)) continue;                        \
                     m[0] = m[1] = m[2] = m[3] = _mm512_set1_ps(multipliers[at + b]);                                   \
                     if (two) m[2] = m[3] = _mm512_set1_ps(multipliers[at + b + 1]);                                    \
                     te_codes_64_##dtype(codes + i, x + i, m, f, past);                                                 \
@@ -119,8 +119,8 @@ typedef struct te_bounds {
 } te_bounds;
 
 #define te_bounds_down(any, factors, f)            (*(any) = false, (te_bounds){0})
-#define te_codes_bounded_f32(codes, x, bounds, f, past)  ((void)(bounds), false)
-#define te_codes_bounded_bf16(codes, x, bounds, f, past) ((void)(bounds), false)
+#define te_codes_bounded_f32(codes, x, bounds, c, past)  ((void)(bounds), (void)(c), false)
+#define te_codes_bounded_bf16(codes, x, bounds, c, past) ((void)(bounds), (void)(c), false)
 #endif
 
 #endif

@@ -2,6 +2,7 @@
  * bfloat16, and the way back. All others are those of AVX-512. */
 #include "kernels/cpu/quantize_blocks.h"
 
+#include "quantize_along.h"
 #include "quantize_both.h"
 #include "quantize_decode.h"
 #include "quantize_loops.h"
@@ -16,6 +17,7 @@
         to->encode_whole[TE_E4M3] = whole_##dtype##_e4m3, to->encode_whole[TE_E5M2] = whole_##dtype##_e5m2;            \
         to->encode_down[TE_E4M3] = down_##dtype##_e4m3, to->encode_down[TE_E5M2] = down_##dtype##_e5m2;                \
         to->encode_both[TE_E4M3] = both_##dtype##_e4m3, to->encode_both[TE_E5M2] = both_##dtype##_e5m2;                \
+        to->at_once[TE_E4M3] = at_once_##dtype##_e4m3, to->at_once[TE_E5M2] = at_once_##dtype##_e5m2;                  \
         to->pairs_along = pairs_along_##dtype, to->pairs_down = pairs_down_##dtype;                                    \
     }
 

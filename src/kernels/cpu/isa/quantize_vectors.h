@@ -16,17 +16,32 @@
 #if defined(TE_ISA_avx512)
 #include <immintrin.h>
 
-/* Asks for what lies as far behind a line that is read as memory is away. */
-enum { TE_AHEAD = 3072 };
+/* A constant that compilers would make anew in every turn of a loop. */
+TE_INLINE __m512i te_kept(__m512i v, bool kept)
+{
+    if (kept) __asm__("" : "+v"(v));
+    return v;
+}
+
+/* Asks for what lies as far behind a line that is read as memory is away; farther where lines are read faster than they
+ * come. */
+enum { TE_AHEAD = 3072, TE_BEHIND = 9216, TE_FAR = 16384 };
 
 TE_INLINE void te_fetch_ahead(const void *x) { __builtin_prefetch((const char *)x + TE_AHEAD, 0, 3); }
 
+/* From the second cache, of which the first one would wait. */
+TE_INLINE void te_fetch_near(const void *x, int bytes)
+{
+    enum { NEAR = 2048 };
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)x + NEAR + i, 0, 3);
+}
+
 /* Rows that are read for factors first and then, out of a cache, for codes: so that memory is busy both times, either
- * asks for half of what comes next. Where that begins behind n elements, since less than TE_AHEAD would come late. */
+ * asks for half of what comes next. Where that begins behind n elements, since less than TE_BEHIND would come late. */
 #define TE_DEFINE_BEHIND(dtype, type)                                                                                  \
     TE_INLINE const type *te_behind_##dtype(const type *x, int64_t n)                                                  \
     {                                                                                                                  \
-        const int64_t least = TE_AHEAD / (int64_t)sizeof(type);                                                        \
+        const int64_t least = TE_BEHIND / (int64_t)sizeof(type);                                                       \
         return x + (n < least ? least : n);                                                                            \
     }
 

@@ -40,7 +40,7 @@ endif()
 
 # Files in src/kernels/cpu/isa are compiled once per entry.
 set(TE_ISAS portable)
-# Nothing is thrown through a kernel, and a debugger finds its way by what -g adds.
+# Nothing is thrown through a kernel or the engine, and a debugger finds its way by what -g adds.
 set(TE_NOTHING_THROWN $<$<CONFIG:Release>:-fno-asynchronous-unwind-tables>)
 set(TE_ISA_FLAGS ${TE_NOTHING_THROWN})
 # Loops of kernels are vectors as they are written: copies of them for other strides, conditions and ends would be size

@@ -26,7 +26,11 @@ endif()
 # These have loops over data of their own. Gradient checks alone compute in float64.
 file(GLOB TE_KERNEL_SOURCES CONFIGURE_DEPENDS
   ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c)
-set_source_files_properties(${TE_KERNEL_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_KERNEL_FLAGS}")
+set_source_files_properties(${TE_KERNEL_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_KERNEL_FLAGS};${TE_NOTHING_THROWN}")
+# Errors of Lua end in the bindings; what the engine calls back is called protected.
+file(GLOB TE_CORE_SOURCES CONFIGURE_DEPENDS
+  ${CMAKE_SOURCE_DIR}/src/core/*.c ${CMAKE_SOURCE_DIR}/src/core/ops/*.c ${CMAKE_SOURCE_DIR}/src/core/fuser/*.c)
+set_source_files_properties(${TE_CORE_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_NOTHING_THROWN}")
 set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/program_f64.c PROPERTIES COMPILE_OPTIONS
   "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
 if(TE_FORETELL)

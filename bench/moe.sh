@@ -22,7 +22,8 @@ python=${PYTHON:-python3}
 mkdir -p out/bench
 cmake --build "$build" --target tetrain_executable bench_machine >out/bench/build.log ||
     { cat out/bench/build.log; exit 1; }
-peaks=$("$build/bench_machine" "$threads" 0.3 | sed -n 's/^matrix product: float32 \([0-9.]*\), bfloat16 \([0-9.]*\).*/fp32=\1 bf16=\2/p')
+pattern="s/^matrix product: float32 \([0-9.]*\), bfloat16 \([0-9.]*\).*/fp32=\1 bf16=\2/p"
+peaks=$("$build/bench_machine" "$threads" 0.3 | sed -n "$pattern")
 : >"$results"
 export OMP_NUM_THREADS="$threads"
 for config in $configs; do

@@ -159,7 +159,8 @@ describe("train_gpt.lua", function()
 
     for _, mlp in ipairs { "", "--n-expert=3 --n-expert-active=1 " } do
         it("trains a llama, goes on exactly where it stopped and generates " .. mlp, function()
-            local options = SMALL .. "--model=llama --n-kv-head=1 --dropout=0.1 --recipe=current --eval-interval=3 " .. mlp
+            local options = SMALL .. "--model=llama --n-kv-head=1 --dropout=0.1 --recipe=current --eval-interval=3 "
+                .. mlp
             assert.equal(0, (train("llama", options .. "--steps=6")))
             assert.equal(0, (train("llama_parts", options .. "--steps=6")))
             os.remove(te.train.checkpoint.path(folder .. "/llama_parts", 6))

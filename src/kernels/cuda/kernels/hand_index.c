@@ -138,7 +138,8 @@ te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *
     te_index_args args = index_args(src, out, index, dim);
     plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "gather", src->shape[dim], 0};
     te_dtype type = te_storage_dtype(src->dtype);
-    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_gather", te_blocks_for(args.n), THREADS, &args, sizeof args),
+    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_gather", te_blocks_for(args.n), THREADS, &args,
+                               sizeof args),
               type, type);
     return TE_OK;
 }
@@ -159,7 +160,8 @@ te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_v
         call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_lines", te_blocks_for(lines), THREADS, &args,
                                 sizeof args);
     } else {
-        te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_keys", te_blocks_for(args.n), THREADS, &args, sizeof args);
+        te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_keys", te_blocks_for(args.n), THREADS, &args,
+                         sizeof args);
         args.sorted = te_cuda_plan_sort(plan, args.n, (uint64_t)lines * (uint64_t)dst->shape[dim]);
         call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_add", te_blocks_for(args.n), THREADS, &args,
                                 sizeof args);

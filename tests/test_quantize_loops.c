@@ -259,7 +259,7 @@ static void check_codes(const te_quantize_blocks *both[2], int dtype, te_element
 /* Factors and codes from one visit against maxima, factors and codes. */
 static void check_at_once(const te_quantize_blocks *both[2], int dtype, te_element_kind element, int any)
 {
-    enum { MOST = N / 32 };
+    enum { MOST = N / 32 + 1 };
     static float amax[MOST], multipliers[MOST], stored[2][MOST + 16];
     static const int64_t widths[] = {64, 1000, 4096, N};
     for (int turn = 0; turn < 16 && both[0]->of[dtype].at_once[element]; turn++) {

@@ -247,12 +247,12 @@ static float make_both_factors(const te_panel_job *p, te_panel_lane *l, te_panel
     float *along = l->turned[0], most;
     if (p->loops->amax_both(along, l->amaxes, w)) {
         p->blocks->factors(&rule, along, w->rows * (int)w->step, l->factors, l->blocks);
-        te_panel_put_row_factors(p, l, x, i, (int)w->step, w->rows);
+        te_panel_put_row_factors(p, l, &x, i, (int)w->step, w->rows);
         rule = te_panel_rule(p, 1, 0);
         p->blocks->factors(&rule, l->amaxes, x.cols, l->factors, l->multipliers);
         put_factors(p, l, x, i);
     } else {
-        te_panel_row_factors(p, l, x, i, w->rows);
+        te_panel_row_factors(p, l, &x, i, w->rows);
         make_factors(p, l, x, r, i, w->rows);
     }
     p->blocks->of[0].amax_along(&most, l->amaxes, x.cols, x.cols);

@@ -132,11 +132,11 @@ bool te_panel_follows_rows(const te_panel_job *p);
 /* Factors of `count` rows of blocks, of which the first begins in row i: one, or several of blocks that are one row
  * high and have one rule, since short loops are dear. They are stored, multipliers come in l->blocks; returns how
  * many to a row. */
-int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count);
+int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, const te_panel *x, int i, int count);
 
 /* Stores `n` factors in each of `count` rows of blocks, of which the first begins in row i and the last may be
  * short. */
-void te_panel_put_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int n, int count);
+void te_panel_put_row_factors(const te_panel_job *p, te_panel_lane *l, const te_panel *x, int i, int n, int count);
 
 /* A strip transformed in groups of 16 rows, into l->values, rows of te_panel_strip elements of the source's dtype,
  * which is as wide as a strip may be; what is missing of the last group counts as 0. Returns the number of rows. */

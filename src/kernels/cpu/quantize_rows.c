@@ -4,99 +4,102 @@
 
 #include <string.h>
 
+/* Panels come by their address: copied from parts that have just been stored they would wait for all codes on their
+ * way. */
+
 /* Where columns i, i + rows … of the panel go on the transposed side: lines that are written whole, far from each
  * other. */
-static void foresee_columns(const te_panel_job *p, te_panel x, int i)
+static void foresee_columns(const te_panel_job *p, const te_panel *x, int i)
 {
     const te_quantized_side *side = &p->job.side[1];
     int shift = p->job.quantizer->element == TE_E2M1;
-    for (int j = i; j < x.cols; j += x.rows)
-        te_ask_to_write(side->data + (x.col + j) * side->row_stride + (x.row >> shift), x.rows >> shift);
+    for (int j = i; j < x->cols; j += x->rows)
+        te_ask_to_write(side->data + (x->col + j) * side->row_stride + (x->row >> shift), x->rows >> shift);
 }
 
 /* What row i of this panel and of the next one need. */
-static void foresee(const te_panel_job *p, te_panel x, int i)
+static void foresee(const te_panel_job *p, const te_panel *x, int i)
 {
     const te_quantized_side *side = p->job.side;
     bool turned = p->job.quantizer->transposed;
     int shift = p->job.quantizer->element == TE_E2M1;
     int64_t row, col;
     if (side[1].data && turned && !p->past && !te_panel_goes_by_groups(p)) foresee_columns(p, x, i);
-    if (x.next > TE_PANEL_COLS) return; /* rows follow memory */
-    if (!te_panel_foresee(p, x, i, &row, &col)) return;
+    if (x->next > TE_PANEL_COLS) return; /* rows follow memory */
+    if (!te_panel_foresee(p, *x, i, &row, &col)) return;
     bool near = !p->rows_past && !p->kept;
-    if (near) te_ask_to_write(side[0].data + row * side[0].row_stride + (col >> shift), x.cols >> shift);
+    if (near) te_ask_to_write(side[0].data + row * side[0].row_stride + (col >> shift), x->cols >> shift);
     if (side[1].data && !turned)
-        te_ask_to_write(side[1].data + row * side[1].col_stride + col * side[1].row_stride, x.cols);
+        te_ask_to_write(side[1].data + row * side[1].col_stride + col * side[1].row_stride, x->cols);
 }
 
 /* Codes of row i of the panel, by multipliers that change every `block` elements, to where they are stored. */
-static void encode_row(const te_panel_job *p, te_panel x, int i, const float *multipliers, int64_t block)
+static void encode_row(const te_panel_job *p, const te_panel *x, int i, const float *multipliers, int64_t block)
 {
     const te_quantized_side *side = &p->job.side[0];
-    const void *source = te_panel_source(p, x.row + i, x.col);
-    uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col;
+    const void *source = te_panel_source(p, x->row + i, x->col);
+    uint8_t *to = side->data + (x->row + i) * side->row_stride + x->col;
     foresee(p, x, i);
-    p->loops->encode_along[p->job.quantizer->element](to, source, multipliers, x.cols, block, p->rows_past);
+    p->loops->encode_along[p->job.quantizer->element](to, source, multipliers, x->cols, block, p->rows_past);
 }
 
 /* Row k of `w`, whose first is row i of the panel, from element `first` on: byte by byte, then two to a byte. */
-static void encode_pairs_of_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i,
+static void encode_pairs_of_row(const te_panel_job *p, te_panel_lane *l, const te_panel *x, int i,
                                 const te_pair_rows *w, int k, int64_t first, int64_t block)
 {
     const te_quantized_side *side = &p->job.side[0];
-    const void *source = te_panel_source(p, x.row + i + k, x.col + first);
+    const void *source = te_panel_source(p, x->row + i + k, x->col + first);
     const float *multipliers = w->multipliers + k * w->step + first / block;
-    int64_t n = x.cols - first;
+    int64_t n = x->cols - first;
     uint8_t *codes = l->codes[0];
     if (w->random)
         p->loops->stochastic(codes, source, multipliers, block, w->random + k * w->random_stride + first, n);
     else
         p->loops->encode_along[TE_E2M1](codes, source, multipliers, n, block, false);
     if (n % 2) codes[n] = 0;
-    p->blocks->pack_along(side->data + (x.row + i + k) * side->row_stride + (x.col + first) / 2, codes, n + n % 2);
+    p->blocks->pack_along(side->data + (x->row + i + k) * side->row_stride + (x->col + first) / 2, codes, n + n % 2);
 }
 
 /* At most TE_GROUP rows of E2M1; multipliers of a row come `step` after those of the one before. */
-static void encode_pairs(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int rows, const float *multipliers,
-                         int64_t step, int64_t block)
+static void encode_pairs(const te_panel_job *p, te_panel_lane *l, const te_panel *x, int i, int rows,
+                         const float *multipliers, int64_t step, int64_t block)
 {
     const te_quantized_side *side = &p->job.side[0];
-    int64_t groups = (x.cols + TE_GROUP - 1) / TE_GROUP, across = (side->cols + TE_GROUP - 1) / TE_GROUP, done = 0;
-    te_pair_rows w = {.x = te_panel_source(p, x.row + i, x.col), .stride = p->job.source_stride, .rows = rows,
+    int64_t groups = (x->cols + TE_GROUP - 1) / TE_GROUP, across = (side->cols + TE_GROUP - 1) / TE_GROUP, done = 0;
+    te_pair_rows w = {.x = te_panel_source(p, x->row + i, x->col), .stride = p->job.source_stride, .rows = rows,
                       .multipliers = multipliers, .step = step, .random_stride = groups * TE_GROUP};
     if (p->job.quantizer->stochastic) w.random = l->random[0];
     for (int k = 0; k < rows; k++) {
         foresee(p, x, i + k);
         if (w.random)
             p->blocks->random_along(l->random[0] + k * w.random_stride, side->rng,
-                                    (uint64_t)((x.row + i + k) * across + x.col / TE_GROUP), groups);
+                                    (uint64_t)((x->row + i + k) * across + x->col / TE_GROUP), groups);
     }
-    uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col / 2;
-    if (block == TE_GROUP && p->loops->pairs_along) done = p->loops->pairs_along(to, side->row_stride, &w, x.cols);
-    for (int k = 0; k < rows && done < x.cols; k++) encode_pairs_of_row(p, l, x, i, &w, k, done, block);
+    uint8_t *to = side->data + (x->row + i) * side->row_stride + x->col / 2;
+    if (block == TE_GROUP && p->loops->pairs_along) done = p->loops->pairs_along(to, side->row_stride, &w, x->cols);
+    for (int k = 0; k < rows && done < x->cols; k++) encode_pairs_of_row(p, l, x, i, &w, k, done, block);
 }
 
 /* Where the codes of row i of the panel are made. */
-static uint8_t *codes_of_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
+static uint8_t *codes_of_row(const te_panel_job *p, te_panel_lane *l, const te_panel *x, int i)
 {
     const te_quantized_side *side = &p->job.side[0];
-    return p->kept ? l->band + i * p->kept : side->data + (x.row + i) * side->row_stride + x.col;
+    return p->kept ? l->band + i * p->kept : side->data + (x->row + i) * side->row_stride + x->col;
 }
 
 /* Where pieces of a row end: codes that are kept are copied every now and then, since memory takes no long row of lines
  * at once. */
-static int piece_from(const te_panel_job *p, te_panel x, int j)
+static int piece_from(const te_panel_job *p, const te_panel *x, int j)
 {
     enum { PIECE = 1024 };
-    return p->kept && x.cols - j > PIECE ? j + PIECE : x.cols;
+    return p->kept && x->cols - j > PIECE ? j + PIECE : x->cols;
 }
 
 /* Columns [j, end) of what is kept of row i, to where they belong. */
-static void copy_kept(const te_panel_job *p, te_panel x, int i, const uint8_t *codes, int j, int end)
+static void copy_kept(const te_panel_job *p, const te_panel *x, int i, const uint8_t *codes, int j, int end)
 {
     enum { LINE = 64 };
-    uint8_t *to = p->job.side[0].data + (x.row + i) * p->job.side[0].row_stride + x.col;
+    uint8_t *to = p->job.side[0].data + (x->row + i) * p->job.side[0].row_stride + x->col;
     int      whole = (end - j) / LINE * LINE;
     if (!p->kept) return;
     p->stream(to + j, codes + j, (size_t)(whole / LINE));
@@ -104,14 +107,14 @@ static void copy_kept(const te_panel_job *p, te_panel x, int i, const uint8_t *c
 }
 
 /* Codes of row i under the factor of the whole tensor, whose amax this may be the occasion to take. */
-static void encode_whole_row(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
+static void encode_whole_row(const te_panel_job *p, te_panel_lane *l, const te_panel *x, int i)
 {
     uint8_t *to = codes_of_row(p, l, x, i);
     float amax = 0;
     foresee(p, x, i);
-    for (int j = 0, end; j < x.cols; j = end) {
+    for (int j = 0, end; j < x->cols; j = end) {
         end = piece_from(p, x, j);
-        const void *from = te_panel_source(p, x.row + i, x.col + j);
+        const void *from = te_panel_source(p, x->row + i, x->col + j);
         amax = te_amax(amax, p->loops->encode_whole[p->job.quantizer->element](to + j, from, p->job.scale, end - j,
                                                                                p->rows_past));
         copy_kept(p, x, i, to, j, end);
@@ -119,16 +122,16 @@ static void encode_whole_row(const te_panel_job *p, te_panel_lane *l, te_panel x
     if (p->job.quantizer->needs_history) l->amax[0] = te_amax(l->amax[0], amax);
 }
 
-void te_panel_put_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int n, int count)
+void te_panel_put_row_factors(const te_panel_job *p, te_panel_lane *l, const te_panel *x, int i, int n, int count)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[0];
     size_t size = q->scale == TE_SCALE_F32 ? sizeof(float) : 1;
     for (int b = 0; b < count; b++) {
-        int64_t first = x.row + i + b * q->block_rows, row = q->replicated ? first : first / q->block_rows;
-        int64_t left = x.row + x.rows - first, copies = q->replicated && left < q->block_rows ? left : q->block_rows;
+        int64_t first = x->row + i + b * q->block_rows, row = q->replicated ? first : first / q->block_rows;
+        int64_t left = x->row + x->rows - first, copies = q->replicated && left < q->block_rows ? left : q->block_rows;
         te_panel_put_factors(p, side, (char *)l->factors + (size_t)(b * n) * size, n,
-                             row * side->scale_row_stride + x.col / q->block_cols * side->scale_col_stride,
+                             row * side->scale_row_stride + x->col / q->block_cols * side->scale_col_stride,
                              side->scale_col_stride, q->replicated ? (int)copies : 1, side->scale_row_stride);
     }
 }
@@ -151,29 +154,29 @@ static void measure_squares(const te_panel_job *p, te_panel_lane *l, te_panel x)
 }
 
 /* Where the factors of row i of bytes that lie side by side go; NULL: they are none. */
-static uint8_t *factors_of_row(const te_panel_job *p, te_panel x, int i)
+static uint8_t *factors_of_row(const te_panel_job *p, const te_panel *x, int i)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[0];
     if (q->scale == TE_SCALE_F32 || q->block_rows != 1 || side->scale_col_stride != 1) return NULL;
-    return (uint8_t *)side->scale_inv + (x.row + i) * side->scale_row_stride + x.col / q->block_cols;
+    return (uint8_t *)side->scale_inv + (x->row + i) * side->scale_row_stride + x->col / q->block_cols;
 }
 
-int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count)
+int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, const te_panel *x, int i, int count)
 {
     const te_quantizer *q = p->job.quantizer;
-    int n = (x.cols + q->block_cols - 1) / q->block_cols, left = x.rows - i;
+    int n = (x->cols + q->block_cols - 1) / q->block_cols, left = x->rows - i;
     int rows = q->block_rows == 1 ? count : left < q->block_rows ? left : q->block_rows;
     if (q->block_rows == 1) {
         for (int k = 0; k < count; k++)
-            p->loops->amax_along(l->amaxes + k * n, te_panel_source(p, x.row + i + k, x.col), x.cols, q->block_cols);
+            p->loops->amax_along(l->amaxes + k * n, te_panel_source(p, x->row + i + k, x->col), x->cols, q->block_cols);
     } else {
-        te_panel part = {x.row + i, x.col, rows, x.cols, x.next};
+        te_panel part = {x->row + i, x->col, rows, x->cols, x->next};
         measure_squares(p, l, part);
         if (te_panel_shares_amaxes(p)) memcpy(te_panel_squares(p, l, part), l->amaxes, (size_t)n * sizeof *l->amaxes);
     }
-    te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
-    te_panel part = {x.row + i, x.col, rows, x.cols, x.next};
+    te_factor_rule rule = te_panel_rule(p, 0, x->row + i);
+    te_panel part = {x->row + i, x->col, rows, x->cols, x->next};
     if (q->four_over_six != TE_46_NONE)
         te_four_over_six_factors(p, l, part, 0, &rule, l->blocks);
     else if (factors_of_row(p, x, i)) /* at once: to copy what was stored in pieces would wait for codes on their way */
@@ -186,26 +189,25 @@ int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, te_panel x, in
 }
 
 /* Factors and codes of row i in one visit, as far as that goes; returns the columns done. */
-static int encode_at_once(const te_panel_job *p, te_panel_lane *l, te_panel x, int i)
+static int encode_at_once(const te_panel_job *p, te_panel_lane *l, const te_panel *x, int i)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[0];
-    uint8_t *to = side->data + (x.row + i) * side->row_stride + x.col, *factors = factors_of_row(p, x, i);
-    te_factor_rule rule = te_panel_rule(p, 0, x.row + i);
+    uint8_t *to = side->data + (x->row + i) * side->row_stride + x->col, *factors = factors_of_row(p, x, i);
+    te_factor_rule rule = te_panel_rule(p, 0, x->row + i);
     foresee(p, x, i);
     int done = (int)p->loops->at_once[q->element](to, factors ? (void *)factors : l->factors,
-                                                  te_panel_source(p, x.row + i, x.col), x.cols, &rule, q->block_cols,
+                                                  te_panel_source(p, x->row + i, x->col), x->cols, &rule, q->block_cols,
                                                   p->rows_past);
-    te_panel part = {x.row, x.col, x.rows, done, x.next};
-    if (!factors) te_panel_put_row_factors(p, l, part, i, done / q->block_cols, 1);
+    if (!factors) te_panel_put_row_factors(p, l, x, i, done / q->block_cols, 1);
     return done;
 }
 
 /* Rows of blocks as te_panel_row_factors takes them. */
-static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int count)
+static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, const te_panel *x, int i, int count)
 {
     const te_quantizer *q = p->job.quantizer;
-    int n = te_panel_row_factors(p, l, x, i, count), left = x.rows - i;
+    int n = te_panel_row_factors(p, l, x, i, count), left = x->rows - i;
     int rows = q->block_rows == 1 ? count : left < q->block_rows ? left : q->block_rows;
     int step = q->block_rows == 1 ? n : 0;
     bool pairs = q->element == TE_E2M1;
@@ -221,17 +223,18 @@ void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
     if (!q->block_rows) {
         for (int i = 0; i < x.rows; i++)
             if (q->element == TE_E2M1)
-                encode_pairs(p, l, x, i, 1, &p->job.scale, 0, x.cols);
+                encode_pairs(p, l, &x, i, 1, &p->job.scale, 0, x.cols);
             else
-                encode_whole_row(p, l, x, i);
+                encode_whole_row(p, l, &x, i);
         return;
     }
     bool powers = q->scale == TE_SCALE_E8M0 || (q->scale == TE_SCALE_F32 && q->power_of_two);
     bool at_once = q->block_rows == 1 && powers && p->loops->at_once[q->element];
     for (int i = 0; i < x.rows && at_once; i++) {
-        int done = encode_at_once(p, l, x, i);
+        int done = encode_at_once(p, l, &x, i);
+        if (done == x.cols) continue;
         te_panel rest = {x.row + i, x.col + done, 1, x.cols - done, x.next};
-        if (rest.cols) quantize_blocks(p, l, rest, 0, 1);
+        quantize_blocks(p, l, &rest, 0, 1);
     }
     if (at_once) return;
     bool together = q->block_rows == 1 && !q->row_scaled && q->four_over_six == TE_46_NONE;
@@ -240,6 +243,6 @@ void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
     int step = together ? few : q->block_rows;
     for (int i = 0; i < x.rows; i += step) {
         int left = x.rows - i;
-        quantize_blocks(p, l, x, i, !together ? 1 : left < step ? left : step);
+        quantize_blocks(p, l, &x, i, !together ? 1 : left < step ? left : step);
     }
 }

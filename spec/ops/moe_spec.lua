@@ -130,6 +130,26 @@ describe("mixtures of experts", function()
         end
     end)
 
+    it("leave nothing behind that no gradient was taken of", function()
+        local x, mask, probs = te.randn { 9, 4 }, random_mask(9, 3), te.rand { 9, 3 }
+        x.requires_grad, probs.requires_grad = true, true
+        local function run()
+            local y, _, map, offsets = te.moe_permute_and_pad_with_probs(x, probs, mask, te.sum(mask, 1), 4)
+            te.moe_unpermute(y, map, probs, offsets)
+            te.moe_permute(x, mask)
+            te.fused_topk_with_score_function(probs, 2)
+            te.fused_compute_score_for_moe_aux_loss(probs, 2)
+        end
+        local function bytes()
+            for _ = 1, 3 do collectgarbage() end
+            return te.memory_stats().current
+        end
+        run()
+        local before = bytes()
+        for _ = 1, 20 do run() end
+        assert.equal(before, bytes())
+    end)
+
     it("give the same bits with any number of threads", function()
         local x, mask, probs = te.randn { 700, 96 }, random_mask(700, 12), te.rand { 700, 12 }
         local results, threads = {}, te.get_num_threads()

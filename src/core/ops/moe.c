@@ -103,9 +103,11 @@ static te_tensor *ones(te_call *call, const te_tensor *like, te_dtype dtype, int
     return NULL;
 }
 
-/* Keeps a result for backward without its place in the graph, or node and result would keep each other alive. */
+/* Keeps a result (NULL: none) for backward without its place in the graph, or node and result would keep each other
+ * alive. */
 static te_status keep_result(te_call *call, te_tensor *t)
 {
+    if (!t) return te_call_save(call, NULL) >= 0 ? TE_OK : call->ctx->status;
     te_tensor *kept = te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset);
     te_status  status = kept && te_call_save(call, kept) >= 0 ? TE_OK : call->ctx->status;
     te_tensor_release(kept);
@@ -207,7 +209,7 @@ static te_status permute(te_call *call, te_tensor *x, te_tensor *probs, te_tenso
     if (status != TE_OK || !call->record) return status;
     call->memo[0] = x->shape[0];
     status = keep_result(call, map);
-    if (status == TE_OK && te_call_save(call, shifts) < 0) status = call->ctx->status;
+    if (status == TE_OK) status = keep_result(call, shifts);
     if (status == TE_OK && te_call_save(call, probs) < 0) status = call->ctx->status;
     return status;
 }

@@ -36,8 +36,8 @@ local command_line = train.command_line {
     { "n-head", "size", 4, help = "attention heads" },
     { "n-kv-head", "integer", 0, min = 0, help = "of llama, heads of keys and values; 0: as many" },
     { "n-expert", "integer", 0, min = 0, help = "of llama, experts in each MLP's place; 0: an MLP" },
-    { "n-expert-active", "size", 2, help = "how many of them see a token" },
-    { "expert-aux-loss", "number", 0.01, min = 0, help = "weight of the loss that balances them" },
+    { "n-expert-active", "size", help = "how many of them see a token, 2 unless given" },
+    { "expert-aux-loss", "number", min = 0, help = "weight of the loss that balances them, 0.01 unless given" },
     { "n-embd", "size", 128, help = "width" },
     { "block", "size", 64, help = "tokens of context" },
     { "dropout", "number", 0, min = 0, max = 0.99, help = "probability" },
@@ -105,11 +105,14 @@ local function check_together(o, device)
         if o.n_kv_head > 0 and o.n_head % o.n_kv_head ~= 0 then
             refuse("--n-head=%d is no multiple of --n-kv-head=%d", o.n_head, o.n_kv_head)
         end
-        if o.n_expert > 0 and o.n_expert_active > o.n_expert then
-            refuse("--n-expert-active=%d of --n-expert=%d", o.n_expert_active, o.n_expert)
+        if o.n_expert > 0 and (o.n_expert_active or 2) > o.n_expert then
+            refuse("--n-expert-active=%d of --n-expert=%d", o.n_expert_active or 2, o.n_expert)
         end
     elseif o.n_kv_head > 0 or o.n_expert > 0 then
         refuse("--%s needs --model=llama", o.n_kv_head > 0 and "n-kv-head" or "n-expert")
+    end
+    if o.n_expert == 0 and (o.n_expert_active or o.expert_aux_loss) then
+        refuse("--%s needs --n-expert", o.n_expert_active and "n-expert-active" or "expert-aux-loss")
     end
     local there, problem = pcall(te.empty, { 1 }, { device = device })
     if not there then refuse("--device=%s: %s", o.device, train.plain(problem)) end
@@ -180,7 +183,7 @@ local function open_run(o, given, script)
         if o.n_kv_head > 0 then config.n_kv_head = o.n_kv_head end
         if o.n_expert > 0 then
             config.n_expert, config.n_expert_active = o.n_expert, o.n_expert_active
-            config.expert_aux_loss = o.expert_aux_loss
+            config.expert_aux_loss = o.expert_aux_loss or 0.01
         end
         run.model = te.models[o.model](config)
     end

@@ -457,6 +457,9 @@ describe("te.MoE", function()
         local start = ids:narrow(2, 1, 3)
         assert.same(model:generate(start, 8, { temperature = 0, use_cache = false }):totable(),
             model:generate(start, 8, { temperature = 0 }):totable())
+        assert.error_matches(function()
+            te.models.llama { vocab_size = 30, n_head = 2, n_embd = 32, expert_aux_loss = 1 }
+        end, "expert_aux_loss = 1 has no effect without n_expert")
         model:train()
         local optimizer, first, last = te.optim.AdamW(model:parameters(), { lr = 1e-2 })
         for _ = 1, 30 do

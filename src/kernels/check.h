@@ -28,6 +28,8 @@ te_status te_check_index(te_exec *exec, const char *op, const te_view *whole, co
 te_status te_check_rows(te_exec *exec, const char *op, const te_view *a, const te_view *b);
 te_status te_check_arg_reduce(te_exec *exec, const te_view *index, const te_view *src);
 
+enum { TE_MOST_EXPERTS = 1 << 20 }; /* ids of a routing map are below it */
+
 /* See te_backend.route_map and what follows it. */
 te_status te_check_route_map(te_exec *exec, const te_view *map, const te_view *counts, const te_view *routing);
 te_status te_check_routes(te_exec *exec, const char *op, const te_routes *r, const te_view *rows,

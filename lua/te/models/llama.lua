@@ -121,6 +121,11 @@ Llama.CONFIG = Decoder.shared {
 function Llama:init(config)
     config = self:configure(config)
     check_rope(config, self.CONFIG)
+    for _, name in ipairs { "n_expert_active", "expert_pre_softmax", "expert_aux_loss" } do
+        if not config.n_expert and config[name] ~= self.CONFIG[name][2] then
+            fail("te.models.llama: %s = %s has no effect without n_expert", name, tostring(config[name]))
+        end
+    end
     config.n_kv_head = config.n_kv_head or config.n_head
     config.n_inner = config.n_inner or 64 * math.ceil(config.n_embd * 8 / 3 / 64)
     local init = initializers.normal(0, config.init_std)

@@ -6,7 +6,8 @@ const te_op_group te_op_groups[] = {
     {"loss", te_ops_loss},             {"reduction", te_ops_reduce},      {"shape", te_ops_view},
     {"indexing", te_ops_index},        {"matrix product", te_ops_linear}, {"attention", te_ops_attention},
     {"random", te_ops_random},         {"conversion", te_ops_convert},
-    {"quantization", te_ops_quantized}, {"mixture of experts", te_ops_moe}, {NULL, NULL},
+    {"quantization", te_ops_quantized}, {"mixture of experts", te_ops_moe},
+    {"router of experts", te_ops_moe_router}, {NULL, NULL},
 };
 
 te_tensor *te_op_call(te_context *ctx, const char *name, int n_args, const te_arg *args)

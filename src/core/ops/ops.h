@@ -13,7 +13,7 @@ extern const te_op_group te_op_groups[]; /* ends with a NULL name */
 
 extern const te_op_def te_ops_pointwise[], te_ops_activation[], te_ops_norm[], te_ops_loss[], te_ops_reduce[],
     te_ops_view[], te_ops_index[], te_ops_linear[], te_ops_attention[], te_ops_random[], te_ops_convert[],
-    te_ops_quantized[], te_ops_moe[];
+    te_ops_quantized[], te_ops_moe[], te_ops_moe_router[];
 
 /* Compiled programs of program ops, kept in the context. */
 te_status te_variants_open(te_context *ctx);

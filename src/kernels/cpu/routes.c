@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { PARALLEL_FROM = 1 << 14 /* elements */, MOST_EXPERTS = 1 << 20 };
+enum { PARALLEL_FROM = 1 << 14 /* elements */ };
 
 /* --- maps --------------------------------------------------------------------------------------------------------- */
 
@@ -100,9 +100,9 @@ static te_status map_ids(te_exec *exec, const te_view *map, const te_view *routi
     int64_t tokens = routing->shape[0], slots = routing->shape[1], experts = 0;
     for (int64_t i = 0; i < tokens * slots; i++) {
         int64_t id = id_at(routing, i);
-        if (id < 0 || id >= MOST_EXPERTS)
+        if (id < 0 || id >= TE_MOST_EXPERTS)
             return te_exec_fail(exec, TE_ERROR_ARGUMENT, "route_map: expert %lld at position %lld is outside 0 to %d",
-                                (long long)id, (long long)i + 1, MOST_EXPERTS - 1);
+                                (long long)id, (long long)i + 1, TE_MOST_EXPERTS - 1);
         if (id >= experts) experts = id + 1;
     }
     int32_t *next = exec->scratch(exec, (size_t)(experts + 1) * sizeof *next);

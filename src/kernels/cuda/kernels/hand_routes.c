@@ -1,8 +1,6 @@
 /* hand_routes.c - plans of mixtures of experts. */
 #include "hand_internal.h"
 
-enum { MOST_EXPERTS = 1 << 20 };
-
 static te_cuda_call *add(te_cuda_plan *plan, const char *name, int64_t blocks, const void *args, size_t bytes,
                          te_dtype dtype)
 {
@@ -26,7 +24,7 @@ te_status te_cuda_plan_route_map(te_exec *exec, te_cuda_plan *plan, const te_vie
                               .columns = routing->shape[1],
                               .rows = rows,
                               .wide = routing->dtype == TE_I64,
-                              .experts = MOST_EXPERTS};
+                              .experts = TE_MOST_EXPERTS};
     int64_t n = args.tokens * args.columns;
     if (map->ndim == 2) {
         args.counts = counts->data;
@@ -37,9 +35,9 @@ te_status te_cuda_plan_route_map(te_exec *exec, te_cuda_plan *plan, const te_vie
         add(plan, "te_route_entries", te_blocks_for(args.tokens), &args, sizeof args, TE_F32);
         return TE_OK;
     }
-    plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "route_map", MOST_EXPERTS, 0};
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "route_map", TE_MOST_EXPERTS, 0};
     add(plan, "te_route_keys", te_blocks_for(n), &args, sizeof args, TE_F32);
-    args.sorted = te_cuda_plan_sort(plan, n, MOST_EXPERTS);
+    args.sorted = te_cuda_plan_sort(plan, n, TE_MOST_EXPERTS);
     add(plan, "te_route_sorted", te_blocks_for(n), &args, sizeof args, TE_F32);
     return TE_OK;
 }

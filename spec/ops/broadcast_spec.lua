@@ -147,6 +147,81 @@ describe("copying", function()
         refuses(1, { 1, -1 }, "int32", "index -1 at position 2 is outside 0 to 4")
         refuses(2, { 1, 0, 2 }, "int64", "index 2 at position 3 is outside 0 to 1")
     end)
+
+    --- x, and the same values in memory of another order.
+    local function laid_out(x)
+        local order, back = {}, {}
+        for d = 1, x:dim() do order[d] = x:dim() + 1 - d end
+        for d = 1, x:dim() do back[d] = order[d] end
+        return { x, x:permute(unpack(order)):contiguous():permute(unpack(back)) }
+    end
+
+    --- Sums, at the places of `index` along `dim`, what `values` has there; and what stands there in x.
+    local function by_loops(x, dim, index, values)
+        local stride, at, shape = {}, 1, x.shape
+        for d = #shape, 1, -1 do
+            stride[d] = at
+            at = at * shape[d]
+        end
+        local flat, ids, given = x:flatten():totable(), index:flatten():totable(), values:flatten():totable()
+        local picked, sums = {}, {}
+        for i = 1, #flat do sums[i] = 0 end
+        for i = 1, #ids do
+            local rest, place = i - 1, ids[i] * stride[dim] + 1
+            for d = #shape, 1, -1 do
+                if d ~= dim then place = place + rest % index.shape[d] * stride[d] end
+                rest = math.floor(rest / index.shape[d])
+            end
+            picked[i] = flat[place]
+            sums[place] = sums[place] + given[i]
+        end
+        return te.tensor(picked):view(index.shape), te.tensor(sums):view(shape)
+    end
+
+    it("gathers and adds gradients back, in any order of memory and with any number of threads", function()
+        te.manual_seed(6)
+        local threads = te.get_num_threads()
+        for _, shapes in ipairs { { { 7, 40, 6 }, { 5, 3, 6 } }, { { 70000, 2 }, { 40000, 2 } }, { { 3, 4, 2, 5 },
+            { 3, 4, 2, 5 } }, { { 2, 40000 }, { 2, 50001 } } } do
+            for dim = 1, #shapes[1] do
+                local taken = { unpack(shapes[1]) }
+                for d = 1, #taken do taken[d] = math.min(taken[d], shapes[2][d]) end
+                taken[dim] = shapes[2][dim]
+                local index = te.randint(0, shapes[1][dim] - 1, taken, { dtype = dim == 1 and "int32" or "int64" })
+                local x = te.randint(-99, 99, shapes[1]):to("float32")
+                local given = te.randint(-9, 9, taken):to("float32")
+                local picked, sums = by_loops(x, dim, index, given)
+                for n = 1, 2 do
+                    te.set_num_threads(n)
+                    for _, from in ipairs(laid_out(x)) do
+                        for _, ids in ipairs(laid_out(index)) do
+                            local leaf = from:detach()
+                            leaf.requires_grad = true
+                            local y = te.gather(leaf, dim, ids)
+                            assert_equal_bits(picked, y:detach():contiguous())
+                            y:backward(given)
+                            assert_equal_bits(sums, leaf.grad:contiguous())
+                        end
+                    end
+                end
+                te.set_num_threads(threads)
+            end
+        end
+    end)
+
+    it("names the first index that is outside, whichever thread finds one", function()
+        local here, threads = { device = "cpu" }, te.get_num_threads()
+        local index = te.zeros({ 300, 500 }, { dtype = "int64", device = "cpu" })
+        for _, at in ipairs { { 299, 3, 7 }, { 280, 1, -2 }, { 40, 77, 5 }, { 41, 1, -1 } } do
+            index[at[1]][at[2]]:fill_(at[3])
+        end
+        for n = 1, 2 do
+            te.set_num_threads(n)
+            assert.error_matches(function() te.gather(te.ones({ 5, 500 }, here), 1, index) end,
+                "te.gather: index 5 at position 19577 is outside 0 to 4", 1, true)
+        end
+        te.set_num_threads(threads)
+    end)
 end)
 
 describe("rows that run across memory", function()

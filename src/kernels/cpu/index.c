@@ -21,6 +21,37 @@ typedef struct walk {
     int64_t        row; /* extent of the last dimension */
 } walk;
 
+/* A row: its coordinates, and where it begins. In `whole`, that is without a coordinate along dim. */
+typedef struct cursor {
+    int64_t at[TE_MAX_DIMS], whole, part, index;
+} cursor;
+
+static cursor cursor_at(const walk *w, int64_t r)
+{
+    cursor c = {.whole = 0};
+    for (int d = w->index->ndim - 2; d >= 0; d--) {
+        c.at[d] = r % w->index->shape[d];
+        r /= w->index->shape[d];
+        c.whole += d == w->dim ? 0 : c.at[d] * w->whole->stride[d];
+        c.part += c.at[d] * w->part->stride[d];
+        c.index += c.at[d] * w->index->stride[d];
+    }
+    return c;
+}
+
+static void to_next_row(const walk *w, cursor *c)
+{
+    for (int d = w->index->ndim - 2; d >= 0; d--) {
+        bool    around = ++c->at[d] == w->index->shape[d];
+        int64_t steps = around ? 1 - c->at[d] : 1;
+        c->whole += d == w->dim ? 0 : steps * w->whole->stride[d];
+        c->part += steps * w->part->stride[d];
+        c->index += steps * w->index->stride[d];
+        if (!around) return;
+        c->at[d] = 0;
+    }
+}
+
 /* Whether one index serves a row, as where a vector of them is spread over the other dimensions. */
 static bool one_for_row(const walk *w)
 {
@@ -59,38 +90,77 @@ static int64_t position_of(const walk *w, int64_t r, int64_t i)
     return at % index->shape[w->dim] + 1;
 }
 
+typedef struct index_job {
+    te_exec    *exec;
+    const walk *w;
+    int64_t     shares; /* of a scatter */
+    bool        by_row, by_column;
+    int64_t     outside; /* the first part, in order, with an index that is outside; atomic */
+} index_job;
+
+/* Elements first … end of a row: what threads share. */
+typedef struct unit {
+    cursor  row;
+    int64_t first, end;
+} unit;
+
+static int64_t units_of_row(const walk *w) { return (w->row + PART - 1) / PART; }
+
+static unit unit_from(const walk *w, cursor row, int64_t first)
+{
+    return (unit){row, first, w->row - first < PART ? w->row : first + PART};
+}
+
+static unit unit_at(const walk *w, int64_t i)
+{
+    return unit_from(w, cursor_at(w, i / units_of_row(w)), i % units_of_row(w) * PART);
+}
+
+static void to_next_unit(const walk *w, unit *u)
+{
+    if (u->end == w->row) to_next_row(w, &u->row);
+    *u = unit_from(w, u->row, u->end == w->row ? 0 : u->end);
+}
+
+static int even_threads(const te_exec *exec, int64_t elements) { return elements < PARALLEL_FROM ? 1 : exec->threads; }
+
+static void check_units(void *context, int64_t first, int64_t end, int thread)
+{
+    index_job     *job = context;
+    const walk    *w = job->w;
+    const te_view *index = w->index;
+    int64_t        step = index->stride[index->ndim - 1], bound = w->whole->shape[w->dim];
+    unit           u = unit_at(w, first);
+    (void)thread;
+    for (int64_t i = first; i < end && !te_cpu_stopping(job->exec); i++, to_next_unit(w, &u)) {
+        int64_t known = __atomic_load_n(&job->outside, __ATOMIC_RELAXED);
+        if (known <= i) return;
+        if (all_within(index, u.row.index + u.first * step, step == 0 ? 1 : u.end - u.first, step, bound)) continue;
+        while (i < known &&
+               !__atomic_compare_exchange_n(&job->outside, &known, i, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+            continue;
+        return;
+    }
+}
+
 /* Rows that are the same memory over and over are looked at once. */
 static te_status check_indices(te_exec *exec, const char *op, const walk *w)
 {
     const te_view *index = w->index;
-    int64_t bound = w->whole->shape[w->dim], rows = te_view_numel(index) / w->row;
     int     last = index->ndim - 1;
     bool    same = true;
     for (int i = 0; i < last; i++) same &= index->stride[i] == 0;
-    for (int64_t r = 0; r < (same ? 1 : rows); r++) {
-        int64_t offset = te_offset_of(index, last, r), step = index->stride[last];
-        for (int64_t first = 0; first < w->row; first += PART) {
-            if (te_cpu_stopping(exec)) return te_cpu_finish(exec, TE_OK);
-            int64_t n = step == 0 ? 1 : w->row - first < PART ? w->row - first : PART, i = first;
-            if (all_within(index, offset + first * step, n, step, bound)) continue;
-            while (index_at(index, offset + i * step) >= 0 && index_at(index, offset + i * step) < bound) i++;
-            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: index %lld at position %lld is outside 0 to %lld", op,
-                                (long long)index_at(index, offset + i * step), (long long)position_of(w, r, i),
-                                (long long)bound - 1);
-        }
-    }
-    return TE_OK;
-}
-
-/* Offset into `whole` of row r without its coordinate along dim (and along the last dimension). */
-static int64_t whole_offset(const walk *w, int64_t r)
-{
-    int64_t offset = 0;
-    for (int i = w->index->ndim - 2; i >= 0; i--) {
-        if (i != w->dim) offset += r % w->index->shape[i] * w->whole->stride[i];
-        r /= w->index->shape[i];
-    }
-    return offset;
+    int64_t rows = same ? 1 : te_view_numel(index) / w->row, units = rows * units_of_row(w);
+    int     threads = even_threads(exec, rows * w->row);
+    index_job job = {.exec = exec, .w = w, .outside = units};
+    te_cpu_loop(exec, threads, units, te_cpu_even_grain(units, threads), check_units, &job);
+    if (job.outside == units || te_cpu_stopping(exec)) return te_cpu_finish(exec, TE_OK);
+    unit    u = unit_at(w, job.outside);
+    int64_t i = u.first, at = u.row.index, step = index->stride[last], bound = w->whole->shape[w->dim];
+    while (index_at(index, at + i * step) >= 0 && index_at(index, at + i * step) < bound) i++;
+    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: index %lld at position %lld is outside 0 to %lld", op,
+                        (long long)index_at(index, at + i * step),
+                        (long long)position_of(w, job.outside / units_of_row(w), i), (long long)bound - 1);
 }
 
 #define GATHER_ROW(type, index_type)                                                                         \
@@ -102,11 +172,10 @@ static int64_t whole_offset(const walk *w, int64_t r)
     }                                                                                                        \
     break
 
-/* Elements first … end of row r. */
-static void gather_row(const walk *w, int64_t r, int64_t first, int64_t end)
+static void gather_unit(const walk *w, const unit *u)
 {
     int     last = w->index->ndim - 1;
-    int64_t from = whole_offset(w, r), to = te_offset_of(w->part, last, r), at = te_offset_of(w->index, last, r);
+    int64_t from = u->row.whole, to = u->row.part, at = u->row.index, first = u->first, end = u->end;
     int64_t along = w->whole->stride[w->dim], step = w->dim == last ? 0 : w->whole->stride[last];
     int64_t out = w->part->stride[last], next = w->index->stride[last];
     if (one_for_row(w) && out == 1 && step == 1) {
@@ -128,22 +197,13 @@ static void gather_row(const walk *w, int64_t r, int64_t first, int64_t end)
     }
 }
 
-typedef struct index_job {
-    te_exec    *exec;
-    const walk *w;
-    int64_t     shares; /* of a scatter */
-    bool        by_row, by_column;
-} index_job;
-
-static void gather_parts(void *context, int64_t first, int64_t end, int thread)
+static void gather_units(void *context, int64_t first, int64_t end, int thread)
 {
     const index_job *job = context;
-    int64_t          row = job->w->row, parts = (row + PART - 1) / PART;
+    unit             u = unit_at(job->w, first);
     (void)thread;
-    for (int64_t unit = first; unit < end && !te_cpu_stopping(job->exec); unit++) {
-        int64_t begin = unit % parts * PART, stop = begin + PART;
-        gather_row(job->w, unit / parts, begin, stop < row ? stop : row);
-    }
+    for (int64_t i = first; i < end && !te_cpu_stopping(job->exec); i++, to_next_unit(job->w, &u))
+        gather_unit(job->w, &u);
 }
 
 te_status te_cpu_gather(te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim)
@@ -155,11 +215,10 @@ te_status te_cpu_gather(te_exec *exec, const te_view *out, const te_view *src, c
     w.row = index->shape[index->ndim - 1];
     status = check_indices(exec, "gather", &w);
     if (status != TE_OK) return status;
-    int threads = numel < PARALLEL_FROM ? 1 : exec->threads;
-    int64_t parts = (w.row + PART - 1) / PART;
+    int threads = even_threads(exec, numel);
     index_job job = {.exec = exec, .w = &w};
-    int64_t units = numel / w.row * parts;
-    te_cpu_loop(exec, threads, units, te_cpu_even_grain(units, threads), gather_parts, &job);
+    int64_t units = numel / w.row * units_of_row(&w);
+    te_cpu_loop(exec, threads, units, te_cpu_even_grain(units, threads), gather_units, &job);
     return te_cpu_finish(exec, TE_OK);
 }
 
@@ -193,11 +252,11 @@ static void add_row(float *dst, const float *src, int64_t n)
     for (int64_t i = 0; i < n; i++) dst[i] += src[i];
 }
 
-static void scatter_row(te_exec *exec, const te_copy_blocks *blocks, const walk *w, int64_t r, const share *s)
+static void scatter_row(te_exec *exec, const te_copy_blocks *blocks, const walk *w, const cursor *row, const share *s)
 {
     int last = w->index->ndim - 1;
     te_dtype dtype = w->whole->dtype;
-    int64_t to = whole_offset(w, r), from = te_offset_of(w->part, last, r), at = te_offset_of(w->index, last, r);
+    int64_t to = row->whole, from = row->part, at = row->index;
     int64_t along = w->whole->stride[w->dim], step = w->dim == last ? 0 : w->whole->stride[last];
     if (one_for_row(w) && dtype == TE_F32 && step == 1 && w->part->stride[last] == 1) {
         int64_t target = index_at(w->index, at);
@@ -225,8 +284,10 @@ static void scatter_share(const index_job *job, int64_t i)
         *first = n * i / shares;
         *end = n * (i + 1) / shares;
     }
-    for (int64_t r = job->by_row ? rows * i / shares : 0; r < (job->by_row ? rows * (i + 1) / shares : rows); r++)
-        scatter_row(job->exec, te_copy_blocks_of(job->exec), w, r, &s);
+    int64_t first_row = job->by_row ? rows * i / shares : 0, end_row = job->by_row ? rows * (i + 1) / shares : rows;
+    cursor  row = cursor_at(w, first_row);
+    for (int64_t r = first_row; r < end_row; r++, to_next_row(w, &row))
+        scatter_row(job->exec, te_copy_blocks_of(job->exec), w, &row, &s);
 }
 
 static void scatter_shares(void *context, int64_t first, int64_t end, int thread)
@@ -249,9 +310,9 @@ te_status te_cpu_scatter_add(te_exec *exec, const te_view *dst, const te_view *s
     int64_t rows = numel / w.row;
     /* Rows are independent of each other when dim is the last dimension, columns when it is not. */
     bool by_row = dim == index->ndim - 1, by_column = !by_row && w.row >= 16;
-    int64_t shares = numel < PARALLEL_FROM ? 1 : exec->threads;
+    int64_t shares = even_threads(exec, numel);
     by_row = by_row && rows >= shares;
-    index_job job = {exec, &w, shares, by_row, by_column};
+    index_job job = {.exec = exec, .w = &w, .shares = shares, .by_row = by_row, .by_column = by_column};
     te_cpu_loop(exec, (int)shares, shares, 1, scatter_shares, &job);
     return te_cpu_finish(exec, TE_OK);
 }

@@ -44,12 +44,12 @@ function Decoder:configure(config)
     return config
 end
 
---- Makes self.blocks, n_layer of Block(config).
+--- Makes self.blocks, Block(config, 1) to Block(config, n_layer).
 function Decoder:make_blocks(Block)
     local config = self.config
     self.blocks = te.Sequential()
     local function append_blocks()
-        for _ = 1, config.n_layer do self.blocks:append(Block(config)) end
+        for layer = 1, config.n_layer do self.blocks:append(Block(config, layer)) end
     end
     if config.quantized then
         te.quantized_model_init({ recipe = te.recipe[config.quantized] {} }, append_blocks)

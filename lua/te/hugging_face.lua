@@ -45,13 +45,11 @@ function Config:only(name, ...)
         options.shown(value))
 end
 
--- rope_base and, where positions are stretched, the options of that. Newer files have all of it in rope_parameters.
-local function rope_options(config)
-    local given = config.fields.rope_parameters or config.fields.rope_scaling
-    local found = { rope_base = config:get("rope_theta", { "number", 10000, min = 1 }) }
-    if given == nil then return found end
-    local rope = setmetatable({ path = config.path, fields = given }, Config)
-    found.rope_base = rope:get("rope_theta", { "number", found.rope_base, min = 1 })
+local function part_of(config, fields) return setmetatable({ path = config.path, fields = fields }, Config) end
+
+-- rope_base of what stands in `rope`, or else `base`, and, where positions are stretched, the options of that.
+local function rope_options(config, rope, base)
+    local found = { rope_base = rope:get("rope_theta", { "number", base, min = 1 }) }
     rope:only("partial_rotary_factor", 1)
     local kind = rope:get("rope_type", { "string", rope:get("type", { "string", "default" }) })
     if kind == "default" then return found end
@@ -75,34 +73,65 @@ local function rope_options(config)
     return found
 end
 
--- How many tokens each sees, in all layers; nil: all before it.
-local function window_of(config, kind, n_layer)
-    local window = config:get("sliding_window", { "size" })
+-- The options of rotary positions. Newer files have all of them in rope_parameters, layers with a window apart where
+-- they differ; `base` and `window_base` are those of a kind of model whose file does not say them.
+local function read_rope(config, base, window_base)
+    local given = config:get("rope_parameters", { "table" }) or config:get("rope_scaling", { "table" }) or {}
+    local windows = given.sliding_attention
+    base = config:get("rope_theta", { "number", base or 10000, min = 1 })
+    if type(given.full_attention) == "table" then given = given.full_attention end
+    local found = rope_options(config, part_of(config, given), base)
+    found.window_rope_base = config:get("rope_local_base_freq", { "number", window_base, min = 1 })
+    if type(windows) == "table" then
+        windows = part_of(config, windows)
+        windows:only("rope_type", "default")
+        found.window_rope_base = windows:need("rope_theta", { "number", min = 1 })
+    end
+    return found
+end
+
+-- How many tokens each sees, and which of the layers see all nevertheless, from what each says of itself.
+local function windows_by_layer(config, layers, window, n_layer)
+    local full_every
+    for i, layer in ipairs(layers) do
+        if layer ~= "sliding_attention" and layer ~= "full_attention" then
+            config:fail("layer_types", "%s is not supported", options.shown(layer))
+        elseif layer == "full_attention" then
+            full_every = full_every or i
+        end
+    end
+    local alike = #layers == n_layer
+    for i, layer in ipairs(layers) do
+        local full = full_every ~= nil and i % full_every == 0
+        alike = alike and full == (layer == "full_attention")
+    end
+    if not alike then
+        config:fail("layer_types", "expected %d of which every so many-th is full_attention, got %d: %s", n_layer,
+            #layers, table.concat(layers, " "))
+    end
+    if full_every == 1 then return nil end
+    return window, full_every
+end
+
+local function set_windows(config, made, kind, pattern)
+    local window = config:get("sliding_window", { "integer", min = 0 })
+    window = window ~= 0 and window or nil
     local layers = config:get("layer_types", { "table" })
     if layers then
-        local sliding = 0
-        for _, layer in ipairs(layers) do
-            if layer == "sliding_attention" then
-                sliding = sliding + 1
-            elseif layer ~= "full_attention" then
-                config:fail("layer_types", "%s is not supported", options.shown(layer))
-            end
-        end
-        if sliding > 0 and sliding < n_layer then
-            config:fail("layer_types", "%d of %d layers see a window, the others all; they must be alike", sliding,
-                n_layer)
-        end
-        return sliding > 0 and window or nil
+        made.window, made.full_every = windows_by_layer(config, layers, window, made.n_layer)
+        return
     end
-    local always = kind == "mistral" or kind == "mixtral"
-    if always or not window or not config:get("use_sliding_window", { "boolean", false }) then
-        return always and window or nil
+    if pattern or kind == "mistral" or kind == "mixtral" then
+        made.window, made.full_every = window, window and pattern
+        return
     end
-    local first = config:get("max_window_layers", { "integer", n_layer, min = 0 })
-    if first > 0 and first < n_layer then
-        config:fail("max_window_layers", "%d of %d layers see all; they must be alike", first, n_layer)
+    if not window or not config:get("use_sliding_window", { "boolean", false }) then return end
+    local first = config:get("max_window_layers", { "integer", made.n_layer, min = 0 })
+    if first > 0 and first < made.n_layer then
+        config:fail("max_window_layers", "the first %d of %d layers see all; which ones must be a matter of every \
+so many-th", first, made.n_layer)
     end
-    return first == 0 and window or nil
+    made.window = first == 0 and window or nil
 end
 
 local BIASES = {
@@ -111,30 +140,60 @@ local BIASES = {
     qwen2 = function() return "qkv" end,
 }
 BIASES.qwen3, BIASES.qwen3_moe, BIASES.mixtral = BIASES.llama, BIASES.llama, BIASES.mistral
+BIASES.gemma3_text, BIASES.gpt_oss = BIASES.llama, BIASES.llama
+
+function BIASES.qwen2_moe(config) return config:get("qkv_bias", { "boolean", true }) and "qkv" or "none" end
+
+-- What experts are called on, and how many of them see a token where a file does not say it.
+local ACTIVE = { mixtral = 2, qwen2_moe = 4, qwen3_moe = 8, gpt_oss = 4 }
 
 -- Experts in the MLP's place, all layers alike. Probabilities over the chosen ones are those over all, divided by
 -- their sum.
 local function set_experts(config, made, kind)
     local experts = config:get("num_local_experts", { "size" })
     made.n_expert = experts or config:need("num_experts", { "size" })
-    made.n_expert_active = config:get("num_experts_per_tok", { "size", kind == "mixtral" and 2 or 8 })
-    if kind == "mixtral" then return end
+    made.n_expert_active = config:get("num_experts_per_tok", { "size", ACTIVE[kind] })
+    if kind == "mixtral" or kind == "gpt_oss" then return end
     config:only("decoder_sparse_step", 1)
     if next(config:get("mlp_only_layers", { "table", {} })) then
         config:fail("mlp_only_layers", "layers without experts beside others are not supported")
     end
     made.n_inner = config:need("moe_intermediate_size", { "size" })
     made.expert_pre_softmax = not config:get("norm_topk_prob", { "boolean", false })
+    if kind == "qwen2_moe" then made.n_inner_shared = config:need("shared_expert_intermediate_size", { "size" }) end
 end
 
-local HEAD_SIZE = { qwen3 = 128 } -- where a file does not say it and it is not hidden_size / num_attention_heads
+-- What is a Gemma's own.
+local function set_gemma(config, made)
+    config:only("hidden_activation", "gelu_pytorch_tanh")
+    config:only("attn_logit_softcapping")
+    config:only("final_logit_softcapping")
+    config:only("use_bidirectional_attention", false)
+    made.activation, made.post_norm, made.zero_centered_gamma = "GEGLU", true, true
+    made.embedding_scale = math.sqrt(made.n_embd)
+    made.attention_scale = config:get("query_pre_attn_scalar", { "number", 256, min = 0 }) ^ -0.5
+end
+
+local function set_gpt_oss(config, made)
+    config:only("swiglu_limit", 7)
+    config:only("swiglu_alpha", 1.702)
+    made.activation, made.mlp_bias, made.attention_sinks = "ClampedSwiGLU", true, true
+end
+
+-- Where a file does not say them: a head's size that is not hidden_size / num_attention_heads, whether the head is the
+-- embedding's table, which layers see all although there is a window, and bases of positions.
+local HEAD_SIZE = { qwen3 = 128, gemma3_text = 256, gpt_oss = 64 }
+local TIED = { gemma3_text = true }
+local FULL_EVERY = { gemma3_text = 6, gpt_oss = 2 }
+local BASE, WINDOW_BASE = { gemma3_text = 1e6, gpt_oss = 150000 }, { gemma3_text = 10000 }
+local QK_NORM = { qwen3 = true, qwen3_moe = true, gemma3_text = true }
+local EXPERTS = { mixtral = true, qwen2_moe = true, qwen3_moe = true, gpt_oss = true }
 
 -- Llama and its relatives.
 local function llama(config, kind)
     config:only("hidden_act", "silu")
-    config:only("mlp_bias", false)
     config:only("partial_rotary_factor", 1)
-    local made = rope_options(config)
+    local made = read_rope(config, BASE[kind], WINDOW_BASE[kind])
     made.vocab_size = config:need("vocab_size", { "size" })
     made.block_size = config:get("max_position_embeddings", { "size", 2048 })
     made.n_layer = config:need("num_hidden_layers", { "size" })
@@ -144,11 +203,16 @@ local function llama(config, kind)
     made.n_inner = config:need("intermediate_size", { "size" })
     made.head_size = config:get("head_dim", { "size", HEAD_SIZE[kind] })
     made.norm_eps = config:get("rms_norm_eps", { "number", 1e-6, min = 0 })
-    made.tie = config:get("tie_word_embeddings", { "boolean", false })
+    made.tie = config:get("tie_word_embeddings", { "boolean", TIED[kind] or false })
     made.attention_bias = BIASES[kind](config)
-    made.qk_norm = kind == "qwen3" or kind == "qwen3_moe"
-    made.window = window_of(config, kind, made.n_layer)
-    if kind == "mixtral" or kind == "qwen3_moe" then set_experts(config, made, kind) end
+    made.mlp_bias = config:get("mlp_bias", { "boolean", false })
+    made.qk_norm = QK_NORM[kind]
+    local pattern = FULL_EVERY[kind]
+    set_windows(config, made, kind, pattern and config:get("sliding_window_pattern", { "size", pattern }))
+    if not made.window then made.window_rope_base = nil end
+    if EXPERTS[kind] then set_experts(config, made, kind) end
+    if kind == "gemma3_text" then set_gemma(config, made) end
+    if kind == "gpt_oss" then set_gpt_oss(config, made) end
     return te.models.llama, made
 end
 
@@ -171,8 +235,8 @@ local function gpt2(config)
     }
 end
 
-local KINDS = { llama = llama, mistral = llama, mixtral = llama, qwen2 = llama, qwen3 = llama, qwen3_moe = llama,
-    gpt2 = gpt2 }
+local KINDS = { llama = llama, mistral = llama, mixtral = llama, qwen2 = llama, qwen2_moe = llama, qwen3 = llama,
+    qwen3_moe = llama, gemma3_text = llama, gpt_oss = llama, gpt2 = gpt2 }
 
 local function read_config(folder)
     local path = folder .. "/config.json"
@@ -181,7 +245,9 @@ local function read_config(folder)
     local kind = config:need("model_type", { "string" })
     if not KINDS[kind] then
         config:only("model_type", unpack(options.names(KINDS)))
-    elseif config.fields.quantization_config ~= nil then
+    end
+    local quantized = config:get("quantization_config", { "table" })
+    if quantized and not (kind == "gpt_oss" and quantized.quant_method == "mxfp4") then
         config:fail("quantization_config", "weights of other quantizers are not read")
     end
     return KINDS[kind](config, kind)
@@ -220,8 +286,8 @@ local OPTIONS = {
 
 local hugging_face = {}
 
---- The model in a folder, te.models.llama for llama, mistral, mixtral, qwen2, qwen3 and qwen3_moe, te.models.gpt for
---- gpt2. Raises on what a configuration asks for and these models don't have.
+--- The model in a folder: te.models.gpt for gpt2, te.models.llama for gemma3_text, gpt_oss, llama, mistral, mixtral,
+--- qwen2, qwen2_moe, qwen3 and qwen3_moe. Raises on what a configuration asks for and these models don't have.
 ---@param folder string
 ---@param opts table|nil   block_size, dropout, dtype (of the parameters)
 ---@return table model

@@ -4,9 +4,10 @@
 --     local y = mlp(x)
 --
 -- A linear router gives every token a logit per expert, te.fused_topk_with_score_function chooses topk of them, and
--- each token's rows go to its experts, SwiGLU MLPs without biases, whose results come back weighted by its
--- probabilities. No token is dropped. The rows of all experts are in one matrix, sorted by expert: te.moe_permute, two
--- te.GroupedLinear around one te.SwiGLU, te.moe_unpermute.
+-- each token's rows go to its experts, gated MLPs, whose results come back weighted by its probabilities. No token is
+-- dropped. The rows of all experts are in one matrix, sorted by expert: te.moe_permute, two te.GroupedLinear around one
+-- activation, te.moe_unpermute. Beside them an expert may stand that sees every token (Dai et al. 2024), its result
+-- whole or times the sigmoid of a gate of its own (Qwen2).
 
 local te = require "te"
 local fail = require "te.fail"
@@ -97,6 +98,11 @@ local OPTIONS = {
     scaling_factor = { "number", 1 },           -- of the probabilities
     expert_bias = { "boolean", false },         -- a buffer {experts} that is added where experts are chosen
     aux_loss_coeff = { "number", 0, min = 0 },  -- of the loss that balances experts, see forward
+    activation = { "string", "SwiGLU", choices = { "SwiGLU", "GEGLU", "ClampedSwiGLU" } }, -- inside experts
+    bias = { "boolean", false },                -- of the experts' products
+    router_bias = { "boolean", false },
+    shared = { "size" },                        -- inner width of an expert that sees every token
+    shared_gate = { "boolean", false },         -- sigmoid(linear(x)), one number for a token, times its result
     init_method = { "callable" },
     output_layer_init_method = { "callable" },  -- of the experts' second products
 }
@@ -113,19 +119,33 @@ function MoE:init(hidden, inner, num_experts, opts)
     self.topk, self.aux_loss_coeff = opts.topk, opts.aux_loss_coeff
     self.routing = { score_function = opts.score_function, use_pre_softmax = opts.use_pre_softmax,
         num_groups = opts.num_groups, group_topk = opts.group_topk, scaling_factor = opts.scaling_factor }
+    if opts.shared_gate and not opts.shared then fail("%s: option shared_gate: there is no shared expert", who) end
     local init = opts.init_method or initializers.default
-    self.router = te.Linear(hidden, num_experts, { bias = false, init_method = init })
+    local first = { bias = opts.bias, init_method = init }
+    local second = { bias = opts.bias, init_method = opts.output_layer_init_method or init }
+    self.router = te.Linear(hidden, num_experts, { bias = opts.router_bias, init_method = init })
     if opts.expert_bias then self:register_buffer("expert_bias", te.zeros { num_experts }) end
     self.experts = te.Sequential(
-        te.GroupedLinear(num_experts, hidden, 2 * inner, { bias = false, init_method = init }),
-        te.SwiGLU(),
-        te.GroupedLinear(num_experts, inner, hidden,
-            { bias = false, init_method = opts.output_layer_init_method or init }))
+        te.GroupedLinear(num_experts, hidden, 2 * inner, first),
+        te[opts.activation](),
+        te.GroupedLinear(num_experts, inner, hidden, second))
+    if not opts.shared then return end
+    self.shared = te.Sequential(
+        te.Linear(hidden, 2 * opts.shared, first),
+        te[opts.activation](),
+        te.Linear(opts.shared, hidden, second))
+    if opts.shared_gate then self.shared_gate = te.Linear(hidden, 1, { bias = false, init_method = init }) end
+end
+
+-- What the shared expert makes of rows.
+local function share(self, x)
+    local y = self.shared(x)
+    return self.shared_gate and y * te.sigmoid(te.linear(x, self.shared_gate.weight)) or y
 end
 
 -- Rows of tokens to experts and back.
 local function mix(self, x)
-    local logits = te.linear(x, self.router.weight)
+    local logits = te.linear(x, self.router.weight, self.router.bias)
     local probs, map = te.fused_topk_with_score_function(logits, self.topk, self.expert_bias, self.routing)
     local sizes = te.sum(map, 1)
     local rows, places = te.moe_permute(x, map, x:size(1) * self.topk)
@@ -136,7 +156,8 @@ local function mix(self, x)
         loss = moe.fused_aux_loss(scores, sizes, x:size(1), self.num_experts, self.topk, self.aux_loss_coeff)
     end
     rawset(self, "aux_loss", loss)
-    return te.moe_unpermute(self.experts(rows, sizes, sizes), places, probs)
+    local y = te.moe_unpermute(self.experts(rows, sizes, sizes), places, probs)
+    return self.shared and y + share(self, x) or y
 end
 
 --- x {..., hidden}. In training with aux_loss_coeff > 0 the balancing loss of this call stands in self.aux_loss

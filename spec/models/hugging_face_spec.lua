@@ -65,6 +65,42 @@ local MODELS = {
         experts = 6, inner = 20, parts = { "mlp", "gate_proj", "up_proj", "down_proj" },
         logits = { -0.784866, 0.260911, 0.890799, 0.100762, -0.849889, -0.445825, 0.668879, 0.717396 },
     },
+    ["a llama whose MLP has biases"] = {
+        config = COMMON .. [["model_type": "llama", "mlp_bias": true, "rms_norm_eps": 1e-06,
+            "tie_word_embeddings": true, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}]],
+        mlp_bias = true, tied = true,
+        logits = { -0.435075, 0.281221, 0.549254, -0.058219, -0.572891, -0.174381, 0.502091, 0.378235 },
+    },
+    qwen2_moe = {
+        config = COMMON .. [["model_type": "qwen2_moe", "qkv_bias": true, "num_experts": 6, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20, "shared_expert_intermediate_size": 28, "norm_topk_prob": false,
+            "decoder_sparse_step": 1, "mlp_only_layers": [], "rms_norm_eps": 1e-06, "tie_word_embeddings": false,
+            "layer_types": ["full_attention", "full_attention"], "max_window_layers": 28, "sliding_window": 0,
+            "use_sliding_window": false, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}]],
+        biases = { "q", "k", "v" }, shared = 28,
+        experts = 6, inner = 20, parts = { "mlp", "gate_proj", "up_proj", "down_proj" },
+        logits = { -1.040082, 0.408648, 1.205997, 0.080999, -1.173111, -0.557293, 0.946844, 0.941721 },
+    },
+    gemma3_text = {
+        config = COMMON:gsub('"hidden_act": "silu", ', ""):gsub("layers\": 2", "layers\": 3") .. [["model_type":
+            "gemma3_text", "_sliding_window_pattern": 6, "attention_bias": false, "attn_logit_softcapping": null,
+            "final_logit_softcapping": null, "head_dim": 8, "hidden_activation": "gelu_pytorch_tanh",
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "query_pre_attn_scalar": 12,
+            "rms_norm_eps": 1e-06, "rope_parameters": {"full_attention": {"factor": 8.0, "rope_theta": 1000000.0,
+            "rope_type": "linear"}, "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"}},
+            "sliding_window": 3, "tie_word_embeddings": true, "use_bidirectional_attention": false]],
+        head_size = 8, layers = 3, qk_norm = true, tied = true, post_norm = true,
+        logits = { -4.210189, 0.692495, 4.491349, 1.131037, -4.032137, -2.768123, 2.908252, 3.948902 },
+    },
+    gpt_oss = {
+        config = COMMON .. [["model_type": "gpt_oss", "attention_bias": true, "head_dim": 8, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3,
+            "rms_norm_eps": 1e-05, "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "tie_word_embeddings": false,
+            "rope_parameters": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 4.0, "rope_theta": 150.0,
+            "original_max_position_embeddings": 8, "rope_type": "yarn", "truncate": false}]],
+        biases = { "q", "k", "v", "o" }, head_size = 8, sinks = true, joined = true, experts = 4,
+        logits = { 2.402886, -0.447143, -2.584431, -0.602161, 2.339947, 1.552203, -1.709738, -2.246373 },
+    },
     gpt2 = {
         config = [["model_type": "gpt2", "vocab_size": 13, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 4,
             "n_inner": null, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-05]],
@@ -91,7 +127,13 @@ local function llama_weights(model)
     add("model.embed_tokens.weight", 13, 16)
     add("model.norm.weight", 16)
     if not model.tied then add("lm_head.weight", 13, 16) end
-    for i = 0, 1 do
+    local function add_mlp(from, inner, gate, up, down)
+        for part, shape in pairs { [gate] = { inner, 16 }, [up] = { inner, 16 }, [down] = { 16, inner } } do
+            add(from .. part .. ".weight", unpack(shape))
+            if model.mlp_bias then add(from .. part .. ".bias", shape[1]) end
+        end
+    end
+    for i = 0, (model.layers or 2) - 1 do
         local layer = ("model.layers.%d."):format(i)
         local outputs = { q = 4 * size, k = 2 * size, v = 2 * size, o = 16 }
         for part, n in pairs(outputs) do
@@ -103,22 +145,33 @@ local function llama_weights(model)
         for _, part in ipairs(model.qk_norm and { "q", "k" } or {}) do
             add(layer .. "self_attn." .. part .. "_norm.weight", size)
         end
-        if model.experts then
+        if model.sinks then add(layer .. "self_attn.sinks", 4) end
+        if model.joined then
+            add(layer .. "mlp.router.weight", model.experts, 16)
+            add(layer .. "mlp.router.bias", model.experts)
+            add(layer .. "mlp.experts.gate_up_proj", model.experts, 16, 48)
+            add(layer .. "mlp.experts.gate_up_proj_bias", model.experts, 48)
+            add(layer .. "mlp.experts.down_proj", model.experts, 24, 16)
+            add(layer .. "mlp.experts.down_proj_bias", model.experts, 16)
+        elseif model.experts then
             local block, gate, up, down = unpack(model.parts)
             add(layer .. block .. ".gate.weight", model.experts, 16)
             for e = 0, model.experts - 1 do
-                local expert = ("%s%s.experts.%d."):format(layer, block, e)
-                add(expert .. gate .. ".weight", model.inner, 16)
-                add(expert .. up .. ".weight", model.inner, 16)
-                add(expert .. down .. ".weight", 16, model.inner)
+                add_mlp(("%s%s.experts.%d."):format(layer, block, e), model.inner, gate, up, down)
             end
         else
-            add(layer .. "mlp.gate_proj.weight", 24, 16)
-            add(layer .. "mlp.up_proj.weight", 24, 16)
-            add(layer .. "mlp.down_proj.weight", 16, 24)
+            add_mlp(layer .. "mlp.", 24, "gate_proj", "up_proj", "down_proj")
+        end
+        if model.shared then
+            add_mlp(layer .. "mlp.shared_expert.", model.shared, "gate_proj", "up_proj", "down_proj")
+            add(layer .. "mlp.shared_expert_gate.weight", 1, 16)
         end
         add(layer .. "input_layernorm.weight", 16)
         add(layer .. "post_attention_layernorm.weight", 16)
+        if model.post_norm then
+            add(layer .. "pre_feedforward_layernorm.weight", 16)
+            add(layer .. "post_feedforward_layernorm.weight", 16)
+        end
     end
     return w
 end
@@ -220,6 +273,65 @@ describe("te.models.from_hugging_face", function()
             "expected the name of a file beside it")
     end)
 
+    it("reads experts in MXFP4 as the numbers that it stands for", function()
+        local names = { gate_up_proj = { 2, 64, 1 }, down_proj = { 2, 32, 1 } } -- experts, outputs, blocks of 32 inputs
+        local sizes = { [0] = 0, 0.5, 1, 1.5, 2, 3, 4, 6 }
+        local common, packed, plain = {}, {}, {}
+        common["model.embed_tokens.weight"] = weight("model.embed_tokens.weight", 13, 32)
+        common["lm_head.weight"], common["model.norm.weight"] = weight("lm_head", 13, 32), weight("norm", 32)
+        for _, name in ipairs { "input_layernorm.weight", "post_attention_layernorm.weight" } do
+            common["model.layers.0." .. name] = weight(name, 32)
+        end
+        for part, outputs in pairs { q = 32, k = 16, v = 16, o = 32 } do
+            local name = ("model.layers.0.self_attn.%s_proj."):format(part)
+            common[name .. "weight"], common[name .. "bias"] = weight(name, outputs, 32), weight(name, outputs)
+        end
+        common["model.layers.0.self_attn.sinks"] = weight("sinks", 4)
+        local mlp = "model.layers.0.mlp."
+        common[mlp .. "router.weight"], common[mlp .. "router.bias"] = weight("router", 2, 32), weight("router", 2)
+        for name, shape in pairs(names) do
+            local experts, outputs, n = shape[1], shape[2], 32 * shape[3]
+            local codes, scales, values, count = {}, {}, {}, 0
+            for e = 0, experts - 1 do
+                for o = 0, outputs - 1 do
+                    local scale = (e + o) % 3 == 0 and 1 or 118 + (7 * o + e) % 16
+                    scales[#scales + 1] = scale
+                    for i = 0, n - 1, 2 do
+                        local both = 0
+                        for k = 0, 1 do
+                            local code = (count * 11 + o + k * 5) % 16
+                            both = both + code * 16 ^ k
+                            local value = (code < 8 and 1 or -1) * sizes[code % 8] * 2 ^ (scale - 127)
+                            values[(e * n + i + k) * outputs + o + 1] = value
+                        end
+                        count = count + 1
+                        codes[count] = both
+                    end
+                end
+            end
+            local from = mlp .. "experts." .. name
+            packed[from .. "_blocks"] = te.tensor(codes):to("uint8"):view { experts, outputs, shape[3], 16 }
+            packed[from .. "_scales"] = te.tensor(scales):to("uint8"):view { experts, outputs, shape[3] }
+            plain[from] = te.tensor(values):view { experts, n, outputs }
+            common[from .. "_bias"] = weight(name, experts, outputs)
+        end
+        for name, tensor in pairs(common) do packed[name], plain[name] = tensor, tensor end
+        local function load(tensors)
+            return te.models.llama({ vocab_size = 13, n_layer = 1, n_head = 4, n_kv_head = 2, n_embd = 32, n_inner = 32,
+                n_expert = 2, activation = "ClampedSwiGLU", mlp_bias = true, attention_bias = "all",
+                attention_sinks = true }):load_hugging_face(tensors)
+        end
+        local got, expected = load(packed):state_dict(), load(plain):state_dict()
+        for name, tensor in pairs(expected) do
+            assert.is_true(te.all(te.eq(tensor, got[name])):item(), name)
+        end
+        packed[mlp .. "experts.down_proj_scales"] = te.zeros { 2, 32, 1 }
+        assert.error_matches(function() load(packed) end, "down_proj_blocks: expected uint8 {…, 16} under uint8", 1,
+            true)
+        packed[mlp .. "experts.down_proj_scales"] = nil
+        assert.error_matches(function() load(packed) end, 'no tensor "' .. mlp .. 'experts.down_proj_scales"', 1, true)
+    end)
+
     it("refuses what the models don't have, and damage, by name", function()
         local function refuses(message, name, change)
             make(name, change)
@@ -228,7 +340,16 @@ describe("te.models.from_hugging_face", function()
         refuses("config.json: model_type: only .*\"qwen3_moe\" is supported, got \"bert\"", "llama",
             { ['"model_type": "llama"'] = '"model_type": "bert"' })
         refuses("hidden_act: only \"silu\" is supported, got \"relu\"", "llama", { silu = "relu" })
-        refuses("mlp_bias: only false is supported, got true", "llama", { ['"mlp_bias": false'] = '"mlp_bias": true' })
+        refuses("no tensor \"model.layers.0.mlp.gate_proj.bias\"", "llama",
+            { ['"mlp_bias": false'] = '"mlp_bias": true' })
+        refuses("no place for \"model.layers.0.mlp.%w+_proj.bias\"", "a llama whose MLP has biases",
+            { ['"mlp_bias": true'] = '"mlp_bias": false' })
+        refuses("swiglu_limit: only 7 is supported, got 8", "gpt_oss", { ['7.0'] = '8.0' })
+        refuses("_proj.*: expected 5 experts of an even number of outputs, got {4,", "gpt_oss",
+            { ['"num_local_experts": 4'] = '"num_local_experts": 5' })
+        refuses("attn_logit_softcapping: only nothing is supported, got 50", "gemma3_text", { null = "50" })
+        refuses("rope_type: only \"default\" is supported, got \"linear\"", "gemma3_text",
+            { ['"default"'] = '"linear"' })
         refuses("decoder_sparse_step: only 1 is supported, got 2", "qwen3_moe, probabilities over the chosen",
             { ['"decoder_sparse_step": 1'] = '"decoder_sparse_step": 2' })
         refuses("mlp_only_layers: layers without experts", "qwen3_moe, probabilities over the chosen",
@@ -236,14 +357,17 @@ describe("te.models.from_hugging_face", function()
         refuses("rope_type: only .* got \"longrope\"", "qwen2", { yarn = "longrope" })
         refuses("mscale: only nothing is supported, got 1", "qwen2",
             { ['"factor": 4.0,'] = '"factor": 4.0, "mscale": 1,' })
-        refuses("max_window_layers: 1 of 2 layers see all", "qwen2", { ['"use_sliding_window": false'] =
+        refuses("max_window_layers: the first 1 of 2 layers see all", "qwen2", { ['"use_sliding_window": false'] =
             '"use_sliding_window": true, "max_window_layers": 1', ['"sliding_window": null'] = '"sliding_window": 3',
             ['"layer_types": ["full_attention", "full_attention"], '] = "" })
         refuses("factor: is missing", "qwen2", { ['"factor": 4.0,'] = "" })
         refuses("hidden_size: expected positive integer, got 1.5", "llama",
             { ['"hidden_size": 16'] = '"hidden_size": 1.5' })
         refuses("vocab_size: is missing", "llama", { ['"vocab_size": 13,'] = "" })
-        refuses("1 of 2 layers see a window", "qwen2", { ['"full_attention", '] = '"sliding_attention", ' })
+        local every = "expected 2 of which every so many%-th is full_attention, got "
+        refuses(every .. "2: full_attention sliding", "qwen2", { [', "full_attention"'] = ', "sliding_attention"' })
+        refuses(every .. "1: full_attention", "qwen2", { [', "full_attention"'] = "" })
+        refuses("layer_types: \"chunked\" is not supported", "qwen2", { [', "full_attention"'] = ', "chunked"' })
         refuses("num_heads 3", "llama", { ['"num_attention_heads": 4'] = '"num_attention_heads": 3' })
         assert.is_true(te.Linear(64, 64).weight:abs():max():item() > 0)
         refuses("quantization_config", "llama", { ['"model_type"'] = '"quantization_config": {}, "model_type"' })

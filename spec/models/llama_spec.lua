@@ -160,6 +160,62 @@ describe("te.models.llama", function()
         end
     end)
 
+    local GEMMA = { window = 3, full_every = 2, window_rope_base = 100, post_norm = true, zero_centered_gamma = true,
+        embedding_scale = 4, activation = "GEGLU", attention_scale = 0.3, qk_norm = true, tie = true }
+    local GPT_OSS = { window = 3, full_every = 2, attention_sinks = true, attention_bias = "all", mlp_bias = true,
+        activation = "ClampedSwiGLU", n_expert = 3, rope_scaling = "yarn", rope_factor = 2, rope_truncate = false }
+    local QWEN2_MOE = { attention_bias = "qkv", n_expert = 3, n_inner_shared = 20, expert_pre_softmax = true }
+
+    it("learns as a Gemma, a GPT-OSS and a Qwen2-MoE, fused or not, and comes back from its texts", function()
+        for name, more in pairs { gemma = GEMMA, gpt_oss = GPT_OSS, qwen2_moe = QWEN2_MOE } do
+            local model = te.models.llama(with(more))
+            local optimizer = te.optim.AdamW(model:parameter_groups(0.1), { lr = 1e-2 })
+            local x, y = ids { { 1, 2, 3, 4, 5, 6, 7, 8 } }, ids { { 2, 3, 4, 5, 6, 7, 8, 9 } }
+            local first, last
+            for _ = 1, 60 do
+                local _, loss = model(x, y)
+                loss:backward()
+                for parameter, p in model:named_parameters() do
+                    local one_weight = more.n_expert == nil or not parameter:find "experts" -- some may see no token
+                    assert.is_true(not one_weight or p.grad ~= nil, name .. " " .. parameter)
+                end
+                optimizer:step()
+                optimizer:zero_grad()
+                first, last = first or loss:item(), loss:item()
+            end
+            assert.is_true(last < 0.5 * first, ("%s: %g to %g"):format(name, first, last))
+            model:eval()
+            local logits = model(x)
+            te.set_fusion(false)
+            local alone = model(x)
+            te.set_fusion(true)
+            assert.is_true((alone - logits):abs():max():item() < 1e-4)
+            local saved = { metadata = model:texts(), tensors = {} }
+            for key, tensor in pairs(model:state_dict()) do saved.tensors["model." .. key] = tensor end
+            local again = te.models.llama.from_checkpoint(saved)
+            assert.same(model.config, again.config)
+            assert.same(logits:totable(), again:eval()(x):totable())
+        end
+    end)
+
+    it("has layers that see all between those with a window", function()
+        local model = te.models.llama(with { n_layer = 3, window = 2, full_every = 2, window_rope_base = 50 })
+        local seen, base = {}, {}
+        for i, block in ipairs(model.blocks) do
+            seen[i], base[i] = block.attention[2].window_left, block.attention[2].rope_frequencies[2]:item() ^ -2
+        end
+        assert.same({ 1, -1, 1 }, seen)
+        for i, expected in ipairs { 50, 10000, 50 } do assert.near(expected, base[i], 1e-3 * expected) end
+        for message, opts in pairs {
+            ["full_every = 2 has no effect without window"] = { full_every = 2 },
+            ["window_rope_base = 50 has no effect without window"] = { window_rope_base = 50 },
+            ["n_inner_shared = 8 has no effect without n_expert"] = { n_inner_shared = 8 },
+            ["activation: expected one of SwiGLU, GEGLU, ClampedSwiGLU"] = { activation = "ReLU" },
+        } do
+            assert.error_matches(function() te.models.llama(with(opts)) end, message)
+        end
+    end)
+
     it("has the width that is usual, and counts what multiplies", function()
         local model = te.models.llama { vocab_size = 11, n_layer = 1, n_head = 2, n_embd = 96 }
         assert.equal(256, model.config.n_inner)

@@ -376,13 +376,26 @@ describe("te.MoE", function()
 
     -- Every token through its experts, one after the other.
     local function naive(m, x, o)
-        local logits = te.matmul(x, m.router.weight:transpose(1, 2))
+        local ACTIVATIONS = { SwiGLU = te.swiglu, GEGLU = te.geglu, ClampedSwiGLU = te.clamped_swiglu }
+        local function product(rows, weight, bias)
+            local y = te.matmul(rows, weight:transpose(1, 2))
+            return bias and y + bias or y
+        end
+        local function part(list, e) return list and list[e] end
+        local activate = ACTIVATIONS[m.experts[2].__name]
+        local logits = product(x, m.router.weight, m.router.bias)
         local probs = te.fused_topk_with_score_function(logits, m.topk, m.expert_bias, o)
         local sum
         for e = 1, m.num_experts do
-            local hidden = te.swiglu(te.matmul(x, m.experts[1].weight[e]:transpose(1, 2)))
-            local y = te.matmul(hidden, m.experts[3].weight[e]:transpose(1, 2)) * probs:narrow(2, e, 1)
+            local hidden = activate(product(x, m.experts[1].weight[e], part(m.experts[1].bias, e)))
+            local y = product(hidden, m.experts[3].weight[e], part(m.experts[3].bias, e)) * probs:narrow(2, e, 1)
             sum = sum and sum + y or y
+        end
+        if m.shared then
+            local hidden = activate(product(x, m.shared[1].weight, m.shared[1].bias))
+            local y = product(hidden, m.shared[3].weight, m.shared[3].bias)
+            local gate = m.shared_gate and 1 / (1 + te.exp(-te.matmul(x, m.shared_gate.weight:transpose(1, 2)))) or 1
+            sum = sum + y * gate
         end
         return sum
     end
@@ -397,10 +410,15 @@ describe("te.MoE", function()
     end
 
     for i, o in ipairs { {}, { topk = 1, score_function = "sigmoid", expert_bias = true, scaling_factor = 1.5 },
-        { topk = 4, num_groups = 3, group_topk = 2, use_pre_softmax = true } } do
+        { topk = 4, num_groups = 3, group_topk = 2, use_pre_softmax = true },
+        { activation = "ClampedSwiGLU", bias = true, router_bias = true }, { shared = 24, bias = true },
+        { activation = "GEGLU", shared = 9, shared_gate = true, topk = 6 } } do
         it("is the sum over experts, forward and backward, case " .. i, function()
             local m = te.MoE(12, 20, 6, o)
             if o.expert_bias then m.expert_bias:copy_(te.randn { 6 }) end
+            te.no_grad(function()
+                for _, p in ipairs(m:parameters()) do p:copy_(te.randn(p.shape) * 0.4) end
+            end)
             local x, dy = te.randn { 17, 12 }, te.randn { 17, 12 }
             x.requires_grad = true
             local y, expected = m(x), naive(m, x, m.routing)
@@ -426,6 +444,8 @@ describe("te.MoE", function()
         assert.error_matches(function() te.MoE(8, 8, 2, { topk = 3 }) end, "topk: 3 of 2 experts")
         assert.error_matches(function() te.MoE(8, 8, 2)(te.ones { 3, 4 }) end, "expected {..., 8}, got {3,4}")
         assert.error_matches(function() te.MoE(8, 8, 2, { top_k = 1 }) end, "did you mean \"topk\"")
+        assert.error_matches(function() te.MoE(8, 8, 2, { shared_gate = true }) end, "there is no shared expert")
+        assert.error_matches(function() te.MoE(8, 8, 2, { activation = "ReLU" }) end, "activation")
     end)
 
     it("shows what moves its rows to a profile", function()

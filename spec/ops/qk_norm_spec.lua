@@ -125,6 +125,18 @@ describe("attention with normalized queries and keys", function()
         assert.is_not_nil(seq[2].q_norm.weight.grad)
     end)
 
+    it("takes weights that are stored less 1", function()
+        local m = make { rope = true, qk_norm = "LayerNorm", qk_norm_zero_centered_gamma = true }
+        local plain = make { rope = true, qk_norm = "LayerNorm" }
+        local state = m:state_dict()
+        for _, name in ipairs { "q_norm.weight", "k_norm.weight" } do state[name] = state[name] + 1 end
+        plain:load_state_dict(state)
+        local x = te.randn({ 2, 5, 10 }, OPTIONS)
+        assert.is_true(far(m(x), plain(x)) < 1e-12)
+        assert.equal(0, te.GroupedQueryAttention(12, 4, 2,
+            { qk_norm = "RMSNorm", qk_norm_zero_centered_gamma = true }).k_norm.weight:abs():max():item())
+    end)
+
     it("has heads of any size, and biases one by one", function()
         local m = te.MultiHeadedSelfAttention(10, 4, { head_size = 8, qkv_bias = true, bias = false })
         assert.same({ 96, 10 }, m.qkv.weight.shape)
@@ -142,6 +154,9 @@ describe("attention with normalized queries and keys", function()
             ["qk_norm: expected one of none, L2Normalization, RMSNorm, LayerNorm, got \"rms\""] = { qk_norm = "rms" },
             ["qk_norm_eps: 0.1 has no effect without qk_norm"] = { qk_norm_eps = 0.1 },
             ["qk_norm_before_rope has no effect without qk_norm"] = { qk_norm_before_rope = true },
+            ["_gamma has no effect with qk_norm = \"none\""] = { qk_norm_zero_centered_gamma = true },
+            ["has no effect with qk_norm = \"L2Normalization\""] =
+                { qk_norm = "L2Normalization", qk_norm_zero_centered_gamma = true },
             ["head_size: expected positive integer, got 0"] = { head_size = 0 },
             ["qkv_bias: expected boolean"] = { qkv_bias = 1 },
         } do

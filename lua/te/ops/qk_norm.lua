@@ -17,6 +17,7 @@ qk_norm.OPTIONS = {
     qk_norm = { "string", "none", choices = { "none", "L2Normalization", "RMSNorm", "LayerNorm" } },
     qk_norm_eps = { "number", EPS, min = 0 },
     qk_norm_before_rope = { "boolean", false },
+    qk_norm_zero_centered_gamma = { "boolean", false }, -- the weights are stored less 1
 }
 
 --- Gives an attention module its norms, fields q_norm and k_norm.
@@ -29,12 +30,17 @@ function qk_norm.init(self, opts)
         elseif opts.qk_norm_before_rope then
             fail("te.%s: option qk_norm_before_rope has no effect without qk_norm", self.__name)
         end
-        return
     end
+    local weighted = opts.qk_norm == "RMSNorm" or opts.qk_norm == "LayerNorm"
+    if opts.qk_norm_zero_centered_gamma and not weighted then
+        fail("te.%s: option qk_norm_zero_centered_gamma has no effect with qk_norm = %q", self.__name, opts.qk_norm)
+    end
+    if opts.qk_norm == "none" then return end
     local function norm()
-        if opts.qk_norm == "L2Normalization" then return te.L2Normalization { eps = opts.qk_norm_eps } end
-        return te[opts.qk_norm](self.head_size,
-            { eps = opts.qk_norm_eps, params_dtype = opts.params_dtype, device = opts.device })
+        if not weighted then return te.L2Normalization { eps = opts.qk_norm_eps } end
+        return te[opts.qk_norm](self.head_size, { eps = opts.qk_norm_eps,
+            zero_centered_gamma = opts.qk_norm_zero_centered_gamma, params_dtype = opts.params_dtype,
+            device = opts.device })
     end
     self.q_norm, self.k_norm = norm(), norm()
     self.qk_norm_before_rope = opts.qk_norm_before_rope

@@ -1,0 +1,172 @@
+--- Where te.models.llama finds its weights in checkpoints of Hugging Face's Transformers.
+--
+-- Queries, keys and values are one product here, and so are an MLP's gate and what it gates: their rows one after the
+-- other. Experts are apart here; files have them apart (Mixtral, Qwen), or together, inputs first, the gate's columns
+-- between the other's (GPT-OSS), then often in MXFP4: pairs of E2M1 codes and an E8M0 factor for 32 of them (Rouhani
+-- et al. 2023, "Microscaling Data Formats for Deep Learning", tables 1 and 2).
+
+local te = require "te"
+local fail = require "te.fail"
+local options = require "te.options"
+
+local WHO = "Llama:load_hugging_face"
+
+-- The products of an MLP: the gate's, what it gates, and the second one.
+local PARTS, MIXTRAL = { "gate_proj", "up_proj", "down_proj" }, { "w1", "w3", "w2" }
+
+local function find(tensors, used, name)
+    if not te.is_tensor(tensors[name]) then fail("%s: there is no tensor %q", WHO, name) end
+    used[name] = true
+    return tensors[name]
+end
+
+-- MXFP4 {…, blocks, 16} under scales {…, blocks} as float32 {…, 32 blocks}: numbers whose products are exact.
+local function unpack_mxfp4(name, codes, scales)
+    local shape = codes.shape
+    local fits = codes.dtype == "uint8" and scales.dtype == "uint8" and #shape > 1 and shape[#shape] == 16
+        and scales:numel() * 16 == codes:numel()
+    if not fits then fail("%s: %s_blocks: expected uint8 {…, 16} under uint8 %s_scales", WHO, name, name) end
+    local sizes, pairs_of_codes, powers = { [0] = 0, 0.5, 1, 1.5, 2, 3, 4, 6 }, {}, {}
+    local function value(code) return code < 8 and sizes[code] or -sizes[code - 8] end
+    for i = 0, 255 do
+        pairs_of_codes[i + 1] = { value(i % 16), value(math.floor(i / 16)) }
+        powers[i + 1] = { i < 255 and 2 ^ (i - 127) or 0 / 0 }
+    end
+    local values = te.embedding(codes:to "int32", te.tensor(pairs_of_codes)):view { -1, 32 }
+    values:mul_(te.embedding(scales:reshape({ -1 }):to "int32", te.tensor(powers)))
+    shape[#shape], shape[#shape - 1] = nil, 32 * shape[#shape - 1]
+    return values:view(shape)
+end
+
+-- All experts' weights of one product {experts, outputs, inputs}.
+local function experts_of(tensors, used, name)
+    if tensors[name .. "_blocks"] then
+        return unpack_mxfp4(name, find(tensors, used, name .. "_blocks"), find(tensors, used, name .. "_scales"))
+    end
+    local weights = find(tensors, used, name)
+    return weights:dim() == 3 and weights:transpose(2, 3) or weights
+end
+
+-- The rows (gate, other, gate, …) of a product, or of its bias, all of the gate first.
+local function gate_first(rows)
+    local shape = rows.shape
+    local split = rows:reshape { shape[1] / 2, 2, -1 }
+    return split:transpose(1, 2):reshape(shape)
+end
+
+-- Experts that are in one tensor for each product.
+local function take_joined_experts(state, tensors, used, to, from, count)
+    local gate, down = from .. "gate_up_proj", from .. "down_proj"
+    local gates, downs = experts_of(tensors, used, gate), experts_of(tensors, used, down)
+    local gate_biases, down_biases = find(tensors, used, gate .. "_bias"), find(tensors, used, down .. "_bias")
+    for name, part in pairs { [gate] = gates, [down] = downs, [gate .. "_bias"] = gate_biases,
+        [down .. "_bias"] = down_biases } do
+        if part:dim() ~= (name:find "_bias$" and 2 or 3) or part:size(1) ~= count or part:size(2) % 2 ~= 0 then
+            fail("%s: %s: expected %d experts of an even number of outputs, got %s", WHO, name, count,
+                options.shape(part))
+        end
+    end
+    for e = 1, count do
+        state[("%s1.weight.%d"):format(to, e)] = gate_first(gates[e])
+        state[("%s1.bias.%d"):format(to, e)] = gate_first(gate_biases[e])
+        state[("%s3.weight.%d"):format(to, e)] = downs[e]
+        state[("%s3.bias.%d"):format(to, e)] = down_biases[e]
+    end
+end
+
+--- The model's state out of a checkpoint's tensors. Raises where one is missing, or has no place.
+---@param model table
+---@param tensors table<string, userdata>  of all the checkpoint's files
+---@return table<string, userdata> state
+local function gather(model, tensors)
+    local config, state, used = model.config, {}, {}
+
+    -- The tensors of these names, one below the other.
+    local function named(...)
+        local found = {}
+        for i, name in ipairs { ... } do found[i] = find(tensors, used, name) end
+        return found[2] and te.no_grad(te.cat, found, 1) or found[1]
+    end
+
+    -- The weight of a product, and its bias where there is one: state's `to`, of the rows of `from` …
+    local function product(to, bias, prefix, ...)
+        for _, part in ipairs(bias and { ".weight", ".bias" } or { ".weight" }) do
+            local names = {}
+            for i, name in ipairs { ... } do names[i] = prefix .. name .. part end
+            state[to .. part] = named(unpack(names))
+        end
+    end
+
+    local function attention(to, from)
+        local biases = config.attention_bias
+        product(to .. "qkv", biases ~= "none", from, "q_proj", "k_proj", "v_proj")
+        product(to .. "proj", biases == "all", from, "o_proj")
+        if config.qk_norm then
+            product(to .. "q_norm", false, from, "q_norm")
+            product(to .. "k_norm", false, from, "k_norm")
+        end
+        if config.attention_sinks then state[to .. "softmax_offset"] = named(from .. "sinks") end
+    end
+
+    local function mlp(first, second, from)
+        product(first, config.mlp_bias, from, PARTS[1], PARTS[2])
+        product(second, config.mlp_bias, from, PARTS[3])
+    end
+
+    local function experts(to, layer)
+        local mixtral = tensors[layer .. "block_sparse_moe.gate.weight"] ~= nil
+        local from = layer .. (mixtral and "block_sparse_moe." or "mlp.")
+        local joined = tensors[from .. "experts.down_proj_bias"] ~= nil
+        product(to .. "router", config.mlp_bias, from, joined and "router" or "gate")
+        if joined then
+            take_joined_experts(state, tensors, used, to .. "experts.", from .. "experts.", config.n_expert)
+        else
+            local gate, up, down = unpack(mixtral and MIXTRAL or PARTS)
+            for e = 1, config.n_expert do
+                local there = ("%sexperts.%d."):format(from, e - 1)
+                state[("%sexperts.1.weight.%d"):format(to, e)] = named(there .. gate .. ".weight",
+                    there .. up .. ".weight")
+                state[("%sexperts.3.weight.%d"):format(to, e)] = named(there .. down .. ".weight")
+            end
+        end
+        if config.n_inner_shared then
+            mlp(to .. "shared.1", to .. "shared.3", from .. "shared_expert.")
+            product(to .. "shared_gate", false, from, "shared_expert_gate")
+        end
+    end
+
+    product("wte", false, "model.", "embed_tokens")
+    product("norm", false, "model.", "norm")
+    local head = tensors["lm_head.weight"] and named "lm_head.weight" or state["wte.weight"]
+    if model.lm_head then
+        state["lm_head.weight"] = head
+    else
+        model:check_tied(WHO, head, state["wte.weight"])
+    end
+    for i = 1, config.n_layer do
+        local from = ("model.layers.%d."):format(i - 1)
+        local here = { attention = ("blocks.%d.attention."):format(i), mlp = ("blocks.%d.mlp."):format(i) }
+        local last = config.n_expert and 3 or 5 -- where a norm of the MLP's result stands
+        product(here.attention .. "1", false, from, "input_layernorm")
+        attention(here.attention .. "2.", from .. "self_attn.")
+        if config.post_norm then
+            product(here.attention .. "3", false, from, "post_attention_layernorm")
+            product(here.mlp .. "1", false, from, "pre_feedforward_layernorm")
+            product(here.mlp .. last, false, from, "post_feedforward_layernorm")
+        else
+            product(here.mlp .. "1", false, from, "post_attention_layernorm")
+        end
+        if config.n_expert then
+            experts(here.mlp .. "2.", from)
+        else
+            mlp(here.mlp .. "2", here.mlp .. "4", from .. "mlp.")
+        end
+    end
+    for name in pairs(tensors) do
+        local known = used[name] or name:find "rotary_emb%.inv_freq$"
+        if not known then fail("%s: this model has no place for %q", WHO, name) end
+    end
+    return state
+end
+
+return { gather = gather }

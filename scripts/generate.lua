@@ -56,7 +56,7 @@ local function main(words)
             model:generate(te.tensor({ prompt }, { dtype = "int32" }), o.tokens, {
                 temperature = o.temperature, top_k = o.top_k > 0 and o.top_k or nil,
                 on_token = function(token)
-                    io.stdout:write(tokenizer:decode({ token:item() }))
+                    io.stdout:write(tokenizer:decode({ token:item() }, { continues = true }))
                     io.stdout:flush()
                     return not te._core.interrupt_flag()
                 end,

@@ -257,8 +257,6 @@ describe("te.tokenizer.load", function()
         end
         local prefix = "te.tokenizer.load: FILE: "
         refused(prefix .. 'model.type: expected "BPE", got "Unigram"', {}, { type = '"Unigram"' })
-        refused(prefix .. "model.byte_fallback: expected none, which is all that is supported, got true", {},
-            { byte_fallback = "true" })
         refused('model.unk_token: expected none, which is all that is supported, got "a"', {}, { unk_token = '"a"' })
         refused("model.dropout", {}, { dropout = "0.1" })
         refused('model.end_of_word_suffix: expected none, which is all that is supported, got "</w>"', {},

@@ -94,7 +94,7 @@ static void test_merges(void)
     te_bpe             *bpe;
     for (int round = 0; round < 60; round++) {
         make_table(&r, 1 + test_random(&random) % 6, test_random(&random) % 200, &random);
-        te_bpe_tables tables = {r.tokens, r.n_tokens, r.merges, r.n_merges, false};
+        te_bpe_tables tables = {r.tokens, r.n_tokens, r.merges, r.n_merges, false, NULL};
         CHECK(te_bpe_new(&bpe, &te_mem_libc, &tables, &error) == TE_OK);
         for (int i = 0; i < 80; i++) {
             size_t size = i == 0 ? 700 : 1 + test_random(&random) % (i % 2 ? 10 : 60);
@@ -120,7 +120,7 @@ static void test_long_piece(void)
     enum { SIZE = 1 << 20 };
     static const te_bpe_token tokens[] = {{"a", 1, true}, {"aa", 2, true}, {"aaaa", 4, true}, {"ab", 2, false}};
     static const te_bpe_merge merges[] = {{0, 0, 1}, {1, 1, 2}};
-    te_bpe_tables             tables = {tokens, 4, merges, 2, false};
+    te_bpe_tables             tables = {tokens, 4, merges, 2, false, NULL};
     te_bpe                   *bpe;
     te_io_error               error;
     te_bpe_ids                ids = {.mem = &te_mem_libc};
@@ -137,9 +137,53 @@ static void test_long_piece(void)
     free(piece);
 
     te_bpe_merge beyond = {0, 4, 1};
-    CHECK(te_bpe_new(&bpe, &te_mem_libc, &(te_bpe_tables){tokens, 4, &beyond, 1, false}, &error) == TE_ERROR_ARGUMENT);
+    tables = (te_bpe_tables){tokens, 4, &beyond, 1, false, NULL};
+    CHECK(te_bpe_new(&bpe, &te_mem_libc, &tables, &error) == TE_ERROR_ARGUMENT);
     te_bpe_token twice[] = {{"a", 1, true}, {"a", 1, true}};
-    CHECK(te_bpe_new(&bpe, &te_mem_libc, &(te_bpe_tables){twice, 2, NULL, 0, false}, &error) == TE_ERROR_ARGUMENT);
+    tables = (te_bpe_tables){twice, 2, NULL, 0, false, NULL};
+    CHECK(te_bpe_new(&bpe, &te_mem_libc, &tables, &error) == TE_ERROR_ARGUMENT);
+}
+
+/* Pieces that begin as characters: U+00E9 has a token, U+00E8 has not, and no byte but 'a'. */
+static void test_characters(void)
+{
+    enum { FIRST_BYTE = 4 };
+    static char               bytes[256];
+    static te_bpe_token       tokens[FIRST_BYTE + 256] = {
+        {"a", 1, true}, {"\xc3\xa9", 2, true}, {"a\xc3\xa9", 3, true}, {"a\xc3\xa9" "a", 4, true}};
+    static const te_bpe_merge merges[] = {{0, 1, 2}, {2, 0, 3}, {FIRST_BYTE + 'b', FIRST_BYTE + 'b', 0}};
+    static int32_t            fallback[256];
+    static const struct {
+        const char *text;
+        int32_t     ids[6];
+        size_t      n;
+    } cases[] = {
+        {"a\xc3\xa9" "aa", {3, 0}, 2},
+        {"b\xc3\xa8\xc3\xa9", {4 + 'b', 4 + 0xc3, 4 + 0xa8, 1}, 4},
+        {"\xc3" "a\xa9", {4 + 0xc3, 0, 4 + 0xa9}, 3}, /* bytes that are no character */
+        {"abb", {0, 0}, 2},                           /* merges may join bytes, too */
+    };
+    te_io_error error;
+    te_bpe     *bpe;
+    for (int i = 0; i < 256; i++) {
+        bytes[i] = (char)i;
+        tokens[FIRST_BYTE + i] = (te_bpe_token){&bytes[i], 1, false};
+        fallback[i] = FIRST_BYTE + i;
+    }
+    te_bpe_tables tables = {tokens, FIRST_BYTE + 256, merges, 3, false, fallback};
+    CHECK(te_bpe_new(&bpe, &te_mem_libc, &tables, &error) == TE_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        te_bpe_ids ids = {.mem = &te_mem_libc};
+        size_t     n = strlen(cases[i].text);
+        CHECK(te_bpe_encode(bpe, (const unsigned char *)cases[i].text, n, &ids, &error) == TE_OK);
+        bool same = ids.n == cases[i].n && memcmp(ids.ids, cases[i].ids, ids.n * sizeof *ids.ids) == 0;
+        CHECK_MSG(same, "case %zu: %zu tokens came", i, ids.n);
+        te_bpe_ids_free(&ids);
+    }
+    te_bpe_free(bpe);
+    fallback[7] = FIRST_BYTE + 256;
+    CHECK(te_bpe_new(&bpe, &te_mem_libc, &tables, &error) == TE_ERROR_ARGUMENT);
+    CHECK_MSG(strstr(error.message, "0x07"), "%s", error.message);
 }
 
 /* --- texts -------------------------------------------------------------------------------------------------------- */
@@ -162,9 +206,9 @@ static te_status open_tokenizer(te_tokenizer **t, const te_mem *mem, const char 
     static const te_bpe_merge   merges[] = {{'a', 'b', 256}, {' ', 'a', 257}};
     static const te_added_token added[] = {{"<x>", 3, 258, false}, {"<x>y", 4, 259, false},
                                            {"e\xcc\x81", 3, 260, true}}; /* normalized: U+00E9 */
-    te_tokenizer_step    steps[] = {{pattern, strlen(pattern), false}, {NULL, 0, false}};
+    te_tokenizer_step    steps[] = {{pattern, strlen(pattern), false, false}, {NULL, 0, false, false}};
     te_tokenizer_options options = {
-        .bpe = {tokens, 261, merges, 2, true}, .added = added, .n_added = 3, .steps = steps,
+        .bpe = {tokens, 261, merges, 2, true, NULL}, .added = added, .n_added = 3, .steps = steps,
         .n_steps = space ? 2 : 1, .nfc = true};
     return te_tokenizer_new(t, mem, &options, error);
 }
@@ -319,6 +363,7 @@ int main(void)
 {
     test_merges();
     test_long_piece();
+    test_characters();
     test_texts();
     test_patterns();
     test_normalization();

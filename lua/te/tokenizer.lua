@@ -2,7 +2,7 @@
 --
 -- byte: every byte is a token; 256 of them, any text. char: one token for each code point that occurs in a text, in
 -- their order. A byte that is no UTF-8 stands for the code point 0xDC00 + byte, as surrogates cannot occur in UTF-8, so
--- that every text survives the way there and back. load: byte-level BPE from a tokenizer.json file, see
+-- that every text survives the way there and back. load: BPE from a tokenizer.json file, see
 -- te.tokenizer.bpe.
 
 local fail = require "te.fail"
@@ -141,7 +141,7 @@ end
 --- A tokenizer of the given code points, sorted.
 function tokenizer.from_points(points) return new_char(points) end
 
---- The tokenizer of a tokenizer.json file, as GPT-2, Llama 3 and Qwen come with: byte-level BPE.
+--- The tokenizer of a tokenizer.json file, as GPT-2, Llama, Qwen and Gemma come with: BPE.
 ---@param path string  the file, or the folder that holds it
 function tokenizer.load(path) return require("te.tokenizer.bpe").load(path) end
 

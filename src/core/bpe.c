@@ -1,6 +1,8 @@
 /* bpe.c - merging by a heap of ranks, over a list of symbols linked both ways. */
 #include "bpe.h"
 
+#include "utf8.h"
+
 enum {
     CACHE_SLOTS = 1 << 13,
     SLOT_BYTES = 30, /* a slot is a cache line */
@@ -34,8 +36,9 @@ typedef struct symbol {
 struct te_bpe {
     const te_mem *mem;
     size_t        n_tokens, n_merges;
-    bool          whole_first;
-    uint32_t      first[256]; /* the token of a byte, or NONE */
+    bool          whole_first, by_characters;
+    uint32_t      first[256];    /* the token of a byte, or NONE */
+    uint32_t      fallback[256]; /* by_characters: of a byte whose character has no token */
     char         *bytes;      /* of all tokens, those of token i from starts[i] to starts[i + 1] */
     size_t       *starts;
     te_bpe_merge *merges; /* by rank */
@@ -151,6 +154,18 @@ static te_status take_merges(te_bpe *b, const te_bpe_merge *merges, te_io_error 
     return TE_OK;
 }
 
+static te_status take_fallback(te_bpe *b, const int32_t *fallback, te_io_error *error)
+{
+    b->by_characters = fallback != NULL;
+    for (int i = 0; fallback && i < 256; i++) {
+        if (fallback[i] < 0 || (size_t)fallback[i] >= b->n_tokens)
+            return te_io_fail(error, TE_ERROR_ARGUMENT, NULL, "the byte 0x%02X becomes %d, of %zu tokens", (unsigned)i,
+                              (int)fallback[i], b->n_tokens);
+        b->fallback[i] = (uint32_t)fallback[i];
+    }
+    return TE_OK;
+}
+
 te_status te_bpe_new(te_bpe **out, const te_mem *mem, const te_bpe_tables *tables, te_io_error *error)
 {
     *out = NULL;
@@ -166,6 +181,7 @@ te_status te_bpe_new(te_bpe **out, const te_mem *mem, const te_bpe_tables *table
     memset(b->first, 0xFF, sizeof b->first);
     te_status status = take_tokens(b, tables->tokens, error);
     if (status == TE_OK) status = take_merges(b, tables->merges, error);
+    if (status == TE_OK) status = take_fallback(b, tables->fallback, error);
     if (status == TE_OK && !(b->cache = te_mem_zalloc(mem, CACHE_SLOTS * sizeof *b->cache)))
         status = out_of_memory(error);
     if (status == TE_OK)
@@ -244,6 +260,19 @@ static void consider(te_bpe *b, uint32_t at)
     if (rank != NONE) heap_push(b, (uint64_t)rank << 32 | at);
 }
 
+/* The token that a piece begins as, of *n bytes; NONE: there is none. */
+static uint32_t symbol_at(const te_bpe *b, const unsigned char *piece, size_t size, size_t *n)
+{
+    uint32_t point, id = b->first[piece[0]];
+    *n = 1;
+    if (!b->by_characters) return id;
+    size_t length = te_utf8_decode(piece, size, &point);
+    if (length > 1) id = *token_place(b, (const char *)piece, length);
+    if (id == NONE || length == 0) return b->fallback[piece[0]];
+    *n = length;
+    return id;
+}
+
 static te_status begin_merging(te_bpe *b, const unsigned char *piece, size_t size, te_io_error *error)
 {
     if (size >= NONE) return te_io_fail(error, TE_ERROR_ARGUMENT, NULL, "a piece of %zu bytes is too long", size);
@@ -251,15 +280,18 @@ static te_status begin_merging(te_bpe *b, const unsigned char *piece, size_t siz
     if (!te_mem_grow(b->mem, (void **)&b->symbols, &b->symbols_capacity, size, sizeof *b->symbols) ||
         !te_mem_grow(b->mem, (void **)&b->heap, &b->heap_capacity, 2 * size, sizeof *b->heap))
         return te_io_fail(error, TE_ERROR_MEMORY, NULL, "out of memory merging a piece of %zu bytes", size);
-    for (size_t i = 0; i < size; i++) {
-        uint32_t id = b->first[piece[i]];
+    uint32_t last = NONE;
+    for (size_t i = 0, n; i < size; i += n) {
+        uint32_t id = symbol_at(b, piece + i, size - i, &n);
         if (id == NONE)
             return te_io_fail(error, TE_ERROR_ARGUMENT, NULL, "the vocabulary has no token for the byte 0x%02X",
                               piece[i]);
-        b->symbols[i] = (symbol){id, i ? (uint32_t)i - 1 : NONE, i + 1 < size ? (uint32_t)i + 1 : NONE};
+        b->symbols[i] = (symbol){id, last, NONE};
+        if (last != NONE) b->symbols[last].next = (uint32_t)i;
+        last = (uint32_t)i;
     }
     b->n_heap = 0;
-    for (size_t i = 0; i + 1 < size; i++) consider(b, (uint32_t)i);
+    for (uint32_t i = 0; i != NONE; i = b->symbols[i].next) consider(b, i);
     return TE_OK;
 }
 

@@ -1,7 +1,7 @@
 /* bpe.h - byte-pair encoding: tokens that stand for bytes, and pieces of text merged into them.
  *
- * A piece begins as one token a byte. Of all neighbours that some merge joins, those of the earliest merge are joined,
- * the leftmost first, until none are left:
+ * A piece begins as one token a byte; or one a character, and where a character has none, one a byte of it. Of all
+ * neighbours that some merge joins, those of the earliest merge are joined, the leftmost first, until none are left:
  *
  *     l o w e r      merges: 0 "e r", 1 "l o", 2 "lo w"
  *     l o w er       0
@@ -37,6 +37,7 @@ typedef struct te_bpe_tables {
     const te_bpe_merge *merges;
     size_t              n_merges;
     bool                whole_first; /* a piece that is a token becomes that token, whatever the merges say */
+    const int32_t      *fallback; /* pieces begin as characters: tokens of the 256 bytes of those without; or NULL */
 } te_bpe_tables;
 
 /* Ids that calls append to. Starts with a mem and zeros; te_bpe_ids_free empties it. */

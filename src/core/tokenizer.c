@@ -15,19 +15,24 @@ typedef struct added_list {
 struct te_tokenizer {
     const te_mem *mem;
     te_bpe       *bpe;
-    bool          normalizes;
+    bool          blanks, space, composes;
     te_nfc        nfc;
     added_list    raw, normalized;
     te_regex     *steps[TE_TOKENIZER_STEPS]; /* NULL: a space in front */
+    bool          at_start[TE_TOKENIZER_STEPS];
     size_t        n_steps;
     unsigned char *spaced; /* a piece behind its space */
     size_t        spaced_capacity;
+    unsigned char *blanked; /* a run with its spaces */
+    size_t        blanked_capacity;
 };
 
 /* One call of te_tokenizer_encode. */
 typedef struct job {
     te_tokenizer        *t;
+    const unsigned char *text;
     const unsigned char *joined; /* where a run follows a byte that is no UTF-8: it gets no space; or NULL */
+    const unsigned char *start;  /* the run that the text begins with; or NULL */
     te_bpe_ids          *ids;
     te_io_error         *error;
 } job;
@@ -44,7 +49,8 @@ static te_status take_step(job *j, size_t k, const unsigned char *piece, size_t 
 static te_status put_space(job *j, size_t k, const unsigned char *piece, size_t size)
 {
     te_tokenizer *t = j->t;
-    if (piece[0] == ' ' || piece == j->joined) return take_step(j, k + 1, piece, size);
+    bool          spaced = piece[0] == ' ' || piece == j->joined || (t->at_start[k] && piece != j->start);
+    if (spaced) return take_step(j, k + 1, piece, size);
     if (!te_mem_grow(t->mem, (void **)&t->spaced, &t->spaced_capacity, size + 1, 1)) return out_of_memory(j->error);
     t->spaced[0] = ' ';
     memcpy(t->spaced + 1, piece, size);
@@ -121,13 +127,42 @@ static te_status take_out(job *j, const added_list *list, const unsigned char *t
 
 static te_status first_step(job *j, const unsigned char *text, size_t size) { return take_step(j, 0, text, size); }
 
+static const char BLANK[] = "\xE2\x96\x81"; /* U+2581 */
+enum { BLANK_SIZE = sizeof BLANK - 1 };
+
+/* Spaces where there are blanks, and one in front. */
+static te_status put_spaces(te_tokenizer *t, const unsigned char **run, size_t *size, bool in_front, te_io_error *error)
+{
+    const unsigned char *from = *run, *end = from + *size;
+    if (!te_mem_grow(t->mem, (void **)&t->blanked, &t->blanked_capacity, *size + 1, 1)) return out_of_memory(error);
+    unsigned char *to = t->blanked;
+    if (in_front) *to++ = ' ';
+    while (from < end) {
+        bool blank = t->blanks && (size_t)(end - from) >= BLANK_SIZE && memcmp(from, BLANK, BLANK_SIZE) == 0;
+        *to++ = blank ? ' ' : *from;
+        from += blank ? BLANK_SIZE : 1;
+    }
+    *run = t->blanked;
+    *size = (size_t)(to - t->blanked);
+    return TE_OK;
+}
+
+/* *run and *size become those of a normalized copy, which stands until the next call. */
+static te_status normalize(te_tokenizer *t, const unsigned char **run, size_t *size, bool joined, te_io_error *error)
+{
+    te_status status = TE_OK;
+    if (t->blanks || t->space) status = put_spaces(t, run, size, t->space && !joined, error);
+    if (status == TE_OK && t->composes) status = te_nfc_normalize(&t->nfc, run, size, error);
+    return status;
+}
+
 static te_status encode_run(job *j, const unsigned char *run, size_t size, bool joined)
 {
-    if (j->t->normalizes) {
-        te_status status = te_nfc_normalize(&j->t->nfc, &run, &size, j->error);
-        if (status != TE_OK) return status;
-    }
+    bool      first = run == j->text;
+    te_status status = normalize(j->t, &run, &size, joined, j->error);
+    if (status != TE_OK) return status;
     j->joined = joined ? run : NULL;
+    j->start = first ? run : NULL;
     return take_out(j, &j->t->normalized, run, size, first_step);
 }
 
@@ -148,7 +183,7 @@ static te_status encode_runs(job *j, const unsigned char *text, size_t size)
 
 te_status te_tokenizer_encode(te_tokenizer *t, const char *text, size_t size, te_bpe_ids *ids, te_io_error *error)
 {
-    job j = {.t = t, .ids = ids, .error = error};
+    job j = {.t = t, .text = (const unsigned char *)text, .ids = ids, .error = error};
     return take_out(&j, &t->raw, (const unsigned char *)text, size, encode_runs);
 }
 
@@ -159,8 +194,8 @@ static te_status add(te_tokenizer *t, const te_added_token *token, te_io_error *
     added_list          *list = token->normalized ? &t->normalized : &t->raw;
     const unsigned char *bytes = (const unsigned char *)token->bytes;
     size_t               size = token->size;
-    if (token->normalized && t->normalizes) {
-        te_status status = te_nfc_normalize(&t->nfc, &bytes, &size, error);
+    if (token->normalized) {
+        te_status status = normalize(t, &bytes, &size, false, error);
         if (status != TE_OK) return status;
     }
     if (!te_mem_grow(t->mem, (void **)&list->tokens, &list->capacity, list->n + 1, sizeof *list->tokens))
@@ -184,6 +219,7 @@ static te_status fill(te_tokenizer *t, const te_tokenizer_options *o, te_io_erro
     for (size_t i = 0; i < o->n_added && status == TE_OK; i++) status = add(t, &o->added[i], error);
     for (size_t i = 0; i < o->n_steps && status == TE_OK; i++, t->n_steps++) {
         const te_tokenizer_step *s = &o->steps[i];
+        t->at_start[i] = s->at_start;
         if (s->pattern) status = te_regex_new(&t->steps[i], t->mem, s->pattern, s->size, s->literal, error);
     }
     return status;
@@ -196,7 +232,9 @@ te_status te_tokenizer_new(te_tokenizer **out, const te_mem *mem, const te_token
     te_tokenizer *t = te_mem_zalloc(mem, sizeof *t);
     if (!t) return out_of_memory(error);
     t->mem = t->nfc.mem = mem;
-    t->normalizes = options->nfc;
+    t->blanks = options->blanks;
+    t->space = options->space;
+    t->composes = options->nfc;
     te_status status = fill(t, options, error);
     if (status == TE_OK)
         *out = t;
@@ -220,6 +258,7 @@ void te_tokenizer_free(te_tokenizer *t)
     free_list(t->mem, &t->normalized);
     for (size_t i = 0; i < t->n_steps; i++) te_regex_free(t->steps[i]);
     te_mem_free(t->mem, t->spaced, t->spaced_capacity);
+    te_mem_free(t->mem, t->blanked, t->blanked_capacity);
     te_nfc_free(&t->nfc);
     te_mem_free(t->mem, t, sizeof *t);
 }

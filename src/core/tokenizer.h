@@ -27,6 +27,7 @@ typedef struct te_tokenizer_step {
     const char *pattern; /* NULL: the space */
     size_t      size;
     bool        literal;
+    bool        at_start; /* of the space: in front of the piece that the text begins with alone */
 } te_tokenizer_step;
 
 enum { TE_TOKENIZER_STEPS = 16 };
@@ -37,6 +38,9 @@ typedef struct te_tokenizer_options {
     size_t                   n_added;
     const te_tokenizer_step *steps;
     size_t                   n_steps;
+    /* What normalizing is: */
+    bool                     blanks; /* U+2581 becomes a space: SentencePiece's sign for one */
+    bool                     space;  /* one more stands in front */
     bool                     nfc;
 } te_tokenizer_options;
 

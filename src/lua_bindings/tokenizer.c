@@ -4,9 +4,12 @@
  *         tokens = { "a", "b", "ab", "<end>" }, bytes of the tokens from id 0 on
  *         merges = { 0, 1, 2 },             left, right and the token that both become, one merge after the other
  *         added = { "<end>", 3, false },    text, id, whether it is looked for after normalization
- *         steps = { "\\s+", false, false }, pattern and whether it is literal; false in place of a pattern: the space
+ *         steps = { "\\s+", false, false, false }, pattern and whether it is literal; false in place of a pattern: the
+ *                                           space, and whether it is put at the start of the text alone
  *         opaque = { 3 },                   ids that no text leads to by merging
- *         whole_first = false, nfc = false, name = "tokenizer.json", which messages begin with
+ *         fallback = { … },                 ids of the 256 bytes; none: pieces begin as bytes
+ *         whole_first = false, blanks = false, space = false, nfc = false, as in core/tokenizer.h
+ *         name = "tokenizer.json",          which messages begin with
  *     }
  *     t:encode(text) → { ids }    t:decode(ids) → text    t:id(text) → id or nil
  */
@@ -32,7 +35,7 @@ static const char tokenizer_tag[] = "te.Tokenizer", result_tag[] = "te.Tokenizer
 
 /* --- options ------------------------------------------------------------------------------------------------------ */
 
-enum { TOKENS = 2, MERGES, ADDED, STEPS, OPAQUE }; /* places of the lists on the stack */
+enum { TOKENS = 2, MERGES, ADDED, STEPS, OPAQUE, FALLBACK }; /* places of the lists on the stack */
 
 /* Lists are read without making a value, so that the texts in them stay where they are. */
 static const char *text_at(lua_State *L, int list, size_t i, size_t *size)
@@ -63,12 +66,13 @@ static bool flag_at(lua_State *L, int list, size_t i)
 
 static void push_options(lua_State *L)
 {
-    static const char *const lists[] = {"tokens", "merges", "added", "steps", "opaque"};
+    static const char *const lists[] = {"tokens", "merges", "added", "steps", "opaque", "fallback"};
     lua_settop(L, 1);
     luaL_checktype(L, 1, LUA_TTABLE);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 6; i++) {
         lua_getfield(L, 1, lists[i]);
-        if (!lua_istable(L, -1)) te_lua_fail(L, "tokenizer", "%s: expected a list", lists[i]);
+        bool absent = i + TOKENS == FALLBACK && lua_isnil(L, -1);
+        if (!lua_istable(L, -1) && !absent) te_lua_fail(L, "tokenizer", "%s: expected a list", lists[i]);
     }
 }
 
@@ -96,6 +100,8 @@ static te_tokenizer_options read_options(lua_State *L)
                                       .whole_first = flag_field(L, "whole_first")},
                               .n_added = lua_objlen(L, ADDED) / 3,
                               .n_steps = lua_objlen(L, STEPS) / 2,
+                              .blanks = flag_field(L, "blanks"),
+                              .space = flag_field(L, "space"),
                               .nfc = flag_field(L, "nfc")};
     te_bpe_token      *tokens = te_lua_scratch(L, (o.bpe.n_tokens + 1) * sizeof *tokens);
     te_bpe_merge      *merges = te_lua_scratch(L, (o.bpe.n_merges + 1) * sizeof *merges);
@@ -119,11 +125,16 @@ static te_tokenizer_options read_options(lua_State *L)
             te_lua_fail(L, "tokenizer", "added token %d is empty or no token", (int)i + 1);
     }
     for (size_t i = 0; i < o.n_steps; i++) {
-        steps[i] = (te_tokenizer_step){0};
+        steps[i] = (te_tokenizer_step){.at_start = flag_at(L, STEPS, 2 * i + 1)};
         if (!flag_at(L, STEPS, 2 * i)) continue;
         steps[i].pattern = text_at(L, STEPS, 2 * i, &steps[i].size);
         steps[i].literal = flag_at(L, STEPS, 2 * i + 1);
     }
+    size_t n_fallback = lua_istable(L, FALLBACK) ? lua_objlen(L, FALLBACK) : 0;
+    if (n_fallback != 0 && n_fallback != 256) te_lua_fail(L, "tokenizer", "fallback: expected 256 ids or none");
+    int32_t *fallback = te_lua_scratch(L, 256 * sizeof *fallback);
+    for (size_t i = 0; i < n_fallback; i++) fallback[i] = (int32_t)id_at(L, FALLBACK, i);
+    if (n_fallback) o.bpe.fallback = fallback;
     o.bpe.tokens = tokens;
     o.bpe.merges = merges;
     o.added = added;

@@ -1,103 +1,25 @@
---- Byte-level BPE tokenizers from tokenizer.json files, as GPT-2, Llama 3 and Qwen come with.
+--- BPE tokenizers from tokenizer.json files: byte-level ones, as GPT-2, Llama 3 and Qwen come with (byte_level.lua),
+--- and those of SentencePiece, as Llama 2, Mistral and Gemma do (byte_fallback.lua).
 --
--- The vocabulary writes bytes as characters: those that print as themselves, the others as U+0100 and up. What a file
--- says either acts here as it does where it was written, or is an error that names it: a tokenizer that leaves
--- something out gives ids that the model has never seen together.
---
--- Patterns are PCRE2's here and Oniguruma's there. So only what means the same in both is let through, and \s is
--- spelled out, which the two disagree on in one character, U+180E. They know different versions of Unicode: letters and
--- digits that are newer than Unicode 14 may be cut apart elsewhere. NFC is that of today, and the one there that of
--- Unicode 9: where several marks follow one another and one of them is newer, it leaves them in their order.
+-- What a file says either acts here as it does where it was written, or is an error that names it: a tokenizer that
+-- leaves something out gives ids that the model has never seen together.
 
 local te = require "te"
 local fail = require "te.fail"
 local files = require "te.files"
 local options = require "te.options"
+local reader = require "te.tokenizer.reader"
+local byte_level = require "te.tokenizer.byte_level"
+local byte_fallback = require "te.tokenizer.byte_fallback"
 
-local WHO = "te.tokenizer.load"
-
--- A file that is being read ---------------------------------------------------------------------------------------
-
--- Raises: what the file has in a field, and what is expected there.
-local function refuse(path, field, value, expected)
-    fail("%s: %s: %s: expected %s, got %s", WHO, path, field, expected, options.shown(value))
-end
-
--- Value of a field, of the given type; nil where it is not there and may be absent.
-local function typed(path, from, prefix, name, kind, optional)
-    local value = from[name]
-    if type(value) ~= kind and not (optional and value == nil) then
-        refuse(path, prefix .. name, value, kind == "table" and "a list or an object" or "a " .. kind)
-    end
-    return value
-end
-
--- Raises where a field says something; `values` are those that say nothing.
-local function silent(path, from, prefix, name, values)
-    local value = from[name]
-    if value == nil then return end
-    for _, allowed in ipairs(values) do
-        if value == allowed then return end
-    end
-    refuse(path, prefix .. name, value, "none, which is all that is supported")
-end
-
-local function entries(path, field, list)
-    local n = #list
-    for key in pairs(list) do
-        if type(key) ~= "number" or key > n then refuse(path, field, list, "a list without nulls") end
-    end
-    return n
-end
-
--- Steps of { type = "Sequence", [name] = { … } }, or the one step that there is; none for null.
-local function sequence(path, value, field, name)
-    if value == nil then return {} end
-    if type(value) ~= "table" then refuse(path, field, value, "an object or null") end
-    if value.type ~= "Sequence" then return { { value, field } } end
-    local list = typed(path, value, field .. ".", name, "table")
-    local steps = {}
-    for i = 1, entries(path, field .. "." .. name, list) do
-        local place = ("%s.%s[%d]"):format(field, name, i - 1)
-        if type(list[i]) ~= "table" then refuse(path, place, list[i], "an object") end
-        steps[i] = { list[i], place }
-    end
-    return steps
-end
-
--- Bytes -----------------------------------------------------------------------------------------------------------
-
-local unknown -- whether a character of the token met last stands for no byte
-local alphabet = setmetatable({}, { __index = function()
-    unknown = true
-    return nil
-end })
-
-do
-    local function utf8(point) -- below U+0800
-        if point < 0x80 then return string.char(point) end
-        return string.char(0xC0 + math.floor(point / 64), 0x80 + point % 64)
-    end
-    local others = 0
-    for byte = 0, 255 do
-        local prints = byte >= 33 and byte <= 126 or byte >= 161 and byte ~= 173
-        rawset(alphabet, utf8(prints and byte or 256 + others), string.char(byte))
-        if not prints then others = others + 1 end
-    end
-end
-
--- The bytes that a token of the vocabulary stands for; nil where it does not use the alphabet.
-local function bytes_of(token)
-    if not token:find "[^!-~]" then return token end
-    unknown = false
-    local bytes = token:gsub("[%z\1-\127\192-\255][\128-\191]*", alphabet)
-    return not unknown and bytes or nil
-end
+local WHO = reader.WHO
+local refuse, typed, silent, entries, sequence = reader.refuse, reader.typed, reader.silent, reader.entries,
+    reader.sequence
 
 -- Model -----------------------------------------------------------------------------------------------------------
 
--- Tokens by id + 1, their number, and the ids that text does not lead to.
-local function read_vocabulary(path, vocabulary, added)
+-- The bytes of tokens by id + 1, and the ids that text does not lead to.
+local function read_vocabulary(path, vocabulary, added, way)
     local texts, opaque, n, largest = {}, {}, 0, -1
     local function put(text, id, field)
         if type(id) ~= "number" or id < 0 or id % 1 ~= 0 or id >= 2 ^ 31 - 1 then
@@ -131,8 +53,14 @@ local function read_vocabulary(path, vocabulary, added)
         fail("%s: %s: model.vocab: no token has the id %d, and one has %d", WHO, path, id, largest)
     end
     for token, id in pairs(vocabulary) do
-        local bytes = bytes_of(token)
-        if bytes and bytes ~= "" then texts[id + 1] = bytes else opaque[#opaque + 1] = id end
+        local bytes, reached = way.bytes_of(token)
+        texts[id + 1] = bytes or token
+        if not reached or bytes == "" then opaque[#opaque + 1] = id end
+    end
+    for _, token in ipairs(added) do
+        local text = way.added_text(token)
+        if vocabulary[token.content] and texts[token.id + 1] ~= text then opaque[#opaque + 1] = token.id end
+        texts[token.id + 1] = text
     end
     return texts, opaque
 end
@@ -171,19 +99,9 @@ local function check_model(path, model)
     silent(path, model, "model.", "dropout", { 0 })
     silent(path, model, "model.", "continuing_subword_prefix", { "" })
     silent(path, model, "model.", "end_of_word_suffix", { "" })
-    silent(path, model, "model.", "byte_fallback", { false })
+    typed(path, model, "model.", "byte_fallback", "boolean", true)
     local ignores = model.ignore_merges
     if ignores ~= nil and type(ignores) ~= "boolean" then refuse(path, "model.ignore_merges", ignores, "a boolean") end
-end
-
--- What stands for characters that have no token acts only where some byte has none.
-local function check_unknown(path, model)
-    for character in pairs(alphabet) do
-        if not model.vocab[character] then
-            silent(path, model, "model.", "unk_token", { "" })
-            silent(path, model, "model.", "fuse_unk", { false })
-        end
-    end
 end
 
 -- Added tokens ----------------------------------------------------------------------------------------------------
@@ -380,12 +298,18 @@ function Bpe:encode(text, opts)
     return all
 end
 
---- The bytes that ids stand for, special tokens as they are written. A token may end inside a character.
+local DECODE = { continues = { "boolean", false, help = "the ids follow others: a space in front is one" } }
+
+--- The bytes that ids stand for, special tokens as they are written. A token may end inside a character. Some files put
+--- a space in front of a text: it is left out unless the ids continue one.
 ---@param ids integer[]
+---@param opts table|nil  { continues = true }
 ---@return string
-function Bpe:decode(ids)
+function Bpe:decode(ids, opts)
     options.argument("te.tokenizer", "ids", ids, { "table" })
-    return self.core:decode(ids)
+    local continues = opts and options.check("te.tokenizer", opts, DECODE).continues
+    local text = self.core:decode(ids)
+    return self.strips and not continues and text:sub(1, 1) == " " and text:sub(2) or text
 end
 
 --- The token that is just this text, such as "<|endoftext|>"; nil where there is none.
@@ -393,7 +317,7 @@ end
 ---@return integer|nil
 function Bpe:id(text)
     options.argument("te.tokenizer", "text", text, { "string" })
-    return self.core:id(text)
+    return self.names[text] or self.core:id(text)
 end
 
 --- A token that a text may begin after: what the file puts in front of one, or else the end of the text before, or the
@@ -413,15 +337,16 @@ local function build(path, file)
     check_model(path, model)
     local vocabulary = typed(path, model, "model.", "vocab", "table")
     local added = read_added(path, typed(path, file, "", "added_tokens", "table", true) or {})
-    local texts, opaque = read_vocabulary(path, vocabulary, added)
-    local merges = read_merges(path, typed(path, model, "model.", "merges", "table"), vocabulary)
-    check_unknown(path, model)
-    check_decoder(path, file.decoder)
-    local before, after = read_post_processor(path, file.post_processor, #texts)
-    local core = te._core.tokenizer { tokens = texts, opaque = opaque, merges = merges, added = flat_added(added),
-        steps = read_steps(path, file.pre_tokenizer), nfc = read_normalizer(path, file.normalizer),
-        whole_first = model.ignore_merges or false, name = path }
-    return setmetatable({ core = core, path = path, vocab_size = #texts, before = before, after = after }, Bpe)
+    local way = (model.byte_fallback and byte_fallback or byte_level).read(path, file)
+    local fields, names = way.fields, {}
+    for _, token in ipairs(added) do names[token.content] = token.id end
+    fields.tokens, fields.opaque = read_vocabulary(path, vocabulary, added, way)
+    fields.merges = read_merges(path, typed(path, model, "model.", "merges", "table"), vocabulary)
+    fields.added, fields.whole_first, fields.name = flat_added(added), model.ignore_merges or false, path
+    local size = #fields.tokens
+    local before, after = read_post_processor(path, file.post_processor, size)
+    return setmetatable({ core = te._core.tokenizer(fields), path = path, vocab_size = size, names = names,
+        before = before, after = after, strips = way.strips or false }, Bpe)
 end
 
 --- The tokenizer of a tokenizer.json file.

@@ -1,6 +1,7 @@
 /* test_interrupt_stress.c - interrupts at random moments, from another thread and from a signal handler, of scripts
  * that are compiled and of such that are interpreted: none is lost, and the runtime answers afterwards. One that is
- * lost ends the program after DEADLINE seconds, naming the script.
+ * lost ends the program after DEADLINE seconds, naming the script. And products while signals come all the time: a
+ * library's kernels may not care where the stack pointer points.
  *
  *     test_interrupt_stress [ROUNDS [SEED]]
  */
@@ -10,6 +11,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 enum { DEADLINE = 100 };
@@ -105,6 +107,35 @@ static void interrupt_many(uint32_t flags, const char *const *scripts, int n, lo
     tetrain_close(rt);
 }
 
+static volatile sig_atomic_t beats;
+
+static void on_beat(int number)
+{
+    (void)number;
+    beats = beats + 1;
+}
+
+static void multiply_under_signals(void)
+{
+    static const char script[] =
+        "local te = require 'te' te.manual_seed(1)\n"
+        "for _, dtype in ipairs { 'float32', 'bfloat16' } do\n"
+        "  local a, b = te.randn(1500, 300):to(dtype), te.randn(1500, 300):to(dtype)\n"
+        "  local first = te.matmul(a:transpose(1, 2), b)\n"
+        "  for i = 1, 40 do assert(te.all(te.eq(te.matmul(a:transpose(1, 2), b), first)):item()) end\n"
+        "  te.matmul(a, b:transpose(1, 2)) te.matmul(a, first)\n"
+        "end";
+    tetrain_options  options = {.struct_size = sizeof options, .threads = 1};
+    struct itimerval often = {{0, 500}, {0, 500}}, never = {{0, 0}, {0, 0}};
+    tetrain         *rt = tetrain_open(&options);
+    signal(SIGALRM, on_beat);
+    setitimer(ITIMER_REAL, &often, NULL);
+    CHECK_MSG(run(rt, script) == TETRAIN_OK, "%s", tetrain_error(rt));
+    setitimer(ITIMER_REAL, &never, NULL);
+    CHECK(beats > 10);
+    tetrain_close(rt);
+}
+
 int main(int argc, char **argv)
 {
     long     rounds = argc > 1 ? atol(argv[1]) : ROUNDS;
@@ -115,5 +146,6 @@ int main(int argc, char **argv)
     interrupt_many(0, compiled, sizeof compiled / sizeof *compiled, rounds, seed);
     /* slower */
     interrupt_many(TETRAIN_INTERPRETED, interpreted, sizeof interpreted / sizeof *interpreted, rounds / 4, seed);
+    multiply_under_signals();
     return TEST_END();
 }

@@ -21,6 +21,8 @@
 #include "workers.h"
 
 #include <omp.h>
+#include <pthread.h>
+#include <signal.h>
 #include <string.h>
 
 enum {
@@ -239,6 +241,19 @@ typedef struct gemm_job {
     atomic_int             failed;
 } gemm_job;
 
+/* Some of oneDNN's kernels of float32 point the stack pointer into memory of their own, below which a signal would
+ * put its frame: over whatever lies there. So signals wait on the caller's thread, as they always do on workers'. */
+static bool run_undisturbed(const te_dnnl_matmul *matmul, const te_dnnl_args *args, int thread)
+{
+    sigset_t every, before;
+    if (thread > 0) return te_dnnl_matmul_run(matmul, args);
+    sigfillset(&every);
+    pthread_sigmask(SIG_SETMASK, &every, &before);
+    bool good = te_dnnl_matmul_run(matmul, args);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return good;
+}
+
 /* Piece `x` of the product whose operands are a, b, c, aux. */
 static bool run_piece(const gemm_job *job, const te_gemm_product *t, piece x, int thread)
 {
@@ -250,7 +265,7 @@ static bool run_piece(const gemm_job *job, const te_gemm_product *t, piece x, in
     args.c = te_gemm_element(&t->c, x.row, x.col);
     if (te_view_present(&p->bias)) args.bias = (char *)p->bias.data + x.col * (int64_t)te_dtype_size(p->bias.dtype);
     args.scratchpad = job->scratch + thread * job->scratch_bytes;
-    if (!te_dnnl_matmul_run(job->matmul[x.shape], &args)) return false;
+    if (!run_undisturbed(job->matmul[x.shape], &args, thread)) return false;
     if (p->activation == TE_ACT_NONE && !p->aux.data) return true;
     te_gemm_finish finish = {.c = t->c, .aux = t->aux, .activation = p->activation, .alpha = 1};
     job->isa->activate(&finish, x.row, x.col, x.rows, x.cols);

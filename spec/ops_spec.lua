@@ -59,7 +59,9 @@ local function as_function(op, args, wanted)
     end, leaves
 end
 
-local function write(t)
+-- What is expanded is written where it has one element.
+local function write(t, op)
+    for d = 1, op.name == "expand" and t:dim() or 0 do t = t:narrow(d, 1, 1) end
     if is_float(t) then t:mul_(0.5):add_(0.25) else t:copy_(t:eq(0)) end
 end
 
@@ -76,7 +78,7 @@ local function gradients(op, changed)
         tensors[#tensors + 1] = result
         if result.requires_grad then total = total + te.sum(result * (result:detach() * 0.3 + i)) end
     end
-    if changed then te.no_grad(write, tensors[changed]) end
+    if changed then te.no_grad(write, tensors[changed], op) end
     local ok, problem = pcall(function() total:backward() end)
     if not ok then return nil, problem end
     local found = {}

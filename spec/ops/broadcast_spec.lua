@@ -209,6 +209,25 @@ describe("copying", function()
         end
     end)
 
+    it("refuses to write where elements share memory", function()
+        local wide = te.zeros { 1, 3 }:expand { 4, 3 }
+        for name, write in pairs {
+            add_ = function() wide:add_(1) end,
+            copy_ = function() wide:copy_(te.ones { 4, 3 }) end,
+            fill_ = function() wide:fill_(1) end,
+            ["t%[i%]"] = function() wide[2] = 1 end,
+        } do
+            assert.error_matches(write, name .. ".*elements of {4,3} share memory")
+        end
+        assert.equal(0, wide:sum():item())
+        te.zeros({ 1, 3 }):expand({ 1, 3 }):add_(1)
+        te.zeros({ 1, 0 }):expand({ 4, 0 }):add_(1)
+        local h = te.ones({ 3 }, { requires_grad = true }) * 1
+        local g = te.grad(h:sum(), h)
+        g[2] = 7
+        assert.same({ 1, 7, 1 }, g:totable())
+    end)
+
     it("names the first index that is outside, whichever thread finds one", function()
         local here, threads = { device = "cpu" }, te.get_num_threads()
         local index = te.zeros({ 300, 500 }, { dtype = "int64", device = "cpu" })

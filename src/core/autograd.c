@@ -420,10 +420,17 @@ te_status te_autograd_grad(te_context *ctx, te_tensor *const *outputs, te_tensor
             again = true;
         }
         if (!again) grads[i] = captures[i].grad;
-        if (status != TE_OK) {
-            te_tensor_release(grads[i]);
-            grads[i] = NULL;
-        }
+    }
+    for (int i = 0; i < n_inputs && status == TE_OK; i++) { /* whoever gets a gradient may write to it */
+        if (!grads[i] || !te_tensor_repeats(grads[i])) continue;
+        te_tensor *own = te_tensor_clone_data(grads[i]);
+        te_tensor_release(grads[i]);
+        grads[i] = own;
+        if (!own) status = ctx->status;
+    }
+    for (int i = 0; i < n_inputs && status != TE_OK; i++) {
+        te_tensor_release(grads[i]);
+        grads[i] = NULL;
     }
     te_mem_free(&ctx->mem, captures, (size_t)n_inputs * sizeof *captures);
     return status;

@@ -480,6 +480,8 @@ static te_status run_inplace(te_context *ctx, const te_op *op, const te_arg *arg
     if (status == TE_OK) status = check_inputs(&call);
     if (status == TE_OK && !call.in[0])
         status = te_call_fail(&call, TE_ERROR_ARGUMENT, "the form in place needs a tensor as first argument");
+    if (status == TE_OK && te_tensor_repeats(call.in[0]))
+        status = te_call_fail(&call, TE_ERROR_ARGUMENT, TE_REPEATS, TE_SHAPE_TEXT(call.in[0]));
     if (status == TE_OK) status = check_graph_stays(&call);
     if (status != TE_OK) return status;
     te_tensor *target = call.in[0], *opened[TE_OP_MAX_INPUTS] = {NULL};

@@ -77,6 +77,16 @@ bool te_tensor_contiguous(const te_tensor *t)
     return true;
 }
 
+bool te_tensor_repeats(const te_tensor *t)
+{
+    bool repeats = false;
+    for (int i = 0; i < t->ndim; i++) {
+        if (t->shape[i] == 0) return false;
+        repeats |= t->shape[i] > 1 && t->stride[i] == 0;
+    }
+    return repeats;
+}
+
 bool te_same_shape(const te_tensor *a, const te_tensor *b)
 {
     return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
@@ -469,6 +479,7 @@ te_status te_tensor_copy_data(te_tensor *dst, te_tensor *src)
         memcmp(shape, dst->shape, (size_t)ndim * sizeof *shape) != 0)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "copy_: cannot broadcast %s to %s", TE_SHAPE_TEXT(src),
                        TE_SHAPE_TEXT(dst));
+    if (te_tensor_repeats(dst)) return te_fail(ctx, TE_ERROR_ARGUMENT, "copy_: " TE_REPEATS, TE_SHAPE_TEXT(dst));
     if (src->storage->device != dst->storage->device) return te_tensor_copy_across(dst, src);
     te_view d = te_tensor_view(dst), s = te_tensor_view(src);
     int lead = dst->ndim - src->ndim;

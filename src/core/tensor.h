@@ -52,6 +52,8 @@ te_tensor *te_tensor_alias(te_tensor *t, int ndim, const int64_t *shape, const i
 te_tensor *te_tensor_scalar(te_context *ctx, te_device *device, te_dtype dtype, double value);
 
 bool    te_tensor_contiguous(const te_tensor *t);
+bool    te_tensor_repeats(const te_tensor *t); /* elements share memory, as an expanded tensor's do: not to be written */
+#define TE_REPEATS "elements of %s share memory, as where it was expanded; write to a clone()"
 bool    te_same_shape(const te_tensor *a, const te_tensor *b);
 te_view te_tensor_view(const te_tensor *t);
 void   *te_tensor_pointer(const te_tensor *t); /* device address of the first element */

@@ -237,6 +237,7 @@ static int assign_row(lua_State *L, te_lua *rt)
     if (te_tensor_is_quantized(t))
         return te_lua_fail(L, NULL,
                            "a row of a parameter that is stored quantized cannot be assigned; use copy_ for the whole");
+    if (te_tensor_repeats(t)) return te_lua_fail(L, NULL, "t[i] = value: t: " TE_REPEATS, TE_SHAPE_TEXT(t));
     lua_settop(L, 3);
     push_row(L, rt);
     te_tensor *row = te_lua_to_tensor(L, -1)->t;

@@ -301,6 +301,12 @@ static void test_chains_of_failures(te_context *ctx, te_tensor *a)
     te_arg missing[] = {{.kind = TE_ARG_TENSOR}, {.kind = TE_ARG_TENSOR, .as.tensor = a}};
     CHECK(te_op_run(ctx, te_op_find(ctx, "add"), missing, 2, &out, 1) == TE_ERROR_ARGUMENT);
     CHECK(te_op_run(ctx, te_op_find(ctx, "exp"), missing, 1, &out, 1) == TE_ERROR_ARGUMENT);
+    for (int i = 0; i < 4; i++) { /* a number in place of dimensions */
+        te_arg with_dim[] = {{.kind = TE_ARG_TENSOR, .as.tensor = a},
+                             {.kind = TE_ARG_NUMBER, .as.number = (double[]){1.5, 1e300, NAN, -0.5}[i]}};
+        CHECK(te_op_run(ctx, te_op_find(ctx, "sum"), with_dim, 2, &out, 1) == TE_ERROR_ARGUMENT);
+        CHECK_MSG(strstr(te_context_error(ctx), "must be whole"), "%s", te_context_error(ctx));
+    }
     CHECK(te_op_run(ctx, te_op_find(ctx, "softmax"), (te_arg[]){{.kind = TE_ARG_NUMBER}}, 1, &out, 1) ==
           TE_ERROR_ARGUMENT);
     CHECK(te_op_run(ctx, te_op_find(ctx, "exp"), NULL, 1, &out, 1) == TE_ERROR_ARGUMENT);

@@ -4,6 +4,7 @@
 #include "kernels/cpu/workers.h"
 #include "test.h"
 
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { ENTRIES = 5000, THREADS = 5, MANY = 40, PIECES = 4 };
@@ -109,6 +110,28 @@ static void check_memory(void)
     }
 }
 
+#ifndef __SANITIZE_THREAD__
+/* Threads are not there in a child of fork: it does everything itself, and can close what it has. */
+static void check_fork(te_exec *exec)
+{
+    static marks m = {.exec = NULL};
+    m.exec = exec;
+    check_loop(&m, THREADS, 1000, 3);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(60);
+        check_loop(&m, THREADS, 1000, 3);
+        te_cpu_workers_free(exec);
+        check_loop(&m, THREADS, 1000, 3); /* with threads of its own */
+        te_cpu_workers_free(exec);
+        _exit(test_failures != 0);
+    }
+    int status = -1;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    check_loop(&m, THREADS, 1000, 3);
+}
+#endif
+
 int main(void)
 {
     te_cpu_device device = {.isa = TE_CPU_PORTABLE};
@@ -120,6 +143,10 @@ int main(void)
     CHECK(device.workers == NULL);
     check_many_loops(&exec); /* started again */
     te_cpu_workers_free(&exec);
+#ifndef __SANITIZE_THREAD__ /* it knows no threads in a child */
+    check_fork(&exec);
+    te_cpu_workers_free(&exec);
+#endif
     exec.threads = MANY;
     check_many_threads(&exec);
     te_cpu_workers_free(&exec);

@@ -180,12 +180,16 @@ local function set_gpt_oss(config, made)
     made.activation, made.mlp_bias, made.attention_sinks = "ClampedSwiGLU", true, true
 end
 
--- Where a file does not say them: a head's size that is not hidden_size / num_attention_heads, whether the head is the
--- embedding's table, which layers see all although there is a window, and bases of positions.
+-- What kinds of models have where a file does not say it, as Transformers fills it in: the size of a head that is not
+-- hidden_size / num_attention_heads, whether the head is the embedding's table, bases of positions, norms' eps. Of
+-- these alone heads of keys and values are as many as of queries where a file does not say it. FULL_EVERY: which layers
+-- see all although there is a window.
 local HEAD_SIZE = { qwen3 = 128, gemma3_text = 256, gpt_oss = 64 }
+local MULTI_HEADED = { llama = true, qwen2 = true, qwen3 = true }
 local TIED = { gemma3_text = true }
 local FULL_EVERY = { gemma3_text = 6, gpt_oss = 2 }
-local BASE, WINDOW_BASE = { gemma3_text = 1e6, gpt_oss = 150000 }, { gemma3_text = 10000 }
+local BASE, WINDOW_BASE = { mixtral = 1e6, gemma3_text = 1e6, gpt_oss = 150000 }, { gemma3_text = 10000 }
+local EPS = { mixtral = 1e-5, gpt_oss = 1e-5 }
 local QK_NORM = { qwen3 = true, qwen3_moe = true, gemma3_text = true }
 local EXPERTS = { mixtral = true, qwen2_moe = true, qwen3_moe = true, gpt_oss = true }
 
@@ -198,11 +202,12 @@ local function llama(config, kind)
     made.block_size = config:get("max_position_embeddings", { "size", 2048 })
     made.n_layer = config:need("num_hidden_layers", { "size" })
     made.n_head = config:need("num_attention_heads", { "size" })
-    made.n_kv_head = config:get("num_key_value_heads", { "size", made.n_head })
+    local kv_heads = MULTI_HEADED[kind] and config.get or config.need
+    made.n_kv_head = kv_heads(config, "num_key_value_heads", { "size", made.n_head })
     made.n_embd = config:need("hidden_size", { "size" })
     made.n_inner = config:need("intermediate_size", { "size" })
     made.head_size = config:get("head_dim", { "size", HEAD_SIZE[kind] })
-    made.norm_eps = config:get("rms_norm_eps", { "number", 1e-6, min = 0 })
+    made.norm_eps = config:get("rms_norm_eps", { "number", EPS[kind] or 1e-6, min = 0 })
     made.tie = config:get("tie_word_embeddings", { "boolean", TIED[kind] or false })
     made.attention_bias = BIASES[kind](config)
     made.mlp_bias = config:get("mlp_bias", { "boolean", false })
@@ -303,6 +308,10 @@ function hugging_face.load(folder, opts)
     end
     config.block_size = opts.block_size or config.block_size
     local weights = read_weights(folder)
+    if config.n_layer > #options.names(weights) then
+        fail("%s: %s/config.json: %d layers, but the weights are %d tensors", WHO, folder, config.n_layer,
+            #options.names(weights))
+    end
     return initializers.bare(opts.dtype, class, config):load_hugging_face(weights)
 end
 

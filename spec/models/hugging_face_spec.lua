@@ -342,8 +342,11 @@ describe("te.models.from_hugging_face", function()
         refuses("hidden_act: only \"silu\" is supported, got \"relu\"", "llama", { silu = "relu" })
         refuses("no tensor \"model.layers.0.mlp.gate_proj.bias\"", "llama",
             { ['"mlp_bias": false'] = '"mlp_bias": true' })
-        refuses("no place for \"model.layers.0.mlp.%w+_proj.bias\"", "a llama whose MLP has biases",
+        refuses("no place for \"model.layers.%d.mlp.%w+_proj.bias\"", "a llama whose MLP has biases",
             { ['"mlp_bias": true'] = '"mlp_bias": false' })
+        refuses("config.json: 20000000 layers, but the weights are", "llama",
+            { ['"num_hidden_layers": 2'] = '"num_hidden_layers": 20000000' })
+        refuses("num_key_value_heads: is missing", "mistral", { ['"num_key_value_heads": 2,'] = "" })
         refuses("swiglu_limit: only 7 is supported, got 8", "gpt_oss", { ['7.0'] = '8.0' })
         refuses("_proj.*: expected 5 experts of an even number of outputs, got {4,", "gpt_oss",
             { ['"num_local_experts": 4'] = '"num_local_experts": 5' })

@@ -284,7 +284,8 @@ static te_status check_tensor(const work *w)
     if (splits_rows(w->function) && x->shape[0] % te_comm_size(w->comm))
         return te_fail(w->comm->ctx, TE_ERROR_ARGUMENT, "te.distributed: %s: %s cannot be split between %d processes",
                        function_names[w->function], text, te_comm_size(w->comm));
-    if (w->in_place && x->storage->read_only) return refuse(w, "x is read-only");
+    const char *why = w->in_place ? te_tensor_unwritable(x) : NULL;
+    if (why) return refuse(w, why);
     return TE_OK;
 }
 

@@ -224,6 +224,9 @@ static te_status take_input(te_call *call, const te_param *p, const te_arg *arg)
     return TE_OK;
 }
 
+/* Of numbers that an int64_t holds. */
+static bool is_whole(double x) { return x >= -0x1p63 && x < 0x1p63 && x == (double)(int64_t)x; }
+
 static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
 {
     te_attr *a = &call->attr[p->slot];
@@ -235,15 +238,15 @@ static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
         a->number = p->number;
         return TE_OK;
     case TE_ARG_NUMBER:
+        if (p->type == TE_TYPE_TEXT || p->type == TE_TYPE_DEVICE) break;
+        if (p->type != TE_TYPE_NUMBER && !is_whole(arg->as.number))
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be whole, not %g", p->name, arg->as.number);
         if (p->type == TE_TYPE_DIMS || p->type == TE_TYPE_SHAPE) {
             a->n = 1;
             a->ints[0] = (int64_t)arg->as.number;
-            return TE_OK;
+        } else {
+            a->number = arg->as.number;
         }
-        if (p->type == TE_TYPE_TEXT || p->type == TE_TYPE_DEVICE) break;
-        if (p->type != TE_TYPE_NUMBER && arg->as.number != (double)(int64_t)arg->as.number)
-            return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be whole, not %g", p->name, arg->as.number);
-        a->number = arg->as.number;
         return TE_OK;
     case TE_ARG_INTS:
         if (p->type != TE_TYPE_DIMS && p->type != TE_TYPE_SHAPE) break;
@@ -480,8 +483,8 @@ static te_status run_inplace(te_context *ctx, const te_op *op, const te_arg *arg
     if (status == TE_OK) status = check_inputs(&call);
     if (status == TE_OK && !call.in[0])
         status = te_call_fail(&call, TE_ERROR_ARGUMENT, "the form in place needs a tensor as first argument");
-    if (status == TE_OK && te_tensor_repeats(call.in[0]))
-        status = te_call_fail(&call, TE_ERROR_ARGUMENT, TE_REPEATS, TE_SHAPE_TEXT(call.in[0]));
+    const char *why = status == TE_OK ? te_tensor_unwritable(call.in[0]) : NULL;
+    if (why) status = te_call_fail(&call, TE_ERROR_ARGUMENT, "%s", why);
     if (status == TE_OK) status = check_graph_stays(&call);
     if (status != TE_OK) return status;
     te_tensor *target = call.in[0], *opened[TE_OP_MAX_INPUTS] = {NULL};

@@ -87,6 +87,17 @@ bool te_tensor_repeats(const te_tensor *t)
     return repeats;
 }
 
+const char *te_tensor_unwritable(const te_tensor *t)
+{
+    switch (t->storage->read_only) {
+    case TE_OF_FILE: return "tensor is read-only: it came from te.from_file";
+    case TE_OF_QUANTIZED:
+        return "these are the values of a parameter that is stored quantized; write to the parameter, or clone() them";
+    default: break;
+    }
+    return te_tensor_repeats(t) ? "elements share memory, as where a tensor was expanded; write to a clone()" : NULL;
+}
+
 bool te_same_shape(const te_tensor *a, const te_tensor *b)
 {
     return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
@@ -479,7 +490,8 @@ te_status te_tensor_copy_data(te_tensor *dst, te_tensor *src)
         memcmp(shape, dst->shape, (size_t)ndim * sizeof *shape) != 0)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "copy_: cannot broadcast %s to %s", TE_SHAPE_TEXT(src),
                        TE_SHAPE_TEXT(dst));
-    if (te_tensor_repeats(dst)) return te_fail(ctx, TE_ERROR_ARGUMENT, "copy_: " TE_REPEATS, TE_SHAPE_TEXT(dst));
+    const char *why = te_tensor_unwritable(dst);
+    if (why) return te_fail(ctx, TE_ERROR_ARGUMENT, "copy_: %s", why);
     if (src->storage->device != dst->storage->device) return te_tensor_copy_across(dst, src);
     te_view d = te_tensor_view(dst), s = te_tensor_view(src);
     int lead = dst->ndim - src->ndim;

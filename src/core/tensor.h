@@ -4,6 +4,13 @@
 
 #include "context.h"
 
+/* Why a storage is not written to. */
+typedef enum te_read_only {
+    TE_WRITABLE,
+    TE_OF_QUANTIZED, /* values of a parameter that is stored quantized: what is written would be lost */
+    TE_OF_FILE,      /* a mapped file */
+} te_read_only;
+
 /* Bytes on a device, shared by views. */
 typedef struct te_storage {
     te_context *ctx;
@@ -23,7 +30,7 @@ typedef struct te_storage {
     double      squares; /* the sum of squares of all elements, float32, when they had this version; 0: none known */
     uint64_t    squares_version;
     bool        keyed;   /* its contents were named to the device, which may keep something of them: te_content_key */
-    bool        read_only; /* values of a parameter that is stored quantized: what is written would be lost */
+    te_read_only read_only;
     struct te_quantized_storage *quantized; /* in place of bytes: quantized_parameter.h */
     struct te_quantized_values *attached;   /* what the bytes are the values of: recipe.h */
 } te_storage;
@@ -52,8 +59,9 @@ te_tensor *te_tensor_alias(te_tensor *t, int ndim, const int64_t *shape, const i
 te_tensor *te_tensor_scalar(te_context *ctx, te_device *device, te_dtype dtype, double value);
 
 bool    te_tensor_contiguous(const te_tensor *t);
-bool    te_tensor_repeats(const te_tensor *t); /* elements share memory, as an expanded tensor's do: not to be written */
-#define TE_REPEATS "elements of %s share memory, as where it was expanded; write to a clone()"
+bool    te_tensor_repeats(const te_tensor *t); /* elements share memory, as an expanded one's */
+/* Why a tensor may not be written to; NULL: it may. */
+const char *te_tensor_unwritable(const te_tensor *t);
 bool    te_same_shape(const te_tensor *a, const te_tensor *b);
 te_view te_tensor_view(const te_tensor *t);
 void   *te_tensor_pointer(const te_tensor *t); /* device address of the first element */

@@ -320,8 +320,7 @@ typedef struct file_memory {
 
 enum { FILE_HEADER = 64 }; /* keeps the data aligned */
 
-void te_lua_file_deleter(void *user);
-void te_lua_file_deleter(void *user)
+static void release_file(void *user)
 {
     file_memory *file = user;
     te_mem       mem = file->mem;
@@ -414,8 +413,9 @@ static int create_from_file(lua_State *L)
                     p.path, (long long)size, (long long)p.count, te_dtype_name(dtype), (long long)p.offset);
     te_io_posix.close(te_io_posix.user, fd);
     if (file) {
-        result->t = te_tensor_from_data(rt->ctx, (void *)data, dtype, 1, &p.count, te_lua_file_deleter, file);
-        if (!result->t) te_lua_file_deleter(file);
+        result->t = te_tensor_from_data(rt->ctx, (void *)data, dtype, 1, &p.count, release_file, file);
+        if (result->t) result->t->storage->read_only = TE_OF_FILE;
+        else release_file(file);
         if (!result->t) status = rt->ctx->status;
     }
     if (status == TE_OK && !c.device->exec.backend->host_memory)

@@ -113,17 +113,10 @@ te_tensor *te_lua_check_tensor(lua_State *L, int index, const char *function, co
     return NULL;
 }
 
-/* Files are wrapped with create.c's deleter; storages are compared by it, so views of a file are found as well. */
-extern void te_lua_file_deleter(void *user);
-
 void te_lua_check_writable(lua_State *L, const char *function, const te_tensor *t)
 {
-    if (t->storage->deleter == te_lua_file_deleter)
-        te_lua_fail(L, function, "tensor is read-only: it came from te.from_file");
-    if (t->storage->read_only)
-        te_lua_fail(
-            L, function,
-            "these are the values of a parameter that is stored quantized; write to the parameter, or clone() them");
+    const char *why = te_tensor_unwritable(t);
+    if (why) te_lua_fail(L, function, "%s", why);
 }
 
 static int release_handle(te_lua_tensor *u, const void *tag)
@@ -237,7 +230,6 @@ static int assign_row(lua_State *L, te_lua *rt)
     if (te_tensor_is_quantized(t))
         return te_lua_fail(L, NULL,
                            "a row of a parameter that is stored quantized cannot be assigned; use copy_ for the whole");
-    if (te_tensor_repeats(t)) return te_lua_fail(L, NULL, "t[i] = value: t: " TE_REPEATS, TE_SHAPE_TEXT(t));
     lua_settop(L, 3);
     push_row(L, rt);
     te_tensor *row = te_lua_to_tensor(L, -1)->t;

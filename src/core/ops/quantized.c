@@ -136,7 +136,7 @@ static te_status dequantize_forward(te_call *call)
     if (!te_tensor_is_quantized(call->in[0])) return te_call_result(call, te_tensor_retain(call->in[0]));
     call->out[0] = te_tensor_dequantized(call->in[0]);
     if (!call->out[0]) return call->ctx->status;
-    call->out[0]->storage->read_only = true;
+    call->out[0]->storage->read_only = TE_OF_QUANTIZED;
     return TE_OK;
 }
 

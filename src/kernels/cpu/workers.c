@@ -75,6 +75,7 @@ typedef struct te_cpu_workers {
     int     n_workers, capacity; /* there are shares for as many threads */
     worker *workers;             /* the last one first */
     int     processors; /* that the process may use */
+    int     forks;      /* as many as there were before: the threads are this process's */
     void   *block, *shares_block; /* what this and the shares lie in */
     wakes   wakes;                /* the caller's */
 } te_cpu_workers;
@@ -224,6 +225,13 @@ static void *lines_new(const te_mem *mem, size_t size, void **block)
     return *block ? (void *)(((uintptr_t)*block + LINE - 1) & ~(uintptr_t)(LINE - 1)) : NULL;
 }
 
+/* Threads are not there in a child of fork, where the caller does everything and nobody is waited for. */
+static atomic_int     forks;
+static pthread_once_t counts_forks = PTHREAD_ONCE_INIT;
+
+static void count_fork(void) { atomic_fetch_add(&forks, 1); }
+static void count_forks(void) { pthread_atfork(NULL, NULL, count_fork); }
+
 static te_cpu_workers *workers_new(const te_mem *mem)
 {
     void           *block;
@@ -231,6 +239,8 @@ static te_cpu_workers *workers_new(const te_mem *mem)
     if (!all) return NULL;
     all->block = block;
     all->processors = te_cores();
+    pthread_once(&counts_forks, count_forks);
+    all->forks = atomic_load(&forks);
     if (pthread_mutex_init(&all->mutex, NULL) == 0) {
         if (pthread_cond_init(&all->left, NULL) == 0) return all;
         pthread_mutex_destroy(&all->mutex);
@@ -295,18 +305,19 @@ void te_cpu_workers_free(te_exec *exec)
 {
     te_cpu_workers *all = te_cpu(exec)->workers;
     if (!all) return;
+    bool here = all->forks == atomic_load(&forks);
     atomic_store(&all->ends, true);
     atomic_fetch_add(&all->calls, 1);
-    for (worker *w = all->workers; w; w = w->next) wake_one(w); /* those who end wake nobody */
-    for (worker *w = all->workers; w; w = w->next) pthread_join(w->thread, NULL);
+    for (worker *w = all->workers; w && here; w = w->next) wake_one(w); /* those who end wake nobody */
+    for (worker *w = all->workers; w && here; w = w->next) pthread_join(w->thread, NULL);
     for (worker *w = all->workers, *next; w; w = next) {
         next = w->next;
-        pthread_cond_destroy(&w->called);
-        pthread_mutex_destroy(&w->mutex);
+        if (here) pthread_cond_destroy(&w->called);
+        if (here) pthread_mutex_destroy(&w->mutex);
         te_mem_free(exec->mem, w, sizeof *w);
     }
-    pthread_cond_destroy(&all->left);
-    pthread_mutex_destroy(&all->mutex);
+    if (here) pthread_cond_destroy(&all->left);
+    if (here) pthread_mutex_destroy(&all->mutex);
     te_mem_free(exec->mem, all->shares_block, (size_t)all->capacity * sizeof *all->shares + LINE);
     te_mem_free(exec->mem, all->block, sizeof *all + LINE);
     te_cpu(exec)->workers = NULL;
@@ -318,7 +329,7 @@ static te_cpu_workers *workers_for(te_exec *exec, int threads)
     te_cpu_device *device = te_cpu(exec);
     if (!device->workers) device->workers = workers_new(exec->mem);
     te_cpu_workers *all = device->workers;
-    if (!all || all->busy || !reserve_shares(all, exec->mem, threads)) return NULL;
+    if (!all || all->busy || all->forks != atomic_load(&forks) || !reserve_shares(all, exec->mem, threads)) return NULL;
     while (all->n_workers < threads - 1 && start_worker(all, exec->mem)) continue;
     return all->n_workers ? all : NULL;
 }

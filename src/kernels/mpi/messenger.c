@@ -1,8 +1,9 @@
 /* messenger.c - libtetrain_mpi.so: bytes between processes over MPI 3.1 (https://www.mpi-forum.org/docs/).
  *
  * MPI is one for a process, so it is begun by the first who joins and ended with the process; every join has a
- * communicator of its own. Calls are the ones that return at once, and are then asked whether they are done: so Ctrl-C
- * is seen, and a process that waits long leaves the processor to the others.
+ * communicator of its own. Calls are the ones that return at once, but for those that join and split a group, and are
+ * then asked whether they are done: so Ctrl-C is seen, and a process that waits long leaves the processor to the
+ * others.
  */
 #include "kernels/messenger.h"
 

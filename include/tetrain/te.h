@@ -117,6 +117,10 @@ TE_API bool       te_tensor_requires_grad(const te_tensor *t);      /* of a leaf
 TE_API te_status  te_tensor_set_requires_grad(te_tensor *t, bool on);
 TE_API te_tensor *te_tensor_grad(const te_tensor *t);               /* borrowed; NULL when there is none */
 TE_API te_status  te_tensor_set_grad(te_tensor *t, te_tensor *grad); /* NULL clears */
+/* Where backward adds the gradients of a leaf instead of making it one: a contiguous tensor of its shape, of its dtype
+ * or float32, that other tensors may be views into. Optimizers read grad; te_tensor_set_grad hands it over. */
+TE_API te_tensor *te_tensor_main_grad(const te_tensor *t); /* borrowed; NULL when there is none */
+TE_API te_status  te_tensor_set_main_grad(te_tensor *t, te_tensor *grad); /* NULL clears */
 /* Adds d loss / d leaf to the .grad of every leaf below. grad NULL: loss must have one element, and 1 is used.
  * Saved tensors are released as they are consumed unless retain. */
 TE_API te_status te_backward(te_tensor *loss, te_tensor *grad, bool retain);

@@ -2,8 +2,8 @@
  *
  * Nodes are numbered as they are made, so a consumer always has a higher number than what produced its inputs. Backward
  * keeps the reached nodes in a heap and takes the highest number first: when a node's turn comes, every gradient of its
- * results has arrived. Gradients wait in the producer's call.dout, those of leaves in leaf->grad, or in the slots of
- * te_autograd_grad.
+ * results has arrived. Gradients wait in the producer's call.dout, those of leaves in leaf->grad or leaf->main_grad, or
+ * in the slots of te_autograd_grad.
  */
 #include "autograd.h"
 
@@ -187,9 +187,12 @@ static te_node *pop(te_engine *e)
 
 const te_grad_meta *te_grad_input(const te_call *call, int i) { return &call->node->edges[i]; }
 
+/* What has the dtype in which the gradient of a leaf gathers. */
+static const te_tensor *accumulator(const te_tensor *leaf) { return leaf->main_grad ? leaf->main_grad : leaf; }
+
 static te_tensor **leaf_slot(te_engine *e, te_tensor *leaf)
 {
-    if (!e->captures) return &leaf->grad;
+    if (!e->captures) return leaf->main_grad ? &leaf->main_grad : &leaf->grad;
     for (int i = 0; i < e->n_captures; i++)
         if (e->captures[i].leaf == leaf) return &e->captures[i].grad;
     return NULL;
@@ -222,6 +225,7 @@ static te_status arrived(te_engine *e, const te_grad_meta *meta) { return meta->
  * that. */
 static bool may_add(te_engine *e, const te_grad_meta *meta, const te_tensor *grad)
 {
+    if (meta->leaf && !e->captures && grad == meta->leaf->main_grad) return true;
     bool own = meta->leaf && !e->captures ? grad->storage->block != NULL && !grad->node : exclusive(grad);
     return own && grad->dtype == meta->dtype && te_tensor_contiguous(grad);
 }
@@ -313,6 +317,10 @@ static te_status run_node(te_engine *e, te_node *node)
 {
     te_status status = te_context_poll(e->ctx);
     if (status == TE_OK) status = check_saved(node);
+    for (int i = 0; i < node->n_edges; i++) {
+        te_grad_meta *meta = &node->edges[i];
+        if (meta->leaf) meta->dtype = (e->captures ? meta->leaf : accumulator(meta->leaf))->dtype;
+    }
     for (int i = 0; i < e->n_captures; i++)
         if (e->captures[i].node == node) e->captures[i].grad = te_tensor_retain(node->call.dout[e->captures[i].output]);
     if (status == TE_OK) {
@@ -453,6 +461,29 @@ te_status te_tensor_set_requires_grad(te_tensor *t, bool on)
         return te_fail(t->ctx, TE_ERROR_ARGUMENT, "requires_grad: the tensor is a result; use detach()");
     }
     t->requires_grad = on;
+    return TE_OK;
+}
+
+te_tensor *te_tensor_main_grad(const te_tensor *t) { return t ? t->main_grad : NULL; }
+
+te_status te_tensor_set_main_grad(te_tensor *t, te_tensor *grad)
+{
+    if (!t) return TE_ERROR_ARGUMENT;
+    bool fits = !grad || (te_same_shape(t, grad) && (grad->dtype == t->dtype || grad->dtype == TE_F32) &&
+                          grad->storage->device == t->storage->device);
+    if (!fits)
+        return te_fail(t->ctx, TE_ERROR_ARGUMENT,
+                       "main_grad: %s of %s on %s for a tensor %s of %s on %s; its dtype or float32 is needed",
+                       TE_SHAPE_TEXT(grad), te_dtype_name(grad->dtype), te_tensor_device(grad), TE_SHAPE_TEXT(t),
+                       te_dtype_name(t->dtype), te_tensor_device(t));
+    const char *why = grad ? te_tensor_unwritable(grad) : NULL;
+    if (why) return te_fail(t->ctx, TE_ERROR_ARGUMENT, "main_grad: %s", why);
+    if (grad && (t->node || grad == t || te_needs_grad(grad) || !te_tensor_contiguous(grad)))
+        return te_fail(t->ctx, TE_ERROR_ARGUMENT,
+                       "main_grad: contiguous memory outside the graph is needed, of a leaf");
+    te_tensor_retain(grad);
+    te_tensor_release(t->main_grad);
+    t->main_grad = grad;
     return TE_OK;
 }
 

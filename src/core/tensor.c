@@ -196,6 +196,7 @@ void te_tensor_release(te_tensor *t)
 {
     if (!t || --t->refs > 0) return;
     te_tensor_release(t->grad);
+    te_tensor_release(t->main_grad);
     if (t->storage) te_storage_release(t->storage);
     if (t->node) te_node_release(t->node);
     tensor_free(t);

@@ -47,6 +47,7 @@ struct te_tensor {
     te_node    *node; /* what computed it, NULL for leaves */
     int         node_output;
     te_tensor  *grad;
+    te_tensor  *main_grad; /* gradients of backward are added here instead; NULL: none */
 };
 
 /* A new tensor on `device` (NULL: cpu), uninitialised. */

@@ -16,7 +16,9 @@
 
 const char te_lua_tensor_tag[] = "te.Tensor", te_lua_collected_tag[] = "te.Tensor, collected";
 
-static const char *const field_names[] = {"dtype", "device", "shape", "grad", "requires_grad", "is_leaf", NULL};
+static const char *const field_names[] = {
+    "dtype", "device", "shape", "grad", "main_grad", "requires_grad", "is_leaf", NULL,
+};
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
@@ -148,11 +150,11 @@ void te_lua_push_shape(lua_State *L, const te_tensor *t)
     }
 }
 
-/* t.grad */
-static int push_grad(lua_State *L)
+/* t.grad, t.main_grad */
+static int push_grad(lua_State *L, te_tensor *grad_of(const te_tensor *t))
 {
     te_lua_tensor *u = te_lua_new_tensor(L);
-    u->t = te_tensor_retain(te_tensor_grad(te_lua_check_tensor(L, 1, NULL, "self")));
+    u->t = te_tensor_retain(grad_of(te_lua_check_tensor(L, 1, NULL, "self")));
     if (!u->t) lua_pushnil(L);
     return 1;
 }
@@ -212,7 +214,9 @@ static int tensor_index(lua_State *L)
     else if (strcmp(key, "device") == 0)
         lua_pushstring(L, te_tensor_device(t));
     else if (strcmp(key, "grad") == 0)
-        return push_grad(L);
+        return push_grad(L, te_tensor_grad);
+    else if (strcmp(key, "main_grad") == 0)
+        return push_grad(L, te_tensor_main_grad);
     else if (strcmp(key, "requires_grad") == 0)
         lua_pushboolean(L, te_tensor_requires_grad(t));
     else if (strcmp(key, "is_leaf") == 0)
@@ -263,6 +267,8 @@ static int tensor_newindex(lua_State *L)
         status = te_tensor_set_requires_grad(t, lua_toboolean(L, 3));
     } else if (strcmp(key, "grad") == 0) {
         status = te_tensor_set_grad(t, lua_isnil(L, 3) ? NULL : te_lua_check_tensor(L, 3, NULL, "grad"));
+    } else if (strcmp(key, "main_grad") == 0) {
+        status = te_tensor_set_main_grad(t, lua_isnil(L, 3) ? NULL : te_lua_check_tensor(L, 3, NULL, "main_grad"));
     } else {
         return te_lua_fail(L, NULL, "tensors have no field \"%.40s\" that can be set", key);
     }

@@ -10,7 +10,7 @@ local complete = {}
 
 local KEYWORDS = { "and", "break", "do", "else", "elseif", "end", "false", "for", "function",
     "if", "in", "local", "nil", "not", "or", "repeat", "return", "then", "true", "until", "while" }
-local TENSOR_FIELDS = { "dtype", "device", "shape", "grad", "requires_grad", "is_leaf" }
+local TENSOR_FIELDS = { "dtype", "device", "shape", "grad", "main_grad", "requires_grad", "is_leaf" }
 
 -- Calls visit(table) for a value's own fields and those it inherits.
 local function each_table(value, visit)

@@ -158,6 +158,7 @@ te_block *te_device_alloc(te_device *device, size_t bytes)
         ctx->reclaiming = false;
         block = te_allocator_alloc(&device->allocator, bytes);
     }
+    if (!block) ctx->limit_refused = te_allocator_limits(&device->allocator, bytes);
     if (!block && device->exec.message[0])
         te_fail(ctx, TE_ERROR_DEVICE, "%s: %s", device->name, device->exec.message);
     else if (!block) /* a 0 with precision 0 prints nothing */

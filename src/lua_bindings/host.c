@@ -34,6 +34,8 @@ static void *arena_alloc(tetrain *host, size_t size)
     return p;
 }
 
+static const char heap_exhausted[] = "not enough memory"; /* LuaJIT's words */
+
 /* lua_Alloc on the host's hook, with the limit where there is one. */
 static void *lua_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_size)
 {
@@ -55,6 +57,7 @@ static void *lua_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_s
         host->lua_memory += new_size - old_size;
     else
         host->ran_out = true;
+    if (!within) te_lua_exhausted(host->rt, heap_exhausted);
     return p;
 }
 
@@ -277,15 +280,12 @@ tetrain_status tetrain_fail(tetrain *host, tetrain_status status, const char *fo
     return status;
 }
 
-/* What LuaJIT says when its heap cannot grow; a pcall on the way up turns the status into a plain error with this
- * text. */
-static const char heap_exhausted[] = "not enough memory";
-
 static tetrain_status status_of(tetrain *host, int failure, const char *message)
 {
     const char *engine = te_context_error(host->ctx);
     if (host->limit_reached) return TETRAIN_ERROR_LIMIT;
     if (tetrain_is_interrupted(host)) return TETRAIN_ERROR_INTERRUPTED;
+    if (host->exhausted) return TETRAIN_ERROR_MEMORY;
     if (failure == LUA_ERRMEM || strncmp(message, heap_exhausted, sizeof heap_exhausted - 1) == 0)
         return TETRAIN_ERROR_MEMORY;
     if (failure == LUA_ERRFILE) return TETRAIN_ERROR_IO;
@@ -394,6 +394,7 @@ void tetrain_call_traced(tetrain *host, int n_args, int n_results)
     lua_insert(L, function);
     host->failure = lua_pcall(L, n_args, n_results, function);
     if (host->failure) lua_error(L);
+    if (tetrain_is_stopping(host)) tetrain_count_work(host, L, 0); /* it caught what was to stop it, and ended */
     lua_remove(L, function);
 }
 

@@ -107,7 +107,6 @@ static void open_restricted(lua_State *L)
     lua_pop(L, 1);
     lua_pushcfunction(L, restricted_print);
     lua_setglobal(L, "print");
-    tetrain_bound_patterns(L);
 }
 
 static int do_nothing(lua_State *L)
@@ -208,7 +207,10 @@ static int open_state(lua_State *L)
     if (host->interpreted) stay_interpreted(L);
     if (host->arena) expect_failures(L);
     te_lua_text_only(L);
-    if (host->interpreted) tetrain_guard_script(L);
+    if (host->interpreted) {
+        tetrain_guard_script(L);
+        tetrain_bound_patterns(L);
+    }
     tetrain_guard_stack(L);
     host->rt =
         te_lua_attach(L, &(te_lua_options){.ctx = host->ctx, .device = host->options.device, .restricted = restricted});

@@ -149,7 +149,8 @@ TETRAIN_API te_tensor     *tetrain_get_tensor(tetrain *rt, const char *global);
 
 /* --- failures ----------------------------------------------------------------------------------------------------- */
 
-/* Message of the last call, with its Lua traceback; "" when it did not fail. */
+/* Message of the last call, with its Lua traceback; "" when it did not fail. Of an error value that is no text it has
+ * what its __tostring gives, or its type; a zero byte stands there as "\0". */
 TETRAIN_API const char *tetrain_error(const tetrain *rt);
 
 /* --- stopping ----------------------------------------------------------------------------------------------------- */

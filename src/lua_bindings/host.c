@@ -181,6 +181,9 @@ static int collect(lua_State *L)
 }
 
 static const char collect_key[] = "te.collect"; /* in the registry: a function that collects */
+static const char describe_key[] = "te.describe"; /* and describe_error */
+
+static int describe_error(lua_State *L);
 
 /* A collection when the heap is full: protected, since finalizers may raise, and without allocating itself. Twice,
  * because LuaJIT gives its string buffer back in steps. */
@@ -218,8 +221,8 @@ static int open_state(lua_State *L)
     te_lua_open_library(L);
     lua_pushcfunction(L, collect);
     te_lua_keep(L, collect_key);
-    lua_pushboolean(L, 1);
-    host->error_ref = luaL_ref(L, LUA_REGISTRYINDEX);
+    lua_pushcfunction(L, describe_error);
+    te_lua_keep(L, describe_key);
     return 0;
 }
 
@@ -297,23 +300,34 @@ static tetrain_status status_of(tetrain *host, int failure, const char *message)
                                                : TETRAIN_ERROR_SCRIPT;
 }
 
-/* Turns the error value at 1 into text. */
-static int error_text(lua_State *L)
+/* Keeps the text at `index` as the message, zero bytes as "\0". */
+static void take_text(tetrain *host, lua_State *L, int index)
 {
-    if (!lua_isstring(L, 1) && !luaL_callmeta(L, 1, "__tostring"))
-        lua_pushfstring(L, "(error value of type %s)", luaL_typename(L, 1));
-    lua_pushstring(L, lua_isstring(L, -1) ? lua_tostring(L, -1) : "(error value whose __tostring gives no string)");
-    return 1;
+    size_t      size, n = 0;
+    const char *text = lua_tolstring(L, index, &size);
+    for (size_t i = 0; i < size && n + 2 < sizeof host->error; i++) {
+        if (!text[i]) host->error[n++] = '\\';
+        host->error[n++] = text[i] ? text[i] : '0';
+    }
+    host->error[n] = 0;
 }
 
-/* Keeps the message of the error value that is kept in the registry; the tetrain is a light userdata at 1. */
+/* Keeps what the error value at 1 says of itself, and its traceback. */
 static int describe_error(lua_State *L)
 {
-    tetrain *host = lua_touserdata(L, 1);
-    lua_pushcfunction(L, error_text);
-    lua_rawgeti(L, LUA_REGISTRYINDEX, host->error_ref);
-    lua_call(L, 1, 1);
-    snprintf(host->error, sizeof host->error, "%s", lua_tostring(L, -1));
+    te_lua_push_kept(L, te_lua_trace);
+    lua_pushnil(L);
+    te_lua_keep(L, te_lua_trace);
+    if (lua_isnumber(L, 1))
+        lua_pushvalue(L, 1);
+    else if (!luaL_callmeta(L, 1, "__tostring"))
+        lua_pushfstring(L, "(error value of type %s)", luaL_typename(L, 1));
+    if (!lua_isstring(L, -1)) lua_pushliteral(L, "(error value whose __tostring gives no string)");
+    if (lua_isstring(L, 2)) {
+        lua_pushvalue(L, 2);
+        lua_concat(L, 2);
+    }
+    take_text(te_lua_attached(L)->host, L, -1);
     return 0;
 }
 
@@ -321,15 +335,13 @@ static int describe_error(lua_State *L)
 static tetrain_status take_error(tetrain *host, int failure)
 {
     lua_State *L = host->L;
-    if (lua_type(L, -1) == LUA_TNIL)
-        return tetrain_fail(host, status_of(host, failure, ""), "(error value of type nil)");
     if (lua_type(L, -1) == LUA_TSTRING) {
-        const char *message = lua_tostring(L, -1);
-        return tetrain_fail(host, status_of(host, failure, message), "%s", message);
+        take_text(host, L, -1);
+        return status_of(host, failure, host->error);
     }
-    lua_rawseti(L, LUA_REGISTRYINDEX, host->error_ref);
-    if (lua_cpcall(L, describe_error, host) != 0)
-        tetrain_fail(host, TETRAIN_OK, "(error value that cannot be described)");
+    te_lua_push_kept(L, describe_key);
+    lua_insert(L, -2);
+    if (lua_pcall(L, 1, 0, 0) != 0) tetrain_fail(host, TETRAIN_OK, "(error value that cannot be described)");
     return status_of(host, failure, host->error);
 }
 

@@ -17,7 +17,6 @@ struct tetrain {
     bool            opening;
     size_t          lua_memory; /* bytes of the Lua heap */
     bool            interpreted; /* the JIT compiler is off for good */
-    int             error_ref;   /* registry: room for an error value */
     int             failure;     /* of the innermost lua_pcall of this call: raising again makes every error a run-time
                                     one */
     bool            failed;      /* the last call did */

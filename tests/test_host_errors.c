@@ -1,5 +1,5 @@
 /* test_host_errors.c - what a host is told of a script's error: the message whole, with the traceback whatever was
- * raised. */
+ * raised, and the status that the error has, not one that its words suggest. */
 #include "test.h"
 
 #include "tetrain/tetrain.h"
@@ -57,9 +57,36 @@ static void test_messages(unsigned flags)
     tetrain_close(rt);
 }
 
+static void test_statuses(void)
+{
+    static const char full[] = "local s = 'x' while true do s = s .. s end";
+    tetrain_options   options = {.struct_size = sizeof options, .threads = 1};
+    for (int limited = 0; limited <= 1; limited++) {
+        options.lua_memory_limit = limited ? 16 << 20 : 0;
+        tetrain *rt = tetrain_open(&options);
+        CHECK(RUN(rt, "error('not enough memory in my wallet', 0)") == TETRAIN_ERROR_SCRIPT);
+        CHECK(RUN(rt, "error('not enough memory in my wallet')") == TETRAIN_ERROR_SCRIPT);
+        CHECK(RUN(rt, "error(setmetatable({}, {__tostring = function() return 'not enough memory here' end}))") ==
+              TETRAIN_ERROR_SCRIPT);
+        if (limited) {
+            char code[256];
+            CHECK(RUN(rt, "error('not enough memory', 0)") == TETRAIN_ERROR_SCRIPT);
+            CHECK(run_text(rt, full, sizeof full - 1) == TETRAIN_ERROR_MEMORY);
+            int n = snprintf(code, sizeof code, "coroutine.wrap(function() %s end)()", full);
+            CHECK_MSG(run_text(rt, code, (size_t)n) == TETRAIN_ERROR_MEMORY, "%s", tetrain_error(rt));
+            n = snprintf(code, sizeof code, "require('te').no_grad(function() %s end)", full);
+            CHECK_MSG(run_text(rt, code, (size_t)n) == TETRAIN_ERROR_MEMORY, "%s", tetrain_error(rt));
+            n = snprintf(code, sizeof code, "pcall(function() %s end) error('not enough memory in all', 0)", full);
+            CHECK_MSG(run_text(rt, code, (size_t)n) == TETRAIN_ERROR_SCRIPT, "%s", tetrain_error(rt));
+        }
+        tetrain_close(rt);
+    }
+}
+
 int main(void)
 {
     test_messages(0);
     test_messages(TETRAIN_RESTRICTED);
+    test_statuses();
     return TEST_END();
 }

@@ -285,14 +285,21 @@ tetrain_status tetrain_fail(tetrain *host, tetrain_status status, const char *fo
     return status;
 }
 
+/* A pcall or a coroutine on the way up turns LuaJIT's failure into a plain error of its words, with a position before
+ * them. They count where the heap did run out; LuaJIT's own allocator does not say whether it did. */
+static bool tells_of_full_heap(const tetrain *host, const char *message)
+{
+    size_t n = strcspn(message, "\n"), words = sizeof heap_exhausted - 1;
+    bool   said = n >= words && memcmp(message + n - words, heap_exhausted, words) == 0;
+    return said && (host->ran_out || !host->arena);
+}
+
 static tetrain_status status_of(tetrain *host, int failure, const char *message)
 {
     const char *engine = te_context_error(host->ctx);
     if (host->limit_reached) return TETRAIN_ERROR_LIMIT;
     if (tetrain_is_interrupted(host)) return TETRAIN_ERROR_INTERRUPTED;
-    if (host->exhausted) return TETRAIN_ERROR_MEMORY;
-    if (failure == LUA_ERRMEM || strncmp(message, heap_exhausted, sizeof heap_exhausted - 1) == 0)
-        return TETRAIN_ERROR_MEMORY;
+    if (host->exhausted || failure == LUA_ERRMEM || tells_of_full_heap(host, message)) return TETRAIN_ERROR_MEMORY;
     if (failure == LUA_ERRFILE) return TETRAIN_ERROR_IO;
     if (host->rt->status == TE_OK || !engine[0] || !strstr(message, engine)) return TETRAIN_ERROR_SCRIPT;
     return host->rt->status == TE_ERROR_MEMORY ? TETRAIN_ERROR_MEMORY

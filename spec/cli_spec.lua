@@ -162,7 +162,7 @@ describe("tetrain", function()
         _, _, status = run(script("local x = = 1"))
         assert.equal(1, status)
         _, err = run [[-e 'error(setmetatable({}, {__tostring = function() return "odd" end}))']]
-        assert.equal("tetrain: odd\n", err)
+        assert.equal("tetrain: odd\nstack traceback:\n\t(command line):1: in main chunk\n", err)
         _, err, status = run [[-e 'error()']]
         assert.equal("", err)
         assert.equal(1, status)

@@ -1,5 +1,5 @@
-/* test_host_patterns.c - the string functions of restricted runtimes against LuaJIT's own: 40,000 random patterns and
- * texts, then patterns that would keep LuaJIT's busy for years. */
+/* test_host_patterns.c - the string functions of runtimes whose scripts can be stopped against LuaJIT's own: 40,000
+ * random patterns and texts, then patterns that would keep LuaJIT's busy for years. */
 #include "test.h"
 
 #include "tetrain/tetrain.h"
@@ -86,6 +86,7 @@ static const char *const endless[] = {
     "local s = ('('):rep(300000) s:find('%b()')",
     "local s = ('a'):rep(1000000) s:find(('a'):rep(500000) .. 'b', 1, true)",
     "local s = ('ab'):rep(100000) s:find('(.+)%1%1%1c')",
+    "string.find(('a'):rep(30000), ('a-'):rep(30) .. 'b')",
 };
 
 static void *interrupt_later(void *rt)
@@ -95,10 +96,10 @@ static void *interrupt_later(void *rt)
     return NULL;
 }
 
-static void test_bounded(void)
+static void test_limited(unsigned flags)
 {
     tetrain_options options = {
-        .struct_size = sizeof options, .threads = 1, .instruction_limit = 20000000, .flags = TETRAIN_RESTRICTED};
+        .struct_size = sizeof options, .threads = 1, .instruction_limit = 20000000, .flags = flags};
     tetrain        *rt = tetrain_open(&options);
     for (size_t i = 0; i < sizeof endless / sizeof *endless; i++) {
         CHECK_MSG(run(rt, endless[i]) == TETRAIN_ERROR_LIMIT, "%s: %s", endless[i], tetrain_error(rt));
@@ -109,8 +110,13 @@ static void test_bounded(void)
     CHECK(run(rt, "('x'):rep(1000):find(('x*'):rep(300))") == TETRAIN_ERROR_SCRIPT &&
           strstr(tetrain_error(rt), "too complex"));
     tetrain_close(rt);
-    options.instruction_limit = 0;
-    rt = tetrain_open(&options);
+}
+
+static void test_interrupted(tetrain_options options)
+{
+    options.struct_size = sizeof options;
+    options.threads = 1;
+    tetrain *rt = tetrain_open(&options);
     for (size_t i = 0; i < 5; i++) {
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, interrupt_later, rt) == 0);
@@ -123,6 +129,10 @@ static void test_bounded(void)
 int main(void)
 {
     test_same();
-    test_bounded();
+    test_limited(TETRAIN_RESTRICTED);
+    test_limited(0);
+    test_interrupted((tetrain_options){.flags = TETRAIN_RESTRICTED});
+    test_interrupted((tetrain_options){.flags = TETRAIN_INTERPRETED});
+    test_interrupted((tetrain_options){.lua_memory_limit = 64 << 20});
     return TEST_END();
 }

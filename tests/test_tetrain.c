@@ -35,6 +35,74 @@ static void test_running(void)
     tetrain_close(NULL);
 }
 
+/* Every function that takes a context, without one. */
+static void test_no_context(te_context *none)
+{
+    te_memory_stats stats = {.current = 7};
+    uint64_t        seed = 7, offset = 7;
+    te_context_interrupt(none);
+    te_context_clear_interrupt(none);
+    te_context_set_threads(none, 3);
+    te_context_set_tf32(none, true);
+    te_context_on_memory_pressure(none, NULL, NULL);
+    te_context_reset_peak(none);
+    te_context_empty_cache(none);
+    te_context_seed(none, 1);
+    te_context_rng_state(none, &seed, &offset);
+    te_context_set_rng_state(none, 1, 2);
+    CHECK(seed == 0 && offset == 0 && te_context_threads(none) == 0 && !te_context_tf32(none));
+    CHECK(te_context_memory(none, "cpu", &stats) == TE_ERROR_ARGUMENT && stats.current == 0);
+    CHECK(te_context_synchronize(none, NULL) == TE_ERROR_ARGUMENT);
+    CHECK(!te_context_set_grad_enabled(none, true) && !te_context_grad_enabled(none));
+    CHECK(te_context_set_compute_dtype(none, TE_BF16) == TE_DTYPE_COUNT);
+    CHECK(te_autocast_begin(none, NULL) == TE_ERROR_ARGUMENT && te_autocast_end(none) == TE_ERROR_ARGUMENT);
+    CHECK(!te_optimizer_adamw(none, NULL, 0, NULL) && !te_recipe_new(none, "MXFP8BlockScaling", NULL, 0));
+}
+
+static bool means(te_context *ctx, te_status status, const char *part)
+{
+    return status == TE_ERROR_ARGUMENT && strstr(te_context_error(ctx), part);
+}
+
+/* NULL where results go or arguments come from. */
+static void test_null_arguments(void)
+{
+    te_context  *ctx = te_context_open(NULL);
+    te_tensor   *t = te_tensor_full(ctx, TE_F32, 1, (int64_t[]){2}, 1), *out = NULL;
+    te_tensor   *empty = te_tensor_empty(ctx, TE_F32, 1, (int64_t[]){0});
+    const te_op *relu = te_op_find(ctx, "relu");
+    te_arg       args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = t}};
+    te_context_rng_state(ctx, NULL, NULL);
+    CHECK(means(ctx, te_context_memory(ctx, "cpu", NULL), "te_context_memory: stats is NULL"));
+    CHECK(means(ctx, te_tensor_read(t, TE_F32, NULL), "te_tensor_read: host is NULL for a tensor of 2 elements"));
+    CHECK(means(ctx, te_tensor_write(t, TE_F64, NULL), "te_tensor_write: host is NULL for a tensor of 2 elements"));
+    CHECK(te_tensor_read(empty, TE_F64, NULL) == TE_OK && te_tensor_write(empty, TE_F32, NULL) == TE_OK);
+    CHECK(!te_tensor_empty(ctx, TE_F32, 1, NULL) && !te_tensor_full(ctx, TE_F32, 1, NULL, 1));
+    CHECK(means(ctx, te_op_run(ctx, relu, args, 1, NULL, 1), "te.relu: 1 arguments, 1 results at NULL"));
+    CHECK(means(ctx, te_op_run(ctx, relu, NULL, 1, &out, 1), "te.relu: 1 arguments at NULL, 1 results") && !out);
+    CHECK(te_op_run(ctx, relu, args, 1, NULL, 0) == TE_OK);
+    te_group *g = te_group_new(ctx);
+    int       x = te_group_input(g, false), y = 7;
+    CHECK(!te_group_accepts(NULL, relu) && !te_group_accepts(ctx, NULL));
+    CHECK(strstr(te_context_error(ctx), "te_group_accepts: the operation is NULL"));
+    CHECK(means(ctx, te_group_apply(g, relu, NULL, 1, NULL, 0, &y), "te.relu: 1 values at NULL") && y == TE_NO_VALUE);
+    CHECK(means(ctx, te_group_apply(g, relu, &x, 1, NULL, 0, NULL), "te_group_apply: result is NULL"));
+    CHECK(means(ctx, te_group_apply(g, NULL, &x, 1, NULL, 0, &y), "te_group_apply: there is no operation"));
+    CHECK(te_group_apply(g, relu, &x, 1, NULL, 0, &y) == TE_OK && te_group_output(g, y) == TE_OK);
+    CHECK(means(ctx, te_group_run(g, NULL, &out), "te_group_run: 1 inputs at NULL, 1 outputs") && !out);
+    CHECK(means(ctx, te_group_run(g, &t, NULL), "te_group_run: 1 inputs, 1 outputs at NULL"));
+    CHECK(te_group_run(g, &t, &out) == TE_OK && out);
+    te_tensor_release(out);
+    te_group_release(g);
+    CHECK(te_group_input(NULL, true) == TE_NO_VALUE && te_group_output(NULL, 0) == TE_ERROR_ARGUMENT);
+    CHECK(te_group_apply(NULL, relu, &x, 1, NULL, 0, &y) == TE_ERROR_ARGUMENT && y == TE_NO_VALUE);
+    CHECK(te_group_run(NULL, &t, &out) == TE_ERROR_ARGUMENT && !te_group_refused(NULL));
+    CHECK(te_group_n_inputs(NULL) == 0 && te_group_n_outputs(NULL) == 0 && te_group_n_plans(NULL) == 0);
+    te_tensor_release(empty);
+    te_tensor_release(t);
+    te_context_release(ctx);
+}
+
 /* What a host that looks at nothing passes on when tetrain_open gave NULL. */
 static void test_no_runtime(void)
 {
@@ -49,6 +117,7 @@ static void test_no_runtime(void)
     CHECK(te_tensor_dtype(NULL) == TE_DTYPE_COUNT && te_tensor_ndim(NULL) == 0 && !te_tensor_shape(NULL));
     CHECK(te_tensor_numel(NULL) == 0 && !te_tensor_data(NULL) && !te_tensor_device(NULL) && !te_tensor_context(NULL));
     CHECK(te_dtype_from_name(NULL) == TE_DTYPE_COUNT);
+    test_no_context(none);
     tetrain_options many = {.struct_size = sizeof many, .threads = 1000000};
     tetrain        *rt = tetrain_open(&many);
     CHECK(te_context_threads(tetrain_context(rt)) == 1024);
@@ -197,6 +266,7 @@ int main(void)
 {
     test_running();
     test_no_runtime();
+    test_null_arguments();
     test_tensors();
     test_graph_outlives();
     test_limits();

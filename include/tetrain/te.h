@@ -6,9 +6,9 @@
  *     message with the offending values. Nothing here aborts, exits or prints.
  *   - Tensors are reference counted. A function that returns a te_tensor * gives the caller one reference unless its
  *     comment says "borrowed"; arguments are borrowed. Releasing NULL is a no-op.
- *   - A NULL tensor or operation in a function that returns a status is an error, so that a chain of calls may be
- *     looked at once, at its end; the message is that of what gave the NULL. What makes tensors and groups or finds
- *     operations gives NULL where the context is NULL.
+ *   - A NULL context, tensor, operation, group or place for results is TE_ERROR_ARGUMENT in a function that returns a
+ *     status, so that a chain of calls may be looked at once, at its end; the message is that of what gave the NULL.
+ *     Other functions do nothing then and return NULL, false, 0, TE_NO_VALUE or TE_DTYPE_COUNT.
  *   - A tensor keeps its context alive: te_context_release may come before the last te_tensor_release.
  *   - One context is used by one thread at a time. Two contexts know nothing of each other.
  *   - Dimensions and indices count from 0 here (in Lua they count from 1); negative ones count from the end.
@@ -72,7 +72,7 @@ TE_API void      te_context_empty_cache(te_context *ctx);
 /* Random numbers: Philox4x32-10 with key `seed`. Every drawing op takes the next range of offsets, so the state is two
  * numbers and restoring it replays the same draws. */
 TE_API void te_context_seed(te_context *ctx, uint64_t seed);
-TE_API void te_context_rng_state(const te_context *ctx, uint64_t *seed, uint64_t *offset);
+TE_API void te_context_rng_state(const te_context *ctx, uint64_t *seed, uint64_t *offset); /* NULL: not asked for */
 TE_API void te_context_set_rng_state(te_context *ctx, uint64_t seed, uint64_t offset);
 
 /* Whether ops record gradients; returns the setting before. */
@@ -172,8 +172,7 @@ TE_API te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args,
  *      te_group_run(g, in, &out);
  *
  * The first run with inputs of a new kind makes a plan: which nodes share a kernel, forward and backward. Gradients go
- * through a run as through one operation. Results are those of te_op_run for each node. A group is never NULL below but
- * for its release. */
+ * through a run as through one operation. Results are those of te_op_run for each node. */
 enum { TE_NO_VALUE = -1 };
 
 TE_API te_group *te_group_new(te_context *ctx);

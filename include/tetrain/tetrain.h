@@ -85,9 +85,10 @@ typedef enum tetrain_status {
 enum {
     /* For scripts that the host did not write: no io, os, package, debug, ffi and jit libraries, no files through te,
      * no finalizers, no bytecode, no way to more threads than the host gave; `print` goes to `log`. Set the three
-     * limits with it. It limits what a mistaken or careless script can damage. It is no wall against a hostile author:
-     * LuaJIT and the engine are large programs that share the host's address space. Put such scripts into a process of
-     * their own. */
+     * limits with it: pcall swallows none of them. (Without the flag a script may catch that memory ran out, at a
+     * limit as well, and go on with less; the instruction limit ends it in any case.) It limits what a mistaken or
+     * careless script can damage. It is no wall against a hostile author: LuaJIT and the engine are large programs that
+     * share the host's address space. Put such scripts into a process of their own. */
     TETRAIN_RESTRICTED = 1 << 0,
     /* The JIT compiler stays off, so that tetrain_interrupt ends every script. */
     TETRAIN_INTERPRETED = 1 << 1,
@@ -148,7 +149,8 @@ TETRAIN_API te_tensor     *tetrain_get_tensor(tetrain *rt, const char *global);
 
 /* --- failures ----------------------------------------------------------------------------------------------------- */
 
-/* Message of the last call, with its Lua traceback; "" when it did not fail. */
+/* Message of the last call, with its Lua traceback; "" when it did not fail. Of an error value that is no text it has
+ * what its __tostring gives, or its type; a zero byte stands there as "\0". */
 TETRAIN_API const char *tetrain_error(const tetrain *rt);
 
 /* --- stopping ----------------------------------------------------------------------------------------------------- */

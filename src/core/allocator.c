@@ -1,6 +1,8 @@
 /* allocator.c - see allocator.h. */
 #include "allocator.h"
 
+static const size_t LARGEST = (size_t)1 << 46; /* bytes of a block */
+
 /* Class and rounded size of a request: multiples of 64 up to 512, then eight steps per power of two. */
 static int size_class(size_t bytes, size_t *rounded)
 {
@@ -54,10 +56,22 @@ void te_allocator_close(te_allocator *allocator)
     }
 }
 
+static bool over_limit(const te_allocator *allocator, size_t size)
+{
+    return allocator->limit && (size > allocator->limit || allocator->reserved > allocator->limit - size);
+}
+
+bool te_allocator_limits(const te_allocator *allocator, size_t bytes)
+{
+    size_t size = bytes;
+    if (bytes <= LARGEST) size_class(bytes, &size);
+    return over_limit(allocator, size);
+}
+
 /* A block fresh from the system, within the limit. */
 static te_block *reserve_block(te_allocator *allocator, size_t size)
 {
-    if (allocator->limit && (size > allocator->limit || allocator->reserved > allocator->limit - size)) return NULL;
+    if (over_limit(allocator, size)) return NULL;
     te_block *block = allocator->spare;
     if (block)
         allocator->spare = block->next;
@@ -77,7 +91,7 @@ static te_block *reserve_block(te_allocator *allocator, size_t size)
 
 te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
 {
-    if (bytes > (size_t)1 << 46) return NULL;
+    if (bytes > LARGEST) return NULL;
     size_t size;
     int class = size_class(bytes, &size);
     te_block *block = allocator->pool ? allocator->pool->cached[class] : NULL;

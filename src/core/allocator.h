@@ -47,6 +47,8 @@ void te_allocator_close(te_allocator *allocator);
 te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes);
 void      te_allocator_free(te_allocator *allocator, te_block *block);
 void      te_allocator_empty_cache(te_allocator *allocator); /* nothing while a graph is recorded */
+/* Whether the limit, and not the system, is what refuses a block of so many bytes. */
+bool      te_allocator_limits(const te_allocator *allocator, size_t bytes);
 te_pool  *te_pool_open(te_allocator *allocator); /* NULL: out of host memory */
 void      te_pool_close(te_allocator *allocator, te_pool *pool);
 

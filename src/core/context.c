@@ -158,6 +158,7 @@ te_block *te_device_alloc(te_device *device, size_t bytes)
         ctx->reclaiming = false;
         block = te_allocator_alloc(&device->allocator, bytes);
     }
+    if (!block) ctx->limit_refused = te_allocator_limits(&device->allocator, bytes);
     if (!block && device->exec.message[0])
         te_fail(ctx, TE_ERROR_DEVICE, "%s: %s", device->name, device->exec.message);
     else if (!block) /* a 0 with precision 0 prints nothing */
@@ -178,6 +179,9 @@ static void close_device(te_device *device)
 
 te_status te_context_memory(te_context *ctx, const char *name, te_memory_stats *stats)
 {
+    if (stats) *stats = (te_memory_stats){0};
+    if (!ctx) return TE_ERROR_ARGUMENT;
+    if (!stats) return te_fail(ctx, TE_ERROR_ARGUMENT, "te_context_memory: stats is NULL");
     te_device *device = te_context_device(ctx, name);
     if (!device) return ctx->status;
     const te_allocator *a = &device->allocator;
@@ -187,6 +191,7 @@ te_status te_context_memory(te_context *ctx, const char *name, te_memory_stats *
 
 te_status te_context_synchronize(te_context *ctx, const char *name)
 {
+    if (!ctx) return TE_ERROR_ARGUMENT;
     te_device *wanted = name ? te_context_device(ctx, name) : NULL;
     if (name && !wanted) return ctx->status;
     for (int i = 0; i < TE_MAX_DEVICES; i++) {
@@ -200,12 +205,13 @@ te_status te_context_synchronize(te_context *ctx, const char *name)
 
 void te_context_reset_peak(te_context *ctx)
 {
-    for (int i = 0; i < TE_MAX_DEVICES; i++) ctx->devices[i].allocator.peak = ctx->devices[i].allocator.current;
+    for (int i = 0; ctx && i < TE_MAX_DEVICES; i++)
+        ctx->devices[i].allocator.peak = ctx->devices[i].allocator.current;
 }
 
 void te_context_empty_cache(te_context *ctx)
 {
-    for (int i = 0; i < TE_MAX_DEVICES; i++)
+    for (int i = 0; ctx && i < TE_MAX_DEVICES; i++)
         if (ctx->devices[i].open) te_allocator_empty_cache(&ctx->devices[i].allocator);
 }
 
@@ -259,8 +265,15 @@ void te_context_release(te_context *ctx)
 
 /* --- settings ----------------------------------------------------------------------------------------------------- */
 
-void te_context_interrupt(te_context *ctx) { atomic_fetch_or(&ctx->interrupted, TE_INTERRUPT_WORK); }
-void te_context_clear_interrupt(te_context *ctx) { ctx->interrupted = 0; }
+void te_context_interrupt(te_context *ctx)
+{
+    if (ctx) atomic_fetch_or(&ctx->interrupted, TE_INTERRUPT_WORK);
+}
+
+void te_context_clear_interrupt(te_context *ctx)
+{
+    if (ctx) ctx->interrupted = 0;
+}
 
 te_status te_context_poll(te_context *ctx)
 {
@@ -269,22 +282,25 @@ te_status te_context_poll(te_context *ctx)
 
 void te_context_set_threads(te_context *ctx, int threads)
 {
+    if (!ctx) return;
     ctx->threads = thread_count(threads);
     for (int i = 0; i < TE_MAX_DEVICES; i++) ctx->devices[i].exec.threads = ctx->threads;
 }
 
-int te_context_threads(const te_context *ctx) { return ctx->threads; }
+int te_context_threads(const te_context *ctx) { return ctx ? ctx->threads : 0; }
 
 void te_context_set_tf32(te_context *ctx, bool on)
 {
+    if (!ctx) return;
     ctx->tf32 = on;
     for (int i = 0; i < TE_MAX_DEVICES; i++) ctx->devices[i].exec.tf32 = on;
 }
 
-bool te_context_tf32(const te_context *ctx) { return ctx->tf32; }
+bool te_context_tf32(const te_context *ctx) { return ctx && ctx->tf32; }
 
 void te_context_on_memory_pressure(te_context *ctx, void (*reclaim)(void *user), void *user)
 {
+    if (!ctx) return;
     ctx->reclaim = reclaim;
     ctx->reclaim_user = user;
 }
@@ -293,12 +309,13 @@ void te_context_seed(te_context *ctx, uint64_t seed) { te_context_set_rng_state(
 
 void te_context_rng_state(const te_context *ctx, uint64_t *seed, uint64_t *offset)
 {
-    *seed = ctx->seed;
-    *offset = ctx->rng_offset;
+    if (seed) *seed = ctx ? ctx->seed : 0;
+    if (offset) *offset = ctx ? ctx->rng_offset : 0;
 }
 
 void te_context_set_rng_state(te_context *ctx, uint64_t seed, uint64_t offset)
 {
+    if (!ctx) return;
     if (ctx->capture && seed != ctx->seed) te_graph_spoil(ctx->capture, "another seed of random numbers");
     ctx->seed = seed;
     ctx->rng_offset = offset;
@@ -313,15 +330,17 @@ te_rng te_context_draw(te_context *ctx, uint64_t words)
 
 bool te_context_set_grad_enabled(te_context *ctx, bool enabled)
 {
+    if (!ctx) return false;
     bool before = ctx->grad_enabled;
     ctx->grad_enabled = enabled;
     return before;
 }
 
-bool te_context_grad_enabled(const te_context *ctx) { return ctx->grad_enabled; }
+bool te_context_grad_enabled(const te_context *ctx) { return ctx && ctx->grad_enabled; }
 
 te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype)
 {
+    if (!ctx) return TE_DTYPE_COUNT;
     te_dtype before = ctx->compute_dtype;
     ctx->compute_dtype = dtype;
     return before;

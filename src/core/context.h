@@ -75,6 +75,7 @@ struct te_context {
     void (*reclaim)(void *user);
     void  *reclaim_user;
     bool   reclaiming;
+    bool   limit_refused; /* memory that ran out last did so at tensor_memory_limit */
 
     struct te_graph *capture; /* a graph being recorded, NULL: none */
     struct te_profiler *profiler; /* a profile in progress, NULL: none */

@@ -434,12 +434,15 @@ te_status te_call_run_op(te_call *call)
 te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out)
 {
     te_status status;
-    for (int i = 0; i < n_out; i++) out[i] = NULL;
+    for (int i = 0; out && i < n_out; i++) out[i] = NULL;
     if (!ctx) return TE_ERROR_ARGUMENT;
     if (!op) { /* as te_op_find gave it, whose message is the better one */
         bool named = strncmp(ctx->message, "no operation ", 13) == 0;
         return te_fail(ctx, TE_ERROR_ARGUMENT, "%s", named ? ctx->message : "te_op_run: the operation is NULL");
     }
+    if ((n_args > 0 && !args) || (n_out > 0 && !out))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te_op_run: te.%s: %d arguments%s, %d results%s", op->name, n_args,
+                       args ? "" : " at NULL", n_out, out ? "" : " at NULL");
     if (op->simple && n_out == 1 && te_program_op_quick(ctx, op, args, n_args, out, &status)) return status;
     te_call call = {.ctx = ctx, .op = op};
     status = take_arguments(&call, args, n_args);

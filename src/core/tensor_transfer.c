@@ -123,9 +123,17 @@ static te_status transfer(te_tensor *t, te_dtype dtype, void *host, bool to_host
     return status;
 }
 
-te_status te_tensor_read(te_tensor *t, te_dtype dtype, void *host)
+static te_status check_host(te_tensor *t, const char *function, const void *host)
 {
     if (!t) return TE_ERROR_ARGUMENT;
+    if (host || te_tensor_numel(t) == 0) return TE_OK;
+    return te_fail(t->ctx, TE_ERROR_ARGUMENT, "%s: host is NULL for a tensor of %lld elements", function,
+                   (long long)te_tensor_numel(t));
+}
+
+te_status te_tensor_read(te_tensor *t, te_dtype dtype, void *host)
+{
+    if (check_host(t, "te_tensor_read", host) != TE_OK) return TE_ERROR_ARGUMENT;
     if (te_tensor_is_quantized(t)) {
         te_tensor *values = te_tensor_dequantized(t);
         te_status status = values ? te_tensor_read(values, dtype, host) : t->ctx->status;
@@ -142,7 +150,7 @@ te_status te_tensor_read(te_tensor *t, te_dtype dtype, void *host)
 
 te_status te_tensor_write(te_tensor *t, te_dtype dtype, const void *host)
 {
-    if (!t) return TE_ERROR_ARGUMENT;
+    if (check_host(t, "te_tensor_write", host) != TE_OK) return TE_ERROR_ARGUMENT;
     if (te_tensor_is_quantized(t)) {
         te_tensor *values = te_tensor_new_like(t);
         te_status status = values ? te_tensor_write(values, dtype, host) : t->ctx->status;

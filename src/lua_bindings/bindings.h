@@ -115,8 +115,13 @@ const char *te_lua_describe(lua_State *L, int index, char *text, size_t size);
 /* limits.c: from here on every instruction of the script raises, and all of them are interpreted, since compiled code
  * calls no hooks. */
 void te_lua_stop(te_lua *rt, lua_State *L);
-/* Message handler for lua_pcall: the message with the traceback of Lua functions. */
+/* limits.c: a memory limit of the host was reached. Stops a restricted script likewise, with this message, which must
+ * last for the call. Changes nothing but hooks, so allocators may say it. */
+void te_lua_exhausted(te_lua *rt, const char *message);
+/* Message handler for lua_pcall: the message with the traceback of Lua functions. An error object stays what it is, and
+ * its traceback is kept under te_lua_trace (te_lua_push_kept). */
 int te_lua_traceback(lua_State *L);
+extern const char te_lua_trace[];
 /* Message handler for calls that pass an error on: keeps the traceback for te_lua_traceback and leaves the error
  * alone. */
 int te_lua_remember(lua_State *L);

@@ -43,6 +43,7 @@ int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status statu
     const char *message = te_context_error(rt->ctx);
     rt->status = status;
     if (status == TE_ERROR_INTERRUPTED && rt->host) te_lua_stop(rt, L);
+    if (status == TE_ERROR_MEMORY && rt->ctx->limit_refused) te_lua_exhausted(rt, message);
     if (rt->error_ref != LUA_NOREF) { /* a Lua error went through the engine: raise that value itself */
         lua_rawgeti(L, LUA_REGISTRYINDEX, rt->error_ref);
         luaL_unref(L, LUA_REGISTRYINDEX, rt->error_ref);
@@ -152,26 +153,24 @@ static int stack_depth(lua_State *L, int level)
     return level;
 }
 
-/* Pushes the frames from `level` on, one a line, for the message at 1. */
+/* Pushes the frames from `level` on, one a line, for the error value at 1. Joined one by one: after an overflow the
+ * stack has a few places left. */
 static void push_frames(lua_State *L, int level)
 {
     enum { FIRST = 12, LAST = 10 }; /* shown of a deep stack */
     lua_Debug frame;
-    int       depth, parts = 1, first = level;
-    bool      library = strncmp(lua_tostring(L, 1), "te/", 3) == 0;
-    luaL_checkstack(L, FIRST + LAST + LUA_MINSTACK, "traceback");
-    depth = stack_depth(L, level);
+    int       depth = stack_depth(L, level), first = level;
+    bool      library = lua_isstring(L, 1) && strncmp(lua_tostring(L, 1), "te/", 3) == 0;
     lua_pushliteral(L, "\nstack traceback:");
     for (; lua_getstack(L, level, &frame); level++) {
         if (depth - first > FIRST + LAST && level == first + FIRST) {
             lua_pushliteral(L, "\n\t...");
-            parts++;
+            lua_concat(L, 2);
             level = depth - LAST;
             if (!lua_getstack(L, level, &frame)) break;
         }
-        if (push_frame(L, &frame, library)) parts++;
+        if (push_frame(L, &frame, library)) lua_concat(L, 2);
     }
-    lua_concat(L, parts);
 }
 
 static const char remembered_key[] = "te.remembered"; /* in the registry: {message, traceback} */
@@ -204,13 +203,19 @@ int te_lua_remember(lua_State *L)
     return 1;
 }
 
+const char te_lua_trace[] = "te.trace";
+
 int te_lua_traceback(lua_State *L)
 {
     lua_settop(L, 1);
-    if (!lua_isstring(L, 1)) return 1; /* an error object: whoever catches it knows what it is */
     if (!push_remembered(L)) {
         lua_settop(L, 1);
         push_frames(L, 1);
+    }
+    if (!lua_isstring(L, 1)) { /* its __tostring may do anything, and may fail where errors cannot be handled */
+        te_lua_keep(L, te_lua_trace);
+        lua_settop(L, 1);
+        return 1;
     }
     lua_pushvalue(L, 1);
     lua_insert(L, -2);

@@ -34,6 +34,8 @@ static void *arena_alloc(tetrain *host, size_t size)
     return p;
 }
 
+static const char heap_exhausted[] = "not enough memory"; /* LuaJIT's words */
+
 /* lua_Alloc on the host's hook, with the limit where there is one. */
 static void *lua_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_size)
 {
@@ -55,6 +57,7 @@ static void *lua_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_s
         host->lua_memory += new_size - old_size;
     else
         host->ran_out = true;
+    if (!within) te_lua_exhausted(host->rt, heap_exhausted);
     return p;
 }
 
@@ -104,7 +107,6 @@ static void open_restricted(lua_State *L)
     lua_pop(L, 1);
     lua_pushcfunction(L, restricted_print);
     lua_setglobal(L, "print");
-    tetrain_bound_patterns(L);
 }
 
 static int do_nothing(lua_State *L)
@@ -179,6 +181,9 @@ static int collect(lua_State *L)
 }
 
 static const char collect_key[] = "te.collect"; /* in the registry: a function that collects */
+static const char describe_key[] = "te.describe"; /* and describe_error */
+
+static int describe_error(lua_State *L);
 
 /* A collection when the heap is full: protected, since finalizers may raise, and without allocating itself. Twice,
  * because LuaJIT gives its string buffer back in steps. */
@@ -205,7 +210,10 @@ static int open_state(lua_State *L)
     if (host->interpreted) stay_interpreted(L);
     if (host->arena) expect_failures(L);
     te_lua_text_only(L);
-    if (host->interpreted) tetrain_guard_script(L);
+    if (host->interpreted) {
+        tetrain_guard_script(L);
+        tetrain_bound_patterns(L);
+    }
     tetrain_guard_stack(L);
     host->rt =
         te_lua_attach(L, &(te_lua_options){.ctx = host->ctx, .device = host->options.device, .restricted = restricted});
@@ -213,8 +221,8 @@ static int open_state(lua_State *L)
     te_lua_open_library(L);
     lua_pushcfunction(L, collect);
     te_lua_keep(L, collect_key);
-    lua_pushboolean(L, 1);
-    host->error_ref = luaL_ref(L, LUA_REGISTRYINDEX);
+    lua_pushcfunction(L, describe_error);
+    te_lua_keep(L, describe_key);
     return 0;
 }
 
@@ -277,17 +285,21 @@ tetrain_status tetrain_fail(tetrain *host, tetrain_status status, const char *fo
     return status;
 }
 
-/* What LuaJIT says when its heap cannot grow; a pcall on the way up turns the status into a plain error with this
- * text. */
-static const char heap_exhausted[] = "not enough memory";
+/* A pcall or a coroutine on the way up turns LuaJIT's failure into a plain error of its words, with a position before
+ * them. They count where the heap did run out; LuaJIT's own allocator does not say whether it did. */
+static bool tells_of_full_heap(const tetrain *host, const char *message)
+{
+    size_t n = strcspn(message, "\n"), words = sizeof heap_exhausted - 1;
+    bool   said = n >= words && memcmp(message + n - words, heap_exhausted, words) == 0;
+    return said && (host->ran_out || !host->arena);
+}
 
 static tetrain_status status_of(tetrain *host, int failure, const char *message)
 {
     const char *engine = te_context_error(host->ctx);
     if (host->limit_reached) return TETRAIN_ERROR_LIMIT;
     if (tetrain_is_interrupted(host)) return TETRAIN_ERROR_INTERRUPTED;
-    if (failure == LUA_ERRMEM || strncmp(message, heap_exhausted, sizeof heap_exhausted - 1) == 0)
-        return TETRAIN_ERROR_MEMORY;
+    if (host->exhausted || failure == LUA_ERRMEM || tells_of_full_heap(host, message)) return TETRAIN_ERROR_MEMORY;
     if (failure == LUA_ERRFILE) return TETRAIN_ERROR_IO;
     if (host->rt->status == TE_OK || !engine[0] || !strstr(message, engine)) return TETRAIN_ERROR_SCRIPT;
     return host->rt->status == TE_ERROR_MEMORY ? TETRAIN_ERROR_MEMORY
@@ -295,23 +307,34 @@ static tetrain_status status_of(tetrain *host, int failure, const char *message)
                                                : TETRAIN_ERROR_SCRIPT;
 }
 
-/* Turns the error value at 1 into text. */
-static int error_text(lua_State *L)
+/* Keeps the text at `index` as the message, zero bytes as "\0". */
+static void take_text(tetrain *host, lua_State *L, int index)
 {
-    if (!lua_isstring(L, 1) && !luaL_callmeta(L, 1, "__tostring"))
-        lua_pushfstring(L, "(error value of type %s)", luaL_typename(L, 1));
-    lua_pushstring(L, lua_isstring(L, -1) ? lua_tostring(L, -1) : "(error value whose __tostring gives no string)");
-    return 1;
+    size_t      size, n = 0;
+    const char *text = lua_tolstring(L, index, &size);
+    for (size_t i = 0; i < size && n + 2 < sizeof host->error; i++) {
+        if (!text[i]) host->error[n++] = '\\';
+        host->error[n++] = text[i] ? text[i] : '0';
+    }
+    host->error[n] = 0;
 }
 
-/* Keeps the message of the error value that is kept in the registry; the tetrain is a light userdata at 1. */
+/* Keeps what the error value at 1 says of itself, and its traceback. */
 static int describe_error(lua_State *L)
 {
-    tetrain *host = lua_touserdata(L, 1);
-    lua_pushcfunction(L, error_text);
-    lua_rawgeti(L, LUA_REGISTRYINDEX, host->error_ref);
-    lua_call(L, 1, 1);
-    snprintf(host->error, sizeof host->error, "%s", lua_tostring(L, -1));
+    te_lua_push_kept(L, te_lua_trace);
+    lua_pushnil(L);
+    te_lua_keep(L, te_lua_trace);
+    if (lua_isnumber(L, 1))
+        lua_pushvalue(L, 1);
+    else if (!luaL_callmeta(L, 1, "__tostring"))
+        lua_pushfstring(L, "(error value of type %s)", luaL_typename(L, 1));
+    if (!lua_isstring(L, -1)) lua_pushliteral(L, "(error value whose __tostring gives no string)");
+    if (lua_isstring(L, 2)) {
+        lua_pushvalue(L, 2);
+        lua_concat(L, 2);
+    }
+    take_text(te_lua_attached(L)->host, L, -1);
     return 0;
 }
 
@@ -319,15 +342,13 @@ static int describe_error(lua_State *L)
 static tetrain_status take_error(tetrain *host, int failure)
 {
     lua_State *L = host->L;
-    if (lua_type(L, -1) == LUA_TNIL)
-        return tetrain_fail(host, status_of(host, failure, ""), "(error value of type nil)");
     if (lua_type(L, -1) == LUA_TSTRING) {
-        const char *message = lua_tostring(L, -1);
-        return tetrain_fail(host, status_of(host, failure, message), "%s", message);
+        take_text(host, L, -1);
+        return status_of(host, failure, host->error);
     }
-    lua_rawseti(L, LUA_REGISTRYINDEX, host->error_ref);
-    if (lua_cpcall(L, describe_error, host) != 0)
-        tetrain_fail(host, TETRAIN_OK, "(error value that cannot be described)");
+    te_lua_push_kept(L, describe_key);
+    lua_insert(L, -2);
+    if (lua_pcall(L, 1, 0, 0) != 0) tetrain_fail(host, TETRAIN_OK, "(error value that cannot be described)");
     return status_of(host, failure, host->error);
 }
 
@@ -394,6 +415,7 @@ void tetrain_call_traced(tetrain *host, int n_args, int n_results)
     lua_insert(L, function);
     host->failure = lua_pcall(L, n_args, n_results, function);
     if (host->failure) lua_error(L);
+    if (tetrain_is_stopping(host)) tetrain_count_work(host, L, 0); /* it caught what was to stop it, and ended */
     lua_remove(L, function);
 }
 

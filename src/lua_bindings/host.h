@@ -17,12 +17,13 @@ struct tetrain {
     bool            opening;
     size_t          lua_memory; /* bytes of the Lua heap */
     bool            interpreted; /* the JIT compiler is off for good */
-    int             error_ref;   /* registry: room for an error value */
     int             failure;     /* of the innermost lua_pcall of this call: raising again makes every error a run-time
                                     one */
     bool            failed;      /* the last call did */
     bool            ran_out;     /* the Lua heap could not grow in this call */
-    bool            limit_reached;
+    bool            limit_reached; /* that of instructions */
+    const char     *exhausted; /* what stops a restricted script that reached a memory limit in this call; NULL: none
+                                  did */
     uint64_t        executed; /* Lua instructions of this call, where they are limited */
     unsigned        step;     /* instructions between two looks of the hook */
     char            error[8192];
@@ -30,6 +31,10 @@ struct tetrain {
 
 tetrain_status tetrain_fail(tetrain *host, tetrain_status status, const char *format, ...) TE_PRINTF(3, 4);
 static inline bool tetrain_is_interrupted(const tetrain *host) { return host->ctx->interrupted & TE_INTERRUPT_SCRIPTS; }
+static inline bool tetrain_is_stopping(const tetrain *host)
+{
+    return host->limit_reached || host->exhausted || tetrain_is_interrupted(host);
+}
 
 /* Runs function with `argument` as light userdata at 1; what it raises becomes a status and the message. */
 tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *argument);
@@ -40,7 +45,7 @@ void tetrain_call_traced(tetrain *host, int n_args, int n_results);
 /* limits.c: around every call into Lua. */
 void tetrain_start_limits(tetrain *host);
 void tetrain_stop_limits(tetrain *host);
-/* Work that the script had C do for it, counted as instructions; raises at the limit and after an interrupt. */
+/* Work that the script had C do for it, counted as instructions; raises once the script is to stop. */
 void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions);
 /* Replaces what would keep hooks from firing, see limits.c; after te_lua_text_only. */
 void tetrain_guard_script(lua_State *L);

@@ -1,9 +1,11 @@
-/* limits.c - stopping scripts: interrupts and the instruction limit.
+/* limits.c - stopping scripts: interrupts, the instruction limit and, in restricted runtimes, limits of memory.
  *
- * A hook looks at both every so many instructions. Once a script is to stop, it raises at every instruction until the
- * call of the host has ended, so that pcall cannot keep a script alive. An interrupt only sets flags: lua_sethook from
- * another thread or from a signal handler changes what the interpreter and the compiler are changing at the same
- * moment, and then the hook is lost or never fires again. So the thread that runs the script sets all hooks.
+ * A hook looks every so many instructions. Once a script is to stop, it raises at every instruction until the call of
+ * the host has ended, so that pcall cannot keep a script alive; where memory is what ended, from the moment on in which
+ * the allocation failed. What a script had C do as its last deed is looked at when it has ended. An interrupt only sets
+ * flags: lua_sethook from another thread or from a signal handler changes what the interpreter and the compiler are
+ * changing at the same moment, and then the hook is lost or never fires again. So the thread that runs the script sets
+ * all hooks.
  *
  * Compiled code calls no hooks: there the engine's own check fails the next operation, which also drops all compiled
  * code; runtimes with an instruction limit run interpreted. Compiled code that calls no operation is not reached.
@@ -41,12 +43,21 @@ void te_lua_stop(te_lua *rt, lua_State *L)
     lua_sethook(L, look, LUA_MASKCOUNT, 1); /* a call hook would fail the message handler, too */
 }
 
+void te_lua_exhausted(te_lua *rt, const char *message)
+{
+    tetrain *host = rt ? rt->host : NULL;
+    if (!host || !rt->restricted || !rt->stack_base) return; /* no call runs */
+    host->exhausted = message;
+    lua_sethook(host->L, look, LUA_MASKCOUNT, 1);
+}
+
 void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions)
 {
     if (tetrain_is_interrupted(host)) {
         te_lua_stop(host->rt, L);
         luaL_error(L, "interrupted");
     }
+    if (host->exhausted) luaL_error(L, "%s", host->exhausted);
     if (!host->options.instruction_limit) return;
     host->executed += instructions;
     if (host->executed < host->options.instruction_limit && !host->limit_reached) return;
@@ -66,7 +77,7 @@ static int count_call(lua_State *L)
 static int call_handler(lua_State *L)
 {
     tetrain *host = te_lua_attached(L)->host;
-    if (host->limit_reached || tetrain_is_interrupted(host)) return 1; /* the message */
+    if (tetrain_is_stopping(host)) return 1; /* the message */
     lua_pushvalue(L, lua_upvalueindex(1));
     lua_insert(L, 1);
     lua_call(L, lua_gettop(L) - 1, 1);
@@ -156,9 +167,12 @@ void tetrain_start_limits(tetrain *host)
     unsigned step = host->interpreted ? STEP_INTERPRETED : STEP_COMPILED;
     host->executed = 0;
     host->limit_reached = false;
+    host->exhausted = NULL;
+    host->ctx->limit_refused = false;
     host->step = limit && limit < step ? (unsigned)limit : step;
-    bool interrupted = tetrain_is_interrupted(host);
-    if (limit || interrupted || !lua_gethook(host->L))
+    bool     interrupted = tetrain_is_interrupted(host);
+    lua_Hook hook = lua_gethook(host->L);
+    if (limit || interrupted || !hook || hook == look)
         lua_sethook(host->L, look, LUA_MASKCOUNT, interrupted ? 1 : (int)host->step);
 }
 
@@ -168,6 +182,7 @@ void tetrain_stop_limits(tetrain *host)
     if (host->rt->left_jit && !host->interpreted) luaJIT_setmode(host->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
     host->rt->left_jit = false;
     host->limit_reached = false;
+    host->exhausted = NULL;
     host->rt->stop_requested = 0;
     host->rt->polls_stop = false;
     te_context_clear_interrupt(host->ctx);

@@ -1,4 +1,4 @@
-/* patterns.c - string.find, match, gmatch and gsub for restricted runtimes.
+/* patterns.c - string.find, match, gmatch and gsub for runtimes whose scripts can be stopped at any time.
  *
  * LuaJIT's own cannot be stopped, and a few characters of pattern keep them busy for years ("(.-)(.-)(.-)(.-)x" on a
  * long text). These match the same patterns, count every step as an instruction of the script, and end as the script's

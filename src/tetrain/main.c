@@ -53,10 +53,11 @@ static void catch_signals(void)
 static int report(tetrain_status status)
 {
     if (status == TETRAIN_OK) return 0;
-    const char *message = tetrain_error(running);
-    lua_texts   hint;
+    static const char no_value[] = "(error value of type nil)";
+    const char       *message = tetrain_error(running);
+    lua_texts         hint;
     /* error() without a value ends a script that has said all there is to say, as with other interpreters of Lua */
-    bool silent = !*message || strcmp(message, "(error value of type nil)") == 0;
+    bool silent = !*message || strncmp(message, no_value, sizeof no_value - 1) == 0;
     if (!silent) fprintf(stderr, "tetrain: %s\n", message);
     if (status != TETRAIN_ERROR_INTERRUPTED &&
         lua_call_text(running, "te.tools.hint", "text", message, strlen(message), &hint)) {

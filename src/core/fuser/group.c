@@ -56,6 +56,7 @@ static int add_value(te_group *group, te_group_value made)
 
 int te_group_input(te_group *group, bool parameter)
 {
+    if (!group) return TE_NO_VALUE;
     void *keys = group->keys;
     if (!te_mem_grow(&group->ctx->mem, &keys, &group->key_capacity, (size_t)group->n_inputs + 1, sizeof *group->keys)) {
         te_fail_memory(group->ctx, "fuser");
@@ -85,6 +86,11 @@ static te_status resolve(te_group *group, te_group_node *node)
 
 bool te_group_accepts(te_context *ctx, const te_op *op)
 {
+    if (!ctx) return false;
+    if (!op) {
+        te_fail(ctx, TE_ERROR_ARGUMENT, "te_group_accepts: the operation is NULL");
+        return false;
+    }
     const te_op_def *def = op->def;
     static const char *const structured[] = {"linear", "self_attention", "reshape", "embedding", "grouped_linear",
                                                "grouped_biases", "stochastic_depth_mask"};
@@ -149,11 +155,10 @@ static te_status apply(te_group *group, te_product *product, const te_op *op, co
                        const te_arg *args, int n_args, int *result)
 {
     te_group_call call = {.op = op, .args = args, .n_args = n_args, .recipe_state = product};
-    *result = TE_NO_VALUE;
     if (!op) return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_group_apply: there is no operation");
-    if (n_values < 0 || n_values > op->n_inputs)
-        return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te.%s: %d values for %d inputs", op->name, n_values,
-                       op->n_inputs);
+    if (n_values < 0 || n_values > op->n_inputs || (n_values && !values))
+        return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te.%s: %d values%s for %d inputs", op->name, n_values,
+                       values ? "" : " at NULL", op->n_inputs);
     for (int i = 0; i < TE_OP_MAX_INPUTS; i++) call.values[i] = i < n_values ? values[i] : TE_NO_VALUE;
     return te_group_op(group, &call, result);
 }
@@ -161,6 +166,9 @@ static te_status apply(te_group *group, te_product *product, const te_op *op, co
 te_status te_group_apply(te_group *group, const te_op *op, const int *values, int n_values, const te_arg *args,
                          int n_args, int *result)
 {
+    if (result) *result = TE_NO_VALUE;
+    if (!group) return TE_ERROR_ARGUMENT;
+    if (!result) return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_group_apply: result is NULL");
     return apply(group, NULL, op, values, n_values, args, n_args, result);
 }
 
@@ -193,6 +201,7 @@ static te_status prepare_products(te_group *group)
 
 te_status te_group_output(te_group *group, int value)
 {
+    if (!group) return TE_ERROR_ARGUMENT;
     if (value < 0 || value >= group->n_values)
         return te_fail(group->ctx, TE_ERROR_ARGUMENT, "no value %d in the group", value);
     if (group->n_outputs == TE_GROUP_MAX_OUTPUTS)
@@ -201,14 +210,14 @@ te_status te_group_output(te_group *group, int value)
     return TE_OK;
 }
 
-int te_group_n_inputs(const te_group *group) { return group->n_inputs; }
-bool te_group_refused(const te_group *group) { return group->refused; }
-int te_group_n_outputs(const te_group *group) { return group->n_outputs; }
+int te_group_n_inputs(const te_group *group) { return group ? group->n_inputs : 0; }
+bool te_group_refused(const te_group *group) { return group && group->refused; }
+int te_group_n_outputs(const te_group *group) { return group ? group->n_outputs : 0; }
 
 int te_group_n_plans(const te_group *group)
 {
     int n = 0;
-    for (const te_fuse_plan *plan = group->plans; plan; plan = plan->next) n++;
+    for (const te_fuse_plan *plan = group ? group->plans : NULL; plan; plan = plan->next) n++;
     return n;
 }
 
@@ -267,8 +276,12 @@ static te_status make_outputs(te_group_state *state, te_tensor **outputs)
 te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **outputs)
 {
     bool record;
+    if (!group) return TE_ERROR_ARGUMENT;
+    for (int i = 0; outputs && i < group->n_outputs; i++) outputs[i] = NULL;
+    if ((group->n_inputs && !inputs) || (group->n_outputs && !outputs))
+        return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_group_run: %d inputs%s, %d outputs%s", group->n_inputs,
+                       inputs ? "" : " at NULL", group->n_outputs, outputs ? "" : " at NULL");
     te_status status = te_context_poll(group->ctx);
-    for (int i = 0; i < group->n_outputs; i++) outputs[i] = NULL;
     if (status == TE_OK) status = te_group_check_inputs(group, inputs, &record);
     if (status == TE_OK) status = prepare_products(group);
     group->refused = status == TE_ERROR_UNSUPPORTED;

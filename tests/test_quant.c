@@ -77,6 +77,8 @@ static void test_scales(void)
     CHECK(te_two_level_encode(0, 448) == 1 && te_two_level_encode(INFINITY, 448) == 1);
     CHECK(te_two_level_encode(1e-40f, 448) == FLT_MAX && te_two_level_encode(2688, 448) == 1);
     CHECK(te_two_level_multiplier(0, 1) == FLT_MAX);
+    CHECK(te_two_level_block(2.25f, 896) == te_f32_to_f8e4m3(320)); /* of 336, a tie; times 1 / 6 it would be more */
+    CHECK(te_two_level_candidate(2.25f, 896, 1) == te_f32_to_f8e4m3(320));
 }
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */

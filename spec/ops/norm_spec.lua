@@ -59,6 +59,50 @@ describe("norms", function()
         end
     end)
 
+    -- dx = r (g - mean(g) - xhat mean(g xhat)), the first mean for LayerNorm alone, sums in place of means for L2.
+    local function gradient(row, g, kind)
+        local n, mean, square, sum, product = #row, 0, 0, 0, 0
+        for _, v in ipairs(row) do mean = mean + (kind == "layer_norm" and v / n or 0) end
+        for _, v in ipairs(row) do square = square + (v - mean) ^ 2 / (kind == "l2_normalize" and 1 or n) end
+        local r, dx = 1 / math.sqrt(square), {}
+        for i, v in ipairs(row) do
+            sum = sum + (kind == "layer_norm" and g[i] / n or 0)
+            product = product + g[i] * (v - mean) * r / (kind == "l2_normalize" and 1 or n)
+        end
+        for i, v in ipairs(row) do dx[i] = r * (g[i] - sum - (v - mean) * r * product) end
+        return dx, r
+    end
+
+    it("has gradients for rows of all sizes", function()
+        local row, dy, ones = { 1, 2, -0.5, 4 }, { 1, 0, 3, -2 }, te.ones { 4 }
+        local calls = {
+            { "rms_norm", function(t) return te.rms_norm(t, { eps = 0 }) end },
+            { "rms_norm", function(t) return te.rms_norm(t, ones, { eps = 0 }) end },
+            { "rms_norm", function(t) return te.rms_norm_zero_centered(t, ones - 1, { eps = 0 }) end },
+            { "layer_norm", function(t) return te.layer_norm(t, ones, ones, { eps = 0 }) end },
+            { "layer_norm", function(t) return te.layer_norm_zero_centered(t, ones - 1, { eps = 0 }) end },
+            { "l2_normalize", function(t) return te.l2_normalize(t, { eps = 0 }) end },
+            { "rms_norm", te.Sequential(te.Identity(), te.RMSNorm(4, { eps = 0 })) },
+            { "layer_norm", te.Sequential(te.ConstantScale(1), te.LayerNorm(4, { eps = 0 }), te.ConstantScale(1)) },
+        }
+        for _, dtype in ipairs { "float32", "bfloat16" } do
+            for _, exponent in ipairs { -50, -20, 0, 40, 47, 50, 55, 60 } do
+                local scaled = {}
+                for i, v in ipairs(row) do scaled[i] = v * 2 ^ exponent end
+                for i, call in ipairs(calls) do
+                    local t = te.tensor({ scaled }, { dtype = dtype, requires_grad = true })
+                    call[2](t):backward(te.tensor({ dy }, { dtype = dtype }))
+                    local expected, r = gradient(scaled, dy, call[1])
+                    for k, got in ipairs(t.grad:totable()[1]) do
+                        local off = math.abs(got - expected[k]) / r
+                        assert.is_true(off < (dtype == "float32" and 1e-5 or 2e-2),
+                            ("%d: %s of %s at 2^%d: %g, not %g"):format(i, call[1], dtype, exponent, got, expected[k]))
+                    end
+                end
+            end
+        end
+    end)
+
     it("normalizes over several dimensions", function()
         te.manual_seed(2)
         local deep = te.randn({ 3, 2, 5 })

@@ -237,6 +237,14 @@ describe("NVFP4", function()
         check(q, "rowwise", book.nvfp4(m, 17, o), true, false, "ties")
     end)
 
+    -- 2.25 * (896 / 6) is 336, a tie; a reciprocal of 6 that was rounded before makes it more.
+    it("divides by six where a block's factor is a tie", function()
+        local x = te.zeros { 1, 32 }
+        x[1][1], x[1][17] = 3, 2.25
+        local q = te.quantize(x, te.recipe.NVFP4BlockScaling { disable_rht = true }, "input")
+        assert.same({ { 448, 320 } }, q.rowwise_scale_inv:to("float32"):totable())
+    end)
+
     it("comes closer to the values with the choice than without", function()
         local x = te.tensor(values(64, 64))
         local function err(choice)

@@ -284,9 +284,9 @@ end
 -- The e4m3 factor of a block and what its elements are multiplied by.
 local function two_level_block(m, i0, i1, j0, j1, g, o)
     local e4m3, encode, amax = book.formats.float8_e4m3, encode_factor(g, o.scale_max), book.amax(m, i0, i1, j0, j1)
-    local code = book.encode(e4m3, f32(amax * f32(encode * f32(1 / 6))))
+    local code = book.encode(e4m3, f32(amax * f32(encode / 6)))
     if o.four_over_six ~= "none" then
-        local base = f32(f32(amax / 6) * encode)
+        local base = f32(amax * f32(encode / 6))
         local four = book.encode(e4m3, f32(base * 1.5))
         code = book.encode(e4m3, base)
         if block_error(m, i0, i1, j0, j1, four, g, o) < block_error(m, i0, i1, j0, j1, code, g, o) then code = four end

@@ -33,6 +33,49 @@ static te_rate rate_of(const te_diff *diff, int value) { return te_program_rate(
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
 
+enum { MAX_TERM_DEPTH = 8 };
+
+/* e of a product e * row that is a value per element and one per row; TE_VALUE_NONE if it is none. */
+static int beside_row(const te_diff *diff, int product, int row)
+{
+    const te_insn *insn = insn_of(diff, product);
+    for (int k = 0; insn->op == TE_PW_MUL && k < 2; k++)
+        if (insn->arg[k] == row && rate_of(diff, insn->arg[1 - k]) == TE_RATE_ELEM) return insn->arg[1 - k];
+    return TE_VALUE_NONE;
+}
+
+/* sum + f (c r) as ... + (e + f c) r, where the sum has a term e r. */
+static int joined_to_term(te_diff *diff, int sum, int f, int c, int r, int depth)
+{
+    const te_insn insn = *insn_of(diff, sum);
+    int e = beside_row(diff, sum, r);
+    if (e >= 0) return te_diff_mul(diff, te_diff_add(diff, e, te_diff_mul(diff, f, c)), r);
+    if (depth == 0 || (insn.op != TE_PW_ADD && insn.op != TE_PW_SUB)) return TE_VALUE_NONE;
+    for (int k = insn.op == TE_PW_ADD; k >= 0; k--) {
+        int term = joined_to_term(diff, insn.arg[k], f, c, r, depth - 1);
+        if (term < 0) continue;
+        return te_diff_emit(diff, (te_opcode)insn.op, k ? insn.arg[0] : term, k ? term : insn.arg[1], -1);
+    }
+    return TE_VALUE_NONE;
+}
+
+/* The gradient of a norm, e r + x (c r) with r = 1 / |x|, becomes (e + x c) r. That are as many products, and x c is of
+ * the size of e, whereas c r falls with the square of x and vanishes where rows are large. */
+static int joined_by_row(te_diff *diff, int a, int b)
+{
+    const te_insn product = *insn_of(diff, b);
+    for (int k = 0; product.op == TE_PW_MUL && k < 2; k++) {
+        const te_insn row = *insn_of(diff, product.arg[k]);
+        if (row.rate != TE_RATE_ROW || row.op != TE_PW_MUL || beside_row(diff, b, product.arg[k]) < 0) continue;
+        for (int i = 0; i < 2; i++) {
+            if (rate_of(diff, row.arg[i]) != TE_RATE_ROW) continue;
+            int sum = joined_to_term(diff, a, product.arg[1 - k], row.arg[1 - i], row.arg[i], MAX_TERM_DEPTH);
+            if (sum >= 0) return sum;
+        }
+    }
+    return TE_VALUE_NONE;
+}
+
 int te_diff_neg(te_diff *diff, int a) { return a < 0 ? TE_VALUE_NONE : te_diff_emit(diff, TE_PW_NEG, a, -1, -1); }
 
 int te_diff_add(te_diff *diff, int a, int b)
@@ -41,7 +84,8 @@ int te_diff_add(te_diff *diff, int a, int b)
     if (b < 0) return a;
     if (is_op(diff, b, TE_PW_NEG)) return te_diff_sub(diff, a, insn_of(diff, b)->arg[0]);
     if (is_op(diff, a, TE_PW_NEG)) return te_diff_sub(diff, b, insn_of(diff, a)->arg[0]);
-    return te_diff_emit(diff, TE_PW_ADD, a, b, -1);
+    int joined = joined_by_row(diff, a, b);
+    return joined >= 0 ? joined : te_diff_emit(diff, TE_PW_ADD, a, b, -1);
 }
 
 int te_diff_sub(te_diff *diff, int a, int b)
@@ -91,6 +135,17 @@ static int gathered(te_diff *diff, int product, int factor)
     return TE_VALUE_NONE;
 }
 
+/* (c r) * number is (c number) r, for c and r per row: r stays apart for joined_by_row. It is the older of the two. */
+static int within_row(te_diff *diff, int product, int number)
+{
+    const te_insn insn = *insn_of(diff, product);
+    if (insn.op != TE_PW_MUL || rate_of(diff, number) != TE_RATE_UNIFORM) return TE_VALUE_NONE;
+    if (rate_of(diff, insn.arg[0]) != TE_RATE_ROW || rate_of(diff, insn.arg[1]) != TE_RATE_ROW) return TE_VALUE_NONE;
+    if (te_program_is_const(diff->backward, number, -1.0)) return TE_VALUE_NONE; /* a sign, which moves outwards */
+    int newer = insn.arg[0] < insn.arg[1];
+    return te_diff_emit(diff, TE_PW_MUL, te_diff_mul(diff, insn.arg[newer], number), insn.arg[1 - newer], -1);
+}
+
 static int product_rule(te_diff *diff, int a, int b)
 {
     const te_program *program = diff->backward;
@@ -98,6 +153,7 @@ static int product_rule(te_diff *diff, int a, int b)
     if (te_program_is_const(program, a, -1.0)) return te_diff_neg(diff, b);
     if (is_op(diff, a, TE_PW_NEG)) return te_diff_neg(diff, te_diff_mul(diff, insn_of(diff, a)->arg[0], b));
     int cancelled = without_divisor(diff, a, b);
+    if (cancelled < 0) cancelled = within_row(diff, a, b);
     return cancelled >= 0 ? cancelled : gathered(diff, a, b);
 }
 
@@ -234,13 +290,13 @@ int te_diff_rowsum(te_diff *diff, int a)
     enum { MAX_SPLIT_DEPTH = 8 }; /* shared factors are visited once per path */
     if (a >= 0 && diff->status == TE_OK && is_op(diff, a, TE_PW_NEG))
         return te_diff_neg(diff, te_diff_rowsum(diff, insn_of(diff, a)->arg[0]));
-    if (a >= 0 && diff->status == TE_OK) a = without_centered(diff, a, MAX_SPLIT_DEPTH);
     if (a < 0 || diff->status != TE_OK) return TE_VALUE_NONE;
     if (rate_of(diff, a) != TE_RATE_ELEM) return te_diff_mul(diff, a, row_length(diff));
     factors parts = split_factors(diff, a, MAX_SPLIT_DEPTH);
     if (parts.elem < 0) return TE_VALUE_NONE;
-    int sum = known_rowsum(diff, parts.elem);
-    if (sum < 0) sum = te_diff_emit(diff, TE_PW_ROWSUM, parts.elem, -1, -1);
+    int rest = without_centered(diff, parts.elem, MAX_SPLIT_DEPTH);
+    int sum = rest == parts.elem ? known_rowsum(diff, rest) : te_diff_rowsum(diff, rest);
+    if (sum < 0 && rest == parts.elem) sum = te_diff_emit(diff, TE_PW_ROWSUM, rest, -1, -1);
     if (parts.row >= 0) sum = te_diff_mul(diff, sum, parts.row);
     return parts.negative ? te_diff_neg(diff, sum) : sum;
 }

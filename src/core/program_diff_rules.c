@@ -41,7 +41,7 @@ static int derivative(const rule *r)
     case TE_PW_COS: return te_diff_neg(diff, one(r, TE_PW_SIN, argument(r, 0)));
     case TE_PW_EXP: return result(r);
     case TE_PW_RECIP: return te_diff_neg(diff, te_diff_emit(diff, TE_PW_MUL, result(r), result(r), -1));
-    case TE_PW_RSQRT: {
+    case TE_PW_RSQRT: { /* but of rows */
         int y = result(r), cube = te_diff_emit(diff, TE_PW_MUL, te_diff_emit(diff, TE_PW_MUL, y, y, -1), y, -1);
         return te_diff_emit(diff, TE_PW_MUL, te_diff_const(diff, -0.5), cube, -1);
     }
@@ -62,6 +62,15 @@ static int derivative(const rule *r)
     }
 }
 
+/* -d y^3 / 2, one factor after the other: d is a sum over a row and large where y is small, but y^3 alone is 0 for rows
+ * of 1e15. The last y is where te_diff_add looks for it. */
+static int root_of_row(const rule *r)
+{
+    te_diff *diff = r->diff;
+    int y = result(r), half = te_diff_mul(diff, r->d, te_diff_const(diff, -0.5));
+    return te_diff_mul(diff, te_diff_mul(diff, te_diff_mul(diff, half, y), y), y);
+}
+
 static void unary_rule(const rule *r)
 {
     te_diff *diff = r->diff;
@@ -72,7 +81,9 @@ static void unary_rule(const rule *r)
     case TE_PW_SQRT:
         give(r, 0, te_diff_div(diff, te_diff_mul(diff, r->d, te_diff_const(diff, 0.5)), result(r)));
         break;
-    default: give(r, 0, te_diff_mul(diff, r->d, derivative(r))); break;
+    default:
+        if (r->insn.op == TE_PW_RSQRT && r->insn.rate == TE_RATE_ROW) give(r, 0, root_of_row(r));
+        else give(r, 0, te_diff_mul(diff, r->d, derivative(r)));
     }
 }
 

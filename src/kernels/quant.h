@@ -132,13 +132,13 @@ TE_HD static inline float te_two_level_encode(float amax, float scale_max)
 
 TE_HD static inline uint8_t te_two_level_block(float block_amax, float encode)
 {
-    return te_f32_to_f8e4m3(block_amax * (encode * (1.0f / 6.0f)));
+    return te_f32_to_f8e4m3(block_amax * (encode / 6.0f));
 }
 
 /* The candidates of a choice between two factors: `stretch` 1 makes the block's largest value 6, 1.5 makes it 4. */
 TE_HD static inline uint8_t te_two_level_candidate(float block_amax, float encode, float stretch)
 {
-    return te_f32_to_f8e4m3(block_amax / 6.0f * encode * stretch);
+    return te_f32_to_f8e4m3(block_amax * (encode / 6.0f) * stretch);
 }
 
 /* What the elements of a block with factor `code` are multiplied by. */

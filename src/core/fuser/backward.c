@@ -13,6 +13,8 @@
 /* What comes of an output of the gradient program. */
 typedef struct result {
     te_tensor *fresh; /* new gradient of an activation, owned; NULL: memory of the tape */
+    te_tensor *tape;  /* that memory, of an activation */
+    bool       adds;  /* to what is there */
     int        value; /* whose gradient it is; -1: nothing to do afterwards */
 } result;
 
@@ -100,6 +102,34 @@ static te_status bind_bias(te_group_backward *b, const te_unit *unit, int k, con
     return TE_OK;
 }
 
+/* Whether an input's gradient, which is complete here, can go where the tape wants it. */
+static bool goes_to_tape(const te_group_backward *b, const te_unit *unit, int k)
+{
+    const te_plan_value *values = b->plan->values;
+    int value = unit->slots[unit->grads[k].slot].value, edge = values[value].input;
+    if (edge < 0 || &b->plan->units[values[value].first_reader] != unit || te_wanted_edge(b, value) < 0) return false;
+    for (int j = k + 1; j < unit->n_grads; j++)
+        if (unit->grads[j].same == k) return false;
+    for (int v = 0; v < b->plan->n_values; v++)
+        if (v != value && values[v].input >= 0 && te_grad_same(b->call, values[v].input, edge)) return false;
+    return true;
+}
+
+/* Added in the program, what others gave an input before is not rounded before the sum is. */
+static te_status bind_tape(te_group_backward *b, const te_unit *unit, int k, const te_space *s, result *to,
+                           te_operand *operand)
+{
+    const te_unit_slot *slot = &unit->slots[unit->grads[k].slot];
+    const te_plan_value *v = &b->plan->values[slot->value];
+    if (!to->tape) to->tape = te_grad_target(b->call, v->input, &to->adds);
+    te_tensor *t = to->tape ? te_state_stored(b->state, v, to->tape) : NULL;
+    if (!t) return b->ctx->status;
+    *operand = te_space_operand(t, s, slot->part, slot->rate);
+    operand->accumulate = to->adds;
+    te_tensor_release(t);
+    return TE_OK;
+}
+
 /* An activation's gradient goes to new memory, both halves of a gated one to the same; where it is one that came in or
  * one before it, it is that tensor. */
 static te_status bind_activation(te_group_backward *b, const te_unit *unit, int k, const te_space *s, result *results,
@@ -120,8 +150,13 @@ static te_status bind_activation(te_group_backward *b, const te_unit *unit, int 
         results[k].fresh = te_tensor_retain(results[same].fresh);
         return TE_OK;
     }
-    for (int j = 0; j < k && !t; j++)
-        if (results[j].value == slot->value && unit->slots[unit->grads[j].slot].part.half) t = results[j].fresh;
+    for (int j = 0; j < k && !t && !results[k].tape; j++) {
+        if (results[j].value != slot->value || !unit->slots[unit->grads[j].slot].part.half) continue;
+        t = results[j].fresh;
+        results[k] = (result){.tape = results[j].tape, .adds = results[j].adds, .value = slot->value};
+    }
+    if (results[k].tape || (!t && goes_to_tape(b, unit, k)))
+        return bind_tape(b, unit, k, s, &results[k], operand);
     if (t) {
         results[k].value = -1;
     } else {

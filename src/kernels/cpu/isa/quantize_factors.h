@@ -83,7 +83,7 @@ TE_INLINE __m512 te_put_e4m3_factors(uint8_t *codes, float *multipliers, __m512 
 /* As te_two_level_block and te_two_level_multiplier. */
 TE_INLINE int te_two_level_factors(uint8_t *codes, float *multipliers, const float *amax, int n, float encode)
 {
-    const __m512 times = _mm512_set1_ps(encode * (1.0f / 6.0f));
+    const __m512 times = _mm512_set1_ps(encode / 6.0f);
     int i = 0;
     for (; i + 16 <= n; i += 16)
         te_put_e4m3_factors(codes + i, multipliers + i, _mm512_mul_ps(_mm512_loadu_ps(amax + i), times), encode);
@@ -94,10 +94,11 @@ TE_INLINE int te_two_level_factors(uint8_t *codes, float *multipliers, const flo
 TE_INLINE int te_two_level_candidates(uint8_t *codes, float *multipliers, float *values, const float *amax,
                                       int n, float encode, float stretch)
 {
+    const __m512 times = _mm512_set1_ps(encode / 6.0f);
     int i = 0;
     for (; i + 16 <= n; i += 16) {
-        __m512 wanted = _mm512_div_ps(_mm512_loadu_ps(amax + i), _mm512_set1_ps(6));
-        wanted = _mm512_mul_ps(_mm512_mul_ps(wanted, _mm512_set1_ps(encode)), _mm512_set1_ps(stretch));
+        __m512 wanted = _mm512_mul_ps(_mm512_loadu_ps(amax + i), times);
+        wanted = _mm512_mul_ps(wanted, _mm512_set1_ps(stretch));
         _mm512_storeu_ps(values + i, te_put_e4m3_factors(codes + i, multipliers + i, wanted, encode));
     }
     return i;

@@ -6,6 +6,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -147,6 +149,12 @@ static void read_items(lua_State *L, saving *s, int names)
     }
 }
 
+static int by_key(const void *a, const void *b)
+{
+    return strcmp(((const te_safetensors_pair *)a)->key, ((const te_safetensors_pair *)b)->key);
+}
+
+/* Sorted, so that equal contents make equal files. */
 static void read_pairs(lua_State *L, saving *s)
 {
     int n = 0;
@@ -157,6 +165,7 @@ static void read_pairs(lua_State *L, saving *s)
         if (n == s->n_pairs) te_lua_fail(L, "save", "metadata changed meanwhile"); /* a finalizer can do that */
         s->pairs[n++] = (te_safetensors_pair){lua_tostring(L, -2), lua_tostring(L, -1)};
     }
+    qsort(s->pairs, (size_t)n, sizeof *s->pairs, by_key);
     s->contents.n_metadata = n;
 }
 

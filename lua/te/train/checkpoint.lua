@@ -72,7 +72,7 @@ end
 function checkpoint.load(path)
     local tensors, metadata = te.load(path)
     local step = metadata and tonumber(metadata.step)
-    if not step then error(path .. ": not a training checkpoint (its metadata has no step)", 0) end
+    if not step or step < 0 or step % 1 ~= 0 then error(path .. ": not a training checkpoint (its metadata has no step)", 0) end
     return { path = path, step = step, metadata = metadata, tensors = tensors }
 end
 
@@ -94,6 +94,7 @@ function checkpoint.restore_training(saved, model, optimizer)
     local states = {}
     for name, tensor in pairs(with_prefix(saved.tensors, "optimizer.")) do
         local slot, parameter = name:match("^([^.]*)%.(.*)$")
+        if not slot then error(("%s: optimizer.%s names no parameter"):format(saved.path, name), 0) end
         states[parameter] = states[parameter] or {}
         states[parameter][slot] = tensor
     end

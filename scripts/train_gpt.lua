@@ -201,6 +201,7 @@ local function open_run(o, given, script)
     run.set.train:seek((run.first_step - 1) * o.grad_accumulation)
     if saved then
         train.of_file(saved.path, train.checkpoint.restore_training, saved, run.model, run.optimizer)
+        train.checkpoint.release(saved)
     elseif ranks.leads then
         train.io(train.checkpoint.set_aside, o.out)
     end

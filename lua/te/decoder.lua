@@ -206,4 +206,6 @@ function Decoder.restore(class, saved)
     return te.train.checkpoint.restore_model(saved, class(config))
 end
 
+require "te.uncompiled"(Decoder.make_blocks, Decoder.generate)
+
 return Decoder

@@ -303,7 +303,10 @@ function hugging_face.load(folder, opts)
     end
     config.block_size = opts.block_size or config.block_size
     local weights = read_weights(folder)
-    return initializers.bare(opts.dtype, class, config):load_hugging_face(weights)
+    local model = initializers.bare(opts.dtype, class, config):load_hugging_face(weights)
+    for _, tensor in pairs(weights) do tensor:release() end
+    te.empty_cache()
+    return model
 end
 
 return hugging_face

@@ -72,7 +72,9 @@ end
 function checkpoint.load(path)
     local tensors, metadata = te.load(path)
     local step = metadata and tonumber(metadata.step)
-    if not step or step < 0 or step % 1 ~= 0 then error(path .. ": not a training checkpoint (its metadata has no step)", 0) end
+    if not step or step < 0 or step % 1 ~= 0 then
+        error(path .. ": not a training checkpoint (its metadata has no step)", 0)
+    end
     return { path = path, step = step, metadata = metadata, tensors = tensors }
 end
 
@@ -113,6 +115,13 @@ function checkpoint.restore_training(saved, model, optimizer)
     for g = 1, #optimizer.groups do all.groups[g] = {} end
     optimizer:load_state_dict(all)
     te.rng_state(saved.metadata.rng)
+end
+
+--- Gives the memory of a checkpoint's tensors back, when all that it is for has copies of them.
+function checkpoint.release(saved)
+    for _, tensor in pairs(saved.tensors) do tensor:release() end
+    saved.tensors = {}
+    te.empty_cache()
 end
 
 --- Ends with an error when a run would go on with other data than it began with.

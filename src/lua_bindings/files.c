@@ -2,6 +2,7 @@
 #include "bindings.h"
 
 #include "core/safetensors.h"
+#include "kernels/environment.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -77,6 +78,15 @@ static int make_folder(lua_State *L)
     if (te_io_make_folder(&te_io_posix, &rt->ctx->mem, path, &error) != TE_OK)
         return te_lua_raise_io(rt, L, "mkdir", &error);
     return 0;
+}
+
+/* cache_folder(): where tetrain keeps what it measured; nothing where there is no such folder. It need not be there. */
+static int cache_folder(lua_State *L)
+{
+    char path[512];
+    if (!te_environment_cache(path, sizeof path)) return 0;
+    lua_pushstring(L, path);
+    return 1;
 }
 
 static const char lock_tag[] = "te.lock";
@@ -357,6 +367,7 @@ static int safetensors_entries(lua_State *L)
 
 const luaL_Reg te_lua_file_functions[] = {
     {"list_dir", list_dir}, {"stat", stat_path}, {"mkdir", make_folder}, {"lock_folder", lock_folder},
+    {"cache_folder", cache_folder},
     {"safetensors_write", safetensors_write}, {"safetensors_read", safetensors_read},
     {"safetensors_entries", safetensors_entries}, {NULL, NULL},
 };

@@ -1,5 +1,7 @@
 --- te.train.Metrics: numbers of a run as JSON lines, one object a step.
 
+local files = require "te.files"
+
 local Metrics = {}
 Metrics.__index = Metrics
 
@@ -42,6 +44,7 @@ end
 
 --- Opens the file for a run that goes on after `step` (0: a new one).
 function Metrics.open(path, step)
+    files.need "te.train.Metrics.open"
     if step > 0 then replace(path, lines_until(path, step)) end
     local file, problem = io.open(path, step > 0 and "a" or "w")
     if not file then error(problem, 0) end

@@ -5,6 +5,7 @@
 -- newest one is always good.
 
 local te = require "te"
+local files = require "te.files"
 local run = require "te.train.run"
 
 local checkpoint = {}
@@ -15,6 +16,7 @@ local UNFINISHED = "^%.checkpoint%-%d+%.safetensors%.%x+%.tmp$" -- te.save renam
 
 --- Steps that have a checkpoint in the folder, in order.
 function checkpoint.steps(folder)
+    files.need "te.train.checkpoint.steps"
     local steps = {}
     if not te._core.stat(folder) then return steps end
     for _, name in ipairs(te._core.list_dir(folder)) do
@@ -127,7 +129,8 @@ end
 --- Ends with an error when a run would go on with other data than it began with.
 function checkpoint.check_data(saved, set)
     for name, text in pairs(set:texts()) do
-        if saved.metadata[name] ~= text then
+        local older = name == "data.sample" and not saved.metadata[name] -- than that there are samples
+        if saved.metadata[name] ~= text and not older then
             run.fail(run.exit.io, ("%s: the data has changed since: %s was %s, is %s"):format(saved.path, name,
                 tostring(saved.metadata[name]):sub(1, 60), text:sub(1, 60)))
         end
@@ -140,6 +143,7 @@ local claimed = {}
 -- there nothing is kept. What a run that was killed was writing is removed.
 ---@param make boolean|nil  the folder is made where there is none
 function checkpoint.claim(folder, make)
+    files.need "te.train.checkpoint.claim"
     if make then te._core.mkdir(folder) end
     if claimed[folder] or not te._core.stat(folder) then return end
     claimed[folder] = te._core.lock_folder(folder)
@@ -152,6 +156,7 @@ end
 --- Makes the folder ready for a new run. What an earlier one left in it moves to <folder>/previous, where the next new
 --- run replaces it.
 function checkpoint.set_aside(folder)
+    files.need "te.train.checkpoint.set_aside"
     te._core.mkdir(folder)
     local steps = checkpoint.steps(folder)
     if #steps == 0 then return end

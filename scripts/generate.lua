@@ -37,7 +37,9 @@ local function load(o)
     if not saved.metadata.tokenizer then
         train.fail(train.exit.usage, path .. ": the model was trained on ids; there is no tokenizer for a prompt")
     end
-    return te.models.from_checkpoint(saved), te.tokenizer.parse(saved.metadata.tokenizer)
+    local model = train.of_file(path, te.models.from_checkpoint, saved)
+    train.checkpoint.release(saved)
+    return model, train.of_file(path, te.tokenizer.parse, saved.metadata.tokenizer)
 end
 
 local function main(words)

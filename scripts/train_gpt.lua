@@ -150,7 +150,7 @@ local function open_run(o, given, script)
     local saved, ranks = nil, train.ranks.new()
     if ranks.leads then train.io(train.checkpoint.claim, o.out, not o.resume) end
     if o.resume then
-        local path = train.checkpoint.latest(o.out)
+        local path = train.io(train.checkpoint.latest, o.out)
         if not path then train.fail(train.exit.io, ("--resume: no checkpoint in %s"):format(o.out)) end
         saved = train.io(train.checkpoint.load, path)
         local name, asked, kept = command_line:changed(given, saved.metadata, MODEL)
@@ -170,7 +170,7 @@ local function open_run(o, given, script)
     run.tokenizer = run.set.tokenizer
     if saved then
         train.checkpoint.check_data(saved, run.set)
-        run.model = te.models.from_checkpoint(saved)
+        run.model = train.of_file(saved.path, te.models.from_checkpoint, saved)
         local limit = run.model.config.block_size
         if o.block > limit then
             refuse("--resume: --block=%d, but the model in the checkpoint sees %d", o.block, limit)
@@ -200,7 +200,8 @@ local function open_run(o, given, script)
         clip = o.clip, grad_accumulation = o.grad_accumulation }
     run.set.train:seek((run.first_step - 1) * o.grad_accumulation)
     if saved then
-        train.checkpoint.restore_training(saved, run.model, run.optimizer)
+        train.of_file(saved.path, train.checkpoint.restore_training, saved, run.model, run.optimizer)
+        train.checkpoint.release(saved)
     elseif ranks.leads then
         train.io(train.checkpoint.set_aside, o.out)
     end

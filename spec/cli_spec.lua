@@ -63,6 +63,19 @@ describe("tetrain", function()
         assert.equal(0, status)
     end)
 
+    it("goes on where a file grows past the limit, and leaves nothing half written", function()
+        local folder = os.tmpname()
+        os.remove(folder)
+        te._core.mkdir(folder)
+        local _, err, status = shell(("(ulimit -f 100; '%s' -e 'te.save(\"%s/a\", { a = te.ones(1e6) })')"):format(
+            TETRAIN, folder))
+        local left = te._core.list_dir(folder)
+        os.execute("rm -r " .. folder)
+        assert.equal(1, status)
+        assert.is_truthy(err:find("File too large", 1, true), err)
+        assert.same({}, left)
+    end)
+
     it("says its version and options", function()
         assert.equal("tetrain " .. te.version .. "\n", (run "--version"))
         assert.is_truthy(run("--help"):find("--threads", 1, true))
@@ -125,11 +138,22 @@ describe("tetrain", function()
         for _, tool in ipairs { "repl", "train", "generate", "inspect", "plan", "bench", "doctor", "plot" } do
             assert.is_truthy(help:find("\n  " .. tool .. " ", 1, true) and man:find("\\fB" .. tool .. "\\fR", 1, true))
         end
+        for row in require("spec.support.shell").read("README.md"):gmatch "\n| `([A-Z_]+)` |" do
+            assert.is_truthy(man:find("\\fB" .. row .. "\\fR", 1, true), row)
+        end
         local complete = [[bash -c 'eval "$('%s' --completion)"; COMP_WORDS=(%s); COMP_CWORD=%d; _tetrain; ]]
             .. [[echo "${COMPREPLY[@]}"']]
         assert.equal("--threads\n", (shell(complete:format(TETRAIN, "tetrain --th", 1))))
         assert.equal("generate\n", (shell(complete:format(TETRAIN, "tetrain --seed 1 gener", 3))))
         assert.equal("--steps\n", (shell(complete:format(TETRAIN, TETRAIN .. " train --step", 2))))
+    end)
+
+    it("keeps what it measured in the folder that TETRAIN_CACHE names, if it names one, or in the user's", function()
+        local show = (" '%s' -e 'print((require \"te.recipe.faster\".path()))'"):format(TETRAIN)
+        assert.equal("/x/faster.txt\n", (shell("TETRAIN_CACHE=/x" .. show)))
+        assert.equal("/y/tetrain/faster.txt\n", (shell("TETRAIN_CACHE= XDG_CACHE_HOME=/y" .. show)))
+        assert.equal("/z/.cache/tetrain/faster.txt\n", (shell("TETRAIN_CACHE= XDG_CACHE_HOME= HOME=/z" .. show)))
+        assert.equal("nil\n", (shell("TETRAIN_CACHE= XDG_CACHE_HOME= HOME=" .. show)))
     end)
 
     it("gives a hint where the cause is known", function()

@@ -81,12 +81,25 @@ describe("te.data", function()
         set:validation_loss(1, function(x) losses[1] = x:totable()[1][1]; return 1 end)
         assert.equal(135, losses[1])
         set:close()
+        write("interval_1.bin", uint16(counting(300, 20)))
+        assert.equal(nil, te.data.open({ path = folder, block = 9, val_fraction = 0 }).val)
+        os.remove(folder .. "/interval_1.bin")
         write("my_val.bin", uint16(counting(500, 40)))
         set = te.data.open { path = folder, block = 9 }
         assert.equal(150, set.n_train)
         assert.equal(40, set.n_val)
         assert.equal(2, set:validation_loss(99, function(x) return x:totable()[1][1] >= 500 and 2 or 0 end))
         set:close()
+    end)
+
+    it("tells data of one length apart", function()
+        local function sample(text)
+            return te.data.open({ path = write("other.txt", text), block = 8 }):texts()["data.sample"]
+        end
+        local text = ("abcdefgh"):rep(500)
+        assert.equal(sample(text), sample(text))
+        assert.not_equal(sample(text), sample(text:reverse()))
+        assert.not_equal(sample "0123456789", sample "0123456798")
     end)
 
     it("spreads a validation evenly over its part", function()

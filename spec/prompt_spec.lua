@@ -1,6 +1,7 @@
 --- The prompt: piped, and on a terminal that script(1) makes.
 
 local te = require "te"
+local shell = require "spec.support.shell"
 
 local TETRAIN = os.getenv("TETRAIN") or te._core.executable()
 
@@ -298,5 +299,43 @@ describe("the prompt on a terminal", function()
         wait_for_prompt_after '"remember me"'
         finish(type_text)
         assert.is_truthy(read(folder .. "/history"):find("remember", 1, true))
+    end)
+
+    it("adds to what another prompt has remembered meanwhile", function()
+        local type_text = start()
+        local file = io.open(folder .. "/history", "a")
+        file:write "_HiStOrY_V2_\n'of'\\040..\\040'\\134another'\n"
+        file:close()
+        type_text "'of ' .. '\\\\one'\r"
+        wait_for_prompt_after '"of \\\\one"'
+        finish(type_text)
+        assert.equal("_HiStOrY_V2_\n'of'\\040..\\040'\\134another'\n'of\\040'\\040..\\040'\\134\\134one'\n",
+            read(folder .. "/history"))
+        keys:close()
+        type_text = start()
+        type_text "\27[A\r"
+        wait_for_prompt_after '"of \\\\one"'
+        finish(type_text)
+    end)
+
+    it("takes the terminal back when it goes on after a stop", function()
+        local type_text = start()
+        type_text "io.open('/proc/self/stat'):read '*n'\r"
+        wait_for_prompt_after "'*n'\r\n"
+        local pid = read(screen):match "%*n'\r\n.-(%d+)\r\n"
+        type_text "12"
+        wait_for "12"
+        local terminal = ("-F $(readlink /proc/%s/fd/0)"):format(pid)
+        os.execute(("stty sane %s"):format(terminal))
+        local shown = #read(screen)
+        os.execute("kill -CONT " .. pid)
+        wait_for("\27[?2004h", shown)
+        wait_for("12", shown)
+        assert.is_truthy(shell.capture("stty -a " .. terminal):find("-icanon", 1, true))
+        shown = #read(screen)
+        type_text "34\r"
+        wait_for("1234\r\n", shown)
+        assert.equal(1, select(2, read(screen):sub(shown + 1):gsub("1234\r\n", "")))
+        finish(type_text)
     end)
 end)

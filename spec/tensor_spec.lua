@@ -313,6 +313,16 @@ describe("files", function()
         assert.error_matches(function() te.load("/no/such/file") end, "te%.load: /no/such/file")
     end)
 
+    it("have texts in the order of their names, whatever that of the table is", function()
+        local texts, names = {}, {}
+        for i = 1, 30 do texts["key" .. i] = "value" end
+        te.save(path, { x = te.ones { 1 } }, texts)
+        local file = assert(io.open(path, "rb"))
+        for name in file:read "*a":gmatch '"(key%d+)"' do names[#names + 1] = name end
+        file:close()
+        assert.same(require("te.options").names(texts), names)
+    end)
+
     it("go where a symbolic link points", function()
         local folder = os.tmpname()
         os.remove(folder)

@@ -307,6 +307,11 @@ static void test_restricted(void)
     CHECK(run(rt, "require('te').profile(function() end):save_trace('/x')") == TETRAIN_ERROR_SCRIPT &&
           says(rt, "reach no files"));
     CHECK(run(rt, "assert(require('te.recipe.faster').path() == nil)") == TETRAIN_OK);
+    CHECK(run(rt, "require('te').load('/x')") == TETRAIN_ERROR_SCRIPT &&
+          says(rt, "test:1: te.load: scripts of this host reach no files"));
+    CHECK(run(rt, "require('te').train.checkpoint.claim('/x', true)") == TETRAIN_ERROR_SCRIPT &&
+          says(rt, "test:1: te.train.checkpoint.claim: scripts of this host reach no files"));
+    CHECK(run(rt, "require('te').train.Metrics.open('/x', 0)") == TETRAIN_ERROR_SCRIPT && says(rt, "reach no files"));
     for (size_t i = 0; i < sizeof escapes / sizeof *escapes; i++) {
         run(rt, "escaped = nil");
         run(rt, escapes[i]);

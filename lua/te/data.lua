@@ -19,10 +19,9 @@ local data = {}
 local function read_file(path)
     local file, problem = io.open(path, "rb")
     if not file then error(problem, 0) end
-    local text
-    text, problem = file:read("*a")
+    local read, text, why = pcall(file.read, file, "*a") -- raises where memory ends before the file does
     file:close()
-    if not text then error(("%s: %s"):format(path, problem), 0) end
+    if not read or not text then error(("%s: %s"):format(path, why or text), 0) end
     return text
 end
 
@@ -59,7 +58,7 @@ local OWN = { md = true, lua = true, c = true, h = true, sh = true, cmake = true
 
 -- The tree around a script at `script`, recognised by its library.
 local function source_tree(script)
-    local folder = script and (script:match("^(.*)/[^/]*$") or ".")
+    local folder = io and script and (script:match("^(.*)/[^/]*$") or ".")
     for _, root in ipairs(folder and { folder .. "/..", folder } or {}) do
         if te._core.stat(root .. "/lua/te/modules.lua") and te._core.stat(root .. "/src/core") then return root end
     end
@@ -91,12 +90,22 @@ local function has_shards(folder)
     return false
 end
 
+local VALIDATION = { val = true, valid = true, validation = true }
+
+-- Whether a shard is one for validation: "val_0.bin" and "text-val-0.bin", but not "interval_0.bin".
+local function is_validation(path)
+    for word in path:match("[^/]*$"):gmatch "%a+" do
+        if VALIDATION[word] then return true end
+    end
+    return false
+end
+
 -- The shards of a path, split where their names say so: { train = {…}, val = {…} }.
 local function shards_of(path, stat)
     if stat.type ~= "directory" then return { train = { path } } end
     local found = { train = {}, val = {} }
     for _, file in ipairs(files_below(path, function(name) return name:find("%.bin$") end)) do
-        table.insert(file:match("[^/]*$"):find("val") and found.val or found.train, file)
+        table.insert(is_validation(file) and found.val or found.train, file)
     end
     if #found.train == 0 or #found.val == 0 then
         local all = #found.train > 0 and found.train or found.val
@@ -111,6 +120,23 @@ local function length_of(source)
     local n = loader.n_tokens
     loader:close()
     return n
+end
+
+local WINDOWS, WIDTH, PRIME = 64, 64, 2 ^ 44 - 17
+
+-- A number that other data of the same length hardly has: a hash of tokens all over it.
+local function sample_of(source, n)
+    local width = math.min(WIDTH, n - 1)
+    local loader = te._core.tokens_open { paths = source.paths, tokens = source.tokens, batch = 1, block = width,
+        sequential = true, prefetch = 0 }
+    local there, hash = math.floor((n - 1) / width), 0
+    local count = math.min(WINDOWS, there)
+    for i = 0, count - 1 do
+        loader:seek(math.floor(i * there / count))
+        for _, id in ipairs(loader:next():totable()[1]) do hash = (hash * 257 + id + 1) % PRIME end
+    end
+    loader:close()
+    return ("%.0f"):format(hash)
 end
 
 local function text_source(text, kind)
@@ -180,6 +206,7 @@ function data.open(opts)
         error(("%s: %d tokens for training are too few for a block of %d"):format(set.description, set.n_train,
             opts.block), 0)
     end
+    set.sample = sample_of(found.train, n)
     set.train = loader(set, found.train, 0, set.n_train, false)
     if set.n_val > opts.block * opts.batch * opts.ranks then
         set.val = loader(set, found.val or found.train, found.val and 0 or set.n_train, found.val and set.n_val or n,
@@ -218,7 +245,7 @@ end
 --- What must be the same for a run to go on, as texts.
 function Set:texts()
     return { tokenizer = self.tokenizer and self.tokenizer:describe(), ["data.tokens"] = ("%.0f"):format(self.n_tokens),
-        ["data.train_tokens"] = ("%.0f"):format(self.n_train) }
+        ["data.train_tokens"] = ("%.0f"):format(self.n_train), ["data.sample"] = self.sample }
 end
 
 function Set:close()

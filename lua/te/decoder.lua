@@ -165,29 +165,47 @@ function Decoder:parameter_groups(weight_decay)
     return { { params = matrices, weight_decay = weight_decay }, { params = vectors, weight_decay = 0 } }
 end
 
+-- The shortest text that reads back as the value.
+local function exact(value)
+    if type(value) ~= "number" then return tostring(value) end
+    local text
+    for digits = 14, 17 do
+        text = ("%." .. digits .. "g"):format(value)
+        if tonumber(text) == value then break end
+    end
+    return text
+end
+
 --- The configuration as texts by "model.<key>", for a checkpoint's metadata.
 function Decoder:texts()
     local texts = { ["model.kind"] = self.KIND }
     for key in pairs(self.CONFIG) do
-        if self.config[key] ~= nil then texts["model." .. key] = tostring(self.config[key]) end
+        if self.config[key] ~= nil then texts["model." .. key] = exact(self.config[key]) end
     end
     return texts
 end
 
-local FROM_TEXT = {
-    size = tonumber, number = tonumber,
-    string = function(text) return text end,
-    boolean = function(text) return text == "true" end,
-}
+local BOOLEAN = { ["true"] = true, ["false"] = false }
+
+-- What the text of an option means; one that means nothing stays, for the check of options.
+local function from_text(kind, text)
+    if kind == "string" then return text end
+    local value
+    if kind == "boolean" then value = BOOLEAN[text] else value = tonumber(text) end
+    if value == nil then return text end
+    return value
+end
 
 --- The model, of this class, of a checkpoint that te.train.checkpoint.load read.
 function Decoder.restore(class, saved)
     local config = {}
     for key, declared in pairs(class.CONFIG) do
         local text = saved.metadata["model." .. key]
-        if text then config[key] = FROM_TEXT[declared[1]](text) end
+        if text then config[key] = from_text(declared[1], text) end
     end
     return te.train.checkpoint.restore_model(saved, class(config))
 end
+
+require "te.uncompiled"(Decoder.make_blocks, Decoder.generate)
 
 return Decoder

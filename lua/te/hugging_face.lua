@@ -312,7 +312,10 @@ function hugging_face.load(folder, opts)
         fail("%s: %s/config.json: %d layers, but the weights are %d tensors", WHO, folder, config.n_layer,
             #options.names(weights))
     end
-    return initializers.bare(opts.dtype, class, config):load_hugging_face(weights)
+    local model = initializers.bare(opts.dtype, class, config):load_hugging_face(weights)
+    for _, tensor in pairs(weights) do tensor:release() end
+    te.empty_cache()
+    return model
 end
 
 return hugging_face

@@ -16,9 +16,12 @@ local function load_lazily(name)
     return loaded
 end
 
+local FILES = { load = true, save = true, from_file = true } -- not there where scripts reach no files
+
 setmetatable(te, {
     __index = function(_, name)
         if lazy[name] then return load_lazily(name) end
+        if FILES[name] then require("te.files").need("te." .. name) end
         local names = {}
         for known in pairs(te) do names[#names + 1] = known end
         for known in pairs(lazy) do names[#names + 1] = known end

@@ -1,12 +1,21 @@
 --- te.models: ready-made models, loaded when first used.
 
 local fail = require "te.fail"
+local options = require "te.options"
 
 local models = {}
 
+local KINDS = { gpt = "te.models.gpt", llama = "te.models.llama" }
+
 --- The model of a checkpoint that te.train.checkpoint.load read.
 function models.from_checkpoint(saved)
-    return models[saved.metadata["model.kind"] or "gpt"].from_checkpoint(saved)
+    local kind = saved.metadata["model.kind"] or "gpt"
+    local class = KINDS[kind] and models[kind] or rawget(models, kind)
+    if type(class) ~= "table" then
+        fail("te.models.from_checkpoint: model.kind: expected one of %s, got %s",
+            table.concat(options.names(KINDS), ", "), options.shown(kind))
+    end
+    return class.from_checkpoint(saved)
 end
 
 --- The model in a folder of Hugging Face's Transformers (te.hugging_face).
@@ -14,9 +23,11 @@ function models.from_hugging_face(folder, opts) return require("te.hugging_face"
 
 return setmetatable(models, {
     __index = function(_, name)
-        local found, model = pcall(require, "te.models." .. tostring(name))
-        if not found then fail("te.models.%s: %s", tostring(name), tostring(model)) end
-        models[name] = model
-        return model
+        if not KINDS[name] then
+            local near = options.nearest(tostring(name), options.names(KINDS))
+            fail("te.models has no %q%s", tostring(name), near and ("; did you mean %q?"):format(near) or "")
+        end
+        models[name] = require(KINDS[name])
+        return models[name]
     end,
 })

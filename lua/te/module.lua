@@ -430,6 +430,10 @@ end
 
 function Module:__tostring() return print_tree(self, "") end
 
+require "te.uncompiled"(each, walk, walk_modules, each_entry, find_recipe_state, Module.parameters,
+    Module.named_parameters, Module.named_modules, Module.children, Module.state_dict, Module.load_state_dict,
+    Module.apply, Module.to)
+
 -- te.Module itself is extended, never run; `is` travels with it so that one file defines both.
 Module.is = is
 return setmetatable(Module, { __call = instantiate, __tostring = function() return "class Module" end })

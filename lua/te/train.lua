@@ -5,6 +5,7 @@ return {
     run = require("te.train.run").run,
     fail = require("te.train.run").fail,
     io = require("te.train.run").io,
+    of_file = require("te.train.run").of_file,
     plain = require("te.train.run").plain,
     exit = require("te.train.run").exit,
     Progress = require "te.train.progress",

@@ -198,6 +198,13 @@ describe("te.models.llama", function()
         end
     end)
 
+    it("has texts that read back as the same configuration", function()
+        local texts = te.models.llama(with { norm_eps = 1 / 300000, dropout = 0.1, rope_base = 1e6 / 3 }):texts()
+        assert.equal(1 / 300000, tonumber(texts["model.norm_eps"]))
+        assert.equal(1e6 / 3, tonumber(texts["model.rope_base"]))
+        assert.equal("0.1", texts["model.dropout"])
+    end)
+
     it("has layers that see all between those with a window", function()
         local model = te.models.llama(with { n_layer = 3, window = 2, full_every = 2, window_rope_base = 50 })
         local seen, base = {}, {}

@@ -64,9 +64,11 @@ describe("te.autocast{ when = \"faster\" }", function()
             return
         end
 
-        local seconds, path, file, asked
+        local seconds, path, folder, file, asked
         before_each(function()
-            seconds, path, file, asked = faster.seconds, faster.path, os.tmpname(), 0
+            seconds, path, folder, asked = faster.seconds, faster.path, os.tmpname(), 0
+            os.remove(folder)
+            file = folder .. "/made/faster.txt"
             faster.path = function() return file end
             -- the recipe pays for the wide result alone
             faster.seconds = function(case, recipe)
@@ -77,7 +79,7 @@ describe("te.autocast{ when = \"faster\" }", function()
         end)
         after_each(function()
             faster.seconds, faster.path = seconds, path
-            os.remove(file)
+            os.execute("rm -rf " .. folder)
             faster.forget()
         end)
 

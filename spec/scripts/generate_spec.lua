@@ -5,6 +5,10 @@ local shell = require "spec.support.shell"
 
 local TETRAIN = os.getenv("TETRAIN") or "build/tetrain"
 
+local function generate(options)
+    return shell.capture(("%s scripts/generate.lua %s"):format(TETRAIN, options))
+end
+
 local CONFIG = [[{"model_type": "gpt2", "vocab_size": 639, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2,
     "activation_function": "gelu_new"}]]
 
@@ -41,10 +45,6 @@ describe("generate.lua --hugging-face", function()
         os.remove(folder)
     end)
 
-    local function generate(options)
-        return shell.capture(("%s scripts/generate.lua %s"):format(TETRAIN, options))
-    end
-
     it("continues a prompt as the model does", function()
         local output, status = generate(("--hugging-face=%s --prompt=Fusion --tokens=6 --temperature=0"):format(folder))
         assert.equal(0, status, output)
@@ -57,10 +57,40 @@ describe("generate.lua --hugging-face", function()
     it("says what is missing", function()
         os.remove(folder .. "/tokenizer.json")
         local output, status = generate("--hugging-face=" .. folder)
-        assert.matches("tokenizer.json", output)
+        assert.equal(folder .. "/tokenizer.json: No such file or directory\n", output)
+        assert.equal(74, status)
+        output, status = generate("--hugging-face=/no/such")
+        assert.equal("/no/such/config.json: No such file or directory\n", output)
         assert.equal(74, status)
         output, status = generate(("--hugging-face=%s --checkpoint=x"):format(folder))
         assert.matches("--checkpoint and --hugging-face: one of them", output, 1, true)
         assert.equal(2, status)
+    end)
+end)
+
+describe("generate.lua --checkpoint", function()
+    it("names a checkpoint that says what cannot be", function()
+        local path = os.tmpname()
+        local model = te.models.gpt { vocab_size = 256, block_size = 8, n_layer = 1, n_head = 2, n_embd = 8 }
+        local tensors = {}
+        for name, tensor in pairs(model:state_dict()) do tensors["model." .. name] = tensor end
+        local function damaged(name, value, message)
+            local metadata = model:texts()
+            metadata.step, metadata.tokenizer = "1", "byte"
+            metadata[name] = value
+            te.save(path, tensors, metadata)
+            local output, status = generate("--tokens=1 --checkpoint=" .. path)
+            assert.equal(("%s: %s\n"):format(path, message), output)
+            assert.equal(74, status)
+        end
+        damaged("model.kind", "foo", 'model.kind: expected one of gpt, llama, got "foo"')
+        damaged("model.kind", "from_checkpoint", 'model.kind: expected one of gpt, llama, got "from_checkpoint"')
+        damaged("model.n_layer", "-1", "option n_layer: expected positive integer, got -1")
+        damaged("model.n_layer", "two", 'option n_layer: expected positive integer, got "two"')
+        damaged("model.n_head", "7", "hidden_size 8 must be a multiple of num_heads 7, and that of num_kv_heads 7")
+        damaged("model.n_embd", "16", "wte.weight of Embedding has shape {256,16}, the one given has {256,8}")
+        damaged("tokenizer", "x", '"x" is no description of a tokenizer')
+        damaged("step", "-1", "not a training checkpoint (its metadata has no step)")
+        os.remove(path)
     end)
 end)

@@ -85,6 +85,46 @@ describe("train_gpt.lua", function()
         assert.matches("nothing is left to do: 2 steps are done", out)
     end)
 
+    it("names a file that is more than memory holds", function()
+        local code, _, err = run("train_gpt.lua", ("--data=/dev/zero --out=%s/wrong"):format(folder))
+        assert.equal("/dev/zero: not enough memory\n", err)
+        assert.equal(74, code)
+    end)
+
+    it("goes on with the same data alone, and without looking where a checkpoint does not say it", function()
+        local text, other = folder .. "/text.txt", folder .. "/other.txt"
+        local file = assert(io.open(other, "w"))
+        file:write((assert(io.open(text)):read("*a"):reverse()))
+        file:close()
+        assert.equal(0, (train("data", SMALL .. "--steps=2")))
+        local code, _, err = train("data", "--resume --steps=3 --data=" .. other)
+        assert.equal(74, code)
+        assert.matches("the data has changed since: data.sample was %d+, is %d+\n$", err)
+        local path = te.train.checkpoint.latest(folder .. "/data")
+        local tensors, metadata = te.load(path)
+        metadata["data.sample"] = nil
+        te.save(path, tensors, metadata)
+        assert.equal(0, (train("data", "--resume --steps=3 --data=" .. other)))
+    end)
+
+    it("names a checkpoint that it cannot go on from", function()
+        assert.equal(0, (train("damaged", SMALL .. "--steps=2")))
+        local path = te.train.checkpoint.latest(folder .. "/damaged")
+        local tensors, metadata = te.load(path)
+        local function refuses(name, value, message)
+            local changed = setmetatable({ [name] = value }, { __index = metadata })
+            local texts = {}
+            for key in pairs(metadata) do texts[key] = changed[key] end
+            te.save(path, tensors, texts)
+            local code, _, err = train("damaged", "--resume --steps=4")
+            assert.equal(("%s: %s\n"):format(path, message), err)
+            assert.equal(74, code)
+        end
+        refuses("rng", "x", 'state: expected what te.rng_state() returned, got string "x"')
+        refuses("model.kind", "te", 'model.kind: expected one of gpt, llama, got "te"')
+        refuses("optimizer.steps", "1", "1 parameters were optimized, the model has 9")
+    end)
+
     it("names a token of a shard that the model has no row for", function()
         local path = folder .. "/ids.bin"
         local file = assert(io.open(path, "wb"))

@@ -206,6 +206,8 @@ local wrong = {
         3, [[te.load: /no/such/model.safetensors: cannot open: No such file or directory]] },
     { [[te.load(7)]],
         3, [[te.load: path: expected a string, got number 7]] },
+    { [[te.load("")]],
+        3, [[te.load: "": cannot open: No such file or directory]] },
     { [[te.save("/no/such/folder/x.safetensors", {x = te.ones(1)})]],
         3, [[te.save: /no/such/folder/x.safetensors: cannot create a temporary file beside it: No such file or ]]
             .. [[directory]] },

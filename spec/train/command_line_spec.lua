@@ -54,6 +54,11 @@ describe("te.train.command_line", function()
         fails({ "stray" }, 'unexpected argument "stray"')
     end)
 
+    it("takes no empty text where there is another one by default", function()
+        fails({ "--out=" }, 'x.lua: --out: expected a text, got ""')
+        fails({ "--data", "" }, 'x.lua: --data: expected a text, got ""')
+    end)
+
     it("prints help from the same table", function()
         local text = make():help()
         for _, part in ipairs { "usage: tetrain x.lua", "About it.", "Training", "--learning-rate", "how fast [0.001]",

@@ -1,4 +1,7 @@
 local te = require "te"
+local shell = require "spec.support.shell"
+
+local TETRAIN = os.getenv("TETRAIN") or te._core.executable()
 
 describe("te.train.Metrics", function()
     local path
@@ -31,6 +34,18 @@ describe("te.train.Metrics", function()
         m:write { "step", 4, "loss", 1 }
         m:close()
         assert.same({ '{"step":1}', '{"step":2}', '{"step":3}', '{"step":4,"loss":1}' }, lines())
+    end)
+
+    it("leaves what is there when the disk is full", function()
+        local m = te.train.Metrics.open(path, 0)
+        for step = 1, 5 do m:write { "step", step } end
+        m:close()
+        local output, status = shell.capture(([[(ulimit -f 0; %s -e "te.train.Metrics.open('%s', 3)")]])
+            :format(TETRAIN, path))
+        assert.equal(1, status)
+        assert.matches(path .. ": File too large", output, 1, true)
+        assert.equal(5, #lines())
+        assert.is_nil(io.open(path .. ".tmp"))
     end)
 
     it("raises when the file cannot be written", function()

@@ -27,6 +27,7 @@ static size_t start(te_io_error *error, te_status status, const char *path)
     error->status = status;
     error->message[0] = '\0';
     if (!path) return 0;
+    if (!*path) path = "\"\"";
     size_t length = strlen(path);
     bool long_path = length > PATH_SHOWN;
     int n = snprintf(error->message, sizeof error->message, "%s%s: ", long_path ? "..." : "",

@@ -1,6 +1,7 @@
 /* environment.c - see environment.h. */
 #include "environment.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 const char *te_environment(te_variable variable)
@@ -12,4 +13,15 @@ const char *te_environment(te_variable variable)
     };
     const char *value = getenv(names[variable]);
     return value && *value ? value : NULL;
+}
+
+char *te_environment_cache(char *path, size_t size)
+{
+    const char *own = te_environment(TE_ENV_CACHE), *user = te_environment(TE_ENV_XDG_CACHE_HOME),
+               *home = te_environment(TE_ENV_HOME);
+    int         n = own    ? snprintf(path, size, "%s", own)
+                    : user ? snprintf(path, size, "%s/tetrain", user)
+                    : home ? snprintf(path, size, "%s/.cache/tetrain", home)
+                           : -1;
+    return n < 0 || (size_t)n >= size ? NULL : path;
 }

@@ -1,19 +1,24 @@
-/* environment.h - the variables that tetrain reads, and the only place where it does. */
+/* environment.h - the variables that the engine reads; the manual page lists its own. Elsewhere only OMP_NUM_THREADS is
+ * read (cores.c, te.train.ranks), and TETRAIN_HISTORY (src/tetrain/prompt.c), where empty is not unset. */
 #ifndef TE_KERNELS_ENVIRONMENT_H
 #define TE_KERNELS_ENVIRONMENT_H
 
+#include <stddef.h>
+
 /* X(enumerator, name, meaning) */
-#define TE_ENVIRONMENT(X)                                                                                             \
+#define TE_ENVIRONMENT_OWN(X)                                                                                         \
     X(DEVICE, "TE_DEVICE", "where the executable makes tensors unless --device says otherwise")                       \
     X(TRACE, "TE_TRACE", "comma list of what to report on standard error: dispatch")                                  \
-    X(CPU_ISA, "TE_CPU_ISA", "portable, avx2 or avx512: the most that the CPU backend may use")                        \
+    X(CPU_ISA, "TE_CPU_ISA", "portable, avx2 or avx512: the most that the CPU backend may use")                       \
     X(CUDA_MODULE, "TETRAIN_CUDA_MODULE", "path of libtetrain_cuda.so, instead of searching for it")                  \
     X(MPI_MODULE, "TETRAIN_MPI_MODULE", "path of libtetrain_mpi.so, instead of searching for it")                     \
     X(CUDA_LIBRARIES, "TETRAIN_CUDA_LIBRARIES", "the one folder to load NVIDIA's libraries from")                     \
     X(CACHE, "TETRAIN_CACHE", "folder of compiled kernels and tuning; otherwise tetrain in the user's cache folder")  \
     X(CUDNN_WORKSPACE, "TETRAIN_CUDNN_WORKSPACE", "MiB that attention may work in before its batch is split; 256")    \
-    X(GEMM_CANDIDATES, "TETRAIN_GEMM_CANDIDATES", "algorithms of cuBLASLt that are timed for each product; 8")         \
-    /* other programs' */                                                                                             \
+    X(GEMM_CANDIDATES, "TETRAIN_GEMM_CANDIDATES", "algorithms of cuBLASLt that are timed for each product; 8")
+
+/* Those of other programs. */
+#define TE_ENVIRONMENT_FOREIGN(X)                                                                                     \
     X(OMPI_SIZE, "OMPI_COMM_WORLD_SIZE", "how many processes mpirun starts together")                                 \
     X(PMIX_RANK, "PMIX_RANK", "likewise, by prterun and srun")                                                        \
     X(SLURM_SIZE, "SLURM_STEP_NUM_TASKS", "how many srun starts")                                                     \
@@ -25,6 +30,8 @@
     X(XDG_CACHE_HOME, "XDG_CACHE_HOME", "the user's cache folder")                                                    \
     X(HOME, "HOME", "the user's folder")
 
+#define TE_ENVIRONMENT(X) TE_ENVIRONMENT_OWN(X) TE_ENVIRONMENT_FOREIGN(X)
+
 typedef enum te_variable {
 #define TE_VARIABLE_ENUM(name, text, doc) TE_ENV_##name,
     TE_ENVIRONMENT(TE_VARIABLE_ENUM)
@@ -33,5 +40,9 @@ typedef enum te_variable {
 
 /* NULL when unset or empty. */
 const char *te_environment(te_variable variable);
+
+/* The folder of what one process keeps for the next: $TETRAIN_CACHE, or tetrain in the user's cache folder. Returns
+ * path; NULL where there is none, or its name is too long. */
+char *te_environment_cache(char *path, size_t size);
 
 #endif

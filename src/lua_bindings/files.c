@@ -2,10 +2,13 @@
 #include "bindings.h"
 
 #include "core/safetensors.h"
+#include "kernels/environment.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -75,6 +78,15 @@ static int make_folder(lua_State *L)
     if (te_io_make_folder(&te_io_posix, &rt->ctx->mem, path, &error) != TE_OK)
         return te_lua_raise_io(rt, L, "mkdir", &error);
     return 0;
+}
+
+/* cache_folder(): where tetrain keeps what it measured; nothing where there is no such folder. It need not be there. */
+static int cache_folder(lua_State *L)
+{
+    char path[512];
+    if (!te_environment_cache(path, sizeof path)) return 0;
+    lua_pushstring(L, path);
+    return 1;
 }
 
 static const char lock_tag[] = "te.lock";
@@ -147,6 +159,12 @@ static void read_items(lua_State *L, saving *s, int names)
     }
 }
 
+static int by_key(const void *a, const void *b)
+{
+    return strcmp(((const te_safetensors_pair *)a)->key, ((const te_safetensors_pair *)b)->key);
+}
+
+/* Sorted, so that equal contents make equal files. */
 static void read_pairs(lua_State *L, saving *s)
 {
     int n = 0;
@@ -157,6 +175,7 @@ static void read_pairs(lua_State *L, saving *s)
         if (n == s->n_pairs) te_lua_fail(L, "save", "metadata changed meanwhile"); /* a finalizer can do that */
         s->pairs[n++] = (te_safetensors_pair){lua_tostring(L, -2), lua_tostring(L, -1)};
     }
+    qsort(s->pairs, (size_t)n, sizeof *s->pairs, by_key);
     s->contents.n_metadata = n;
 }
 
@@ -348,6 +367,7 @@ static int safetensors_entries(lua_State *L)
 
 const luaL_Reg te_lua_file_functions[] = {
     {"list_dir", list_dir}, {"stat", stat_path}, {"mkdir", make_folder}, {"lock_folder", lock_folder},
+    {"cache_folder", cache_folder},
     {"safetensors_write", safetensors_write}, {"safetensors_read", safetensors_read},
     {"safetensors_entries", safetensors_entries}, {NULL, NULL},
 };

@@ -6,6 +6,7 @@
  */
 #include "line_editor.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,13 +38,23 @@ struct line_editor {
 
 static volatile sig_atomic_t signalled; /* the number of the signal that no line has told of yet */
 
+static volatile sig_atomic_t continued; /* the process was stopped meanwhile */
+
 static void on_signal(int number) { signalled = number; }
+
+static void on_continue(int number)
+{
+    (void)number;
+    continued = 1;
+}
 
 void line_editor_catch_signals(void)
 {
     struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    action = (struct sigaction){.sa_handler = on_continue, .sa_flags = SA_RESTART};
+    sigaction(SIGCONT, &action, NULL);
 }
 
 /* Signals wait while the editor is not waiting itself: none is missed between a look at `signalled` and the next wait.
@@ -54,6 +65,7 @@ static void hold_signals(sigset_t *before)
     sigemptyset(&ours);
     sigaddset(&ours, SIGINT);
     sigaddset(&ours, SIGTERM);
+    sigaddset(&ours, SIGCONT);
     sigprocmask(SIG_BLOCK, &ours, before);
 }
 
@@ -98,6 +110,24 @@ static line_result read_shown(line_editor *e)
 
 #ifdef TETRAIN_WITH_EDIT
 
+static void tell_terminal(const char *text)
+{
+    fputs(text, stdout);
+    fflush(stdout);
+}
+
+static const char bracket_pastes[] = "\033[?2004h";
+
+/* What stopped the process has left the terminal to others, who left it as they like it. */
+static void prepare_again(line_editor *e)
+{
+    continued = 0;
+    el_set(e->edit, EL_PREP_TERM, 0); /* it is prepared, as far as libedit knows */
+    el_set(e->edit, EL_PREP_TERM, 1);
+    tell_terminal(bracket_pastes);
+    el_set(e->edit, EL_REFRESH);
+}
+
 /* Waits for a key or a signal; false for a signal, or when nothing came in time (ms, negative: no limit). */
 static bool wait_for_key(const line_editor *e, int ms)
 {
@@ -118,6 +148,7 @@ static bool look_ahead(line_editor *e, int n)
 {
     while (e->n_ahead < n) {
         bool key = wait_for_key(e, e->n_ahead > 0 ? LATE_MS : -1);
+        if (continued) prepare_again(e);
         if (!key && (signalled || e->n_ahead > 0)) return e->n_ahead > 0;
         if (!key) continue; /* a signal of somebody else's */
         if (read(STDIN_FILENO, e->ahead + e->n_ahead, 1) != 1) return e->n_ahead > 0;
@@ -223,10 +254,30 @@ static bool open_edit(line_editor *e)
     el_set(e->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
     history(e->history, &event, H_SETSIZE, HISTORY_LINES);
     history(e->history, &event, H_SETUNIQUE, 1);
-    if (e->options.history) history(e->history, &event, H_LOAD, e->options.history);
+    if (e->options.history && history(e->history, &event, H_LOAD, e->options.history) > 2 * HISTORY_LINES)
+        history(e->history, &event, H_SAVE, e->options.history); /* of which only the last ones were kept */
     el_set(e->edit, EL_HIST, history, e->history);
     el_source(e->edit, NULL);
     return true;
+}
+
+/* Adds a line to the file as libedit writes it, with all that it might take for something else in octal. Other prompts
+ * add theirs to the same file. */
+static void keep_line(const char *path, const char *text)
+{
+    int   fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "a");
+    if (!file) {
+        if (fd >= 0) close(fd);
+        return;
+    }
+    if (lseek(fd, 0, SEEK_END) == 0) fputs("_HiStOrY_V2_\n", file);
+    for (; *text; text++) {
+        bool plain = *text > ' ' && *text < 127 && *text != '\\';
+        fprintf(file, plain ? "%c" : "\\%03o", (unsigned char)*text);
+    }
+    fputc('\n', file);
+    fclose(file);
 }
 
 static void remember(line_editor *e)
@@ -234,20 +285,14 @@ static void remember(line_editor *e)
     HistEvent event;
     if (!e->size || strspn(e->text, " ") == e->size) return;
     history(e->history, &event, H_ENTER, e->text);
-    if (e->options.history) history(e->history, &event, H_SAVE, e->options.history);
-}
-
-static void tell_terminal(const char *text)
-{
-    fputs(text, stdout);
-    fflush(stdout);
+    if (e->options.history) keep_line(e->options.history, e->text);
 }
 
 static line_result read_edited(line_editor *e)
 {
     int n = 0;
     el_resize(e->edit);
-    tell_terminal("\033[?2004h"); /* bracket pastes */
+    tell_terminal(bracket_pastes);
     const char *line = el_gets(e->edit, &n);
     tell_terminal("\033[?2004l");
     if (!line || n <= 0) {

@@ -160,6 +160,7 @@ static int run(const command_line *line)
 int main(int argc, char **argv)
 {
     atexit(write_out);
+    signal(SIGXFSZ, SIG_IGN); /* a write past the limit of a file's size fails, as one to a full disk */
     command_line line;
     int          code = command_line_parse(&line, argc, argv);
     if (code >= 0) return code;

@@ -1,6 +1,8 @@
 /* manual.c - help, manual page and shell completion, all from the tables of command_line.c. */
 #include "command_line.h"
 
+#include "../kernels/environment.h" /* for its table alone */
+
 #include <string.h>
 
 static const char exit_statuses[] =
@@ -69,7 +71,9 @@ void manual_print_man(FILE *out)
     for (const tool_row *row = command_line_tools; row->name; row++)
         put_entry(out, row->name, row->arguments, row->help);
     fputs(".SH ENVIRONMENT\n", out);
-    put_entry(out, "TE_CPU_ISA", NULL, "highest instruction set of the CPU kernels: portable, avx2 or avx512");
+#define PUT_VARIABLE(name, text, doc) put_entry(out, text, NULL, doc);
+    TE_ENVIRONMENT_OWN(PUT_VARIABLE)
+    put_entry(out, "OMP_NUM_THREADS", NULL, "CPU threads unless --threads says otherwise");
     put_entry(out, "TETRAIN_HISTORY", NULL,
               "file of the prompt's history (default: ~/.tetrain_history); empty: none is kept");
     fputs(".SH EXIT STATUS\n", out);

@@ -115,4 +115,6 @@ end
 --- The model of a checkpoint that te.train.checkpoint.load read.
 function GPT.from_checkpoint(saved) return Decoder.restore(GPT, saved) end
 
+require "te.uncompiled"(GPT.load_hugging_face)
+
 return GPT

@@ -210,7 +210,9 @@ end
 --- dtype: "model.layers.0.self_attn.q_proj.weight" and so on. Nothing is changed unless all of them fit.
 ---@param tensors table<string, userdata>  of all the checkpoint's files
 function Llama:load_hugging_face(tensors)
-    self:load_state_dict(require("te.models.llama_weights").gather(self, tensors))
+    local gather = require("te.models.llama_weights").gather
+    require "te.uncompiled"(gather)
+    self:load_state_dict(gather(self, tensors))
     return self
 end
 

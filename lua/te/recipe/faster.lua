@@ -51,9 +51,7 @@ end
 
 --- The file of what was measured; nil: nowhere.
 function faster.path()
-    if not io then return end -- the host lets scripts reach no files
-    local own, user, home = os.getenv "TETRAIN_CACHE", os.getenv "XDG_CACHE_HOME", os.getenv "HOME"
-    local folder = own or user and user .. "/tetrain" or home and home .. "/.cache/tetrain"
+    local folder = core.cache_folder and core.cache_folder() -- not where the host lets scripts reach no files
     return folder and folder .. "/faster.txt"
 end
 
@@ -73,7 +71,8 @@ end
 local function keep(key, ratio)
     known[key] = ratio
     if key:find "function: " then return end -- another one in the next process
-    local file = faster.path() and io.open(faster.path(), "a")
+    local path = faster.path()
+    local file = path and pcall(core.mkdir, path:match "^(.*)/") and io.open(path, "a")
     if not file then return end -- measured again by the next process
     file:write(("%.4g %s\n"):format(ratio, key))
     file:close()

@@ -47,6 +47,7 @@ local function check_cpu()
         line("", "has %s", #features > 0 and table.concat(features, " ") or "no vector instructions that are used")
     end
     local wanted = os.getenv "TE_CPU_ISA"
+    if wanted == "" then wanted = nil end
     line("kernels", "%s%s, %d threads", info.isa, wanted and (" (TE_CPU_ISA=%s)"):format(wanted) or "", info.threads)
     if not wanted and features and info.isa == "portable" and #features > 0 then
         problem("kernels", "the processor has vector instructions that this build was not compiled for")

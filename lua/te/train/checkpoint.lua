@@ -5,6 +5,7 @@
 -- newest one is always good.
 
 local te = require "te"
+local files = require "te.files"
 local run = require "te.train.run"
 
 local checkpoint = {}
@@ -15,6 +16,7 @@ local UNFINISHED = "^%.checkpoint%-%d+%.safetensors%.%x+%.tmp$" -- te.save renam
 
 --- Steps that have a checkpoint in the folder, in order.
 function checkpoint.steps(folder)
+    files.need "te.train.checkpoint.steps"
     local steps = {}
     if not te._core.stat(folder) then return steps end
     for _, name in ipairs(te._core.list_dir(folder)) do
@@ -72,7 +74,9 @@ end
 function checkpoint.load(path)
     local tensors, metadata = te.load(path)
     local step = metadata and tonumber(metadata.step)
-    if not step then error(path .. ": not a training checkpoint (its metadata has no step)", 0) end
+    if not step or step < 0 or step % 1 ~= 0 then
+        error(path .. ": not a training checkpoint (its metadata has no step)", 0)
+    end
     return { path = path, step = step, metadata = metadata, tensors = tensors }
 end
 
@@ -94,6 +98,7 @@ function checkpoint.restore_training(saved, model, optimizer)
     local states = {}
     for name, tensor in pairs(with_prefix(saved.tensors, "optimizer.")) do
         local slot, parameter = name:match("^([^.]*)%.(.*)$")
+        if not slot then error(("%s: optimizer.%s names no parameter"):format(saved.path, name), 0) end
         states[parameter] = states[parameter] or {}
         states[parameter][slot] = tensor
     end
@@ -114,10 +119,18 @@ function checkpoint.restore_training(saved, model, optimizer)
     te.rng_state(saved.metadata.rng)
 end
 
+--- Gives the memory of a checkpoint's tensors back, when all that it is for has copies of them.
+function checkpoint.release(saved)
+    for _, tensor in pairs(saved.tensors) do tensor:release() end
+    saved.tensors = {}
+    te.empty_cache()
+end
+
 --- Ends with an error when a run would go on with other data than it began with.
 function checkpoint.check_data(saved, set)
     for name, text in pairs(set:texts()) do
-        if saved.metadata[name] ~= text then
+        local older = name == "data.sample" and not saved.metadata[name] -- than that there are samples
+        if saved.metadata[name] ~= text and not older then
             run.fail(run.exit.io, ("%s: the data has changed since: %s was %s, is %s"):format(saved.path, name,
                 tostring(saved.metadata[name]):sub(1, 60), text:sub(1, 60)))
         end
@@ -130,6 +143,7 @@ local claimed = {}
 -- there nothing is kept. What a run that was killed was writing is removed.
 ---@param make boolean|nil  the folder is made where there is none
 function checkpoint.claim(folder, make)
+    files.need "te.train.checkpoint.claim"
     if make then te._core.mkdir(folder) end
     if claimed[folder] or not te._core.stat(folder) then return end
     claimed[folder] = te._core.lock_folder(folder)
@@ -142,6 +156,7 @@ end
 --- Makes the folder ready for a new run. What an earlier one left in it moves to <folder>/previous, where the next new
 --- run replaces it.
 function checkpoint.set_aside(folder)
+    files.need "te.train.checkpoint.set_aside"
     te._core.mkdir(folder)
     local steps = checkpoint.steps(folder)
     if #steps == 0 then return end

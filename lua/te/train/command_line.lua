@@ -54,6 +54,7 @@ local function convert(self, option, word)
         if value == nil or value - value ~= 0 then value = word end
     end
     local reason = options.reason(option.check, value)
+    if value == "" and option.check[2] ~= "" then reason = reason or 'expected a text, got ""' end
     if reason then usage(self, ("--%s: %s"):format(option.name, reason)) end
     return value
 end

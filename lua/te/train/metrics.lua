@@ -1,5 +1,7 @@
 --- te.train.Metrics: numbers of a run as JSON lines, one object a step.
 
+local files = require "te.files"
+
 local Metrics = {}
 Metrics.__index = Metrics
 
@@ -26,14 +28,27 @@ local function lines_until(path, step)
     return table.concat(kept)
 end
 
+-- Puts text in the file's place, whole or not at all: the disk may be full.
+local function replace(path, text)
+    local new = path .. ".tmp"
+    local file, problem = io.open(new, "w")
+    if not file then error(problem, 0) end
+    local written, why = file:write(text)
+    local closed, reason = file:close()
+    local ok = written and closed
+    if ok then ok, reason = os.rename(new, path) end
+    if ok then return end
+    os.remove(new)
+    error(("%s: %s"):format(path, why or reason), 0)
+end
+
 --- Opens the file for a run that goes on after `step` (0: a new one).
 function Metrics.open(path, step)
-    local before = step > 0 and lines_until(path, step) or ""
-    local file, problem = io.open(path, "w")
+    files.need "te.train.Metrics.open"
+    if step > 0 then replace(path, lines_until(path, step)) end
+    local file, problem = io.open(path, step > 0 and "a" or "w")
     if not file then error(problem, 0) end
-    local self = setmetatable({ file = file, path = path }, Metrics)
-    self:append(before)
-    return self
+    return setmetatable({ file = file, path = path }, Metrics)
 end
 
 function Metrics:append(...)

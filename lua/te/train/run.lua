@@ -19,15 +19,22 @@ function run.fail(code, message)
     error(setmetatable({ code = code, message = message }, Failure), 0)
 end
 
+local FUNCTIONS = { "te%.[%w_.:]+", "%u%w*:[%w_]+" } -- te.models.gpt, GPT:load_state_dict
+
 --- The message of an error without the line and the function that it comes from, for who uses a
 --- script and did not write it.
 function run.plain(problem)
-    return (tostring(problem):gsub("^[^\n]-:%d+: te%.[%w_]+: ", ""))
+    local text = tostring(problem)
+    for _, name in ipairs(FUNCTIONS) do
+        local rest = text:match("^[^\n]-:%d+: " .. name .. ": (.*)$")
+        if rest then return rest end
+    end
+    return text
 end
 
---- Runs something that reads or writes files; what it raises ends the script with exit code 74.
-function run.io(fn, ...)
-    local results = { n = 0 }
+-- Calls fn; what it raises ends the script with exit code 74, and names the file at `path`.
+local function guarded(path, fn, ...)
+    local results
     local function keep(ok, ...)
         results = { n = select("#", ...), ... }
         return ok
@@ -35,10 +42,18 @@ function run.io(fn, ...)
     if not keep(pcall(fn, ...)) then
         local problem = results[1]
         if getmetatable(problem) == Failure then error(problem, 0) end
-        run.fail(run.exit.io, run.plain(problem))
+        local text = run.plain(problem)
+        run.fail(run.exit.io, text:find(path, 1, true) and text or path .. ": " .. text)
     end
     return unpack(results, 1, results.n)
 end
+
+--- Runs something that reads or writes files; what it raises ends the script with exit code 74.
+function run.io(fn, ...) return guarded("", fn, ...) end
+
+--- The same for what was read from a file: the message begins with its path.
+---@param path string
+function run.of_file(path, fn, ...) return guarded(path, fn, ...) end
 
 --- Runs a script's main function and exits the process with its code (what it returns, 0 for nothing).
 function run.run(main, ...)

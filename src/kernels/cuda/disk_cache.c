@@ -53,14 +53,8 @@ te_hash128 te_hash128_add(te_hash128 hash, const void *bytes, size_t length)
 
 void te_disk_cache_open(te_disk_cache *cache, const te_mem *mem)
 {
-    const char *own = te_environment(TE_ENV_CACHE), *user = te_environment(TE_ENV_XDG_CACHE_HOME),
-               *home = te_environment(TE_ENV_HOME);
     *cache = (te_disk_cache){.mem = mem};
-    int n = own    ? snprintf(cache->folder, sizeof cache->folder, "%s", own)
-            : user ? snprintf(cache->folder, sizeof cache->folder, "%s/tetrain", user)
-            : home ? snprintf(cache->folder, sizeof cache->folder, "%s/.cache/tetrain", home)
-                   : 0;
-    if (n < 0 || (size_t)n >= sizeof cache->folder) cache->folder[0] = 0;
+    if (!te_environment_cache(cache->folder, sizeof cache->folder)) cache->folder[0] = 0;
 }
 
 static bool entry_path(const te_disk_cache *cache, te_hash128 key, const char *suffix, char *path, size_t size)

@@ -44,6 +44,7 @@ end
 
 --- f.formula: what the function computes, as far as its number of arguments is known.
 function Pointwise:__index(name)
+    if name == "takes_seq_lens" then return false end
     local op = declared(self)
     if not op then
         local _, some = next(self.by_count)

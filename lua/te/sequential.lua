@@ -3,8 +3,9 @@
 -- The modules stand in the array part, so #, ipairs, seq[i] = m and table.remove work. What cannot be a module is
 -- refused where it is added, and by the next run where it takes the place of another one. Operations may take extra
 -- inputs, which follow x in the order of the operations that take them, and make extra outputs, which follow y. One
--- more tensor in front of the extra inputs is seq_lens, the lengths of packed sequences; it goes to whatever attends
--- across tokens.
+-- more tensor in front of the extra inputs is seq_lens, the lengths of packed sequences. It goes to whatever attends
+-- across tokens, and as second argument to other callables that have one: a module of one's own, a function. The class
+-- may say so with takes_seq_lens = true or false.
 --
 -- An intermediate result is released as soon as its last reader has run. That needs the promise `pure`: a pure module
 -- keeps neither its input nor its result, and returns a fresh tensor or its input. (What backward needs is held by the
@@ -22,8 +23,6 @@ Sequential.forward = fuser.forward
 
 --- The plan for inputs like these: print it.
 Sequential.explain = fuser.explain
-
-Sequential.takes_seq_lens = true
 
 -- A position from 1 to `last`; negative ones count from the end.
 local function check_position(self, method, i, last)

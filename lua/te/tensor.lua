@@ -147,17 +147,19 @@ end
 
 if core.safetensors_write then
     --- Writes named tensors and texts to a safetensors file, which appears whole or not at all.
-    ---@param tensors table  tensors by name, or a list of {name, tensor}
+    ---@param tensors table  tensors by name, or a list of {name, tensor}; or with tables in it, like an optimizer's
+    ---  state_dict, which may hold numbers, texts and booleans: te.load gives them back
     ---@param metadata table|nil  texts by name
     function te.save(path, tensors, metadata, ...)
         options().last("te.save", 3, ...)
         if type(tensors) ~= "table" then fail(2, "save", "tensors: expected a table, got %s", type(tensors)) end
-        local entries, names = tensors, {}
+        local entries, names, deep = tensors, {}, false
         if not tensors[1] then
             entries = {}
             for name in pairs(tensors) do
                 if type(name) ~= "string" then fail(2, "save", "tensors: names are strings, got %s", tostring(name)) end
                 names[#names + 1] = name
+                deep = deep or type(tensors[name]) == "table"
             end
             table.sort(names)
             for i, name in ipairs(names) do entries[i] = { name, tensors[name] } end
@@ -165,6 +167,7 @@ if core.safetensors_write then
         if metadata ~= nil and type(metadata) ~= "table" then
             fail(2, "save", "metadata: expected a table of texts, got %s", type(metadata))
         end
+        if deep then entries, metadata = require("te.nested").flatten(tensors, metadata) end
         core.safetensors_write(path, entries, metadata)
     end
 
@@ -172,6 +175,9 @@ if core.safetensors_write then
     function te.load(path, ...)
         options().last("te.load", 1, ...)
         local names, tensors, metadata = core.safetensors_read(path)
+        if metadata and metadata["te.nested/"] then
+            tensors, metadata = require("te.nested").restore(tensors, metadata)
+        end
         return tensors, metadata, names
     end
 end

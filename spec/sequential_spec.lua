@@ -57,6 +57,25 @@ describe("te.Sequential", function()
         assert.equal(3, #Tail(te.GELU(), te.SiLU()))
     end)
 
+    it("drops no argument", function()
+        local seq = te.Sequential(te.ReLU())
+        for method, arguments in pairs { append = { te.GELU(), te.GELU() }, insert = { 1, te.GELU(), te.GELU() },
+            extend = { {}, te.GELU() }, pop = { 1, 2 } } do
+            assert.error_matches(function() seq[method](seq, unpack(arguments)) end,
+                ("Sequential:%s: argument %d"):format(method, #arguments), 1, true)
+        end
+        for _, list in ipairs { te.ReLU(), 3 } do
+            assert.error_matches(function() seq:extend(list) end, "expected a list of modules or a container, got")
+        end
+        seq:extend(te.Residual(te.GELU(), te.GELU()))
+        assert.equal(3, #seq)
+        assert.error_matches(function() te.Module():register_parameter("w", te.ones(1), { frozen = true }) end,
+            "register_parameter: argument 3")
+        assert.error_matches(function() te.Linear(1, 1):zero_grad { set_to_none = true } end, ":zero_grad: argument 1")
+        assert.error_matches(function() te.optim.SGD(te.Linear(1, 1)):zero_grad { set_to_none = true } end,
+            "te.optim.SGD:zero_grad: argument 1", 1, true)
+    end)
+
     it("has no gaps", function()
         for _, container in ipairs { te.Sequential, te.Residual } do
             local seq = container(te.Identity(), te.ReLU(), te.GELU())

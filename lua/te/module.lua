@@ -85,7 +85,8 @@ function Module:__newindex(name, value)
 end
 
 --- Makes `tensor` a parameter named `name`: it requires a gradient, is saved and is optimized.
-function Module:register_parameter(name, tensor)
+function Module:register_parameter(name, tensor, ...)
+    options.last(self.__name .. ":register_parameter", 2, ...)
     options.argument(self.__name .. ":register_parameter", "name", name, { "string" })
     if not te.is_tensor(tensor) then
         fail("%s: parameter %s: expected a tensor, got %s", self.__name, tostring(name), type(tensor))
@@ -399,7 +400,8 @@ function Module:to(where, also, ...)
     return self
 end
 
-function Module:zero_grad()
+function Module:zero_grad(...)
+    options.last(self.__name .. ":zero_grad", 0, ...)
     for _, parameter in ipairs(self:parameters()) do parameter.grad = nil end
     return self
 end

@@ -154,6 +154,26 @@ describe("te.Module", function()
         assert.equal(4, #m:parameters())
     end)
 
+    it("keeps its parameters what they are for an optimizer", function()
+        for _, class in ipairs { "AdamW", "SGD" } do
+            local layer = te.Linear(4, 4)
+            local weight, opt = layer.weight, te.optim[class](layer, { lr = 0.5 })
+            for _, where in ipairs { "cpu", "float32", "bfloat16", "float64", "cpu" } do
+                layer(te.ones({ 2, 4 }, { dtype = weight.dtype })):sum():backward()
+                local grad = weight.grad:to("float64")
+                layer:to(where)
+                assert.is_true(rawequal(weight, layer.weight))
+                assert.equal(where == "cpu" and weight.dtype or where, weight.dtype)
+                assert.is_true(weight.requires_grad and weight.is_leaf)
+                assert.equal(0, (weight.grad:to("float64") - grad):abs():max():item())
+                local before = weight:detach():clone()
+                opt:step()
+                assert.is_true((weight - before):abs():max():item() > 0.1)
+                opt:zero_grad()
+            end
+        end
+    end)
+
     it("applies children first", function()
         local seen = {}
         m:apply(function(module) seen[#seen + 1] = module.__name end)

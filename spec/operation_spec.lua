@@ -44,6 +44,22 @@ describe("te.BasicOperation", function()
         end, "LearnableScale: backward: a tensor of shape {} that it saved")
     end)
 
+    it("has a context also without a backward of its own", function()
+        local Square = te.BasicOperation:extend("Square")
+        function Square:op_forward(ctx, x)
+            ctx:save_for_backward(x)
+            self.seen = { ctx:saved_tensors() }
+            ctx.note = 1
+            return x * x
+        end
+        for _, wrap in ipairs { function(op) return op end, te.Sequential } do
+            local op, x = Square(), te.tensor({ 1, 3 }, { requires_grad = true })
+            wrap(op)(x):sum():backward()
+            assert.same({ 2, 6 }, x.grad:totable())
+            assert.same({ 1, 3 }, op.seen[1]:totable())
+        end
+    end)
+
     it("works between built-in operations", function()
         local op = learnable_scale()(2)
         local fc = te.Linear(2, 2)

@@ -15,6 +15,30 @@ local function adamw(p, grads, o)
     return p
 end
 
+describe("an optimizer's state", function()
+    it("goes through a file", function()
+        for _, class in ipairs { "AdamW", "SGD" } do
+            local path, a, b = os.tmpname(), parameter({ 1, 2 }, "bfloat16"), parameter({ 1, 2 }, "bfloat16")
+            local options = { lr = 0.25, master_weights = true, momentum = class == "SGD" and 0.5 or nil }
+            local first, second = te.optim[class]({ a }, options), te.optim[class]({ b }, { lr = 1 })
+            for step = 1, 3 do
+                a.grad = te.tensor({ step, -1 }, { dtype = "bfloat16" })
+                if step == 3 then
+                    te.no_grad(function() b:copy_(a) end)
+                    te.save(path, first:state_dict())
+                    second:load_state_dict((te.load(path)))
+                    b.grad = a.grad
+                    second:step()
+                end
+                first:step()
+            end
+            os.remove(path)
+            assert.same(a:totable(), b:totable())
+            assert.same(first:state_dict().groups, second:state_dict().groups)
+        end
+    end)
+end)
+
 describe("te.optim.AdamW", function()
     it("follows its formula", function()
         local p = parameter { 0.5, -2 }

@@ -229,9 +229,9 @@ describe("te.pointwise", function()
             "a tensor {3} from outside; make it an argument" },
         ["a tensor from outside on the left"] = { function(x) return te.ones({ 3 }) - x end,
             "a tensor {3} from outside" },
-        ["a number as result"] = { function() return 1 end, "result 1 is a number" },
-        ["a tensor as result"] = { function() return te.ones({ 3 }) end, "result 1 is a tensor {3}" },
-        ["no result"] = { function() end, "returned nothing" },
+        ["a number as result"] = { function(_) return 1 end, "result 1 is a number" },
+        ["a tensor as result"] = { function(_) return te.ones({ 3 }) end, "result 1 is a tensor {3}" },
+        ["no result"] = { function(_) end, "returned nothing" },
         ["a shape"] = { function(x) return x * x.shape[1] end, "a traced value has no shape" },
         ["writing in place"] = { function(x) return x:add_(1) end,
             "te%.add_: a traced value cannot be written in place" },
@@ -251,7 +251,7 @@ describe("te.pointwise", function()
         ["attributes that are traced"] = { function(x) return te.clamp(x, x) end,
             "te%.clamp: min: expected a number, got a traced value" },
         detaching = { function(x) return x:detach() * x end, "te%.detach" },
-        errors = { function() error("my own") end, "my own %(while te%.pointwise traces" },
+        errors = { function(_) error("my own") end, "my own %(while te%.pointwise traces" },
     }
     for what, case in pairs(refused) do
         it("refuses " .. what, function()
@@ -396,6 +396,16 @@ describe("te.Pointwise", function()
             te.Pointwise.init(self, { params = { s = te.ones({ n }) } }, function(x, p) return x * p.s end)
         end
         assert.same({ 1, 2 }, Scaled(2)(te.tensor { 1, 2 }):totable())
+    end)
+
+    it("takes no more than the function does", function()
+        local f, x = te.pointwise(function(a, b) return a + b end), te.ones { 2 }
+        assert.error_matches(function() f(x, x, x) end, "te.pointwise: the function takes 2 tensors, got 3", 1, true)
+        local outer = te.pointwise(function(a) return f(a, a, a) end)
+        assert.error_matches(function() outer(x) end, "the function takes 2 tensors, got 3", 1, true)
+        assert.error_matches(function() te.pointwise(function(a) return a end, {}) end, "te.pointwise: argument 2")
+        local sum = te.pointwise(function(...) return select(1, ...) + select(select("#", ...), ...) end)
+        assert.same({ 2, 2 }, sum(x, x, x):totable())
     end)
 
     it("finds mistakes when it is made", function()

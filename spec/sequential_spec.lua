@@ -6,6 +6,8 @@ local function adder(n)
     return class()
 end
 
+local function same(a, b) return (a - b):abs():max():item() < 1e-5 end
+
 describe("te.Sequential", function()
     it("runs modules and anything callable in order", function()
         local seq = te.Sequential(adder(1), function(x) return x * 2 end, adder(3))
@@ -53,6 +55,25 @@ describe("te.Sequential", function()
             te.Sequential.init(self, ...)
         end
         assert.equal(3, #Tail(te.GELU(), te.SiLU()))
+    end)
+
+    it("drops no argument", function()
+        local seq = te.Sequential(te.ReLU())
+        for method, arguments in pairs { append = { te.GELU(), te.GELU() }, insert = { 1, te.GELU(), te.GELU() },
+            extend = { {}, te.GELU() }, pop = { 1, 2 } } do
+            assert.error_matches(function() seq[method](seq, unpack(arguments)) end,
+                ("Sequential:%s: argument %d"):format(method, #arguments), 1, true)
+        end
+        for _, list in ipairs { te.ReLU(), 3 } do
+            assert.error_matches(function() seq:extend(list) end, "expected a list of modules or a container, got")
+        end
+        seq:extend(te.Residual(te.GELU(), te.GELU()))
+        assert.equal(3, #seq)
+        assert.error_matches(function() te.Module():register_parameter("w", te.ones(1), { frozen = true }) end,
+            "register_parameter: argument 3")
+        assert.error_matches(function() te.Linear(1, 1):zero_grad { set_to_none = true } end, ":zero_grad: argument 1")
+        assert.error_matches(function() te.optim.SGD(te.Linear(1, 1)):zero_grad { set_to_none = true } end,
+            "te.optim.SGD:zero_grad: argument 1", 1, true)
     end)
 
     it("has no gaps", function()
@@ -133,8 +154,61 @@ describe("te.Sequential", function()
         local first, second = seq(x:narrow(1, 1, 2)), seq(x:narrow(1, 3, 3))
         local apart = te.cat({ first, second }, 1)
         assert.is_true((packed - apart):abs():max():item() < 1e-5)
-        -- token-wise modules alone do not mind
-        assert.same({ 5, 8 }, te.Sequential(te.LayerNorm(8))(x, te.tensor({ 5 }, { dtype = "int32" })).shape)
+    end)
+
+    it("hands seq_lens to callables that have a second argument, wherever they stand", function()
+        local attention = te.MultiHeadedSelfAttention(8, 2)
+        local Own, Vararg = te.Module:extend("Own"), te.Module:extend("Vararg")
+        function Own:forward(x, seq_lens) return attention(x, seq_lens) end
+        function Vararg:forward(...) return attention(...) end
+        local x, lens = te.randn { 5, 8 }, te.tensor({ 2, 3 }, { dtype = "int32" })
+        local packed = attention(x, lens)
+        local callable = setmetatable({}, { __call = function(_, y, seq_lens) return attention(y, seq_lens) end })
+        local Container = te.Sequential:extend("Container")
+        function Container:forward(y, seq_lens) return attention(y, seq_lens) end
+        for _, op in ipairs { Own(), Vararg(), Container(), callable,
+            function(y, seq_lens) return attention(y, seq_lens) end } do
+            for _, fused in ipairs { true, false } do
+                te.set_fusion(fused)
+                local right = same(packed, te.Sequential(op)(x, lens)) and
+                    same(x + packed, te.Residual(op)(x, lens)) and
+                    same(packed, te.Sequential(te.Identity(), te.Sequential(op, te.Identity()))(x, lens))
+                te.set_fusion(true)
+                assert.is_true(right)
+            end
+        end
+        Own.takes_seq_lens = false
+        assert.is_false(same(packed, te.Sequential(Own(), te.MultiHeadedSelfAttention(8, 2))(x, lens)))
+        -- second arguments that are something else
+        te.Sequential(attention, te.gelu, te.pointwise(function(y) return y * 2 end))(x, lens)
+    end)
+
+    it("refuses seq_lens where nothing takes them, and takes nil for none", function()
+        local x, lens = te.randn { 5, 8 }, te.tensor({ 2, 3 }, { dtype = "int32" })
+        for _, op in ipairs { te.LayerNorm(8), te.relu, function(y) return y * 2 end } do
+            assert.error_matches(function() te.Sequential(op)(x, lens) end,
+                "Sequential: takes 0 extra inputs, got 1; nothing in it takes seq_lens", 1, true)
+        end
+        local attention = te.MultiHeadedSelfAttention(8, 2)
+        assert.is_true(same(attention(x), te.Sequential(attention)(x, nil)))
+        local seq = te.Sequential(attention, te.AddExtraInput())
+        assert.is_true(same(seq(x, x), seq(x, nil, x)))
+        assert.equal(#seq:explain(x, x).forward, #seq:explain(x, nil, x).forward)
+    end)
+
+    it("names extra inputs that are missing or no tensors", function()
+        local x = te.ones { 2 }
+        local seq = te.Sequential(te.GELU(), te.AddExtraInput(), te.AddExtraInput())
+        for _, fused in ipairs { true, false } do
+            te.set_fusion(fused)
+            local ok, reason = pcall(seq, x, x, nil)
+            te.set_fusion(true)
+            assert.is_false(ok)
+            assert.matches("Sequential: extra input 2 is nil", reason, 1, true)
+        end
+        assert.error_matches(function() seq(x, x, 3) end, "Sequential: extra input 2: expected a tensor, got 3",
+            1, true)
+        assert.error_matches(function() seq:explain(x, nil, x) end, "extra input 1 is nil", 1, true)
     end)
 
     it("takes 2-D and 3-D input", function()

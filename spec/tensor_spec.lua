@@ -323,6 +323,28 @@ describe("files", function()
         assert.same(require("te.options").names(texts), names)
     end)
 
+    it("round-trip with tables in them", function()
+        local t = te.randn { 2, 3 }
+        local all = { model = { ["1.weight"] = t }, options = { lr = 0.1, betas = { 0.9, 1 / 3 }, big = math.huge,
+            text = "two\nlines / 1", on = true, off = false, none = {}, sparse = { [3] = 1, [-1] = "x" } } }
+        te.save(path, all, { note = "kept" })
+        local loaded, metadata, names = te.load(path)
+        assert.same(t:totable(), loaded.model["1.weight"]:totable())
+        loaded.model = nil
+        all.model = nil
+        assert.same(all, loaded)
+        assert.same({ note = "kept" }, metadata)
+        assert.same({ "model/1.weight" }, names)
+        te.save(path, all)
+        assert.is_nil((select(2, te.load(path))))
+        local loop = {}
+        loop.inner = loop
+        for message, value in pairs { ["a/1: expected a tensor, a table"] = { print }, ["nested more than"] = loop,
+            ['a"1": in nested tables a name is a whole number'] = { ["1"] = t }, ['"x/y"'] = { ["x/y"] = t } } do
+            assert.error_matches(function() te.save(path, { a = value }) end, message, 1, true)
+        end
+    end)
+
     it("go where a symbolic link points", function()
         local folder = os.tmpname()
         os.remove(folder)

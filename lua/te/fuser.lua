@@ -59,19 +59,35 @@ function fuser.program(module, n_extras, has_lens, x, ...)
 end
 
 -- Whether the first of the values beyond x is seq_lens: one tensor more than the operations take, 1-D and of integers.
-local function has_seq_lens(module, n, takes, first)
-    if n == takes then return false end
+-- None of the others may be missing.
+local function has_seq_lens(module, takes, ...)
+    local n, first = select("#", ...), (...)
     local lens = n == takes + 1 and te.is_tensor(first) and first:dim() == 1
         and (first.dtype == "int32" or first.dtype == "int64")
-    if not lens then fail("%s: takes %d extra inputs, got %d", module.__name, takes, n) end
-    return true
+    if n ~= takes and not lens then fail("%s: takes %d extra inputs, got %d", module.__name, takes, n) end
+    for i = 1, takes do
+        if (select(n - takes + i, ...)) == nil then fail("%s: extra input %d is nil", module.__name, i) end
+    end
+    return lens
 end
 
---- The forward method of every container: x, lengths of packed sequences if any, extra inputs.
+-- Extra inputs that groups read are tensors; what is called may take anything.
+local function check_tensors(module, program, lens, ...)
+    for i = 1 + lens, select("#", ...) do
+        local value = (select(i, ...))
+        if program.tensors[1 + i] and not te.is_tensor(value) then
+            fail("%s: extra input %d: expected a tensor, got %s", module.__name, i - lens, options.shown(value))
+        end
+    end
+end
+
+--- The forward method of every container: x, lengths of packed sequences if any (nil: none), extra inputs.
 function fuser.forward(module, x, ...)
     local n, takes, lens = select("#", ...), flatten.count_extra_inputs(module), false
-    if n ~= takes then lens = has_seq_lens(module, n, takes, ...) end
+    if n == takes + 1 and (...) == nil then return fuser.forward(module, x, select(2, ...)) end
+    if n > 0 or takes > 0 then lens = has_seq_lens(module, takes, ...) end
     local program = fuser.program(module, takes, lens, x, ...)
+    if takes > 0 then check_tensors(module, program, lens and 1 or 0, ...) end
     rawset(module, "pure", program.pure)
     if program.single then return run.single(program, x, ...) end
     return run.program(program, { x, ... })
@@ -82,9 +98,9 @@ local function explain(program, env) return require("te.fuser.plan").of(program,
 --- The plan of a container for inputs like these (te.fuser.plan). Only what a later plan depends on runs.
 function fuser.explain(module, x, ...)
     if not te.is_tensor(x) then fail("%s:explain: x: expected a tensor, got %s", module.__name, type(x)) end
-    local n, takes, lens = select("#", ...), flatten.count_extra_inputs(module), false
-    if n ~= takes then lens = has_seq_lens(module, n, takes, ...) end
-    return explain(fuser.program(module, takes, lens, x, ...), { x, ... })
+    local takes = flatten.count_extra_inputs(module)
+    if select("#", ...) == takes + 1 and (...) == nil then return fuser.explain(module, x, select(2, ...)) end
+    return explain(fuser.program(module, takes, has_seq_lens(module, takes, ...), x, ...), { x, ... })
 end
 
 --- The same for the chain() of a module that does more in its forward than that.

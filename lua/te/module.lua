@@ -85,7 +85,8 @@ function Module:__newindex(name, value)
 end
 
 --- Makes `tensor` a parameter named `name`: it requires a gradient, is saved and is optimized.
-function Module:register_parameter(name, tensor)
+function Module:register_parameter(name, tensor, ...)
+    options.last(self.__name .. ":register_parameter", 2, ...)
     options.argument(self.__name .. ":register_parameter", "name", name, { "string" })
     if not te.is_tensor(tensor) then
         fail("%s: parameter %s: expected a tensor, got %s", self.__name, tostring(name), type(tensor))
@@ -339,15 +340,6 @@ end
 
 function Module:eval() return set_training(self, false) end
 
--- A parameter that is stored quantized keeps its bytes; a dtype says what they stand for.
-local function convert_quantized(tensor, where)
-    if where == tensor.device then return tensor end
-    local moves = where == "cpu" or where:find("^cuda")
-    local new = (moves and core.quantized_on or core.quantized_as)(tensor, where)
-    mode.initial[new] = mode.initial[tensor]
-    return new
-end
-
 local FLOATING = { float32 = true, bfloat16 = true, float16 = true, float64 = true }
 
 -- The dtype or the device that `where` names, the other one nil.
@@ -360,9 +352,28 @@ local function place(who, where)
         near and ("; did you mean %q?"):format(near) or "")
 end
 
+-- A tensor with the dtype or on the device, itself where it is so already. Parameters remain the objects that they are,
+-- and keep their gradients; one that is stored quantized keeps its bytes, a dtype says what they stand for.
+local function convert(tensor, kind, dtype, device)
+    local stays = dtype and (kind == "constant" or not FLOATING[tensor.dtype])
+    if stays or tensor.dtype == dtype or tensor.device == device then return tensor end
+    local new, grad
+    if core.is_quantized(tensor) then
+        new = device and core.quantized_on(tensor, device) or core.quantized_as(tensor, dtype)
+    else
+        new = tensor:detach():to(dtype or device)
+    end
+    new.requires_grad, grad = tensor.requires_grad, tensor.grad
+    if kind ~= "parameter" then return new end
+    if grad then new.grad = grad:to(dtype or device) end
+    core.become(tensor, new)
+    return tensor
+end
+
 --- Converts parameters and buffers to a dtype or moves them to a device: m:to("bfloat16"), m:to("cuda"), m:to{ dtype =,
 --- device = }, or both in either order. Buffers of whole numbers, and those that are not persistent, keep their dtype.
---- They become new tensors, so optimizers are made after.
+--- Parameters remain the same objects, also for an optimizer; its states stay where they are, so it is made after a
+--- model has moved between devices.
 ---@param where string|table
 ---@param also string|nil
 function Module:to(where, also, ...)
@@ -378,25 +389,19 @@ function Module:to(where, also, ...)
         if where.device then self:to(where.device) end
         return where.dtype and self:to(where.dtype) or self
     end
-    local dtype, moved = place(who, where), {}
+    local dtype, device = place(who, where)
+    local moved = {}
+    if device == "cuda:0" then device = "cuda" end
     walk(self, "", function(_, tensor, kind, holder, key)
-        local new = moved[tensor]
-        if not new then
-            if core.is_quantized(tensor) then
-                new = convert_quantized(tensor, where)
-            else
-                local stays = dtype and (kind == "constant" or not FLOATING[tensor.dtype])
-                new = stays and tensor or tensor:detach():to(where)
-            end
-            new.requires_grad = tensor.requires_grad
-            moved[tensor], moved[new] = new, new
-        end
+        local new = moved[tensor] or convert(tensor, kind, dtype, device)
+        moved[tensor], moved[new] = new, new
         holder[key] = new
     end)
     return self
 end
 
-function Module:zero_grad()
+function Module:zero_grad(...)
+    options.last(self.__name .. ":zero_grad", 0, ...)
     for _, parameter in ipairs(self:parameters()) do parameter.grad = nil end
     return self
 end

@@ -96,7 +96,7 @@ end
 
 function BasicOperation:forward(x, ...)
     check_extra_inputs(self, select("#", ...))
-    if not self.op_backward then return self:op_forward(nil, x, ...) end
+    if not self.op_backward then return self:op_forward(te._core.context(), x, ...) end
     return script.of_basic(self)(x, ...)
 end
 

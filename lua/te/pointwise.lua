@@ -11,6 +11,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local options = require "te.options"
 local trace = require "te.pointwise.trace"
 
 local Pointwise = {}
@@ -18,9 +19,21 @@ local Pointwise = {}
 -- Operations of a function by number of arguments; they go with the function.
 local known = setmetatable({}, { __mode = "k" })
 
+-- How many arguments the function declares, nil where that is not known.
+local function parameters(self)
+    local info = debug and debug.getinfo(self.fn, "u")
+    return info and not info.isvararg and info.nparams or nil
+end
+
+local function check_count(self, count)
+    local most = parameters(self) or count
+    if count > most then fail("te.pointwise: the function takes %d tensors, got %d", most, count) end
+end
+
 local function operation(self, count)
     local op = self.by_count[count]
     if not op then
+        check_count(self, count)
         op = trace("te.pointwise", self.fn, count)
         self.by_count[count] = op
     end
@@ -29,21 +42,24 @@ end
 
 -- The operation for as many arguments as the function declares.
 local function declared(self)
-    local info = debug and debug.getinfo(self.fn, "u")
-    if not info or not info.nparams or info.isvararg then return nil end
-    return operation(self, info.nparams)
+    local count = parameters(self)
+    return count and operation(self, count)
 end
 
 function Pointwise:__call(...)
     local count = select("#", ...)
     for i = 1, count do
-        if trace.is_symbol((select(i, ...))) then return self.fn(...) end
+        if trace.is_symbol((select(i, ...))) then
+            check_count(self, count)
+            return self.fn(...)
+        end
     end
     return operation(self, count)(...)
 end
 
 --- f.formula: what the function computes, as far as its number of arguments is known.
 function Pointwise:__index(name)
+    if name == "takes_seq_lens" then return false end
     local op = declared(self)
     if not op then
         local _, some = next(self.by_count)
@@ -61,7 +77,8 @@ end
 --- One operation from a function of up to six tensors that returns one or a few. Results have the shape that the
 --- arguments broadcast to and the dtype that they promote to; numbers may stand for tensors.
 ---@param fn function
-local function pointwise(fn)
+local function pointwise(fn, ...)
+    options.last("te.pointwise", 1, ...)
     if type(fn) ~= "function" then fail("te.pointwise: expected a function, got %s", type(fn)) end
     local by_count = known[fn] or {}
     known[fn] = by_count

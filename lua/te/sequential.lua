@@ -3,8 +3,9 @@
 -- The modules stand in the array part, so #, ipairs, seq[i] = m and table.remove work. What cannot be a module is
 -- refused where it is added, and by the next run where it takes the place of another one. Operations may take extra
 -- inputs, which follow x in the order of the operations that take them, and make extra outputs, which follow y. One
--- more tensor in front of the extra inputs is seq_lens, the lengths of packed sequences; it goes to whatever attends
--- across tokens.
+-- more tensor in front of the extra inputs is seq_lens, the lengths of packed sequences. It goes to whatever attends
+-- across tokens, and as second argument to other callables that have one: a module of one's own, a function. The class
+-- may say so with takes_seq_lens = true or false.
 --
 -- An intermediate result is released as soon as its last reader has run. That needs the promise `pure`: a pure module
 -- keeps neither its input nor its result, and returns a fresh tensor or its input. (What backward needs is held by the
@@ -22,8 +23,6 @@ Sequential.forward = fuser.forward
 
 --- The plan for inputs like these: print it.
 Sequential.explain = fuser.explain
-
-Sequential.takes_seq_lens = true
 
 -- A position from 1 to `last`; negative ones count from the end.
 local function check_position(self, method, i, last)
@@ -49,25 +48,30 @@ function Sequential:__newindex(name, value)
 end
 
 --- Adds a module at the end.
-function Sequential:append(m)
+function Sequential:append(m, ...)
+    options.last(self.__name .. ":append", 1, ...)
     self[#self + 1] = flatten.check_member(self, #self + 1, m)
     return self
 end
 
 --- Adds the modules of a list or of another container at the end. On the class itself, called with a name, makes a
 --- subclass like every module's extend.
-function Sequential:extend(list)
+function Sequential:extend(list, ...)
+    options.last(self.__name .. ":extend", 1, ...)
     if type(list) == "string" then return Module.extend(self, list) end
-    if type(list) ~= "table" then
-        fail("%s:extend: expected a list of modules, got %s", self.__name, type(list))
+    local plain = type(list) == "table" and not getmetatable(list)
+    if not plain and not Module.is(list, Sequential) then
+        fail("%s:extend: expected a list of modules or a container, got %s", self.__name,
+            type(list) == "table" and list.__name or options.shown(list))
     end
-    if not getmetatable(list) then options.list(self.__name .. ":extend", "list", list) end
+    if plain then options.list(self.__name .. ":extend", "list", list) end
     for i = 1, #list do self[#self + 1] = flatten.check_member(self, #self + 1, list[i]) end
     return self
 end
 
 --- Inserts a module before position i (negative: from the end).
-function Sequential:insert(i, m)
+function Sequential:insert(i, m, ...)
+    options.last(self.__name .. ":insert", 2, ...)
     local n = #self
     if i == n + 1 then return self:append(m) end
     local position = check_position(self, "insert", i, n)
@@ -76,7 +80,8 @@ function Sequential:insert(i, m)
 end
 
 --- Removes and returns the module at i (the last one; negative: from the end).
-function Sequential:pop(i)
+function Sequential:pop(i, ...)
+    options.last(self.__name .. ":pop", 1, ...)
     return table.remove(self, check_position(self, "pop", i or -1, #self))
 end
 

@@ -147,17 +147,19 @@ end
 
 if core.safetensors_write then
     --- Writes named tensors and texts to a safetensors file, which appears whole or not at all.
-    ---@param tensors table  tensors by name, or a list of {name, tensor}
+    ---@param tensors table  tensors by name, or a list of {name, tensor}; or with tables in it, like an optimizer's
+    ---  state_dict, which may hold numbers, texts and booleans: te.load gives them back
     ---@param metadata table|nil  texts by name
     function te.save(path, tensors, metadata, ...)
         options().last("te.save", 3, ...)
         if type(tensors) ~= "table" then fail(2, "save", "tensors: expected a table, got %s", type(tensors)) end
-        local entries, names = tensors, {}
+        local entries, names, deep = tensors, {}, false
         if not tensors[1] then
             entries = {}
             for name in pairs(tensors) do
                 if type(name) ~= "string" then fail(2, "save", "tensors: names are strings, got %s", tostring(name)) end
                 names[#names + 1] = name
+                deep = deep or type(tensors[name]) == "table"
             end
             table.sort(names)
             for i, name in ipairs(names) do entries[i] = { name, tensors[name] } end
@@ -165,6 +167,7 @@ if core.safetensors_write then
         if metadata ~= nil and type(metadata) ~= "table" then
             fail(2, "save", "metadata: expected a table of texts, got %s", type(metadata))
         end
+        if deep then entries, metadata = require("te.nested").flatten(tensors, metadata) end
         core.safetensors_write(path, entries, metadata)
     end
 
@@ -172,6 +175,9 @@ if core.safetensors_write then
     function te.load(path, ...)
         options().last("te.load", 1, ...)
         local names, tensors, metadata = core.safetensors_read(path)
+        if metadata and metadata["te.nested/"] then
+            tensors, metadata = require("te.nested").restore(tensors, metadata)
+        end
         return tensors, metadata, names
     end
 end
@@ -198,9 +204,9 @@ local function make_objective(fn, rng)
         for i, result in ipairs(results) do
             if te.is_tensor(result) and (result.dtype:find("^float") or result.dtype == "bfloat16") then
                 if not weights[i] then
-                    weights[i] = te.no_grad(te.rand, result.shape, { dtype = result.dtype }) + 0.5
+                    weights[i] = te.no_grad(te.rand, result.shape, { dtype = "float64" }) + 0.5
                 end
-                local part = te.sum(result * weights[i])
+                local part = te.sum(result:to("float64") * weights[i])
                 total = total and total + part or part
             end
         end
@@ -215,13 +221,30 @@ local function compare(position, element, analytic, numeric, opts)
         position, element, analytic, numeric)
 end
 
-local GRADCHECK = {
-    eps = { "number", 1e-6, min = 0 }, atol = { "number", 1e-5, min = 0 }, rtol = { "number", 1e-4, min = 0 },
+local GRADCHECK = { eps = { "number", min = 0 }, atol = { "number", min = 0 }, rtol = { "number", min = 0 } }
+
+-- What differences can tell: float32 rounds a result by 6e-8, which a step of 1e-2 makes 6e-6 of a gradient.
+local GRADCHECK_DEFAULTS = {
+    float64 = { eps = 1e-6, atol = 1e-5, rtol = 1e-4 }, float32 = { eps = 1e-2, atol = 1e-3, rtol = 1e-2 },
 }
 
+-- The options for a check of inputs: what float32 needs where one is of it.
+local function gradcheck_options(given, inputs, checked)
+    local dtype = "float64"
+    for _, i in ipairs(checked) do
+        local own = inputs[i].dtype
+        if not GRADCHECK_DEFAULTS[own] then
+            fail(3, "gradcheck", "input %d: differences say little in %s; use float64", i, own)
+        end
+        if own == "float32" then dtype = own end
+    end
+    for name, value in pairs(GRADCHECK_DEFAULTS[dtype]) do given[name] = given[name] or value end
+    return given
+end
+
 --- Compares the gradients of fn(inputs…) with central differences; raises naming input, element and both values where
---- they differ. Inputs that require a gradient are checked, or all floating ones when none does; use float64.
----@param opts table|nil  eps (1e-6), atol (1e-5), rtol (1e-4)
+--- they differ. Inputs that require a gradient are checked, or all floating ones when none does; best in float64.
+---@param opts table|nil  eps (1e-6; where an input is float32 1e-2), atol (1e-5; 1e-3), rtol (1e-4; 1e-2)
 ---@return boolean true
 function te.gradcheck(fn, inputs, opts, ...)
     options().last("te.gradcheck", 3, ...)
@@ -239,12 +262,13 @@ function te.gradcheck(fn, inputs, opts, ...)
     for i = 1, n do
         local x = inputs[i]
         leaves[i] = x
-        if te.is_tensor(x) and (x.requires_grad or not some and x.dtype:find("^float")) then
+        if te.is_tensor(x) and (x.requires_grad or not some and x.dtype:find("float")) then
             leaves[i] = te.tensor(x)
             leaves[i].requires_grad = true
             checked[#checked + 1] = i
         end
     end
+    opts = gradcheck_options(opts, leaves, checked)
     local objective = make_objective(fn, rng)
     local total = objective(leaves)
     if not total or not total.requires_grad then fail(2, "gradcheck", "the result does not depend on the inputs") end

@@ -85,6 +85,31 @@ describe("attention modules", function()
         assert.error_matches(function() m(q, k, v) end, "takes 3 extra inputs, got 2")
     end)
 
+    it("takes a mask of bool: what is false takes no part", function()
+        local q, k, v = te.randn { 1, 2, 3, 4 }, te.randn { 1, 2, 5, 4 }, te.randn { 1, 2, 5, 4 }
+        q.requires_grad = true
+        local mask = te.gt(te.rand { 3, 5 }, 0.5)
+        mask[1], mask[2] = te.zeros({ 5 }, { dtype = "bool" }), te.ones({ 5 }, { dtype = "bool" })
+        local bias = te.where(mask, te.zeros { 3, 5 }, -math.huge)
+        for _, run in ipairs { te.scaled_dot_product_attention, te.DotProductAttention { bias = true },
+            te.Sequential(te.DotProductAttention { bias = true }) } do
+            local y, expected = run(q, k, v, mask), te.scaled_dot_product_attention(q, k, v, bias)
+            assert.is_true(close(expected, y))
+            assert.equal(0, y:select(3, 1):abs():max():item())
+            y:sum():backward()
+            local got = q.grad:clone()
+            q.grad = nil
+            expected:sum():backward()
+            assert.is_true(close(q.grad, got))
+            q.grad = nil
+        end
+        for _, dtype in ipairs { "int32", "int64", "uint8" } do
+            assert.error_matches(function()
+                te.scaled_dot_product_attention(q, k, v, te.ones({ 3, 5 }, { dtype = dtype }))
+            end, "scaled_dot_product_attention: bias: expected a floating dtype or bool, got " .. dtype, 1, true)
+        end
+    end)
+
     -- The gradients of q, k, v and bias by attention, and of the same written out, with the keys of a group of heads
     -- repeated.
     local function bias_gradients(shape, bias_shape, opts, dtype)

@@ -200,6 +200,28 @@ describe("te.autocast", function()
         assert.is_nil(te._core.compute_dtype())
     end)
 
+    it("takes delayed scaling with neither recipe nor dtype", function()
+        local mode = require "te.recipe.mode"
+        local x = te.randn { 4, 16 }
+        local function run(autocast, opts)
+            local module = linear(16, 16)
+            for _ = 1, 2 do autocast(opts, module, x) end
+            return autocast(opts, module, x):detach()
+        end
+        local expected = run(te.autocast, { recipe = recipes.delayed() })
+        assert.is_true(distance(expected, run(te.autocast, { enabled = false })) > 0)
+        for _, opts in ipairs { {}, { enabled = true } } do assert.is_true(same(expected, run(te.autocast, opts))) end
+        assert.is_true(same(expected, run(te.fp8_autocast, {})))
+        te.autocast({ dtype = "bfloat16" }, function()
+            assert.is_false(mode.on)
+            te.autocast({}, function() assert.is_true(mode.enabled) end)
+        end)
+        te.autocast({ recipe = recipes.current() }, function()
+            local outer = mode.recipe
+            te.autocast({}, function() assert.equal(outer, mode.recipe) end)
+        end)
+    end)
+
     it("refuses what it cannot do", function()
         assert.has_error(function() te.autocast({ recipe = 7 }, print) end)
         assert.error_matches(function() te.autocast({ group = {} }, print) end, "group")

@@ -158,6 +158,29 @@ describe("delayed scaling", function()
         assert.equal(56, scales(module).input)
     end)
 
+    it("reports an own function that fails once, and forgets that step's amax", function()
+        local answers = { { "raises", function() error("no scale today") end, "no scale today" },
+            { "gives nothing", function() end, "gave nil, expected a number" },
+            { "gives -1", function() return -1 end, "gave -1, expected a positive finite number" } }
+        local x = te.ones { 2, 16 }
+        for _, answer in ipairs(answers) do
+            for _, name in ipairs { "scaling_factor_compute_algo", "amax_compute_algo" } do
+                if name == "scaling_factor_compute_algo" or answer[1] ~= "gives -1" then
+                    local failing, other = linear(16, 8), linear(16, 8)
+                    local recipe = recipes.delayed { [name] = answer[2] }
+                    local function run() te.autocast({ recipe = recipe }, failing, x) end
+                    assert.error_matches(run, answer[3], 1, true)
+                    assert.equal(1, scales(failing).input)
+                    te.autocast({ recipe = recipes.delayed() }, other, x)
+                    assert.equal(448, scales(other).input)
+                    assert.error_matches(run, answer[3], 1, true)
+                    te.autocast({ recipe = recipes.delayed() }, failing, x)
+                    assert.equal(448, scales(failing).input)
+                end
+            end
+        end
+    end)
+
     it("gives a checkpointed stretch the same bytes", function()
         local function run(wrap)
             te.manual_seed(2)

@@ -60,8 +60,9 @@ end
 -- Packed sequences lie in their tokens, so what knows sequences stands where nothing is reshaped. A token that attends
 -- to itself alone has scores whose gradient cancels to nothing: what is left is noise, which no tolerance bounds.
 function Mix:has_sequences()
-    if self.lens then return self.lead == self.first_lead end
-    return self.lead[#self.lead] > 1
+    if not self.lens then return self.lead[#self.lead] > 1 end
+    self.takes_lens = self.takes_lens or self.lead == self.first_lead
+    return self.lead == self.first_lead
 end
 
 -- Each entry appends to `list` and returns the new width.
@@ -256,7 +257,7 @@ return function(seed)
     end
     local inputs = { embeds and te.randint(0, 4, lead, { dtype = "int32" })
         or activation { lead[1], lead[2] or w, lead[2] and w } }
-    if lens then inputs[2] = lens end
+    if mix.takes_lens then inputs[2] = lens end
     for _, extra in ipairs(mix.extras) do
         inputs[#inputs + 1] = extra.sizes and te.tensor(extra.sizes, { dtype = "int32" }) or activation(extra)
     end

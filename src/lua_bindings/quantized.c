@@ -6,6 +6,7 @@
  *         te._core.quantize(t, quantizer, { rowwise = true, columnwise = true, scale = 1, seed = 7 })
  *     local t = te._core.dequantize(quantizer, "bfloat16", { 4, 32 }, "rowwise", data, scale_inv, amax)
  *     local text = te._core.tensor_bytes(data)                    what specs compare
+ *     te._core.become(t, other)                                   for te.Module's to
  */
 #include "bindings.h"
 
@@ -185,6 +186,15 @@ static int dequantize(lua_State *L)
     return 1;
 }
 
+/* become(t, other): t is from now on what `other` is, for all who have the handle. */
+static int become(lua_State *L)
+{
+    te_tensor *t = te_lua_check_tensor(L, 1, "become", "t"), *other = te_lua_check_tensor(L, 2, "become", "other");
+    te_lua_to_tensor(L, 1)->t = te_tensor_retain(other);
+    te_tensor_release(t);
+    return 0;
+}
+
 /* tensor_bytes(t): the elements of a contiguous tensor as they lie in memory, wherever that is. */
 static int tensor_bytes(lua_State *L)
 {
@@ -203,5 +213,5 @@ static int tensor_bytes(lua_State *L)
 
 const luaL_Reg te_lua_quantized_functions[] = {
     {"check_quantizer", check_quantizer}, {"quantize", quantize}, {"dequantize", dequantize},
-    {"tensor_bytes", tensor_bytes},       {NULL, NULL},
+    {"tensor_bytes", tensor_bytes}, {"become", become},       {NULL, NULL},
 };

@@ -50,6 +50,22 @@ local function count_extra_inputs(m, depth)
 end
 flatten.count_extra_inputs = count_extra_inputs
 
+-- Whether what is called wants seq_lens as its second argument. takes_seq_lens says so; where nothing does, the
+-- parameters of a Lua function do, but not of an operation, nor where extra inputs would follow them.
+local function takes_seq_lens(op)
+    local fn, own = op, 0
+    if type(op) == "table" then
+        if op.takes_seq_lens ~= nil or op.is_operation or (op.num_extra_inputs or 0) > 0 then
+            return op.takes_seq_lens == true
+        end
+        fn, own = getmetatable(op).__call, 1
+        if fn == te.Module.__call then fn = op.forward end
+    end
+    if type(fn) ~= "function" then return false end
+    local info = debug and debug.getinfo(fn, "Su")
+    return not info or info.what ~= "C" and (info.isvararg or info.nparams > own + 1)
+end
+
 local Walk = {}
 Walk.__index = Walk
 
@@ -68,7 +84,7 @@ end
 function Walk:add(op, x, extras)
     local item = { op = op, x = x, extras = extras, y = self:value(), outs = {} }
     for i = 1, type(op) == "table" and op.num_extra_outputs or 0 do item.outs[i] = self:value() end
-    if type(op) == "table" and op.takes_seq_lens then item.lens = self.lens end
+    if self.lens and takes_seq_lens(op) then item.lens, self.lens_taken = self.lens, true end
     self.items[#self.items + 1] = item
     return item
 end
@@ -154,6 +170,9 @@ function flatten.module(m, n_extras, has_lens)
         local list = m:chain()
         walk:enter(m, list)
         walk.y = walk:chain(m, list, 1, 1)
+    end
+    if has_lens and not walk.lens_taken then
+        fail("%s: takes %d extra inputs, got %d; nothing in it takes seq_lens", m.__name, n_extras, n_extras + 1)
     end
     return walk
 end

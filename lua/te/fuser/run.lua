@@ -53,8 +53,13 @@ end
 
 --- Lays down once what every run needs to know.
 function run.prepare(program)
-    program.pure = true
-    for _, part in ipairs(program.parts) do program.pure = program.pure and is_pure(part) end
+    program.pure, program.tensors = true, {}
+    for _, part in ipairs(program.parts) do
+        program.pure = program.pure and is_pure(part)
+        for _, v in ipairs(part.group and part.inputs or {}) do
+            program.tensors[v] = not (part.convert and part.convert[v])
+        end
+    end
     plan_releases(program)
     program.single = is_single(program)
 end

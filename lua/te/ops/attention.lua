@@ -236,7 +236,7 @@ local DOT_PRODUCT = {
     window_left = { "integer", -1, min = -1 },
     window_right = { "integer", nil, min = -1 },
     bottom_right = { "boolean", false }, -- the last query sees the last key, whatever their numbers
-    bias = { "boolean", false },         -- a third extra input is added to the scores; its gradient: on the CPU
+    bias = { "boolean", false },         -- a third extra input is added to the scores, a mask; its gradient: on the CPU
     softmax_type = SOFTMAX_TYPE,
     num_heads = { "size" },              -- of queries; needed where the softmax is not the vanilla one
 }

@@ -330,7 +330,8 @@ function Optimizer:step(opts)
     self.memory = prepared and result or nil
 end
 
-function Optimizer:zero_grad()
+function Optimizer:zero_grad(...)
+    options.last("te.optim." .. self.name .. ":zero_grad", 0, ...)
     for _, parameter in ipairs(self.order) do parameter.grad = nil end
 end
 

@@ -3,7 +3,8 @@
 --     te.autocast({ dtype = "bfloat16", recipe = te.recipe.DelayedScaling{} }, function() return model(x) end)
 --
 -- Options: enabled (true); dtype: what linear, norm, attention and embedding operations compute in; recipe: how
--- products quantize their operands, that of the te.autocast around it unless given; when: "faster" leaves products in
+-- products quantize their operands, that of the te.autocast around it unless given, or where there is none and no
+-- dtype is given either, te.recipe.DelayedScaling{}; when: "faster" leaves products in
 -- dtype that the recipe makes no faster on this device (te.recipe.faster), and a plan (explain) says which; "always",
 -- the default; calibrating: with enabled = false, amaxes are collected and scales follow from them when the function
 -- ends; group: processes (te.distributed) that share the amaxes of delayed scaling, that of the te.autocast around it
@@ -35,13 +36,19 @@ local function check(who, opts)
     return opts
 end
 
+local default
+local function default_recipe()
+    default = default or require("te.recipe").DelayedScaling {}
+    return default
+end
+
 -- What te.autocast with these options makes of the mode around it.
 local function inner(opts)
-    local recipe = opts.recipe or mode.recipe
-    if opts.calibrating and not recipe then recipe = require("te.recipe").DelayedScaling {} end
+    local recipe, quantizes = opts.recipe or mode.recipe, mode.enabled or opts.recipe ~= nil or opts.dtype == nil
+    if not recipe and (opts.calibrating or opts.enabled and quantizes) then recipe = default_recipe() end
     return {
         recipe = recipe,
-        enabled = opts.enabled and recipe ~= nil and (opts.recipe ~= nil or mode.enabled),
+        enabled = opts.enabled and recipe ~= nil and quantizes,
         calibrating = opts.calibrating and not opts.enabled,
         group = opts.group or mode.group,
         faster = opts.when and opts.when == "faster" or opts.when == nil and opts.recipe == nil and mode.faster,
@@ -98,7 +105,7 @@ for name, declared in pairs(OPTIONS) do OLDER[name] = declared end
 --- The older name: fp8_recipe and fp8_group are recipe and group; without a recipe it is delayed scaling.
 function autocast.fp8_autocast(opts, fn, ...)
     opts = options.check("te.fp8_autocast", opts, OLDER)
-    opts.recipe = opts.recipe or opts.fp8_recipe or opts.enabled and require("te.recipe").DelayedScaling {} or nil
+    opts.recipe = opts.recipe or opts.fp8_recipe or opts.enabled and default_recipe() or nil
     opts.group, opts.dtype = opts.group or opts.fp8_group, opts.dtype or core.compute_dtype()
     opts.fp8_recipe, opts.fp8_group = nil, nil
     return run("te.fp8_autocast", opts, fn, ...)

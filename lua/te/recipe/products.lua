@@ -156,15 +156,20 @@ function products.prepare(list, recipe, x, ...)
     end
 end
 
--- Own algorithms see the history as tensors, and run in Lua.
+-- Own algorithms see the history as tensors, and run in Lua. Returns what went wrong: then the step's amax is
+-- forgotten.
 local function update_in_lua(product, role, rule)
     local scale, history = core.recipe_state_tensors(product.state, role)
     if history:select(1, 1):item() == 0 then return end
-    local new_scale, new_history = rule:update(role, scale, history)
+    local ok, new_scale, new_history = core.within(rule.update, rule, role, scale, history)
+    if not ok then
+        te.no_grad(history.zero_, history:narrow(1, 1, 1))
+        return new_scale
+    end
     core.recipe_state_set(product.state, role, new_scale:to("cpu"), new_history:to("cpu"))
 end
 
--- Puts the update of a role on the engine's list, or makes it.
+-- Puts the update of a role on the engine's list, or makes it. Returns what went wrong.
 local function update(list, product, role)
     local rule = product.rules[role]
     if not rule then return end
@@ -173,7 +178,7 @@ local function update(list, product, role)
         local n = #list
         list[n + 1], list[n + 2], list[n + 3], list[n + 4] = product.state, role, algorithm, rule.margin
     else
-        update_in_lua(product, role, rule)
+        return update_in_lua(product, role, rule)
     end
 end
 
@@ -235,11 +240,12 @@ end
 --- The end of a step for the given roles of all products. On a device one kernel makes all updates.
 function products.update(...)
     if sharing[1] then te.no_grad(share_all, ...) end
-    local list = {}
+    local list, problem = {}, nil
     for product in pairs(known) do
-        for i = 1, select("#", ...) do update(list, product, (select(i, ...))) end
+        for i = 1, select("#", ...) do problem = update(list, product, (select(i, ...))) or problem end
     end
     core.recipe_states_update(list)
+    if problem ~= nil then error(problem, 0) end
 end
 
 -- State ------------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ end
 
 local function inspect(path, with_values)
     local entries, metadata = te._core.safetensors_entries(path)
-    local tensors = with_values and te.load(path) or {}
+    local tensors = with_values and select(2, te._core.safetensors_read(path)) or {}
     local width, elements, bytes = 0, 0, 0
     for _, e in ipairs(entries) do
         width = math.max(width, #e.name)

@@ -202,11 +202,23 @@ static te_tensor *unit_stride(te_tensor *t)
     return t->shape[t->ndim - 1] <= 1 || t->stride[t->ndim - 1] == 1 ? te_tensor_retain(t) : te_tensor_clone_data(t);
 }
 
+/* Where a mask is true a score stays, elsewhere it becomes minus infinity: the logarithm of 1 and 0. */
+static te_tensor *bias_of_mask(te_context *ctx, te_tensor *mask)
+{
+    te_tensor *ones = te_tensor_cast(mask, TE_F32), *bias = NULL;
+    if (ones) te_op_run(ctx, te_op_find(ctx, "log"), &TE_A_TENSOR(ones), 1, &bias, 1);
+    te_tensor_release(ones);
+    return bias;
+}
+
 static te_status bias_view(te_call *call, te_tensor *bias, te_attention *a)
 {
     int64_t full[4] = {a->q.shape[0], a->q.shape[1], a->q.shape[2], a->k.shape[2]}, shape[TE_MAX_DIMS];
     int ndim = 4;
     memcpy(shape, full, sizeof full);
+    if (!te_dtype_is_float(bias->dtype))
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "bias: expected a floating dtype or bool, got %s",
+                            te_dtype_name(bias->dtype));
     bool fits =
         te_broadcast(&ndim, shape, bias->ndim, bias->shape) && ndim == 4 && memcmp(shape, full, sizeof full) == 0;
     if (!fits)
@@ -233,11 +245,17 @@ static void separate_views(te_attention_state *s, te_tensor *const *qkv)
 static te_status sdpa_forward(te_call *call)
 {
     te_context *ctx = call->ctx;
-    te_tensor *bias = call->in[3], *qkv[3] = {NULL}, *out = NULL, *lse = NULL, *sinks = NULL;
+    te_tensor *bias = te_tensor_retain(call->in[3]), *qkv[3] = {NULL}, *out = NULL, *lse = NULL, *sinks = NULL;
     te_status status = check_separate(call);
-    if (status != TE_OK) return status;
-    te_attention_state *s = new_state(call, 0);
-    if (!s) return ctx->status;
+    if (status == TE_OK && bias && bias->dtype == TE_BOOL) {
+        te_tensor_release(bias);
+        if (!(bias = bias_of_mask(ctx, call->in[3]))) status = ctx->status;
+    }
+    te_attention_state *s = status == TE_OK ? new_state(call, 0) : NULL;
+    if (!s) {
+        te_tensor_release(bias);
+        return status == TE_OK ? ctx->status : status;
+    }
     for (int i = 0; i < 3; i++)
         if (!(qkv[i] = unit_stride(call->in[i]))) status = ctx->status;
     if (status == TE_OK) status = te_attention_quantize(call, s, qkv, 3);
@@ -260,6 +278,7 @@ static te_status sdpa_forward(te_call *call)
                          s->result.side[0].data ? NULL : out, lse, bias, sinks};
     status = keep_for_backward(call, status, keep, 7);
     for (int i = 0; i < 3; i++) te_tensor_release(qkv[i]);
+    te_tensor_release(bias);
     te_tensor_release(sinks);
     te_tensor_release(out);
     te_tensor_release(lse);
@@ -585,8 +604,8 @@ const te_op_def te_ops_attention[] = {
             "causal hides later positions, window_left and window_right how far one sees (-1: all), bottom_right "
             "aligns the last query with the last key. "
             "A fully masked row gives zeros. Scores are not stored (Dao et al. 2022), but in backward where the bias, "
-            "which "
-            "broadcasts to {batch, heads, seq_q, seq_kv}, has a gradient. "
+            "which broadcasts to {batch, heads, seq_q, seq_kv}, has a gradient; a bias of bool says which scores take "
+            "part. "
             "sinks {heads} are one more score of every row, which has no value (Xiao et al. 2023; of zeros: softmax "
             "off by one).",
      .forward = sdpa_forward,

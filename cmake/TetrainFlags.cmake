@@ -50,7 +50,7 @@ if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
     --param=max-completely-peeled-insns=100)
 endif()
 # For machines without AVX2 size counts more: what -O3 adds to the other sets would double this one.
-set(TE_ISA_FLAGS_portable ${TE_ISA_FLAGS})
+set(TE_ISA_FLAGS_portable ${TE_ISA_FLAGS} $<$<CONFIG:Release>:-Os> $<$<CONFIG:Release>:-ftree-vectorize>)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   check_c_compiler_flag("-mavx512f" TE_COMPILER_HAS_AVX512)
   if(TE_COMPILER_HAS_AVX512)

@@ -155,7 +155,7 @@ local function open_run(o, given, script)
         saved = train.io(train.checkpoint.load, path)
         local name, asked, kept = command_line:changed(given, saved.metadata, MODEL)
         if name then refuse("--resume: --%s=%s, but the model in the checkpoint has %s", name, asked, kept) end
-        command_line:restore(o, given, saved.metadata)
+        train.of_file(path, command_line.restore, command_line, o, given, saved.metadata)
     end
     local device = ranks:device(o.device)
     check_together(o, device)

@@ -74,7 +74,7 @@ end
 function checkpoint.load(path)
     local tensors, metadata = te.load(path)
     local step = metadata and tonumber(metadata.step)
-    if not step or step < 0 or step % 1 ~= 0 then
+    if not step or step < 0 or step > 2 ^ 40 or step % 1 ~= 0 then
         error(path .. ": not a training checkpoint (its metadata has no step)", 0)
     end
     return { path = path, step = step, metadata = metadata, tensors = tensors }

@@ -43,8 +43,8 @@ local function new(declared)
     return self
 end
 
--- The value that a word means for an option, or an error naming both.
-local function convert(self, option, word)
+-- The value that a word means for an option, and what is wrong with it.
+local function convert(option, word)
     local kind, value = option.check[1], word
     if kind == "boolean" then
         value = ({ ["true"] = true, ["false"] = false })[word]
@@ -55,8 +55,7 @@ local function convert(self, option, word)
     end
     local reason = options.reason(option.check, value)
     if value == "" and option.check[2] ~= "" then reason = reason or 'expected a text, got ""' end
-    if reason then usage(self, ("--%s: %s"):format(option.name, reason)) end
-    return value
+    return value, reason
 end
 
 local function find(self, name)
@@ -90,7 +89,9 @@ local function read_option(self, words, i)
             value, i = following, i + 1
         end
     end
-    return key_of(option.name), convert(self, option, value), i + 1
+    local converted, reason = convert(option, value)
+    if reason then usage(self, ("--%s: %s"):format(option.name, reason)) end
+    return key_of(option.name), converted, i + 1
 end
 
 -- Options that the words give, by key, and the words that are no options.
@@ -153,7 +154,11 @@ end
 function CommandLine:restore(values, given, texts)
     for key, option in pairs(self.by_key) do
         local text = texts["option." .. key]
-        if text and given[key] == nil then values[key] = convert(self, option, text) end
+        if text and given[key] == nil then
+            local value, reason = convert(option, text)
+            if reason then error(("option.%s: %s"):format(key, reason), 0) end
+            values[key] = value
+        end
     end
 end
 

@@ -142,17 +142,18 @@ describe("fields and queries", function()
     end)
 
     it("prints whole numbers whole", function()
-        local t = te.tensor({ 2 ^ 53, 1, -2 ^ 53 }, { dtype = "int64" })
+        local t = te.tensor({ 2 ^ 53, 1, -2 ^ 53 }, { dtype = "int64", device = "cpu" })
         assert.equal("int64 tensor {3}\n{ 9007199254740992,                 1, -9007199254740992}", tostring(t))
         local path = os.tmpname()
         local file = io.open(path, "wb")
         file:write(("\255"):rep(7), "\127") -- more than a number of Lua's holds
         file:close()
-        assert.equal("int64 tensor {1}\n{9223372036854775807}", tostring(te.from_file(path, "int64")))
+        assert.equal("int64 tensor {1}\n{9223372036854775807}",
+            tostring(te.from_file(path, "int64", { device = "cpu" })))
         os.remove(path)
         assert.equal("int32 tensor {2}\n{ 2147483647, -2147483648}",
-            tostring(te.tensor({ 2 ^ 31 - 1, -2 ^ 31 }, { dtype = "int32" })))
-        assert.equal("int64 tensor {0}", tostring(te.zeros({ 0 }, { dtype = "int64" })))
+            tostring(te.tensor({ 2 ^ 31 - 1, -2 ^ 31 }, { dtype = "int32", device = "cpu" })))
+        assert.equal("int64 tensor {0}", tostring(te.zeros({ 0 }, { dtype = "int64", device = "cpu" })))
     end)
 
     it("draws no whole numbers that the dtype does not hold", function()

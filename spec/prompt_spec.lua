@@ -133,6 +133,9 @@ describe("completion", function()
         _G.completion_case = te.Linear(2, 2)
         assert.is_true(names "completion_case:param".parameters)
         assert.is_true(names "completion_case.wei".weight)
+        _G.completion_case = te.Sequential(te.ReLU())
+        assert.is_true(names "completion_case:app".append)
+        assert.is_true(names "completion_case:param".parameters)
         _G.completion_case = nil
     end)
 

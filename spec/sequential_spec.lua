@@ -57,6 +57,23 @@ describe("te.Sequential", function()
         assert.equal(3, #Tail(te.GELU(), te.SiLU()))
     end)
 
+    it("counts from the end as well", function()
+        local a, b, c = te.ReLU(), te.GELU(), te.SiLU()
+        local Stack = te.Sequential:extend("Stack")
+        for _, class in ipairs { te.Sequential, te.Residual, Stack, Stack:extend("Higher") } do
+            local seq = class(a, b)
+            assert.equal(b, seq[-1])
+            assert.equal(a, seq[-2])
+            assert.is_nil(seq[-3])
+            seq[-1] = c
+            assert.equal(c, seq[2])
+            assert.equal(2, #seq)
+            assert.error_matches(function() seq[-3] = a end, "position -3 of 2 modules", 1, true)
+            assert.error_matches(function() seq[-1] = 5 end, "module 2: expected a module", 1, true)
+            assert.same({ 2 }, seq(te.ones { 2 }).shape)
+        end
+    end)
+
     it("drops no argument", function()
         local seq = te.Sequential(te.ReLU())
         for method, arguments in pairs { append = { te.GELU(), te.GELU() }, insert = { 1, te.GELU(), te.GELU() },

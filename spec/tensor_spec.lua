@@ -127,8 +127,43 @@ describe("fields and queries", function()
         assert.error_matches(function() x.grad = te.ones(2) end, "grad")
         assert.error_matches(function() te.ones({ 2 }, { dtype = "int64" }).requires_grad = true end, "int64")
         assert.error_matches(function() te.ones(2).requires_grad = 1 end,
-            "requires_grad: expected true or false, got number 1")
+            "t.requires_grad = value: expected true or false, got number 1", 1, true)
         assert.error_matches(function() return x[{ 1 }] end, "index: expected a whole number or a name, got table")
+    end)
+
+    it("writes and compares truth values", function()
+        local t = te.zeros({ 3 }, { dtype = "bool" })
+        t[1], t[3] = true, 1
+        t[3] = false
+        assert.same({ true, false, false }, t:totable())
+        assert.same({ true, false, false }, t:eq(true):totable())
+        assert.same({ true, false, false }, te.ne(t, false):totable())
+        assert.same({ 5, 6, 6 }, t:where(te.full({ 3 }, 5), 6):totable())
+    end)
+
+    it("prints whole numbers whole", function()
+        local t = te.tensor({ 2 ^ 53, 1, -2 ^ 53 }, { dtype = "int64", device = "cpu" })
+        assert.equal("int64 tensor {3}\n{ 9007199254740992,                 1, -9007199254740992}", tostring(t))
+        local path = os.tmpname()
+        local file = io.open(path, "wb")
+        file:write(("\255"):rep(7), "\127") -- more than a number of Lua's holds
+        file:close()
+        assert.equal("int64 tensor {1}\n{9223372036854775807}",
+            tostring(te.from_file(path, "int64", { device = "cpu" })))
+        os.remove(path)
+        assert.equal("int32 tensor {2}\n{ 2147483647, -2147483648}",
+            tostring(te.tensor({ 2 ^ 31 - 1, -2 ^ 31 }, { dtype = "int32", device = "cpu" })))
+        assert.equal("int64 tensor {0}", tostring(te.zeros({ 0 }, { dtype = "int64", device = "cpu" })))
+    end)
+
+    it("draws no whole numbers that the dtype does not hold", function()
+        for dtype, range in pairs { uint8 = { 0, 255 }, bool = { 0, 1 }, int32 = { -2 ^ 31, 2 ^ 31 - 1 } } do
+            te.randint(range[1], range[2], { 2 }, { dtype = dtype })
+            for _, beyond in ipairs { { range[1] - 1, range[2] }, { range[1], range[2] + 1 } } do
+                assert.error_matches(function() te.randint(beyond[1], beyond[2], { 2 }, { dtype = dtype }) end,
+                    "te.randint: dtype: " .. dtype .. " does not hold all numbers from", 1, true)
+            end
+        end
     end)
 
     it("compares by identity", function()
@@ -151,7 +186,7 @@ describe("views", function()
         assert.same({ 5, 6, 7, 8 }, x[1][2]:totable())
         assert.equal(24, x[-1][-1][-1]:item())
         assert.error_matches(function() return x[0] end, "index 0 out of range")
-        assert.error_matches(function() return x[3] end, "index 3 out of range: the first dimension has 2 entries")
+        assert.error_matches(function() return x[3] end, "t[i]: index 3 out of range: t has shape {2,3,4}", 1, true)
         assert.error_matches(function() return x[1.5] end, "whole number")
         assert.error_matches(function() return te.tensor(1)[1] end, "without dimensions")
     end)

@@ -32,6 +32,16 @@ local function check_position(self, method, i, last)
     return position
 end
 
+-- A class whose instances count their modules from the end as well: seq[-1] is the last one.
+local function counting(class)
+    function class.__index(self, key)
+        if type(key) == "number" and key < 0 then return rawget(self, #self + 1 + key) end
+        return class[key]
+    end
+    return class
+end
+counting(Sequential)
+
 function Sequential:init(...)
     for i = 1, select("#", ...) do self[#self + 1] = flatten.check_member(self, #self + 1, (select(i, ...))) end
 end
@@ -39,9 +49,11 @@ end
 -- Runs for positions that are free: one further than behind the last module would leave a gap.
 function Sequential:__newindex(name, value)
     if type(name) == "number" and value ~= nil then
-        if name < 1 or name > #self + 1 or name % 1 ~= 0 then
+        local position = name < 0 and #self + 1 + name or name
+        if position < 1 or position > #self + 1 or name % 1 ~= 0 then
             fail("%s: position %g of %d modules", self.__name, name, #self)
         end
+        name = position
         flatten.check_member(self, name, value)
     end
     Module.__newindex(self, name, value)
@@ -58,7 +70,7 @@ end
 --- subclass like every module's extend.
 function Sequential:extend(list, ...)
     options.last(self.__name .. ":extend", 1, ...)
-    if type(list) == "string" then return Module.extend(self, list) end
+    if type(list) == "string" then return counting(Module.extend(self, list)) end
     local plain = type(list) == "table" and not getmetatable(list)
     if not plain and not Module.is(list, Sequential) then
         fail("%s:extend: expected a list of modules or a container, got %s", self.__name,

@@ -26,6 +26,7 @@ static int backward(lua_State *L)
     bool given = te_lua_to_tensor(L, 2) != NULL;
     int  options = given || lua_isnoneornil(L, 2) ? 3 : 2;
     te_lua_check_count(L, options, "backward");
+    if (options == 2 && !lua_istable(L, 2)) te_lua_check_tensor(L, 2, "backward", "grad");
     te_lua_check_options(L, options, "backward", backward_options);
     bool retain = read_flag(L, options, "backward", "retain_graph");
     te_lua_enter(rt, L, "backward");

@@ -206,11 +206,15 @@ static void measure_nested(nested *v, int index)
     v->booleans = lua_type(L, -1) == LUA_TBOOLEAN;
 }
 
-static int bad_value(nested *v)
+static int bad_value(nested *v, int depth)
 {
     char text[256];
+    te_lua_describe(v->L, -1, text, sizeof text);
+    if (depth < v->ndim)
+        return te_lua_fail(v->L, "tensor", "value: expected a table of %lld entries at depth %d, got %s",
+                           (long long)v->shape[depth], depth + 1, text);
     return te_lua_fail(v->L, "tensor", "expected %s, got %s", v->booleans ? "true or false" : "a number",
-                       te_lua_describe(v->L, -1, text, sizeof text));
+                       text);
 }
 
 /* Reads the value on top, `depth` levels down. */
@@ -218,11 +222,11 @@ static void fill_nested(nested *v, int depth)
 {
     lua_State *L = v->L;
     if (depth == v->ndim) {
-        if (lua_type(L, -1) != (v->booleans ? LUA_TBOOLEAN : LUA_TNUMBER)) bad_value(v);
+        if (lua_type(L, -1) != (v->booleans ? LUA_TBOOLEAN : LUA_TNUMBER)) bad_value(v, depth);
         *v->values++ = v->booleans ? lua_toboolean(L, -1) : lua_tonumber(L, -1);
         return;
     }
-    if (lua_type(L, -1) != LUA_TTABLE) bad_value(v);
+    if (lua_type(L, -1) != LUA_TTABLE) bad_value(v, depth);
     int64_t n = (int64_t)te_lua_check_list(L, -1, "tensor", "value");
     if (n != v->shape[depth])
         te_lua_fail(L, "tensor", "rows of different length: %lld and %lld entries at depth %d",
@@ -291,6 +295,17 @@ static int drawn(lua_State *L, const char *function, const char *op_name)
 static int create_rand(lua_State *L) { return drawn(L, "rand", "uniform"); }
 static int create_randn(lua_State *L) { return drawn(L, "randn", "normal"); }
 
+/* Whether a dtype of whole numbers holds all from low to high. */
+static bool holds(te_dtype dtype, int64_t low, int64_t high)
+{
+    switch (dtype) {
+    case TE_BOOL: return low >= 0 && high <= 1;
+    case TE_U8: return low >= 0 && high <= UINT8_MAX;
+    case TE_I32: return low >= INT32_MIN && high <= INT32_MAX;
+    default: return true;
+    }
+}
+
 /* Whole numbers from low to high, both included. */
 static int create_randint(lua_State *L)
 {
@@ -301,6 +316,9 @@ static int create_randint(lua_State *L)
     creation c = read_shape(rt, L, 3, "randint", TE_I64, &ndim, shape);
     if (high < low)
         return te_lua_fail(L, "randint", "no whole number from %lld to %lld", (long long)low, (long long)high);
+    if (!holds(c.dtype, low, high))
+        return te_lua_fail(L, "randint", "dtype: %s does not hold all numbers from %lld to %lld",
+                           te_dtype_name(c.dtype), (long long)low, (long long)high);
     int64_t *values = push_buffer(rt, L, "randint", TE_I64, ndim, shape, &numel);
     te_integers drawn = {te_context_draw(rt->ctx, 2 * (uint64_t)numel), low, (uint64_t)(high - low) + 1};
     te_exec    *host = &te_lua_to_tensor(L, -1)->t->storage->device->exec;

@@ -137,12 +137,15 @@ static void read_ints(reader *r, const te_param *p, te_arg *arg, int index, int 
 static void read_tensor(reader *r, const te_param *p, te_arg *arg, int index)
 {
     te_lua_tensor *u = te_lua_to_tensor(r->L, index);
+    const int      test = TE_OP_NUMBERS | TE_OP_BOOL;
     if (u && u->t)
         *arg = (te_arg){.kind = TE_ARG_TENSOR, .as.tensor = u->t};
     else if (u)
         te_lua_fail(r->L, r->name, "%s: tensor was released", p->name);
     else if (lua_type(r->L, index) == LUA_TNUMBER && (r->op->def->flags & TE_OP_NUMBERS))
         *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = lua_tonumber(r->L, index)};
+    else if (lua_isboolean(r->L, index) && (r->op->def->flags & test) == test)
+        *arg = (te_arg){.kind = TE_ARG_NUMBER, .as.number = lua_toboolean(r->L, index)};
     else
         wrong_type(r, p, index);
 }

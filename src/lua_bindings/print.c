@@ -17,7 +17,7 @@ typedef struct printer {
     const te_tensor *t;
     bool             elided;
     int64_t          edge;   /* entries shown at each end of an elided dimension */
-    double          *values; /* of the shown elements, in order */
+    double          *values; /* of the shown elements, in order; of int64 tensors int64_t */
     int64_t          n;
     int              width;
     const char      *format;
@@ -48,7 +48,7 @@ static te_status collect(printer *p, te_tensor *t, int dim, int64_t offset)
         int64_t    start = t->ndim ? dim_position(p, dim, k * length) * t->stride[dim] : 0;
         te_tensor *piece = te_tensor_alias(t, 1, &length, t->ndim ? &t->stride[dim] : (int64_t[]){1}, offset + start);
         if (!piece) return t->ctx->status;
-        te_status status = te_tensor_read(piece, TE_F64, p->values + p->n);
+        te_status status = te_tensor_read(piece, t->dtype == TE_I64 ? TE_I64 : TE_F64, p->values + p->n);
         te_tensor_release(piece);
         if (status != TE_OK) return status;
         p->n += length;
@@ -56,12 +56,18 @@ static te_status collect(printer *p, te_tensor *t, int dim, int64_t offset)
     return TE_OK;
 }
 
+static int value_text(const printer *p, char *text, size_t size, const double *value)
+{
+    if (p->t->dtype == TE_I64) return snprintf(text, size, "%lld", (long long)*(const int64_t *)(const void *)value);
+    return snprintf(text, size, p->format, isnan(*value) ? NAN : *value); /* a NaN's sign says nothing */
+}
+
 /* Whole numbers as such, others with four digits after the point, or in exponent form when their sizes differ much. */
 static void choose_format(printer *p)
 {
     bool   whole = true;
     double most = 0, least = INFINITY;
-    for (int64_t i = 0; i < p->n; i++) {
+    for (int64_t i = 0; i < p->n && p->t->dtype != TE_I64; i++) {
         double v = fabs(p->values[i]);
         if (!isfinite(v)) continue;
         whole = whole && v == floor(v);
@@ -74,18 +80,18 @@ static void choose_format(printer *p)
     else
         p->format = fixed ? "%.4f" : "%.4e";
     for (int64_t i = 0; i < p->n; i++) {
-        int width = snprintf(NULL, 0, p->format, isnan(p->values[i]) ? NAN : p->values[i]);
+        int width = value_text(p, NULL, 0, &p->values[i]);
         if (width > p->width) p->width = width;
     }
 }
 
-static void add_value(printer *p, double value)
+static void add_value(printer *p, const double *value)
 {
     char digits[48], text[64];
-    snprintf(digits, sizeof digits, p->format, isnan(value) ? NAN : value); /* a NaN's sign says nothing */
+    value_text(p, digits, sizeof digits, value);
     snprintf(text, sizeof text, "%*s", p->width, digits);
     if (p->t->dtype == TE_BOOL)
-        luaL_addstring(&p->buffer, value != 0 ? "true" : "false");
+        luaL_addstring(&p->buffer, *value != 0 ? "true" : "false");
     else
         luaL_addstring(&p->buffer, text);
 }
@@ -102,7 +108,7 @@ static void add_separator(printer *p, int dim, const char *text)
 static const double *add_rows(printer *p, int dim, const double *values)
 {
     if (dim == p->t->ndim) {
-        add_value(p, *values);
+        add_value(p, values);
         return values + 1;
     }
     luaL_addchar(&p->buffer, '{');

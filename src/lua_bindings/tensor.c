@@ -179,10 +179,10 @@ static int push_row(lua_State *L, te_lua *rt)
     te_tensor     *t = te_lua_check_tensor(L, 1, NULL, "self");
     int64_t i = te_lua_check_int(L, 2, NULL, "index");
     int64_t n = t->ndim ? t->shape[0] : 0;
-    if (t->ndim == 0) return te_lua_fail(L, NULL, "index %lld into a tensor without dimensions", (long long)i);
+    if (t->ndim == 0) return te_lua_fail(L, NULL, "t[i]: index %lld into a tensor without dimensions", (long long)i);
     if (i == 0 || i > n || i < -n)
-        return te_lua_fail(L, NULL, "index %lld out of range: the first dimension has %lld entries, counted from 1",
-                           (long long)i, (long long)n);
+        return te_lua_fail(L, NULL, "t[i]: index %lld out of range: t has shape %s, and positions count from 1",
+                           (long long)i, TE_SHAPE_TEXT(t));
     const te_op *op = te_op_find(rt->ctx, "select");
     te_arg       args[3] = {{.kind = TE_ARG_TENSOR, .as.tensor = t}, {.kind = TE_ARG_NUMBER, .as.number = 0},
                             {.kind = TE_ARG_NUMBER, .as.number = (double)(i > 0 ? i - 1 : i)}};
@@ -241,12 +241,14 @@ static int assign_row(lua_State *L, te_lua *rt)
     if (te_needs_grad(row) && te_context_grad_enabled(rt->ctx))
         return te_lua_fail(L, NULL, "t[i] = value: t takes part in gradients, which a write in place does not carry; "
                                     "use te.no_grad, or te.where");
-    if (lua_type(L, 3) != LUA_TNUMBER) value = te_lua_check_tensor(L, 3, NULL, "value");
+    bool plain = lua_type(L, 3) == LUA_TNUMBER || (lua_isboolean(L, 3) && t->dtype == TE_BOOL);
+    if (!plain) value = te_lua_check_tensor(L, 3, NULL, "t[i] = value");
     if (value && te_needs_grad(value) && te_context_grad_enabled(rt->ctx))
         return te_lua_fail(L, NULL, "t[i] = value: value takes part in gradients, which a write in place does not "
                                     "carry; use te.no_grad, value:detach(), or te.stack");
     te_tensor_retain(value);
-    status = value ? te_tensor_copy_data(row, value) : te_tensor_fill(row, lua_tonumber(L, 3));
+    double number = lua_isboolean(L, 3) ? lua_toboolean(L, 3) : lua_tonumber(L, 3);
+    status = value ? te_tensor_copy_data(row, value) : te_tensor_fill(row, number);
     te_tensor_release(value);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, NULL, status);
 }
@@ -262,13 +264,14 @@ static int tensor_newindex(lua_State *L)
     if (lua_type(L, 2) == LUA_TNUMBER) return assign_row(L, rt);
     if (strcmp(key, "requires_grad") == 0) {
         if (!lua_isboolean(L, 3))
-            return te_lua_fail(L, NULL, "requires_grad: expected true or false, got %s",
+            return te_lua_fail(L, NULL, "t.requires_grad = value: expected true or false, got %s",
                                te_lua_describe(L, 3, text, sizeof text));
         status = te_tensor_set_requires_grad(t, lua_toboolean(L, 3));
     } else if (strcmp(key, "grad") == 0) {
-        status = te_tensor_set_grad(t, lua_isnil(L, 3) ? NULL : te_lua_check_tensor(L, 3, NULL, "grad"));
+        status = te_tensor_set_grad(t, lua_isnil(L, 3) ? NULL : te_lua_check_tensor(L, 3, NULL, "t.grad = value"));
     } else if (strcmp(key, "main_grad") == 0) {
-        status = te_tensor_set_main_grad(t, lua_isnil(L, 3) ? NULL : te_lua_check_tensor(L, 3, NULL, "main_grad"));
+        te_tensor *grad = lua_isnil(L, 3) ? NULL : te_lua_check_tensor(L, 3, NULL, "t.main_grad = value");
+        status = te_tensor_set_main_grad(t, grad);
     } else {
         return te_lua_fail(L, NULL, "tensors have no field \"%.40s\" that can be set", key);
     }

@@ -22,6 +22,7 @@ local function each_table(value, visit)
         visit(value)
         local mt = debug.getmetatable(value)
         value = mt and rawget(mt, "__index")
+        if type(value) == "function" and rawget(mt, "super") then value = mt end -- a container's looks there, too
     end
 end
 

@@ -78,7 +78,7 @@ const te_op_def te_ops_pointwise[] = {
      .formula = "y = clamp(x, min, max)"},
     {.signature = "where(condition, x, y)",
      .doc = "x where condition holds (is not 0), else y.",
-     .flags = TE_OP_NUMBERS,
+     .flags = TE_OP_NUMBERS | TE_OP_METHOD,
      .formula = "r = where(condition, x, y)",
      .outputs = "r"},
     {.signature = "masked_fill(x, mask, value: number)",

@@ -101,6 +101,43 @@ static void test_choices(void)
     }
 }
 
+/* y = bf16(x * 1.7) * 0.3 + x, where x and the product in the middle are tensors: each program rounds what it gives
+ * them, before it is added to what is there, and their factors stay apart. */
+static void test_joints(void)
+{
+    for (int dtypes = 0; dtypes < 2; dtypes++) {
+        te_program *p = te_program_new(&te_mem_libc, "joined");
+        te_joint joints[16] = {{0}};
+        uint8_t stored = dtypes ? TE_PW_TO_BF16 : 0;
+        int x = te_program_input(p, TE_RATE_ELEM), first = emit(p, TE_PW_MUL, x, te_program_const(p, 1.7));
+        joints[x] = (te_joint){false, true, stored};
+        joints[first].last = true;
+        int middle = dtypes ? emit(p, TE_PW_TO_BF16, first, -1) : first;
+        joints[middle].tensor = true;
+        joints[middle].stored = stored;
+        int last = emit(p, TE_PW_MUL, middle, te_program_const(p, 0.3));
+        joints[last].last = true;
+        te_program_output(p, TE_OUT_ELEM, last);
+        te_program_output(p, TE_OUT_ELEM, x);
+        bool wanted[] = {true};
+        te_output_kind reduce[] = {TE_OUT_ELEM};
+        te_gradient_request request = {.forward = p, .wanted = wanted, .reduce = reduce, .joints = joints,
+                                       .out_stored = (const uint8_t[]){stored, stored}};
+        te_gradient gradient;
+        CHECK(te_program_differentiate(&request, &gradient, NULL) == TE_OK);
+        char text[1000];
+        te_program_dump(gradient.backward, text, sizeof text);
+        CHECK_MSG(count_opcode(gradient.backward, TE_PW_MUL) == 2, "%s", text);
+        CHECK_MSG(count_opcode(gradient.backward, TE_PW_TO_BF16) == dtypes, "%s", text); /* the sum's store rounds */
+        te_gradient_clear(&gradient);
+        request.joints = NULL;
+        CHECK(te_program_differentiate(&request, &gradient, NULL) == TE_OK);
+        CHECK(count_opcode(gradient.backward, TE_PW_TO_BF16) == 0);
+        te_gradient_clear(&gradient);
+        te_program_free(p);
+    }
+}
+
 /* As an output per element where the value is no output per row. */
 static void add_output(te_program *p, te_output_kind kind, int value)
 {
@@ -230,6 +267,7 @@ int main(void)
     test_opcodes();
     test_no_gradient();
     test_choices();
+    test_joints();
     test_broadcasts();
     test_random_programs();
     return TEST_END();

@@ -3,8 +3,8 @@ local random_sequential = require "spec.support.random_sequential"
 local trials = require "spec.support.trials"
 
 -- Fused and unfused, forward results have the same bits on the CPU: a fused program rounds where the unfused one
--- stores. A GPU divides the sum of a row among threads as the kernel's operands allow. Gradients are derived from whole
--- programs, so that sums associate differently and a 16-bit gradient is rounded less often.
+-- stores. A GPU divides the sum of a row among threads as the kernel's operands allow. So do gradients
+-- (gradient_bits_spec.lua), but for those that products, or several groups, add up in another order.
 local SAME_BITS = te.get_default_device() == "cpu"
 local GRADIENT = { float32 = 2e-4, float64 = 1e-8, bfloat16 = 0.1 }
 local RESULT = { float32 = 1e-5, float64 = 1e-13, bfloat16 = 0.02 }

@@ -96,6 +96,13 @@ typedef struct te_grad_source {
 
 enum { TE_GRAD_MAX_SOURCES = 32 };
 
+/* What a value of a forward program would be if the programs that it was joined from ran one by one. */
+typedef struct te_joint {
+    bool    last;    /* the last instruction of one of them */
+    bool    tensor;  /* one per element that would be stored: its gradient too */
+    uint8_t stored;  /* the opcode that rounds to its dtype; 0: none is needed */
+} te_joint;
+
 /* What is asked for. For each forward input slot: whether its gradient is wanted, and as which output: ELEM, ROW (the
  * gradient summed over the row), COLSUM (summed over rows) or SUM, according to how the input was broadcast. */
 typedef struct te_gradient_request {
@@ -111,6 +118,9 @@ typedef struct te_gradient_request {
                                             NULL: none */
     const bool           *again;         /* per forward output: backward gives its ELEM value as well, computed anew,
                                             behind the gradients; NULL: none */
+    const te_joint       *joints;        /* per forward value: gradients then have the bits that single programs give
+                                            them, but for sums of rows; NULL: it is one program */
+    const uint8_t        *out_stored;    /* per forward output, with joints: as te_joint's */
 } te_gradient_request;
 
 /* The result: `forward` is a copy of the forward program with the ROW values that backward needs as extra TE_OUT_ROW
@@ -119,7 +129,8 @@ typedef struct te_gradient_request {
  * Generators keep their slots, so dropout masks are recomputed, not stored. A gradient that is zero everywhere is a
  * constant 0 output. rowmax and rowmin pass no gradient when used only to shift (stop-gradient is never assumed: their
  * gradient goes to the elements equal to the extreme, divided among ties). Comparison results, sign, floor, ceil,
- * round, trunc, isnan, isfinite, column, random have none; to_bf16 and to_f16 pass theirs through. */
+ * round, trunc, isnan, isfinite, column, random have none; to_bf16 and to_f16 pass theirs through, rounded only where a
+ * joint says that it would be stored. */
 typedef struct te_gradient {
     te_program    *forward, *backward;
     int            n_sources, n_rows;

@@ -48,13 +48,18 @@ static te_status open_diff(te_diff *diff)
     diff->mapped = te_mem_alloc(mem, n * sizeof *diff->mapped);
     diff->adjoints = te_mem_alloc(mem, n * sizeof *diff->adjoints);
     diff->flags = te_mem_zalloc(mem, n);
-    if (!diff->forward || !diff->backward || !diff->mapped || !diff->adjoints || !diff->flags)
+    diff->pending = te_mem_alloc(mem, n * sizeof *diff->pending);
+    diff->opaque = te_mem_alloc(mem, 2 * n * sizeof *diff->opaque);
+    if (!diff->forward || !diff->backward || !diff->mapped || !diff->adjoints || !diff->flags || !diff->pending ||
+        !diff->opaque)
         return te_diff_fail_memory(diff);
     diff->backward->n_params = forward->n_params;
     diff->backward->n_rngs = forward->n_rngs;
     for (int i = 0; i < diff->n_values; i++) {
         diff->mapped[i] = TE_VALUE_NONE;
         diff->adjoints[i] = (te_adjoint){TE_VALUE_NONE, TE_VALUE_NONE};
+        diff->pending[i] = TE_VALUE_NONE;
+        if (diff->request->joints && diff->request->joints[i].tensor) diff->flags[i] |= TE_DIFF_TENSOR;
     }
     return TE_OK;
 }
@@ -66,6 +71,8 @@ static void close_diff(te_diff *diff)
     te_mem_free(mem, diff->mapped, n * sizeof *diff->mapped);
     te_mem_free(mem, diff->adjoints, n * sizeof *diff->adjoints);
     te_mem_free(mem, diff->flags, n);
+    te_mem_free(mem, diff->pending, n * sizeof *diff->pending);
+    te_mem_free(mem, diff->opaque, 2 * n * sizeof *diff->opaque);
     te_program_free(diff->forward);
     te_program_free(diff->backward);
 }
@@ -89,7 +96,7 @@ static void classify(te_diff *diff)
         if (op == TE_PW_LOAD && diff->request->wanted[insn->slot]) diff->flags[i] |= TE_DIFF_ACTIVE;
         if (te_opcode_is_reduction(op)) diff->flags[i] |= TE_DIFF_REDUCED;
         for (int k = 0; k < te_opcode_args(op); k++) {
-            uint8_t inherited = diff->flags[insn->arg[k]];
+            uint8_t inherited = diff->flags[insn->arg[k]] & (TE_DIFF_ACTIVE | TE_DIFF_REDUCED);
             if (!passes_gradient(op, k)) inherited &= (uint8_t)~TE_DIFF_ACTIVE;
             diff->flags[i] |= inherited;
         }
@@ -120,12 +127,50 @@ static te_adjoint adjoint_of_input(te_diff *diff, int slot)
     return total;
 }
 
+/* As the tensor of forward value i would hold it. */
+static int as_stored(te_diff *diff, int i, int gradient)
+{
+    uint8_t stored = diff->request->joints[i].stored;
+    const te_insn *insn = &diff->backward->insns[gradient];
+    const te_grad_source *source = insn->op == TE_PW_LOAD ? &diff->sources[insn->slot] : NULL;
+    if (source && source->kind == TE_GRAD_FROM_DOUT && diff->request->out_stored[source->index] == stored) stored = 0;
+    int value = stored ? te_diff_emit(diff, (te_opcode)stored, gradient, -1, -1) : gradient;
+    if (value >= 0 && diff->n_opaque < 2 * diff->n_values) diff->opaque[diff->n_opaque++] = value;
+    return value;
+}
+
+/* A program that has had its turn added to the gradient that was stored before, and stored the sum. */
+static void add_pending(te_diff *diff, int i)
+{
+    int32_t *adjoint = &diff->adjoints[i].per_elem;
+    if (diff->pending[i] < 0 || diff->status != TE_OK) return;
+    if (*adjoint >= 0) *adjoint = as_stored(diff, i, *adjoint);
+    *adjoint = te_diff_add(diff, *adjoint, diff->pending[i]);
+    diff->pending[i] = TE_VALUE_NONE;
+}
+
+static void add_all_pending(te_diff *diff)
+{
+    for (int i = 0; i < diff->n_values; i++) add_pending(diff, i);
+}
+
+static void propagate(te_diff *diff, int i)
+{
+    const te_joint *joints = diff->request->joints;
+    int32_t *adjoint = &diff->adjoints[i].per_elem;
+    if (joints && joints[i].last) add_all_pending(diff);
+    if (!(diff->flags[i] & TE_DIFF_ACTIVE) || diff->forward->insns[i].op == TE_PW_LOAD) return;
+    add_pending(diff, i);
+    if ((diff->flags[i] & TE_DIFF_TENSOR) && *adjoint >= 0) *adjoint = as_stored(diff, i, *adjoint);
+    te_diff_propagate(diff, i);
+}
+
 static te_status derive(te_diff *diff)
 {
     classify(diff);
     seed_outputs(diff);
-    for (int i = diff->n_values - 1; i >= 0 && diff->status == TE_OK; i--)
-        if ((diff->flags[i] & TE_DIFF_ACTIVE) && diff->forward->insns[i].op != TE_PW_LOAD) te_diff_propagate(diff, i);
+    for (int i = diff->n_values - 1; i >= 0 && diff->status == TE_OK; i--) propagate(diff, i);
+    add_all_pending(diff);
     for (int slot = 0; slot < diff->forward->n_inputs && diff->status == TE_OK; slot++)
         if (diff->request->wanted[slot]) te_diff_add_output(diff, slot, adjoint_of_input(diff, slot));
     return diff->status;

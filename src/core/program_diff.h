@@ -25,7 +25,8 @@ typedef struct te_adjoint {
 enum {
     TE_DIFF_REDUCED = 1, /* depends on a row reduction, so backward does not compute it anew when it is per row */
     TE_DIFF_ACTIVE = 2,  /* depends on an input whose gradient is wanted */
-    TE_DIFF_MARK = 4     /* to be computed by the te_diff_value in progress */
+    TE_DIFF_MARK = 4,    /* to be computed by the te_diff_value in progress */
+    TE_DIFF_TENSOR = 8   /* the joints say so */
 };
 
 typedef struct te_diff {
@@ -38,6 +39,9 @@ typedef struct te_diff {
     int32_t    *mapped;   /* value of the backward program, or TE_VALUE_NONE */
     te_adjoint *adjoints;
     uint8_t    *flags;
+    int32_t    *pending; /* of tensors: what the program in progress has contributed */
+    int32_t    *opaque;  /* values of the backward program that the algebra must not look into */
+    int         n_opaque;
 
     te_grad_source sources[TE_GRAD_MAX_SOURCES]; /* by slot of backward; TE_GRAD_FROM_ROW has a forward *value* here */
     int            n_sources;

@@ -31,6 +31,14 @@ static bool is_op(const te_diff *diff, int value, te_opcode op) { return te_prog
 
 static te_rate rate_of(const te_diff *diff, int value) { return te_program_rate(diff->backward, value); }
 
+/* Whether another program made the value: its roundings stay as they are. */
+static bool is_opaque(const te_diff *diff, int value)
+{
+    for (int i = 0; i < diff->n_opaque; i++)
+        if (diff->opaque[i] == value) return true;
+    return false;
+}
+
 /* --- sums --------------------------------------------------------------------------------------------------------- */
 
 enum { MAX_TERM_DEPTH = 8 };
@@ -49,6 +57,7 @@ static int joined_to_term(te_diff *diff, int sum, int f, int c, int r, int depth
 {
     const te_insn insn = *insn_of(diff, sum);
     int e = beside_row(diff, sum, r);
+    if (is_opaque(diff, sum)) return TE_VALUE_NONE;
     if (e >= 0) return te_diff_mul(diff, te_diff_add(diff, e, te_diff_mul(diff, f, c)), r);
     if (depth == 0 || (insn.op != TE_PW_ADD && insn.op != TE_PW_SUB)) return TE_VALUE_NONE;
     for (int k = insn.op == TE_PW_ADD; k >= 0; k--) {
@@ -152,6 +161,7 @@ static int product_rule(te_diff *diff, int a, int b)
     if (te_program_is_const(program, a, 1.0)) return b;
     if (te_program_is_const(program, a, -1.0)) return te_diff_neg(diff, b);
     if (is_op(diff, a, TE_PW_NEG)) return te_diff_neg(diff, te_diff_mul(diff, insn_of(diff, a)->arg[0], b));
+    if (is_opaque(diff, a)) return TE_VALUE_NONE;
     int cancelled = without_divisor(diff, a, b);
     if (cancelled < 0) cancelled = within_row(diff, a, b);
     return cancelled >= 0 ? cancelled : gathered(diff, a, b);
@@ -214,7 +224,7 @@ static factors split_product(te_diff *diff, int value, int depth)
 static factors split_factors(te_diff *diff, int value, int depth)
 {
     factors whole = {value, TE_VALUE_NONE, false};
-    if (diff->status != TE_OK || value < 0 || depth == 0) return whole;
+    if (diff->status != TE_OK || value < 0 || depth == 0 || is_opaque(diff, value)) return whole;
     if (is_op(diff, value, TE_PW_NEG)) {
         factors inner = split_factors(diff, insn_of(diff, value)->arg[0], depth - 1);
         inner.negative = !inner.negative;

@@ -24,6 +24,7 @@ static void contribute(te_diff *diff, int forward_value, int value, bool per_ele
 {
     te_adjoint *adjoint = &diff->adjoints[forward_value];
     int32_t *part = per_elem ? &adjoint->per_elem : &adjoint->per_row;
+    if (per_elem && (diff->flags[forward_value] & TE_DIFF_TENSOR)) part = &diff->pending[forward_value];
     *part = te_diff_add(diff, *part, value);
 }
 

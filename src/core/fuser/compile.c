@@ -16,6 +16,7 @@ typedef struct joining {
     te_program   *program;
     int          *mapped; /* per value of the plan that this unit makes: its value in the program */
     bool         *read;   /* per value: read inside the unit too */
+    te_joint     *joints; /* per value of the program, when all are there */
 } joining;
 
 static te_status out_of_memory(te_fuse_plan *plan) { return te_fail_memory(plan->ctx, "fuser"); }
@@ -63,17 +64,23 @@ static te_program *bound_program(joining *j, const te_group_node *node, const te
     return bound;
 }
 
+/* What rounds to the dtype of a value, where the unit's arithmetic is wider; 0: nothing. */
+static uint8_t rounding(const te_fuse_plan *plan, const te_unit *unit, int v)
+{
+    switch (plan->values[v].dtype) {
+    case TE_BF16: return TE_PW_TO_BF16;
+    case TE_F16: return TE_PW_TO_F16;
+    case TE_F32: return unit->compute_f64 ? TE_PW_TO_F32 : 0;
+    default: return 0;
+    }
+}
+
 /* The program's number of a value of this unit as memory of its dtype would hold it. What is only stored is rounded on
  * the way there. */
 static int rounded(joining *j, int v)
 {
-    int value = j->mapped[v];
-    switch (j->plan->values[v].dtype) {
-    case TE_BF16: return te_program_emit(j->program, TE_PW_TO_BF16, value, -1, -1);
-    case TE_F16: return te_program_emit(j->program, TE_PW_TO_F16, value, -1, -1);
-    case TE_F32: return j->unit->compute_f64 ? te_program_emit(j->program, TE_PW_TO_F32, value, -1, -1) : value;
-    default: return value;
-    }
+    uint8_t op = rounding(j->plan, j->unit, v);
+    return op ? te_program_emit(j->program, (te_opcode)op, j->mapped[v], -1, -1) : j->mapped[v];
 }
 
 static te_status append_node(joining *j, const te_group_node *node)
@@ -158,6 +165,34 @@ static te_status add_identities(joining *j)
     return TE_OK;
 }
 
+static te_output_kind reduction_of(const te_plan_value *v, te_rate rate)
+{
+    if (rate == TE_RATE_ROW) return TE_OUT_ROW;
+    if (v->cls == TE_VALUE_TOKENS) return TE_OUT_ELEM;
+    return v->width == 1 ? TE_OUT_SUM : TE_OUT_COLSUM;
+}
+
+/* What single operations would store between them: the slots' values and those that are read in the unit. */
+static te_status describe_joints(joining *j, const int *ends)
+{
+    te_fuse_plan *plan = j->plan;
+    te_unit *unit = j->unit;
+    j->joints = te_mem_zalloc(&plan->ctx->mem, (size_t)j->program->n_insns * sizeof *j->joints);
+    if (!j->joints) return out_of_memory(plan);
+    for (int i = 0; i < unit->n_slots; i++) {
+        const te_unit_slot *slot = &unit->slots[i];
+        bool tensor = reduction_of(&plan->values[slot->value], slot->rate) == TE_OUT_ELEM;
+        j->joints[te_program_load(j->program, i)] = (te_joint){false, tensor, rounding(plan, unit, slot->value)};
+    }
+    for (int k = 0; k < unit->n_nodes; k++) {
+        int v = plan->nodes[unit->nodes[k]].out;
+        te_joint tensor = {false, plan->values[v].cls == TE_VALUE_TOKENS, rounding(plan, unit, v)};
+        if (j->read[v]) j->joints[rounded(j, v)] = tensor;
+    }
+    for (int k = 0; k < unit->n_nodes; k++) j->joints[ends[k] - 1].last = true;
+    return TE_OK;
+}
+
 /* "dropout_apply+add+layer_norm": what a profile shows. */
 static void name_program(const te_fuse_plan *plan, const te_unit *unit, char *name, size_t size)
 {
@@ -168,38 +203,38 @@ static void name_program(const te_fuse_plan *plan, const te_unit *unit, char *na
             (size_t)snprintf(name + used, size - used, "%s%s", k ? "+" : "", plan->nodes[unit->nodes[k]].call.op->name);
 }
 
-static te_status join_unit(te_fuse_plan *plan, int position)
+/* *joints, where gradients are wanted, is the caller's. */
+static te_status join_unit(te_fuse_plan *plan, int position, te_joint **joints)
 {
     char name[sizeof plan->units->gradient.forward->name - sizeof ".backward"];
     te_unit *unit = &plan->units[position];
     joining j = {.plan = plan, .unit = unit, .position = position};
-    size_t bytes = (size_t)plan->n_values * (sizeof *j.mapped + sizeof *j.read);
+    size_t bytes = (size_t)plan->n_values * (sizeof *j.mapped + sizeof *j.read) + (size_t)unit->n_nodes * sizeof(int);
     describe_rows(&j);
     j.mapped = te_mem_zalloc(&plan->ctx->mem, bytes);
-    j.read = (bool *)(j.mapped + plan->n_values);
+    int *ends = j.mapped + plan->n_values; /* per node: how many values there were when it had been joined */
+    j.read = (bool *)(ends + unit->n_nodes);
     name_program(plan, unit, name, sizeof name);
     j.program = te_program_new(&plan->ctx->mem, name);
     te_status status = j.mapped && j.program ? TE_OK : out_of_memory(plan);
-    for (int k = 0; k < unit->n_nodes && status == TE_OK; k++) status = append_node(&j, &plan->nodes[unit->nodes[k]]);
+    for (int k = 0; k < unit->n_nodes && status == TE_OK; k++) {
+        status = append_node(&j, &plan->nodes[unit->nodes[k]]);
+        if (status == TE_OK) ends[k] = j.program->n_insns;
+    }
     if (status == TE_OK) status = add_results(&j);
     if (status == TE_OK && plan->record) status = add_identities(&j);
+    if (status == TE_OK && plan->record) status = describe_joints(&j, ends);
     if (j.mapped) te_mem_free(&plan->ctx->mem, j.mapped, bytes);
     if (status != TE_OK) {
         te_program_free(j.program);
         return status;
     }
     unit->gradient.forward = j.program; /* replaced when it is differentiated */
-    return te_program_prune(j.program) == TE_OK ? TE_OK : out_of_memory(plan);
+    *joints = j.joints;
+    return TE_OK;
 }
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
-
-static te_output_kind reduction_of(const te_plan_value *v, te_rate rate)
-{
-    if (rate == TE_RATE_ROW) return TE_OUT_ROW;
-    if (v->cls == TE_VALUE_TOKENS) return TE_OUT_ELEM;
-    return v->width == 1 ? TE_OUT_SUM : TE_OUT_COLSUM;
-}
 
 /* The gradient of output `index` of the backward program is a gradient that came in, as it is. */
 static int alias_of(const te_fuse_plan *plan, const te_unit *unit, const te_unit_grad *grad, int value)
@@ -303,11 +338,12 @@ static void drop_identities(te_unit *unit)
     memmove(first, first + unit->n_identities, (size_t)(program->n_outputs - unit->n_results) * sizeof *first);
 }
 
-static te_status differentiate(te_fuse_plan *plan, int position)
+static te_status differentiate(te_fuse_plan *plan, int position, const te_joint *joints)
 {
     te_unit *unit = &plan->units[position];
     bool wanted[TE_UNIT_SLOTS] = {false}, save[TE_UNIT_RESULTS + TE_UNIT_SLOTS] = {false}, any = false;
     te_output_kind reduce[TE_UNIT_SLOTS] = {TE_OUT_ELEM};
+    uint8_t stored[TE_UNIT_RESULTS + TE_UNIT_SLOTS];
     te_build_error error;
     te_gradient gradient;
     for (int i = 0; i < unit->n_slots; i++) {
@@ -320,8 +356,12 @@ static te_status differentiate(te_fuse_plan *plan, int position)
     }
     if (!any) return TE_OK;
     for (int k = 0; k < unit->n_results; k++) save[k] = unit->reload[k];
+    for (int k = 0; k < unit->n_results; k++) stored[k] = rounding(plan, unit, unit->results[k]);
+    for (int i = 0; i < unit->n_identities; i++)
+        stored[unit->n_results + i] = rounding(plan, unit, unit->slots[unit->identities[i]].value);
     te_gradient_request request = {.forward = unit->gradient.forward, .wanted = wanted, .reduce = reduce,
-                                   .save_output = save, .row_length = (double)unit->width};
+                                   .save_output = save, .row_length = (double)unit->width,
+                                   .joints = joints, .out_stored = stored};
     te_status status = te_program_differentiate(&request, &gradient, &error);
     if (status != TE_OK) return te_plan_refuse(plan, &plan->nodes[unit->nodes[0]], "%s", error.message);
     status = recompute(plan, unit, &request, &gradient);
@@ -393,6 +433,18 @@ static void describe_linear(te_fuse_plan *plan, te_unit *unit)
     plan->n_products += unit->n_products;
 }
 
+static te_status compile_program(te_fuse_plan *plan, int position)
+{
+    te_joint *joints = NULL;
+    te_status status = join_unit(plan, position, &joints);
+    te_program *joined = plan->units[position].gradient.forward;
+    size_t bytes = joined ? (size_t)joined->n_insns * sizeof *joints : 0;
+    if (status == TE_OK && joints) status = differentiate(plan, position, joints);
+    if (joints) te_mem_free(&plan->ctx->mem, joints, bytes);
+    bool kept = status == TE_OK && plan->units[position].gradient.forward == joined;
+    return kept && te_program_prune(joined) != TE_OK ? out_of_memory(plan) : status;
+}
+
 te_status te_plan_compile(te_fuse_plan *plan)
 {
     te_status status = TE_OK;
@@ -424,8 +476,7 @@ te_status te_plan_compile(te_fuse_plan *plan)
     for (int u = 0; u < plan->n_units && status == TE_OK; u++) {
         te_unit *unit = &plan->units[u];
         if (unit->kind != TE_UNIT_PROGRAM) continue;
-        status = join_unit(plan, u);
-        if (status == TE_OK && plan->record) status = differentiate(plan, u);
+        status = compile_program(plan, u);
         if (status != TE_OK) return status;
         save_sources(plan, unit);
         unit->first_row = plan->n_rows;

@@ -154,6 +154,32 @@ static void test_interrupts(void)
     tetrain_close(rt);
 }
 
+/* An interrupt waits for the call that ends with it. */
+static void test_interrupts_wait(unsigned flags)
+{
+    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .flags = flags};
+    tetrain        *rt = tetrain_open(&options);
+    CHECK(run(rt, "q = require('te').ones(2) function f() return q end") == TETRAIN_OK);
+    tetrain_interrupt(rt);
+    te_tensor *q = tetrain_get_tensor(rt, "q"), *out;
+    CHECK(q && tetrain_get_tensor(rt, "nothing") == NULL && says(rt, "is no tensor"));
+    CHECK(run(rt, "x = = 1") == TETRAIN_ERROR_SCRIPT && says(rt, "unexpected symbol"));
+    CHECK(run(rt, "x = 1") == TETRAIN_ERROR_INTERRUPTED && run(rt, "assert(x == nil)") == TETRAIN_OK);
+    tetrain_interrupt(rt);
+    CHECK(run(rt, "") == TETRAIN_ERROR_INTERRUPTED && run(rt, "") == TETRAIN_OK);
+    tetrain_interrupt(rt);
+    CHECK(tetrain_call(rt, "f", NULL, 0, &out, 1) == TETRAIN_ERROR_INTERRUPTED && !out);
+    CHECK(tetrain_call(rt, "f", NULL, 0, &out, 1) == TETRAIN_OK && out);
+    te_tensor_release(out);
+    tetrain_interrupt(rt);
+    CHECK(tetrain_set_tensor(rt, "p", q) == TETRAIN_ERROR_INTERRUPTED && tetrain_set_tensor(rt, "p", q) == TETRAIN_OK);
+    CHECK(run(rt, "setmetatable(_G, {__index = function() while true do end end})") == TETRAIN_OK);
+    tetrain_interrupt(rt);
+    CHECK(!tetrain_get_tensor(rt, "nowhere") && says(rt, "interrupted") && run(rt, "x = 1") == TETRAIN_OK);
+    te_tensor_release(q);
+    tetrain_close(rt);
+}
+
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
 
 static size_t resident(void)
@@ -375,6 +401,9 @@ int main(int argc, char **argv)
     test_arguments();
     test_null();
     test_interrupts();
+    test_interrupts_wait(0);
+    test_interrupts_wait(TETRAIN_INTERPRETED);
+    test_interrupts_wait(TETRAIN_RESTRICTED);
     test_open_and_close(argc > 1 ? atoi(argv[1]) : 100);
     test_restricted();
     test_foreign_state();

@@ -155,8 +155,10 @@ TETRAIN_API const char *tetrain_error(const tetrain *rt);
 
 /* --- stopping ----------------------------------------------------------------------------------------------------- */
 
-/* Makes the running call end with TETRAIN_ERROR_INTERRUPTED, or the next one when none runs. pcall does not swallow it.
- * From any thread or a signal handler; the runtime must not be closed meanwhile. */
+/* Makes the running call end with TETRAIN_ERROR_INTERRUPTED; where none runs, or its script is over or does not begin,
+ * the next one. An interrupt is over with the call that ended so and with no other: tetrain_get_tensor, which runs no
+ * script, leaves it to the next call. pcall does not swallow it. From any thread or a signal handler; the runtime must
+ * not be closed meanwhile. */
 TETRAIN_API void tetrain_interrupt(tetrain *rt);
 /* Asks the script to finish by itself (te._core.interrupt_flag becomes true). False when it does not listen, or was
  * asked before: then only tetrain_interrupt helps. From any thread or a signal handler. */

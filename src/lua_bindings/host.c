@@ -298,7 +298,7 @@ static tetrain_status status_of(tetrain *host, int failure, const char *message)
 {
     const char *engine = te_context_error(host->ctx);
     if (host->limit_reached) return TETRAIN_ERROR_LIMIT;
-    if (tetrain_is_interrupted(host)) return TETRAIN_ERROR_INTERRUPTED;
+    if (host->interrupt_seen) return TETRAIN_ERROR_INTERRUPTED;
     if (host->exhausted || failure == LUA_ERRMEM || tells_of_full_heap(host, message)) return TETRAIN_ERROR_MEMORY;
     if (failure == LUA_ERRFILE) return TETRAIN_ERROR_IO;
     if (host->rt->status == TE_OK || !engine[0] || !strstr(message, engine)) return TETRAIN_ERROR_SCRIPT;
@@ -400,7 +400,7 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     /* a full heap is no reason for LuaJIT to collect; pcall may have hidden that it was full */
     if (status == TETRAIN_ERROR_MEMORY || host->ran_out || host->rt->status == TE_ERROR_MEMORY) collect_protected(host);
     host->failed = failure != 0;
-    tetrain_stop_limits(host);
+    tetrain_stop_limits(host, status);
     host->rt->L = NULL;
     host->rt->stack_base = outer;
     lua_settop(L, top);
@@ -415,7 +415,7 @@ void tetrain_call_traced(tetrain *host, int n_args, int n_results)
     lua_insert(L, function);
     host->failure = lua_pcall(L, n_args, n_results, function);
     if (host->failure) lua_error(L);
-    if (tetrain_is_stopping(host)) tetrain_count_work(host, L, 0); /* it caught what was to stop it, and ended */
+    tetrain_count_work(host, L, 0); /* it caught what was to stop it, and ended */
     lua_remove(L, function);
 }
 

@@ -22,6 +22,7 @@ struct tetrain {
     bool            failed;      /* the last call did */
     bool            ran_out;     /* the Lua heap could not grow in this call */
     bool            limit_reached; /* that of instructions */
+    bool            interrupt_seen; /* the script of this call is stopped by an interrupt */
     const char     *exhausted; /* what stops a restricted script that reached a memory limit in this call; NULL: none
                                   did */
     uint64_t        executed; /* Lua instructions of this call, where they are limited */
@@ -42,9 +43,9 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
 /* Calls the function with n arguments on top; errors get a traceback and are raised again. */
 void tetrain_call_traced(tetrain *host, int n_args, int n_results);
 
-/* limits.c: around every call into Lua. */
+/* limits.c: around every call into Lua, which ends with the status. */
 void tetrain_start_limits(tetrain *host);
-void tetrain_stop_limits(tetrain *host);
+void tetrain_stop_limits(tetrain *host, tetrain_status status);
 /* Work that the script had C do for it, counted as instructions; raises once the script is to stop. */
 void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions);
 /* Replaces what would keep hooks from firing, see limits.c; after te_lua_text_only. */

@@ -79,6 +79,7 @@ tetrain_status tetrain_call(tetrain *host, const char *function, te_tensor *cons
 static int set_tensor(lua_State *L)
 {
     call_job *job = lua_touserdata(L, 1);
+    tetrain_count_work(job->host, L, 0);
     need_library(L);
     te_lua_push_tensor(L, &job->tensor);
     lua_setglobal(L, job->name);

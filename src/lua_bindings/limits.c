@@ -36,6 +36,7 @@ static void look(lua_State *L, lua_Debug *frame)
 
 void te_lua_stop(te_lua *rt, lua_State *L)
 {
+    rt->host->interrupt_seen |= tetrain_is_interrupted(rt->host);
     if (!rt->left_jit) {
         rt->left_jit = luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF) != 0;
         luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_FLUSH);
@@ -167,6 +168,7 @@ void tetrain_start_limits(tetrain *host)
     unsigned step = host->interpreted ? STEP_INTERPRETED : STEP_COMPILED;
     host->executed = 0;
     host->limit_reached = false;
+    host->interrupt_seen = false;
     host->exhausted = NULL;
     host->ctx->limit_refused = false;
     host->step = limit && limit < step ? (unsigned)limit : step;
@@ -176,8 +178,9 @@ void tetrain_start_limits(tetrain *host)
         lua_sethook(host->L, look, LUA_MASKCOUNT, interrupted ? 1 : (int)host->step);
 }
 
-void tetrain_stop_limits(tetrain *host)
+void tetrain_stop_limits(tetrain *host, tetrain_status status)
 {
+    int work = TE_INTERRUPT_WORK;
     if (lua_gethook(host->L) == look) lua_sethook(host->L, NULL, 0, 0);
     if (host->rt->left_jit && !host->interpreted) luaJIT_setmode(host->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
     host->rt->left_jit = false;
@@ -185,7 +188,10 @@ void tetrain_stop_limits(tetrain *host)
     host->exhausted = NULL;
     host->rt->stop_requested = 0;
     host->rt->polls_stop = false;
-    te_context_clear_interrupt(host->ctx);
+    if (status == TETRAIN_ERROR_INTERRUPTED)
+        te_context_clear_interrupt(host->ctx);
+    else /* one that came too late for this call's script is the next one's */
+        atomic_compare_exchange_strong(&host->ctx->interrupted, &work, 0);
 }
 
 void tetrain_interrupt(tetrain *host)

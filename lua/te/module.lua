@@ -279,6 +279,9 @@ function Module:load_state_dict(state, opts)
         local parts = given == nil and core.is_quantized(tensor) and find_parts(name, tensor, state, known)
         if parts then
             steps[#steps + 1], source[tensor] = parts, tensor
+        elseif given == nil and (state[name .. ".rowwise_data"] or state[name .. ".columnwise_data"]) then
+            problem = problem or ("%s of %s is stored in full, the one given quantized; make the module under "
+                .. "te.quantized_model_init with that recipe, or dequantize it"):format(name, module.__name)
         elseif given == nil then
             absent[tensor] = absent[tensor] or name
         elseif not te.is_tensor(given) then

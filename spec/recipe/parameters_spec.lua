@@ -179,6 +179,11 @@ describe("te.quantized_model_init", function()
         assert.error_matches(function() te.autocast({ recipe = RECIPES.mxfp8 }, model, x) end, "column%-wise")
         te.no_grad(te.autocast, { recipe = RECIPES.mxfp8 }, model, x)
         assert.error_matches(function() te.quantized_model_init({ recipe = 3 }, print) end, "recipe")
+        local state = te.quantized_model_init({ recipe = RECIPES.mxfp8 }, te.Linear, 32, 32):state_dict()
+        for _, opts in ipairs { {}, { strict = false } } do
+            assert.error_matches(function() te.Linear(32, 32):load_state_dict(state, opts) end,
+                "weight of Linear is stored in full, the one given quantized", 1, true)
+        end
         assert.error_matches(function()
             te.quantized_model_init({ recipe = te.recipe.Custom { qfactory = function()
                 return te.recipe.HighPrecision

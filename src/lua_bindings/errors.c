@@ -1,12 +1,11 @@
 /* errors.c - messages: where, what, what was given instead, and what was probably meant. */
 #include "bindings.h"
 
+#include "core/nearest.h"
 
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
-
-enum { LONGEST_NAME = 48 };
 
 /* Sources of the library are named "=te/…" (see library.c). */
 static bool is_library(const lua_Debug *frame) { return strncmp(frame->source, "=te/", 4) == 0; }
@@ -61,42 +60,12 @@ int te_lua_raise_io(te_lua *rt, lua_State *L, const char *function, const te_io_
 
 /* --- nearest name ------------------------------------------------------------------------------------------------- */
 
-/* Edit distance with insertions, deletions, replacements and swaps of neighbours; names longer than LONGEST_NAME are
- * far. */
-static int distance(const char *a, const char *b)
-{
-    int rows[3][LONGEST_NAME + 1];
-    int n = (int)strlen(a), m = (int)strlen(b);
-    if (n > LONGEST_NAME || m > LONGEST_NAME) return LONGEST_NAME;
-    for (int j = 0; j <= m; j++) rows[0][j] = j;
-    for (int i = 1; i <= n; i++) {
-        int *row = rows[i % 3], *above = rows[(i + 2) % 3], *above2 = rows[(i + 1) % 3];
-        row[0] = i;
-        for (int j = 1; j <= m; j++) {
-            int best = above[j - 1] + (a[i - 1] != b[j - 1]);
-            if (above[j] + 1 < best) best = above[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && above2[j - 2] + 1 < best)
-                best = above2[j - 2] + 1;
-            row[j] = best;
-        }
-    }
-    return rows[n % 3][m];
-}
-
 const char *te_lua_nearest(const char *name, const char *const *names, int n)
 {
     const char *best = NULL;
-    if (strlen(name) > LONGEST_NAME) return NULL;
-    int         n_letters = (int)strlen(name), limit = 1 + n_letters / 3; /* some letter must stay */
-    int         least = (limit < n_letters ? limit : n_letters - 1) + 1;
-    for (int i = 0; n < 0 ? names[i] != NULL : i < n; i++) {
-        bool beginning = strlen(name) > 2 && strncmp(name, names[i], strlen(name)) == 0;
-        int  d = beginning ? 1 : distance(name, names[i]);
-        if (d >= least) continue;
-        least = d;
-        best = names[i];
-    }
+    te_nearest  nearest = te_nearest_to(name, strlen(name));
+    for (int i = 0; n < 0 ? names[i] != NULL : i < n; i++)
+        if (te_nearest_consider(&nearest, names[i])) best = names[i];
     return best;
 }
 

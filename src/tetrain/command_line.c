@@ -2,6 +2,8 @@
  * script's. `--name value` and `--name=value` mean the same, `-e CODE` and `-eCODE` too. */
 #include "command_line.h"
 
+#include "../core/nearest.h" /* of the engine's insides, this alone */
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,36 +47,14 @@ static int usage_error(const char *format, const char *what)
     return EXIT_WRONG;
 }
 
-/* How many letters differ, counting a missing or additional one as all that follow it. */
-static int difference(const char *a, const char *b)
-{
-    int n = 0;
-    for (; *a && *b; a++, b++) {
-        if (*a == *b) continue;
-        if (a[1] == *b && a[0] != b[1]) a++;
-        else if (b[1] == *a) b++;
-        n++;
-    }
-    return n + (int)strlen(a) + (int)strlen(b);
-}
-
 static int unknown_option(const char *word)
 {
-    const char *nearest = NULL;
-    size_t      length = strcspn(word, "=");
-    int         least = 3;
-    char        name[64];
-    snprintf(name, sizeof name, "%.*s", (int)length, word);
-    for (const option_row *row = command_line_options; row->spelling; row++) {
-        bool beginning = length > 3 && strncmp(row->spelling, name, length) == 0;
-        int  d = beginning ? 0 : difference(name, row->spelling);
-        if (strlen(row->spelling) < 3 || d >= least) continue;
-        least = d;
-        nearest = row->spelling;
-    }
-    if (!nearest) return usage_error("unknown option \"%s\"", word);
+    te_nearest nearest = te_nearest_to(word, strcspn(word, "="));
+    for (const option_row *row = command_line_options; row->spelling; row++)
+        if (strlen(row->spelling) > 2) te_nearest_consider(&nearest, row->spelling);
+    if (!nearest.name[0]) return usage_error("unknown option \"%s\"", word);
     char format[128];
-    snprintf(format, sizeof format, "unknown option \"%%s\"; did you mean %s?", nearest);
+    snprintf(format, sizeof format, "unknown option \"%%s\"; did you mean %s?", nearest.name);
     return usage_error(format, word);
 }
 

@@ -126,7 +126,7 @@ static double nearest(te_dtype dtype, double x)
 /* The dtype's next number above, or below when direction is -1. */
 static double next(te_dtype dtype, double x, int direction)
 {
-    double to = direction * INFINITY;
+    double to = direction > 0 ? (double)INFINITY : -(double)INFINITY;
     if (dtype == TE_F64) return nextafter(x, to);
     if (dtype == TE_F32) return (double)nextafterf((float)x, (float)to);
     uint16_t code = dtype == TE_BF16 ? te_f32_to_bf16((float)x) : te_f32_to_f16((float)x);

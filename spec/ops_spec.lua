@@ -432,6 +432,23 @@ describe("random operations", function()
         assert.same(second:totable(), te.randn({ 100 }):totable())
     end)
 
+    it("uniform numbers stay below their upper bound in every dtype", function()
+        te.manual_seed(1)
+        for _, dtype in ipairs { "bfloat16", "float16", "float32", "float64" } do
+            local function within(x, low, high)
+                x = x:to("float64")
+                local least, most = x:min():item(), x:max():item()
+                assert.is_true(low <= least and most < high, ("%s: %.17g to %.17g"):format(dtype, least, most))
+                assert.is_true(least < low + (high - low) / 50 and most > high - (high - low) / 50)
+            end
+            within(te.rand({ 200000 }, { dtype = dtype }), 0, 1)
+            within(te.zeros({ 200000 }, { dtype = dtype }):uniform_ { low = 3, high = 5 }, 3, 5)
+            within(te.uniform(te.zeros({ 50000 }, { dtype = dtype }), { low = -0.3, high = 0.3 }), -0.3, 0.3)
+            within(te.zeros({ 50000 }, { dtype = dtype }):uniform_ { low = -1, high = 0 }, -1, 0)
+            assert.same({ 2, 2 }, te.ones({ 2 }, { dtype = dtype }):uniform_({ low = 2, high = 2 }):totable())
+        end
+    end)
+
     it("have the distribution they claim", function()
         te.manual_seed(11)
         local n = 100000

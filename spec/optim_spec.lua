@@ -254,6 +254,29 @@ describe("gradient clipping", function()
         assert.error_matches(function() te.optim.clip_grad_norm({ a }, 0) end, "max: expected a number above 0")
     end)
 
+    it("knows the norms of gradients whose squares float32 has not", function()
+        local function off(norm, expected) return math.abs(norm / expected - 1) end
+        for _, dtype in ipairs { "float32", "bfloat16" } do
+            for _, size in ipairs { 2 ^ 100, 2 ^ 64, 2 ^ -60, 2 ^ -75, 2 ^ -110 } do
+                local a, b = parameter({ 0, 0 }, dtype), parameter({ 0 }, dtype)
+                a.grad = te.tensor({ 3 * size, 0 }, { dtype = dtype })
+                b.grad = te.tensor({ 4 * size }, { dtype = dtype })
+                local norm, broken = te.optim.grad_norm { a, b }
+                assert.is_true(off(norm, 5 * size) < 1e-6 and broken == nil)
+                local clip = te.optim.grad_clip({ a, b }, { max = size }):totable()
+                if te.get_default_device() == "cpu" then
+                    assert.is_true(off(clip[1], 5 * size) < 1e-6 and off(clip[2], 0.2) < 1e-6)
+                    assert.equal(1, clip[3])
+                end
+                assert.is_true(off(te.optim.clip_grad_norm({ a, b }, size), 5 * size) < 1e-6)
+                assert.is_true(off(a.grad[1]:item(), 0.6 * size) < 2 ^ -8)
+                b.grad = te.tensor({ 1 / 0 }, { dtype = dtype })
+                norm, broken = te.optim.grad_norm { a, b }
+                assert.is_true(norm == 1 / 0 and #broken == 1 and rawequal(b, broken[1]))
+            end
+        end
+    end)
+
     -- Products that leave the caches sum up their squares, which the norm takes as long as nothing else is written.
     it("knows gradients of products, and what became of them", function()
         local function norm_of(gradient) return gradient:to("float64"):square():sum():item() ^ 0.5 end

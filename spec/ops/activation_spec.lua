@@ -118,6 +118,22 @@ describe("gated activations", function()
         end)
     end
 
+    it("a NaN stays one behind ClampedSwiGLU, forward and backward", function()
+        local nan = 0 / 0
+        local function is_nan(v) return v ~= v end
+        for _, op in ipairs { te.ClampedSwiGLU(), te.ScaledClampedQGeGLU() } do
+            local v = te.tensor({ { nan, 1, 8, 1, 1, 2, nan, 3, 7.5, -7 } }, { requires_grad = true })
+            local y = op.num_extra_inputs == 1 and op(v, te.ones { 1 }) or op(v)
+            y:sum():backward()
+            local out, grad = y:totable()[1], v.grad:totable()[1]
+            assert.is_true(is_nan(out[1]) and is_nan(out[2]) and not is_nan(out[3]))
+            -- da = f'(a) l dy, db = f(a) dy: 0 only outside of the limits
+            assert.is_true(is_nan(grad[1]) and is_nan(grad[2]) and is_nan(grad[6]))
+            assert.is_true(math.abs(grad[7] - 1 / (1 + math.exp(-1.702))) < 1e-6)
+            assert.is_true(grad[3] == 0 and grad[9] == 0 and grad[10] > 0)
+        end
+    end)
+
     it("have their options", function()
         local op = te.ClampedSwiGLU({ limit = 2, alpha = 1.5, glu_linear_offset = 0.25 })
         close(expected(function(a, b)

@@ -62,7 +62,7 @@ describe("mixtures of experts", function()
                 local mask = random_mask(tokens, experts)
                 local ids = te.randint(0, experts - 1, { tokens, 3 }, { dtype = experts > 5 and "int64" or "int32" })
                 local all = #places(mask)
-                for _, count in ipairs { -1, all, all + 3, math.max(all - 4, 0) } do
+                for _, count in ipairs { -1, all, all + 3, math.max(all - 4, 1) } do
                     local y = te.moe_permute(x, mask, count)
                     if count ~= 0 and (count > 0 or all > 0) then
                         near(permuted(list(x), mask, count < 0 and all or count), y, 0)
@@ -179,6 +179,7 @@ describe("mixtures of experts", function()
         refuses("te.moe_permute: routing_map must be {4, experts}, not {3,2}", te.moe_permute, x, mask:narrow(1, 1, 3))
         refuses("te.moe_permute: routing_map must be a mask", te.moe_permute, x, te.ones { 4, 2 })
         refuses("te.moe_permute: num_out_tokens = %-2", te.moe_permute, x, mask, -2)
+        refuses("te.moe_permute: num_out_tokens = 0", te.moe_permute, x, mask, 0)
         refuses("te.moe_permute_with_probs: probs must be {4,2}", te.moe_permute_with_probs, x, te.ones { 4, 3 }, mask)
         refuses("tokens_per_expert%[2%] = 3, routing_map has 4", te.moe_permute_and_pad_with_probs, x, te.ones { 4, 2 },
             mask, int32 { 4, 3 }, 4)

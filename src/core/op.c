@@ -369,7 +369,10 @@ static te_status run_resolved(te_call *call)
 static te_status run_forward(te_call *call)
 {
     const te_op_def *def = call->op->def;
-    return def->resolve ? run_resolved(call) : def->formula ? te_program_op_forward(call) : def->forward(call);
+    te_status status = def->resolve   ? run_resolved(call)
+                       : def->formula ? te_program_op_forward(call)
+                                      : def->forward(call);
+    return status == TE_OK && def->after ? def->after(call) : status;
 }
 
 /* A mistake that an operation inside found is told under the name that the caller used. */

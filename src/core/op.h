@@ -85,6 +85,7 @@ typedef struct te_op_def {
     te_status (*backward)(te_call *call);
     te_status (*resolve)(te_call *call, te_delegate *to); /* instead of both: from the attributes alone, the op it
                                                              stands for */
+    te_status (*after)(te_call *call); /* with forward's result: mends what depends on its dtype */
 } te_op_def;
 
 struct te_op {

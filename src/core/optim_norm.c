@@ -54,15 +54,6 @@ static te_tensor *squares_of(te_context *ctx, int n, te_tensor *const *tensors)
     return NULL;
 }
 
-te_status te_sum_squares(te_context *ctx, int n, te_tensor *const *tensors, double *squares)
-{
-    if (n < 1) return TE_OK;
-    te_tensor *sums = squares_of(ctx, n, tensors);
-    te_status status = sums ? te_tensor_read(sums, TE_F64, squares) : ctx->status;
-    te_tensor_release(sums);
-    return status;
-}
-
 static const te_utility total_program = {
     .name = "total", .inputs = "x", .params = "", .outputs = "y", .formula = "y = x", .kind = TE_OUT_SUM};
 
@@ -85,6 +76,60 @@ static te_status run_f64(te_context *ctx, te_device *device, const te_utility *u
     return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, &device->exec, utility->name);
 }
 
+/* Of float32 squares that are neither infinite nor so small that some of them are lost. */
+static bool is_exact(double squares, int64_t n)
+{
+    return squares != squares || n == 0 || (squares < 1e38 && squares > 1e-28 * (double)n);
+}
+
+/* One tensor's sum in float64, which takes five times as long: squares of 1e20 are infinite in float32, those of 1e-23
+ * are 0. */
+static te_status sum_exactly(te_context *ctx, te_tensor *t, double *squares)
+{
+    te_device *device = t->storage->device;
+    te_tensor *dense = te_tensor_contiguous_copy(t), *sum = dense ? te_tensor_new(ctx, device, TE_F64, 0, NULL) : NULL;
+    te_status status = sum ? TE_OK : ctx->status;
+    if (status == TE_OK) {
+        te_operand in = te_optim_flat(dense), out = te_optim_flat(sum);
+        status = run_f64(ctx, device, &squares_program, te_tensor_numel(dense), &in, &out, NULL);
+    }
+    if (status == TE_OK) status = te_tensor_read(sum, TE_F64, squares);
+    te_tensor_release(dense);
+    te_tensor_release(sum);
+    return status;
+}
+
+te_status te_sum_squares(te_context *ctx, int n, te_tensor *const *tensors, double *squares)
+{
+    if (n < 1) return TE_OK;
+    te_tensor *sums = squares_of(ctx, n, tensors);
+    te_status status = sums ? te_tensor_read(sums, TE_F64, squares) : ctx->status;
+    te_tensor_release(sums);
+    for (int i = 0; i < n && status == TE_OK; i++)
+        if (!is_exact(squares[i], te_tensor_numel(tensors[i]))) status = sum_exactly(ctx, tensors[i], &squares[i]);
+    return status;
+}
+
+/* The sum of all squares, in device memory. Those that float32 has not stay infinite or 0 where the host would have to
+ * wait for the device to see them. */
+static te_status total_of(te_context *ctx, int n, te_tensor *const *tensors, te_tensor *total)
+{
+    te_device *device = tensors[0]->storage->device;
+    if (device->exec.backend->host_memory) {
+        double *squares = te_mem_alloc(&ctx->mem, (size_t)n * sizeof *squares), sum = 0;
+        te_status status = squares ? te_sum_squares(ctx, n, tensors, squares) : te_fail_memory(ctx, "clip");
+        for (int i = 0; i < n && status == TE_OK; i++) sum += squares[i];
+        if (squares) te_mem_free(&ctx->mem, squares, (size_t)n * sizeof *squares);
+        return status == TE_OK ? te_tensor_write(total, TE_F64, &sum) : status;
+    }
+    te_tensor *squares = squares_of(ctx, n, tensors);
+    if (!squares) return ctx->status;
+    te_operand in = te_optim_flat(squares), out = te_optim_flat(total);
+    te_status status = run_f64(ctx, device, &total_program, n, &in, &out, NULL);
+    te_tensor_release(squares);
+    return status;
+}
+
 te_tensor *te_grad_clip(te_context *ctx, int n, te_tensor *const *tensors, const te_tensor *loss, double scale,
                         double max)
 {
@@ -94,21 +139,15 @@ te_tensor *te_grad_clip(te_context *ctx, int n, te_tensor *const *tensors, const
         return NULL;
     }
     te_device *device = tensors[0]->storage->device;
-    te_tensor *squares = squares_of(ctx, n, tensors);
-    te_tensor *total = squares ? te_tensor_new(ctx, device, TE_F64, 0, NULL) : NULL;
+    te_tensor *total = te_tensor_new(ctx, device, TE_F64, 0, NULL);
     te_tensor *clip = total ? te_tensor_new(ctx, device, TE_F64, 1, (int64_t[]){3}) : NULL;
-    te_status status = clip ? TE_OK : ctx->status;
-    if (status == TE_OK) {
-        te_operand in = te_optim_flat(squares), out = te_optim_flat(total);
-        status = run_f64(ctx, device, &total_program, n, &in, &out, NULL);
-    }
+    te_status status = clip ? total_of(ctx, n, tensors, total) : ctx->status;
     if (status == TE_OK) {
         te_operand in[2] = {te_optim_flat(total), te_optim_flat(loss ? loss : total)},
                    out[3] = {te_optim_flat(clip), te_optim_flat(clip), te_optim_flat(clip)};
         for (int i = 0; i < 3; i++) out[i].data = (double *)out[i].data + i;
         status = run_f64(ctx, device, &clip_program, 1, in, out, (double[]){scale, max});
     }
-    te_tensor_release(squares);
     te_tensor_release(total);
     if (status == TE_OK) return clip;
     te_tensor_release(clip);

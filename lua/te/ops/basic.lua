@@ -121,8 +121,11 @@ function StochasticDepth:describe() return ("p=%g"):format(self.p) end
 
 -- Residuals ---------------------------------------------------------------------------------------------------------
 
--- in_place permits writing into the other operand. Nothing that a caller can see is ever written, and where nobody can
--- see it that happens without being asked, so the option changes nothing. channel is a name: inside one container an
+-- in_place permits writing into the other operand. Transformer Engine adds to the extra input where it lies, past its
+-- automatic differentiation, so that what another operation has saved of it is overwritten and nobody notices. Here a
+-- saved tensor that was written is an error, and the extra input may be one that needs a gradient, or the stream of a
+-- residual that a norm has saved. So nothing that a caller can see is written, and where nobody can see it that happens
+-- without being asked: the option changes nothing. channel is a name: inside one container an
 -- AddExtraInput takes what the MakeExtraOutput of that name before it gave, and the caller sees neither.
 local EXTRA = { in_place = { "boolean", false }, channel = { "string" } }
 

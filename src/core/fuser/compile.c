@@ -185,9 +185,10 @@ static te_status describe_joints(joining *j, const int *ends)
         j->joints[te_program_load(j->program, i)] = (te_joint){false, tensor, rounding(plan, unit, slot->value)};
     }
     for (int k = 0; k < unit->n_nodes; k++) {
-        int v = plan->nodes[unit->nodes[k]].out;
-        te_joint tensor = {false, plan->values[v].cls == TE_VALUE_TOKENS, rounding(plan, unit, v)};
-        if (j->read[v]) j->joints[rounded(j, v)] = tensor;
+        int v = plan->nodes[unit->nodes[k]].out, value = j->read[v] ? rounded(j, v) : -1;
+        bool tensor = value >= 0 && plan->values[v].cls == TE_VALUE_TOKENS;
+        if (tensor && j->program->insns[value].rate == TE_RATE_ELEM)
+            j->joints[value] = (te_joint){false, true, rounding(plan, unit, v)};
     }
     for (int k = 0; k < unit->n_nodes; k++) j->joints[ends[k] - 1].last = true;
     return TE_OK;

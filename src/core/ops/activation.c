@@ -8,7 +8,10 @@
 
 #define ACTIVATION     (TE_OP_METHOD | TE_OP_FLOAT)
 #define GATED          (TE_OP_METHOD | TE_OP_FLOAT | TE_OP_GATED)
-#define CLAMPED_SWIGLU "g = min(a, limit); y = g * sigmoid(alpha * g) * (clamp(b, -limit, limit) + offset)"
+/* Choices, not min and clamp: these pass no gradient at a NaN, which would leave a model with it look sound. */
+#define CLAMPED_SWIGLU                                                                            \
+    "g = where(a > limit, limit, a); l = where(b > limit, limit, where(b < -limit, -limit, b)); " \
+    "y = g * sigmoid(alpha * g) * (l + offset)"
 #define SITUGLU        "beta1 * tanh(a / beta1) * sigmoid(a) * (beta2 * tanh(b / beta2))"
 #define BLOCKS         " Where interleave is not 0, a and b alternate in blocks of so many features."
 /* 0.5 + 0.5 tanh(u) is sigmoid(2 u), which keeps its relative accuracy where it is small. The numbers are

@@ -255,7 +255,7 @@ static te_status permute_by(te_call *call, te_tensor *probs, te_tensor *routing)
     te_status  status = check_permutation(call, x, probs, routing);
     if (status != TE_OK) return status;
     if (rows == 0 && !is_mask(routing)) rows = -1;
-    if (rows < -1 || rows > INT_MAX)
+    if (rows < -1 || (rows == 0 && routing->shape[0] > 0) || rows > INT_MAX)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "num_out_tokens = %lld; rows, or -1 for all", (long long)rows);
     status = make_map(call, routing, rows < 0 ? INT_MAX : rows, &map, &counts);
     if (status == TE_OK && rows < 0) {

@@ -1,6 +1,7 @@
 /* random.c - draws. Element i of a draw is a function of seed and position alone, the same on every device. */
 #include "ops.h"
 
+#include <math.h>
 #include <stdio.h>
 
 /* dropout(x; p, training) */
@@ -110,6 +111,48 @@ static te_status stochastic_depth_forward(te_call *call)
     return status;
 }
 
+/* --- bounds ------------------------------------------------------------------------------------------------------- */
+
+static double nearest(te_dtype dtype, double x)
+{
+    switch (dtype) {
+    case TE_BF16: return (double)te_bf16_to_f32(te_f32_to_bf16((float)x));
+    case TE_F16: return (double)te_f16_to_f32(te_f32_to_f16((float)x));
+    case TE_F32: return (double)(float)x;
+    default: return x;
+    }
+}
+
+/* The dtype's next number above, or below when direction is -1. */
+static double next(te_dtype dtype, double x, int direction)
+{
+    double to = direction > 0 ? (double)INFINITY : -(double)INFINITY;
+    if (dtype == TE_F64) return nextafter(x, to);
+    if (dtype == TE_F32) return (double)nextafterf((float)x, (float)to);
+    uint16_t code = dtype == TE_BF16 ? te_f32_to_bf16((float)x) : te_f32_to_f16((float)x);
+    if (x == 0) code = direction > 0 ? 1 : 0x8001;
+    else code = (uint16_t)(code + ((direction > 0) == (x > 0) ? 1 : -1));
+    return (double)(dtype == TE_BF16 ? te_bf16_to_f32(code) : te_f16_to_f32(code));
+}
+
+/* A number just below high may be rounded to high: it becomes the last one below. Between 0 and 1 float32 and float64
+ * hold what is drawn. */
+static te_status stay_within(te_call *call)
+{
+    te_tensor *y = call->out[0];
+    te_dtype dtype = y->dtype;
+    double low = call->attr[0].number, high = call->attr[1].number;
+    if (!te_dtype_is_float(dtype) || ((dtype == TE_F32 || dtype == TE_F64) && low == 0 && high == 1)) return TE_OK;
+    double first = nearest(dtype, low), last = nearest(dtype, high);
+    if (!(low < high) || !isfinite(first) || !isfinite(last)) return TE_OK;
+    if (first < low) first = next(dtype, first, 1);
+    if (last >= high) last = next(dtype, last, -1);
+    const te_op *clamp = te_op_find(call->ctx, "clamp");
+    te_arg args[] = {TE_A_TENSOR(y), TE_A_NUMBER(first), TE_A_NUMBER(last)};
+    if (first > last) return TE_OK; /* the dtype has no number between them */
+    return clamp ? te_op_run_inplace(call->ctx, clamp, args, 3) : call->ctx->status;
+}
+
 #define DRAW (TE_OP_METHOD | TE_OP_INPLACE | TE_OP_NOGRAD)
 
 const te_op_def te_ops_random[] = {
@@ -148,7 +191,8 @@ const te_op_def te_ops_random[] = {
     {.signature = "uniform(x; low: number = 0, high: number = 1)",
      .doc = "Uniform numbers in [low, high) in x's shape.",
      .flags = DRAW,
-     .formula = "y = low + (high - low) * random()"},
+     .formula = "y = low + (high - low) * random()",
+     .after = stay_within},
     {.signature = "normal(x; mean: number = 0, std: number = 1)",
      .doc = "Normal numbers in x's shape.",
      .flags = DRAW,

@@ -495,6 +495,7 @@ static te_status run_inplace(te_context *ctx, const te_op *op, const te_arg *arg
     if (status != TE_OK) return status;
     te_tensor *target = call.in[0], *opened[TE_OP_MAX_INPUTS] = {NULL};
     status = open_inputs(&call, opened);
+    if (opened[0]) opened[0]->storage->read_only = TE_WRITABLE; /* they are stored again */
     call.inplace = call.in[0];
     if (status == TE_OK) status = run_call(&call);
     if (status == TE_OK) te_tensor_release(call.out[0]);

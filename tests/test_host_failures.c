@@ -41,16 +41,25 @@ static const char script[] = "local te = require 'te'\n"
                              "3))\n"
                              "local optimizer = te.optim.AdamW(model:parameters(), { lr = 0.01 })\n"
                              "local x, targets = te.randn { 5, 4 }, te.tensor({ 0, 2, 1, 2, 1 }, { dtype = 'int64' })\n"
+                             "te.autocast({ dtype = 'bfloat16', recipe = te.recipe.MXFP8BlockScaling {} }, function()\n"
+                             "  te.no_grad(model, x)\n"
+                             "end)\n"
                              "for i = 1, 2 do\n"
                              "  optimizer:zero_grad()\n"
                              "  local loss = te.cross_entropy(model(x), targets)\n"
                              "  loss:backward()\n"
                              "  optimizer:step()\n"
                              "end\n"
+                             "assert(#tostring(model:explain(x)) > 100)\n"
                              "local tokens = te._core.tokenizer { tokens = { 'a', 'b', 'ab', '<x>' }, opaque = { 3 },\n"
                              "  merges = { 0, 1, 2 }, added = { '<x>', 3, false }, steps = { '<', false } }\n"
                              "assert(tokens:decode(tokens:encode('ab<x>b')) == 'ab<x>b')\n"
                              "assert(tostring(model[2].weight):sub(1, 7) == 'float32')\n";
+
+/* Scopes are closed in which memory may have run out. */
+static const char settled[] = "local te = require 'te'\n"
+                              "assert(te._core.grad_enabled() and not te._core.compute_dtype())\n"
+                              "assert(not require('te.recipe.mode').on)\n";
 
 static tetrain *open_runtime(heap *h)
 {
@@ -76,6 +85,8 @@ static void fail_at(long n, bool stays, int *outcomes)
     CHECK_MSG(status == TETRAIN_OK || *tetrain_error(rt), "allocation %ld: no message", n);
     outcomes[status == TETRAIN_OK ? 1 : 2]++;
     h.countdown = -1;
+    CHECK_MSG(tetrain_run_string(rt, settled, sizeof settled - 1, "=settled") == TETRAIN_OK,
+              "after allocation %ld failed: %s", n, tetrain_error(rt));
     status = run(rt);
     CHECK_MSG(status == TETRAIN_OK, "after allocation %ld failed: status %d, %s", n, (int)status, tetrain_error(rt));
     tetrain_close(rt);

@@ -47,6 +47,46 @@ static const char *const tensors[] = {
     "pcall(te._core.custom, function() return te.ones({1e9}) end, function() end, te.ones {2})",
 };
 
+/* Scopes that never end by themselves, and what must hold after each. */
+static const char *const scopes[][2] = {
+    {"te.no_grad(LOOP)", "assert(te._core.grad_enabled())"},
+    {"te.autocast({dtype = 'bfloat16'}, LOOP)", "assert(te.matmul(te.ones{2, 2}, te.ones{2, 2}).dtype == 'float32')"},
+    {"te.autocast({recipe = te.recipe.MXFP8BlockScaling{}}, LOOP)", "assert(not require('te.recipe.mode').on)"},
+    {"te.quantized_model_init({}, LOOP)", "assert(not te._core.is_quantized(te.Linear(4, 4).weight))"},
+    {"gpt:generate(te.zeros({1, 1}, {dtype = 'int32'}), 3, {on_token = LOOP})",
+     "assert(gpt.training and te._core.grad_enabled()) gpt:generate(te.zeros({1, 1}, {dtype = 'int32'}), 2)"},
+    {"te.KVCache():run(LOOP)", "assert(not require('te.kv_cache').active)"},
+    {"coroutine.wrap(function() te.no_grad(LOOP) end)()", "assert(te._core.grad_enabled())"},
+    {"pcall(te.no_grad, LOOP)", "assert(te._core.grad_enabled())"},
+    {"seed = te.rng_state() n = 0 pcall(function() te.checkpoint(function(x) n = n + 1 if n == 2 then LOOP() end\n"
+     "return te.dropout(x, 0.5) end, te.ones({4}, {requires_grad = true})):sum():backward() end)",
+     "assert(not require('te.recipe.mode').replaying and not te._core.replay_since() and te.rng_state() ~= seed)"},
+    {"te.custom_backward():backward()", "local w = te.ones({2}, {requires_grad = true}) te.sum(w * 2):backward() "
+                                        "assert(w.grad[1]:item() == 2)"},
+};
+
+static void test_scopes(void)
+{
+    for (int kind = 0; kind < 2; kind++) { /* stopped by the number of instructions, or by memory */
+        tetrain *rt = open_runtime(TETRAIN_RESTRICTED, kind ? 64 << 20 : 0, 0, kind ? 0 : 2000000);
+        CHECK(run(rt, "te = require 'te'\n"
+                      "gpt = te.models.gpt {vocab_size = 5, n_layer = 1, n_head = 1, n_embd = 8, block_size = 8}\n"
+                      "function te.custom_backward()\n"
+                      "    return te._core.custom(function(ctx, x) return x * 1 end, function() LOOP() end,\n"
+                      "        te.ones({1}, {requires_grad = true}))\n"
+                      "end") == TETRAIN_OK);
+        CHECK(run(rt, kind ? "function LOOP() local s = 'x' while true do s = s .. s end end"
+                           : "function LOOP() while true do end end") == TETRAIN_OK);
+        for (size_t i = 0; i < sizeof scopes / sizeof *scopes; i++) {
+            tetrain_status status = run(rt, scopes[i][0]);
+            CHECK_MSG(status == (kind ? TETRAIN_ERROR_MEMORY : TETRAIN_ERROR_LIMIT), "%s: %d, %s", scopes[i][0],
+                      (int)status, tetrain_error(rt));
+            CHECK_MSG(run(rt, scopes[i][1]) == TETRAIN_OK, "after %s: %s", scopes[i][0], tetrain_error(rt));
+        }
+        tetrain_close(rt);
+    }
+}
+
 static void check_ends(tetrain *rt, const char *code, tetrain_status expected, const char *message)
 {
     tetrain_status status = run(rt, code);
@@ -91,6 +131,7 @@ static void test_caught(void)
 
 int main(void)
 {
+    test_scopes();
     test_memory();
     test_instructions();
     test_caught();

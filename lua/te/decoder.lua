@@ -14,6 +14,7 @@ local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local fuser = require "te.fuser"
+local settle = require "te.settle"
 local KVCache = require "te.kv_cache"
 
 local Decoder = te.Module:extend("Decoder")
@@ -124,6 +125,7 @@ function Decoder:generate(ids, count, opts)
     opts = options.check(self.__name .. ":generate", opts, GENERATE)
     local training = self.training
     local cache = opts.use_cache and KVCache() or nil
+    if training then settle.unfinished[self] = function() self:train() end end
     self:eval()
     local ok, result = pcall(te.no_grad, function()
         for _ = 1, count do
@@ -134,6 +136,7 @@ function Decoder:generate(ids, count, opts)
         return ids
     end)
     if training then self:train() end
+    settle.unfinished[self] = nil
     if not ok then error(result, 0) end
     return result
 end

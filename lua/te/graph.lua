@@ -15,6 +15,7 @@ local fail = require "te.fail"
 local options = require "te.options"
 local is_module = require("te.module").is
 local Module = require "te.module"
+local settle = require "te.settle"
 local core = te._core
 
 local function pack(...) return { n = select("#", ...), ... } end
@@ -33,9 +34,13 @@ end
 local function record(device, hooks, fn, ...)
     local handle = core.graph_begin(device)
     if not handle then return nil end
+    settle.unfinished[graphs] = function()
+        recording = nil
+        core.graph_end(handle, false)
+    end
     recording = hooks
     local results = pack(core.within(fn, ...))
-    recording = nil
+    recording, settle.unfinished[graphs] = nil, nil
     local ended, reason = pcall(core.graph_end, handle, results[1])
     if not results[1] then error(results[2], 0) end
     if not ended then error(reason, 0) end

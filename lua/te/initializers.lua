@@ -33,6 +33,7 @@ function initializers.constant(value)
 end
 
 local bare -- the dtype of parameters that nobody fills; nil: all are filled
+require("te.settle").when_stopped(function() bare = nil end)
 
 local function swap(dtype)
     local before = bare

@@ -23,6 +23,11 @@ local OPTIONS = {
 local KVCache = { active = nil } -- the cache in force
 KVCache.__index = KVCache
 
+require("te.settle").when_stopped(function()
+    if KVCache.active then KVCache.active.calls, KVCache.active.appended = nil, nil end
+    KVCache.active = nil
+end)
+
 local function swap(cache)
     local before = KVCache.active
     KVCache.active = cache or nil

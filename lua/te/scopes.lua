@@ -6,6 +6,7 @@
 
 local te = require "te"
 local mode = require "te.recipe.mode"
+local settle = require "te.settle"
 local core = te._core
 
 local function pack(...) return { n = select("#", ...), ... } end
@@ -90,6 +91,8 @@ end
 local run_backward, run_grad = with_updates(core.backward), with_updates(core.grad)
 local asked -- while te.grad runs: the tensors whose gradients it gives
 
+settle.when_stopped(function() in_backward, asked = false, nil end)
+
 local function answered(before, ok, ...)
     asked = before
     return pass(ok, ...)
@@ -170,7 +173,10 @@ end
 -- Checkpointing ---------------------------------------------------------------------------------------------------
 
 -- Runs fn with the random state, compute dtype, recipe and scales of the first run, recording, and puts all back.
-local function replay(state, fn, inputs)
+local replay
+function replay(state, fn, inputs)
+    local outer, now = settle.unfinished[replay], te.rng_state()
+    settle.unfinished[replay] = outer or function() te.rng_state(now) end
     local rng, dtype, before = te.rng_state(state.rng), core.set_compute_dtype(state.dtype), mode.set(state.mode)
     local replaying = mode.replaying
     mode.replaying = true
@@ -181,6 +187,7 @@ local function replay(state, fn, inputs)
     core.replay_scales()
     mode.replaying = replaying
     te.rng_state(rng)
+    settle.unfinished[replay] = outer
     core.set_compute_dtype(dtype)
     mode.set(before)
     if not results[1] then error(results[2], 0) end

@@ -154,6 +154,17 @@ static int writing_time(lua_State *L)
     return 1;
 }
 
+const char te_lua_settle[] = "te.settle";
+
+/* settle_with(fn): fn puts back what scopes set, after a call of the host that failed. */
+static int settle_with(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TFUNCTION);
+    lua_settop(L, 1);
+    te_lua_keep(L, te_lua_settle);
+    return 0;
+}
+
 /* replay_since(time or nil): leaves that are older may not have been written since; returns the setting before. */
 static int replay_since(lua_State *L)
 {
@@ -208,5 +219,6 @@ const luaL_Reg te_lua_autograd_functions[] = {
     {"set_recompute_width", set_recompute_width},
     {"writing_time", writing_time},
     {"replay_since", replay_since},
+    {"settle_with", settle_with},
     {NULL, NULL},
 };

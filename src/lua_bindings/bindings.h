@@ -122,6 +122,7 @@ void te_lua_exhausted(te_lua *rt, const char *message);
  * its traceback is kept under te_lua_trace (te_lua_push_kept). */
 int te_lua_traceback(lua_State *L);
 extern const char te_lua_trace[];
+extern const char te_lua_settle[]; /* kept: the function of lua/te/settle.lua */
 /* Message handler for calls that pass an error on: keeps the traceback for te_lua_traceback and leaves the error
  * alone. */
 int te_lua_remember(lua_State *L);

@@ -184,17 +184,30 @@ static te_lua_tensors check_inputs(te_lua *rt, lua_State *L, const lua_group *u,
 
 /* --- explaining --------------------------------------------------------------------------------------------------- */
 
+/* The engine tells of steps and splits in the middle of its own functions, through which no error of Lua may jump: each
+ * is put into its list by a protected call, and after one that failed none is made. */
 typedef struct explaining {
     lua_State *L;
     te_group  *group;
-    int        steps, splits; /* stack indices */
+    int        steps, splits; /* stack indices: a function, then its list */
+    bool       failed;        /* the error is on top */
 } explaining;
 
-static void explain_step(void *user, const te_step_description *step)
+/* What is told of, as the function of a list gets it. */
+typedef struct told {
+    te_group                   *group;
+    const te_step_description  *step;
+    const te_split_description *split;
+} told;
+
+static void append(lua_State *L, int list) { lua_rawseti(L, list, (int)lua_objlen(L, list) + 1); }
+
+/* (told, list) */
+static int append_step(lua_State *L)
 {
-    static const char *const kinds[] = {"program", "gemm", "attention", "quantize", "gather"};
-    explaining *e = user;
-    lua_State  *L = e->L;
+    static const char *const   kinds[] = {"program", "gemm", "attention", "quantize", "gather"};
+    const told                *what = lua_touserdata(L, 1);
+    const te_step_description *step = what->step;
     lua_newtable(L);
     te_lua_text_entry(L, "kind", kinds[step->what]);
     te_lua_text_entry(L, "kernel", step->kernel);
@@ -205,27 +218,60 @@ static void explain_step(void *user, const te_step_description *step)
     lua_createtable(L, step->n_nodes, 0);
     lua_createtable(L, step->n_nodes, 0);
     for (int i = 0; i < step->n_nodes; i++) {
-        lua_pushinteger(L, te_group_node_label(e->group, step->nodes[i]));
+        lua_pushinteger(L, te_group_node_label(what->group, step->nodes[i]));
         lua_rawseti(L, -3, i + 1);
-        lua_pushstring(L, te_group_node_name(e->group, step->nodes[i]));
+        lua_pushstring(L, te_group_node_name(what->group, step->nodes[i]));
         lua_rawseti(L, -2, i + 1);
     }
     lua_setfield(L, -3, "names");
     lua_setfield(L, -2, "labels");
-    lua_rawseti(L, e->steps, (int)lua_objlen(L, e->steps) + 1);
+    append(L, 2);
+    return 0;
+}
+
+/* (told, list) */
+static int append_split(lua_State *L)
+{
+    const told                 *what = lua_touserdata(L, 1);
+    const te_split_description *split = what->split;
+    lua_newtable(L);
+    te_lua_number_entry(L, "from", te_group_node_label(what->group, split->from));
+    te_lua_number_entry(L, "to", te_group_node_label(what->group, split->to));
+    te_lua_text_entry(L, "from_name", te_group_node_name(what->group, split->from));
+    te_lua_text_entry(L, "to_name", te_group_node_name(what->group, split->to));
+    te_lua_text_entry(L, "reason", split->reason);
+    append(L, 2);
+    return 0;
+}
+
+static void tell(explaining *e, int index, const te_step_description *step, const te_split_description *split)
+{
+    told what = {e->group, step, split};
+    if (e->failed) return;
+    lua_pushvalue(e->L, index); /* neither this nor what follows allocates */
+    lua_pushlightuserdata(e->L, &what);
+    lua_pushvalue(e->L, index + 1);
+    e->failed = lua_pcall(e->L, 2, 0, 0) != 0;
+}
+
+static void explain_step(void *user, const te_step_description *step)
+{
+    explaining *e = user;
+    tell(e, e->steps, step, NULL);
 }
 
 static void explain_split(void *user, const te_split_description *split)
 {
     explaining *e = user;
-    lua_State  *L = e->L;
+    tell(e, e->splits, NULL, split);
+}
+
+/* Pushes a function and a new list; the function's index. */
+static int push_list(lua_State *L, lua_CFunction function)
+{
+    lua_pushcfunction(L, function);
     lua_newtable(L);
-    te_lua_number_entry(L, "from", te_group_node_label(e->group, split->from));
-    te_lua_number_entry(L, "to", te_group_node_label(e->group, split->to));
-    te_lua_text_entry(L, "from_name", te_group_node_name(e->group, split->from));
-    te_lua_text_entry(L, "to_name", te_group_node_name(e->group, split->to));
-    te_lua_text_entry(L, "reason", split->reason);
-    lua_rawseti(L, e->splits, (int)lua_objlen(L, e->splits) + 1);
+    return lua_gettop(L) - 1;
 }
 
 static int group_explain(lua_State *L)
@@ -234,14 +280,17 @@ static int group_explain(lua_State *L)
     lua_group     *u = check_group(L, "explain");
     te_lua_tensors in = check_inputs(rt, L, u, "explain");
     explaining     e = {.L = L, .group = u->group};
-    lua_newtable(L);
-    e.steps = lua_gettop(L);
-    lua_newtable(L);
-    e.splits = lua_gettop(L);
+    e.steps = push_list(L, append_step);
+    e.splits = push_list(L, append_split);
+    luaL_checkstack(L, LUA_MINSTACK, "te.explain");
     te_status status = te_group_describe(u->group, in.t, explain_step, explain_split, &e);
     te_lua_drop_tensors(&in);
+    if (e.failed) return lua_error(L);
     if (status == TE_ERROR_UNSUPPORTED) return refused(rt, L);
-    return status == TE_OK ? 2 : te_lua_raise(rt, L, "explain", status);
+    if (status != TE_OK) return te_lua_raise(rt, L, "explain", status);
+    lua_pushvalue(L, e.steps + 1);
+    lua_pushvalue(L, e.splits + 1);
+    return 2;
 }
 
 /* --- running ------------------------------------------------------------------------------------------------------ */

@@ -374,12 +374,30 @@ static int forget_unfinished(lua_State *L)
     return 0;
 }
 
+/* What the host had set when its call began; scopes of the script are closed then. */
+typedef struct host_settings {
+    bool     grad_enabled;
+    te_dtype compute_dtype;
+} host_settings;
+
+/* Puts the library back to where no scope is open, where a script may have been stopped inside of some. Where memory is
+ * short the next call does it. */
+static void settle(tetrain *host, const host_settings *before)
+{
+    if (!host->unsettled) return;
+    te_lua_push_kept(host->L, te_lua_settle);
+    host->unsettled = lua_isfunction(host->L, -1) && lua_pcall(host->L, 0, 0, 0) != 0;
+    te_context_set_grad_enabled(host->ctx, before->grad_enabled);
+    te_context_set_compute_dtype(host->ctx, before->compute_dtype);
+}
+
 tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *argument)
 {
     lua_State     *L = host->L;
     int            top = lua_gettop(L);
     tetrain_status status = TETRAIN_OK;
     const char     here = 0, *outer = host->rt->stack_base; /* of a call inside which the host calls again */
+    host_settings  before = {te_context_grad_enabled(host->ctx), host->ctx->compute_dtype};
     if (!outer) host->rt->stack_base = &here, host->rt->stack_room = 0;
     host->error[0] = 0;
     host->rt->status = TE_OK;
@@ -389,6 +407,7 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     }
     if (host->failed && lua_cpcall(L, forget_unfinished, NULL) != 0)
         lua_pop(L, 1); /* now, when there may be memory again */
+    if (!outer) settle(host, &before);
     tetrain_start_limits(host);
     host->failure = 0;
     host->ran_out = false;
@@ -400,7 +419,9 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     /* a full heap is no reason for LuaJIT to collect; pcall may have hidden that it was full */
     if (status == TETRAIN_ERROR_MEMORY || host->ran_out || host->rt->status == TE_ERROR_MEMORY) collect_protected(host);
     host->failed = failure != 0;
+    host->unsettled |= host->failed || host->ran_out;
     tetrain_stop_limits(host, status);
+    if (!outer) settle(host, &before);
     host->rt->L = NULL;
     host->rt->stack_base = outer;
     lua_settop(L, top);

@@ -20,6 +20,7 @@ struct tetrain {
     int             failure;     /* of the innermost lua_pcall of this call: raising again makes every error a run-time
                                     one */
     bool            failed;      /* the last call did */
+    bool            unsettled;   /* a call failed since scopes were put back */
     bool            ran_out;     /* the Lua heap could not grow in this call */
     bool            limit_reached; /* that of instructions */
     bool            interrupt_seen; /* the script of this call is stopped by an interrupt */

@@ -186,6 +186,7 @@ void tetrain_stop_limits(tetrain *host, tetrain_status status)
     host->rt->left_jit = false;
     host->limit_reached = false;
     host->exhausted = NULL;
+    host->executed = 0; /* what is put back does not count */
     host->rt->stop_requested = 0;
     host->rt->polls_stop = false;
     if (status == TETRAIN_ERROR_INTERRUPTED)

@@ -2,6 +2,7 @@
 --- a product loads it; te.recipe.products does the work once a recipe is used.
 
 local te = require "te"
+local settle = require "te.settle"
 local core = te._core
 
 local mode = {
@@ -28,12 +29,22 @@ end
 --- Sets recipe, enabled, calibrating, faster and group from a table of them; returns the ones before.
 function mode.set(new)
     local before = mode.get()
-    mode.recipe, mode.enabled, mode.calibrating, mode.faster, mode.group = new.recipe, new.enabled, new.calibrating,
-        new.faster or false, new.group
+    mode.recipe, mode.enabled, mode.calibrating, mode.faster, mode.group = new.recipe, new.enabled or false,
+        new.calibrating or false, new.faster or false, new.group
     mode.on = mode.enabled or mode.calibrating
     core.set_recipe_mode(mode.enabled, mode.calibrating)
     return before
 end
+
+settle.when_stopped(function()
+    mode.set {}
+    mode.replaying = false
+    if mode.recording then core.recorded_scales() end
+    mode.recording = false
+    mode.init = nil
+    core.replay_since()
+    core.replay_scales()
+end)
 
 --- The state of a product: what `module` keeps for the parameter named `key`, or where that is the module's
 --- `attention_key`, for the operands of its attention. Made when first asked for.

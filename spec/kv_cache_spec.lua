@@ -27,7 +27,7 @@ local function in_pieces(cache, fn, x, sizes)
     return te.cat(results, 2)
 end
 
-local PIECES = { { 11 }, { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 }, { 6, 1, 4 }, { 1, 10 } }
+local PIECES = { { 11 }, { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 }, { 6, 1, 4 }, { 1, 10 }, { 0, 5, 0, 6 } }
 
 local MODULES = {
     ["multi-headed"] = function() return te.MultiHeadedSelfAttention(WIDTH, 4) end,

@@ -122,10 +122,21 @@ end
 --- Continues ids {batch, seq} by `count` tokens, without gradients and dropout.
 ---@return userdata ids  {batch, seq + count}
 function Decoder:generate(ids, count, opts)
-    opts = options.check(self.__name .. ":generate", opts, GENERATE)
-    local training = self.training
-    local cache = opts.use_cache and KVCache() or nil
-    if training then settle.unfinished[self] = function() self:train() end end
+    local who = self.__name .. ":generate"
+    options.argument(who, "count", count, { "integer", min = 0 })
+    if not te.is_tensor(ids) or ids:dim() ~= 2 or ids:size(2) == 0 then
+        fail("%s: ids: expected {batch, seq} of at least one token, got %s", who,
+            te.is_tensor(ids) and options.shape(ids) or type(ids))
+    end
+    opts = options.check(who, opts, GENERATE)
+    local cache, trains = opts.use_cache and KVCache() or nil, {}
+    for _, module in self:named_modules() do
+        if module.training then trains[#trains + 1] = module end
+    end
+    local function train_again()
+        for _, module in ipairs(trains) do module.training = true end
+    end
+    settle.unfinished[self] = train_again
     self:eval()
     local ok, result = pcall(te.no_grad, function()
         for _ = 1, count do
@@ -135,7 +146,7 @@ function Decoder:generate(ids, count, opts)
         end
         return ids
     end)
-    if training then self:train() end
+    train_again()
     settle.unfinished[self] = nil
     if not ok then error(result, 0) end
     return result

@@ -33,6 +33,11 @@ function Config:need(name, declared)
     return self:get(name, declared)
 end
 
+--- Whether the file names a field, be it with null, which is no value.
+function Config:names(name)
+    return assert(files.read(self.path)):find('"' .. name .. '"%s*:') ~= nil
+end
+
 --- Raises unless the field is absent or one of the values.
 function Config:only(name, ...)
     local value, allowed = self.fields[name], {}
@@ -75,9 +80,10 @@ end
 
 -- The options of rotary positions. Newer files have all of them in rope_parameters, layers with a window apart where
 -- they differ; `base` and `window_base` are those of a kind of model whose file does not say them.
-local function read_rope(config, base, window_base)
+local function read_rope(config, kind, base, window_base)
     local given = config:get("rope_parameters", { "table" }) or config:get("rope_scaling", { "table" }) or {}
     local windows = given.sliding_attention
+    if kind == "gpt_oss" and not next(given) then config:fail("rope_parameters", "is missing") end
     base = config:get("rope_theta", { "number", base or 10000, min = 1 })
     if type(given.full_attention) == "table" then given = given.full_attention end
     local found = rope_options(config, part_of(config, given), base)
@@ -110,11 +116,16 @@ local function windows_by_layer(config, layers, window, n_layer)
             #layers, table.concat(layers, " "))
     end
     if full_every == 1 then return nil end
+    if not window then config:fail("sliding_window", "is missing, and there are layers of sliding_attention") end
     return window, full_every
 end
 
+-- How far layers see where a file does not say it.
+local WINDOW = { mistral = 4096, gemma3_text = 4096, gpt_oss = 128 }
+
 local function set_windows(config, made, kind, pattern)
     local window = config:get("sliding_window", { "integer", min = 0 })
+    if window == nil and not config:names("sliding_window") then window = WINDOW[kind] end
     window = window ~= 0 and window or nil
     local layers = config:get("layer_types", { "table" })
     if layers then
@@ -126,7 +137,8 @@ local function set_windows(config, made, kind, pattern)
         return
     end
     if not window or not config:get("use_sliding_window", { "boolean", false }) then return end
-    local first = config:get("max_window_layers", { "integer", made.n_layer, min = 0 })
+    if kind == "qwen2_moe" then config:fail("layer_types", "is missing, though use_sliding_window is set") end
+    local first = kind == "qwen3_moe" and 0 or config:get("max_window_layers", { "integer", 28, min = 0 })
     if first > 0 and first < made.n_layer then
         config:fail("max_window_layers", "the first %d of %d layers see all; which ones must be a matter of every \
 so many-th", first, made.n_layer)
@@ -197,7 +209,7 @@ local EXPERTS = { mixtral = true, qwen2_moe = true, qwen3_moe = true, gpt_oss = 
 local function llama(config, kind)
     config:only("hidden_act", "silu")
     config:only("partial_rotary_factor", 1)
-    local made = read_rope(config, BASE[kind], WINDOW_BASE[kind])
+    local made = read_rope(config, kind, BASE[kind], WINDOW_BASE[kind])
     made.vocab_size = config:need("vocab_size", { "size" })
     made.block_size = config:get("max_position_embeddings", { "size", 2048 })
     made.n_layer = config:need("num_hidden_layers", { "size" })

@@ -93,7 +93,7 @@ local function entry_for(self, module, k, v, needed)
             .. "before", self.calls + 1)
     end
     local capacity = same and entry.keys:size(3) or 0
-    if capacity < needed then
+    if not same or capacity < needed then
         capacity = self.limit or math.max(needed, 2 * capacity, 64)
         local old = same and self.length > 0 and entry or {}
         entry = { module = module, keys = grown(self, old.keys, k, capacity),

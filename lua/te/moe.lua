@@ -150,7 +150,7 @@ local function mix(self, x)
     local sizes = te.sum(map, 1)
     local rows, places = te.moe_permute(x, map, x:size(1) * self.topk)
     local loss
-    if self.training and self.aux_loss_coeff > 0 then
+    if self.training and self.aux_loss_coeff > 0 and x:size(1) > 0 then
         local _, scores = te.fused_compute_score_for_moe_aux_loss(logits, self.topk,
             { score_function = self.routing.score_function })
         loss = moe.fused_aux_loss(scores, sizes, x:size(1), self.num_experts, self.topk, self.aux_loss_coeff)

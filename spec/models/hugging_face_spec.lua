@@ -273,6 +273,24 @@ describe("te.models.from_hugging_face", function()
             "expected the name of a file beside it")
     end)
 
+    it("has windows where the original has them, said or not", function()
+        local function window(name, change)
+            make(name, change)
+            local config = te.models.from_hugging_face(folder).config
+            return config.window, config.full_every
+        end
+        assert.equal(4096, window("mistral", { ['"sliding_window": 3,'] = "" }))
+        assert.is_nil((window("mistral", { ['"sliding_window": 3'] = '"sliding_window": null' })))
+        assert.is_nil((window("mixtral", { ['"sliding_window": null,'] = "" })))
+        assert.equal(4096, (window("gemma3_text", { ['"sliding_window": 3,'] = "" })))
+        assert.same({ 128, 2 }, { window("gpt_oss", { ['"sliding_window": 3,'] = "" }) })
+        assert.equal(4, (window("qwen3_moe, probabilities over the chosen", { ['"use_sliding_window": false'] =
+            '"use_sliding_window": true, "sliding_window": 4' })))
+        assert.is_nil((window("qwen2", { ['"use_sliding_window": false'] = '"use_sliding_window": true',
+            ['"sliding_window": null'] = '"sliding_window": 3',
+            ['"layer_types": ["full_attention", "full_attention"], '] = "" })))
+    end)
+
     it("reads experts in MXFP4 as the numbers that it stands for", function()
         local names = { gate_up_proj = { 2, 64, 1 }, down_proj = { 2, 32, 1 } } -- experts, outputs, blocks of 32 inputs
         local sizes = { [0] = 0, 0.5, 1, 1.5, 2, 3, 4, 6 }
@@ -360,6 +378,12 @@ describe("te.models.from_hugging_face", function()
         refuses("rope_type: only .* got \"longrope\"", "qwen2", { yarn = "longrope" })
         refuses("mscale: only nothing is supported, got 1", "qwen2",
             { ['"factor": 4.0,'] = '"factor": 4.0, "mscale": 1,' })
+        refuses("rope_parameters: is missing", "gpt_oss", { ["rope_parameters"] = "rope_parameters_not" })
+        refuses("sliding_window: is missing, and there are layers", "gpt_oss",
+            { ['"sliding_window": 3'] = '"sliding_window": null' })
+        refuses("layer_types: is missing, though", "qwen2_moe", { ['"use_sliding_window": false'] =
+            '"use_sliding_window": true', ['"sliding_window": 0'] = '"sliding_window": 3',
+            ['"layer_types": ["full_attention", "full_attention"], '] = "" })
         refuses("max_window_layers: the first 1 of 2 layers see all", "qwen2", { ['"use_sliding_window": false'] =
             '"use_sliding_window": true, "max_window_layers": 1', ['"sliding_window": null'] = '"sliding_window": 3',
             ['"layer_types": ["full_attention", "full_attention"], '] = "" })

@@ -143,6 +143,22 @@ describe("te.models.llama", function()
         end
     end)
 
+    it("generates from what can be gone on from, and leaves every part training as it was", function()
+        local model = te.models.llama(CONFIG)
+        model.blocks[1]:eval()
+        model:generate(ids { { 1, 2 } }, 2)
+        assert.is_false(model.blocks[1].training)
+        assert.is_false(model.blocks[1].mlp[2].training)
+        assert.is_true(model.training and model.blocks[2].training)
+        for message, arguments in pairs {
+            ["Llama:generate: count: expected"] = { ids { { 1 } }, 1.5 },
+            ["Llama:generate: count"] = { ids { { 1 } } },
+            ["Llama:generate: ids: expected {batch, seq} of at least one token, got {2,0}"] = { te.zeros { 2, 0 }, 1 },
+        } do
+            assert.error_matches(function() model:generate(unpack(arguments)) end, message, 1, true)
+        end
+    end)
+
     it("learns, in bfloat16 and under a recipe", function()
         for _, recipe in ipairs { false, te.recipe.Float8CurrentScaling {} } do
             local model = te.models.llama(with { n_kv_head = 4, dropout = 0.1 })

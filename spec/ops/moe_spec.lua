@@ -442,6 +442,7 @@ describe("te.MoE", function()
         end
         assert.equal("bfloat16", te.autocast({ dtype = "bfloat16" }, function() return seq[1][2](x) end).dtype)
         assert.same({ 0, 32 }, seq[1][2](te.zeros { 0, 32 }).shape)
+        assert.same({ 0, 8 }, te.MoE(8, 8, 3, { aux_loss_coeff = 0.1 })(te.zeros { 0, 8 }).shape)
         assert.error_matches(function() te.MoE(8, 8, 2, { topk = 3 }) end, "topk: 3 of 2 experts")
         assert.error_matches(function() te.MoE(8, 8, 2)(te.ones { 3, 4 }) end, "expected {..., 8}, got {3,4}")
         assert.error_matches(function() te.MoE(8, 8, 2, { top_k = 1 }) end, "did you mean \"topk\"")

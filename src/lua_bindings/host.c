@@ -376,7 +376,7 @@ static int forget_unfinished(lua_State *L)
 
 /* What the host had set when its call began; scopes of the script are closed then. */
 typedef struct host_settings {
-    bool     grad_enabled;
+    bool     grad_enabled, recipe_enabled, calibrating;
     te_dtype compute_dtype;
 } host_settings;
 
@@ -389,6 +389,8 @@ static void settle(tetrain *host, const host_settings *before)
     host->unsettled = lua_isfunction(host->L, -1) && lua_pcall(host->L, 0, 0, 0) != 0;
     te_context_set_grad_enabled(host->ctx, before->grad_enabled);
     te_context_set_compute_dtype(host->ctx, before->compute_dtype);
+    host->ctx->recipe_enabled = before->recipe_enabled;
+    host->ctx->calibrating = before->calibrating;
 }
 
 tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *argument)
@@ -397,7 +399,8 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     int            top = lua_gettop(L);
     tetrain_status status = TETRAIN_OK;
     const char     here = 0, *outer = host->rt->stack_base; /* of a call inside which the host calls again */
-    host_settings  before = {te_context_grad_enabled(host->ctx), host->ctx->compute_dtype};
+    host_settings  before = {te_context_grad_enabled(host->ctx), host->ctx->recipe_enabled, host->ctx->calibrating,
+                             host->ctx->compute_dtype};
     if (!outer) host->rt->stack_base = &here, host->rt->stack_room = 0;
     host->error[0] = 0;
     host->rt->status = TE_OK;

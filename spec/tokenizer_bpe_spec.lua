@@ -206,6 +206,10 @@ describe("te.tokenizer.load", function()
         local tok = small({ added_tokens = added(5, '"é ü"') }, { vocab = '{"a": 0, "日": 1, "é": 2, "ab": 3, "b": 4}' })
         assert.equal("é üa日\233", tok:decode { 5, 0, 1, 2 })
         assert.same({ 0, 5, 3 }, tok:encode "aé üab")
+        -- one that spells a byte is that byte as well
+        tok = small({ added_tokens = added(2, '"é"') }, { vocab = '{"a": 0, "ab": 1, "é": 2, "b": 3}' })
+        assert.same({ 0, 2, 2 }, tok:encode "aé\233")
+        assert.equal("a\233", tok:decode { 0, 2 })
     end)
 
     it("special tokens around a text where they are asked for", function()

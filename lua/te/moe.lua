@@ -161,7 +161,8 @@ local function mix(self, x)
 end
 
 --- x {..., hidden}. In training with aux_loss_coeff > 0 the balancing loss of this call stands in self.aux_loss
---- afterwards, to be added to the model's.
+--- afterwards, to be added to the model's. Inside te.checkpoint nothing is recorded yet: there the function has to
+--- return it, beside its result.
 function MoE:forward(x)
     if not te.is_tensor(x) or x:dim() == 0 or x:size(-1) ~= self.hidden then
         fail("te.MoE: x: expected {..., %d}, got %s", self.hidden, te.is_tensor(x) and options.shape(x) or type(x))

@@ -57,7 +57,7 @@ local function read_vocabulary(path, vocabulary, added, way)
         texts[id + 1] = bytes or token
         if not reached or bytes == "" then opaque[#opaque + 1] = id end
     end
-    for _, token in ipairs(added) do
+    for _, token in ipairs(way.added_text and added or {}) do
         local text = way.added_text(token)
         if vocabulary[token.content] and texts[token.id + 1] ~= text then opaque[#opaque + 1] = token.id end
         texts[token.id + 1] = text

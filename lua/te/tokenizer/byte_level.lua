@@ -146,7 +146,7 @@ local byte_level = {}
 
 --- What te._core.tokenizer takes, out of a file, and how tokens are written.
 ---@return table way  fields; bytes_of(token): what one of the vocabulary stands for or nil, and whether text leads to
---- it; added_text(token): what an added one stands for
+--- it; added_text(token): what an added one stands for, where that is not what it is called or bytes_of says
 function byte_level.read(path, file)
     check_unknown(path, file.model)
     check_decoder(path, file.decoder)
@@ -156,7 +156,6 @@ function byte_level.read(path, file)
             local bytes = bytes_of(token)
             return bytes, bytes ~= nil
         end,
-        added_text = function(token) return token.content end,
     }
 end
 

@@ -102,7 +102,8 @@ end
 
 local function choose(logits, opts)
     if opts.temperature == 0 then return te.argmax(logits, -1, true) end
-    logits = logits:to("float32") / opts.temperature
+    logits = logits:to("float32")
+    logits = (logits - te.max(logits, -1, true)) / opts.temperature -- however low, the likeliest stays finite
     if opts.top_k and opts.top_k < logits:size(-1) then
         local best = te.topk(logits, opts.top_k, -1)
         logits = te.where(te.lt(logits, best:narrow(-1, opts.top_k, 1)), -math.huge, logits)

@@ -147,6 +147,8 @@ describe("te.models.llama", function()
         local model = te.models.llama(CONFIG)
         model.blocks[1]:eval()
         model:generate(ids { { 1, 2 } }, 2)
+        assert.same(model:generate(ids { { 1, 2 } }, 4, { temperature = 0 }):totable(),
+            model:generate(ids { { 1, 2 } }, 4, { temperature = 1e-44 }):totable())
         assert.is_false(model.blocks[1].training)
         assert.is_false(model.blocks[1].mlp[2].training)
         assert.is_true(model.training and model.blocks[2].training)

@@ -25,6 +25,12 @@ end
 describe("attention modules", function()
     before_each(function() te.manual_seed(7) end)
 
+    it("refuses windows that are none", function()
+        local q = te.randn { 1, 1, 2, 4 }
+        assert.error_matches(function() te.scaled_dot_product_attention(q, q, q, { window_left = -2 }) end,
+            "window_left and window_right must be at least -1, not -2 and -1", 1, true)
+    end)
+
     it("say at once what dropout they cannot have", function()
         for _, p in ipairs { 1, 1.5, -1 } do
             assert.error_matches(function() te.MultiHeadedSelfAttention(16, 4, { dropout = p }) end,

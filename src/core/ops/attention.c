@@ -72,6 +72,9 @@ static te_status read_options(te_call *call, te_attention *a)
     a->dropout = o[DROPOUT].number;
     if (!(a->dropout >= 0 && a->dropout < 1))
         return te_call_fail(call, TE_ERROR_ARGUMENT, "dropout must lie in [0, 1), not %g", a->dropout);
+    if (o[WINDOW_LEFT].number < -1 || o[WINDOW_RIGHT].number < -1)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "window_left and window_right must be at least -1, not %g and %g",
+                            o[WINDOW_LEFT].number, o[WINDOW_RIGHT].number);
     if (a->dropout > 0)
         a->rng = te_context_draw(call->ctx, (uint64_t)a->q.shape[0] * (uint64_t)a->q.shape[1] *
                                                 (uint64_t)a->q.shape[2] * (uint64_t)a->k.shape[2]);

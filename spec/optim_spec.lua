@@ -341,6 +341,54 @@ describe("gradient clipping", function()
     end)
 end)
 
+describe("a main_grad", function()
+    for _, class in ipairs { "AdamW", "SGD" } do
+        for _, dtype in ipairs { "float32", "bfloat16", "float16" } do
+            it(("is the gradient of a parameter in %s for %s"):format(dtype, class), function()
+                local a, b = parameter({ 1, 2 }, dtype), parameter({ 1, 2 }, dtype)
+                local buffer = te.zeros { 4 }
+                a.main_grad = buffer:narrow(1, 2, 2)
+                local one, two = te.optim[class]({ a }, { lr = 0.25 }), te.optim[class]({ b }, { lr = 0.25 })
+                for step = 1, 4 do
+                    te.sum(a * step):backward()
+                    te.sum(b * step):backward()
+                    assert.equal(te.optim.grad_norm { b }, te.optim.grad_norm { a })
+                    assert.is_true(te.optim.clip_grad_norm({ a }, 1) > 1 and te.optim.clip_grad_norm({ b }, 1) > 1)
+                    assert.is_true(math.abs(te.optim.grad_norm { a } - 1) < 1e-6)
+                    b.grad = a.main_grad:to(dtype)
+                    a.main_grad:copy_(b.grad)
+                    one:step()
+                    two:step()
+                    assert.same(b:totable(), a:totable())
+                    one:zero_grad()
+                    two:zero_grad()
+                    assert.same({ 0, 0, 0, 0 }, buffer:totable())
+                    assert.is_nil(a.grad)
+                end
+                assert.not_same({ 1, 2 }, a:totable())
+            end)
+        end
+    end
+
+    it("is not rounded to a parameter's 16 bits, and comes before a grad", function()
+        local a = parameter({ 0 }, "bfloat16")
+        local opt = te.optim.SGD({ a }, { lr = 1, master_weights = true })
+        a.grad, a.main_grad = te.tensor({ 3 }, { dtype = "bfloat16" }), te.tensor { 1 + 2 ^ -20 }
+        opt:step()
+        assert.equal(-1 - 2 ^ -20, opt.state[a].master:item())
+        opt:zero_grad()
+        assert.is_nil(a.grad)
+        assert.equal(0, a.main_grad:item())
+    end)
+
+    it("is zeros after a module's zero_grad", function()
+        local m = te.Linear(2, 2)
+        m.weight.main_grad = te.ones { 2, 2 }
+        m:zero_grad()
+        assert.equal(0, m.weight.main_grad:abs():sum():item())
+    end)
+end)
+
 describe("te.optim.cosine", function()
     it("warms up, falls and stays", function()
         local lr = te.optim.cosine { max = 1, min = 0.1, warmup = 10, steps = 110 }

@@ -73,7 +73,7 @@ static void test_steps(te_context *ctx)
         }
         CHECK(te_optimizer_grad_norm(adamw, &norm) == TE_OK && fabs(norm - sqrt(sum)) < 1e-5);
         CHECK(te_optimizer_step(adamw, 0.5) == TE_OK);
-        te_optimizer_zero_grad(adamw);
+        CHECK(te_optimizer_zero_grad(adamw) == TE_OK);
         CHECK(!te_tensor_grad(params[0]) && !te_tensor_grad(params[1]));
     }
     CHECK(te_optimizer_steps(adamw, 0) == STEPS && te_optimizer_steps(adamw, 1) == (STEPS + 1) / 2 &&
@@ -111,6 +111,32 @@ static void test_masters(te_context *ctx)
     te_tensor_release(param);
     te_tensor_release(g);
     te_optimizer_release(adamw);
+}
+
+/* Gradients in a main_grad: float32, of parameters of 16 bits too. */
+static void test_main_grad(te_context *ctx)
+{
+    te_tensor *params[] = {filled(ctx, TE_BF16, N, 3), filled(ctx, TE_BF16, N, 3)}, *main = filled(ctx, TE_F32, N, 4);
+    te_tensor *zeros = te_tensor_full(ctx, TE_F32, 1, (int64_t[]){N}, 0);
+    te_optimizer *first = te_optimizer_adamw(ctx, params, 1, NULL),
+                 *second = te_optimizer_adamw(ctx, params + 1, 1, NULL);
+    uint16_t values[2][N];
+    double g[N], norms[2];
+    give_grad(params[1], 4);
+    CHECK(te_tensor_read(te_tensor_grad(params[1]), TE_F64, g) == TE_OK);
+    CHECK(te_tensor_write(main, TE_F64, g) == TE_OK && te_tensor_set_main_grad(params[0], main) == TE_OK);
+    CHECK(te_optimizer_grad_norm(first, norms) == TE_OK && te_optimizer_grad_norm(second, norms + 1) == TE_OK);
+    CHECK(norms[0] > 0 && norms[0] == norms[1]);
+    for (int s = 0; s < 2; s++) CHECK(te_optimizer_step(first, 1) == TE_OK && te_optimizer_step(second, 1) == TE_OK);
+    CHECK(te_optimizer_steps(first, 0) == 2);
+    for (int k = 0; k < 2; k++) CHECK(te_tensor_read(params[k], TE_BF16, values[k]) == TE_OK);
+    CHECK(memcmp(values[0], values[1], sizeof values[0]) == 0);
+    CHECK(te_optimizer_zero_grad(first) == TE_OK && te_tensor_main_grad(params[0]) == main);
+    CHECK(memcmp(te_tensor_data(main), te_tensor_data(zeros), N * sizeof(float)) == 0);
+    te_tensor *all[] = {params[0], params[1], main, zeros};
+    for (int i = 0; i < 4; i++) te_tensor_release(all[i]);
+    te_optimizer_release(first);
+    te_optimizer_release(second);
 }
 
 /* An optimizer that is given another one's state goes on with the same bits. */
@@ -196,7 +222,7 @@ static void test_mistakes(te_context *ctx)
     CHECK(te_optimizer_grad_norm(adamw, &norm) == TE_OK && norm == 0);
     CHECK(te_optimizer_step(NULL, 1) == TE_ERROR_ARGUMENT && te_optimizer_set_lr(NULL, 1) == TE_ERROR_ARGUMENT);
     CHECK(te_optimizer_state(adamw, 0, NULL) == NULL && te_optimizer_steps(NULL, 0) == 0);
-    te_optimizer_zero_grad(NULL);
+    CHECK(te_optimizer_zero_grad(NULL) == TE_ERROR_ARGUMENT);
     te_optimizer_release(NULL);
     te_optimizer_release(adamw);
     te_tensor_release(p);
@@ -242,6 +268,7 @@ int main(void)
     te_context *ctx = te_context_open(NULL);
     test_steps(ctx);
     test_masters(ctx);
+    test_main_grad(ctx);
     test_restore(ctx);
     test_script();
     test_mistakes(ctx);

@@ -67,6 +67,12 @@ bool    te_same_shape(const te_tensor *a, const te_tensor *b);
 te_view te_tensor_view(const te_tensor *t);
 void   *te_tensor_pointer(const te_tensor *t); /* device address of the first element */
 
+/* The gradient that a parameter has, for all who read or change it: main_grad where there is one, else grad.
+ * Borrowed. */
+te_tensor *te_tensor_gradient(const te_tensor *t);
+/* Begins it anew: main_grad becomes zeros, grad goes. */
+te_status  te_tensor_zero_gradient(te_tensor *t);
+
 /* Contiguous copies and conversions outside the graph. A new reference; t itself when nothing has to be done. */
 te_tensor *te_tensor_contiguous_copy(te_tensor *t);
 te_tensor *te_tensor_cast(te_tensor *t, te_dtype dtype);

@@ -279,10 +279,10 @@ static bool resolve(prepared *p)
     for (int i = 0; i < p->n_handles; i++)
         if (!(p->tensors[i] = p->handles[i]->t)) return false;
     for (int i = p->n_handles - p->n_idle; i < p->n_handles; i++)
-        if (te_tensor_grad(p->tensors[i])) return false;
+        if (te_tensor_gradient(p->tensors[i])) return false;
     for (int g = 0, k = 0; g < p->n_groups; g++)
         for (int i = 0; i < p->groups[g].n; i++)
-            if (!(p->grads[k++] = te_tensor_grad(p->groups[g].params[i]))) return false;
+            if (!(p->grads[k++] = te_tensor_gradient(p->groups[g].params[i]))) return false;
     return true;
 }
 
@@ -393,8 +393,29 @@ static int sum_squares(lua_State *L)
     return 2;
 }
 
+/* gradient(parameter): its main_grad where it has one, else its grad, or nil. */
+static int gradient(lua_State *L)
+{
+    te_lua_tensor *u = te_lua_new_tensor(L);
+    u->t = te_tensor_retain(te_tensor_gradient(te_lua_check_tensor(L, 1, "gradient", "parameter")));
+    if (!u->t) lua_pushnil(L);
+    return 1;
+}
+
+/* zero_gradient(parameter): what zero_grad does to each. */
+static int zero_gradient(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "zero_grad");
+    te_tensor *t = te_tensor_retain(te_lua_check_tensor(L, 1, "zero_grad", "parameter"));
+    te_status  status = te_tensor_zero_gradient(t);
+    te_tensor_release(t);
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "zero_grad", status);
+}
+
 const luaL_Reg te_lua_optim_functions[] = {
     {"adamw_step", adamw_step},   {"adamw_prepare", adamw_prepare}, {"adamw_again", adamw_again},
     {"sgd_step", sgd_step},       {"sum_squares", sum_squares},     {"adamw_step_on", adamw_step_on},
-    {"adamw_send", adamw_send},   {"grad_clip", grad_clip},         {NULL, NULL},
+    {"adamw_send", adamw_send},   {"grad_clip", grad_clip},         {"gradient", gradient},
+    {"zero_gradient", zero_gradient}, {NULL, NULL},
 };

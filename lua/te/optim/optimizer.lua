@@ -126,7 +126,7 @@ end
 local function add_batches(self, group, list)
     local by_key = {}
     for _, parameter in ipairs(group.params) do
-        local grad = parameter.grad
+        local grad = core.gradient(parameter)
         if grad then
             local state = self.state[parameter]
             if not state then
@@ -275,7 +275,7 @@ local function step_on_device(self, clip, grad_scale, lr)
     local batches, described, list = {}, {}, {}
     for _, group in ipairs(self.groups) do
         for _, parameter in ipairs(recording and group.params or {}) do
-            if parameter.grad and not self.state[parameter] then
+            if core.gradient(parameter) and not self.state[parameter] then
                 fail(who .. ": a graph needs the optimizer's states: make a step before")
             end
         end
@@ -330,9 +330,10 @@ function Optimizer:step(opts)
     self.memory = prepared and result or nil
 end
 
+--- Takes the gradients away; a main_grad stays, as zeros.
 function Optimizer:zero_grad(...)
     options.last("te.optim." .. self.name .. ":zero_grad", 0, ...)
-    for _, parameter in ipairs(self.order) do parameter.grad = nil end
+    for _, parameter in ipairs(self.order) do core.zero_gradient(parameter) end
 end
 
 --- Sets the learning rate of all groups.

@@ -91,6 +91,17 @@ static void test_steps(te_context *ctx)
     te_optimizer_release(adamw);
 }
 
+/* A master that was not written to itself takes over what was written to its parameter. */
+static void check_written_between(te_optimizer *adamw, te_tensor *param, bool restored)
+{
+    float value = 2, saved = 3, master = 0;
+    te_tensor *kept = te_optimizer_state(adamw, 0, "master");
+    if (restored) CHECK(te_tensor_write(kept, TE_F32, &saved) == TE_OK);
+    CHECK(te_tensor_write(param, TE_F32, &value) == TE_OK && te_optimizer_step(adamw, 1) == TE_OK);
+    CHECK(te_tensor_read(kept, TE_F32, &master) == TE_OK);
+    CHECK_MSG(fabsf(master - (restored ? saved : value)) < 2e-4f, "%g", (double)master);
+}
+
 /* Steps of 1e-4 are lost in bfloat16 and not in a float32 copy, from which the rounding comes. */
 static void test_masters(te_context *ctx)
 {
@@ -108,6 +119,11 @@ static void test_masters(te_context *ctx)
     CHECK(te_tensor_read(te_optimizer_state(adamw, 0, "master"), TE_F32, &master) == TE_OK &&
           fabsf(master - 0.99f) < 1e-5f);
     CHECK(te_tensor_read(param, TE_F32, &rounded) == TE_OK && fabsf(rounded - master) <= 0x1p-9f && rounded != 1);
+    check_written_between(adamw, param, false);
+    check_written_between(adamw, param, true);
+    te_optimizer_release(adamw);
+    adamw = te_optimizer_adamw(ctx, &param, 1, &o);
+    check_written_between(adamw, param, false); /* before the first step, too */
     te_tensor_release(param);
     te_tensor_release(g);
     te_optimizer_release(adamw);

@@ -80,6 +80,7 @@ static te_status open_entry(te_optimizer *o, int i, te_tensor *param)
     e->exp_avg = zeros_like(param);
     e->exp_avg_sq = zeros_like(param);
     if (mastered) e->master = te_tensor_cast(param, TE_F32);
+    if (e->master) te_optim_follow(e->master, param);
     return e->exp_avg && e->exp_avg_sq && (!mastered || e->master) ? TE_OK : o->ctx->status;
 }
 

@@ -170,6 +170,7 @@ typedef struct prepared {
     te_lua_tensor **handles; /* n_handles */
     te_tensor     **tensors; /* theirs, in a step */
     te_tensor     **grads;   /* n_grads */
+    te_dtype       *dtypes;  /* of the parameters, n_grads: te.Module's to changes them */
 } prepared;
 
 static const char *const prepared_lists[ADAMW_LISTS] = {"params", "exp_avg", "exp_avg_sq", "masters"};
@@ -198,7 +199,7 @@ static prepared *new_prepared(lua_State *L)
         lua_pop(L, 1);
     }
     size_t bytes = sizeof(prepared) + (size_t)n * (sizeof(te_optim_group) + sizeof(te_adamw)) +
-                   (2 * (size_t)handles + (size_t)n_grads) * sizeof(void *);
+                   (2 * (size_t)handles + (size_t)n_grads) * sizeof(void *) + (size_t)n_grads * sizeof(te_dtype);
     prepared *p = memset(te_lua_scratch(L, bytes), 0, bytes);
     *p = (prepared){.n_groups = n, .n_grads = n_grads, .n_handles = handles, .n_idle = idle};
     p->options = (te_adamw *)(p + 1);
@@ -206,6 +207,7 @@ static prepared *new_prepared(lua_State *L)
     p->handles = (te_lua_tensor **)(p->groups + n);
     p->tensors = (te_tensor **)(p->handles + handles);
     p->grads = p->tensors + handles;
+    p->dtypes = (te_dtype *)(p->grads + n_grads);
     return p;
 }
 
@@ -238,8 +240,9 @@ static int prepare_group(lua_State *L, prepared *p, te_optim_group *group, int a
             te_lua_fail(L, "adamw_prepare", "%s: %d tensors for %d parameters", name, n, group->n);
         if (!absent) lists[k] = p->tensors + at;
         at = take_handles(L, p, at, n, anchors);
+        if (grads + group->n > p->n_grads) te_lua_fail(L, "adamw_prepare", "a list changed meanwhile");
+        for (int i = 0; k == 0 && i < n; i++) p->dtypes[grads + i] = p->handles[at - n + i]->t->dtype;
     }
-    if (grads + group->n > p->n_grads) te_lua_fail(L, "adamw_prepare", "a list changed meanwhile");
     *group = (te_optim_group){.n = group->n,
                               .params = lists[0],
                               .grads = p->grads + grads,
@@ -281,8 +284,10 @@ static bool resolve(prepared *p)
     for (int i = p->n_handles - p->n_idle; i < p->n_handles; i++)
         if (te_tensor_gradient(p->tensors[i])) return false;
     for (int g = 0, k = 0; g < p->n_groups; g++)
-        for (int i = 0; i < p->groups[g].n; i++)
-            if (!(p->grads[k++] = te_tensor_gradient(p->groups[g].params[i]))) return false;
+        for (int i = 0; i < p->groups[g].n; i++, k++) {
+            const te_tensor *param = p->groups[g].params[i];
+            if (param->dtype != p->dtypes[k] || !(p->grads[k] = te_tensor_gradient(param))) return false;
+        }
     return true;
 }
 

@@ -9,8 +9,9 @@
 -- So a step over small parameters makes no tables.
 --
 -- master_weights keeps float32 copies of parameters in smaller dtypes: the copies are updated, the parameters receive
--- their rounding. Parameters that are stored quantized always have one, in master_dtype: bfloat16 takes half the
--- memory, and loses steps smaller than its rounding.
+-- their rounding. What others write to a parameter between two steps its copy takes over (core/optim.h), but not
+-- between launches of a graph that makes the steps. Parameters that are stored quantized always have one, in
+-- master_dtype: bfloat16 takes half the memory, and loses steps smaller than its rounding.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -105,18 +106,23 @@ function Optimizer.new(class, params, opts)
     return self
 end
 
-local function new_state(group, parameter)
-    local state = { step = 0 }
-    for _, slot in ipairs(group.slots) do
-        state[slot] = te.zeros(parameter.shape, { dtype = "float32", device = parameter.device })
-    end
+local function new_master(group, parameter)
     local dtype = group.master_dtype
     if core.is_quantized(parameter) then
-        state.master = require("te.recipe.parameters").master(parameter, dtype)
+        return require("te.recipe.parameters").master(parameter, dtype)
     elseif group.master_weights and parameter.dtype ~= dtype
         and (parameter.dtype == "bfloat16" or parameter.dtype == "float16") then
-        state.master = parameter:detach():to(dtype)
+        return parameter:detach():to(dtype)
     end
+end
+
+-- The state, or a new one, with everything that a step needs: dtypes change with te.Module's to.
+local function complete(state, group, parameter)
+    state = state or { step = 0 }
+    for _, slot in ipairs(group.slots) do
+        state[slot] = state[slot] or te.zeros(parameter.shape, { dtype = "float32", device = parameter.device })
+    end
+    state.master = state.master or new_master(group, parameter)
     return state
 end
 
@@ -128,11 +134,8 @@ local function add_batches(self, group, list)
     for _, parameter in ipairs(group.params) do
         local grad = core.gradient(parameter)
         if grad then
-            local state = self.state[parameter]
-            if not state then
-                state = new_state(group, parameter)
-                self.state[parameter] = state
-            end
+            local state = complete(self.state[parameter], group, parameter)
+            self.state[parameter] = state
             local step = state.step + 1
             local key = state.master and -step or step
             local batch = by_key[key]
@@ -363,7 +366,7 @@ end
 -- The state that was saved of a parameter of a group; `who` names the parameter, too.
 local function saved_state(who, group, parameter, saved)
     options.argument(who, "state", saved, { "table" })
-    local state = new_state(group, parameter)
+    local state = complete(nil, group, parameter)
     for name, value in pairs(state) do
         local given = saved[name]
         if given == nil then

@@ -341,6 +341,64 @@ describe("gradient clipping", function()
     end)
 end)
 
+describe("options of a group", function()
+    it("may ask for momentum later", function()
+        local p, expected, buffer = parameter { 1 }, 1, nil
+        local opt = te.optim.SGD({ p }, { lr = 0.1 })
+        for t, momentum in ipairs { 0, 0, 0.9, 0.9, 0, 0.5 } do
+            opt.groups[1].momentum, opt.groups[1].dampening = momentum, 0.25
+            p.grad = te.tensor { t }
+            opt:step()
+            if momentum > 0 then buffer = buffer and momentum * buffer + 0.75 * t or t end
+            expected = expected - 0.1 * (momentum > 0 and buffer or t)
+            assert.near(expected, p:item(), 1e-5)
+        end
+        assert.is_not_nil(opt:state_dict().state[1].momentum_buffer)
+    end)
+
+    it("are checked where they are used", function()
+        local function refused(class, change, message)
+            local p = parameter { 1 }
+            local opt = te.optim[class]({ { params = { parameter { 1 } } }, { params = { p } } })
+            for made = 0, 2 do
+                p.grad = te.ones { 1 }
+                local before, kept = p:item(), {}
+                for name, value in pairs(opt.groups[2]) do kept[name] = value end
+                change(opt.groups[2])
+                assert.error_matches(function() opt:step() end, message, 1, true)
+                assert.error_matches(function() opt:step() end, message, 1, true)
+                assert.equal(before, p:item())
+                assert.equal(made, opt.state[p] and opt.state[p].step or 0)
+                for name, value in pairs(kept) do opt.groups[2][name] = value end
+                opt:step()
+            end
+        end
+        refused("AdamW", function(group) group.lr = -1 end,
+            "te.optim.AdamW:step: group 2: option lr: expected number, at least 0, got -1")
+        refused("AdamW", function(group) group.betas = { 1, 1 } end,
+            "te.optim.AdamW:step: group 2: option betas[1]: expected a number from 0 to below 1, got 1")
+        refused("AdamW", function(group) group.betas = nil end, "group 2: option betas: expected table, got nil")
+        refused("AdamW", function(group) group.eps = 0 / 0 end, "group 2: option eps: expected number, at least 0")
+        refused("AdamW", function(group) group.lr = 1 / 0 end, "group 2: option lr: expected a finite number, got inf")
+        refused("SGD", function(group) group.nesterov = true end, "group 2: option nesterov: it needs momentum above 0")
+        refused("SGD", function(group) group.momentum = "much" end, 'option momentum: expected number, at least 0')
+    end)
+
+    it("are finite", function()
+        local p = parameter { 1 }
+        for class, names in pairs { AdamW = { "lr", "eps", "weight_decay" },
+            SGD = { "lr", "momentum", "dampening", "weight_decay" } } do
+            for _, name in ipairs(names) do
+                assert.error_matches(function() te.optim[class]({ p }, { [name] = 1 / 0 }) end,
+                    ("te.optim.%s: option %s: expected a finite number, got inf"):format(class, name), 1, true)
+            end
+            local opt = te.optim[class] { p }
+            assert.error_matches(function() opt:set_lr(1 / 0) end, "set_lr: lr: expected a finite number", 1, true)
+            assert.error_matches(function() opt:step { lr = 1 / 0 } end, "option lr: expected a finite number", 1, true)
+        end
+    end)
+end)
+
 describe("a master copy", function()
     local function make(class, values)
         local p = parameter(values or { 1, 2 }, "bfloat16")

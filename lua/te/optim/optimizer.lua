@@ -27,6 +27,13 @@ Optimizer.__index = Optimizer
 --- The declaration of an optimizer's option master_dtype.
 Optimizer.MASTER_DTYPE = { "string", "float32", choices = { "float32", "bfloat16" } }
 
+--- What is wrong with an option that must be finite: its declaration's `wrong`.
+function Optimizer.finite(name)
+    return function(value)
+        if math.abs(value) == math.huge then return ("%s: expected a finite number, got %g"):format(name, value) end
+    end
+end
+
 --- Makes an optimizer class. It may have check(who, group), which raises where options contradict each other.
 ---@param name string
 ---@param declared table  options of a group
@@ -92,9 +99,49 @@ local function add_group(self, who, group, defaults, seen)
     self.groups[#self.groups + 1] = complete
 end
 
+-- Whether the options of a group are those that were checked last.
+local function are_known(declared, group, known)
+    for name in pairs(declared) do
+        local value, before = group[name], known[name]
+        if type(before) == "table" and type(value) == "table" then
+            if #value ~= #before then return false end
+            for i = 1, #before do
+                if value[i] ~= before[i] then return false end
+            end
+        elseif value ~= before then
+            return false
+        end
+    end
+    return true
+end
+
+local function same_names(a, b)
+    for i = 1, math.max(#a, #b) do
+        if a[i] ~= b[i] then return false end
+    end
+    return true
+end
+
+-- Before a step: whoever changed options of a group hears what is wrong with them, and gets the states that they need.
+local function check_groups(self)
+    for g, group in ipairs(self.groups) do
+        local known = self.known[group]
+        if not (known and are_known(self.declared, group, known)) then
+            local who, given = ("te.optim.%s:step: group %d"):format(self.name, g), {}
+            for name, declaration in pairs(self.declared) do
+                given[name] = options.argument(who, "option " .. name, group[name], declaration)
+            end
+            known = group_options(self, who, given, {})
+            if not same_names(group.slots, known.slots) then group.slots = known.slots end
+            self.known[group] = known
+        end
+    end
+end
+
 function Optimizer.new(class, params, opts)
     local who = "te.optim." .. class.name
-    local self = setmetatable({ groups = {}, state = {}, order = {}, unmade_known = 0 }, class)
+    local self = setmetatable({ groups = {}, state = {}, order = {}, unmade_known = 0,
+        known = setmetatable({}, { __mode = "k" }) }, class)
     options.check(who, opts, class.declared)
     local grouped = type(params) == "table" and not getmetatable(params) and type(params[1]) == "table"
         and not getmetatable(params[1])
@@ -116,31 +163,35 @@ local function new_master(group, parameter)
     end
 end
 
--- The state, or a new one, with everything that a step needs: dtypes change with te.Module's to.
+-- The state, or a new one, with everything that a step needs: dtypes change with te.Module's to, slots with a group's
+-- options. And whether it has slots that no step has seen.
 local function complete(state, group, parameter)
     state = state or { step = 0 }
+    local fresh = state.step == 0
     for _, slot in ipairs(group.slots) do
-        state[slot] = state[slot] or te.zeros(parameter.shape, { dtype = "float32", device = parameter.device })
+        if not state[slot] then
+            state[slot], fresh = te.zeros(parameter.shape, { dtype = "float32", device = parameter.device }), true
+        end
     end
     state.master = state.master or new_master(group, parameter)
-    return state
+    return state, fresh
 end
 
 -- Adds to `list` the parameters of a group that have a gradient, in batches that the engine can take at once: alike in
--- their step count and in having a master copy. There is one batch unless somebody froze or added parameters on the
--- way.
+-- their step count, in having a master copy and in what `complete` says. There is one batch unless somebody froze or
+-- added parameters on the way.
 local function add_batches(self, group, list)
     local by_key = {}
     for _, parameter in ipairs(group.params) do
         local grad = core.gradient(parameter)
         if grad then
-            local state = complete(self.state[parameter], group, parameter)
+            local state, fresh = complete(self.state[parameter], group, parameter)
             self.state[parameter] = state
             local step = state.step + 1
-            local key = state.master and -step or step
+            local key = (state.master and -step or step) + (fresh and 0.5 or 0)
             local batch = by_key[key]
             if not batch then
-                batch = { group = group, step = step, states = {}, params = {}, grads = {},
+                batch = { group = group, step = step, fresh = fresh, states = {}, params = {}, grads = {},
                     masters = state.master and {} or nil }
                 for _, slot in ipairs(group.slots) do batch[slot] = {} end
                 by_key[key] = batch
@@ -256,6 +307,7 @@ end
 
 -- Coefficients of the step that `batches` make next, to where the device reads them; and counts it.
 local function send_step(self, batches, numbers, list, grad_scale, lr)
+    check_groups(self) -- a graph's launches do not come through step
     for i = 1, #batches do
         local batch = batches[i]
         batch.step = batch.states[1].step + 1
@@ -318,9 +370,11 @@ function Optimizer:step(opts)
     local grad_scale, lr = 1, nil
     if opts ~= nil then
         opts = options.check("te.optim." .. self.name .. ":step", opts,
-            { grad_scale = { "number", 1 }, lr = { "number", nil, min = 0 }, clip = { "any" } })
+            { grad_scale = { "number", 1 }, clip = { "any" },
+                lr = { "number", nil, min = 0, wrong = Optimizer.finite "lr" } })
         grad_scale, lr = opts.grad_scale, opts.lr
     end
+    check_groups(self)
     if opts and opts.clip or graph.before_launch() then
         return step_on_device(self, opts and opts.clip, grad_scale, lr)
     end
@@ -341,7 +395,10 @@ end
 
 --- Sets the learning rate of all groups.
 function Optimizer:set_lr(lr)
-    options.argument("te.optim." .. self.name .. ":set_lr", "lr", lr, { "number", min = 0 })
+    local who = "te.optim." .. self.name .. ":set_lr"
+    options.argument(who, "lr", lr, { "number", min = 0 })
+    local wrong = Optimizer.finite "lr" (lr)
+    if wrong then fail("%s: %s", who, wrong) end
     for _, group in ipairs(self.groups) do group.lr = lr end
 end
 

@@ -399,6 +399,39 @@ describe("options of a group", function()
     end)
 end)
 
+describe("tensors that are not contiguous", function()
+    it("are no parameters", function()
+        local p, good = te.randn({ 3, 4 }):transpose(1, 2):detach(), parameter { 1 }
+        p.requires_grad = true
+        for _, class in ipairs { "AdamW", "SGD" } do
+            assert.error_matches(function() te.optim[class] { good, p } end,
+                ("te.optim.%s: parameter 2 of a group is {4,3} and not contiguous"):format(class), 1, true)
+        end
+    end)
+
+    it("are gradients like others", function()
+        te.manual_seed(5)
+        for _, class in ipairs { "AdamW", "SGD" } do
+            local a, b, c = te.randn { 4, 3 }, nil, parameter { 1 }
+            b = a:clone()
+            a.requires_grad, b.requires_grad = true, true
+            local one, two = te.optim[class] { c, a }, te.optim[class] { c, b }
+            for _ = 1, 3 do
+                local grad = te.randn { 3, 4 }
+                a.grad, b.grad = grad:transpose(1, 2), grad:transpose(1, 2):contiguous()
+                assert.is_false(a.grad:is_contiguous())
+                one:step()
+                two:step()
+                assert.same(b:totable(), a:totable())
+            end
+            a.grad, b.grad = te.ones({ 1, 1 }):expand { 4, 3 }, te.ones { 4, 3 }
+            one:step()
+            two:step()
+            assert.same(b:totable(), a:totable())
+        end
+    end)
+end)
+
 describe("a master copy", function()
     local function make(class, values)
         local p = parameter(values or { 1, 2 }, "bfloat16")

@@ -225,6 +225,15 @@ static void test_mistakes(te_context *ctx)
     CHECK_REFUSED(te_optimizer_adamw(ctx, twice, 2, NULL), "parameter 1 came before");
     CHECK_REFUSED(te_optimizer_adamw(ctx, (te_tensor *[]){NULL}, 1, NULL), "parameter 0 is NULL");
     CHECK_REFUSED(te_optimizer_adamw(ctx, &p, 1, &none), "struct_size: 0");
+    te_tensor *grid = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){2, 3}, 1), *across = NULL;
+    te_arg turn[] = {{.kind = TE_ARG_TENSOR, .as.tensor = grid}, {.kind = TE_ARG_NUMBER, .as.number = 0},
+                     {.kind = TE_ARG_NUMBER, .as.number = 1}};
+    bool recorded = te_context_set_grad_enabled(ctx, false);
+    CHECK(te_op_run(ctx, te_op_find(ctx, "transpose"), turn, 3, &across, 1) == TE_OK);
+    te_context_set_grad_enabled(ctx, recorded);
+    CHECK_REFUSED(te_optimizer_adamw(ctx, &across, 1, NULL), "parameter 0 is not contiguous");
+    te_tensor_release(grid);
+    te_tensor_release(across);
     o.lr = NAN;
     CHECK_REFUSED(te_optimizer_adamw(ctx, &p, 1, &o), "lr nan");
     o.lr = 1;
@@ -267,13 +276,46 @@ static bool train_under(failing_memory *memory)
     return done;
 }
 
-static void test_failing_allocations(void)
+/* The same where a master takes over what was written, and gradients lie across. */
+static bool train_master_under(failing_memory *memory)
+{
+    te_context_options options = {
+        .struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = memory};
+    te_context *ctx = te_context_open(&options);
+    if (!ctx) return false;
+    enum { ONE = 0x3f80, TWO = 0x4000 };
+    uint16_t  numbers[] = {ONE, ONE, ONE, ONE}, grads[] = {ONE, TWO, TWO, ONE};
+    int64_t   shape[] = {2, 2};
+    te_adamw_options o = {.struct_size = sizeof o};
+    te_adamw_defaults(&o);
+    o.master_weights = true;
+    o.lr = 0.125;
+    te_tensor *p = te_tensor_from_data(ctx, numbers, TE_BF16, 2, shape, NULL, NULL), *across = NULL;
+    te_tensor *g = te_tensor_from_data(ctx, grads, TE_BF16, 2, shape, NULL, NULL);
+    te_arg turn[] = {{.kind = TE_ARG_TENSOR, .as.tensor = g}, {.kind = TE_ARG_NUMBER, .as.number = 0},
+                     {.kind = TE_ARG_NUMBER, .as.number = 1}};
+    te_optimizer *adamw = p ? te_optimizer_adamw(ctx, &p, 1, &o) : NULL;
+    bool ready = g && adamw && te_op_run(ctx, te_op_find(ctx, "transpose"), turn, 3, &across, 1) == TE_OK &&
+                 te_tensor_set_grad(p, across) == TE_OK;
+    for (int i = 0; i < 4; i++) numbers[i] = TWO;
+    te_tensor_written(p);
+    bool done = ready && te_optimizer_step(adamw, 1) == TE_OK;
+    CHECK(done == (numbers[0] != TWO) && (!done || numbers[0] > ONE));
+    te_optimizer_release(adamw);
+    te_context_release(ctx);
+    te_tensor_release(p);
+    te_tensor_release(g);
+    te_tensor_release(across);
+    return done;
+}
+
+static void test_failing_allocations(bool train(failing_memory *))
 {
     bool done = false;
     long n = 0;
     for (; !done && n < 5000; n++) {
         failing_memory memory = {.countdown = n};
-        done = train_under(&memory);
+        done = train(&memory);
         CHECK_MSG(memory.live == 0, "allocation %ld: %zu bytes leaked", n, memory.live);
     }
     CHECK_MSG(done && n > 10, "%ld allocations", n);
@@ -289,6 +331,7 @@ int main(void)
     test_script();
     test_mistakes(ctx);
     te_context_release(ctx);
-    test_failing_allocations();
+    test_failing_allocations(train_under);
+    test_failing_allocations(train_master_under);
     return TEST_END();
 }

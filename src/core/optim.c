@@ -176,17 +176,22 @@ static te_status catch_up_all(te_context *ctx, int n_groups, const te_optim_grou
 enum { MAX_VALUES = 8, N_NUMBERS = MAX_VALUES };
 
 /* Operands of one parameter: p, g and its states; the updated ones behind them. The last output refreshes what follows
- * the updated values: the rounded parameter when a master is kept, else its compute copy. */
+ * the updated values: the rounded parameter when a master is kept, else its compute copy. *copy is that of a gradient
+ * which is not contiguous, for the caller to release. */
 static te_status bind_entry(te_context *ctx, const char *what, const te_optim_group *g, int i, int n_states,
-                            te_run *run, te_operand *in, te_operand *out)
+                            te_run *run, te_operand *in, te_operand *out, te_tensor **copy)
 {
-    te_tensor *param = g->params[i], *target = g->masters && g->masters[i] ? g->masters[i] : param;
+    te_tensor *param = g->params[i], *grad = g->grads[i], *target = g->masters && g->masters[i] ? g->masters[i] : param;
     te_status status = check_entry(ctx, what, i, param, param);
     if (status == TE_OK && te_tensor_is_quantized(target))
         status =
             te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is stored quantized and has no master copy", what, i + 1);
     if (status == TE_OK) status = check_entry(ctx, what, i, param, target);
-    if (status == TE_OK) status = check_entry(ctx, what, i, param, g->grads[i]);
+    if (status == TE_OK && grad && !te_tensor_contiguous(grad)) {
+        grad = *copy = te_tensor_contiguous_copy(grad);
+        if (!grad) return ctx->status;
+    }
+    if (status == TE_OK) status = check_entry(ctx, what, i, param, grad);
     for (int k = 0; k < n_states && status == TE_OK; k++) {
         status = check_entry(ctx, what, i, param, g->states[k][i]);
         if (status == TE_OK) in[2 + k] = out[1 + k] = te_optim_flat(g->states[k][i]);
@@ -195,7 +200,7 @@ static te_status bind_entry(te_context *ctx, const char *what, const te_optim_gr
     run->shape[0] = te_tensor_numel(target);
     run->compute_f64 = target->dtype == TE_F64;
     in[0] = out[0] = te_optim_flat(target);
-    in[1] = te_optim_flat(g->grads[i]);
+    in[1] = te_optim_flat(grad);
     out[1 + n_states] = te_optim_flat(target != param ? param : current_shadow(param));
     return TE_OK;
 }
@@ -268,11 +273,14 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
     if (!program) return ctx->status;
     te_status status = te_optim_batch_open(ctx, &b, n, n_inputs, n_outputs);
     if (status != TE_OK) return status;
+    te_tensor **copies = te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *copies), **copy = copies;
+    if (!copies) status = te_fail_memory(ctx, "optimizer step");
     te_run *run = b.runs;
     te_operand *operands = b.operands;
     for (int k = 0; k < n_groups; k++) {
         for (int i = 0; i < groups[k].n && status == TE_OK; i++, run++, operands += n_inputs + n_outputs) {
-            status = bind_entry(ctx, utility->name, &groups[k], i, n_states, run, operands, operands + n_inputs);
+            status =
+                bind_entry(ctx, utility->name, &groups[k], i, n_states, run, operands, operands + n_inputs, copy++);
             run->params = values ? values[k] : NULL;
             if (numbers) bind_numbers(operands + 2 + n_states, numbers, k);
             te_device *here = groups[k].params[i]->storage->device;
@@ -287,6 +295,8 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
     if (status == TE_OK) status = te_optim_stripes_open(ctx, n_groups, groups, b.runs, &stripes);
     if (status == TE_OK) status = run_whole(ctx, &device->exec, program, &b, &stripes, n_states, n_groups, groups);
     te_optim_stripes_close(ctx, &stripes);
+    for (int i = 0; copies && i < n; i++) te_tensor_release(copies[i]);
+    if (copies) te_mem_free(&ctx->mem, copies, (size_t)n * sizeof *copies);
     te_mem_free(&ctx->mem, b.runs, b.bytes);
     return status;
 }

@@ -67,10 +67,11 @@ static te_status open_entry(te_optimizer *o, int i, te_tensor *param)
     entry *e = &o->entries[i];
     bool floats = param && (param->dtype == TE_F32 || param->dtype == TE_F64 || param->dtype == TE_BF16 ||
                             param->dtype == TE_F16);
-    if (!floats || param->node || param->ctx != o->ctx)
+    if (!floats || param->node || param->ctx != o->ctx || !te_tensor_contiguous(param))
         return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: parameter %d is %s", i,
                        !param ? "NULL" : !floats ? te_dtype_name(param->dtype)
-                       : param->node ? "the result of an operation" : "a tensor of another context");
+                       : param->node ? "the result of an operation"
+                       : param->ctx != o->ctx ? "a tensor of another context" : "not contiguous");
     for (int k = 0; k < i; k++)
         if (o->entries[k].param == param)
             return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: parameter %d came before", i);

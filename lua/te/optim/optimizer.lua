@@ -92,6 +92,9 @@ local function add_group(self, who, group, defaults, seen)
             fail("%s: parameter %d of a group is %s; a floating tensor that no operation made is needed", who, i,
                 parameter.is_leaf and "of " .. parameter.dtype or "the result of an operation")
         end
+        if not parameter:is_contiguous() then
+            fail("%s: parameter %d of a group is %s and not contiguous", who, i, options.shape(parameter))
+        end
         if seen[parameter] then fail("%s: parameter %d of a group came before", who, i) end
         seen[parameter] = true
         self.order[#self.order + 1] = parameter

@@ -108,7 +108,7 @@ describe("a prepared AdamW step", function()
         end
         for _, damage in ipairs {
             function(opt) opt.groups[1].lr = "fast" end,
-            function(opt) opt.groups[1].eps = {} end,
+            function(opt) opt.groups[1].eps = "tiny" end,
             function(opt) opt.groups[2].betas = nil end,
             function(_, params) params[1]:release() end,
             function(opt, params) opt.state[params[2]].exp_avg:release() end,

@@ -341,6 +341,243 @@ describe("gradient clipping", function()
     end)
 end)
 
+describe("options of a group", function()
+    it("may ask for momentum later", function()
+        local p, expected, buffer = parameter { 1 }, 1, nil
+        local opt = te.optim.SGD({ p }, { lr = 0.1 })
+        for t, momentum in ipairs { 0, 0, 0.9, 0.9, 0, 0.5 } do
+            opt.groups[1].momentum, opt.groups[1].dampening = momentum, 0.25
+            p.grad = te.tensor { t }
+            opt:step()
+            if momentum > 0 then buffer = buffer and momentum * buffer + 0.75 * t or t end
+            expected = expected - 0.1 * (momentum > 0 and buffer or t)
+            assert.near(expected, p:item(), 1e-5)
+        end
+        assert.is_not_nil(opt:state_dict().state[1].momentum_buffer)
+    end)
+
+    it("are checked where they are used", function()
+        local function refused(class, change, message)
+            local p = parameter { 1 }
+            local opt = te.optim[class]({ { params = { parameter { 1 } } }, { params = { p } } })
+            for made = 0, 2 do
+                p.grad = te.ones { 1 }
+                local before, kept = p:item(), {}
+                for name, value in pairs(opt.groups[2]) do kept[name] = value end
+                change(opt.groups[2])
+                assert.error_matches(function() opt:step() end, message, 1, true)
+                assert.error_matches(function() opt:step() end, message, 1, true)
+                assert.equal(before, p:item())
+                assert.equal(made, opt.state[p] and opt.state[p].step or 0)
+                for name, value in pairs(kept) do opt.groups[2][name] = value end
+                opt:step()
+            end
+        end
+        refused("AdamW", function(group) group.lr = -1 end,
+            "te.optim.AdamW:step: group 2: option lr: expected number, at least 0, got -1")
+        refused("AdamW", function(group) group.betas = { 1, 1 } end,
+            "te.optim.AdamW:step: group 2: option betas[1]: expected a number from 0 to below 1, got 1")
+        refused("AdamW", function(group) group.betas = nil end, "group 2: option betas: expected table, got nil")
+        refused("AdamW", function(group) group.eps = 0 / 0 end, "group 2: option eps: expected number, at least 0")
+        refused("AdamW", function(group) group.lr = 1 / 0 end, "group 2: option lr: expected a finite number, got inf")
+        refused("SGD", function(group) group.nesterov = true end, "group 2: option nesterov: it needs momentum above 0")
+        refused("SGD", function(group) group.momentum = "much" end, 'option momentum: expected number, at least 0')
+    end)
+
+    it("are finite", function()
+        local p = parameter { 1 }
+        for class, names in pairs { AdamW = { "lr", "eps", "weight_decay" },
+            SGD = { "lr", "momentum", "dampening", "weight_decay" } } do
+            for _, name in ipairs(names) do
+                assert.error_matches(function() te.optim[class]({ p }, { [name] = 1 / 0 }) end,
+                    ("te.optim.%s: option %s: expected a finite number, got inf"):format(class, name), 1, true)
+            end
+            local opt = te.optim[class] { p }
+            assert.error_matches(function() opt:set_lr(1 / 0) end, "set_lr: lr: expected a finite number", 1, true)
+            assert.error_matches(function() opt:step { lr = 1 / 0 } end, "option lr: expected a finite number", 1, true)
+        end
+    end)
+end)
+
+describe("tensors that are not contiguous", function()
+    it("are no parameters", function()
+        local p, good = te.randn({ 3, 4 }):transpose(1, 2):detach(), parameter { 1 }
+        p.requires_grad = true
+        for _, class in ipairs { "AdamW", "SGD" } do
+            assert.error_matches(function() te.optim[class] { good, p } end,
+                ("te.optim.%s: parameter 2 of a group is {4,3} and not contiguous"):format(class), 1, true)
+        end
+    end)
+
+    it("are gradients like others", function()
+        te.manual_seed(5)
+        for _, class in ipairs { "AdamW", "SGD" } do
+            local a, b, c = te.randn { 4, 3 }, nil, parameter { 1 }
+            b = a:clone()
+            a.requires_grad, b.requires_grad = true, true
+            local one, two = te.optim[class] { c, a }, te.optim[class] { c, b }
+            for _ = 1, 3 do
+                local grad = te.randn { 3, 4 }
+                a.grad, b.grad = grad:transpose(1, 2), grad:transpose(1, 2):contiguous()
+                assert.is_false(a.grad:is_contiguous())
+                one:step()
+                two:step()
+                assert.same(b:totable(), a:totable())
+            end
+            a.grad, b.grad = te.ones({ 1, 1 }):expand { 4, 3 }, te.ones { 4, 3 }
+            one:step()
+            two:step()
+            assert.same(b:totable(), a:totable())
+        end
+    end)
+end)
+
+describe("a master copy", function()
+    local function make(class, values)
+        local p = parameter(values or { 1, 2 }, "bfloat16")
+        return p, te.optim[class]({ p }, { lr = 2 ^ -12, weight_decay = 0, master_weights = true })
+    end
+    local function step(p, opt, n)
+        for _ = 1, n or 1 do
+            p.grad = te.ones({ 2 }, { dtype = "bfloat16" })
+            opt:step()
+        end
+        return opt.state[p].master:totable()
+    end
+    local function near(expected, found)
+        for i = 1, #expected do assert.near(expected[i], found[i], 1e-6) end
+    end
+    local d = 2 ^ -12
+
+    for _, class in ipairs { "AdamW", "SGD" } do
+        it("follows what others write to the parameter: " .. class, function()
+            local p, opt = make(class)
+            near({ 1 - 3 * d, 2 - 3 * d }, step(p, opt, 3))
+            te.no_grad(function() p:fill_(4) end)
+            near({ 4 - d, 4 - d }, step(p, opt))
+            near({ 4 - 3 * d, 4 - 3 * d }, step(p, opt, 2))
+            te.no_grad(function() p[2] = 8 end) -- the other value is the rounding of its master's
+            near({ 4 - 4 * d, 8 - d }, step(p, opt))
+            te.no_grad(function() p:copy_(p:clone()) end)
+            near({ 4 - 5 * d, 8 - 2 * d }, step(p, opt))
+        end)
+
+        it("follows a module's load_state_dict: " .. class, function()
+            local model = te.Sequential(te.Linear(4, 4)):to "bfloat16"
+            local opt, saved = te.optim[class](model, { lr = 2 ^ -12, master_weights = true }), {}
+            local function train()
+                model(te.ones({ 1, 4 }, { dtype = "bfloat16" })):sum():backward()
+                opt:step()
+            end
+            for name, value in pairs(model:state_dict()) do saved[name] = value:clone() end
+            for _ = 1, 50 do train() end
+            model:load_state_dict(saved)
+            opt:zero_grad()
+            opt:set_lr(0)
+            train()
+            for name, value in pairs(model:state_dict()) do assert.same(saved[name]:totable(), value:totable()) end
+        end)
+
+        it("counts where it was loaded, or written to itself: " .. class, function()
+            for _, order in ipairs { "model first", "optimizer first", "after steps" } do
+                local p, opt = make(class)
+                local master = step(p, opt, 3)
+                local q, other = make(class, { 5, 6 })
+                if order == "after steps" then step(q, other, 2) end
+                if order ~= "optimizer first" then te.no_grad(function() q:copy_(p) end) end
+                other:load_state_dict(opt:state_dict())
+                if order == "optimizer first" then te.no_grad(function() q:copy_(p) end) end
+                near({ master[1] - d, master[2] - d }, step(q, other))
+            end
+            local p, opt = make(class)
+            step(p, opt)
+            te.no_grad(function()
+                p:fill_(3)
+                opt.state[p].master:fill_(3.001)
+            end)
+            near({ 3.001 - d, 3.001 - d }, step(p, opt))
+        end)
+
+        it("is made when a parameter's dtype asks for it: " .. class, function()
+            local model = te.Linear(2, 2, { bias = false })
+            local opt = te.optim[class](model, { lr = 2 ^ -12, weight_decay = 0, master_weights = true })
+            local p = model.weight
+            p.grad = te.ones { 2, 2 }
+            opt:step()
+            p.grad = te.ones { 2, 2 }
+            opt:step()
+            assert.is_nil(opt.state[p].master)
+            model:to "bfloat16"
+            te.no_grad(function() p:fill_(1) end)
+            for _ = 1, 4 do
+                p.grad = te.ones({ 2, 2 }, { dtype = "bfloat16" })
+                opt:step()
+            end
+            near({ 1 - 4 * d, 1 - 4 * d }, opt.state[p].master[1]:totable())
+        end)
+    end
+
+    it("of a parameter in a longer buffer loses nothing to its neighbours' steps", function()
+        local buffer = te.ones({ 4 }, { dtype = "bfloat16" })
+        local a, b = buffer:narrow(1, 1, 2):detach(), buffer:narrow(1, 3, 2):detach()
+        a.requires_grad, b.requires_grad = true, true
+        local options = { lr = 2 ^ -12, momentum = 0, master_weights = true }
+        local one, two = te.optim.SGD({ a }, options), te.optim.SGD({ b }, options)
+        for i = 1, 5 do
+            near({ 1 - i * d, 1 - i * d }, step(a, one))
+            near({ 1 - i * d, 1 - i * d }, step(b, two))
+        end
+    end)
+end)
+
+describe("a main_grad", function()
+    for _, class in ipairs { "AdamW", "SGD" } do
+        for _, dtype in ipairs { "float32", "bfloat16", "float16" } do
+            it(("is the gradient of a parameter in %s for %s"):format(dtype, class), function()
+                local a, b = parameter({ 1, 2 }, dtype), parameter({ 1, 2 }, dtype)
+                local buffer = te.zeros { 4 }
+                a.main_grad = buffer:narrow(1, 2, 2)
+                local one, two = te.optim[class]({ a }, { lr = 0.25 }), te.optim[class]({ b }, { lr = 0.25 })
+                for step = 1, 4 do
+                    te.sum(a * step):backward()
+                    te.sum(b * step):backward()
+                    assert.equal(te.optim.grad_norm { b }, te.optim.grad_norm { a })
+                    assert.is_true(te.optim.clip_grad_norm({ a }, 1) > 1 and te.optim.clip_grad_norm({ b }, 1) > 1)
+                    assert.is_true(math.abs(te.optim.grad_norm { a } - 1) < 1e-6)
+                    b.grad = a.main_grad:to(dtype)
+                    a.main_grad:copy_(b.grad)
+                    one:step()
+                    two:step()
+                    assert.same(b:totable(), a:totable())
+                    one:zero_grad()
+                    two:zero_grad()
+                    assert.same({ 0, 0, 0, 0 }, buffer:totable())
+                    assert.is_nil(a.grad)
+                end
+                assert.not_same({ 1, 2 }, a:totable())
+            end)
+        end
+    end
+
+    it("is not rounded to a parameter's 16 bits, and comes before a grad", function()
+        local a = parameter({ 0 }, "bfloat16")
+        local opt = te.optim.SGD({ a }, { lr = 1, master_weights = true })
+        a.grad, a.main_grad = te.tensor({ 3 }, { dtype = "bfloat16" }), te.tensor { 1 + 2 ^ -20 }
+        opt:step()
+        assert.equal(-1 - 2 ^ -20, opt.state[a].master:item())
+        opt:zero_grad()
+        assert.is_nil(a.grad)
+        assert.equal(0, a.main_grad:item())
+    end)
+
+    it("is zeros after a module's zero_grad", function()
+        local m = te.Linear(2, 2)
+        m.weight.main_grad = te.ones { 2, 2 }
+        m:zero_grad()
+        assert.equal(0, m.weight.main_grad:abs():sum():item())
+    end)
+end)
+
 describe("te.optim.cosine", function()
     it("warms up, falls and stays", function()
         local lr = te.optim.cosine { max = 1, min = 0.1, warmup = 10, steps = 110 }

@@ -73,7 +73,7 @@ static void test_steps(te_context *ctx)
         }
         CHECK(te_optimizer_grad_norm(adamw, &norm) == TE_OK && fabs(norm - sqrt(sum)) < 1e-5);
         CHECK(te_optimizer_step(adamw, 0.5) == TE_OK);
-        te_optimizer_zero_grad(adamw);
+        CHECK(te_optimizer_zero_grad(adamw) == TE_OK);
         CHECK(!te_tensor_grad(params[0]) && !te_tensor_grad(params[1]));
     }
     CHECK(te_optimizer_steps(adamw, 0) == STEPS && te_optimizer_steps(adamw, 1) == (STEPS + 1) / 2 &&
@@ -89,6 +89,17 @@ static void test_steps(te_context *ctx)
     te_tensor_release(params[1]);
     CHECK(te_optimizer_step(adamw, 1) == TE_OK);
     te_optimizer_release(adamw);
+}
+
+/* A master that was not written to itself takes over what was written to its parameter. */
+static void check_written_between(te_optimizer *adamw, te_tensor *param, bool restored)
+{
+    float value = 2, saved = 3, master = 0;
+    te_tensor *kept = te_optimizer_state(adamw, 0, "master");
+    if (restored) CHECK(te_tensor_write(kept, TE_F32, &saved) == TE_OK);
+    CHECK(te_tensor_write(param, TE_F32, &value) == TE_OK && te_optimizer_step(adamw, 1) == TE_OK);
+    CHECK(te_tensor_read(kept, TE_F32, &master) == TE_OK);
+    CHECK_MSG(fabsf(master - (restored ? saved : value)) < 2e-4f, "%g", (double)master);
 }
 
 /* Steps of 1e-4 are lost in bfloat16 and not in a float32 copy, from which the rounding comes. */
@@ -108,9 +119,40 @@ static void test_masters(te_context *ctx)
     CHECK(te_tensor_read(te_optimizer_state(adamw, 0, "master"), TE_F32, &master) == TE_OK &&
           fabsf(master - 0.99f) < 1e-5f);
     CHECK(te_tensor_read(param, TE_F32, &rounded) == TE_OK && fabsf(rounded - master) <= 0x1p-9f && rounded != 1);
+    check_written_between(adamw, param, false);
+    check_written_between(adamw, param, true);
+    te_optimizer_release(adamw);
+    adamw = te_optimizer_adamw(ctx, &param, 1, &o);
+    check_written_between(adamw, param, false); /* before the first step, too */
     te_tensor_release(param);
     te_tensor_release(g);
     te_optimizer_release(adamw);
+}
+
+/* Gradients in a main_grad: float32, of parameters of 16 bits too. */
+static void test_main_grad(te_context *ctx)
+{
+    te_tensor *params[] = {filled(ctx, TE_BF16, N, 3), filled(ctx, TE_BF16, N, 3)}, *main = filled(ctx, TE_F32, N, 4);
+    te_tensor *zeros = te_tensor_full(ctx, TE_F32, 1, (int64_t[]){N}, 0);
+    te_optimizer *first = te_optimizer_adamw(ctx, params, 1, NULL),
+                 *second = te_optimizer_adamw(ctx, params + 1, 1, NULL);
+    uint16_t values[2][N];
+    double g[N], norms[2];
+    give_grad(params[1], 4);
+    CHECK(te_tensor_read(te_tensor_grad(params[1]), TE_F64, g) == TE_OK);
+    CHECK(te_tensor_write(main, TE_F64, g) == TE_OK && te_tensor_set_main_grad(params[0], main) == TE_OK);
+    CHECK(te_optimizer_grad_norm(first, norms) == TE_OK && te_optimizer_grad_norm(second, norms + 1) == TE_OK);
+    CHECK(norms[0] > 0 && norms[0] == norms[1]);
+    for (int s = 0; s < 2; s++) CHECK(te_optimizer_step(first, 1) == TE_OK && te_optimizer_step(second, 1) == TE_OK);
+    CHECK(te_optimizer_steps(first, 0) == 2);
+    for (int k = 0; k < 2; k++) CHECK(te_tensor_read(params[k], TE_BF16, values[k]) == TE_OK);
+    CHECK(memcmp(values[0], values[1], sizeof values[0]) == 0);
+    CHECK(te_optimizer_zero_grad(first) == TE_OK && te_tensor_main_grad(params[0]) == main);
+    CHECK(memcmp(te_tensor_data(main), te_tensor_data(zeros), N * sizeof(float)) == 0);
+    te_tensor *all[] = {params[0], params[1], main, zeros};
+    for (int i = 0; i < 4; i++) te_tensor_release(all[i]);
+    te_optimizer_release(first);
+    te_optimizer_release(second);
 }
 
 /* An optimizer that is given another one's state goes on with the same bits. */
@@ -183,6 +225,15 @@ static void test_mistakes(te_context *ctx)
     CHECK_REFUSED(te_optimizer_adamw(ctx, twice, 2, NULL), "parameter 1 came before");
     CHECK_REFUSED(te_optimizer_adamw(ctx, (te_tensor *[]){NULL}, 1, NULL), "parameter 0 is NULL");
     CHECK_REFUSED(te_optimizer_adamw(ctx, &p, 1, &none), "struct_size: 0");
+    te_tensor *grid = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){2, 3}, 1), *across = NULL;
+    te_arg turn[] = {{.kind = TE_ARG_TENSOR, .as.tensor = grid}, {.kind = TE_ARG_NUMBER, .as.number = 0},
+                     {.kind = TE_ARG_NUMBER, .as.number = 1}};
+    bool recorded = te_context_set_grad_enabled(ctx, false);
+    CHECK(te_op_run(ctx, te_op_find(ctx, "transpose"), turn, 3, &across, 1) == TE_OK);
+    te_context_set_grad_enabled(ctx, recorded);
+    CHECK_REFUSED(te_optimizer_adamw(ctx, &across, 1, NULL), "parameter 0 is not contiguous");
+    te_tensor_release(grid);
+    te_tensor_release(across);
     o.lr = NAN;
     CHECK_REFUSED(te_optimizer_adamw(ctx, &p, 1, &o), "lr nan");
     o.lr = 1;
@@ -196,7 +247,7 @@ static void test_mistakes(te_context *ctx)
     CHECK(te_optimizer_grad_norm(adamw, &norm) == TE_OK && norm == 0);
     CHECK(te_optimizer_step(NULL, 1) == TE_ERROR_ARGUMENT && te_optimizer_set_lr(NULL, 1) == TE_ERROR_ARGUMENT);
     CHECK(te_optimizer_state(adamw, 0, NULL) == NULL && te_optimizer_steps(NULL, 0) == 0);
-    te_optimizer_zero_grad(NULL);
+    CHECK(te_optimizer_zero_grad(NULL) == TE_ERROR_ARGUMENT);
     te_optimizer_release(NULL);
     te_optimizer_release(adamw);
     te_tensor_release(p);
@@ -225,13 +276,46 @@ static bool train_under(failing_memory *memory)
     return done;
 }
 
-static void test_failing_allocations(void)
+/* The same where a master takes over what was written, and gradients lie across. */
+static bool train_master_under(failing_memory *memory)
+{
+    te_context_options options = {
+        .struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = memory};
+    te_context *ctx = te_context_open(&options);
+    if (!ctx) return false;
+    enum { ONE = 0x3f80, TWO = 0x4000 };
+    uint16_t  numbers[] = {ONE, ONE, ONE, ONE}, grads[] = {ONE, TWO, TWO, ONE};
+    int64_t   shape[] = {2, 2};
+    te_adamw_options o = {.struct_size = sizeof o};
+    te_adamw_defaults(&o);
+    o.master_weights = true;
+    o.lr = 0.125;
+    te_tensor *p = te_tensor_from_data(ctx, numbers, TE_BF16, 2, shape, NULL, NULL), *across = NULL;
+    te_tensor *g = te_tensor_from_data(ctx, grads, TE_BF16, 2, shape, NULL, NULL);
+    te_arg turn[] = {{.kind = TE_ARG_TENSOR, .as.tensor = g}, {.kind = TE_ARG_NUMBER, .as.number = 0},
+                     {.kind = TE_ARG_NUMBER, .as.number = 1}};
+    te_optimizer *adamw = p ? te_optimizer_adamw(ctx, &p, 1, &o) : NULL;
+    bool ready = g && adamw && te_op_run(ctx, te_op_find(ctx, "transpose"), turn, 3, &across, 1) == TE_OK &&
+                 te_tensor_set_grad(p, across) == TE_OK;
+    for (int i = 0; i < 4; i++) numbers[i] = TWO;
+    te_tensor_written(p);
+    bool done = ready && te_optimizer_step(adamw, 1) == TE_OK;
+    CHECK(done == (numbers[0] != TWO) && (!done || numbers[0] > ONE));
+    te_optimizer_release(adamw);
+    te_context_release(ctx);
+    te_tensor_release(p);
+    te_tensor_release(g);
+    te_tensor_release(across);
+    return done;
+}
+
+static void test_failing_allocations(bool train(failing_memory *))
 {
     bool done = false;
     long n = 0;
     for (; !done && n < 5000; n++) {
         failing_memory memory = {.countdown = n};
-        done = train_under(&memory);
+        done = train(&memory);
         CHECK_MSG(memory.live == 0, "allocation %ld: %zu bytes leaked", n, memory.live);
     }
     CHECK_MSG(done && n > 10, "%ld allocations", n);
@@ -242,10 +326,12 @@ int main(void)
     te_context *ctx = te_context_open(NULL);
     test_steps(ctx);
     test_masters(ctx);
+    test_main_grad(ctx);
     test_restore(ctx);
     test_script();
     test_mistakes(ctx);
     te_context_release(ctx);
-    test_failing_allocations();
+    test_failing_allocations(train_under);
+    test_failing_allocations(train_master_under);
     return TEST_END();
 }

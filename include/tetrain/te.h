@@ -118,7 +118,7 @@ TE_API te_status  te_tensor_set_requires_grad(te_tensor *t, bool on);
 TE_API te_tensor *te_tensor_grad(const te_tensor *t);               /* borrowed; NULL when there is none */
 TE_API te_status  te_tensor_set_grad(te_tensor *t, te_tensor *grad); /* NULL clears */
 /* Where backward adds the gradients of a leaf instead of making it one: a contiguous tensor of its shape, of its dtype
- * or float32, that other tensors may be views into. Optimizers read grad; te_tensor_set_grad hands it over. */
+ * or float32, that other tensors may be views into. Optimizers take it in grad's place, too. */
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *t); /* borrowed; NULL when there is none */
 TE_API te_status  te_tensor_set_main_grad(te_tensor *t, te_tensor *grad); /* NULL clears */
 /* Adds d loss / d leaf to the .grad of every leaf below. grad NULL: loss must have one element, and 1 is used.
@@ -227,7 +227,8 @@ TE_API te_status     te_optimizer_grad_norm(te_optimizer *optimizer, double *nor
 /* grad_scale multiplies every gradient: 1, or what clips or averages them. A parameter without gradient is left alone,
  * and t counts the steps that it took part in. On failure nothing was written. */
 TE_API te_status     te_optimizer_step(te_optimizer *optimizer, double grad_scale);
-TE_API void          te_optimizer_zero_grad(te_optimizer *optimizer); /* the parameters have no gradient then */
+/* The parameters have no gradient then; a main_grad stays, as zeros. */
+TE_API te_status     te_optimizer_zero_grad(te_optimizer *optimizer);
 /* "exp_avg", "exp_avg_sq" (float32, of the parameter's shape) and "master" of parameter i from 0: borrowed, to be
  * saved, or restored with te_tensor_write; NULL where there is none. */
 TE_API te_tensor    *te_optimizer_state(te_optimizer *optimizer, int i, const char *name);

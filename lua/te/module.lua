@@ -405,7 +405,7 @@ end
 
 function Module:zero_grad(...)
     options.last(self.__name .. ":zero_grad", 0, ...)
-    for _, parameter in ipairs(self:parameters()) do parameter.grad = nil end
+    for _, parameter in ipairs(self:parameters()) do core.zero_gradient(parameter) end
     return self
 end
 

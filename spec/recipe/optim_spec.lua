@@ -151,6 +151,28 @@ describe("an optimizer", function()
         assert.is_true(bytes < 1024 * 2048 / 2, bytes .. " bytes")
     end)
 
+    for name, recipe in pairs(RECIPES) do
+        it("takes a master over from what is written to the parameter: " .. name, function()
+            local model = build(recipe, "bfloat16")
+            local optimizer = OPTIMIZERS.SGD(model, {})
+            for i = 1, 2 do
+                backward(model, recipe, i)
+                optimizer:step()
+                optimizer:zero_grad()
+            end
+            local master = optimizer.state[model.weight].master
+            local before = master:clone()
+            backward(model, recipe, 3)
+            optimizer:step { lr = 0 }
+            assert.equal(0, (before - master):abs():max():item()) -- forward and backward write nothing
+            te.no_grad(function() model.weight:copy_(te.randn { OUT, IN }) end)
+            local given = model.weight:detach():to("float32"):clone()
+            optimizer:step { lr = 0 }
+            assert.equal(0, (given - master):abs():max():item())
+            assert.is_true((given - before):abs():max():item() > 1)
+        end)
+    end
+
     it("keeps masters of plain parameters in bfloat16 only where that is more than they hold", function()
         local p = te.ones({ 8 }, { dtype = "float16", requires_grad = true })
         local q = te.ones({ 8 }, { dtype = "bfloat16", requires_grad = true })

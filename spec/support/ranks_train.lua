@@ -22,8 +22,8 @@ local function values(tensor) return table.concat(tensor:detach():reshape { -1 }
 -- Small and large gradients, of two dtypes, some of which not every process has.
 local function averages(limit)
     local list = {}
-    for i, shape in ipairs { { 3 }, { 2, 2 }, { 600, 500 }, { 5 }, { 4 }, { 6 } } do
-        list[i] = te.zeros(shape, { dtype = i == 4 and "bfloat16" or "float32" })
+    for i, shape in ipairs { { 3 }, { 2, 2 }, { 600, 500 }, { 5 }, { 4 }, { 6 }, { 7 } } do
+        list[i] = te.zeros(shape, { dtype = (i == 4 or i == 7) and "bfloat16" or "float32" })
         list[i].requires_grad = true
     end
     local function fill()
@@ -31,8 +31,11 @@ local function averages(limit)
             list[i].grad = i ~= 5 and te.full(list[i].shape, (rank + 1) * i, { dtype = list[i].dtype })
                 or rank == 1 and te.full({ 4 }, 8) or nil
         end
+        if list[7].main_grad then list[7].main_grad:fill_(rank * 2 ^ -20 + 1) end
     end
     for step = 1, 3 do
+        if step == 1 then list[7].grad = te.ones({ 7 }, { dtype = "bfloat16" }) end
+        if step == 2 then list[7].main_grad = te.zeros { 7 } end
         fill()
         D.average_gradients(list, { bucket_bytes = limit })
         local name = ("gradient of step %d, buckets of %g, "):format(step, limit)
@@ -43,6 +46,8 @@ local function averages(limit)
         equal("bfloat16", list[4].grad.dtype, name .. "dtype")
         equal(values(te.full({ 4 }, 4)), values(list[5].grad), name .. 5)
         equal(nil, list[6].grad, name .. 6)
+        local main = list[7].main_grad
+        equal(main and 7 * (1 + 2 ^ -21) or 7, (main or list[7].grad):to("float64"):sum():item(), name .. 7)
     end
 end
 

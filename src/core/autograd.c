@@ -466,6 +466,14 @@ te_status te_tensor_set_requires_grad(te_tensor *t, bool on)
 
 te_tensor *te_tensor_main_grad(const te_tensor *t) { return t ? t->main_grad : NULL; }
 
+te_tensor *te_tensor_gradient(const te_tensor *t) { return t->main_grad ? t->main_grad : t->grad; }
+
+te_status te_tensor_zero_gradient(te_tensor *t)
+{
+    te_status status = te_tensor_set_grad(t, NULL);
+    return status == TE_OK && t->main_grad ? te_tensor_fill(t->main_grad, 0) : status;
+}
+
 te_status te_tensor_set_main_grad(te_tensor *t, te_tensor *grad)
 {
     if (!t) return TE_ERROR_ARGUMENT;

@@ -7,6 +7,7 @@ typedef struct kept {
     te_storage *storage;
     te_dtype dtype;
     uint64_t version; /* when it was first given to a kernel of the graph */
+    bool written;     /* after that, by the graph */
 } kept;
 
 /* Copies of a source that a launch makes only where that was changed: by others, or by the graph itself. */
@@ -108,6 +109,7 @@ te_status te_graph_end(te_graph *g, bool keep)
     ctx->capture = NULL;
     g->device->allocator.pool = NULL;
     for (size_t i = 0; i < g->n_copied; i++) g->copied[i].written = writes(g, g->copied[i].source);
+    for (size_t i = 0; i < g->n_kept; i++) g->kept[i].written = g->kept[i].version != g->kept[i].storage->version;
     g->drawn = ctx->rng_offset - g->first;
     ctx->rng_offset = g->first;
     ctx->seed = g->seed;
@@ -130,7 +132,7 @@ void te_graph_keep(te_graph *g, const te_tensor *t)
     s->graph = g->id;
     s->refs++;
     s->graph_refs++;
-    g->kept[g->n_kept++] = (kept){s, t->dtype, s->version};
+    g->kept[g->n_kept++] = (kept){s, t->dtype, s->version, false};
 }
 
 /* --- quantized weights -------------------------------------------------------------------------------------------- */
@@ -221,6 +223,7 @@ static void count_writes(te_graph *g)
         te_storage *s = g->kept[i].storage;
         bool current = s->shadow && s->shadow_version == s->version;
         s->version++;
+        s->launches += !g->kept[i].written;
         s->written = g->ctx->clock++;
         if (current) s->shadow_version = s->version;
     }

@@ -110,21 +110,88 @@ static void written(te_tensor *param, te_tensor *shadow)
     param->storage->shadow_version = param->storage->version;
 }
 
+/* --- masters of parameters that others write to ------------------------------------------------------------------- */
+
+static uint64_t writes_to(const te_tensor *t) { return t->storage->version - t->storage->launches; }
+
+void te_optim_follow(te_tensor *master, const te_tensor *param)
+{
+    master->storage->follower = (te_follower){true, param->storage->id, writes_to(param), writes_to(master)};
+}
+
+/* Whether somebody wrote to the parameter since the last step. Who wrote to the master, too, meant that; and of one
+ * that no step was made with, as after loading, nothing is known. */
+static bool is_stale(const te_tensor *master, const te_tensor *param)
+{
+    const te_follower *f = &master->storage->follower;
+    return f->known && f->own == writes_to(master) &&
+           !(f->id == param->storage->id && f->writes == writes_to(param));
+}
+
+static const te_utility master_program = {
+    .name = "master",
+    .inputs = "master rounded p",
+    .params = "",
+    .outputs = "y",
+    .formula = "y = where(p == rounded, master, p)",
+};
+
+/* Writes that changed nothing, and those beside a parameter that is a view, leave the master as it is. */
+static te_status catch_up(te_context *ctx, te_tensor *master, te_tensor *param)
+{
+    if (te_tensor_is_quantized(param)) return te_tensor_copy_data(master, param);
+    te_program *program = te_utility_program(ctx, &master_program);
+    te_tensor *rounded = program ? te_tensor_cast(master, param->dtype) : NULL;
+    if (!rounded) return ctx->status;
+    te_exec *exec = &param->storage->device->exec;
+    te_operand in[3] = {te_optim_flat(master), te_optim_flat(rounded), te_optim_flat(param)}, out = in[0];
+    te_run run = {.ndim = 1, .shape = {te_tensor_numel(param)}, .inputs = in, .outputs = &out,
+                  .compute_f64 = param->dtype == TE_F64};
+    te_status status = exec->backend->program_run(exec, program, &run, 1);
+    if (status != TE_OK) te_fail_exec(ctx, status, exec, "optimizer step");
+    te_tensor_release(rounded);
+    te_tensor_written(master);
+    return status;
+}
+
+static te_tensor *master_of(const te_optim_group *g, int i)
+{
+    return g->masters && g->masters[i] != g->params[i] ? g->masters[i] : NULL;
+}
+
+static te_status catch_up_all(te_context *ctx, int n_groups, const te_optim_group *groups)
+{
+    te_status status = TE_OK;
+    for (int k = 0; k < n_groups; k++)
+        for (int i = 0; i < groups[k].n && status == TE_OK; i++) {
+            te_tensor *master = master_of(&groups[k], i), *param = groups[k].params[i];
+            if (!master || !is_stale(master, param)) continue;
+            status = catch_up(ctx, master, param);
+            if (status == TE_OK) te_optim_follow(master, param);
+        }
+    return status;
+}
+
 /* Scalar parameters of an update. On a device AdamW's 1 is what allows it. */
 enum { MAX_VALUES = 8, N_NUMBERS = MAX_VALUES };
 
 /* Operands of one parameter: p, g and its states; the updated ones behind them. The last output refreshes what follows
- * the updated values: the rounded parameter when a master is kept, else its compute copy. */
+ * the updated values: the rounded parameter when a master is kept, else its compute copy. *copy is that of a gradient
+ * which is not contiguous, for the caller to release. */
 static te_status bind_entry(te_context *ctx, const char *what, const te_optim_group *g, int i, int n_states,
-                            te_run *run, te_operand *in, te_operand *out)
+                            te_run *run, te_operand *in, te_operand *out, te_tensor **copy)
 {
-    te_tensor *param = g->params[i], *target = g->masters && g->masters[i] ? g->masters[i] : param;
+    te_tensor *param = g->params[i], *grad = g->grads[i], *target = g->masters && g->masters[i] ? g->masters[i] : param;
     te_status status = check_entry(ctx, what, i, param, param);
     if (status == TE_OK && te_tensor_is_quantized(target))
         status =
             te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is stored quantized and has no master copy", what, i + 1);
     if (status == TE_OK) status = check_entry(ctx, what, i, param, target);
-    if (status == TE_OK) status = check_entry(ctx, what, i, param, g->grads[i]);
+    if (status == TE_OK && grad && !te_tensor_contiguous(grad)) {
+        grad = *copy = te_tensor_contiguous_copy(grad);
+        if (!grad) return ctx->status;
+    }
+    if (status == TE_OK) status = check_entry(ctx, what, i, param, grad);
     for (int k = 0; k < n_states && status == TE_OK; k++) {
         status = check_entry(ctx, what, i, param, g->states[k][i]);
         if (status == TE_OK) in[2 + k] = out[1 + k] = te_optim_flat(g->states[k][i]);
@@ -133,7 +200,7 @@ static te_status bind_entry(te_context *ctx, const char *what, const te_optim_gr
     run->shape[0] = te_tensor_numel(target);
     run->compute_f64 = target->dtype == TE_F64;
     in[0] = out[0] = te_optim_flat(target);
-    in[1] = te_optim_flat(g->grads[i]);
+    in[1] = te_optim_flat(grad);
     out[1 + n_states] = te_optim_flat(target != param ? param : current_shadow(param));
     return TE_OK;
 }
@@ -144,9 +211,9 @@ static te_status finish_entry(const te_optim_group *g, int i, int n_states, cons
     te_tensor *param = g->params[i];
     bool left = te_tensor_is_quantized(param) && !te_optim_stripes_have(stripes, param);
     te_status status = left ? te_quantized_parameter_store(param, g->masters[i]) : TE_OK;
-    bool mastered = g->masters && g->masters[i] && g->masters[i] != g->params[i];
-    written(g->params[i], mastered ? NULL : current_shadow(g->params[i]));
-    if (mastered) te_tensor_written(g->masters[i]);
+    te_tensor *master = master_of(g, i);
+    written(param, master ? NULL : current_shadow(param));
+    te_tensor_written(master);
     for (int k = 0; k < n_states; k++) te_tensor_written(g->states[k][i]);
     return status;
 }
@@ -157,8 +224,7 @@ static bool any_copies(int n_groups, const te_optim_group *groups)
     for (int k = 0; k < n_groups; k++)
         for (int i = 0; i < groups[k].n; i++) {
             const te_tensor *param = groups[k].params[i];
-            bool mastered = groups[k].masters && groups[k].masters[i] && groups[k].masters[i] != param;
-            if (mastered || (param && current_shadow(param))) return true;
+            if (master_of(&groups[k], i) || (param && current_shadow(param))) return true;
         }
     return false;
 }
@@ -185,6 +251,9 @@ static te_status run_whole(te_context *ctx, te_exec *exec, te_program *program, 
     for (int k = 0; k < n_groups && status == TE_OK; k++)
         for (int i = 0; i < groups[k].n && status == TE_OK; i++)
             status = finish_entry(&groups[k], i, n_states, stripes);
+    for (int k = 0; k < n_groups && status == TE_OK; k++) /* behind all writes, since parameters may share memory */
+        for (int i = 0; i < groups[k].n; i++)
+            if (master_of(&groups[k], i)) te_optim_follow(groups[k].masters[i], groups[k].params[i]);
     exec->interrupt = interrupt;
     return status;
 }
@@ -204,11 +273,14 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
     if (!program) return ctx->status;
     te_status status = te_optim_batch_open(ctx, &b, n, n_inputs, n_outputs);
     if (status != TE_OK) return status;
+    te_tensor **copies = te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *copies), **copy = copies;
+    if (!copies) status = te_fail_memory(ctx, "optimizer step");
     te_run *run = b.runs;
     te_operand *operands = b.operands;
     for (int k = 0; k < n_groups; k++) {
         for (int i = 0; i < groups[k].n && status == TE_OK; i++, run++, operands += n_inputs + n_outputs) {
-            status = bind_entry(ctx, utility->name, &groups[k], i, n_states, run, operands, operands + n_inputs);
+            status =
+                bind_entry(ctx, utility->name, &groups[k], i, n_states, run, operands, operands + n_inputs, copy++);
             run->params = values ? values[k] : NULL;
             if (numbers) bind_numbers(operands + 2 + n_states, numbers, k);
             te_device *here = groups[k].params[i]->storage->device;
@@ -219,9 +291,12 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
         }
     }
     te_optim_stripes stripes = {NULL, 0, 0};
+    if (status == TE_OK) status = catch_up_all(ctx, n_groups, groups);
     if (status == TE_OK) status = te_optim_stripes_open(ctx, n_groups, groups, b.runs, &stripes);
     if (status == TE_OK) status = run_whole(ctx, &device->exec, program, &b, &stripes, n_states, n_groups, groups);
     te_optim_stripes_close(ctx, &stripes);
+    for (int i = 0; copies && i < n; i++) te_tensor_release(copies[i]);
+    if (copies) te_mem_free(&ctx->mem, copies, (size_t)n * sizeof *copies);
     te_mem_free(&ctx->mem, b.runs, b.bytes);
     return status;
 }

@@ -19,17 +19,20 @@ typedef struct te_sgd {
     bool   nesterov, first;
 } te_sgd;
 
-/* The tensors of one group, n of each kind, contiguous and of the parameter's size. states: exp_avg and exp_avg_sq for
- * AdamW, the momentum buffer for SGD (NULL without momentum). masters: NULL, or float32 or bfloat16 copies (entries may
- * be NULL) that are updated in the parameters' stead, which then receive their rounding; a parameter that is stored
- * quantized needs one, and is quantized from it in the same pass or after it. */
+/* The tensors of one group, n of each kind, of the parameter's size and, but for gradients, contiguous. states: exp_avg
+ * and exp_avg_sq for AdamW, the momentum buffer for SGD (NULL without momentum). masters: NULL, or float32 or bfloat16
+ * copies (entries may be NULL) that are updated in the parameters' stead, which then receive their rounding; a
+ * parameter that is stored quantized needs one, and is quantized from it in the same pass or after it. Where others
+ * wrote to a parameter since the last step with its master, and not to the master, that first takes over the values
+ * that are not its rounding, or all where the parameter is stored quantized. */
 typedef struct te_optim_group {
     int               n;
     te_tensor *const *params, *const *grads, *const *states[2], *const *masters;
 } te_optim_group;
 
-/* Update all groups in one pass, options[i] belonging to groups[i], and bump versions. On failure nothing was written.
- * Cached compute copies of parameters are refreshed in the same pass. */
+/* Update all groups in one pass, options[i] belonging to groups[i], and bump versions. On failure nothing was written,
+ * but that masters took over what their parameters hold. Cached compute copies of parameters are refreshed in the same
+ * pass. */
 te_status te_adamw_step(te_context *ctx, int n_groups, const te_adamw *options, const te_optim_group *groups);
 te_status te_sgd_step(te_context *ctx, int n_groups, const te_sgd *options, const te_optim_group *groups);
 
@@ -50,6 +53,9 @@ te_status te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te
  * Nothing is waited for. */
 te_tensor *te_grad_clip(te_context *ctx, int n, te_tensor *const *tensors, const te_tensor *loss, double scale,
                         double max);
+
+/* From here on `master` holds what `param` does. */
+void te_optim_follow(te_tensor *master, const te_tensor *param);
 
 /* squares[i] = sum of squares of tensor i (a tensor holding NaN or inf gives a non-finite one): gradient norms, and
  * which tensor broke. One pass, one synchronisation. */

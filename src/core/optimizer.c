@@ -67,10 +67,11 @@ static te_status open_entry(te_optimizer *o, int i, te_tensor *param)
     entry *e = &o->entries[i];
     bool floats = param && (param->dtype == TE_F32 || param->dtype == TE_F64 || param->dtype == TE_BF16 ||
                             param->dtype == TE_F16);
-    if (!floats || param->node || param->ctx != o->ctx)
+    if (!floats || param->node || param->ctx != o->ctx || !te_tensor_contiguous(param))
         return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: parameter %d is %s", i,
                        !param ? "NULL" : !floats ? te_dtype_name(param->dtype)
-                       : param->node ? "the result of an operation" : "a tensor of another context");
+                       : param->node ? "the result of an operation"
+                       : param->ctx != o->ctx ? "a tensor of another context" : "not contiguous");
     for (int k = 0; k < i; k++)
         if (o->entries[k].param == param)
             return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: parameter %d came before", i);
@@ -80,6 +81,7 @@ static te_status open_entry(te_optimizer *o, int i, te_tensor *param)
     e->exp_avg = zeros_like(param);
     e->exp_avg_sq = zeros_like(param);
     if (mastered) e->master = te_tensor_cast(param, TE_F32);
+    if (e->master) te_optim_follow(e->master, param);
     return e->exp_avg && e->exp_avg_sq && (!mastered || e->master) ? TE_OK : o->ctx->status;
 }
 
@@ -146,7 +148,7 @@ te_status te_optimizer_grad_norm(te_optimizer *o, double *norm)
     te_tensor **grads = (te_tensor **)(squares + o->n);
     int         n = 0;
     for (int i = 0; i < o->n; i++)
-        if ((grads[n] = te_tensor_grad(o->entries[i].param))) n++;
+        if ((grads[n] = te_tensor_gradient(o->entries[i].param))) n++;
     te_status status = n ? te_sum_squares(o->ctx, n, grads, squares) : TE_OK;
     for (int i = 0; i < n; i++) sum += squares[i];
     te_mem_free(mem, squares, bytes);
@@ -161,7 +163,7 @@ te_status te_optimizer_step(te_optimizer *o, double grad_scale)
     int n = 0;
     for (int i = 0; i < o->n; i++) {
         entry *e = &o->entries[i];
-        if (!(e->grad = te_tensor_grad(e->param))) continue;
+        if (!(e->grad = te_tensor_gradient(e->param))) continue;
         o->steps[n] = (te_adamw){.lr = a->lr, .beta1 = a->beta1, .beta2 = a->beta2, .eps = a->eps,
                                  .weight_decay = a->weight_decay, .step = e->steps + 1, .grad_scale = grad_scale};
         o->groups[n++] = (te_optim_group){.n = 1, .params = &e->param, .grads = &e->grad,
@@ -173,9 +175,11 @@ te_status te_optimizer_step(te_optimizer *o, double grad_scale)
     return status;
 }
 
-void te_optimizer_zero_grad(te_optimizer *o)
+te_status te_optimizer_zero_grad(te_optimizer *o)
 {
-    for (int i = 0; o && i < o->n; i++) te_tensor_set_grad(o->entries[i].param, NULL);
+    te_status status = o ? TE_OK : TE_ERROR_ARGUMENT;
+    for (int i = 0; status == TE_OK && i < o->n; i++) status = te_tensor_zero_gradient(o->entries[i].param);
+    return status;
 }
 
 te_tensor *te_optimizer_state(te_optimizer *o, int i, const char *name)

@@ -11,6 +11,12 @@ typedef enum te_read_only {
     TE_OF_FILE,      /* a mapped file */
 } te_read_only;
 
+/* What an optimizer's last step left: the storage of the parameter, and the writes to both until then. */
+typedef struct te_follower {
+    bool     known;
+    uint64_t id, writes, own;
+} te_follower;
+
 /* Bytes on a device, shared by views. */
 typedef struct te_storage {
     te_context *ctx;
@@ -21,6 +27,7 @@ typedef struct te_storage {
     uint64_t    id;      /* unique within the context */
     uint64_t    version; /* grows with every write in place */
     uint64_t    written; /* te_context.clock at the last one */
+    uint64_t    launches; /* how many of its versions are launches of graphs that only read it, as far as is known */
     int         refs, graph_refs; /* the latter among them: of graphs, which go on reading and writing this memory */
     void      (*deleter)(void *user);
     void       *user;
@@ -32,6 +39,7 @@ typedef struct te_storage {
     bool        keyed;   /* its contents were named to the device, which may keep something of them: te_content_key */
     te_read_only read_only;
     struct te_quantized_storage *quantized; /* in place of bytes: quantized_parameter.h */
+    te_follower follower; /* of a master copy */
     struct te_quantized_values *attached;   /* what the bytes are the values of: recipe.h */
 } te_storage;
 
@@ -66,6 +74,12 @@ const char *te_tensor_unwritable(const te_tensor *t);
 bool    te_same_shape(const te_tensor *a, const te_tensor *b);
 te_view te_tensor_view(const te_tensor *t);
 void   *te_tensor_pointer(const te_tensor *t); /* device address of the first element */
+
+/* The gradient that a parameter has, for all who read or change it: main_grad where there is one, else grad.
+ * Borrowed. */
+te_tensor *te_tensor_gradient(const te_tensor *t);
+/* Begins it anew: main_grad becomes zeros, grad goes. */
+te_status  te_tensor_zero_gradient(te_tensor *t);
 
 /* Contiguous copies and conversions outside the graph. A new reference; t itself when nothing has to be done. */
 te_tensor *te_tensor_contiguous_copy(te_tensor *t);

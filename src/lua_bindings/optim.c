@@ -170,6 +170,7 @@ typedef struct prepared {
     te_lua_tensor **handles; /* n_handles */
     te_tensor     **tensors; /* theirs, in a step */
     te_tensor     **grads;   /* n_grads */
+    te_dtype       *dtypes;  /* of the parameters, n_grads: te.Module's to changes them */
 } prepared;
 
 static const char *const prepared_lists[ADAMW_LISTS] = {"params", "exp_avg", "exp_avg_sq", "masters"};
@@ -198,7 +199,7 @@ static prepared *new_prepared(lua_State *L)
         lua_pop(L, 1);
     }
     size_t bytes = sizeof(prepared) + (size_t)n * (sizeof(te_optim_group) + sizeof(te_adamw)) +
-                   (2 * (size_t)handles + (size_t)n_grads) * sizeof(void *);
+                   (2 * (size_t)handles + (size_t)n_grads) * sizeof(void *) + (size_t)n_grads * sizeof(te_dtype);
     prepared *p = memset(te_lua_scratch(L, bytes), 0, bytes);
     *p = (prepared){.n_groups = n, .n_grads = n_grads, .n_handles = handles, .n_idle = idle};
     p->options = (te_adamw *)(p + 1);
@@ -206,6 +207,7 @@ static prepared *new_prepared(lua_State *L)
     p->handles = (te_lua_tensor **)(p->groups + n);
     p->tensors = (te_tensor **)(p->handles + handles);
     p->grads = p->tensors + handles;
+    p->dtypes = (te_dtype *)(p->grads + n_grads);
     return p;
 }
 
@@ -238,8 +240,9 @@ static int prepare_group(lua_State *L, prepared *p, te_optim_group *group, int a
             te_lua_fail(L, "adamw_prepare", "%s: %d tensors for %d parameters", name, n, group->n);
         if (!absent) lists[k] = p->tensors + at;
         at = take_handles(L, p, at, n, anchors);
+        if (grads + group->n > p->n_grads) te_lua_fail(L, "adamw_prepare", "a list changed meanwhile");
+        for (int i = 0; k == 0 && i < n; i++) p->dtypes[grads + i] = p->handles[at - n + i]->t->dtype;
     }
-    if (grads + group->n > p->n_grads) te_lua_fail(L, "adamw_prepare", "a list changed meanwhile");
     *group = (te_optim_group){.n = group->n,
                               .params = lists[0],
                               .grads = p->grads + grads,
@@ -279,10 +282,12 @@ static bool resolve(prepared *p)
     for (int i = 0; i < p->n_handles; i++)
         if (!(p->tensors[i] = p->handles[i]->t)) return false;
     for (int i = p->n_handles - p->n_idle; i < p->n_handles; i++)
-        if (te_tensor_grad(p->tensors[i])) return false;
+        if (te_tensor_gradient(p->tensors[i])) return false;
     for (int g = 0, k = 0; g < p->n_groups; g++)
-        for (int i = 0; i < p->groups[g].n; i++)
-            if (!(p->grads[k++] = te_tensor_grad(p->groups[g].params[i]))) return false;
+        for (int i = 0; i < p->groups[g].n; i++, k++) {
+            const te_tensor *param = p->groups[g].params[i];
+            if (param->dtype != p->dtypes[k] || !(p->grads[k] = te_tensor_gradient(param))) return false;
+        }
     return true;
 }
 
@@ -393,8 +398,29 @@ static int sum_squares(lua_State *L)
     return 2;
 }
 
+/* gradient(parameter): its main_grad where it has one, else its grad, or nil. */
+static int gradient(lua_State *L)
+{
+    te_lua_tensor *u = te_lua_new_tensor(L);
+    u->t = te_tensor_retain(te_tensor_gradient(te_lua_check_tensor(L, 1, "gradient", "parameter")));
+    if (!u->t) lua_pushnil(L);
+    return 1;
+}
+
+/* zero_gradient(parameter): what zero_grad does to each. */
+static int zero_gradient(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "zero_grad");
+    te_tensor *t = te_tensor_retain(te_lua_check_tensor(L, 1, "zero_grad", "parameter"));
+    te_status  status = te_tensor_zero_gradient(t);
+    te_tensor_release(t);
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "zero_grad", status);
+}
+
 const luaL_Reg te_lua_optim_functions[] = {
     {"adamw_step", adamw_step},   {"adamw_prepare", adamw_prepare}, {"adamw_again", adamw_again},
     {"sgd_step", sgd_step},       {"sum_squares", sum_squares},     {"adamw_step_on", adamw_step_on},
-    {"adamw_send", adamw_send},   {"grad_clip", grad_clip},         {NULL, NULL},
+    {"adamw_send", adamw_send},   {"grad_clip", grad_clip},         {"gradient", gradient},
+    {"zero_gradient", zero_gradient}, {NULL, NULL},
 };

@@ -41,10 +41,11 @@ local function group_of(who, group)
     return group
 end
 
--- Which parameters have a gradient in some process, as a list of 0 and 1.
+-- Which parameters have a gradient in some process, as a list of 0 and 1; 2 is one that is float32, which a main_grad
+-- may be, so that a layout does not outlive the dtypes that it is for.
 local function agree(group, n, grads)
     local mask = {}
-    for i = 1, n do mask[i] = grads[i] and 1 or 0 end
+    for i = 1, n do mask[i] = not grads[i] and 0 or grads[i].dtype == "float32" and 2 or 1 end
     return group:all_reduce_(te.tensor(mask, { dtype = "int32", device = "cpu" }), "max"):totable()
 end
 
@@ -135,11 +136,11 @@ function gradients.average_gradients(params, opts)
     local list, group = tensors_of(who, params), group_of(who, o.group)
     if group.size == 1 or #list == 0 then return end
     local grads = {}
-    for i, parameter in ipairs(list) do grads[i] = parameter.grad or false end
+    for i, parameter in ipairs(list) do grads[i] = te._core.gradient(parameter) or false end
     local mask = agree(group, #list, grads)
     te.no_grad(function()
         for i, parameter in ipairs(list) do
-            if mask[i] == 1 and not grads[i] then
+            if mask[i] > 0 and not grads[i] then
                 parameter.grad = te.zeros(parameter.shape, { dtype = parameter.dtype, device = parameter.device })
                 grads[i] = parameter.grad
             end

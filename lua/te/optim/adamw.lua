@@ -15,10 +15,10 @@ local function wrong_betas(betas)
 end
 
 local AdamW = Optimizer.define("AdamW", {
-    lr = { "number", 1e-3, min = 0 },
+    lr = { "number", 1e-3, min = 0, wrong = Optimizer.finite "lr" },
     betas = { "table", { 0.9, 0.999 }, wrong = wrong_betas },
-    eps = { "number", 1e-8, min = 0 },
-    weight_decay = { "number", 0.01, min = 0 },
+    eps = { "number", 1e-8, min = 0, wrong = Optimizer.finite "eps" },
+    weight_decay = { "number", 0.01, min = 0, wrong = Optimizer.finite "weight_decay" },
     master_weights = { "boolean", false },
     master_dtype = Optimizer.MASTER_DTYPE,
 }, function() return { "exp_avg", "exp_avg_sq" } end)

@@ -18,7 +18,7 @@ local function gradients(who, params)
         if not te.is_tensor(parameter) then
             fail("%s: params[%d]: expected a tensor, got %s", who, i, type(parameter))
         end
-        local grad = parameter.grad
+        local grad = te._core.gradient(parameter)
         if grad then
             list[#list + 1] = grad
             owners[#owners + 1] = parameter

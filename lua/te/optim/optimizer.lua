@@ -9,8 +9,9 @@
 -- So a step over small parameters makes no tables.
 --
 -- master_weights keeps float32 copies of parameters in smaller dtypes: the copies are updated, the parameters receive
--- their rounding. Parameters that are stored quantized always have one, in master_dtype: bfloat16 takes half the
--- memory, and loses steps smaller than its rounding.
+-- their rounding. What others write to a parameter between two steps its copy takes over (core/optim.h), but not
+-- between launches of a graph that makes the steps. Parameters that are stored quantized always have one, in
+-- master_dtype: bfloat16 takes half the memory, and loses steps smaller than its rounding.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -25,6 +26,13 @@ Optimizer.__index = Optimizer
 
 --- The declaration of an optimizer's option master_dtype.
 Optimizer.MASTER_DTYPE = { "string", "float32", choices = { "float32", "bfloat16" } }
+
+--- What is wrong with an option that must be finite: its declaration's `wrong`.
+function Optimizer.finite(name)
+    return function(value)
+        if math.abs(value) == math.huge then return ("%s: expected a finite number, got %g"):format(name, value) end
+    end
+end
 
 --- Makes an optimizer class. It may have check(who, group), which raises where options contradict each other.
 ---@param name string
@@ -84,6 +92,9 @@ local function add_group(self, who, group, defaults, seen)
             fail("%s: parameter %d of a group is %s; a floating tensor that no operation made is needed", who, i,
                 parameter.is_leaf and "of " .. parameter.dtype or "the result of an operation")
         end
+        if not parameter:is_contiguous() then
+            fail("%s: parameter %d of a group is %s and not contiguous", who, i, options.shape(parameter))
+        end
         if seen[parameter] then fail("%s: parameter %d of a group came before", who, i) end
         seen[parameter] = true
         self.order[#self.order + 1] = parameter
@@ -91,9 +102,49 @@ local function add_group(self, who, group, defaults, seen)
     self.groups[#self.groups + 1] = complete
 end
 
+-- Whether the options of a group are those that were checked last.
+local function are_known(declared, group, known)
+    for name in pairs(declared) do
+        local value, before = group[name], known[name]
+        if type(before) == "table" and type(value) == "table" then
+            if #value ~= #before then return false end
+            for i = 1, #before do
+                if value[i] ~= before[i] then return false end
+            end
+        elseif value ~= before then
+            return false
+        end
+    end
+    return true
+end
+
+local function same_names(a, b)
+    for i = 1, math.max(#a, #b) do
+        if a[i] ~= b[i] then return false end
+    end
+    return true
+end
+
+-- Before a step: whoever changed options of a group hears what is wrong with them, and gets the states that they need.
+local function check_groups(self)
+    for g, group in ipairs(self.groups) do
+        local known = self.known[group]
+        if not (known and are_known(self.declared, group, known)) then
+            local who, given = ("te.optim.%s:step: group %d"):format(self.name, g), {}
+            for name, declaration in pairs(self.declared) do
+                given[name] = options.argument(who, "option " .. name, group[name], declaration)
+            end
+            known = group_options(self, who, given, {})
+            if not same_names(group.slots, known.slots) then group.slots = known.slots end
+            self.known[group] = known
+        end
+    end
+end
+
 function Optimizer.new(class, params, opts)
     local who = "te.optim." .. class.name
-    local self = setmetatable({ groups = {}, state = {}, order = {}, unmade_known = 0 }, class)
+    local self = setmetatable({ groups = {}, state = {}, order = {}, unmade_known = 0,
+        known = setmetatable({}, { __mode = "k" }) }, class)
     options.check(who, opts, class.declared)
     local grouped = type(params) == "table" and not getmetatable(params) and type(params[1]) == "table"
         and not getmetatable(params[1])
@@ -105,39 +156,45 @@ function Optimizer.new(class, params, opts)
     return self
 end
 
-local function new_state(group, parameter)
-    local state = { step = 0 }
-    for _, slot in ipairs(group.slots) do
-        state[slot] = te.zeros(parameter.shape, { dtype = "float32", device = parameter.device })
-    end
+local function new_master(group, parameter)
     local dtype = group.master_dtype
     if core.is_quantized(parameter) then
-        state.master = require("te.recipe.parameters").master(parameter, dtype)
+        return require("te.recipe.parameters").master(parameter, dtype)
     elseif group.master_weights and parameter.dtype ~= dtype
         and (parameter.dtype == "bfloat16" or parameter.dtype == "float16") then
-        state.master = parameter:detach():to(dtype)
+        return parameter:detach():to(dtype)
     end
-    return state
+end
+
+-- The state, or a new one, with everything that a step needs: dtypes change with te.Module's to, slots with a group's
+-- options. And whether it has slots that no step has seen.
+local function complete(state, group, parameter)
+    state = state or { step = 0 }
+    local fresh = state.step == 0
+    for _, slot in ipairs(group.slots) do
+        if not state[slot] then
+            state[slot], fresh = te.zeros(parameter.shape, { dtype = "float32", device = parameter.device }), true
+        end
+    end
+    state.master = state.master or new_master(group, parameter)
+    return state, fresh
 end
 
 -- Adds to `list` the parameters of a group that have a gradient, in batches that the engine can take at once: alike in
--- their step count and in having a master copy. There is one batch unless somebody froze or added parameters on the
--- way.
+-- their step count, in having a master copy and in what `complete` says. There is one batch unless somebody froze or
+-- added parameters on the way.
 local function add_batches(self, group, list)
     local by_key = {}
     for _, parameter in ipairs(group.params) do
-        local grad = parameter.grad
+        local grad = core.gradient(parameter)
         if grad then
-            local state = self.state[parameter]
-            if not state then
-                state = new_state(group, parameter)
-                self.state[parameter] = state
-            end
+            local state, fresh = complete(self.state[parameter], group, parameter)
+            self.state[parameter] = state
             local step = state.step + 1
-            local key = state.master and -step or step
+            local key = (state.master and -step or step) + (fresh and 0.5 or 0)
             local batch = by_key[key]
             if not batch then
-                batch = { group = group, step = step, states = {}, params = {}, grads = {},
+                batch = { group = group, step = step, fresh = fresh, states = {}, params = {}, grads = {},
                     masters = state.master and {} or nil }
                 for _, slot in ipairs(group.slots) do batch[slot] = {} end
                 by_key[key] = batch
@@ -253,6 +310,7 @@ end
 
 -- Coefficients of the step that `batches` make next, to where the device reads them; and counts it.
 local function send_step(self, batches, numbers, list, grad_scale, lr)
+    check_groups(self) -- a graph's launches do not come through step
     for i = 1, #batches do
         local batch = batches[i]
         batch.step = batch.states[1].step + 1
@@ -275,7 +333,7 @@ local function step_on_device(self, clip, grad_scale, lr)
     local batches, described, list = {}, {}, {}
     for _, group in ipairs(self.groups) do
         for _, parameter in ipairs(recording and group.params or {}) do
-            if parameter.grad and not self.state[parameter] then
+            if core.gradient(parameter) and not self.state[parameter] then
                 fail(who .. ": a graph needs the optimizer's states: make a step before")
             end
         end
@@ -315,9 +373,11 @@ function Optimizer:step(opts)
     local grad_scale, lr = 1, nil
     if opts ~= nil then
         opts = options.check("te.optim." .. self.name .. ":step", opts,
-            { grad_scale = { "number", 1 }, lr = { "number", nil, min = 0 }, clip = { "any" } })
+            { grad_scale = { "number", 1 }, clip = { "any" },
+                lr = { "number", nil, min = 0, wrong = Optimizer.finite "lr" } })
         grad_scale, lr = opts.grad_scale, opts.lr
     end
+    check_groups(self)
     if opts and opts.clip or graph.before_launch() then
         return step_on_device(self, opts and opts.clip, grad_scale, lr)
     end
@@ -330,14 +390,18 @@ function Optimizer:step(opts)
     self.memory = prepared and result or nil
 end
 
+--- Takes the gradients away; a main_grad stays, as zeros.
 function Optimizer:zero_grad(...)
     options.last("te.optim." .. self.name .. ":zero_grad", 0, ...)
-    for _, parameter in ipairs(self.order) do parameter.grad = nil end
+    for _, parameter in ipairs(self.order) do core.zero_gradient(parameter) end
 end
 
 --- Sets the learning rate of all groups.
 function Optimizer:set_lr(lr)
-    options.argument("te.optim." .. self.name .. ":set_lr", "lr", lr, { "number", min = 0 })
+    local who = "te.optim." .. self.name .. ":set_lr"
+    options.argument(who, "lr", lr, { "number", min = 0 })
+    local wrong = Optimizer.finite "lr" (lr)
+    if wrong then fail("%s: %s", who, wrong) end
     for _, group in ipairs(self.groups) do group.lr = lr end
 end
 
@@ -362,7 +426,7 @@ end
 -- The state that was saved of a parameter of a group; `who` names the parameter, too.
 local function saved_state(who, group, parameter, saved)
     options.argument(who, "state", saved, { "table" })
-    local state = new_state(group, parameter)
+    local state = complete(nil, group, parameter)
     for name, value in pairs(state) do
         local given = saved[name]
         if given == nil then

@@ -5,10 +5,10 @@ local fail = require "te.fail"
 local Optimizer = require "te.optim.optimizer"
 
 local SGD = Optimizer.define("SGD", {
-    lr = { "number", 1e-3, min = 0 },
-    momentum = { "number", 0, min = 0 },
-    dampening = { "number", 0 },
-    weight_decay = { "number", 0, min = 0 },
+    lr = { "number", 1e-3, min = 0, wrong = Optimizer.finite "lr" },
+    momentum = { "number", 0, min = 0, wrong = Optimizer.finite "momentum" },
+    dampening = { "number", 0, wrong = Optimizer.finite "dampening" },
+    weight_decay = { "number", 0, min = 0, wrong = Optimizer.finite "weight_decay" },
     nesterov = { "boolean", false },
     master_weights = { "boolean", false },
     master_dtype = Optimizer.MASTER_DTYPE,
@@ -24,7 +24,7 @@ end
 function SGD.describe(group, batch)
     return {
         params = batch.params, grads = batch.grads, masters = batch.masters, momentum_buffers = batch.momentum_buffer,
-        lr = batch.lr, grad_scale = batch.grad_scale, first = batch.step == 1,
+        lr = batch.lr, grad_scale = batch.grad_scale, first = batch.fresh,
         momentum = group.momentum, dampening = group.dampening, weight_decay = group.weight_decay,
         nesterov = group.nesterov,
     }

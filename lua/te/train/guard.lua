@@ -22,7 +22,7 @@ end
 local function culprit(model, kind)
     local tensors, texts = {}, {}
     for name, parameter, module in model:named_parameters() do
-        local tensor = kind == "gradient" and parameter.grad or kind == "parameter" and parameter:detach()
+        local tensor = kind == "gradient" and te._core.gradient(parameter) or kind == "parameter" and parameter:detach()
         if tensor then
             tensors[#tensors + 1] = tensor
             texts[#texts + 1] = ("%s %s of %s"):format(kind, name, tostring(module):match("^[^\n]*"))

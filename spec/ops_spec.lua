@@ -369,6 +369,14 @@ describe("matrix products, rows and indices", function()
             'reduction: "meen" is none of mean|sum|none; did you mean "mean"')
     end)
 
+    it("te.integers draws the whole numbers between bounds that are none", function()
+        local x = te.zeros(1000)
+        for _, case in ipairs { { 0.5, 2.5, 1, 2 }, { -2.5, 1.5, -2, 1 }, { 0, 3, 0, 3 }, { 2.5, 3, 3, 3 } } do
+            local y = te.integers(x, case[1], case[2])
+            assert.same({ case[3], case[4] }, { y:min():item(), y:max():item() })
+        end
+    end)
+
     it("te.cross_entropy takes no notice of the logits of ignored rows, whatever they are", function()
         local rows = { { 0 / 0, 1, 2 }, { 0, 1, 2 }, { math.huge, 1, -math.huge }, { -math.huge, 1, 2 } }
         local targets = te.tensor({ -100, 1, -100, -100 }, { dtype = "int64" })

@@ -369,6 +369,35 @@ describe("matrix products, rows and indices", function()
             'reduction: "meen" is none of mean|sum|none; did you mean "mean"')
     end)
 
+    it("te.integers draws the whole numbers between bounds that are none", function()
+        local x = te.zeros(1000)
+        for _, case in ipairs { { 0.5, 2.5, 1, 2 }, { -2.5, 1.5, -2, 1 }, { 0, 3, 0, 3 }, { 2.5, 3, 3, 3 } } do
+            local y = te.integers(x, case[1], case[2])
+            assert.same({ case[3], case[4] }, { y:min():item(), y:max():item() })
+        end
+    end)
+
+    it("te.cross_entropy takes no notice of the logits of ignored rows, whatever they are", function()
+        local rows = { { 0 / 0, 1, 2 }, { 0, 1, 2 }, { math.huge, 1, -math.huge }, { -math.huge, 1, 2 } }
+        local targets = te.tensor({ -100, 1, -100, -100 }, { dtype = "int64" })
+        for _, dtype in ipairs { "float32", "float64", "bfloat16", "float16" } do
+            for _, label_smoothing in ipairs { 0, 0.1 } do
+                for _, reduction in ipairs { "mean", "sum", "none" } do
+                    local opts = { label_smoothing = label_smoothing, reduction = reduction }
+                    local x = te.tensor(rows, { dtype = dtype, requires_grad = true })
+                    local alone = te.tensor({ rows[2] }, { dtype = dtype, requires_grad = true })
+                    local loss = te.cross_entropy(x, targets, opts):sum()
+                    loss:backward()
+                    local expected = te.cross_entropy(alone, targets:narrow(1, 2, 1), opts):sum()
+                    expected:backward()
+                    assert.equal(expected:item(), loss:item())
+                    local zero = { 0, 0, 0 }
+                    assert.same({ zero, alone.grad:totable()[1], zero, zero }, x.grad:totable())
+                end
+            end
+        end
+    end)
+
     it("te.cross_entropy over a large vocabulary, forward and backward", function()
         local n, ids = 50304, { 0, 50303, 25000 }
         te.manual_seed(3)

@@ -132,6 +132,38 @@ describe("te.pointwise", function()
         assert.error_matches(function() f(x, "y") end, "te%.pointwise: y: expected a tensor or number")
     end)
 
+    it("computes with whole numbers as plain tensors do", function()
+        local function tensor(dtype, values) return te.tensor(values, { dtype = dtype }) end
+        local cases = {
+            { function(x) return x + 1 end, tensor("int64", { 2 ^ 40 + 1 }) },
+            { function(x) return x * 2 - 300 end, tensor("uint8", { 200, 3 }) },
+            { function(x) return x / 2, x * 0.5, te.gt(x, 2) end, tensor("int32", { 2 ^ 24 + 1, -3 }) },
+            { function(x, y) return x + y * 1.5 end, tensor("bfloat16", { 1 / 128 }), tensor("int64", { 1001 }) },
+            { function(x, y) return x + y end, tensor("bfloat16", 0.25), tensor("int32", { 2 ^ 24 + 1 }) },
+            { function(x, y) return x + y end, tensor("bool", { true, true }), tensor("bool", { true, false }) },
+            { function(x, y) return te.where(x, y, 0) end, tensor("bool", { true, false }),
+                tensor("bfloat16", { 3, 4 }) },
+            { function(x, y) return x * y end, 3, tensor("int32", { 2 ^ 24 + 1 }) },
+            { function(x, y) return te.softmax(x) + y end, tensor("bfloat16", { 1, 2 }), tensor("float64", { 1, 2 }) },
+            { function(condition) return condition * 2 end, tensor("float64", { 1 / 3 }) },
+        }
+        for i, case in ipairs(cases) do
+            local fn, arguments = case[1], { unpack(case, 2) }
+            local expected, got = { fn(unpack(arguments)) }, { te.pointwise(fn)(unpack(arguments)) }
+            assert.equal(#expected, #got)
+            for k, want in ipairs(expected) do
+                assert.equal(want.dtype, got[k].dtype, "case " .. i)
+                -- between the operations plain bfloat16 is rounded
+                close(want:totable(), got[k], i == 9 and 4e-3 or 0)
+            end
+        end
+        local x = te.tensor({ 1, 2 }, { requires_grad = true })
+        te.pointwise(function(v, w) return v * w end)(x, tensor("int64", { 3, 4 })):sum():backward()
+        assert.same({ 3, 4 }, x.grad:totable())
+        local row = te.pointwise(function(v) return te.sum(v, -1, true) end)
+        assert.error_matches(function() row(tensor("int64", { 3 })) end, "one value per row")
+    end)
+
     it("returns several results", function()
         local f = te.pointwise(function(x, y) return x + y, x * y, te.gt(x, y) end)
         local x, y = draw({ 2, 3 }, { dtype = "float64" }), draw({ 2, 3 }, { dtype = "float64" })
@@ -335,6 +367,12 @@ describe("te.Pointwise", function()
         assert.equal("bfloat16", m(te.ones({ 2, 4 }, { dtype = "bfloat16" })).dtype)
         assert.equal("float32", m(te.ones({ 2, 4 })).dtype)
         te.autocast({ dtype = "bfloat16" }, function() assert.equal("bfloat16", m(te.ones({ 2, 4 })).dtype) end)
+    end)
+
+    it("computes with whole numbers as float32", function()
+        local y = te.Pointwise(function(x) return x + 1 end)(te.tensor({ 2 ^ 24 - 2, 3 }, { dtype = "int64" }))
+        assert.equal("float32", y.dtype)
+        assert.same({ 2 ^ 24 - 1, 4 }, y:totable())
     end)
 
     it("takes extra inputs and makes extra outputs", function()

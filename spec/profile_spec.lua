@@ -29,6 +29,16 @@ describe("te.profile", function()
         assert.matches("layer_norm.backward", tostring(p))
     end)
 
+    it("counts what is written, and what is read of it", function()
+        local x, y = te.zeros { 100 }, te.zeros { 100 }
+        local function bytes(fn) return te.profile(function() fn() end)[1].bytes end
+        assert.equal(400 + 8, bytes(function() return te.ones { 100 } end)) -- the number is a double
+        assert.equal(400, bytes(function() x:fill_(3) end))
+        assert.equal(400, bytes(function() x:normal_() end))
+        assert.equal(800, bytes(function() x:copy_(y) end))
+        assert.equal(1200, bytes(function() x:add_(y) end))
+    end)
+
     it("moves the bytes that the plan counts, forward and backward", function()
         local seq = te.Sequential(te.Residual(te.RMSNorm(32), te.Linear(32, 64), te.SwiGLU(),
             te.Linear(32, 32), te.Dropout(0.1)), te.LayerNorm(32))

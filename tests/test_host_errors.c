@@ -83,8 +83,47 @@ static void test_statuses(void)
     }
 }
 
+#define HUGE_ONES " te.ones {1e8} "
+#define X "local x = te.ones({2}, {requires_grad = true}) "
+
+/* What ran out, or failed, in functions that the engine or the library calls. */
+static const struct {
+    const char    *code;
+    tetrain_status status;
+} inside[] = {
+    {X "local Own = te.BasicOperation:extend('Own') function Own:op_forward(_, v) return v * 1 end "
+       "function Own:op_backward()" HUGE_ONES "end te.sum(Own()(x)):backward()",
+     TETRAIN_ERROR_MEMORY},
+    {X "local n = 0 te.checkpoint(function(v) n = n + 1 if n == 2 then" HUGE_ONES "end return v * 2 end, x):sum()"
+       ":backward()",
+     TETRAIN_ERROR_MEMORY},
+    {X "local n = 0 te.checkpoint(function(v) n = n + 1 if n == 2 then pcall(te.ones, {1e8}) error('mine') end "
+       "return v * 2 end, x):sum():backward()",
+     TETRAIN_ERROR_SCRIPT},
+    {X "te.pointwise(function(_) local s = 'x' while true do s = s .. s end end)(x)", TETRAIN_ERROR_MEMORY},
+    {X "te.pointwise(function(v)" HUGE_ONES "return v end)(x)", TETRAIN_ERROR_MEMORY},
+    {"te.data.open {path = '/no/such.txt'}", TETRAIN_ERROR_IO},
+    {"te.data.open {path = '/no/such.bin'}", TETRAIN_ERROR_IO},
+    {"te.tokenizer.load '/no/such'", TETRAIN_ERROR_IO},
+    {"te.tokenizer.load(1)", TETRAIN_ERROR_SCRIPT},
+};
+
+static void test_inside(void)
+{
+    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .lua_memory_limit = 32 << 20,
+                               .tensor_memory_limit = 32 << 20};
+    tetrain        *rt = tetrain_open(&options);
+    CHECK(RUN(rt, "te = require 'te'") == TETRAIN_OK);
+    for (size_t i = 0; i < sizeof inside / sizeof *inside; i++) {
+        tetrain_status status = run_text(rt, inside[i].code, strlen(inside[i].code));
+        CHECK_MSG(status == inside[i].status, "%s: %d, %s", inside[i].code, (int)status, tetrain_error(rt));
+    }
+    tetrain_close(rt);
+}
+
 int main(void)
 {
+    test_inside();
     test_messages(0);
     test_messages(TETRAIN_RESTRICTED);
     test_statuses();

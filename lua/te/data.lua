@@ -18,10 +18,11 @@ local data = {}
 
 local function read_file(path)
     local file, problem = io.open(path, "rb")
-    if not file then error(problem, 0) end
+    if not file then te._core.fail_io("te.data.open: " .. problem) end
     local read, text, why = pcall(file.read, file, "*a") -- raises where memory ends before the file does
     file:close()
-    if not read or not text then error(("%s: %s"):format(path, why or text), 0) end
+    if not read then error(("%s: %s"):format(path, text), 0) end
+    if not text then te._core.fail_io(("te.data.open: %s: %s"):format(path, why)) end
     return text
 end
 
@@ -153,7 +154,7 @@ local function find_source(opts)
     end
     require("te.files").need("te.data.open")
     local stat = te._core.stat(opts.path)
-    if not stat then error(opts.path .. ": no such file or folder", 0) end
+    if not stat then te._core.fail_io(("te.data.open: %s: no such file or folder"):format(opts.path)) end
     if opts.path:find("%.bin$") or stat.type == "directory" and has_shards(opts.path) then
         local shards = shards_of(opts.path, stat)
         return { train = { paths = shards.train }, val = shards.val and { paths = shards.val },

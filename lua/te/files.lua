@@ -1,6 +1,7 @@
 --- Reading files, where scripts may: files.need(who) raises where the host lets them reach none (TETRAIN_RESTRICTED).
 
 local fail = require "te.fail"
+local core = require("te")._core
 
 local files = {}
 
@@ -25,8 +26,8 @@ end
 ---@param path string
 function files.json(who, path)
     local text, message = files.read(path)
-    if not text then fail("%s: %s", who, message) end
-    local ok, value = pcall(require("te")._core.json, text)
+    if not text then core.fail_io(("%s: %s"):format(who, message)) end
+    local ok, value = pcall(core.json, text)
     if not ok then fail("%s: %s: %s", who, path, value) end
     return value
 end

@@ -140,6 +140,7 @@ end
 ---@param opts table|nil  device, warmup
 function graphs.graph(fn, sample_inputs, opts)
     local o = options.check("te.graph", opts, OPTIONS)
+    options.argument("te.graph", "fn", fn, { "callable" })
     if type(sample_inputs) ~= "table" or te.is_tensor(sample_inputs) then
         fail("te.graph: sample_inputs: expected a list of inputs, got %s", type(sample_inputs))
     end

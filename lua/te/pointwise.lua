@@ -46,15 +46,24 @@ local function declared(self)
     return count and operation(self, count)
 end
 
+local WHOLE = { int64 = true, int32 = true, uint8 = true }
+
+-- One program computes with floats. With whole numbers, and with bool alone, each operation has a dtype of its own.
 function Pointwise:__call(...)
-    local count = select("#", ...)
+    local count, whole, truth, float = select("#", ...), false, false, false
     for i = 1, count do
-        if trace.is_symbol((select(i, ...))) then
+        local value = select(i, ...)
+        if trace.is_symbol(value) then
             check_count(self, count)
             return self.fn(...)
+        elseif te.is_tensor(value) then
+            local dtype = value.dtype
+            if WHOLE[dtype] then whole = true elseif dtype == "bool" then truth = true else float = true end
         end
     end
-    return operation(self, count)(...)
+    local op = operation(self, count)
+    if whole or truth and not float then return self.fn(...) end
+    return op(...)
 end
 
 --- f.formula: what the function computes, as far as its number of arguments is known.
@@ -75,7 +84,10 @@ function Pointwise:__tostring()
 end
 
 --- One operation from a function of up to six tensors that returns one or a few. Results have the shape that the
---- arguments broadcast to and the dtype that they promote to; numbers may stand for tensors.
+--- arguments broadcast to and the dtype that they promote to, bool where all of them are comparisons; numbers may stand
+--- for tensors. What lies between is float32, or float64 where an argument is, and rounded only where the function
+--- casts. Where an argument is int64, int32 or uint8, or bool and none is of floats, the function runs on the arguments
+--- themselves, one operation after the other.
 ---@param fn function
 local function pointwise(fn, ...)
     options.last("te.pointwise", 1, ...)

@@ -46,7 +46,8 @@ te_dtype te_program_result_dtype(const te_call *call, const te_layout *l)
     te_dtype dtype = TE_BOOL;
     if (flags & TE_OP_BOOL) return TE_BOOL;
     if (l->n == 0) return TE_F32;
-    if (flags & (TE_OP_COMPUTE | TE_OP_GATED | TE_OP_LASTROW)) {
+    bool declared = call->op->group != NULL; /* what a script defines promotes all that it is given */
+    if (flags & (TE_OP_COMPUTE | TE_OP_GATED) || (flags & TE_OP_LASTROW && declared)) {
         dtype = call->in[l->input[0]]->dtype;
     } else {
         /* a tensor without dimensions has no say against one with */
@@ -56,7 +57,7 @@ te_dtype te_program_result_dtype(const te_call *call, const te_layout *l)
         for (int i = 0; i < l->n; i++) {
             const te_tensor *t = call->in[l->input[i]];
             if ((ranked && t->ndim == 0) || l->rate[i] == TE_RATE_ROW ||
-                strcmp(call->op->params[i].name, "condition") == 0)
+                (declared && strcmp(call->op->params[i].name, "condition") == 0))
                 continue;
             dtype = first ? t->dtype : te_promote(dtype, t->dtype);
             first = false;

@@ -84,6 +84,15 @@ static double view_bytes(const te_view *v)
     return n * (q->element == TE_E2M1 ? 0.5 : 1) + n / block * factor[q->scale];
 }
 
+/* Of what is read: broadcast elements count once. */
+static double read_bytes(const te_view *v)
+{
+    double bytes = view_bytes(v);
+    for (int i = 0; i < v->ndim && !v->quant; i++)
+        if (!v->stride[i] && v->shape[i]) bytes /= (double)v->shape[i];
+    return bytes;
+}
+
 static const char *view_type(const te_view *v)
 {
     return v->quant ? te_element_names[v->quant->element] : te_dtype_name(v->dtype);
@@ -106,11 +115,20 @@ static double output_bytes(const te_operand *o, const te_run *run)
     return side_bytes(job->quantizer, &job->side[0]) + side_bytes(job->quantizer, &job->side[1]);
 }
 
+/* An input may give the shape alone, as that of a draw. */
+static bool reads_input(const te_program *program, int slot)
+{
+    for (int i = 0; i < program->n_insns; i++)
+        if (program->insns[i].op == TE_PW_LOAD && program->insns[i].slot == slot) return true;
+    return false;
+}
+
 static void count_program(te_profile_event *event, const te_program *program, const te_run *run)
 {
     double elements = 1, work = 0;
     for (int i = 0; i < run->ndim; i++) elements *= (double)run->shape[i];
-    for (int i = 0; i < program->n_inputs; i++) event->bytes += operand_bytes(&run->inputs[i], run);
+    for (int i = 0; i < program->n_inputs; i++)
+        if (reads_input(program, i)) event->bytes += operand_bytes(&run->inputs[i], run);
     for (int i = 0; i < program->n_outputs; i++) event->bytes += output_bytes(&run->outputs[i], run);
     for (int i = 0; i < program->n_insns; i++)
         work += program->insns[i].rate == TE_RATE_ELEM && program->insns[i].arg[0] >= 0;
@@ -199,7 +217,7 @@ static te_status quantize(te_exec *exec, const te_quantize_job *job)
 STAND_IN(dequantize, (te_exec *exec, const te_quantize_job *job, int side), (exec, job, side),
          source_bytes(job) + side_bytes(job->quantizer, &job->side[side]))
 STAND_IN(copy, (te_exec * exec, const te_view *dst, const te_view *src), (exec, dst, src),
-         view_bytes(dst) + view_bytes(src))
+         view_bytes(dst) + read_bytes(src))
 STAND_IN(rotate, (te_exec * exec, const te_rotation *r), (exec, r), 2 * (view_bytes(&r->a) + view_bytes(&r->y)))
 STAND_IN(embedding, (te_exec * exec, const te_view *out, const te_view *table, const te_view *ids),
          (exec, out, table, ids), 2 * view_bytes(out) + view_bytes(ids))

@@ -103,14 +103,23 @@ static int comm_barrier(lua_State *L)
     return status == TE_OK ? 0 : te_lua_raise(rt, L, name, status);
 }
 
-static te_reduction check_reduction(lua_State *L, int index)
+static te_reduction check_reduction(lua_State *L, int index, const char *function)
 {
     static const char *const names[] = {"sum", "average", "max", "min", NULL};
-    return (te_reduction)luaL_checkoption(L, index, NULL, names);
+    const char *given = lua_type(L, index) == LUA_TSTRING ? lua_tostring(L, index) : NULL;
+    char        text[160];
+    for (int i = 0; given && names[i]; i++)
+        if (strcmp(given, names[i]) == 0) return (te_reduction)i;
+    const char *near = given ? te_lua_nearest(given, names, -1) : NULL;
+    te_lua_fail(L, name, "%s: op: expected sum, average, max or min, got %s%s%s%s", function,
+                te_lua_describe(L, index, text, sizeof text), near ? "; did you mean \"" : "", near ? near : "",
+                near ? "\"?" : "");
+    return TE_REDUCE_SUM;
 }
 
 /* A function of a tensor, with what stands behind it: a reduction or one or two ranks. */
 typedef struct call {
+    const char  *function;
     bool         reduces;
     int          n_ranks;
     te_tensor *(*make)(te_comm *comm, te_tensor *x, te_reduction reduction, const int *ranks);
@@ -124,7 +133,7 @@ static int run(lua_State *L, const call *c)
     te_reduction   reduction = TE_REDUCE_SUM;
     int            ranks[2] = {0};
     lua_settop(L, 4);
-    if (c->reduces) reduction = check_reduction(L, 3);
+    if (c->reduces) reduction = check_reduction(L, 3, c->function);
     for (int i = 0; i < c->n_ranks; i++) ranks[i] = check_number(L, 3 + i, "rank");
     te_lua_tensor *result = c->make ? te_lua_new_tensor(L) : NULL;
     te_tensor     *x = te_lua_check_tensor(L, 2, name, "x");
@@ -155,7 +164,7 @@ static int run(lua_State *L, const call *c)
         (void)reduction, (void)ranks;                                                                                 \
         return te_comm_##function arguments;                                                                          \
     }
-#define FUNCTION(name, ...) static int comm_##name(lua_State *L) { return run(L, &(call){__VA_ARGS__}); }
+#define FUNCTION(name, ...) static int comm_##name(lua_State *L) { return run(L, &(call){#name, __VA_ARGS__}); }
 
 MAKE(all_reduce, (comm, x, reduction))
 MAKE(all_gather, (comm, x))

@@ -61,12 +61,19 @@ typedef struct backward_job {
     te_status status;
 } backward_job;
 
-/* Keeps the error value on top so that the binding that called the engine raises it unchanged. */
+/* Keeps the error value on top so that the binding that called the engine raises it unchanged. Where the engine itself
+ * raised it inside because memory ran out or a file failed, status and message stay: a host can tell those apart. */
 static void keep_error(backward_job *job, lua_State *L)
 {
     const char *message = lua_tostring(L, -1);
-    job->status =
-        te_call_fail(job->call, TE_ERROR_ARGUMENT, "backward: %s", message ? message : "error value that is no string");
+    te_context *ctx = job->call->ctx;
+    te_status   inside = job->rt->status;
+    bool        told = inside == TE_ERROR_MEMORY || inside == TE_ERROR_IO;
+    if (told && message && ctx->message[0] && strstr(message, ctx->message))
+        job->status = inside;
+    else
+        job->status = te_call_fail(job->call, TE_ERROR_ARGUMENT, "backward: %s",
+                                   message ? message : "error value that is no string");
     if (job->rt->error_ref != LUA_NOREF) luaL_unref(L, LUA_REGISTRYINDEX, job->rt->error_ref);
     job->rt->error_ref = luaL_ref(L, LUA_REGISTRYINDEX);
 }
@@ -122,7 +129,7 @@ static void hold(te_lua *rt, lua_State *L, te_call *call)
     custom *c = te_mem_alloc(&mem, sizeof *c);
     if (!c) {
         luaL_unref(L, LUA_REGISTRYINDEX, ref);
-        te_lua_fail(L, "custom", "out of host memory");
+        te_lua_raise(rt, L, "custom", te_fail_memory(rt->ctx, "te.custom"));
         return;
     }
     *c = (custom){rt->link, ref};

@@ -53,8 +53,16 @@ static int nearest(lua_State *L)
 /* fail(message): raises it at the line of the nearest caller outside the library. */
 static int fail(lua_State *L) { return te_lua_fail(L, NULL, "%s", luaL_checkstring(L, 1)); }
 
+/* fail_io(message): likewise what reading or writing a file failed with, which a host can tell by its status. */
+static int fail_io(lua_State *L)
+{
+    te_io_error error = {.status = TE_ERROR_IO};
+    snprintf(error.message, sizeof error.message, "%s", luaL_checkstring(L, 1));
+    return te_lua_raise_io(te_lua_runtime(L), L, NULL, &error);
+}
+
 const luaL_Reg te_lua_library_functions[] = {
-    {"library_sources", library_sources}, {"nearest", nearest}, {"fail", fail}, {NULL, NULL},
+    {"library_sources", library_sources}, {"nearest", nearest}, {"fail", fail}, {"fail_io", fail_io}, {NULL, NULL},
 };
 
 /* A searcher for package.loaders. */

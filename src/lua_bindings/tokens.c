@@ -135,7 +135,7 @@ static int encode_text(lua_State *L)
     int32_t      *ids = new_ids(rt, size);
     size_t        n = size;
     te_status     status = TE_OK;
-    if (!ids) return te_lua_fail(L, "encode_text", "out of host memory for %llu ids", (unsigned long long)size);
+    if (!ids) return te_lua_raise(rt, L, "encode_text", te_fail_memory(rt->ctx, "te.encode_text"));
     if (points) {
         status = encode_points(rt, text, size, ids, &n, points, n_points, &error);
     } else {
@@ -191,7 +191,7 @@ static token_stream *push_source(te_lua *rt, lua_State *L)
             lua_pop(L, 1);
         }
         int32_t *ids = new_ids(rt, n);
-        if (!ids) te_lua_fail(L, "tokens_open", "out of host memory");
+        if (!ids) te_lua_raise(rt, L, "tokens_open", te_fail_memory(rt->ctx, "te.tokens_open"));
         memcpy(ids, staged, n * sizeof *ids);
         if (adopt_ids(s, ids, n, &error) != TE_OK) te_lua_raise_io(rt, L, "tokens_open", &error);
         return s;

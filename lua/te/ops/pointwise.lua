@@ -32,7 +32,9 @@ local function check_params(params)
     return names
 end
 
---- The first result is passed on, others are extra outputs. The result has the dtype of x, or that of te.autocast.
+--- The first result is passed on, others are extra outputs. The result has the dtype of x, float32 where that is whole
+--- numbers or bool, or that of te.autocast. Whole numbers are computed with as float32, exact up to 2^24, or as float64
+--- where an argument is.
 ---@overload fun(fn: function)
 function Pointwise:init(opts, fn)
     if type(opts) == "function" then opts, fn = fn, opts end -- options may come last, as everywhere

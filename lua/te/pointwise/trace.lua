@@ -222,9 +222,11 @@ local HINTS = {
     { "expected a tensor, got table", "this function takes tensors, not traced values" },
 }
 
--- Adds to a Lua error of the function what is being done and what to do about it.
+-- Adds to a Lua error of the function what is being done and what to do about it, but where memory ran out: a host
+-- knows LuaJIT's message by its end.
 local function explain(tracing, problem)
-    if tracing.explained or type(problem) ~= "string" then error(problem, 0) end
+    local as_it_is = tracing.explained or type(problem) ~= "string" or problem:find("not enough memory$")
+    if as_it_is then error(problem, 0) end
     local hint = ""
     for _, entry in ipairs(HINTS) do
         if problem:find(entry[1], 1, true) then hint = "; " .. entry[2] end

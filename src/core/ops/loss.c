@@ -99,7 +99,7 @@ const te_op_def te_ops_loss[] = {
      .rows = "target",
      .formula = "m = rowmax(x); lse = m + log(rowsum(exp(x - m))); picked = rowsum(where(column() == target, x, 0)); "
                 "y = where(target == ignore, 0, lse - picked)",
-     .gradient = "g = where(target == ignore, 0, dy); dx = g * (exp(x - lse) - (column() == target))"},
+     .gradient = "dx = where(target == ignore, 0, dy * (exp(x - lse) - (column() == target)))"},
     {.signature = "cross_entropy_smooth(x, target; ignore: number = -100, smoothing: number = 0)",
      .doc = "Cross entropy of every row with a share of the target spread over all classes.",
      .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
@@ -107,8 +107,8 @@ const te_op_def te_ops_loss[] = {
      .formula = "m = rowmax(x); lse = m + log(rowsum(exp(x - m))); picked = rowsum(where(column() == target, x, 0)); "
                 "smooth = (1 - smoothing) * (lse - picked) + smoothing * (lse - rowmean(x)); y = "
                 "where(target == ignore, 0, smooth)",
-     .gradient = "g = where(target == ignore, 0, dy); dx = g * (exp(x - lse) - where(column() == target, 1 - "
-                 "smoothing, 0) - smoothing / n)"},
+     .gradient = "dx = where(target == ignore, 0, dy * (exp(x - lse) - where(column() == target, 1 - smoothing, 0) - "
+                 "smoothing / n))"},
     {.signature = "loss_of_class(x, target; classes: number = 1, ignore: number = -100, otherwise: number = 0)",
      .doc = "x where its target is a class or ignored.",
      .flags = TE_OP_HIDDEN,

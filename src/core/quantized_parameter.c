@@ -80,11 +80,27 @@ static te_status move_copies(const te_quantized *all, te_device *device, te_quan
     return status;
 }
 
+/* Takes the copies over. What stands for `param` elsewhere has been written as often. */
+static te_tensor *attach_like(const te_tensor *param, te_quantized *copies)
+{
+    te_tensor *t = attach(param->ctx, copies, param->storage->quantized->state);
+    if (t) t->storage->version = param->storage->version;
+    return t;
+}
+
+te_tensor *te_quantized_parameter_as(const te_tensor *param, te_dtype dtype)
+{
+    te_quantized copies;
+    te_quantized_share(&param->storage->quantized->copies, true, true, &copies);
+    copies.dtype = dtype;
+    return attach_like(param, &copies);
+}
+
 te_tensor *te_quantized_parameter_on(const te_tensor *param, te_device *device)
 {
-    const struct te_quantized_storage *s = param->storage->quantized;
     te_quantized copies;
-    return move_copies(&s->copies, device, &copies) == TE_OK ? attach(param->ctx, &copies, s->state) : NULL;
+    te_status status = move_copies(&param->storage->quantized->copies, device, &copies);
+    return status == TE_OK ? attach_like(param, &copies) : NULL;
 }
 
 static void replace(te_tensor *param, te_quantized *copies)

@@ -190,7 +190,7 @@ TE_API te_status te_group_apply(te_group *group, const te_op *op, const int *val
 TE_API te_status te_group_output(te_group *group, int value);
 TE_API int       te_group_n_inputs(const te_group *group);
 TE_API int       te_group_n_outputs(const te_group *group);
-TE_API int       te_group_n_plans(const te_group *group); /* made so far, those that refuse included */
+TE_API int       te_group_n_plans(const te_group *group); /* that are kept, those that refuse included */
 /* inputs: te_group_n_inputs tensors, NULL where one stands for nothing. outputs: te_group_n_outputs, one reference
  * each; all NULL on failure. TE_ERROR_UNSUPPORTED before anything ran where these inputs cannot be planned: then run
  * the operations one by one. */

@@ -57,8 +57,9 @@ define("to", function(x, where, device, ...)
     return te.cast(x, dtype)
 end)
 
---- The values that a parameter had before te.quantized_model_init quantized it; nil when they were not kept.
-function methods.get_high_precision_init_val(x) return mode.initial[x] end
+--- The values that a parameter had before te.quantized_model_init quantized it; nil when they were not kept, or the
+--- parameter has been written since.
+function methods.get_high_precision_init_val(x) return mode.initial_values(x) end
 
 --- Lets go of them.
 function methods.clear_high_precision_init_val(x) mode.initial[x] = nil end

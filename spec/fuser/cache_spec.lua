@@ -61,6 +61,62 @@ describe("plans are kept", function()
         assert.equal(4, count(seq, x))
     end)
 
+    it("by what a recipe says, not by which one it is", function()
+        local R = te.recipe
+        local kinds = {
+            function() return R.MXFP8BlockScaling {} end,
+            function() return R.Float8CurrentScaling {} end,
+            function() return R.Float8CurrentScaling { fp8_format = "E4M3" } end,
+            function() return R.Float8CurrentScaling { backward_override = "dequantized" } end,
+            function() return R.Float8CurrentScaling { fast_accumulation = "all" } end,
+            function() return R.DelayedScaling { margin = 1 } end,
+            function()
+                return R.Custom { qfactory = function(role)
+                    return role.tensor_type == "input" and R.MXFP8BlockScaling {} or R.HighPrecision
+                end }
+            end,
+        }
+        local function make() return te.Sequential(te.LayerNorm(32), te.Linear(32, 32), te.GELU()) end
+        local anew, kept, x = make(), make(), input { 32, 32 }
+        kept:load_state_dict(anew:state_dict())
+        local function step(seq, recipe)
+            local y = te.autocast({ recipe = recipe }, seq, x)
+            y:sum():backward()
+            te.optim.SGD(seq, { lr = 0.1 }):step()
+            return y:totable()
+        end
+        for i, kind in ipairs(kinds) do
+            local one = kind()
+            for _ = 1, 3 do assert.same(step(kept, one), step(anew, kind())) end
+            assert.equal(i, count(anew, x))
+        end
+        assert.same(kept[2].weight:totable(), anew[2].weight:totable())
+    end)
+
+    it("no more than many, beside those whose backward is to come", function()
+        local seq, most = te.Sequential(te.GELU(), te.ConstantScale(2)), 64
+        local function run(width)
+            local x = input { 1, width }
+            return seq(x):sum(), x
+        end
+        local waiting = {}
+        for width = 1, 100 do waiting[width] = { run(width) } end
+        assert.equal(100, count(seq, input { 1, 1 }))
+        for width = 1, 100 do
+            local y, x = unpack(waiting[width])
+            y:backward()
+            local alone = x:detach()
+            alone.requires_grad = true;
+            (te.gelu(alone) * 2):sum():backward()
+            assert.same(alone.grad:totable(), x.grad:totable())
+        end
+        for width = 101, 300 do
+            run(width):backward()
+            assert.is_true(count(seq, input { 1, 1 }) <= most)
+        end
+        assert.equal(most, count(seq, input { 1, 1 }))
+    end)
+
     it("anew by operations, options, training mode, rules and te.set_fusion", function()
         local seq, x = build(), input { 4, 8 }
         local program, seen = require("te.fuser").program, {}

@@ -115,12 +115,50 @@ describe("te.quantized_model_init", function()
         local model = build { recipe = RECIPES.mxfp8, preserve_high_precision_init_val = true }
         local weight = model[1].weight
         assert.is_true(same(weight:get_high_precision_init_val(), high[1].weight:detach()))
+        assert.is_not_nil(model[3].weight:get_high_precision_init_val())
+        model[3].weight:clear_high_precision_init_val()
+        assert.is_nil(model[3].weight:get_high_precision_init_val())
         local optimizer = te.optim.SGD(model, { lr = 0 })
         step(model, te.randn({ 4, 48 }), RECIPES.mxfp8)
         optimizer:step()
         assert.is_true(same(optimizer.state[weight].master, high[1].weight:detach()))
-        weight:clear_high_precision_init_val()
-        assert.is_nil(weight:get_high_precision_init_val())
+    end)
+
+    it("starts masters from what was written after the initial values", function()
+        local state, high = build({ recipe = RECIPES.mxfp8 }, 5), build({ enabled = false }, 5)
+        local writes = {
+            function(model) model:load_state_dict(state:state_dict()) end,
+            function(model) model:load_state_dict(high:state_dict()) end,
+            function(model) te.no_grad(function() model[1].weight:copy_(high[1].weight) end) end,
+            function(model) te.no_grad(function() model[1].weight:mul_(2) end) end,
+            function(model)
+                te.no_grad(function() model[1].weight:fill_(3) end)
+                model:to("bfloat16")
+            end,
+        }
+        for i, write in ipairs(writes) do
+            local model = build { recipe = RECIPES.mxfp8, preserve_high_precision_init_val = true }
+            local weight = model[1].weight
+            write(model)
+            assert.is_nil(weight:get_high_precision_init_val(), i)
+            local before = weight:detach():to("float32"):clone()
+            local optimizer = te.optim.AdamW(model, { lr = 0, weight_decay = 0 })
+            step(model, te.randn({ 4, 48 }, { dtype = weight.dtype }), RECIPES.mxfp8)
+            optimizer:step()
+            assert.is_true(same(optimizer.state[weight].master, before))
+            assert.is_true(same(weight:detach():to("float32"), before))
+        end
+    end)
+
+    it("keeps the initial values of one that is converted", function()
+        local model = build { recipe = RECIPES.mxfp8, preserve_high_precision_init_val = true }
+        local before = model[1].weight:get_high_precision_init_val()
+        model:to("bfloat16")
+        assert.is_true(rawequal(before, model[1].weight:get_high_precision_init_val()))
+        local optimizer = te.optim.SGD(model, { lr = 0 })
+        step(model, te.randn({ 4, 48 }, { dtype = "bfloat16" }), RECIPES.mxfp8)
+        optimizer:step()
+        assert.is_nil(model[1].weight:get_high_precision_init_val())
     end)
 
     it("quantizes what is written", function()

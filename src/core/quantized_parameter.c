@@ -80,11 +80,27 @@ static te_status move_copies(const te_quantized *all, te_device *device, te_quan
     return status;
 }
 
+/* Takes the copies over. What stands for `param` elsewhere has been written as often. */
+static te_tensor *attach_like(const te_tensor *param, te_quantized *copies)
+{
+    te_tensor *t = attach(param->ctx, copies, param->storage->quantized->state);
+    if (t) t->storage->version = param->storage->version;
+    return t;
+}
+
+te_tensor *te_quantized_parameter_as(const te_tensor *param, te_dtype dtype)
+{
+    te_quantized copies;
+    te_quantized_share(&param->storage->quantized->copies, true, true, &copies);
+    copies.dtype = dtype;
+    return attach_like(param, &copies);
+}
+
 te_tensor *te_quantized_parameter_on(const te_tensor *param, te_device *device)
 {
-    const struct te_quantized_storage *s = param->storage->quantized;
     te_quantized copies;
-    return move_copies(&s->copies, device, &copies) == TE_OK ? attach(param->ctx, &copies, s->state) : NULL;
+    te_status status = move_copies(&param->storage->quantized->copies, device, &copies);
+    return status == TE_OK ? attach_like(param, &copies) : NULL;
 }
 
 static void replace(te_tensor *param, te_quantized *copies)
@@ -107,17 +123,6 @@ static bool are_own(const te_quantized *z)
     const te_quantized_part *a = &z->side[0], *b = &z->side[1];
     return is_own(a->data, NULL) && is_own(b->data, NULL) && is_own(a->scale_inv, b->scale_inv) &&
            is_own(b->scale_inv, a->scale_inv) && is_own(a->amax, b->amax) && is_own(b->amax, a->amax);
-}
-
-/* Field by field, since structures have gaps. */
-static bool is_same(const te_quantizer *a, const te_quantizer *b)
-{
-    return a->element == b->element && a->scale == b->scale && a->block_rows == b->block_rows &&
-           a->block_cols == b->block_cols && a->needs_history == b->needs_history &&
-           a->has_columnwise == b->has_columnwise && a->transposed == b->transposed && a->replicated == b->replicated &&
-           a->power_of_two == b->power_of_two && a->epsilon == b->epsilon && a->row_scaled == b->row_scaled &&
-           a->hadamard == b->hadamard && a->stochastic == b->stochastic && a->four_over_six == b->four_over_six &&
-           a->scale_max == b->scale_max;
 }
 
 /* What was written in place has other contents than whoever keeps something of it believes. */
@@ -154,7 +159,7 @@ static te_status store_in_place(te_tensor *param, te_tensor *values)
     struct te_quantized_storage *q = param->storage->quantized;
     const te_quantizer *wanted = &q->state->recipe->quantizers[TE_ROLE_WEIGHT];
     te_quantized over;
-    if (!is_same(wanted, &q->copies.quantizer) || q->copies.dtype != param->dtype) return refuse(param);
+    if (!te_quantizer_same(wanted, &q->copies.quantizer) || q->copies.dtype != param->dtype) return refuse(param);
     te_quantized_share(&q->copies, true, true, &over); /* a failure closes them */
     has_changed(&over);
     te_tensor_written(param);
@@ -193,7 +198,7 @@ static bool is_like(const te_tensor *a, const te_tensor *b)
 static te_status adopt_in_place(te_tensor *param, const te_quantized *from)
 {
     te_quantized *to = &param->storage->quantized->copies;
-    bool fits = is_same(&from->quantizer, &to->quantizer);
+    bool fits = te_quantizer_same(&from->quantizer, &to->quantizer);
     for (int s = 0; s < 2; s++)
         fits = fits && is_like(to->side[s].data, from->side[s].data) &&
                is_like(to->side[s].scale_inv, from->side[s].scale_inv) && is_like(to->side[s].amax, from->side[s].amax);
@@ -214,7 +219,7 @@ te_status te_quantized_parameter_open(te_tensor *param, te_quantized *copies)
 {
     const struct te_quantized_storage *s = param->storage->quantized;
     const te_quantizer *q = &s->state->recipe->quantizers[TE_ROLE_WEIGHT];
-    bool fits = is_same(q, &s->copies.quantizer) && s->copies.dtype == param->dtype && s->copies.side[0].data;
+    bool fits = te_quantizer_same(q, &s->copies.quantizer) && s->copies.dtype == param->dtype && s->copies.side[0].data;
     if (fits && are_own(&s->copies)) {
         *copies = s->copies;
         return TE_OK;

@@ -55,6 +55,17 @@ te_status te_quantizer_check(te_context *ctx, const te_quantizer *q)
     return TE_OK;
 }
 
+/* Field by field, since structures have gaps. */
+bool te_quantizer_same(const te_quantizer *a, const te_quantizer *b)
+{
+    return a->element == b->element && a->scale == b->scale && a->block_rows == b->block_rows &&
+           a->block_cols == b->block_cols && a->needs_history == b->needs_history &&
+           a->has_columnwise == b->has_columnwise && a->transposed == b->transposed && a->replicated == b->replicated &&
+           a->power_of_two == b->power_of_two && a->epsilon == b->epsilon && a->row_scaled == b->row_scaled &&
+           a->hadamard == b->hadamard && a->stochastic == b->stochastic && a->four_over_six == b->four_over_six &&
+           a->scale_max == b->scale_max;
+}
+
 static void layout_scales(const te_quantizer *q, bool swapped, te_quantized_layout *l)
 {
     if (!q->block_rows) {

@@ -15,6 +15,7 @@ extern const char *const te_four_over_six_names[]; /* "none", "mae", "mse" */
 
 /* TE_OK, or an error that names the field that does not fit the others. */
 te_status te_quantizer_check(te_context *ctx, const te_quantizer *q);
+bool te_quantizer_same(const te_quantizer *a, const te_quantizer *b);
 
 /* What side 0 or 1 of a matrix of rows x cols is stored as. */
 typedef struct te_quantized_layout {

@@ -59,6 +59,19 @@ void te_product_recipe_release(te_product_recipe *recipe)
     te_context_unref(ctx);
 }
 
+bool te_product_recipe_alike(const te_product_recipe *a, const te_product_recipe *b)
+{
+    if (a == b) return true;
+    if (!a || !b || a->backward != b->backward || a->hands_on != b->hands_on) return false;
+    for (int k = 0; k < TE_PRODUCT_COUNT; k++)
+        if (a->fast_sums[k] != b->fast_sums[k]) return false;
+    for (int r = 0; r < TE_ROLE_COUNT; r++) {
+        if (a->quantized[r] != b->quantized[r]) return false;
+        if (a->quantized[r] && !te_quantizer_same(&a->quantizers[r], &b->quantizers[r])) return false;
+    }
+    return true;
+}
+
 /* --- states ------------------------------------------------------------------------------------------------------- */
 
 te_recipe_state *te_recipe_state_new(te_context *ctx)

@@ -52,6 +52,8 @@ void te_product_recipe_set_fast_sums(te_product_recipe *recipe, int choice);
 te_product_recipe *te_product_recipe_new(te_context *ctx, const te_product_recipe *from);
 te_product_recipe *te_product_recipe_retain(te_product_recipe *recipe); /* NULL passes through, as below */
 void te_product_recipe_release(te_product_recipe *recipe);
+/* Whether products run alike under both, histories apart: a script may make a recipe per step. NULL: none. */
+bool te_product_recipe_alike(const te_product_recipe *a, const te_product_recipe *b);
 
 struct te_recipe_state {
     te_context *ctx;

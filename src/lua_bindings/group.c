@@ -11,7 +11,7 @@
  *                                                   first input in a byte a value; values of weights and biases of a
  *                                                   grouped linear operation, and the states of those products
  *     group_output(g, value)
- *     group_plans(g)                                how many plans there are so far
+ *     group_plans(g)                                how many plans are kept
  *     group_run(g, tensors…)                        the outputs; or nil and the reason when these inputs cannot be
  *                                                   planned
  *     group_explain(g, tensors…)                    lists of steps and of splits (fuser/describe.h); or nil and the

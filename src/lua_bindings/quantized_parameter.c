@@ -3,6 +3,7 @@
  *     quantized_parameter(state, t, columnwise)
  *                                          a leaf with t's values that is stored quantized
  *     is_quantized(t)
+ *     is_untouched(t)                      whether nothing was written to it since it was quantized
  *     quantized_parts(t)                   rowwise data, scale_inv, amax, column-wise data, scale_inv, amax; nil
  *                                          where absent
  *     set_quantized_parts(t, …)            takes over the like
@@ -31,6 +32,12 @@ static int quantized_parameter(lua_State *L)
 static int is_quantized(lua_State *L)
 {
     lua_pushboolean(L, te_tensor_is_quantized(te_lua_check_tensor(L, 1, "is_quantized", "t")));
+    return 1;
+}
+
+static int is_untouched(lua_State *L)
+{
+    lua_pushboolean(L, te_quantized_parameter_is_untouched(te_lua_check_tensor(L, 1, "is_untouched", "t")));
     return 1;
 }
 
@@ -88,9 +95,7 @@ static int quantized_as(lua_State *L)
     te_lua_enter(rt, L, "to");
     te_lua_tensor *result = te_lua_new_tensor(L);
     te_tensor *t = check_quantized(L, "to");
-    te_quantized copies = t->storage->quantized->copies;
-    copies.dtype = dtype;
-    result->t = te_quantized_parameter_from(rt->ctx, &copies, t->storage->quantized->state);
+    result->t = te_quantized_parameter_as(t, dtype);
     return result->t ? 1 : te_lua_raise(rt, L, "to", rt->ctx->status);
 }
 
@@ -113,6 +118,7 @@ static int quantized_on(lua_State *L)
 const luaL_Reg te_lua_quantized_parameter_functions[] = {
     {"quantized_parameter", quantized_parameter},
     {"is_quantized", is_quantized},
+    {"is_untouched", is_untouched},
     {"quantized_parts", quantized_parts},
     {"set_quantized_parts", set_quantized_parts},
     {"quantized_as", quantized_as},

@@ -73,6 +73,15 @@ function mode.prepare(products, x, ...)
     require("te.recipe.products").prepare(products, mode.recipe, mode.faster and mode.enabled and x or nil, ...)
 end
 
+--- The values that a parameter had before it was quantized, where they are kept and it has not been written since; nil
+--- otherwise.
+function mode.initial_values(parameter)
+    local values = mode.initial[parameter]
+    if values == nil or core.is_untouched(parameter) then return values end
+    mode.initial[parameter] = nil
+    return nil
+end
+
 --- y = x weight^T + bias under the recipe in force, which is not None.
 function mode.linear(module, key, x, weight, bias)
     local product = mode.product(module, key)

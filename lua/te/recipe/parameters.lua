@@ -17,7 +17,7 @@ local core = te._core
 
 local parameters = {}
 
--- Values before quantizing, by parameter; methods of tensors read them (te.tensor).
+-- Values before quantizing, by parameter; mode.initial_values gives them while they count.
 local initial = setmetatable({}, { __mode = "k" })
 mode.initial = initial
 
@@ -50,7 +50,7 @@ end
 --- Runs fn(...), which makes a model, and returns what it returns.
 ---@param opts table  enabled (true); recipe (te.recipe.DelayedScaling{}); preserve_high_precision_init_val (false):
 ---                   what the weights were before is kept on the cpu, for weight:get_high_precision_init_val(), and is
----                   what an optimizer starts its master copy from
+---                   what an optimizer starts its master copy from, until something is written to the weight
 function parameters.quantized_model_init(opts, fn, ...)
     local who = "te.quantized_model_init"
     opts = options.check(who, opts, OPTIONS)
@@ -90,7 +90,7 @@ end
 
 --- The master of a parameter that is stored quantized.
 function parameters.master(parameter, dtype)
-    return (initial[parameter] or parameter):detach():to(parameter.device):to(dtype):clone()
+    return (mode.initial_values(parameter) or parameter):detach():to(parameter.device):to(dtype):clone()
 end
 
 return parameters

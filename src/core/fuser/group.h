@@ -9,8 +9,8 @@
  *      te_group_run(g, inputs, outputs);
  *
  * The first run with inputs of a new kind makes a *plan* (plan.h): which nodes share a kernel, forward and backward.
- * Plans are kept by dtypes, widths, compute dtype and wanted gradients; the number of tokens is free. One node of the
- * tape stands for the whole run.
+ * Plans are kept by dtypes, widths, compute dtype, recipes and wanted gradients; the number of tokens is free. Those
+ * used longest ago go when they are many. One node of the tape stands for the whole run.
  *
  * Not everything can be planned: an operation that mixes tokens in a way the planner does not know, shapes that
  * broadcast in several dimensions. Then te_group_run fails with TE_ERROR_UNSUPPORTED before anything ran, the message

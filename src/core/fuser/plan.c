@@ -182,13 +182,28 @@ static bool same_plan(const te_fuse_plan *plan, const te_plan_key *keys, int x_n
 {
     for (int i = 0; i < plan->n_nodes; i++) {
         const te_group_node *node = &plan->nodes[i];
-        if (plan->recipes[i] != te_recipe_active(node->recipe_state)) return false;
+        if (!te_product_recipe_alike(plan->recipes[i], te_recipe_active(node->recipe_state))) return false;
         for (int k = 0; k < node->n_states; k++)
-            if (node->recipes[k] != te_recipe_active(node->states[k])) return false;
+            if (!te_product_recipe_alike(node->recipes[k], te_recipe_active(node->states[k]))) return false;
     }
     return plan->record == record && plan->x_ndim == x_ndim && plan->compute_dtype == plan->ctx->compute_dtype &&
            plan->recompute_width == plan->ctx->recompute_width &&
            memcmp(plan->keys, keys, (size_t)plan->n_inputs * sizeof *keys) == 0;
+}
+
+/* Shapes and recipes may be new in every step. A plan that backward has yet to run takes memory anyway. */
+static void forget_plans(te_group *group)
+{
+    int n = 0;
+    for (te_fuse_plan **at = &group->plans; *at;) {
+        te_fuse_plan *plan = *at;
+        if (++n <= TE_GROUP_MAX_PLANS || plan->refs > 1) {
+            at = &plan->next;
+            continue;
+        }
+        *at = plan->next;
+        te_fuse_plan_release(plan);
+    }
 }
 
 te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool record)
@@ -212,5 +227,7 @@ te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool reco
     te_fuse_plan *plan = te_fuse_plan_new(group, group->keys, first.ndim, record);
     if (!plan) return NULL;
     plan->next = group->plans;
-    return group->plans = plan;
+    group->plans = plan;
+    forget_plans(group);
+    return plan;
 }

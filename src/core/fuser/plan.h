@@ -210,8 +210,10 @@ struct te_group {
     size_t         node_capacity, value_capacity, key_capacity;
     int            n_nodes, n_values, n_inputs, n_outputs, n_frames;
     bool           refused; /* the last run had no plan */
-    te_fuse_plan  *plans;
+    te_fuse_plan  *plans; /* the last used first */
 };
+
+enum { TE_GROUP_MAX_PLANS = 64 }; /* and those of runs whose backward is to come */
 
 /* What one forward pass leaves for backward; also its working memory. */
 typedef struct te_group_state {

@@ -451,6 +451,19 @@ describe("main_grad", function()
         assert.equal(1, p.grad:item())
     end)
 
+    it("stays with a parameter that becomes another dtype", function()
+        local m, buffer = te.Linear(2, 2, { bias = false }), te.zeros { 4 }
+        m.weight.main_grad = buffer:view { 2, 2 }
+        m:to "bfloat16"
+        m(te.ones({ 1, 2 }, { dtype = "bfloat16" })):sum():backward()
+        assert.is_nil(m.weight.grad)
+        assert.same({ 1, 1, 1, 1 }, buffer:totable())
+        m.weight.main_grad = te.ones({ 2, 2 }, { dtype = "bfloat16" })
+        m:to "float16"
+        assert.equal("float16", m.weight.main_grad.dtype)
+        assert.equal(4, m.weight.main_grad:sum():item())
+    end)
+
     it("is memory that others may see, and nothing else", function()
         local buffer = te.zeros { 10 }
         local p = te.ones({ 2, 2 }, { requires_grad = true })

@@ -356,19 +356,21 @@ local function place(who, where)
 end
 
 -- A tensor with the dtype or on the device, itself where it is so already. Parameters remain the objects that they are,
--- and keep their gradients; one that is stored quantized keeps its bytes, a dtype says what they stand for.
+-- and keep their gradients, a main_grad in float32 as it is; one that is stored quantized keeps its bytes, a dtype says
+-- what they stand for.
 local function convert(tensor, kind, dtype, device)
     local stays = dtype and (kind == "constant" or not FLOATING[tensor.dtype])
     if stays or tensor.dtype == dtype or tensor.device == device then return tensor end
-    local new, grad
+    local new, grad, main
     if core.is_quantized(tensor) then
         new = device and core.quantized_on(tensor, device) or core.quantized_as(tensor, dtype)
     else
         new = tensor:detach():to(dtype or device)
     end
-    new.requires_grad, grad = tensor.requires_grad, tensor.grad
+    new.requires_grad, grad, main = tensor.requires_grad, tensor.grad, tensor.main_grad
     if kind ~= "parameter" then return new end
     if grad then new.grad = grad:to(dtype or device) end
+    if main then new.main_grad = dtype and main.dtype == "float32" and main or main:to(dtype or device) end
     core.become(tensor, new)
     return tensor
 end

@@ -57,11 +57,11 @@ local function read_steps(path, pre_tokenizer, normalized)
     local flat, blanks = {}, normalized.blanks
     for i, entry in ipairs(steps) do
         local step, field = entry[1], entry[2]
-        if step.type == "Split" and normalized.blanks and reader.pattern(path, step, field) == " " then
-            flat = flat -- there are no spaces any more where it cuts
-        elseif step.type == "Metaspace" and #steps == 1 then
+        -- nothing is left where it cuts
+        local idle = step.type == "Split" and normalized.blanks and reader.pattern(path, step, field) == " "
+        if step.type == "Metaspace" and #steps == 1 then
             flat, blanks = read_metaspace(path, step, field), true
-        else
+        elseif not idle then
             refuse(path, ("%s.type"):format(field), step.type, i == 1 and 'one "Metaspace"' or "nothing more")
         end
     end

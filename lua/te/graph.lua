@@ -30,6 +30,9 @@ function graphs.before_launch(fn)
     return true
 end
 
+--- Likewise after every launch.
+function graphs.after_launch(fn) table.insert(recording.after, fn) end
+
 -- Records fn(...). Returns the handle, or nil where the device has no graphs, and fn's results.
 local function record(device, hooks, fn, ...)
     local handle = core.graph_begin(device)
@@ -114,7 +117,7 @@ function Graph:__call(...)
         return self.fn(unpack(self.inputs, 1, self.inputs.n))
     end
     if not self.handle then
-        local hooks = {}
+        local hooks = { after = {} }
         local handle, results = record(self.device, hooks, self.fn, unpack(self.inputs, 1, self.inputs.n))
         self.plain = not handle
         if self.plain then return self.fn(unpack(self.inputs, 1, self.inputs.n)) end
@@ -122,6 +125,7 @@ function Graph:__call(...)
     end
     for i = 1, #self.hooks do self.hooks[i]() end
     core.graph_launch(self.handle)
+    for i = 1, #self.hooks.after do self.hooks.after[i]() end
     return unpack(self.results, 1, self.results.n)
 end
 
@@ -174,7 +178,7 @@ end
 
 -- Both directions, recorded.
 local function record_both(device, fn, inputs, parameters)
-    local both = { inputs = inputs, hooks = {}, weights = {} }
+    local both = { inputs = inputs, hooks = { after = {} }, weights = {} }
     local handle, results = record(device, both.hooks, fn, unpack(inputs, 1, inputs.n))
     both.forward = handle
     for i = 1, results.n do

@@ -159,16 +159,21 @@ static te_tensor *master_of(const te_optim_group *g, int i)
     return g->masters && g->masters[i] != g->params[i] ? g->masters[i] : NULL;
 }
 
+te_status te_optim_catch_up(te_tensor *master, te_tensor *param)
+{
+    if (!is_stale(master, param)) return TE_OK;
+    te_status status = catch_up(param->ctx, master, param);
+    if (status == TE_OK) te_optim_follow(master, param);
+    return status;
+}
+
+/* Not in a recording: whoever launches it looks before. */
 static te_status catch_up_all(te_context *ctx, int n_groups, const te_optim_group *groups)
 {
     te_status status = TE_OK;
-    for (int k = 0; k < n_groups; k++)
-        for (int i = 0; i < groups[k].n && status == TE_OK; i++) {
-            te_tensor *master = master_of(&groups[k], i), *param = groups[k].params[i];
-            if (!master || !is_stale(master, param)) continue;
-            status = catch_up(ctx, master, param);
-            if (status == TE_OK) te_optim_follow(master, param);
-        }
+    for (int k = 0; k < n_groups && !ctx->capture; k++)
+        for (int i = 0; i < groups[k].n && status == TE_OK; i++)
+            if (master_of(&groups[k], i)) status = te_optim_catch_up(groups[k].masters[i], groups[k].params[i]);
     return status;
 }
 

@@ -55,7 +55,8 @@ te_tensor *te_grad_clip(te_context *ctx, int n, te_tensor *const *tensors, const
                         double max);
 
 /* From here on `master` holds what `param` does. */
-void te_optim_follow(te_tensor *master, const te_tensor *param);
+void      te_optim_follow(te_tensor *master, const te_tensor *param);
+te_status te_optim_catch_up(te_tensor *master, te_tensor *param); /* where others wrote to param since */
 
 /* squares[i] = sum of squares of tensor i (a tensor holding NaN or inf gives a non-finite one): gradient norms, and
  * which tensor broke. One pass, one synchronisation. */

@@ -418,7 +418,25 @@ static int zero_gradient(lua_State *L)
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "zero_grad", status);
 }
 
+/* follow_masters(masters, params, launched): around the launch of a graph that makes their steps, false before it. */
+static int follow_masters(lua_State *L)
+{
+    te_lua        *rt = te_lua_runtime(L);
+    te_lua_tensors masters = te_lua_check_tensors(L, 1, "step", "masters");
+    te_lua_tensors params = te_lua_check_tensors(L, 2, "step", "params");
+    te_status      status = TE_OK;
+    bool           launched = lua_toboolean(L, 3);
+    if (masters.n != params.n) return te_lua_fail(L, "step", "%d masters for %d parameters", masters.n, params.n);
+    te_lua_enter(rt, L, "step");
+    for (int i = 0; i < params.n && status == TE_OK; i++) {
+        if (launched) te_optim_follow(masters.t[i], params.t[i]);
+        else status = te_optim_catch_up(masters.t[i], params.t[i]);
+    }
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "step", status);
+}
+
 const luaL_Reg te_lua_optim_functions[] = {
+    {"follow_masters", follow_masters},
     {"adamw_step", adamw_step},   {"adamw_prepare", adamw_prepare}, {"adamw_again", adamw_again},
     {"sgd_step", sgd_step},       {"sum_squares", sum_squares},     {"adamw_step_on", adamw_step_on},
     {"adamw_send", adamw_send},   {"grad_clip", grad_clip},         {"gradient", gradient},

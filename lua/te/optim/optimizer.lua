@@ -9,9 +9,9 @@
 -- So a step over small parameters makes no tables.
 --
 -- master_weights keeps float32 copies of parameters in smaller dtypes: the copies are updated, the parameters receive
--- their rounding. What others write to a parameter between two steps its copy takes over (core/optim.h), but not
--- between launches of a graph that makes the steps. Parameters that are stored quantized always have one, in
--- master_dtype: bfloat16 takes half the memory, and loses steps smaller than its rounding.
+-- their rounding. What others write to a parameter between two steps its copy takes over (core/optim.h). Parameters
+-- that are stored quantized always have one, in master_dtype: bfloat16 takes half the memory, and loses steps smaller
+-- than its rounding.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -349,6 +349,12 @@ local function step_on_device(self, clip, grad_scale, lr)
     local numbers = te._core.graph_numbers(device, #batches, clip and 16 or 8)
     local function send() send_step(self, batches, numbers, list, grad_scale, lr) end
     if not graph.before_launch(send) then send() end
+    for _, batch in ipairs(recording and batches or {}) do
+        if batch.masters then
+            graph.before_launch(function() core.follow_masters(batch.masters, batch.params, false) end)
+            graph.after_launch(function() core.follow_masters(batch.masters, batch.params, true) end)
+        end
+    end
     self.update_on(described, numbers, clip, clip and self.unmade)
     for _, batch in ipairs(batches) do
         for k = 1, #batch.grads do batch.grads[k]:release() end

@@ -79,15 +79,15 @@ local function rope_options(config, rope, base)
 end
 
 -- The options of rotary positions. Newer files have all of them in rope_parameters, layers with a window apart where
--- they differ; `base` and `window_base` are those of a kind of model whose file does not say them.
-local function read_rope(config, kind, base, window_base)
+-- they differ.
+local function read_rope(config, own)
     local given = config:get("rope_parameters", { "table" }) or config:get("rope_scaling", { "table" }) or {}
     local windows = given.sliding_attention
-    if kind == "gpt_oss" and not next(given) then config:fail("rope_parameters", "is missing") end
-    base = config:get("rope_theta", { "number", base or 10000, min = 1 })
+    if own.needs_rope and not next(given) then config:fail("rope_parameters", "is missing") end
+    base = config:get("rope_theta", { "number", own.base or 10000, min = 1 })
     if type(given.full_attention) == "table" then given = given.full_attention end
     local found = rope_options(config, part_of(config, given), base)
-    found.window_rope_base = config:get("rope_local_base_freq", { "number", window_base, min = 1 })
+    found.window_rope_base = config:get("rope_local_base_freq", { "number", own.window_base, min = 1 })
     if type(windows) == "table" then
         windows = part_of(config, windows)
         windows:only("rope_type", "default")
@@ -120,59 +120,43 @@ local function windows_by_layer(config, layers, window, n_layer)
     return window, full_every
 end
 
--- How far layers see where a file does not say it.
-local WINDOW = { mistral = 4096, gemma3_text = 4096, gpt_oss = 128 }
-
-local function set_windows(config, made, kind, pattern)
+local function set_windows(config, made, own)
+    local pattern = own.full_every and config:get("sliding_window_pattern", { "size", own.full_every })
     local window = config:get("sliding_window", { "integer", min = 0 })
-    if window == nil and not config:names("sliding_window") then window = WINDOW[kind] end
+    if window == nil and not config:names("sliding_window") then window = own.window end
     window = window ~= 0 and window or nil
     local layers = config:get("layer_types", { "table" })
     if layers then
         made.window, made.full_every = windows_by_layer(config, layers, window, made.n_layer)
         return
     end
-    if pattern or kind == "mistral" or kind == "mixtral" then
+    if pattern or own.always_windows then
         made.window, made.full_every = window, window and pattern
         return
     end
     if not window or not config:get("use_sliding_window", { "boolean", false }) then return end
-    if kind == "qwen2_moe" then config:fail("layer_types", "is missing, though use_sliding_window is set") end
-    local first = kind == "qwen3_moe" and 0 or config:get("max_window_layers", { "integer", 28, min = 0 })
+    if own.alternates then config:fail("layer_types", "is missing, though use_sliding_window is set") end
+    local first = own.first_windows or config:get("max_window_layers", { "integer", 28, min = 0 })
     if first > 0 and first < made.n_layer then
-        config:fail("max_window_layers", "the first %d of %d layers see all; which ones must be a matter of every \
-so many-th", first, made.n_layer)
+        config:fail("max_window_layers", "the first %d of %d layers see all, not every so many-th", first, made.n_layer)
     end
     made.window = first == 0 and window or nil
 end
 
-local BIASES = {
-    llama = function(config) return config:get("attention_bias", { "boolean", false }) and "all" or "none" end,
-    mistral = function() return "none" end,
-    qwen2 = function() return "qkv" end,
-}
-BIASES.qwen3, BIASES.qwen3_moe, BIASES.mixtral = BIASES.llama, BIASES.llama, BIASES.mistral
-BIASES.gemma3_text, BIASES.gpt_oss = BIASES.llama, BIASES.llama
-
-function BIASES.qwen2_moe(config) return config:get("qkv_bias", { "boolean", true }) and "qkv" or "none" end
-
--- What experts are called on, and how many of them see a token where a file does not say it.
-local ACTIVE = { mixtral = 2, qwen2_moe = 4, qwen3_moe = 8, gpt_oss = 4 }
-
 -- Experts in the MLP's place, all layers alike. Probabilities over the chosen ones are those over all, divided by
 -- their sum.
-local function set_experts(config, made, kind)
+local function set_experts(config, made, own)
     local experts = config:get("num_local_experts", { "size" })
     made.n_expert = experts or config:need("num_experts", { "size" })
-    made.n_expert_active = config:get("num_experts_per_tok", { "size", ACTIVE[kind] })
-    if kind == "mixtral" or kind == "gpt_oss" then return end
+    made.n_expert_active = config:get("num_experts_per_tok", { "size", own.active })
+    if own.plain_experts then return end
     config:only("decoder_sparse_step", 1)
     if next(config:get("mlp_only_layers", { "table", {} })) then
         config:fail("mlp_only_layers", "layers without experts beside others are not supported")
     end
     made.n_inner = config:need("moe_intermediate_size", { "size" })
     made.expert_pre_softmax = not config:get("norm_topk_prob", { "boolean", false })
-    if kind == "qwen2_moe" then made.n_inner_shared = config:need("shared_expert_intermediate_size", { "size" }) end
+    if own.shared then made.n_inner_shared = config:need("shared_expert_intermediate_size", { "size" }) end
 end
 
 -- What is a Gemma's own.
@@ -192,44 +176,58 @@ local function set_gpt_oss(config, made)
     made.activation, made.mlp_bias, made.attention_sinks = "ClampedSwiGLU", true, true
 end
 
--- What kinds of models have where a file does not say it, as Transformers fills it in: the size of a head that is not
--- hidden_size / num_attention_heads, whether the head is the embedding's table, bases of positions, norms' eps. Of
--- these alone heads of keys and values are as many as of queries where a file does not say it. FULL_EVERY: which layers
--- see all although there is a window.
-local HEAD_SIZE = { qwen3 = 128, gemma3_text = 256, gpt_oss = 64 }
-local MULTI_HEADED = { llama = true, qwen2 = true, qwen3 = true }
-local TIED = { gemma3_text = true }
-local FULL_EVERY = { gemma3_text = 6, gpt_oss = 2 }
-local BASE, WINDOW_BASE = { mixtral = 1e6, gemma3_text = 1e6, gpt_oss = 150000 }, { gemma3_text = 10000 }
-local EPS = { mixtral = 1e-5, gpt_oss = 1e-5 }
-local QK_NORM = { qwen3 = true, qwen3_moe = true, gemma3_text = true }
-local EXPERTS = { mixtral = true, qwen2_moe = true, qwen3_moe = true, gpt_oss = true }
+local function biases_of_all(config) return config:get("attention_bias", { "boolean", false }) and "all" or "none" end
+
+local function biases_of_qwen2_moe(config) return config:get("qkv_bias", { "boolean", true }) and "qkv" or "none" end
+
+-- What is a kind's own among Llama's relatives. Defaults are those that Transformers fills in where a file says none:
+--
+--     head_size            of a head that is not hidden_size / num_attention_heads
+--     tie, eps, base, window_base, window, active (experts that see a token)
+--     full_every           which layers see all although there is a window
+--     multi_headed         as many heads of keys and values as of queries; of others a file has to say it
+--     always_windows       there are windows wherever a file has their size; elsewhere where use_sliding_window is set,
+--                          from layer max_window_layers on, or first_windows; alternates: in a way that has to be said
+--     needs_rope           positions are always stretched, in a way that has to be said
+--     plain_experts        as wide as the MLP, probabilities over the chosen ones; shared: one sees all tokens
+local RELATIVES = {
+    llama = { biases = biases_of_all, multi_headed = true },
+    mistral = { always_windows = true, window = 4096 },
+    mixtral = { always_windows = true, base = 1e6, eps = 1e-5, active = 2, plain_experts = true },
+    qwen2 = { biases = function() return "qkv" end, multi_headed = true },
+    qwen2_moe = { biases = biases_of_qwen2_moe, alternates = true, active = 4, shared = true },
+    qwen3 = { biases = biases_of_all, multi_headed = true, head_size = 128, qk_norm = true },
+    qwen3_moe = { biases = biases_of_all, qk_norm = true, first_windows = 0, active = 8 },
+    gemma3_text = { biases = biases_of_all, head_size = 256, tie = true, qk_norm = true, base = 1e6,
+        window_base = 10000, window = 4096, full_every = 6, set = set_gemma },
+    gpt_oss = { biases = biases_of_all, head_size = 64, base = 150000, eps = 1e-5, window = 128, full_every = 2,
+        needs_rope = true, active = 4, plain_experts = true, set = set_gpt_oss },
+}
 
 -- Llama and its relatives.
 local function llama(config, kind)
     config:only("hidden_act", "silu")
     config:only("partial_rotary_factor", 1)
-    local made = read_rope(config, kind, BASE[kind], WINDOW_BASE[kind])
+    local own = RELATIVES[kind]
+    local made = read_rope(config, own)
     made.vocab_size = config:need("vocab_size", { "size" })
     made.block_size = config:get("max_position_embeddings", { "size", 2048 })
     made.n_layer = config:need("num_hidden_layers", { "size" })
     made.n_head = config:need("num_attention_heads", { "size" })
-    local kv_heads = MULTI_HEADED[kind] and config.get or config.need
+    local kv_heads = own.multi_headed and config.get or config.need
     made.n_kv_head = kv_heads(config, "num_key_value_heads", { "size", made.n_head })
     made.n_embd = config:need("hidden_size", { "size" })
     made.n_inner = config:need("intermediate_size", { "size" })
-    made.head_size = config:get("head_dim", { "size", HEAD_SIZE[kind] })
-    made.norm_eps = config:get("rms_norm_eps", { "number", EPS[kind] or 1e-6, min = 0 })
-    made.tie = config:get("tie_word_embeddings", { "boolean", TIED[kind] or false })
-    made.attention_bias = BIASES[kind](config)
+    made.head_size = config:get("head_dim", { "size", own.head_size })
+    made.norm_eps = config:get("rms_norm_eps", { "number", own.eps or 1e-6, min = 0 })
+    made.tie = config:get("tie_word_embeddings", { "boolean", own.tie or false })
+    made.attention_bias = own.biases and own.biases(config) or "none"
     made.mlp_bias = config:get("mlp_bias", { "boolean", false })
-    made.qk_norm = QK_NORM[kind]
-    local pattern = FULL_EVERY[kind]
-    set_windows(config, made, kind, pattern and config:get("sliding_window_pattern", { "size", pattern }))
+    made.qk_norm = own.qk_norm
+    set_windows(config, made, own)
     if not made.window then made.window_rope_base = nil end
-    if EXPERTS[kind] then set_experts(config, made, kind) end
-    if kind == "gemma3_text" then set_gemma(config, made) end
-    if kind == "gpt_oss" then set_gpt_oss(config, made) end
+    if own.active then set_experts(config, made, own) end
+    if own.set then own.set(config, made) end
     return te.models.llama, made
 end
 
@@ -252,8 +250,8 @@ local function gpt2(config)
     }
 end
 
-local KINDS = { llama = llama, mistral = llama, mixtral = llama, qwen2 = llama, qwen2_moe = llama, qwen3 = llama,
-    qwen3_moe = llama, gemma3_text = llama, gpt_oss = llama, gpt2 = gpt2 }
+local KINDS = { gpt2 = gpt2 }
+for kind in pairs(RELATIVES) do KINDS[kind] = llama end
 
 local function read_config(folder)
     local path = folder .. "/config.json"
@@ -320,9 +318,9 @@ function hugging_face.load(folder, opts)
     end
     config.block_size = opts.block_size or config.block_size
     local weights = read_weights(folder)
-    if config.n_layer > #options.names(weights) then
-        fail("%s: %s/config.json: %d layers, but the weights are %d tensors", WHO, folder, config.n_layer,
-            #options.names(weights))
+    local count = #options.names(weights)
+    if config.n_layer > count then
+        fail("%s: %s/config.json: %d layers, but the weights are %d tensors", WHO, folder, config.n_layer, count)
     end
     local model = initializers.bare(opts.dtype, class, config):load_hugging_face(weights)
     for _, tensor in pairs(weights) do tensor:release() end

@@ -1,4 +1,4 @@
-/* attention_quantized.h - attention of quantized operands: what the ops in attention.c keep of it.
+/* attention_quantized.h - attention of quantized operands: what the ops keep of it.
  *
  * Where the recipe of ctx->product_state quantizes q, k and v, forward multiplies their bytes and, unless there
  * is dropout, leaves E4M3 with v's factor (te_attention). The bytes are all that is kept; backward reads their
@@ -7,22 +7,7 @@
 #ifndef TE_CORE_OPS_ATTENTION_QUANTIZED_H
 #define TE_CORE_OPS_ATTENTION_QUANTIZED_H
 
-#include "../op.h"
-#include "../quantized.h"
-
-/* What backward needs beside tensors; lives with the call. */
-typedef struct te_attention_state {
-    te_mem mem;
-    te_attention a;
-    /* what forward multiplied where that was quantized: one packed projection, or q, k and v */
-    te_quantized operands[3];
-    te_quant quants[3];
-    int n_operands;
-    te_quantized result; /* what forward left, where that is quantized */
-    te_tensor *packed; /* cu_seqlens on the device, where it made them; else … */
-    int n_offsets;
-    int32_t offsets[]; /* cu_seqlens, n_offsets of them */
-} te_attention_state;
+#include "attention.h"
 
 /* n tensors, one packed projection or q, k and v, to the state's operands; there are none where no
  * recipe quantizes them. */

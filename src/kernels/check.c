@@ -23,6 +23,39 @@ bool te_view_has_shape(const te_view *view, int ndim, const int64_t *shape)
 
 static bool is_index(te_dtype dtype) { return dtype == TE_I64 || dtype == TE_I32; }
 
+/* --- programs ----------------------------------------------------------------------------------------------------- */
+
+static te_status check_operand(te_exec *exec, const te_program *program, const te_operand *operand, const char *what,
+                               int i)
+{
+    if ((unsigned)operand->dtype < TE_DTYPE_COUNT) return TE_OK;
+    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: %s %d has no such dtype: %d", program->name, what, i,
+                        (int)operand->dtype);
+}
+
+te_status te_check_run(te_exec *exec, const te_program *program, const te_run *run)
+{
+    bool      empty = false;
+    te_status status = TE_OK;
+    if (run->ndim < 1 || run->ndim > TE_MAX_DIMS)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: %d dimensions, wanted 1 to %d", program->name,
+                            run->ndim, TE_MAX_DIMS);
+    for (int d = 0; d < run->ndim; d++) {
+        if (run->shape[d] < 0)
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: extent %lld of dimension %d", program->name,
+                                (long long)run->shape[d], d);
+        empty |= run->shape[d] == 0;
+    }
+    for (int i = 0; i < program->n_inputs && status == TE_OK; i++) {
+        status = check_operand(exec, program, &run->inputs[i], "input", i);
+        if (status == TE_OK && !run->inputs[i].data && !empty)
+            status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: input %d has no data", program->name, i);
+    }
+    for (int o = 0; o < program->n_outputs && status == TE_OK; o++)
+        if (run->outputs[o].data) status = check_operand(exec, program, &run->outputs[o], "output", o);
+    return status;
+}
+
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
 static te_status check_attention_shapes(te_exec *exec, const char *op, const te_attention *a)

@@ -203,3 +203,129 @@ for _, dtype in ipairs(DTYPES) do
     compare_operands("causal operands of other length", { causal = true, bottom_right = true }, 8, 4, 2 * SEQ, 10,
         dtype, "a2a")
 end
+
+-- Probabilities that are dropped: others in each process, and the same in backward, since the result is linear in the
+-- values. The random numbers go on at the same place in all processes.
+for _, way in ipairs(WAYS) do
+    te.manual_seed(13 + rank)
+    for _, opts in ipairs { { causal = true }, { causal = true, window_left = 5 }, {} } do
+        opts.dropout, opts.cp_group, opts.cp_comm_type = 0.5, world, way
+        local module, shape = te.DotProductAttention(opts), { 1, 4, 2, 3 } -- one token a chunk
+        local q, k, v = te.randn(shape), te.randn(shape), te.ones(shape, { requires_grad = true })
+        local y = module(q, k, v)
+        check(y:min():item() ~= y:max():item(), "nothing is dropped")
+        y:sum():backward()
+        near("values times their gradients", world:all_reduce((v.grad * v:detach()):sum()),
+            world:all_reduce(y:detach():sum()), 1e-5)
+        local offset = tonumber(te.rng_state():match " (%d+)$")
+        near("the place", world:all_reduce(te.full({ 1 }, offset), "max"), te.full({ 1 }, offset), 0)
+        near("in evaluation", module:eval()(q, k, v), te.ones(shape), 1e-6)
+    end
+end
+
+-- What is refused, and what is not ------------------------------------------------------------------------------------
+
+do
+    local x = te.randn { 2, 8, WIDTH }
+    local module = te.MultiHeadedSelfAttention(WIDTH, 8, { cp_group = world })
+    check(tostring(module):find(("cp=%d by all_gather"):format(size), 1, true), "%s", tostring(module))
+    refused("a sequence of " .. 7 * size, module, te.randn { 2, 7, WIDTH })
+    refused("seq_lens is not taken", module, te.randn { 8, WIDTH }, te.tensor({ 4, 4 }, { dtype = "int32" }))
+    refused("te.KVCache are not divided", function() te.KVCache():run(module, x) end)
+    local recipe = te.recipe.Float8CurrentScaling { fp8_dpa = true }
+    refused("FP8 attention is not divided", te.autocast, { recipe = recipe }, module, x)
+    recipe.fp8_dpa = false
+    local y = te.autocast({ recipe = recipe, dtype = "bfloat16" }, module, x)
+    check(y.dtype == "bfloat16", "the projections are quantized")
+    refused('"p2p" is not supported', module.set_context_parallel_group, module, world, "p2p")
+    refused('"a2a+p2p" is not supported', te.DotProductAttention, { cp_group = world, cp_comm_type = "a2a+p2p" })
+    refused("3 heads of queries and 3 of keys cannot be divided", te.MultiHeadedSelfAttention, 3, 3,
+        { cp_group = world, cp_comm_type = "a2a" })
+    refused("a bias of the scores", te.DotProductAttention, { bias = true, cp_group = world })
+    local own = te.DotProductAttention { causal = true, cp_group = world }
+    local q, k = te.randn { 1, 4, 2, 3 }, te.randn { 1, 4, 4, 3 }
+    refused("queries and keys must be of equal number, not 2 and 4", own, q, k, k)
+    refused("not of the same tokens", own, q, q, k)
+    refused("are needed, not {3}", own, te.ones { 3 }, q, q)
+    local odd = te.randn { 1, 3, 2, 3 }
+    own:set_context_parallel_group(world, "a2a")
+    refused("cannot be divided among", own, odd, odd, odd)
+
+    -- the plan says why the module runs by itself, and follows the option
+    local block = te.Sequential(te.Linear(WIDTH, WIDTH), module, te.GELU())
+    check(tostring(block:explain(x)):find("it waits for other processes", 1, true), "%s", tostring(block:explain(x)))
+    module:set_context_parallel_group(nil)
+    check(not tostring(block:explain(x)):find("waits", 1, true), "%s", tostring(block:explain(x)))
+    near("whole again", module(x), te.Sequential(module)(x), 1e-6)
+end
+
+-- Models --------------------------------------------------------------------------------------------------------------
+
+local MODELS = {
+    gpt = { bias = true, n_head = 4 },
+    llama = { n_head = 8, n_kv_head = 4, window = 6, full_every = 2, qk_norm = true, attention_sinks = true,
+        rope_scaling = "linear", rope_factor = 2 },
+}
+
+local function model_of(kind, group, way)
+    local config = { vocab_size = 30, block_size = SEQ, n_layer = 2, n_embd = 32, context_parallel = group,
+        cp_comm_type = way }
+    for name, value in pairs(MODELS[kind]) do config[name] = value end
+    te.manual_seed(17)
+    return te.models[kind](config)
+end
+
+for _, kind in ipairs { "gpt", "llama" } do
+    for _, way in ipairs(WAYS) do
+        local name = ("%s by %s"):format(kind, way)
+        local whole, own = model_of(kind), model_of(kind, world, way)
+        local optimizers = {}
+        for i, model in ipairs { whole, own } do optimizers[i] = te.optim.SGD(model:parameters(), { lr = 0.1 }) end
+        te.manual_seed(18)
+        for step = 1, 3 do
+            local ids, targets = te.randint(0, 29, { 2, SEQ }), te.randint(0, 29, { 2, SEQ })
+            local logits, loss = whole(ids, targets)
+            local own_logits, own_loss = own(part(ids), part(targets))
+            near(name .. ", logits", own_logits, part(logits:view { 2, SEQ, 30 }):view { -1, 30 }, 1e-4)
+            near(("%s, loss %d"):format(name, step), world:all_reduce(own_loss:detach(), "average"), loss, 1e-5)
+            loss:backward()
+            own_loss:backward()
+            D.average_gradients(own)
+            local grads = {}
+            for key, p in whole:named_parameters() do grads[key] = p.grad end
+            for key, p in own:named_parameters() do
+                near(("%s, gradient %s of step %d"):format(name, key, step), p.grad, grads[key], 1e-4, 1e-3)
+            end
+            for _, optimizer in ipairs(optimizers) do
+                optimizer:step()
+                optimizer:zero_grad()
+            end
+        end
+        refused("targets are needed", own, te.zeros({ 1, 2 }, { dtype = "int64" }))
+        refused(("a sequence of %d tokens"):format(SEQ + 2 * size), own, te.zeros({ 1, 10 }, { dtype = "int64" }),
+            te.zeros({ 1, 10 }, { dtype = "int64" }))
+        local texts = own:texts()
+        check(texts["model.context_parallel"] == nil and texts["model.cp_comm_type"] == nil, "in a checkpoint")
+        if rank == 0 then -- the others wait
+            local start = te.zeros({ 1, 1 }, { dtype = "int64" })
+            whole:load_state_dict(own:state_dict())
+            near(name .. ", a sample", own:generate(start, 20, { temperature = 0 }),
+                whole:generate(start, 20, { temperature = 0 }), 0)
+        end
+        check(own.cp_group == world and own.cp_comm_type == way, "the group is back")
+        world:barrier()
+    end
+end
+
+-- Groups beside each other, each with sequences of its own.
+if size == 4 then
+    local pair = world:split(math.floor(rank / 2))
+    local module = te.MultiHeadedSelfAttention(WIDTH, 2, { cp_group = pair, cp_comm_type = "a2a" })
+    D.broadcast_parameters(module)
+    te.manual_seed(19 + math.floor(rank / 2))
+    local x = te.randn { 1, 8, WIDTH }
+    local y = D.join_sequence(module(D.split_sequence(x, pair)), pair)
+    near("in a pair", y, module:set_context_parallel_group(nil)(x), 1e-5)
+end
+
+print(("ok %d"):format(checks))

@@ -91,6 +91,7 @@ local WAITS = "it waits for other processes"
 -- The method of that name: cuts sequences between the processes of a group, nil: of none.
 local function set_context_parallel_group(self, group, comm_type)
     context_parallel.set(self, ("te.%s:set_context_parallel_group"):format(self.__name), group, comm_type)
+    return self
 end
 
 local SelfAttention = BasicOperation:extend("SelfAttention")

@@ -38,13 +38,15 @@ context_parallel.OPTIONS = {
 
 --- The group, nil for one of one, and the way; raises where they are none.
 ---@param who string
-function context_parallel.check(who, group, comm_type)
+---@param option string|nil  the group's name, cp_group
+function context_parallel.check(who, group, comm_type, option)
+    option = option or "cp_group"
     if group ~= nil and not te.distributed.is_group(group) then
-        fail("%s: cp_group: expected a group of te.distributed, got %s", who, options.shown(group))
+        fail("%s: %s: expected a group of te.distributed, got %s", who, option, options.shown(group))
     end
     local wrong = comm_type ~= nil and wrong_comm_type(comm_type)
     if wrong then fail("%s: %s", who, wrong) end
-    if comm_type and not group then fail("%s: cp_comm_type has no effect without cp_group", who) end
+    if comm_type and not group then fail("%s: cp_comm_type has no effect without %s", who, option) end
     if not group or group.size == 1 then return nil, nil end
     return group, comm_type or "all_gather"
 end
@@ -113,16 +115,20 @@ local function seen(chunk, n, seq, o)
     local past = (chunk + 1) * n
     local last = right < 0 and seq or math.min(seq, past + right)
     local first = left < 0 and 0 or math.max(0, chunk * n - left)
-    if o.dropout > 0 then first = 0 end -- all processes draw as many numbers
     return first, last - first, left < 0 and -1 or left + last - past, right < 0 and -1 or right - (last - past)
 end
 
-local function by_gathering(group, q, k, v, sinks, o)
-    local all = gather(te.cat({ k:permute(3, 1, 2, 4), v:permute(3, 1, 2, 4) }, 4), group):permute(2, 3, 1, 4)
-    k, v = all:narrow(4, 1, k.shape[4]), all:narrow(4, k.shape[4] + 1, v.shape[4])
-    if not o.causal and o.window_left < 0 and (o.window_right or -1) < 0 then
-        return te.scaled_dot_product_attention(q, k, v, nil, sinks, o)
-    end
+-- fn(...), after which the random numbers go on as if it had drawn for so many probabilities: processes whose chunks
+-- see more or fewer keys stay at the same place. The numbers for a chunk are a multiple of four.
+local function drawing(probabilities, fn, ...)
+    local seed, offset = te.rng_state():match "^(%d+) (%d+)$"
+    local y = fn(...)
+    te.rng_state(("%s %.0f"):format(seed, tonumber(offset) + math.ceil(probabilities / 4)))
+    return y
+end
+
+-- What the queries of both chunks get, each from the keys that they may see.
+local function by_chunks(group, q, k, v, sinks, o)
     local n, seq, parts = q.shape[3] / 2, k.shape[3], {}
     for i, chunk in ipairs { group.rank, 2 * group.size - 1 - group.rank } do
         local first, count, left, right = seen(chunk, n, seq, o)
@@ -132,6 +138,16 @@ local function by_gathering(group, q, k, v, sinks, o)
         parts[i] = parts[i]:transpose(2, 3)
     end
     return te.cat(parts, 2):transpose(2, 3)
+end
+
+local function by_gathering(group, q, k, v, sinks, o)
+    local all = gather(te.cat({ k:permute(3, 1, 2, 4), v:permute(3, 1, 2, 4) }, 4), group):permute(2, 3, 1, 4)
+    k, v = all:narrow(4, 1, k.shape[4]), all:narrow(4, k.shape[4] + 1, v.shape[4])
+    if not o.causal and o.window_left < 0 and (o.window_right or -1) < 0 then
+        return te.scaled_dot_product_attention(q, k, v, nil, sinks, o)
+    end
+    if o.dropout == 0 then return by_chunks(group, q, k, v, sinks, o) end
+    return drawing(q:numel() / q.shape[4] * k.shape[3] + 8, by_chunks, group, q, k, v, sinks, o)
 end
 
 local function by_heads(group, q, k, v, sinks, o)

@@ -56,12 +56,12 @@ describe("a sequence cut between processes", function()
         refused('expected one of all_gather, a2a, got "ring"', Attention, 8, 2, { cp_comm_type = "ring" })
         refused("cp_comm_type: expected string", Attention, 8, 2, { cp_comm_type = 1 })
         refused("cp_comm_type has no effect without cp_group", Attention, 8, 2, { cp_comm_type = "a2a" })
-        local module = Attention(8, 2)
-        refused("set_context_parallel_group: cp_group: expected a group", module.set_context_parallel_group, module, "x")
-        refused("set_context_parallel_group: cp_comm_type: expected one of", module.set_context_parallel_group, module,
-            world, {})
+        local module, set = Attention(8, 2), Attention.set_context_parallel_group
+        refused("set_context_parallel_group: cp_group: expected a group", set, module, "x")
+        refused("set_context_parallel_group: cp_comm_type: expected one of", set, module, world, {})
         model.context_parallel = "two"
-        refused('te%.models%.gpt: context_parallel: expected a group of te%.distributed, got "two"', te.models.gpt, model)
+        refused('te%.models%.gpt: context_parallel: expected a group of te%.distributed, got "two"', te.models.gpt,
+            model)
         model.context_parallel, model.cp_comm_type = world, "p2p"
         refused('"p2p" is not supported', te.models.llama, model)
         model.context_parallel, model.cp_comm_type = nil, "a2a"

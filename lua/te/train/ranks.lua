@@ -34,7 +34,7 @@ end
 ---@return string|nil problem
 function Ranks:divide_sequences(n, block)
     if n == 1 then return end
-    if self.size % n ~= 0 then return ("%d processes cannot be divided in groups of %d"):format(self.size, n) end
+    if self.size % n ~= 0 then return ("the number of processes, %d, is no multiple of it"):format(self.size) end
     if block % (2 * n) ~= 0 then return ("rows of %d tokens cannot be cut in 2 x %d chunks"):format(block, n) end
     self.context = self.group:split(math.floor(self.rank / n))
     self.row_rank, self.row_ranks = math.floor(self.rank / n), self.size / n

@@ -70,7 +70,7 @@ function distributed.launched() return core.comm_launched ~= nil and core.comm_l
 function distributed.is_group(v) return getmetatable(v) == Group end
 
 -- What training needs besides is loaded when it is first used.
-local loaded_later = { average_gradients = true, broadcast_parameters = true }
+local loaded_later = { average_gradients = true, broadcast_parameters = true, hold_apart = true }
 
 return setmetatable(distributed, { __index = function(self, name)
     if not loaded_later[name] then core.fail(("te.distributed has no %q"):format(tostring(name))) end

@@ -73,6 +73,7 @@ function distributed.is_group(v) return getmetatable(v) == Group end
 -- What training needs besides is loaded when it is first used.
 local loaded_later = {
     average_gradients = "te.distributed.gradients", broadcast_parameters = "te.distributed.gradients",
+    hold_apart = "te.distributed.gradients",
     split_sequence = "te.distributed.sequence", join_sequence = "te.distributed.sequence",
     sequence_positions = "te.distributed.sequence",
 }

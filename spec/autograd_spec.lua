@@ -481,3 +481,61 @@ describe("main_grad", function()
         refused("t.main_grad = value: expected a tensor", 3)
     end)
 end)
+
+describe("a gradient that is assigned", function()
+    for _, field in ipairs { "grad", "main_grad" } do
+        it("is a view of what it was made of: " .. field, function()
+            local p, g = te.ones({ 2, 2 }, { requires_grad = true }), te.ones { 2, 2 }
+            p[field] = g
+            g:mul_(3)
+            assert.same({ { 3, 3 }, { 3, 3 } }, p[field]:totable())
+            te.sum(p * 2):backward()
+            assert.same({ { 5, 5 }, { 5, 5 } }, g:totable())
+            te.no_grad(function() p[field]:zero_() end)
+            assert.same({ { 0, 0 }, { 0, 0 } }, g:totable())
+            p[field] = p[field]
+            assert.same({ { 0, 0 }, { 0, 0 } }, p[field]:totable())
+            p[field] = nil
+            assert.is_nil(p[field])
+        end)
+
+        it("holds nobody in a circle: " .. field, function()
+            local function count()
+                for _ = 1, 3 do collectgarbage() end
+                return te.memory_stats(te.zeros({ 0 }).device).current
+            end
+            local before = count()
+            for _ = 1, 100 do
+                local a, b, c = te.zeros { 1000 }, te.zeros { 1000 }, te.zeros { 1000 }
+                a[field], b[field], c[field] = b, c, a
+                a[field][field], b[field][field] = a, a[field]
+            end
+            assert.equal(before, count())
+        end)
+
+        it("may have one in its turn, and so on: " .. field, function()
+            local first = te.zeros { 1 }
+            local last, g = first, te.zeros { 1 }
+            for _ = 1, 300000 do
+                last[field] = g
+                last = last[field]
+            end
+            last = nil
+            collectgarbage() -- the handles in between
+            collectgarbage()
+            assert.is_truthy(first[field][field][field])
+            first = nil
+            collectgarbage()
+            collectgarbage()
+        end)
+    end
+
+    it("stands outside the graph", function()
+        local p, g = te.ones({ 2 }, { requires_grad = true }), te.ones({ 2 }, { requires_grad = true })
+        p.grad = g
+        assert.is_false(p.grad.requires_grad)
+        assert.is_true(g.requires_grad)
+        p.grad = g * 2
+        assert.is_true(p.grad.is_leaf)
+    end)
+end)

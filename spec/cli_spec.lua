@@ -46,11 +46,22 @@ describe("tetrain", function()
     it("runs code, modules, scripts and standard input", function()
         assert.equal("3\n", (run [[-e 'print(1 + 2)']]))
         assert.equal("3\n", (run [[-l te.options -e 'print(options and 3)']]))
+        assert.equal("true nil\n", (run([[-l te.options -e 'print(options ~= nil, arg)']]):gsub("\t", " ")))
         assert.equal("2 a b\n", (run(script("print(select('#', ...), ...)") .. " a b"):gsub("\t", " ")))
         assert.equal("x y\n", (run(script("print(arg[1] .. ' ' .. arg[2])") .. " x y")))
         assert.equal("hello\n", (run("-", "print('hello')")))
         assert.equal("hello\n", (run("", "print('hello')")))
         assert.equal("true\n", (run(script("print(arg[0]:find('%.lua$') ~= nil)"))))
+    end)
+
+    it("takes any name of a module as it is", function()
+        for _, name in ipairs { "x]==] print(1) --[==[", ("long"):rep(3000), "a'b\"c\\n" } do
+            local quoted = "'" .. name:gsub("'", "'\\''") .. "'"
+            local out, err, status = run("-l " .. quoted)
+            assert.equal("", out)
+            assert.equal(1, status)
+            assert.is_truthy(err:find("module '" .. name:sub(1, 100), 1, true), err:sub(1, 300))
+        end
     end)
 
     it("fails where its output cannot be written", function()

@@ -131,4 +131,34 @@ describe("te.data", function()
         path = write("bad.bin", table.concat(header) .. uint16(counting(0, 50)))
         assert.error_matches(function() te.data.open { path = path, block = 4 } end, "bad%.bin")
     end)
+
+    it("enters each folder once, wherever links lead", function()
+        write("a.txt", ("a"):rep(40))
+        te._core.mkdir(folder .. "/within")
+        write("within/b.txt", ("b"):rep(40))
+        local link = "cd '%s' && ln -s . loop && ln -s . other && ln -s .. within/up && ln -s within twin"
+        assert.equal(0, os.execute(link:format(folder)))
+        local set = te.data.open { path = folder, block = 4, tokenizer = "byte" }
+        assert.equal(81, set.n_tokens)
+        set:close()
+    end)
+
+    it("finds shards of a linked folder once", function()
+        te._core.mkdir(folder .. "/shards")
+        write("a.bin", uint16(counting(0, 100)))
+        write("shards/b.bin", uint16(counting(100, 50)))
+        assert.equal(0, os.execute(("cd '%s' && ln -s .. shards/up && ln -s shards again"):format(folder)))
+        local set = te.data.open { path = folder, block = 9 }
+        assert.equal(150, set.n_tokens)
+        set:close()
+    end)
+
+    it("reads regular files only", function()
+        write("a.txt", ("a"):rep(40))
+        local there = os.execute(("mkfifo '%s/pipe.txt' '%s/pipe.bin'"):format(folder, folder))
+        assert.equal(0, there)
+        local set = te.data.open { path = folder, block = 4, tokenizer = "byte" }
+        assert.equal(40, set.n_tokens)
+        set:close()
+    end)
 end)

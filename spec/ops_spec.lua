@@ -140,11 +140,24 @@ describe("every operation", function()
 
             it("does not crash on empty tensors", function()
                 local args = support.arguments(op, "float32")
-                pcall(call, op, replace(args, function(t)
+                local expected = { call(op, replace(args, function(t) return t:clone() end)) }
+                local results = { pcall(call, op, replace(args, function(t)
                     local shape = t.shape
                     if #shape > 0 then shape[1] = 0 end
                     return te.empty(shape, { dtype = t.dtype })
-                end))
+                end)) }
+                if not table.remove(results, 1) then
+                    assert.is_truthy(results[1]:find("te." .. op.name, 1, true), results[1])
+                    return
+                end
+                assert.equal(#expected, #results)
+                for i, result in ipairs(results) do
+                    assert.same({ expected[i].dtype, expected[i]:dim() }, { result.dtype, result:dim() })
+                    local n = 1
+                    for _, size in ipairs(result.shape) do n = n * size end
+                    assert.equal(n, result:numel())
+                    result:totable() -- waits for a device
+                end
             end)
 
             it("computes or raises for every dtype", function()

@@ -588,4 +588,33 @@ describe("te.optim.cosine", function()
         assert.equal(0.1, lr(1000))
         assert.error_matches(function() te.optim.cosine { max = 1 } end, "max and steps are needed")
     end)
+
+    it("change all groups or none", function()
+        local core = te._core
+        for name, states in pairs { adamw_step = { "exp_avg", "exp_avg_sq" }, sgd_step = { "momentum_buffers" } } do
+            local function group(wrong)
+                local g = { params = { te.ones { 3 } }, grads = { te.ones { wrong and 2 or 3 } }, lr = 1 }
+                for _, key in ipairs(states) do g[key] = { te.zeros { 3 } } end
+                if name == "sgd_step" then g.momentum = 0.5 end
+                return g
+            end
+            local first, second = group(false), group(true)
+            assert.error_matches(function() core[name] { first, second } end, "parameter 1 is {3}", 1, true)
+            assert.same({ 1, 1, 1 }, first.params[1]:totable())
+            assert.same({ 0, 0, 0 }, first[states[1]][1]:totable())
+            core[name] { first }
+            assert.is_true(first.params[1][1]:item() < 1)
+        end
+    end)
+
+    it("takes groups with momentum and without in one step", function()
+        local a, b = te.ones({ 2 }, { requires_grad = true }), te.ones({ 2 }, { requires_grad = true })
+        local opt = te.optim.SGD({ { params = { a }, momentum = 0.5 }, { params = { b } } }, { lr = 0.25 })
+        for _ = 1, 2 do
+            a.grad, b.grad = te.ones { 2 }, te.ones { 2 }
+            opt:step()
+        end
+        assert.same({ 1 - 0.25 - 0.375, 1 - 0.25 - 0.375 }, a:totable())
+        assert.same({ 0.5, 0.5 }, b:totable())
+    end)
 end)

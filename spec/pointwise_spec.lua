@@ -457,4 +457,17 @@ describe("te.Pointwise", function()
             "params%.forward: the name is taken")
         assert.error_matches(function() te.Pointwise({}) end, "expected a function, got nil")
     end)
+
+    it("refuses a function that does too much", function()
+        local function chain(n)
+            return te.pointwise(function(x, y)
+                for _ = 1, n do x = x * y + 1 end
+                return x
+            end)
+        end
+        assert.same({ 501, 501 }, chain(500)(te.ones { 2 }, te.ones { 2 }):totable())
+        assert.error_matches(function() chain(5000)(te.ones { 2 }, te.ones { 2 }) end,
+            "te.pointwise: function at .*: pointwise: the formula has more than 4096 operations and names")
+        assert.error_matches(function() te._core.define("f(x)", ("t = x; "):rep(5000) .. "y = x") end, "more than 4096")
+    end)
 end)

@@ -106,15 +106,27 @@ local function names_of(t, accept)
     return names
 end
 
--- Now and then a handle comes first, as most of what the library keeps inside takes it.
-local function call(fn)
+-- What is raised is a message, which names what was called: `name`, where it is given. Now and then a handle comes
+-- first, as most of what the library keeps inside takes it.
+local function call(fn, name)
     local args = {}
     for i = 1, 6 do args[i] = any_value(0) end
     if random(3) == 1 then args[1] = handles[random(#handles)]() end
     given = args
     local ok, problem = pcall(fn, unpack(args, 1, random(0, 6)))
     given = nil
-    assert.is_true(ok or problem ~= nil)
+    if not ok then
+        assert.is_string(problem)
+        assert.is_truthy(problem:find(name or ".", 1, name ~= nil), problem)
+    end
+end
+
+-- Whatever was called, the engine computes and records.
+local function check_engine(name)
+    local x = te.ones({ 3 }, { requires_grad = true })
+    local y = (x * 2):sum()
+    y:backward()
+    assert.same({ name, 6, 2 }, { name, y:item(), x.grad[3]:item() })
 end
 
 describe("handles of the engine", function()
@@ -131,7 +143,8 @@ describe("random arguments", function()
         local names = names_of(te, function(name) return not spared[name] end)
         assert.is_true(#names > 80)
         for _, name in ipairs(names) do
-            for _ = 1, ROUNDS do call(te[name]) end
+            for _ = 1, ROUNDS do call(te[name], name) end
+            check_engine(name)
         end
     end)
 
@@ -140,12 +153,14 @@ describe("random arguments", function()
         for _, name in ipairs(names_of(methods, function(name) return name ~= "release" end)) do
             for _ = 1, ROUNDS do
                 local x = any_tensor()
-                call(function(...) return x[name](x, ...) end)
+                call(function(...) return x[name](x, ...) end, name)
             end
+            check_engine(name)
         end
         local meta = te._core.tensor_metatable
         for _, name in ipairs(names_of(meta, function(name) return name ~= "__gc" end)) do
             for _ = 1, ROUNDS do call(meta[name]) end
+            check_engine(name)
         end
     end)
 
@@ -157,6 +172,7 @@ describe("random arguments", function()
             set_recompute_width = true, interrupt_flag = true }
         for _, name in ipairs(names_of(te._core, function(name) return not quiet[name] end)) do
             for _ = 1, ROUNDS do call(te._core[name]) end
+            check_engine(name)
         end
     end)
 end)
@@ -305,6 +321,65 @@ describe("hostile scripts", function()
                 end
             end)
         end
+    end)
+
+    it("cannot hide numbers that do not fit", function()
+        local function refused(message, fn, ...)
+            local ok, problem = pcall(fn, ...)
+            assert.is_false(ok)
+            assert.is_truthy(problem:find(message, 1, true), problem)
+        end
+        refused("points: 4294967361 is not between 0 and 4294967295", core.encode_text, "A", { 2 ^ 32 + 65 })
+        refused("points: -1 is not between", core.encode_text, "A", { -1 })
+        refused("tokens: 4294967297 is not between 0 and 2147483647", core.tokens_open,
+            { tokens = { 1, 2 ^ 32 + 1, 3 }, batch = 1, block = 1 })
+        refused("prefetch: 4294967296 is not between 0 and", core.tokens_open,
+            { tokens = { 1, 2, 3 }, batch = 1, block = 1, prefetch = 2 ^ 32 })
+        local group = core.group_new()
+        local x = core.group_input(group, false)
+        refused("value: 4294967296 is not between 0 and 2147483647", core.group_op, group, 1, "relu", { x + 2 ^ 32 })
+        refused("label: 4294967297 is not between", core.group_op, group, 2 ^ 32 + 1, "relu", { x })
+        refused("value: 4294967296 is not between", core.group_output, group, x + 2 ^ 32)
+        refused("value: 4294967296 is not between", core.group_op, group, 1, "relu", { x }, nil, nil, nil, nil,
+            { x + 2 ^ 32 })
+    end)
+
+    it("may take texts away while a tokenizer is made", function()
+        local n = 256
+        local options = { merges = {}, added = {}, steps = {}, opaque = {}, tokens = {}, fallback = {} }
+        for i = 0, 255 do options.fallback[i + 1] = i end
+        local expected
+        for k = 1, 40 do -- the collector steps at other places each time
+            local texts = {}
+            for i = 1, n do options.tokens[i] = ("token %d of %d, and some more of it"):format(i, k) end
+            expected = options.tokens[1]
+            local padding = {}
+            for i = 1, k * 20 do padding[i] = {} end
+            local ok, made = while_collecting(function()
+                for i = 1, n do options.tokens[i] = "other " .. i end
+                collectgarbage()
+                for i = 1, n do texts[i] = ("X"):rep(30) .. i end
+            end, core.tokenizer, options)
+            assert.is_true(ok, made)
+            local text = made:decode { 0 }
+            assert.is_true(text == expected or text == "other 1", text)
+        end
+    end)
+
+    it("may empty the registry before backward", function()
+        local x = te.ones({ 2 }, { requires_grad = true })
+        local registry, taken = debug.getregistry(), {}
+        local y = core.custom(function(_, a) return a * 2 end, function(_, dy) return dy * 2 end, x)
+        for key, value in pairs(registry) do
+            local held = type(key) == "number" and type(value) == "table" and type(value[1]) == "function"
+            if held then taken[key] = value end
+        end
+        assert.is_truthy(next(taken))
+        for key in pairs(taken) do registry[key] = false end
+        local ok, problem = pcall(function() y:sum():backward() end)
+        for key, value in pairs(taken) do registry[key] = value end
+        assert.is_false(ok)
+        assert.is_truthy(problem:find("backward: its function is gone from Lua's registry", 1, true), problem)
     end)
 
     it("may close a token loader while it makes a batch", function()

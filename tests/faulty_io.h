@@ -97,6 +97,19 @@ static int faulty_mkdir(void *user, const char *path, int mode)
     return faulty_now(f) ? f->code : te_io_posix.mkdir(NULL, path, mode);
 }
 
+static int faulty_mode(void *user, const char *path)
+{
+    faulty_io *f = user;
+    if (faulty_now(f)) return f->code;
+    return f->stutter && atomic_load(&f->calls) % 2 == 0 ? -EINTR : te_io_posix.mode(NULL, path);
+}
+
+static int faulty_set_mode(void *user, int fd, int mode)
+{
+    faulty_io *f = user;
+    return faulty_now(f) ? f->code : te_io_posix.set_mode(NULL, fd, mode);
+}
+
 static int faulty_list(void *user, const char *path, int (*each)(void *arg, const char *name), void *arg)
 {
     faulty_io *f = user;
@@ -109,7 +122,8 @@ static inline void faulty_io_init(faulty_io *f)
     f->code = -EIO;
     f->io = (te_io){.open = faulty_open, .pread = faulty_pread, .write = faulty_write, .size = faulty_size,
                     .fsync = faulty_fsync, .close = faulty_close, .rename = faulty_rename, .unlink = faulty_unlink,
-                    .readlink = faulty_readlink, .mkdir = faulty_mkdir, .list = faulty_list, .user = f};
+                    .readlink = faulty_readlink, .mkdir = faulty_mkdir, .mode = faulty_mode,
+                    .set_mode = faulty_set_mode, .list = faulty_list, .user = f};
 }
 
 /* Arms the n-th call from now on. */

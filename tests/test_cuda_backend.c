@@ -184,6 +184,20 @@ static void test_newer_card(void)
     fake.set_devices(2, 90);
 }
 
+/* However many targets NVRTC knows, the card's own is found among them. */
+static void test_many_targets(void)
+{
+    setenv("TE_FAKE_TARGETS", "500", 1);
+    te_context *ctx = te_context_open(NULL);
+    long before = (long)fake.count("nvrtcGetPTX");
+    te_tensor *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){7});
+    CHECK_MSG(t != NULL, "%s", te_context_error(ctx));
+    CHECK((long)fake.count("nvrtcGetPTX") == before);
+    te_tensor_release(t);
+    te_context_release(ctx);
+    unsetenv("TE_FAKE_TARGETS");
+}
+
 /* Work on two devices in turn: each operation goes to the stream of its tensors' device, as the made-up driver
  * checks. */
 static void test_devices_in_turn(void)
@@ -429,6 +443,7 @@ int main(int argc, char **argv)
                  {"missing", test_missing},
                  {"older driver", test_older_driver},
                  {"newer card", test_newer_card},
+                 {"many targets", test_many_targets},
                  {"two devices", test_two_devices},
                  {"devices in turn", test_devices_in_turn},
                  {"limit", test_limit},

@@ -70,6 +70,32 @@ static void test_write_failures(void)
     CHECK(te_io_write_file(&f.io, &m.mem, "target", NEW, strlen(NEW), &error) == TE_ERROR_MEMORY);
 }
 
+static int mode_of(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0 ? (int)(info.st_mode & 07777) : -1;
+}
+
+static void test_write_keeps_permissions(void)
+{
+    static const int modes[] = {0600, 0640, 0444, 0666, 0644};
+    te_io_error error;
+    mode_t mask = umask(022);
+    CHECK(te_io_write_file(&te_io_posix, &te_mem_libc, "private", OLD, strlen(OLD), &error) == TE_OK);
+    CHECK_MSG(mode_of("private") == 0644, "%o", (unsigned)mode_of("private")); /* there was none */
+    CHECK(symlink("private", "also-private") == 0);
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        CHECK(chmod("private", (mode_t)modes[i]) == 0);
+        te_io_writer w;
+        CHECK(te_io_writer_open(&w, &te_io_posix, &te_mem_libc, "also-private", &error) == TE_OK);
+        CHECK_MSG(mode_of(w.temp) == modes[i], "%o instead of %o", (unsigned)mode_of(w.temp), (unsigned)modes[i]);
+        CHECK(te_io_writer_write(&w, NEW, strlen(NEW), &error) == TE_OK);
+        CHECK(te_io_writer_commit(&w, &error) == TE_OK && contains("private", NEW));
+        CHECK_MSG(mode_of("private") == modes[i], "%o instead of %o", (unsigned)mode_of("private"), (unsigned)modes[i]);
+    }
+    umask(mask);
+}
+
 static void test_write_refusals(void)
 {
     te_io_error error;
@@ -204,6 +230,7 @@ int main(void)
     test_folder_enter(folder, sizeof folder, "io");
     test_round_trip();
     test_write_failures();
+    test_write_keeps_permissions();
     test_write_refusals();
     test_write_through_links();
     test_read_failures();

@@ -116,11 +116,13 @@ TE_API te_status te_tensor_write(te_tensor *t, te_dtype dtype, const void *host)
 TE_API bool       te_tensor_requires_grad(const te_tensor *t);      /* of a leaf, or a result that depends on one */
 TE_API te_status  te_tensor_set_requires_grad(te_tensor *t, bool on);
 TE_API te_tensor *te_tensor_grad(const te_tensor *t);               /* borrowed; NULL when there is none */
-TE_API te_status  te_tensor_set_grad(te_tensor *t, te_tensor *grad); /* NULL clears */
+/* t's gradient becomes a view of all of `grad`, outside the graph: the same memory, so that a write to one shows in the
+ * other, but a tensor of its own. NULL clears. */
+TE_API te_status  te_tensor_set_grad(te_tensor *t, te_tensor *grad);
 /* Where backward adds the gradients of a leaf instead of making it one: a contiguous tensor of its shape, of its dtype
  * or float32, that other tensors may be views into. Optimizers take it in grad's place, too. */
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *t); /* borrowed; NULL when there is none */
-TE_API te_status  te_tensor_set_main_grad(te_tensor *t, te_tensor *grad); /* NULL clears */
+TE_API te_status  te_tensor_set_main_grad(te_tensor *t, te_tensor *grad); /* likewise a view */
 /* Adds d loss / d leaf to the .grad of every leaf below. grad NULL: loss must have one element, and 1 is used.
  * Saved tensors are released as they are consumed unless retain. */
 TE_API te_status te_backward(te_tensor *loss, te_tensor *grad, bool retain);

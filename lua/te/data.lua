@@ -1,8 +1,9 @@
 --- te.data: where training text comes from, and batches of it.
 --
 -- A source is a text file, a folder of text files, or token shards (.bin: raw uint16, or with a header that says uint16
--- or uint32). Without any, the project's own text: the tree that the script stands in, else the sources of the Lua
--- library, which every executable carries.
+-- or uint32). Of a folder only regular files are read, and what stands in a folder that links make reachable by several
+-- ways is read once. Without any, the project's own text: the tree that the script stands in, else the sources of the
+-- Lua library, which every executable carries.
 --
 -- Batches are cut by the engine in a thread of its own. Batch number s of the training part depends on the seed and s
 -- alone, so a run that resumes there sees what it would have seen. Several processes cut the same batches, of the rows
@@ -28,9 +29,13 @@ end
 
 local function is_text(text) return not text:sub(1, 4096):find("%z") end
 
--- Regular files below a folder in the order of their names, hidden ones and build outputs left out.
-local function files_below(folder, accept, found)
-    found = found or {}
+-- Regular files below a folder in the order of their names, hidden ones and build outputs left out. A link to a folder
+-- is followed; one that leads back would have no end, so each folder is entered once. `entered` holds their ids.
+local function files_below(folder, accept, found, entered)
+    found, entered = found or {}, entered or {}
+    local here = te._core.stat(folder)
+    if not here or entered[here.id] then return found end
+    entered[here.id] = true
     local names = te._core.list_dir(folder)
     table.sort(names)
     for _, name in ipairs(names) do
@@ -38,8 +43,8 @@ local function files_below(folder, accept, found)
         local stat = te._core.stat(path)
         if name:find("^%.") or not stat then -- hidden, or gone
         elseif stat.type == "directory" then
-            if not name:find("^build") and name ~= "out" then files_below(path, accept, found) end
-        elseif accept(name) then
+            if not name:find("^build") and name ~= "out" then files_below(path, accept, found, entered) end
+        elseif stat.type == "file" and accept(name) then -- a pipe's end comes when somebody has written to it
             found[#found + 1] = path
         end
     end
@@ -86,7 +91,8 @@ end
 
 local function has_shards(folder)
     for _, name in ipairs(te._core.list_dir(folder)) do
-        if name:find("%.bin$") then return true end
+        local stat = name:find("%.bin$") and te._core.stat(folder .. "/" .. name)
+        if stat and stat.type == "file" then return true end
     end
     return false
 end

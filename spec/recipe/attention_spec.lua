@@ -97,6 +97,27 @@ describe("FP8 attention", function()
         end)
     end
 
+    it("keeps its recipe where another product was called meanwhile", function()
+        local q, k, v = inputs { seq = 5 }
+        local function run(inside)
+            local module = te.DotProductAttention()
+            return te.autocast({ recipe = current() }, function()
+                return require("te.recipe.mode").attention(module, function(...)
+                    if inside then inside() end
+                    return te.scaled_dot_product_attention(...)
+                end, q, k, v)
+            end)
+        end
+        local expected = run()
+        assert.is_true(largest(expected - te.scaled_dot_product_attention(q, k, v)) > 0)
+        local function nested() core.with_product(core.recipe_state(), te.ones, 1) end
+        assert.same(expected:totable(), run(nested):totable())
+        local other = te.Sequential(te.MultiHeadedSelfAttention(16, 2))
+        assert.same(expected:totable(), run(function() other(te.ones { 1, 4, 16 }) end):totable())
+        local linear = te.Linear(16, 16)
+        assert.same(expected:totable(), run(function() linear(te.ones { 16, 16 }) end):totable())
+    end)
+
     it("takes packed sequences", function()
         te.manual_seed(3)
         local lens, heads, dim = { 5, 0, 9, 1 }, 2, 8

@@ -230,10 +230,12 @@ static bool may_add(te_engine *e, const te_grad_meta *meta, const te_tensor *gra
     return own && grad->dtype == meta->dtype && te_tensor_contiguous(grad);
 }
 
-/* Puts a first gradient into its slot. A leaf's is contiguous, unshared memory, since it will be added to. */
+/* Puts a first gradient into its slot. A leaf's is contiguous, unshared memory, since it will be added to; and without
+ * a gradient of its own, as own_gradient says. */
 static te_status settle(te_engine *e, const te_grad_meta *meta, te_tensor **slot, te_tensor *grad)
 {
-    if (meta->leaf && !(exclusive(grad) && te_tensor_contiguous(grad))) {
+    bool holds = grad->node || grad->grad || grad->main_grad;
+    if (meta->leaf && (holds || !exclusive(grad) || !te_tensor_contiguous(grad))) {
         te_tensor *copy = te_tensor_clone_data(grad);
         te_tensor_release(grad);
         if (!copy) return e->ctx->status;
@@ -474,6 +476,18 @@ te_status te_tensor_zero_gradient(te_tensor *t)
     return status == TE_OK && t->main_grad ? te_tensor_fill(t->main_grad, 0) : status;
 }
 
+/* Replaces *slot by `grad`: as a tensor of the slot's own, on the same memory and outside the graph. What a gradient
+ * holds in its turn was therefore always put there later, so tensors and gradients never hold each other in a circle,
+ * which nobody would free. */
+static te_status own_gradient(te_tensor **slot, te_tensor *grad)
+{
+    te_tensor *own = grad ? te_tensor_alias(grad, grad->ndim, grad->shape, grad->stride, grad->offset) : NULL;
+    if (grad && !own) return grad->ctx->status;
+    te_tensor_release(*slot);
+    *slot = own;
+    return TE_OK;
+}
+
 te_status te_tensor_set_main_grad(te_tensor *t, te_tensor *grad)
 {
     if (!t) return TE_ERROR_ARGUMENT;
@@ -489,10 +503,7 @@ te_status te_tensor_set_main_grad(te_tensor *t, te_tensor *grad)
     if (grad && (t->node || grad == t || te_needs_grad(grad) || !te_tensor_contiguous(grad)))
         return te_fail(t->ctx, TE_ERROR_ARGUMENT,
                        "main_grad: contiguous memory outside the graph is needed, of a leaf");
-    te_tensor_retain(grad);
-    te_tensor_release(t->main_grad);
-    t->main_grad = grad;
-    return TE_OK;
+    return own_gradient(&t->main_grad, grad);
 }
 
 te_status te_tensor_set_grad(te_tensor *t, te_tensor *grad)
@@ -502,13 +513,5 @@ te_status te_tensor_set_grad(te_tensor *t, te_tensor *grad)
         return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: %s of %s for a tensor %s of %s", TE_SHAPE_TEXT(grad),
                        te_dtype_name(grad->dtype), TE_SHAPE_TEXT(t), te_dtype_name(t->dtype));
     if (grad == t) return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: a tensor cannot be its own gradient");
-    if (grad && grad->node) { /* outside the graph, or tensor and graph would keep each other alive */
-        grad = te_tensor_alias(grad, grad->ndim, grad->shape, grad->stride, grad->offset);
-        if (!grad) return t->ctx->status;
-    } else {
-        te_tensor_retain(grad);
-    }
-    te_tensor_release(t->grad);
-    t->grad = grad;
-    return TE_OK;
+    return own_gradient(&t->grad, grad);
 }

@@ -83,7 +83,9 @@ struct te_context {
     te_node *dead_nodes; /* nodes waiting to be freed: release is iterative, so a long graph cannot overflow the
                             stack */
     bool     freeing_nodes;
-    void    *free_tensors; /* recycled te_tensor structs */
+    te_tensor *dead_tensors; /* likewise: a gradient may have one in its turn, and so on */
+    bool     freeing_tensors;
+    te_tensor *free_tensors; /* recycled te_tensor structs */
     int      n_free_tensors;
 
     atomic_int interrupted; /* set from any thread or a signal handler */

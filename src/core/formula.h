@@ -56,8 +56,12 @@ typedef struct te_formula_parser {
     size_t             symbol_capacity;
     int                n_symbols;
     te_token           token;
-    int                depth, n_generators;
+    int                depth, n_generators, n_steps;
 } te_formula_parser;
+
+/* What a text may ask for. Programs are built and compiled by functions that look back over what is there, and no
+ * interrupt ends that; so it has to be over soon whatever the text is. */
+enum { TE_FORMULA_MOST_STEPS = 4096 };
 
 /* Emits all statements. The symbols stay readable until te_formula_close, also after a failure. */
 te_status te_formula_parse(te_formula_parser *parser);
@@ -84,6 +88,9 @@ int te_formula_fail(te_formula_parser *parser, te_token at, const char *format, 
 #endif
     ;
 int te_formula_fail_unknown(te_formula_parser *parser, te_token name, bool function);
+
+/* Counts a call, an operator or an assignment; false with the error filled where that is one too many. */
+bool te_formula_step(te_formula_parser *parser);
 
 /* Passes a value on and reports -1 as exhausted memory unless something else was reported before. */
 int te_formula_checked(te_formula_parser *parser, int value);

@@ -122,6 +122,7 @@ static int parse_arguments(te_formula_parser *parser, te_token name, int *arg)
 int te_formula_call(te_formula_parser *parser, te_token name)
 {
     int arg[MAX_ARGS] = {-1, -1, -1};
+    if (!te_formula_step(parser)) return -1;
     const formula_function *function = find_composed(name);
     int op = function ? -1 : find_opcode(name);
     if (!function && op < 0) return te_formula_fail_unknown(parser, name, true);

@@ -18,8 +18,17 @@ void te_formula_next(te_formula_parser *parser)
     parser->token = te_token_read(parser->token.text + parser->token.length);
 }
 
+bool te_formula_step(te_formula_parser *parser)
+{
+    if (parser->n_steps++ < TE_FORMULA_MOST_STEPS) return true;
+    te_build_fail(parser->error, TE_ERROR_ARGUMENT, "%.47s: the formula has more than %d operations and names",
+                  parser->name, TE_FORMULA_MOST_STEPS);
+    return false;
+}
+
 static int emit(te_formula_parser *parser, te_opcode op, int a, int b)
 {
+    if (!te_formula_step(parser)) return -1;
     return te_formula_checked(parser, te_program_emit(parser->program, op, a, b, -1));
 }
 
@@ -183,6 +192,7 @@ int te_formula_expression(te_formula_parser *parser) { return parse_binary(parse
 
 static int assign(te_formula_parser *parser, te_token name, int value)
 {
+    if (!te_formula_step(parser)) return -1;
     void *symbols = parser->symbols;
     int grown = te_mem_grow(parser->program->mem, &symbols, &parser->symbol_capacity, (size_t)parser->n_symbols + 1,
                             sizeof *parser->symbols);

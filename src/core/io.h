@@ -43,6 +43,9 @@ typedef struct te_io {
      * are none at all. */
     int64_t (*readlink)(void *user, const char *path, char *text, size_t size);
     int (*mkdir)(void *user, const char *path, int mode);
+    /* Permissions of a file: those of the path, and giving them to an open one. Both are NULL where files have none. */
+    int (*mode)(void *user, const char *path);
+    int (*set_mode)(void *user, int fd, int mode);
     /* Calls each for every name in a folder, in any order, without "." and ".."; stops when it returns non-zero. */
     int (*list)(void *user, const char *path, int (*each)(void *arg, const char *name), void *arg);
     /* A private mapping of size > 0 bytes at a multiple of TE_IO_PAGE, which stays when fd is closed; 0 or a negative
@@ -103,7 +106,8 @@ te_status te_io_make_folder(const te_io *io, const te_mem *mem, const char *path
 /* A file that appears whole or not at all. The bytes go to a temporary file beside the target; commit flushes it to the
  * disk, renames it over the target and flushes the folder. Until the rename the old file is untouched, and a failure
  * removes the temporary. A process that is killed may leave its temporary (".<name>.<hex>.tmp") behind, never a damaged
- * target. Where the path is a symbolic link, the target is what it points at, even if there is nothing yet. */
+ * target. Where the path is a symbolic link, the target is what it points at, even if there is nothing yet. A file that
+ * is replaced hands its permissions on, and at no time may more users read what replaces it. */
 typedef struct te_io_writer {
     const te_io  *io;
     const te_mem *mem;

@@ -87,6 +87,19 @@ static int posix_mkdir(void *user, const char *path, int mode)
     return mkdir(path, (mode_t)mode) != 0 ? -errno : 0;
 }
 
+static int posix_mode(void *user, const char *path)
+{
+    (void)user;
+    struct stat info;
+    return stat(path, &info) != 0 ? -errno : (int)(info.st_mode & 0777);
+}
+
+static int posix_set_mode(void *user, int fd, int mode)
+{
+    (void)user;
+    return fchmod(fd, (mode_t)mode) != 0 ? -errno : 0;
+}
+
 static int posix_list(void *user, const char *path, int (*each)(void *arg, const char *name), void *arg)
 {
     (void)user;
@@ -135,6 +148,8 @@ const te_io te_io_posix = {
     .unlink = posix_unlink,
     .readlink = posix_readlink,
     .mkdir = posix_mkdir,
+    .mode = posix_mode,
+    .set_mode = posix_set_mode,
     .list = posix_list,
     .map = posix_map,
     .unmap = posix_unmap,

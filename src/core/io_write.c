@@ -58,9 +58,19 @@ static te_status find_target(te_io_writer *w, const char *path, te_io_error *err
     return TE_OK;
 }
 
+/* The permissions of the file that is to be replaced; -ENOENT: there is none. */
+static int target_mode(const te_io_writer *w)
+{
+    int mode = -ENOENT;
+    if (!w->io->mode || !w->io->set_mode) return mode;
+    do mode = w->io->mode(w->io->user, w->path);
+    while (mode == -EINTR);
+    return mode;
+}
+
 /* Creates a file that nobody else has beside the target. A number from the clock and the process makes the first name
  * nearly always free; O_EXCL makes it certain. */
-static int create_temporary(te_io_writer *w)
+static int create_temporary(te_io_writer *w, int mode)
 {
     size_t folder = folder_length(w->path);
     struct timespec now = {0};
@@ -71,7 +81,7 @@ static int create_temporary(te_io_writer *w)
     for (int i = 0; i < TRIES && (fd == -EEXIST || fd == -EINTR); i++) {
         snprintf(w->temp, w->temp_size, "%.*s.%.*s.%016llx.tmp", (int)folder, w->path, NAME_SHOWN, w->path + folder,
                  (unsigned long long)(tag + (uint64_t)i));
-        fd = w->io->open(w->io->user, w->temp, O_WRONLY | O_CREAT | O_EXCL, 0666);
+        fd = w->io->open(w->io->user, w->temp, O_WRONLY | O_CREAT | O_EXCL, mode);
     }
     return fd;
 }
@@ -89,8 +99,13 @@ static te_status open_temporary(te_io_writer *w, te_io_error *error)
     w->temp_size = w->path_size + NAME_ADDED;
     w->temp = te_mem_alloc(w->mem, w->temp_size);
     if (!w->temp) return te_io_fail(error, TE_ERROR_MEMORY, w->path, "out of memory");
-    int fd = create_temporary(w);
+    int mode = target_mode(w);
+    if (mode < 0 && mode != -ENOENT)
+        return te_io_fail_errno(error, mode, w->path, "cannot find out who may read what is there");
+    int fd = create_temporary(w, mode < 0 ? 0666 : mode);
     if (fd < 0) return te_io_fail_errno(error, fd, w->path, "cannot create a temporary file beside it");
+    /* What the umask held back. Where that fails fewer users may read the file than before, never more. */
+    if (mode >= 0) w->io->set_mode(w->io->user, fd, mode);
     w->fd = fd;
     return TE_OK;
 }

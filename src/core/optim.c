@@ -263,46 +263,91 @@ static te_status run_whole(te_context *ctx, te_exec *exec, te_program *program, 
     return status;
 }
 
-/* All groups in one run of the backend: until that has begun nothing is written. Coefficients are `values`, or lie in
- * `numbers`. */
+/* An update of groups in one run of the backend, with all that can be found out beforehand: until it runs nothing was
+ * written. */
+typedef struct pending {
+    te_program *program;
+    te_device *device;
+    const te_optim_group *groups;
+    int n_groups, n_states, n; /* n: parameters of all groups */
+    te_optim_batch batch;
+    te_optim_stripes stripes;
+    te_tensor **copies; /* n: of gradients that are not contiguous */
+} pending;
+
+static te_status bind_group(te_context *ctx, pending *p, int k, int first, const double *values,
+                            const te_tensor *numbers)
+{
+    const te_optim_batch *b = &p->batch;
+    te_status status = TE_OK;
+    for (int i = 0; i < p->groups[k].n && status == TE_OK; i++) {
+        int at = first + i;
+        te_operand *operands = b->operands + (size_t)at * (size_t)(b->inputs + b->outputs);
+        status = bind_entry(ctx, p->program->name, &p->groups[k], i, p->n_states, &b->runs[at], operands,
+                            operands + b->inputs, &p->copies[at]);
+        if (status != TE_OK) return status;
+        b->runs[at].params = values;
+        if (numbers) bind_numbers(operands + 2 + p->n_states, numbers, k);
+        te_device *here = p->groups[k].params[i]->storage->device;
+        if (p->device && here != p->device)
+            return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameters on %s and %s", p->program->name, p->device->name,
+                           here->name);
+        p->device = here;
+    }
+    return status;
+}
+
+static void pending_close(te_context *ctx, pending *p)
+{
+    te_optim_stripes_close(ctx, &p->stripes);
+    for (int i = 0; p->copies && i < p->n; i++) te_tensor_release(p->copies[i]);
+    if (p->copies) te_mem_free(&ctx->mem, p->copies, (size_t)p->n * sizeof *p->copies);
+    if (p->batch.runs) te_mem_free(&ctx->mem, p->batch.runs, p->batch.bytes);
+}
+
+/* Coefficients are `values`, which stay where they are until it ran, or lie in `numbers`. To be closed even where it
+ * fails. */
+static te_status pending_open(te_context *ctx, pending *p, const te_utility *utility, int n_states, int n_groups,
+                              const double (*values)[MAX_VALUES], const te_tensor *numbers,
+                              const te_optim_group *groups)
+{
+    *p = (pending){.groups = groups, .n_groups = n_groups, .n_states = n_states};
+    for (int k = 0; k < n_groups; k++) p->n += groups[k].n;
+    if (p->n < 1) return TE_OK;
+    p->program = te_utility_program(ctx, utility);
+    if (!p->program) return ctx->status;
+    int n_inputs = 2 + n_states + (numbers ? N_NUMBERS : 0);
+    te_status status = te_optim_batch_open(ctx, &p->batch, p->n, n_inputs, 2 + n_states);
+    if (status != TE_OK) return status;
+    p->copies = te_mem_zalloc(&ctx->mem, (size_t)p->n * sizeof *p->copies);
+    if (!p->copies) return te_fail_memory(ctx, "optimizer step");
+    for (int k = 0, first = 0; k < n_groups && status == TE_OK; first += groups[k++].n)
+        status = bind_group(ctx, p, k, first, values ? values[k] : NULL, numbers);
+    return status;
+}
+
+/* The last preparations, for which all groups of a step are known to be right: masters may change here. */
+static te_status pending_settle(te_context *ctx, pending *p)
+{
+    te_status status = p->n ? catch_up_all(ctx, p->n_groups, p->groups) : TE_OK;
+    return status == TE_OK && p->n ? te_optim_stripes_open(ctx, p->n_groups, p->groups, p->batch.runs, &p->stripes)
+                                   : status;
+}
+
+static te_status pending_run(te_context *ctx, pending *p)
+{
+    if (!p->n) return TE_OK;
+    return run_whole(ctx, &p->device->exec, p->program, &p->batch, &p->stripes, p->n_states, p->n_groups, p->groups);
+}
+
 static te_status update(te_context *ctx, const te_utility *utility, int n_states, int n_groups,
                         const double (*values)[MAX_VALUES], const te_tensor *numbers, const te_optim_group *groups)
 {
-    int n_inputs = 2 + n_states + (numbers ? N_NUMBERS : 0), n_outputs = 2 + n_states;
-    int n = 0;
-    te_device *device = NULL;
-    for (int k = 0; k < n_groups; k++) n += groups[k].n;
-    if (n < 1) return TE_OK;
-    te_program *program = te_utility_program(ctx, utility);
-    te_optim_batch b;
-    if (!program) return ctx->status;
-    te_status status = te_optim_batch_open(ctx, &b, n, n_inputs, n_outputs);
-    if (status != TE_OK) return status;
-    te_tensor **copies = te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *copies), **copy = copies;
-    if (!copies) status = te_fail_memory(ctx, "optimizer step");
-    te_run *run = b.runs;
-    te_operand *operands = b.operands;
-    for (int k = 0; k < n_groups; k++) {
-        for (int i = 0; i < groups[k].n && status == TE_OK; i++, run++, operands += n_inputs + n_outputs) {
-            status =
-                bind_entry(ctx, utility->name, &groups[k], i, n_states, run, operands, operands + n_inputs, copy++);
-            run->params = values ? values[k] : NULL;
-            if (numbers) bind_numbers(operands + 2 + n_states, numbers, k);
-            te_device *here = groups[k].params[i]->storage->device;
-            if (status == TE_OK && device && here != device)
-                status = te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameters on %s and %s", utility->name, device->name,
-                                 here->name);
-            device = here;
-        }
-    }
-    te_optim_stripes stripes = {NULL, 0, 0};
-    if (status == TE_OK) status = catch_up_all(ctx, n_groups, groups);
-    if (status == TE_OK) status = te_optim_stripes_open(ctx, n_groups, groups, b.runs, &stripes);
-    if (status == TE_OK) status = run_whole(ctx, &device->exec, program, &b, &stripes, n_states, n_groups, groups);
-    te_optim_stripes_close(ctx, &stripes);
-    for (int i = 0; copies && i < n; i++) te_tensor_release(copies[i]);
-    if (copies) te_mem_free(&ctx->mem, copies, (size_t)n * sizeof *copies);
-    te_mem_free(&ctx->mem, b.runs, b.bytes);
+    pending p;
+    te_status status = pending_open(ctx, &p, utility, n_states, n_groups, values, numbers, groups);
+    if (status == TE_OK) status = pending_settle(ctx, &p);
+    if (status == TE_OK) status = pending_run(ctx, &p);
+    pending_close(ctx, &p);
     return status;
 }
 
@@ -449,19 +494,36 @@ te_status te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te
     return status;
 }
 
-/* Groups with and without momentum are different programs: one group at a time. */
+/* Groups with and without momentum are different programs, so each has a run of its own; the first one begins when all
+ * are bound. */
+typedef struct sgd_group {
+    pending pending;
+    double values[1][MAX_VALUES];
+} sgd_group;
+
+static te_status open_sgd_group(te_context *ctx, sgd_group *g, const te_sgd *o, const te_optim_group *group)
+{
+    bool plain = o->momentum == 0;
+    const double with_momentum[MAX_VALUES] = {o->lr, o->momentum, o->first ? 0 : o->momentum,
+                                              o->first ? 1 : 1 - o->dampening, o->nesterov, o->weight_decay,
+                                              o->grad_scale};
+    const double without[MAX_VALUES] = {o->lr, o->weight_decay, o->grad_scale};
+    memcpy(g->values[0], plain ? without : with_momentum, sizeof without);
+    return pending_open(ctx, &g->pending, plain ? &plain_sgd_program : &sgd_program, plain ? 0 : 1, 1,
+                        (const double(*)[MAX_VALUES])g->values, NULL, group);
+}
+
 te_status te_sgd_step(te_context *ctx, int n_groups, const te_sgd *options, const te_optim_group *groups)
 {
-    te_status status = TE_OK;
-    for (int k = 0; k < n_groups && status == TE_OK; k++) {
-        const te_sgd *o = &options[k];
-        bool plain = o->momentum == 0;
-        double with_momentum[1][MAX_VALUES] = {{o->lr, o->momentum, o->first ? 0 : o->momentum,
-                                                o->first ? 1 : 1 - o->dampening, o->nesterov, o->weight_decay,
-                                                o->grad_scale}};
-        double without[1][MAX_VALUES] = {{o->lr, o->weight_decay, o->grad_scale}};
-        const double(*values)[MAX_VALUES] = (const double(*)[MAX_VALUES])(plain ? without : with_momentum);
-        status = update(ctx, plain ? &plain_sgd_program : &sgd_program, plain ? 0 : 1, 1, values, NULL, &groups[k]);
-    }
+    if (n_groups < 1) return TE_OK;
+    size_t bytes = (size_t)n_groups * sizeof(sgd_group);
+    sgd_group *all = te_mem_zalloc(&ctx->mem, bytes);
+    te_status status = all ? TE_OK : te_fail_memory(ctx, "sgd");
+    for (int k = 0; k < n_groups && status == TE_OK; k++)
+        status = open_sgd_group(ctx, &all[k], &options[k], &groups[k]);
+    for (int k = 0; k < n_groups && status == TE_OK; k++) status = pending_settle(ctx, &all[k].pending);
+    for (int k = 0; k < n_groups && status == TE_OK; k++) status = pending_run(ctx, &all[k].pending);
+    for (int k = 0; all && k < n_groups; k++) pending_close(ctx, &all[k].pending);
+    if (all) te_mem_free(&ctx->mem, all, bytes);
     return status;
 }

@@ -1,8 +1,9 @@
 /* program_build.c - the life of a program and the ways in which instructions enter it.
  *
- * Every instruction passes te_program_push, which looks backwards for an equal one: programs are short, so a scan over
- * 24-byte records is cheaper than keeping a hash table alive beside them. An instruction is therefore stored in one
- * normal form (unused arguments -1, unused slot and immediate 0) and compared as bytes.
+ * Every instruction passes te_program_push, which looks for an equal one. Most programs are short: there a scan over
+ * 24-byte records is cheaper than keeping a hash table beside them. Longer ones have one, or building would take the
+ * square of their length. An instruction is stored in one normal form (unused arguments -1, unused slot and immediate
+ * 0) and compared as bytes.
  */
 #include "program_internal.h"
 
@@ -76,11 +77,20 @@ static void forget_compiled(te_program *program)
     program->release_compiled = NULL;
 }
 
+static void drop_index(te_program *program)
+{
+    if (program->index) te_mem_free(program->mem, program->index, program->index_size * sizeof *program->index);
+    program->index = NULL;
+    program->index_size = 0;
+    program->n_indexed = 0;
+}
+
 void te_program_free(te_program *program)
 {
     if (!program) return;
     const te_mem *mem = program->mem;
     forget_compiled(program);
+    drop_index(program);
     te_mem_free(mem, program->insns, program->insn_capacity * sizeof(te_insn));
     te_mem_free(mem, program->outputs, program->output_capacity * sizeof *program->outputs);
     te_mem_free(mem, program->input_rates, program->input_capacity);
@@ -103,17 +113,69 @@ static bool is_commutative(te_opcode op)
     return op == TE_PW_ADD || op == TE_PW_MUL || op == TE_PW_EQ || op == TE_PW_NE;
 }
 
-static int find_equal(const te_program *program, const te_insn *insn)
+static te_insn swapped(const te_insn *insn)
 {
-    te_insn swapped = *insn;
+    te_insn other = *insn;
     if (is_commutative((te_opcode)insn->op)) {
-        swapped.arg[0] = insn->arg[1];
-        swapped.arg[1] = insn->arg[0];
+        other.arg[0] = insn->arg[1];
+        other.arg[1] = insn->arg[0];
+    }
+    return other;
+}
+
+static bool equal_insns(const te_insn *a, const te_insn *insn, const te_insn *turned)
+{
+    return memcmp(a, insn, sizeof *a) == 0 || memcmp(a, turned, sizeof *a) == 0;
+}
+
+/* The same for both orders of the arguments of what is commutative. */
+static uint64_t hash_insn(const te_insn *insn)
+{
+    uint64_t imm, h = (uint64_t)insn->op << 16 | (uint16_t)insn->slot;
+    int32_t a = insn->arg[0], b = insn->arg[1];
+    if (is_commutative((te_opcode)insn->op) && a > b) a = insn->arg[1], b = insn->arg[0];
+    memcpy(&imm, &insn->imm, sizeof imm);
+    const uint64_t parts[] = {(uint32_t)a, (uint32_t)b, (uint32_t)insn->arg[2], imm};
+    for (int i = 0; i < 4; i++) h = (h ^ parts[i] ^ h >> 29) * UINT64_C(0x9e3779b97f4a7c15);
+    return h ^ h >> 32;
+}
+
+static void index_insn(te_program *program, int i)
+{
+    size_t at = (size_t)hash_insn(&program->insns[i]) & (program->index_size - 1);
+    while (program->index[at] >= 0) at = (at + 1) & (program->index_size - 1);
+    program->index[at] = i;
+}
+
+/* Brings the index up to date; false where there is no memory for it. */
+static bool update_index(te_program *program)
+{
+    size_t wanted = 256;
+    while (wanted < 2 * (size_t)program->n_insns) wanted *= 2;
+    if (wanted > program->index_size) {
+        drop_index(program);
+        program->index = te_mem_alloc(program->mem, wanted * sizeof *program->index);
+        if (!program->index) return false;
+        program->index_size = wanted;
+        memset(program->index, 0xff, wanted * sizeof *program->index); /* all -1 */
+    }
+    while (program->n_indexed < program->n_insns) index_insn(program, program->n_indexed++);
+    return true;
+}
+
+static int find_equal(te_program *program, const te_insn *insn)
+{
+    enum { SHORT = 64 };
+    te_insn turned = swapped(insn);
+    if (program->n_insns > SHORT && update_index(program)) {
+        size_t at = (size_t)hash_insn(insn) & (program->index_size - 1);
+        for (; program->index[at] >= 0; at = (at + 1) & (program->index_size - 1))
+            if (equal_insns(&program->insns[program->index[at]], insn, &turned)) return program->index[at];
+        return -1;
     }
     for (int i = program->n_insns - 1; i >= 0; i--) {
         const te_insn *other = &program->insns[i];
-        if (other->op != insn->op) continue;
-        if (memcmp(other, insn, sizeof *insn) == 0 || memcmp(other, &swapped, sizeof swapped) == 0) return i;
+        if (other->op == insn->op && equal_insns(other, insn, &turned)) return i;
     }
     return -1;
 }
@@ -246,6 +308,7 @@ te_status te_program_prune(te_program *program)
     }
     for (int i = 0; i < program->n_outputs; i++) program->outputs[i].value = map[program->outputs[i].value];
     if (kept != program->n_insns) forget_compiled(program);
+    drop_index(program);
     program->n_insns = kept;
     te_mem_free(program->mem, map, bytes);
     return TE_OK;

@@ -151,7 +151,7 @@ void te_tensor_pool_close(te_context *ctx)
 {
     while (ctx->free_tensors) {
         te_tensor *t = ctx->free_tensors;
-        ctx->free_tensors = t->grad;
+        ctx->free_tensors = t->next;
         te_mem_free(&ctx->mem, t, sizeof *t);
     }
 }
@@ -160,7 +160,7 @@ static te_tensor *tensor_struct(te_context *ctx)
 {
     te_tensor *t = ctx->free_tensors;
     if (t) {
-        ctx->free_tensors = t->grad;
+        ctx->free_tensors = t->next;
         ctx->n_free_tensors--;
     } else if (!(t = te_mem_alloc(&ctx->mem, sizeof *t))) {
         te_fail_memory(ctx, "tensor");
@@ -176,8 +176,12 @@ static te_tensor *tensor_struct(te_context *ctx)
 static void tensor_free(te_tensor *t)
 {
     te_context *ctx = t->ctx;
+    te_tensor_release(t->grad);
+    te_tensor_release(t->main_grad);
+    if (t->storage) te_storage_release(t->storage);
+    if (t->node) te_node_release(t->node);
     if (ctx->n_free_tensors < POOL_LIMIT) {
-        t->grad = ctx->free_tensors;
+        t->next = ctx->free_tensors;
         ctx->free_tensors = t;
         ctx->n_free_tensors++;
     } else {
@@ -192,14 +196,23 @@ te_tensor *te_tensor_retain(te_tensor *t)
     return t;
 }
 
+/* What a tensor holds may be the last to hold another one; those are queued rather than freed recursively. */
 void te_tensor_release(te_tensor *t)
 {
     if (!t || --t->refs > 0) return;
-    te_tensor_release(t->grad);
-    te_tensor_release(t->main_grad);
-    if (t->storage) te_storage_release(t->storage);
-    if (t->node) te_node_release(t->node);
-    tensor_free(t);
+    te_context *ctx = t->ctx;
+    t->next = ctx->dead_tensors;
+    ctx->dead_tensors = t;
+    if (ctx->freeing_tensors) return;
+    te_context_retain(ctx);
+    ctx->freeing_tensors = true;
+    while (ctx->dead_tensors) {
+        te_tensor *dead = ctx->dead_tensors;
+        ctx->dead_tensors = dead->next;
+        tensor_free(dead);
+    }
+    ctx->freeing_tensors = false;
+    te_context_unref(ctx);
 }
 
 static bool check_shape(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape)

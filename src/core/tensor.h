@@ -56,6 +56,7 @@ struct te_tensor {
     int         node_output;
     te_tensor  *grad;
     te_tensor  *main_grad; /* gradients of backward are added here instead; NULL: none */
+    te_tensor  *next;      /* among those that wait to be freed, or to be used again */
 };
 
 /* A new tensor on `device` (NULL: cpu), uninitialised. */

@@ -122,6 +122,9 @@ typedef struct te_program {
     uint8_t           *input_rates; /* te_rate per input: ROW inputs are read once per row, UNIFORM ones once */
     size_t             insn_capacity, output_capacity, input_capacity;
     int                n_insns, n_outputs, n_inputs, n_params, n_rngs;
+    int32_t           *index; /* where equal instructions are found while a long program is built (program_build.c) */
+    size_t             index_size;
+    int                n_indexed;
 
     /* What a backend made of the program; made at the first run, released through `release_compiled`. The CPU and an
      * accelerator may both run it. */

@@ -32,6 +32,16 @@ int64_t te_lua_check_int(lua_State *L, int index, const char *function, const ch
     return (int64_t)value;
 }
 
+int64_t te_lua_check_range(lua_State *L, int index, const char *function, const char *argument, int64_t least,
+                           int64_t most)
+{
+    int64_t value = te_lua_check_int(L, index, function, argument);
+    if (value < least || value > most)
+        te_lua_fail(L, function, "%s: %lld is not between %lld and %lld", argument, (long long)value, (long long)least,
+                    (long long)most);
+    return value;
+}
+
 const char *te_lua_check_text(lua_State *L, int index, const char *function, const char *argument)
 {
     char text[256];

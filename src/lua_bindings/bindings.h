@@ -162,6 +162,9 @@ const char *te_lua_check_text(lua_State *L, int index, const char *function, con
 te_dtype te_lua_check_dtype(lua_State *L, int index, const char *function, const char *argument);
 /* Whole number within 2^53; raises otherwise. */
 int64_t te_lua_check_int(lua_State *L, int index, const char *function, const char *argument);
+/* One from `least` to `most`. */
+int64_t te_lua_check_range(lua_State *L, int index, const char *function, const char *argument, int64_t least,
+                           int64_t most);
 double  te_lua_check_number(lua_State *L, int index, const char *function, const char *argument);
 /* The field of the table at `table`. */
 double  te_lua_number_field(lua_State *L, int table, const char *function, const char *name, double otherwise);

@@ -86,6 +86,10 @@ static int run_backward(lua_State *L)
     lua_pushcfunction(L, te_lua_remember);
     int handler = lua_gettop(L), n_out = (int)call->memo[0];
     lua_rawgeti(L, LUA_REGISTRYINDEX, c->ref);
+    if (!lua_istable(L, -1)) { /* scripts with the debug library reach the registry */
+        job->status = te_call_fail(call, TE_ERROR_ARGUMENT, "backward: its function is gone from Lua's registry");
+        return 0;
+    }
     lua_rawgeti(L, -1, 1);
     lua_rawgeti(L, -2, 2);
     for (int i = 0; i < n_out; i++) te_lua_push_tensor(L, &call->dout[i]);

@@ -48,7 +48,8 @@ static int list_dir(lua_State *L)
     return failed ? lua_error(L) : 1;
 }
 
-/* stat(path): {type = "file", "directory" or "other", size =, mtime =}, or nil where there is nothing. */
+/* stat(path): {type = "file", "directory" or "other", size =, mtime =, id = a text that is this file's alone}, or nil
+ * where there is nothing. */
 static int stat_path(lua_State *L)
 {
     struct stat s;
@@ -58,7 +59,11 @@ static int stat_path(lua_State *L)
         lua_pushfstring(L, "%s: %s", path, strerror(errno));
         return 2;
     }
-    lua_createtable(L, 0, 3);
+    char id[64];
+    snprintf(id, sizeof id, "%llx:%llx", (unsigned long long)s.st_dev, (unsigned long long)s.st_ino);
+    lua_createtable(L, 0, 4);
+    lua_pushstring(L, id);
+    lua_setfield(L, -2, "id");
     lua_pushstring(L, S_ISREG(s.st_mode) ? "file" : S_ISDIR(s.st_mode) ? "directory" : "other");
     lua_setfield(L, -2, "type");
     lua_pushnumber(L, (double)s.st_size);

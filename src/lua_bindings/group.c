@@ -99,12 +99,18 @@ static void read_numbers(lua_State *L, int index, te_lua_reader *r)
     }
 }
 
+/* The number of a value, at `index`. */
+static int check_value(lua_State *L, int index, const char *function)
+{
+    return (int)te_lua_check_range(L, index, function, "value", 0, INT32_MAX);
+}
+
 static int group_op(lua_State *L)
 {
     te_lua       *rt = te_lua_runtime(L);
     lua_group    *u = check_group(L, "group_op");
     te_lua_reader r = {.L = L};
-    te_group_call call = {.label = (int)luaL_checkinteger(L, 2)};
+    te_group_call call = {.label = (int)te_lua_check_range(L, 2, "group_op", "label", INT32_MIN, INT32_MAX)};
     int           result;
     lua_settop(L, 10);
     call.cache_quantized = lua_toboolean(L, 8);
@@ -116,7 +122,7 @@ static int group_op(lua_State *L)
     read_numbers(L, 6, &r);
     for (int i = 0; i < TE_OP_MAX_INPUTS; i++) {
         lua_rawgeti(L, 4, i + 1);
-        call.values[i] = lua_isnumber(L, -1) ? (int)lua_tointeger(L, -1) : TE_NO_VALUE;
+        call.values[i] = lua_isnumber(L, -1) ? check_value(L, -1, "group_op") : TE_NO_VALUE;
         lua_pop(L, 1);
     }
     if (lua_istable(L, 9)) { /* numbers of values in memory that is the collector's */
@@ -124,7 +130,7 @@ static int group_op(lua_State *L)
         int *list = te_lua_scratch(L, (size_t)(call.n_list + 1) * sizeof *list);
         for (int i = 0; i < call.n_list; i++) {
             lua_rawgeti(L, 9, i + 1);
-            list[i] = (int)lua_tointeger(L, -1);
+            list[i] = check_value(L, -1, "group_op");
             lua_pop(L, 1);
         }
         call.list = list;
@@ -151,7 +157,7 @@ static int group_output(lua_State *L)
 {
     te_lua    *rt = te_lua_runtime(L);
     lua_group *u = check_group(L, "group_output");
-    te_status  status = te_group_output(u->group, (int)luaL_checkinteger(L, 2));
+    te_status  status = te_group_output(u->group, check_value(L, 2, "group_output"));
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "group", status);
 }
 

@@ -167,6 +167,24 @@ static int set_recipe_mode(lua_State *L)
     return 2;
 }
 
+/* Makes `state` that of the products that follow, and returns the one before, for the end of them: a product may be
+ * called inside of another one's. */
+static te_recipe_state *set_product(te_context *ctx, te_recipe_state *state)
+{
+    te_recipe_state *before = ctx->product_state;
+    ctx->product_state = state;
+    return before;
+}
+
+static te_status run_product(te_context *ctx, te_recipe_state *state, const te_op *op, const te_arg *args, int n,
+                             te_tensor **result)
+{
+    te_recipe_state *before = set_product(ctx, state);
+    te_status status = te_op_run(ctx, op, args, n, result, 1);
+    set_product(ctx, before);
+    return status;
+}
+
 static int quantized_linear(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
@@ -183,9 +201,7 @@ static int quantized_linear(lua_State *L)
         args[i] = (te_arg){.kind = TE_ARG_TENSOR, .as.tensor = te_lua_check_tensor(L, 2 + i, "linear", names[i])};
     }
     for (int i = 0; i < 3; i++) if (args[i].kind == TE_ARG_TENSOR) te_tensor_retain(args[i].as.tensor);
-    rt->ctx->product_state = state;
-    te_status status = te_op_run(rt->ctx, op, args, 3, &result->t, 1);
-    rt->ctx->product_state = NULL;
+    te_status status = run_product(rt->ctx, state, op, args, 3, &result->t);
     for (int i = 0; i < 3; i++) if (args[i].kind == TE_ARG_TENSOR) te_tensor_release(args[i].as.tensor);
     if (status != TE_OK) return te_lua_raise(rt, L, "linear", status);
     te_lua_charge(rt, L);
@@ -198,9 +214,9 @@ static int with_product(lua_State *L)
     te_recipe_state *state = te_lua_check_recipe_state(L, 1, "attention");
     luaL_checkany(L, 2);
     te_lua_enter(rt, L, "attention");
-    rt->ctx->product_state = state;
+    te_recipe_state *before = set_product(rt->ctx, state);
     int failed = lua_pcall(L, lua_gettop(L) - 2, 1, 0);
-    rt->ctx->product_state = NULL;
+    set_product(rt->ctx, before);
     return failed ? lua_error(L) : 1;
 }
 
@@ -217,9 +233,7 @@ static int quantize_values(lua_State *L)
                      {.kind = TE_ARG_NUMBER, .as.number = lua_toboolean(L, 3)},
                      {.kind = TE_ARG_NUMBER, .as.number = lua_toboolean(L, 4)}};
     te_tensor_retain(x);
-    rt->ctx->product_state = state;
-    te_status status = op ? te_op_run(rt->ctx, op, args, 3, &result->t, 1) : rt->ctx->status;
-    rt->ctx->product_state = NULL;
+    te_status status = op ? run_product(rt->ctx, state, op, args, 3, &result->t) : rt->ctx->status;
     te_tensor_release(x);
     if (status != TE_OK) return te_lua_raise(rt, L, "Quantize", status);
     te_lua_charge(rt, L);

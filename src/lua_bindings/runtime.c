@@ -54,7 +54,8 @@ static int memory_stats(lua_State *L)
     te_memory_stats stats;
     te_lua_check_count(L, 1, "memory_stats");
     te_lua_enter(rt, L, "memory_stats");
-    te_status status = te_context_memory(rt->ctx, luaL_optstring(L, 1, rt->device), &stats);
+    const char *device = lua_isnoneornil(L, 1) ? rt->device : te_lua_check_text(L, 1, "memory_stats", "device");
+    te_status   status = te_context_memory(rt->ctx, device, &stats);
     if (status != TE_OK) return te_lua_raise(rt, L, "memory_stats", status);
     lua_createtable(L, 0, 4);
     set_count(L, "current", (double)stats.current);

@@ -234,6 +234,7 @@ static int assign_row(lua_State *L, te_lua *rt)
     if (te_tensor_is_quantized(t))
         return te_lua_fail(L, NULL,
                            "a row of a parameter that is stored quantized cannot be assigned; use copy_ for the whole");
+    bool truths = t->dtype == TE_BOOL; /* what allocates may run a finalizer, which may release t */
     lua_settop(L, 3);
     push_row(L, rt);
     te_tensor *row = te_lua_to_tensor(L, -1)->t;
@@ -241,7 +242,7 @@ static int assign_row(lua_State *L, te_lua *rt)
     if (te_needs_grad(row) && te_context_grad_enabled(rt->ctx))
         return te_lua_fail(L, NULL, "t[i] = value: t takes part in gradients, which a write in place does not carry; "
                                     "use te.no_grad, or te.where");
-    bool plain = lua_type(L, 3) == LUA_TNUMBER || (lua_isboolean(L, 3) && t->dtype == TE_BOOL);
+    bool plain = lua_type(L, 3) == LUA_TNUMBER || (lua_isboolean(L, 3) && truths);
     if (!plain) value = te_lua_check_tensor(L, 3, NULL, "t[i] = value");
     if (value && te_needs_grad(value) && te_context_grad_enabled(rt->ctx))
         return te_lua_fail(L, NULL, "t[i] = value: value takes part in gradients, which a write in place does not "

@@ -50,10 +50,9 @@ static const char *text_at(lua_State *L, int list, size_t i, size_t *size)
 static uint32_t id_at(lua_State *L, int list, size_t i)
 {
     lua_rawgeti(L, list, (int)i + 1);
-    int64_t id = te_lua_check_int(L, -1, "tokenizer", "id");
-    if (id < 0 || id > INT32_MAX) te_lua_fail(L, "tokenizer", "id %.0f is out of range", (double)id);
+    uint32_t id = (uint32_t)te_lua_check_range(L, -1, "tokenizer", "id", 0, INT32_MAX);
     lua_pop(L, 1);
-    return (uint32_t)id;
+    return id;
 }
 
 static bool flag_at(lua_State *L, int list, size_t i)
@@ -107,6 +106,8 @@ static te_tokenizer_options read_options(lua_State *L)
     te_bpe_merge      *merges = te_lua_scratch(L, (o.bpe.n_merges + 1) * sizeof *merges);
     te_added_token    *added = te_lua_scratch(L, (o.n_added + 1) * sizeof *added);
     te_tokenizer_step *steps = te_lua_scratch(L, (o.n_steps + 1) * sizeof *steps);
+    int32_t           *fallback = te_lua_scratch(L, 256 * sizeof *fallback);
+    /* nothing is allocated from here on: a finalizer could take texts out of the lists */
     for (size_t i = 0; i < o.bpe.n_tokens; i++) {
         tokens[i].bytes = text_at(L, TOKENS, i, &tokens[i].size);
         tokens[i].text = true;
@@ -132,7 +133,6 @@ static te_tokenizer_options read_options(lua_State *L)
     }
     size_t n_fallback = lua_istable(L, FALLBACK) ? lua_objlen(L, FALLBACK) : 0;
     if (n_fallback != 0 && n_fallback != 256) te_lua_fail(L, "tokenizer", "fallback: expected 256 ids or none");
-    int32_t *fallback = te_lua_scratch(L, 256 * sizeof *fallback);
     for (size_t i = 0; i < n_fallback; i++) fallback[i] = (int32_t)id_at(L, FALLBACK, i);
     if (n_fallback) o.bpe.fallback = fallback;
     o.bpe.tokens = tokens;

@@ -127,7 +127,7 @@ static int encode_text(lua_State *L)
         points = te_lua_scratch(L, (n_points + 1) * sizeof *points);
         for (size_t i = 0; i < n_points; i++) {
             lua_rawgeti(L, 2, (int)i + 1);
-            points[i] = (uint32_t)(te_lua_check_int(L, -1, "encode_text", "points") & 0xffffffff);
+            points[i] = (uint32_t)te_lua_check_range(L, -1, "encode_text", "points", 0, UINT32_MAX);
             lua_pop(L, 1);
         }
     }
@@ -187,7 +187,7 @@ static token_stream *push_source(te_lua *rt, lua_State *L)
         token_stream *s = push_stream(rt, L);
         for (size_t i = 0; i < n; i++) {
             lua_rawgeti(L, list, (int)i + 1);
-            staged[i] = (int32_t)te_lua_check_int(L, -1, "tokens_open", "tokens");
+            staged[i] = (int32_t)te_lua_check_range(L, -1, "tokens_open", "tokens", 0, INT32_MAX);
             lua_pop(L, 1);
         }
         int32_t *ids = new_ids(rt, n);
@@ -227,8 +227,11 @@ static te_tokens_options read_options(lua_State *L, int64_t length)
                            .end = int_field(L, "end", length),
                            .batch = int_field(L, "batch", 1),
                            .block = int_field(L, "block", 1),
-                           .dtype = TE_I32,
-                           .prefetch = (int)int_field(L, "prefetch", 0)};
+                           .dtype = TE_I32};
+    lua_getfield(L, 1, "prefetch");
+    if (!lua_isnil(L, -1))
+        o.prefetch = (int)te_lua_check_range(L, -1, "tokens_open", "prefetch", 0, TE_TOKENS_MAX_PREFETCH);
+    lua_pop(L, 1);
     o.rng = (te_rng){.seed = (uint64_t)int_field(L, "seed", 0), .stream = DATA_STREAM};
     lua_getfield(L, 1, "sequential");
     o.sequential = lua_toboolean(L, -1);

@@ -106,20 +106,24 @@ static bool executes(const command_line *line)
     return false;
 }
 
+/* require, under the last part of the name. The name is handed over as an argument, for it may hold anything. */
+static int run_module(const char *name)
+{
+    static const char chunk[] = "local name = arg[0] arg = nil _G[name:match('[^.]*$')] = require(name)";
+    if (!lua_set_arguments(running, name, 0, NULL)) {
+        fprintf(stderr, "tetrain: out of memory\n");
+        return EXIT_SCRIPT;
+    }
+    return report(run_text(chunk, "=(command line)"));
+}
+
 /* In the order given; `te` is there for -e, as it is at the prompt. */
 static int run_actions(const command_line *line)
 {
-    char quoted[4096];
-    int  code = executes(line) ? report(run_text("te = require 'te'", "=tetrain")) : 0;
+    int code = executes(line) ? report(run_text("te = require 'te'", "=tetrain")) : 0;
     for (int i = 0; i < line->n_actions && code == 0; i++) {
         const action *a = &line->actions[i];
-        if (a->kind == ACTION_EXECUTE) {
-            code = report(run_text(a->text, "=(command line)"));
-        } else {
-            snprintf(quoted, sizeof quoted, "local name = [==[%s]==] _G[name:match('[^.]*$')] = require(name)",
-                     a->text);
-            code = report(run_text(quoted, "=(command line)"));
-        }
+        code = a->kind == ACTION_EXECUTE ? report(run_text(a->text, "=(command line)")) : run_module(a->text);
     }
     return code;
 }

@@ -241,11 +241,13 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
     uint64_t offset = ctx->rng_offset;
     if (unit->n_rngs) ctx->rng_offset = state->rngs[unit->first_rng].offset;
     bool handed = plan->values[unit->result].handed;
+    te_recipe_state *state_before = ctx->product_state;
+    bool bytes_before = ctx->product_bytes;
     ctx->product_state = node->recipe_state;
     ctx->product_bytes = handed;
     status = te_call_run_op(&call);
-    ctx->product_state = NULL;
-    ctx->product_bytes = false;
+    ctx->product_state = state_before;
+    ctx->product_bytes = bytes_before;
     if (unit->n_rngs) ctx->rng_offset = offset;
     te_tensor *y = call.out[0];
     if (status == TE_OK && (wanted || second)) {

@@ -176,16 +176,20 @@ static te_status check_versions(te_exec *exec, int major, int minor)
 static te_status choose_target(te_exec *exec)
 {
     te_cuda_device *d = te_cuda(exec);
-    int known[64], n = 0, newest = 0, major = 0, minor = 0;
+    int n = 0, newest = 0, major = 0, minor = 0;
     bool exact = false;
     nvrtcResult r = d->nvrtc.nvrtcVersion(&major, &minor);
     if (r == NVRTC_SUCCESS) r = d->nvrtc.nvrtcGetNumSupportedArchs(&n);
-    if (r == NVRTC_SUCCESS && (size_t)n <= sizeof known / sizeof *known) r = d->nvrtc.nvrtcGetSupportedArchs(known);
-    if (r != NVRTC_SUCCESS) return te_exec_fail(exec, TE_ERROR_DEVICE, "NVRTC: %s", d->nvrtc.nvrtcGetErrorString(r));
-    for (int i = 0; i < n; i++) {
+    size_t bytes = r == NVRTC_SUCCESS && n > 0 ? (size_t)n * sizeof(int) : 0;
+    int *known = bytes ? te_mem_alloc(exec->mem, bytes) : NULL;
+    if (bytes && !known) return te_exec_fail(exec, TE_ERROR_MEMORY, "out of host memory opening the device");
+    if (known) r = d->nvrtc.nvrtcGetSupportedArchs(known);
+    for (int i = 0; i < n && known && r == NVRTC_SUCCESS; i++) {
         exact |= known[i] == d->capability;
         if (known[i] <= d->capability && known[i] > newest) newest = known[i];
     }
+    if (known) te_mem_free(exec->mem, known, bytes);
+    if (r != NVRTC_SUCCESS) return te_exec_fail(exec, TE_ERROR_DEVICE, "NVRTC: %s", d->nvrtc.nvrtcGetErrorString(r));
     if (newest < OLDEST_CAPABILITY)
         return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "NVRTC %d.%d cannot compile for %s (sm_%d)", major, minor,
                             d->title, d->capability);

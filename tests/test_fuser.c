@@ -329,6 +329,33 @@ static void test_refusals(void)
     te_context_release(ctx);
 }
 
+/* What is read once per row is one number, or one for every row. */
+static void test_scales(void)
+{
+    static const struct {
+        int       ndim;
+        int64_t   shape[2];
+        te_status status;
+    } scales[] = {{1, {6}, TE_OK}, {1, {1}, TE_OK}, {0, {0}, TE_OK}, {1, {4}, TE_ERROR_UNSUPPORTED},
+                  {2, {6, 4}, TE_ERROR_UNSUPPORTED}, {2, {1, 1}, TE_ERROR_UNSUPPORTED}};
+    te_context *ctx = te_context_open(NULL);
+    te_tensor *x = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){6, 4}, 1);
+    for (size_t i = 0; i < sizeof scales / sizeof *scales; i++) {
+        te_group *group = te_group_new(ctx);
+        int rows = te_group_input(group, false), scale = te_group_input(group, false), y;
+        CHECK(te_group_apply(group, te_op_find(ctx, "scaled_srelu"), (int[]){rows, scale}, 2, NULL, 0, &y) == TE_OK);
+        te_tensor *in[2] = {x, te_tensor_full(ctx, TE_F32, scales[i].ndim, scales[i].shape, 3)}, *out = NULL;
+        CHECK(te_group_output(group, y) == TE_OK && te_group_run(group, in, &out) == scales[i].status);
+        double values[24] = {0};
+        if (out) CHECK(te_tensor_read(out, TE_F64, values) == TE_OK && values[0] == 3 && values[23] == 3);
+        te_tensor_release(out);
+        te_tensor_release(in[1]);
+        te_group_release(group);
+    }
+    te_tensor_release(x);
+    te_context_release(ctx);
+}
+
 /* With the functions of te.h alone: what operations one by one give, forward and backward, and mistakes. */
 static void test_public(void)
 {
@@ -552,6 +579,7 @@ int main(void)
     compare(TE_BF16, 0x1p-9, 0.3);
     test_retain_and_changes();
     test_refusals();
+    test_scales();
     test_halves_of_parameters();
     test_public();
     test_no_outputs();

@@ -102,6 +102,47 @@ describe("gated activations", function()
         assert.equal("bfloat16", te.ScaledSReLU()(x:to("bfloat16"), scale:to("float32")).dtype)
     end)
 
+    -- Shapes of x and of the scale, which broadcasts over rows.
+    local SHAPES = {
+        { { 6, 8 }, { 6 } }, { { 6, 8 }, { 1 } }, { { 6, 8 }, {} }, { { 1, 8 }, { 1 } }, { { 1, 8 }, { 3 } },
+        { { 6, 8 }, { 1, 1, 1 } }, { { 6, 2 }, { 6 } }, { { 1, 2 }, { 1 } }, { { 0, 8 }, { 0 } }, { { 0, 8 }, { 1 } },
+        { { 2, 3, 4 }, { 2, 3 } }, { { 2, 3, 4 }, { 3 } }, { { 2, 3, 4 }, { 1, 3 } }, { { 2, 3, 4 }, { 2, 1 } },
+        { { 2, 3, 4 }, { 1 } }, { { 2, 3, 2 }, { 3 } }, { { 0, 3, 4 }, { 3 } }, { { 2, 1, 4 }, { 3 } },
+        { { 4, 4 }, { 4, 4 } }, { { 8 }, {} },
+    }
+    local ALL = { ScaledSReLU = "SReLU", ScaledSwiGLU = "SwiGLU" }
+    for scaled, class in pairs(ALL) do
+        it(scaled .. " and its gradients are those of the product, fused or not", function()
+            for _, shapes in ipairs(SHAPES) do
+                local function outcome(run)
+                    te.manual_seed(8)
+                    local v = te.randn(shapes[1], { dtype = "float64", requires_grad = true })
+                    local s = te.randn(shapes[2], { dtype = "float64", requires_grad = true })
+                    local y = run(v, s)
+                    local grads = te.grad((y * te.randn(y.shape, { dtype = "float64" })):sum(), { v, s })
+                    assert.same(shapes[2], grads[2].shape)
+                    return { y, unpack(grads) }
+                end
+                local want = outcome(function(v, s) return te[class]()(v) * s:unsqueeze(-1) end)
+                for _, fused in ipairs { true, false } do
+                    local before = te.set_fusion(fused)
+                    for i, got in ipairs(outcome(te.Sequential(te[scaled]()))) do
+                        assert.same(want[i].shape, got.shape)
+                        if got:numel() > 0 then close(want[i]:totable(), got) end
+                    end
+                    te.set_fusion(before)
+                end
+            end
+        end)
+    end
+
+    it("ScaledSReLU in a container takes no scale for every column", function()
+        for _, shape in ipairs { { 8 }, { 6, 8 }, { 5 } } do
+            assert.error_matches(function() te.Sequential(te.ScaledSReLU())(te.ones({ 6, 8 }), te.ones(shape)) end,
+                "te.scaled_srelu: shapes do not broadcast: {6,8} and")
+        end
+    end)
+
     for _, name in ipairs { "SwiGLU", "ClampedSwiGLU", "SiTUGLU", "ScaledSwiGLU", "ScaledClampedQGeGLU",
         "ScaledSiTUGLU" } do
         it(name .. " takes blocks", function()

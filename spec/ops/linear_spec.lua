@@ -41,6 +41,30 @@ describe("te.Linear", function()
             "te%.Linear: in_features: expected positive integer, got 0")
     end)
 
+    it("hands out its bias from inside a container, with its gradient", function()
+        local x = te.randn({ 4, 2 })
+        for _, around in ipairs {
+            function(m) return te.Sequential(m) end, function(m) return te.Sequential(m, te.ReLU()) end,
+            function(m) return te.Sequential(te.SiLU(), te.Residual(m)) end,
+            function(m) return te.Sequential(function(v) return v * 2 end, m, te.Linear(2, 2)) end,
+        } do
+            for _, fused in ipairs { true, false } do
+                local before, m = te.set_fusion(fused), te.Linear(2, 2, { return_bias = true })
+                local seq = around(m)
+                for _, run in ipairs { seq, function(v) return te.checkpoint(seq, v) end } do
+                    local y, bias = run(x)
+                    assert.same({ 4, 2 }, y.shape)
+                    assert.same(m.bias:totable(), bias:totable())
+                    m.bias.grad, m.weight.grad = nil, nil
+                    ;(y:sum() + (bias * te.tensor({ 2, 3 })):sum()):backward()
+                    assert.same({ 2, 3 }, m.bias.grad:totable())
+                    assert.same({ 2, 2 }, m.weight.grad.shape)
+                end
+                te.set_fusion(before)
+            end
+        end
+    end)
+
     it("refuses what it cannot do, unless nothing is asked", function()
         te.Linear(2, 2, { tensor_parallel_mode = nil, sequence_parallel = false, accumulate_into_main_grad = false })
         for _, class in ipairs { te.Linear, te.BasicLinear } do

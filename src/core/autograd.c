@@ -454,8 +454,7 @@ te_tensor *te_tensor_grad(const te_tensor *t) { return t ? t->grad : NULL; }
 te_status te_tensor_set_requires_grad(te_tensor *t, bool on)
 {
     if (!t) return TE_ERROR_ARGUMENT;
-    bool is_float = t->dtype == TE_F32 || t->dtype == TE_F64 || t->dtype == TE_BF16 || t->dtype == TE_F16;
-    if (on && !is_float)
+    if (on && !te_dtype_has_gradient(t->dtype))
         return te_fail(t->ctx, TE_ERROR_ARGUMENT, "requires_grad: a tensor of %s has no gradient",
                        te_dtype_name(t->dtype));
     if (t->node) {
@@ -488,9 +487,16 @@ static te_status own_gradient(te_tensor **slot, te_tensor *grad)
     return TE_OK;
 }
 
+static te_status check_context(te_tensor *t, const te_tensor *grad, const char *name)
+{
+    if (!grad || grad->ctx == t->ctx) return TE_OK;
+    return te_fail(t->ctx, TE_ERROR_ARGUMENT, "%s: a tensor of another context", name);
+}
+
 te_status te_tensor_set_main_grad(te_tensor *t, te_tensor *grad)
 {
     if (!t) return TE_ERROR_ARGUMENT;
+    if (check_context(t, grad, "main_grad") != TE_OK) return t->ctx->status;
     bool fits = !grad || (te_same_shape(t, grad) && (grad->dtype == t->dtype || grad->dtype == TE_F32) &&
                           grad->storage->device == t->storage->device);
     if (!fits)
@@ -509,6 +515,7 @@ te_status te_tensor_set_main_grad(te_tensor *t, te_tensor *grad)
 te_status te_tensor_set_grad(te_tensor *t, te_tensor *grad)
 {
     if (!t) return TE_ERROR_ARGUMENT;
+    if (check_context(t, grad, "grad") != TE_OK) return t->ctx->status;
     if (grad && (!te_same_shape(t, grad) || grad->dtype != t->dtype))
         return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: %s of %s for a tensor %s of %s", TE_SHAPE_TEXT(grad),
                        te_dtype_name(grad->dtype), TE_SHAPE_TEXT(t), te_dtype_name(t->dtype));

@@ -25,7 +25,7 @@ static te_status open_output(te_call *call, const te_layout *l, int i, const te_
     const te_grad_meta *meta = te_grad_input(call, l->input[i]);
     te_space own = te_layout_space(l, i, meta->ndim, meta->shape);
     te_output_kind exact;
-    bool direct = te_space_reduce(s, &own, &exact);
+    bool direct = te_space_reduce(s, &own, l->rate[i], &exact);
     bool shared = false, accumulate = false;
     for (int j = 0; j < done; j++) {
         if (!outs[j].target) continue;
@@ -42,7 +42,9 @@ static te_status open_output(te_call *call, const te_layout *l, int i, const te_
     out->slot = i;
     if (!direct) {
         te_dtype dtype = meta->dtype == TE_F64 ? TE_F64 : TE_F32;
-        out->own = out->target = te_tensor_new(call->ctx, meta->device, dtype, s->ndim, s->shape);
+        te_space whole = *s;
+        if (l->part[i].half) whole.shape[s->ndim - 1] *= 2;
+        out->own = out->target = te_program_result(call, kind == TE_OUT_ROW, &whole, dtype, meta->device);
     } else if (shared) {
         out->own = out->target = te_tensor_new(call->ctx, meta->device, meta->dtype, meta->ndim, meta->shape);
     } else {
@@ -164,7 +166,7 @@ static bool is_summed(const backward_run *b, int i)
     const te_grad_meta *meta = te_grad_input(b->call, b->l.input[i]);
     te_space own = te_layout_space(&b->l, i, meta->ndim, meta->shape);
     te_output_kind kind;
-    return !te_space_reduce(&b->s, &own, &kind);
+    return !te_space_reduce(&b->s, &own, b->l.rate[i], &kind);
 }
 
 /* A result's own gradient is handed on, added up where that is needed: nothing else is computed or copied. */

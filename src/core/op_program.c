@@ -213,7 +213,7 @@ te_status te_program_op_forward(te_call *call)
         te_tensor *t = call->in[l.input[i]];
         te_space own = te_layout_space(&l, i, t->ndim, t->shape);
         wanted[i] = te_needs_grad(t);
-        if (wanted[i]) te_space_reduce(&s, &own, &reduce[i]);
+        if (wanted[i]) te_space_reduce(&s, &own, l.rate[i], &reduce[i]);
     }
     te_variant *v = te_variant_get(call, present, numbers, &l, wanted, reduce);
     if (!v) return call->ctx->status;

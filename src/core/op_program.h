@@ -70,9 +70,9 @@ te_dtype te_program_result_dtype(const te_call *call, const te_layout *l);
 void     te_run_start(te_run *run, const te_space *s);
 /* The operand of a tensor in the space: aligned at the last dimension, stride 0 where broadcast. */
 te_operand te_space_operand(const te_tensor *t, const te_space *s, te_part part, te_rate rate);
-/* How the gradient of an input of shape `s` follows from gradients over the space; false: write it out and sum
- * after. */
-bool te_space_reduce(const te_space *whole, const te_space *s, te_output_kind *kind);
+/* How the gradient of an input of shape `s` follows from gradients over the space; false: write it out, of an input per
+ * row as row sums, and sum after. */
+bool te_space_reduce(const te_space *whole, const te_space *s, te_rate rate, te_output_kind *kind);
 /* Values of the program's parameters. */
 void te_program_params(const te_call *call, const te_program *program, unsigned numbers, int64_t row_length,
                        double *params);

@@ -65,24 +65,26 @@ te_operand te_space_operand(const te_tensor *t, const te_space *s, te_part part,
     return o;
 }
 
-/* How the gradient of an input of shape `s` follows from gradients over the space; false: write it out and sum after.
- */
-bool te_space_reduce(const te_space *whole, const te_space *s, te_output_kind *kind)
+/* How the gradient of an input of shape `s` follows from gradients over the space; false: write it out, of an input per
+ * row as row sums, and sum after. */
+bool te_space_reduce(const te_space *whole, const te_space *s, te_rate rate, te_output_kind *kind)
 {
     int64_t rows = 1, columns = whole->ndim ? whole->shape[whole->ndim - 1] : 1, n = 1;
     for (int i = 0; i + 1 < whole->ndim; i++) rows *= whole->shape[i];
     for (int i = 0; i < s->ndim; i++) n *= s->shape[i];
     int64_t last = s->ndim ? s->shape[s->ndim - 1] : 1;
-    if (n == rows * columns)
+    if (rate == TE_RATE_ROW && n == rows)
+        *kind = TE_OUT_ROW;
+    else if (rate == TE_RATE_ELEM && n == rows * columns)
         *kind = TE_OUT_ELEM;
     else if (n == 1)
         *kind = TE_OUT_SUM;
-    else if (n == columns && last == columns)
+    else if (rate == TE_RATE_ELEM && n == columns && last == columns)
         *kind = TE_OUT_COLSUM;
-    else if (n == rows && last == 1)
+    else if (rate == TE_RATE_ELEM && n == rows && last == 1)
         *kind = TE_OUT_ROW;
     else {
-        *kind = TE_OUT_ELEM;
+        *kind = rate == TE_RATE_ROW ? TE_OUT_ROW : TE_OUT_ELEM;
         return false;
     }
     return true;

@@ -273,8 +273,9 @@ function record.parts(walk, fuse)
         if not described then call(g, item, values) end
     end
     g.checks[#g.checks + 1] = g.lasting
-    local outputs = { values[walk.y] }
+    local outputs, handed = { values[walk.y] }, {} -- parameters that the caller gets
     for i, v in ipairs(walk.outputs) do outputs[1 + i] = values[v] end
+    for _, v in ipairs(outputs) do handed[v] = g.sources[v] end
 
     local readers, parts, at = last_readers(g, outputs), {}, 1
     while at <= #g.steps do
@@ -289,8 +290,8 @@ function record.parts(walk, fuse)
         parts[#parts].last_step = at
         at = at + 1
     end
-    return { parts = parts, outputs = outputs, checks = g.checks, reasons = g.reasons, readers = readers,
-        n_inputs = walk.n_inputs }
+    return { parts = parts, outputs = outputs, handed = handed, checks = g.checks, reasons = g.reasons,
+        readers = readers, n_inputs = walk.n_inputs }
 end
 
 return record

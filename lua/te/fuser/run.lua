@@ -163,6 +163,7 @@ function run.program(program, env)
             owned[v] = nil
         end
     end
+    for v, source in pairs(program.handed) do env[v] = rawget(source[1], source[2]) end
     local outputs, results = program.outputs, {}
     if #outputs == 1 then return env[outputs[1]] end
     for i = 1, #outputs do results[i] = env[outputs[i]] end

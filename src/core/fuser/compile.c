@@ -167,8 +167,7 @@ static te_status add_identities(joining *j)
 
 static te_output_kind reduction_of(const te_plan_value *v, te_rate rate)
 {
-    if (rate == TE_RATE_ROW) return TE_OUT_ROW;
-    if (v->cls == TE_VALUE_TOKENS) return TE_OUT_ELEM;
+    if (v->cls != TE_VALUE_FIXED) return rate == TE_RATE_ROW ? TE_OUT_ROW : TE_OUT_ELEM;
     return v->width == 1 ? TE_OUT_SUM : TE_OUT_COLSUM;
 }
 

@@ -63,10 +63,10 @@ static bool common_frame(te_fuse_plan *plan, const te_group_node *node, int *fra
     return true;
 }
 
-/* A parameter must be one number, or one number per column. */
-static bool fits_columns(const te_plan_value *v, int64_t width)
+/* A parameter must be one number or, where elements are read, one number per column. */
+static bool fits_columns(const te_plan_value *v, int64_t width, te_rate rate)
 {
-    if (v->width == 1) return true;
+    if (v->width == 1 || rate == TE_RATE_ROW) return v->width == 1;
     return v->width == width && v->ndim > 0 && v->shape[v->ndim - 1] == width;
 }
 
@@ -82,6 +82,8 @@ static te_status infer_program(te_fuse_plan *plan, te_group_node *node, te_plan_
             return te_plan_refuse(plan, node, "an input of dtype %s", te_dtype_name(v->dtype));
         if (v->cls == TE_VALUE_ROWS && l.rate[i] != TE_RATE_ROW)
             return te_plan_refuse(plan, node, "one number per row where an element is read");
+        if (v->cls == TE_VALUE_TOKENS && l.rate[i] == TE_RATE_ROW)
+            return te_plan_refuse(plan, node, "rows of %lld where one number per row is read", (long long)v->width);
         if (v->cls == TE_VALUE_TOKENS) {
             int64_t width = l.part[i].half ? v->width / 2 : v->width;
             if (!te_part_fits(l.part[i], v->width))
@@ -99,11 +101,14 @@ static te_status infer_program(te_fuse_plan *plan, te_group_node *node, te_plan_
         out->width = first->width;
         memcpy(out->shape, first->shape, sizeof out->shape);
     }
+    int ndim = out->cls == TE_VALUE_FIXED ? out->ndim : plan->frames[out->frame].ndim;
     for (int i = 0; i < l.n; i++) {
         const te_plan_value *v = input_of(plan, node, l.input[i]);
         if (v->cls == TE_VALUE_FIXED && l.part[i].half)
             return te_plan_refuse(plan, node, "halves of a parameter, whose rows are not x's");
-        if (v->cls == TE_VALUE_FIXED && !fits_columns(v, out->width))
+        if (v->cls == TE_VALUE_FIXED && v->ndim + (l.rate[i] == TE_RATE_ROW) > ndim)
+            return te_plan_refuse(plan, node, "an argument of %d dimensions beside %d", v->ndim, ndim);
+        if (v->cls == TE_VALUE_FIXED && !fits_columns(v, out->width, l.rate[i]))
             return te_plan_refuse(plan, node, "an argument with %lld elements beside rows of %lld", (long long)v->width,
                                   (long long)out->width);
     }

@@ -63,6 +63,29 @@ describe("backward", function()
             'unknown option "retain"; did you mean "retain_graph"')
     end)
 
+    it("has the digits of float64 where a step without them adds to it", function()
+        local ones = te.ones { 3 }
+        for _, step in ipairs { te.floor, te.ceil, te.round, te.trunc, te.sign,
+            function(x) return te.sum(x * ones * 0) end } do
+            local x = te.tensor(0.1, { dtype = "float64", requires_grad = true })
+            te.sum(step(x) + x * x):backward()
+            assert.equal(0.2, x.grad:item())
+        end
+    end)
+
+    it("of a p-norm is 0 at zeros", function()
+        local function of(values, p)
+            local x = te.tensor(values, { dtype = "float64", requires_grad = true })
+            return te.grad(te.norm(x, { p = p }), x)
+        end
+        for _, p in ipairs { 0.5, 1.5, 3 } do
+            close({ 0, 0 }, of({ 0, 0 }, p))
+            close({ 0, 1, 0 }, of({ 0, 2, 0 }, p))
+            close({ -1 }, of({ -3 }, p))
+        end
+        close({ -9 / 35 ^ (2 / 3), 4 / 35 ^ (2 / 3) }, of({ -3, 2 }, 3))
+    end)
+
     it("refuses what has no gradient", function()
         assert.error_matches(function() te.ones(1):backward() end, "does not depend")
     end)

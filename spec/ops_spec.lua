@@ -489,6 +489,30 @@ describe("random operations", function()
             within(te.zeros({ 50000 }, { dtype = dtype }):uniform_ { low = -1, high = 0 }, -1, 0)
             assert.same({ 2, 2 }, te.ones({ 2 }, { dtype = dtype }):uniform_({ low = 2, high = 2 }):totable())
         end
+        for dtype, last in pairs { float8_e4m3 = 0.9375, float8_e5m2 = 0.875 } do
+            assert.equal(last, te.rand({ 20000 }, { dtype = dtype }):to("float32"):max():item())
+            local below = te.zeros({ 20000 }, { dtype = dtype }):uniform_ { low = -1, high = 0 }:to("float32")
+            assert.is_true(below:max():item() < 0 and below:min():item() == -1)
+        end
+    end)
+
+    it("are refused where nothing could be drawn", function()
+        local x, nan = te.zeros { 2 }, 0 / 0
+        for message, cases in pairs {
+            ["te.bernoulli: p must lie in [0, 1], not"] = { { "bernoulli", { p = 1.5 } }, { "bernoulli", { p = -1 } },
+                { "bernoulli", { p = nan } } },
+            ["te.integers: there are no whole numbers from"] = { { "integers", 5, 2 }, { "integers", 1.2, 1.8 },
+                { "integers", nan, 1 }, { "integers", 0, math.huge } },
+            ["te.uniform: there are no numbers from"] = { { "uniform", { low = 2, high = 1 } },
+                { "uniform", { low = nan } }, { "uniform", { high = math.huge } } },
+            ["te.normal: there is no normal distribution of"] = { { "normal", { std = -1 } },
+                { "normal", { std = nan } }, { "normal", { mean = nan } } },
+        } do
+            for _, case in ipairs(cases) do
+                assert.error_matches(function() te[case[1]](x, unpack(case, 2)) end, message, 1, true)
+            end
+        end
+        assert.error_matches(function() x:normal_ { std = -1 } end, "te.normal_: there is no normal", 1, true)
     end)
 
     it("have the distribution they claim", function()

@@ -266,6 +266,20 @@ local function route(logits, k, o)
     return probs, map
 end
 
+describe("no tokens", function()
+    it("come back from experts as none, with and without probabilities", function()
+        for _, kind in ipairs { "int64", "bool" } do
+            local routing = te.zeros({ 0, 3 }, { dtype = kind })
+            local x, probs = te.ones({ 0, 8 }, { requires_grad = true }), te.ones({ 0, 3 }, { requires_grad = true })
+            local rows, map = te.moe_permute(x, routing)
+            assert.same({ 0, 8 }, te.moe_unpermute(rows, map).shape)
+            te.moe_unpermute(rows, map, probs):sum():backward()
+            assert.same({ 0, 8 }, x.grad.shape)
+            assert.same({ 0, 3 }, probs.grad.shape)
+        end
+    end)
+end)
+
 describe("the router of experts", function()
     before_each(function() te.manual_seed(11) end)
 

@@ -48,6 +48,13 @@ describe("attention with sinks", function()
         assert.is_true(te.scaled_dot_product_attention(q, k, v, nil, te.full({ 4 }, 1e4, F64)):abs():max():item() == 0)
     end)
 
+    it("takes one head's sink out of a larger tensor", function()
+        local sink = te.tensor({ { 1.5, 2, 3 } }, F64):select(2, 1)
+        local one = { q:narrow(2, 1, 1), k:narrow(2, 1, 1), v:narrow(2, 1, 1) }
+        assert.is_true(te.eq(te.scaled_dot_product_attention(one[1], one[2], one[3], nil, sink),
+            te.scaled_dot_product_attention(one[1], one[2], one[3], nil, te.tensor({ 1.5 }, F64))):all():item())
+    end)
+
     it("has gradients, its sinks too", function()
         local inputs = { q, k, v, sinks }
         for _, t in ipairs(inputs) do t.requires_grad = true end

@@ -224,9 +224,6 @@ static te_status take_input(te_call *call, const te_param *p, const te_arg *arg)
     return TE_OK;
 }
 
-/* Of numbers that an int64_t holds. */
-static bool is_whole(double x) { return x >= -0x1p63 && x < 0x1p63 && x == (double)(int64_t)x; }
-
 /* What has a number for each of its values takes no other; 0: any. */
 static int values_of(const te_param *p)
 {
@@ -249,7 +246,7 @@ static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
         return TE_OK;
     case TE_ARG_NUMBER:
         if (p->type == TE_TYPE_TEXT || p->type == TE_TYPE_DEVICE) break;
-        if (p->type != TE_TYPE_NUMBER && !is_whole(arg->as.number))
+        if (p->type != TE_TYPE_NUMBER && !te_is_whole(arg->as.number))
             return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be whole, not %g", p->name, arg->as.number);
         if (values_of(p) && !(arg->as.number >= 0 && arg->as.number < values_of(p)))
             return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be from 0 to %d%s%s, not %g", p->name,
@@ -383,9 +380,9 @@ static te_status run_resolved(te_call *call)
 static te_status run_forward(te_call *call)
 {
     const te_op_def *def = call->op->def;
-    te_status status = def->resolve   ? run_resolved(call)
-                       : def->formula ? te_program_op_forward(call)
-                                      : def->forward(call);
+    te_status status = def->check ? def->check(call) : TE_OK;
+    if (status != TE_OK) return status;
+    status = def->resolve ? run_resolved(call) : def->formula ? te_program_op_forward(call) : def->forward(call);
     return status == TE_OK && def->after ? def->after(call) : status;
 }
 

@@ -85,6 +85,7 @@ typedef struct te_op_def {
     te_status (*backward)(te_call *call);
     te_status (*resolve)(te_call *call, te_delegate *to); /* instead of both: from the attributes alone, the op it
                                                              stands for */
+    te_status (*check)(te_call *call); /* before a formula runs: refuses attributes */
     te_status (*after)(te_call *call); /* with forward's result: mends what depends on its dtype */
 } te_op_def;
 
@@ -126,6 +127,9 @@ struct te_call {
     te_node   *node;                    /* backward: where the call stands in the graph */
     te_tensor *dout[TE_OP_MAX_OUTPUTS]; /* backward: gradients of the results, any strides; NULL: zero */
 };
+
+/* Of numbers that an int64_t holds. */
+static inline bool te_is_whole(double x) { return x >= -0x1p63 && x < 0x1p63 && x == (double)(int64_t)x; }
 
 /* --- for ops ------------------------------------------------------------------------------------------------------ */
 

@@ -191,6 +191,7 @@ static te_status bind_outputs(backward_run *b)
         } else {
             te_output_kind kind = (te_output_kind)out->kind;
             status = open_output(call, &b->l, i, &b->s, kind, &b->outs[n], n, b->outs, &b->outputs[n]);
+            b->run.compute_f64 |= b->outputs[n].dtype == TE_F64; /* what is added to has its digits */
             b->to_compute++;
         }
         b->n++;

@@ -4,8 +4,13 @@
 #include "autograd.h"
 #include "ops/ops.h"
 
+#include <math.h>
+
 static te_status fail_part(te_call *call, te_part part, const te_tensor *t)
 {
+    if (part.block < 0)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "interleave must be a number of features, or 0, not %.0f",
+                            (double)part.block);
     if (part.block)
         return te_call_fail(call, TE_ERROR_ARGUMENT,
                             "the last dimension must be a multiple of 2 * interleave = %.0f: %s",
@@ -40,6 +45,22 @@ static te_status iteration_space(te_call *call, const te_layout *l, te_space *ou
     return TE_OK;
 }
 
+/* Kinds of numbers, in the order in which they promote: bool, whole numbers, floating point. */
+static int kind_of(te_dtype dtype) { return te_dtype_is_float(dtype) ? 2 : te_dtype_is_integer(dtype); }
+
+/* Whether whole numbers give floating point because a number beside them has a fraction. Attributes count where they
+ * are computed with: what is filled in, or drawn between them, is converted. */
+static bool has_fraction(const te_call *call)
+{
+    for (int i = 0; i < call->op->n_params; i++) {
+        const te_param *p = &call->op->params[i];
+        if (p->type == TE_TYPE_TENSOR && call->is_number[p->slot] && !te_is_whole(call->number[p->slot])) return true;
+        bool computes = p->type == TE_TYPE_NUMBER && !(call->op->def->flags & TE_OP_NOGRAD);
+        if (computes && call->attr[p->slot].number != floor(call->attr[p->slot].number)) return true;
+    }
+    return false;
+}
+
 te_dtype te_program_result_dtype(const te_call *call, const te_layout *l)
 {
     unsigned flags = call->op->def->flags;
@@ -50,36 +71,29 @@ te_dtype te_program_result_dtype(const te_call *call, const te_layout *l)
     if (flags & (TE_OP_COMPUTE | TE_OP_GATED) || (flags & TE_OP_LASTROW && declared)) {
         dtype = call->in[l->input[0]]->dtype;
     } else {
-        /* a tensor without dimensions has no say against one with */
-        bool ranked = false;
-        for (int i = 0; i < l->n; i++) ranked |= call->in[l->input[i]]->ndim > 0;
-        bool first = true;
+        /* a tensor without dimensions has a say against one with only where it is of a higher kind */
+        te_dtype without = TE_BOOL;
         for (int i = 0; i < l->n; i++) {
             const te_tensor *t = call->in[l->input[i]];
-            if ((ranked && t->ndim == 0) || l->rate[i] == TE_RATE_ROW ||
-                (declared && strcmp(call->op->params[i].name, "condition") == 0))
-                continue;
-            dtype = first ? t->dtype : te_promote(dtype, t->dtype);
-            first = false;
+            if (l->rate[i] == TE_RATE_ROW || (declared && strcmp(call->op->params[i].name, "condition") == 0)) continue;
+            if (t->ndim)
+                dtype = te_promote(dtype, t->dtype);
+            else
+                without = te_promote(without, t->dtype);
         }
+        if (kind_of(without) > kind_of(dtype)) dtype = without;
     }
-    bool integer = dtype == TE_I64 || dtype == TE_I32 || dtype == TE_U8 || dtype == TE_BOOL;
-    for (int i = 0; i < call->op->n_inputs; i++) {
-        if (!call->is_number[i] || !integer) continue;
-        if (call->number[i] != (double)(int64_t)call->number[i])
-            dtype = TE_F32;
-        else if (dtype == TE_BOOL)
-            dtype = TE_I64;
-    }
-    integer = dtype == TE_I64 || dtype == TE_I32 || dtype == TE_U8 || dtype == TE_BOOL;
-    if (dtype == TE_F8E4M3 || dtype == TE_F8E5M2 || (integer && (flags & TE_OP_FLOAT))) dtype = TE_F32;
+    for (int i = 0; i < call->op->n_inputs; i++)
+        if (call->is_number[i] && dtype == TE_BOOL) dtype = TE_I64;
+    bool integer = !te_dtype_is_float(dtype);
+    if (te_dtype_is_float8(dtype) || (integer && (flags & TE_OP_FLOAT || has_fraction(call)))) dtype = TE_F32;
     if (flags & TE_OP_F32) return dtype == TE_F64 ? TE_F64 : TE_F32;
     return flags & TE_OP_COMPUTE ? te_call_compute_dtype(call, dtype) : dtype;
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-static te_status check_inplace(te_call *call, const te_space *s)
+static te_status check_inplace(te_call *call, const te_layout *l, const te_space *s)
 {
     const te_tensor *t = call->inplace;
     if (s->ndim != t->ndim || memcmp(s->shape, t->shape, (size_t)s->ndim * sizeof *s->shape) != 0) {
@@ -87,7 +101,11 @@ static te_status check_inplace(te_call *call, const te_space *s)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "the result %s does not fit in place into %s",
                             te_shape_text(s->ndim, s->shape, text, sizeof text), TE_SHAPE_TEXT(t));
     }
-    return TE_OK;
+    if (te_dtype_is_float(t->dtype) || call->op->def->flags & TE_OP_NOGRAD) return TE_OK; /* that converts */
+    te_dtype dtype = te_program_result_dtype(call, l);
+    if (!te_dtype_is_float(dtype)) return TE_OK;
+    return te_call_fail(call, TE_ERROR_ARGUMENT, "the result is %s, which does not fit in place into %s",
+                        te_dtype_name(dtype), te_dtype_name(t->dtype));
 }
 
 /* Whether writing result elements may change input elements that are still to be read: same memory seen differently. */
@@ -135,6 +153,28 @@ static te_status save_sources(te_call *call, const te_variant *v, const te_layou
     return TE_OK;
 }
 
+/* Whole numbers are computed in float64, those of 8 bits where the result or a number may be larger. A number that is
+ * only stored is rounded once. */
+static bool computes_f64(const te_call *call, const te_layout *l, const te_program *program, te_dtype dtype)
+{
+    bool wide = dtype == TE_F64 || dtype == TE_I64 || dtype == TE_I32;
+    bool small = !te_dtype_is_float(dtype), number = false;
+    for (int i = 0; i < l->n; i++) {
+        wide |= te_needs_f64(call->in[l->input[i]], l->rate[i]);
+        small &= !te_dtype_is_float(call->in[l->input[i]]->dtype);
+    }
+    for (int i = 0; i < call->op->n_inputs; i++) number |= call->is_number[i];
+    return wide || (small && number) || (program->n_insns == 1 && program->insns[0].op == TE_PW_PARAM);
+}
+
+/* float64 holds no int64 beyond 2^53: one that is only moved is moved as if it were float64. */
+static void move_bits(const te_program *program, te_operand *inputs, te_operand *output)
+{
+    if (program->n_insns != 1 || program->insns[0].op != TE_PW_LOAD) return;
+    te_operand *input = &inputs[program->insns[0].slot];
+    if (input->dtype == TE_I64 && output->dtype == TE_I64) input->dtype = output->dtype = TE_F64;
+}
+
 static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, const te_space *s, unsigned numbers)
 {
     te_program *program = v->gradient.forward;
@@ -146,11 +186,9 @@ static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, 
     te_status status = TE_OK;
     te_run run;
     te_run_start(&run, s);
-    for (int i = 0; i < l->n; i++) {
+    for (int i = 0; i < l->n; i++)
         inputs[i] = te_space_operand(call->in[l->input[i]], s, l->part[i], l->rate[i]);
-        run.compute_f64 |= te_needs_f64(call->in[l->input[i]], l->rate[i]);
-    }
-    if (call->inplace && dtype == TE_F64) run.compute_f64 = true;
+    run.compute_f64 = computes_f64(call, l, program, dtype);
     int n_results = program->n_outputs - v->gradient.n_rows;
     for (int i = 0; i < program->n_outputs; i++) {
         te_tensor *t;
@@ -179,6 +217,7 @@ static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, 
         for (int i = 0; i < run.ndim; i++) words *= (uint64_t)run.shape[i];
         call->rng = te_context_draw(call->ctx, words);
     }
+    move_bits(program, inputs, outputs);
     run.inputs = inputs;
     run.outputs = outputs;
     run.params = params;
@@ -202,7 +241,7 @@ te_status te_program_op_forward(te_call *call)
     te_layout l = te_program_layout(call, present);
     te_space s;
     te_status status = iteration_space(call, &l, &s);
-    if (status == TE_OK && call->inplace) status = check_inplace(call, &s);
+    if (status == TE_OK && call->inplace) status = check_inplace(call, &l, &s);
     if (status == TE_OK && l.n == 0 && !call->inplace)
         status = te_call_fail(call, TE_ERROR_ARGUMENT, "at least one tensor is needed");
     if (status != TE_OK) return status;

@@ -17,7 +17,7 @@ static te_status fill_on_device(te_tensor *t, double value)
     if (!program) return ctx->status;
     te_operand out = {.data = te_tensor_pointer(t), .dtype = t->dtype};
     te_run run = {.ndim = t->ndim ? t->ndim : 1, .outputs = &out, .params = &value};
-    run.compute_f64 = t->dtype == TE_F64 || t->dtype == TE_I64 || t->dtype == TE_I32;
+    run.compute_f64 = true; /* so it is rounded once */
     run.shape[0] = out.stride[0] = 1;
     memcpy(run.shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
     memcpy(out.stride, t->stride, (size_t)t->ndim * sizeof *t->stride);

@@ -130,7 +130,8 @@ static te_status check_attention_shapes(te_exec *exec, const char *op, const te_
         !te_view_has_shape(&a->bias, 4, (int64_t[4]){q->shape[0], q->shape[1], q->shape[2], k->shape[2]}))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: bias %s does not fit q %s and k %s", op,
                             te_describe_view(&a->bias).text, te_describe_view(q).text, te_describe_view(k).text);
-    if (te_view_present(&a->sinks) && (!te_view_has_shape(&a->sinks, 1, &q->shape[1]) || a->sinks.stride[0] != 1))
+    if (te_view_present(&a->sinks) &&
+        (!te_view_has_shape(&a->sinks, 1, &q->shape[1]) || (q->shape[1] > 1 && a->sinks.stride[0] != 1)))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: sinks %s do not fit the heads of q %s", op,
                             te_describe_view(&a->sinks).text, te_describe_view(q).text);
     return TE_OK;

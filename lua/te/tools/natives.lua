@@ -7,7 +7,7 @@ local OPTIONS = "opts?: te.TensorOptions"
 return {
     functions = {
         { "tensor", "value: te.Tensor|number|boolean|table, " .. OPTIONS, "te.Tensor",
-            "A tensor of a number, a nested table or a copy of a tensor." },
+            "A tensor of a number, a nested table or a copy of a tensor; an integer dtype cuts fractions off." },
         { "empty", "shape: te.Shape, " .. OPTIONS, "te.Tensor", "A tensor whose values are not set." },
         { "zeros", "shape: te.Shape, " .. OPTIONS, "te.Tensor", "A tensor of zeros." },
         { "ones", "shape: te.Shape, " .. OPTIONS, "te.Tensor", "A tensor of ones." },
@@ -15,9 +15,9 @@ return {
         { "eye", "n: integer, " .. OPTIONS, "te.Tensor", "The identity matrix of size n." },
         { "arange", "first: number, last: number, step?: number, " .. OPTIONS, "te.Tensor",
             "Numbers from first to last, which is included." },
-        { "rand", "shape: te.Shape, " .. OPTIONS, "te.Tensor", "Random numbers, uniform in [0, 1)." },
+        { "rand", "shape: te.Shape, " .. OPTIONS, "te.Tensor", "Random numbers, uniform in [0, 1), of 24 bits each." },
         { "randn", "shape: te.Shape, " .. OPTIONS, "te.Tensor",
-            "Random numbers from the standard normal distribution." },
+            "Random numbers from the standard normal distribution, drawn as float32." },
         { "randint", "low: integer, high: integer, shape: te.Shape, " .. OPTIONS, "te.Tensor",
             "Random whole numbers from low to high, both included." },
         { "from_file", "path: string, dtype: te.Dtype, opts?: table", "te.Tensor",

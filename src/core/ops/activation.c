@@ -30,8 +30,9 @@ static te_status deinterleave_forward(te_call *call)
     te_tensor *x = call->in[0];
     double size = call->attr[0].number;
     int n = x->ndim;
+    if (!(size >= 1)) return te_call_fail(call, TE_ERROR_ARGUMENT, "size must be positive, not %g", size);
     int64_t last = n ? x->shape[n - 1] : 0, shape[TE_MAX_DIMS];
-    if (n == 0 || n + 2 > TE_MAX_DIMS || !(size >= 1) || size > (double)last || last % (2 * (int64_t)size))
+    if (n == 0 || n + 2 > TE_MAX_DIMS || size > (double)last || last % (2 * (int64_t)size))
         return te_call_fail(call, TE_ERROR_ARGUMENT,
                             "the last dimension must be a multiple of 2 * size = %g, and at most %d dimensions: %s",
                             2 * size, TE_MAX_DIMS - 2, TE_SHAPE_TEXT(x));

@@ -177,7 +177,7 @@ void te_attention_point_to_result(te_attention *a, const te_tensor *out)
 const te_op_def te_ops_attention[] = {
     {.signature = "scaled_dot_product_attention(q, k, v, bias = nil, sinks = nil; " TE_ATTENTION_SIGNATURE ")",
      .doc = "softmax(scale q k^T + bias) v for q {batch, heads, seq_q, dim}, k and v {batch, kv_heads, seq_kv, dim}; "
-            "scale 1/sqrt(dim) when absent. "
+            "dim at most 512; scale 1/sqrt(dim) when absent. "
             "causal hides later positions, window_left and window_right how far one sees (-1: all), bottom_right "
             "aligns the last query with the last key. "
             "A fully masked row gives zeros. Scores are not stored (Dao et al. 2022), but in backward where the bias, "

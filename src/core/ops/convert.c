@@ -33,7 +33,8 @@ static te_status to_device_backward(te_call *call)
 
 const te_op_def te_ops_convert[] = {
     {.signature = "cast(x, dtype: dtype)",
-     .doc = "x in another dtype, rounded to nearest, ties to even; x itself when it has that dtype.",
+     .doc = "x in another dtype: floating point rounded to nearest, ties to even, whole numbers without the fraction; "
+            "x itself when it has that dtype.",
      .flags = TE_OP_METHOD,
      .forward = cast_forward,
      .backward = cast_backward},

@@ -54,7 +54,10 @@ static te_status embedding_forward(te_call *call)
     int64_t shape[TE_MAX_DIMS];
     te_status status = need_index(call, "ids", ids);
     if (status != TE_OK) return status;
-    if (table->ndim != 2 || ids->ndim >= TE_MAX_DIMS)
+    if (ids->ndim >= TE_MAX_DIMS)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "ids have %d dimensions, at most %d are possible", ids->ndim,
+                            TE_MAX_DIMS - 1);
+    if (table->ndim != 2)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "a table of {entries, width} is needed, not %s",
                             TE_SHAPE_TEXT(table));
     memcpy(shape, ids->shape, sizeof shape);
@@ -192,6 +195,10 @@ static te_status stack_forward(te_call *call)
     te_context *ctx = call->ctx;
     int n = call->n_list, made = 0;
     if (n < 1) return te_call_fail(call, TE_ERROR_ARGUMENT, "at least one tensor is needed");
+    for (int i = 1; i < n; i++)
+        if (!te_same_shape(call->list[i], call->list[0]))
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "tensor %d is %s, the first one %s", i + 1,
+                                TE_SHAPE_TEXT(call->list[i]), TE_SHAPE_TEXT(call->list[0]));
     te_tensor **rows = te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *rows);
     if (!rows) return te_fail_memory(ctx, "te.stack");
     te_arg dim = TE_A_NUMBER(call->attr[0].number);

@@ -109,7 +109,8 @@ const te_op_def te_ops_loss[] = {
      .doc =
          "Cross entropy of softmax(logits) with class ids from 0: (1-a) (lse - x[target]) + a (lse - mean(x)), a = "
          "label_smoothing. logits {..., classes}, targets {...}. "
-         "Rows whose target is ignore_index count nothing; mean divides by the others. float32 arithmetic and result.",
+         "Rows whose target is ignore_index count nothing; mean divides by the others. Arithmetic and "
+         "result in float32, of float64 logits in float64.",
      .forward = cross_entropy_forward,
      .domain = "-2 2"},
     {.signature = "cross_entropy_row(x, target; ignore: number = -100)",

@@ -52,7 +52,7 @@ static te_status open_routes(te_call *call, routed *routes, te_tensor *map, int6
                          .experts = width / 2, .row = places, .expert = places + width / 2,
                          .count = places + width - 1};
     } else {
-        int64_t slots = tokens ? map->shape[0] / tokens : 0;
+        int64_t slots = tokens ? map->shape[0] / tokens : weights ? weights->shape[1] : 0;
         *r = (te_routes){.tokens = tokens, .slots = slots, .token_step = 1, .slot_step = tokens, .experts = slots,
                          .row = places};
     }

@@ -138,12 +138,13 @@ const te_op_def te_ops_moe_router[] = {
             "chosen. softmax over the chosen, with use_pre_softmax over all; sigmoid and sqrtsoftplus, sqrt(log(1 + "
             "exp(x))), over their sum if topk > 1. expert_bias {experts} acts on the choice alone (Wang et al. 2024). "
             "Experts in num_groups groups: only those of the group_topk with the largest sum of topk / group_topk "
-            "scores (DeepSeek-AI 2024). Computed in float32.",
+            "scores (DeepSeek-AI 2024). Computed in float32, "
+            "float64 logits in float64.",
      .outputs = "probs map",
      .forward = fused_topk_forward},
     {.signature = "fused_compute_score_for_moe_aux_loss(logits, topk: int; " SCORE_FUNCTIONS ")",
-     .doc = "The mask of the topk experts of every token, and float32 scores of all: softmax, or sigmoid or "
-            "sqrtsoftplus over their sum.",
+     .doc = "The mask of the topk experts of every token, and scores of all, in float32 (float64 of float64): "
+            "softmax, or sigmoid or sqrtsoftplus over their sum.",
      .outputs = "map scores",
      .forward = fused_scores_forward},
     {.signature = "sqrt_softplus(x)",

@@ -36,8 +36,8 @@ const te_op_def te_ops_pointwise[] = {
      .flags = BINARY,
      .formula = "y = x + value * a * b"},
     {.signature = "addcdiv(x, a, b; value: number = 1)",
-     .doc = "x + value * a / b.",
-     .flags = BINARY,
+     .doc = "x + value * a / b; whole numbers give float32.",
+     .flags = BINARY | TE_OP_FLOAT,
      .formula = "y = x + value * a / b",
      .domain = "0.3 2"},
 

@@ -4,11 +4,19 @@
 #include <math.h>
 #include <stdio.h>
 
+/* p, which is the first attribute everywhere. */
+static te_status check_p(te_call *call)
+{
+    double p = call->attr[0].number;
+    return p >= 0 && p <= 1 ? TE_OK : te_call_fail(call, TE_ERROR_ARGUMENT, "p must lie in [0, 1], not %g", p);
+}
+
 /* dropout(x; p, training) */
 static te_status dropout_resolve(te_call *call, te_delegate *to)
 {
     double p = call->attr[0].number;
-    if (!(p >= 0 && p <= 1)) return te_call_fail(call, TE_ERROR_ARGUMENT, "p must lie in [0, 1], not %g", p);
+    te_status status = check_p(call);
+    if (status != TE_OK) return status;
     if (p == 0 || call->attr[1].number == 0) return TE_OK;
     *to = (te_delegate){.name = "dropout_apply", .attrs = {p, p < 1 ? 1 / (1 - p) : 0}, .n = 2};
     return TE_OK;
@@ -76,7 +84,7 @@ static te_status mask_forward(te_call *call)
 {
     te_tensor *x = call->in[0], *lens = call->in[1];
     double p = call->attr[0].number;
-    if (!(p >= 0 && p <= 1)) return te_call_fail(call, TE_ERROR_ARGUMENT, "p must lie in [0, 1], not %g", p);
+    if (check_p(call) != TE_OK) return call->ctx->status;
     if (lens && (lens->ndim != 1 || x->ndim != 2 || (lens->dtype != TE_I32 && lens->dtype != TE_I64)))
         return te_call_fail(call, TE_ERROR_ARGUMENT,
                             "seq_lens must be {batch} of int32 or int64 beside {tokens, hidden}, not %s beside %s",
@@ -113,14 +121,32 @@ static te_status stochastic_depth_forward(te_call *call)
 
 /* --- bounds ------------------------------------------------------------------------------------------------------- */
 
+static te_status check_ends(te_call *call)
+{
+    double low = call->attr[0].number, high = call->attr[1].number;
+    if (low <= high && isfinite(high - low)) return TE_OK;
+    return te_call_fail(call, TE_ERROR_ARGUMENT, "there are no numbers from %g to %g", low, high);
+}
+
+static te_status check_whole_ends(te_call *call)
+{
+    double low = call->attr[0].number, high = call->attr[1].number;
+    if (ceil(low) <= floor(high) && isfinite(high - low)) return TE_OK;
+    return te_call_fail(call, TE_ERROR_ARGUMENT, "there are no whole numbers from %g to %g", low, high);
+}
+
+static te_status check_normal(te_call *call)
+{
+    double mean = call->attr[0].number, std = call->attr[1].number;
+    if (isfinite(mean) && std >= 0 && isfinite(std)) return TE_OK;
+    return te_call_fail(call, TE_ERROR_ARGUMENT, "there is no normal distribution of mean %g and std %g", mean, std);
+}
+
 static double nearest(te_dtype dtype, double x)
 {
-    switch (dtype) {
-    case TE_BF16: return (double)te_bf16_to_f32(te_f32_to_bf16((float)x));
-    case TE_F16: return (double)te_f16_to_f32(te_f32_to_f16((float)x));
-    case TE_F32: return (double)(float)x;
-    default: return x;
-    }
+    double element;
+    te_store_f64(&element, dtype, 0, x);
+    return te_load_f64(&element, dtype, 0);
 }
 
 /* The dtype's next number above, or below when direction is -1. */
@@ -129,10 +155,18 @@ static double next(te_dtype dtype, double x, int direction)
     double to = direction > 0 ? (double)INFINITY : -(double)INFINITY;
     if (dtype == TE_F64) return nextafter(x, to);
     if (dtype == TE_F32) return (double)nextafterf((float)x, (float)to);
-    uint16_t code = dtype == TE_BF16 ? te_f32_to_bf16((float)x) : te_f32_to_f16((float)x);
-    if (x == 0) code = direction > 0 ? 1 : 0x8001;
-    else code = (uint16_t)(code + ((direction > 0) == (x > 0) ? 1 : -1));
-    return (double)(dtype == TE_BF16 ? te_bf16_to_f32(code) : te_f16_to_f32(code));
+    bool bytes = te_dtype_is_float8(dtype), away = (direction > 0) == (x > 0);
+    union {
+        double element; /* of whatever dtype */
+        uint16_t two;
+        uint8_t one;
+    } code;
+    te_store_f64(&code, dtype, 0, x);
+    if (bytes)
+        code.one = (uint8_t)(x != 0 ? code.one + (away ? 1 : -1) : direction > 0 ? 1 : 0x81);
+    else
+        code.two = (uint16_t)(x != 0 ? code.two + (away ? 1 : -1) : direction > 0 ? 1 : 0x8001);
+    return te_load_f64(&code, dtype, 0);
 }
 
 /* A number just below high may be rounded to high: it becomes the last one below. Between 0 and 1 float32 and float64
@@ -189,22 +223,26 @@ const te_op_def te_ops_random[] = {
      .flags = TE_OP_HIDDEN | TE_OP_INPLACE | TE_OP_NOGRAD,
      .formula = "y = keep(p)"},
     {.signature = "uniform(x; low: number = 0, high: number = 1)",
-     .doc = "Uniform numbers in [low, high) in x's shape.",
+     .doc = "Uniform numbers in [low, high) in x's shape, of 24 random bits each in float64 too.",
      .flags = DRAW,
      .formula = "y = low + (high - low) * random()",
+     .check = check_ends,
      .after = stay_within},
     {.signature = "normal(x; mean: number = 0, std: number = 1)",
-     .doc = "Normal numbers in x's shape.",
+     .doc = "Normal numbers in x's shape, drawn as float32.",
      .flags = DRAW,
-     .formula = "y = mean + std * normal()"},
+     .formula = "y = mean + std * normal()",
+     .check = check_normal},
     {.signature = "integers(x, low: number, high: number)",
      .doc = "Whole numbers from low to high, both included where they are whole, in x's shape.",
      .flags = DRAW,
-     .formula = "a = ceil(low); b = floor(high); y = min(b, floor(a + (b - a + 1) * random()))"},
+     .formula = "a = ceil(low); b = floor(high); y = min(b, floor(a + (b - a + 1) * random()))",
+     .check = check_whole_ends},
     {.signature = "bernoulli(x; p: number = 0.5)",
      .doc = "1 with probability p, else 0, in x's shape.",
      .flags = DRAW,
-     .formula = "y = keep(1 - p)"},
+     .formula = "y = keep(1 - p)",
+     .check = check_p},
     {.signature = "sequence(x, first: number = 0, step: number = 1)",
      .doc = "first + step * i along the last dimension, i from 0.",
      .flags = DRAW,

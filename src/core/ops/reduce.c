@@ -262,6 +262,7 @@ const te_op_def te_ops_reduce[] = {
     {.signature = "norm_p_row(x; p: number = 2)",
      .doc = "p-norm of a row.",
      .flags = ROW | TE_OP_FLOAT,
-     .formula = "y = rowsum(abs(x) ^ p) ^ (1 / p)"},
+     .formula = "y = rowsum(abs(x) ^ p) ^ (1 / p)",
+     .gradient = "dx = where(min(abs(x), y) == 0, 0, dy * sign(x) * (abs(x) / y) ^ (p - 1))"},
     {0},
 };

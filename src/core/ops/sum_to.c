@@ -40,7 +40,7 @@ static te_status run(te_tensor *dst, const te_utility *utility, int ndim, const 
                 .inputs = &in,
                 .outputs = &out,
                 .params = &scale,
-                .compute_f64 = in.dtype == TE_F64 || in.dtype == TE_I64 || in.dtype == TE_I32 || out.dtype == TE_F64};
+                .compute_f64 = in.dtype == TE_F64 || !te_dtype_is_float(in.dtype) || out.dtype == TE_F64};
     memcpy(r.shape, shape, (size_t)ndim * sizeof *shape);
     te_tensor_written(dst);
     te_status status = exec->backend->program_run(exec, program, &r, 1);

@@ -1,0 +1,125 @@
+--- Whole numbers: how exact they are, what they become beside others, and what does not go into them.
+
+local te = require "te"
+
+local function of(values, dtype) return te.tensor(values, { dtype = dtype }) end
+local function float64_of(x) return x:to("float64"):totable() end
+
+describe("whole numbers", function()
+    local yes = of({ true, false }, "bool")
+
+    it("of 8 bits and bools count beyond float32", function()
+        local n = 70001
+        assert.same({ { 255 * n, 255 * n } }, float64_of(te.full({ n, 2 }, 255, { dtype = "uint8" }):sum(1, true)))
+        assert.same({ 255 * n, 255 * n }, float64_of(te.full({ 2, n }, 255, { dtype = "uint8" }):sum(2)))
+        assert.equal(2 ^ 24 + 3, te.ones({ 2 ^ 24 + 3 }, { dtype = "bool" }):sum():item())
+    end)
+
+    it("give exact results beside numbers", function()
+        local n = 2 ^ 40 + 1
+        for _, case in ipairs {
+            { te.where(yes, n, 0), n, 0 }, { yes + (n - 1), n, n - 1 }, { yes * n, n, 0 },
+            { te.maximum(yes, n), n, n }, { te.addcmul(yes, yes, n), n + 1, 0 }, { te.lerp(yes, n, 1), n, n },
+            { of({ 1, 2 }, "uint8") + of(2 ^ 24, "int32"):expand { 2 }, 2 ^ 24 + 1, 2 ^ 24 + 2 },
+        } do
+            assert.same({ case[2], case[3] }, float64_of(case[1]))
+        end
+        for _, dtype in ipairs { "uint8", "bool", "int32" } do
+            assert.same({ false }, te.eq(of({ 1 }, dtype), 1.00000001):totable(), dtype)
+            assert.same({ true }, te.lt(of({ 1 }, dtype), 1.00000001):totable(), dtype)
+        end
+        assert.same({ true }, te.eq(te.tensor { 0.1 }, 0.1):totable()) -- a number beside float32 is one
+    end)
+
+    it("become floating point beside it, also where that has no dimensions", function()
+        for _, scalar in ipairs { "float32", "float64", "bfloat16" } do
+            for _, dtype in ipairs { "int64", "int32", "uint8", "bool" } do
+                local y = of({ 1, 1 }, dtype) * of(0.5, scalar)
+                assert.equal(scalar, y.dtype)
+                assert.same({ 0.5, 0.5 }, y:totable())
+            end
+        end
+        assert.same({ 2.5, 3 }, te.maximum(of({ 1, 3 }, "int64"), te.tensor(2.5)):totable())
+        assert.equal("float32", (te.ones { 2 } * of(0.5, "float64")).dtype)
+        assert.equal("int32", (of({ 1, 2 }, "int32") * of(3, "int64")).dtype)
+        assert.same({ 3, 0 }, float64_of(yes * of(3, "int64")))
+        assert.same({ 0.5, 2 }, te.where(yes, te.tensor(0.5), te.tensor(2)):totable())
+        local scale = te.tensor(0.5, { requires_grad = true })
+        te.sum(of({ 1, 2 }, "int64") * scale):backward()
+        assert.equal(3, scale.grad:item())
+    end)
+
+    it("become floating point where a number among the options has a fraction", function()
+        local x = of({ 1, 5 }, "int32")
+        local function is(dtype, values, y)
+            assert.equal(dtype, y.dtype)
+            assert.same(values, y:to("float64"):totable())
+        end
+        is("float32", { 1, 3.5 }, te.clamp(x, 0, 3.5))
+        is("int32", { 1, 3 }, te.clamp(x, 0, 3))
+        is("int32", { 2, 5 }, te.clamp(x, 2))
+        is("float32", { 1.5, 17.5 }, te.addcmul(x, x, x, { value = 0.5 }))
+        is("int32", { 3, 55 }, te.addcmul(x, x, x, { value = 2 }))
+        is("float32", { 1.5, 7.5 }, te.addcdiv(x, x, of({ 2, 2 }, "int32")))
+        is("float32", { 0.5, 5 }, te.masked_fill(x, yes, 0.5))
+        is("int32", { 7, 5 }, te.masked_fill(x, yes, 7))
+    end)
+
+    it("take no floating point in place, but where it is converted", function()
+        local x = of({ 1, 5 }, "int32")
+        for _, write in ipairs {
+            function() x:add_(0.5) end, function() x:mul_(te.tensor(0.5)) end, function() x:add_(te.ones { 2 }) end,
+            function() x:div_(2) end, function() x:clamp_(0, 3.5) end, function() x:masked_fill_(yes, 0.5) end,
+            function() x:addcmul_(x, x, { value = 0.5 }) end,
+        } do
+            assert.error_matches(write, "_: the result is float32, which does not fit in place into int32", 1, true)
+        end
+        assert.same({ 1, 5 }, float64_of(x))
+        assert.same({ 2, 6 }, float64_of(x:add_(1)))
+        assert.same({ 1, 2 }, float64_of(x:copy_(te.tensor { 1.5, 2.75 })))
+        assert.same({ 3, 3 }, float64_of(x:fill_(3.75)))
+    end)
+
+    it("are moved with all bits of an int64", function()
+        local path = os.tmpname()
+        local file = assert(io.open(path, "wb"))
+        for i = 1, 4 do file:write(string.char(i, 2, 3, 4, 5, 6, 7, 16 * i)) end -- far beyond 2^53
+        file:close()
+        local x = te.from_file(path, "int64", { map = false })
+        os.remove(path)
+        local function same(a, b)
+            assert.same({ true, true, true, true }, te.eq(a, b):totable()) -- to 2^53
+            local kept = os.tmpname()
+            local function bytes(t)
+                te.save(kept, { t = t })
+                local saved = assert(io.open(kept, "rb"))
+                local text = saved:read "*a"
+                saved:close()
+                return text:sub(-32)
+            end
+            local one, other = bytes(a), bytes(b)
+            os.remove(kept)
+            assert.is_true(one == other)
+        end
+        same(x, x:clone())
+        same(x, te.zeros({ 4 }, { dtype = "int64" }):copy_(x))
+        local across = te.zeros({ 4, 2 }, { dtype = "int64" })
+        across:select(2, 1):copy_(x)
+        same(x, across:select(2, 1):contiguous())
+        local rows = te.zeros({ 2, 4 }, { dtype = "int64" })
+        rows[2] = x
+        same(x, rows[2]:clone())
+        same(x, x:unsqueeze(1):expand(3, 4):contiguous()[3]:clone())
+    end)
+
+    it("round once to what holds fewer digits", function()
+        local n = 2 ^ 40 + 2 ^ 32 + 1 -- just above the middle of two bfloat16s
+        for _, dtype in ipairs { "int64", "float64" } do
+            assert.equal(2 ^ 40 + 2 ^ 33, of({ n }, dtype):to("bfloat16"):item(), dtype)
+        end
+        local value, zero = 1 + 2 ^ -8 + 2 ^ -40, te.zeros({ 1 }, { dtype = "bfloat16" })
+        for _, x in ipairs { te.full({ 1 }, value, { dtype = "bfloat16" }), te.fill(zero, value), zero:fill_(value) } do
+            assert.equal(1 + 2 ^ -7, x:item())
+        end
+    end)
+end)

@@ -72,7 +72,8 @@ te_dtype te_program_result_dtype(const te_call *call, const te_layout *l)
             dtype = TE_I64;
     }
     integer = dtype == TE_I64 || dtype == TE_I32 || dtype == TE_U8 || dtype == TE_BOOL;
-    if (dtype == TE_F8E4M3 || dtype == TE_F8E5M2 || (integer && (flags & TE_OP_FLOAT))) dtype = TE_F32;
+    bool float8 = dtype == TE_F8E4M3 || dtype == TE_F8E5M2;
+    if ((float8 && !(flags & TE_OP_FLOAT8)) || (integer && (flags & TE_OP_FLOAT))) dtype = TE_F32;
     if (flags & TE_OP_F32) return dtype == TE_F64 ? TE_F64 : TE_F32;
     return flags & TE_OP_COMPUTE ? te_call_compute_dtype(call, dtype) : dtype;
 }

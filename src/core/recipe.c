@@ -148,7 +148,7 @@ static te_status refuse_length(const te_tensor *history, te_role role, int64_t l
 {
     return te_fail(history->ctx, TE_ERROR_UNSUPPORTED,
                    "te.graph: the amax history of the %s is read by a graph, so that one of %lld cannot take the place "
-                   "of its %lld amaxes; record the graph again once it has that length",
+                   "of its %lld amaxes; let go of the graph first, and record it again",
                    te_role_names[role], (long long)length, (long long)history->shape[0]);
 }
 

@@ -203,6 +203,43 @@ describe("te.graph on a CUDA device", function()
         equal_bits(run(false), run(true))
     end)
 
+    it("refuses a history of another length, which it would not see", function()
+        local layer, recipe = te.Linear(16, 16):to "cuda", te.recipe.DelayedScaling { amax_history_len = 4 }
+        local call = te.graph(function(x) return te.autocast({ recipe = recipe }, layer, x) end, { te.zeros { 4, 16 } },
+            { device = "cuda" })
+        local x = te.ones({ 4, 16 }, { device = "cuda" })
+        for _ = 1, 3 do call(x) end
+        local state, weight = {}, values(layer.weight)
+        for name, t in pairs(layer:state_dict()) do state[name] = t:detach():clone() end
+        state.weight, state.input_amax_history = te.zeros { 16, 16 }, te.zeros { 6 }
+        local function load() layer:load_state_dict(state) end
+        assert.error_matches(load, "the amax history of the input is read by a graph", 1, true)
+        assert.same(weight, values(layer.weight))
+        recipe.amax_history_len = 6
+        assert.error_matches(function() te.autocast({ recipe = recipe }, layer, x) end, "is read by a graph", 1, true)
+        recipe.amax_history_len = 4
+        te.autocast({ recipe = recipe }, layer, x)
+    end)
+
+    it("names functions of delayed scaling, and watches, which read on the host", function()
+        local layer = te.Linear(4, 4):to "cuda"
+        local own = te.recipe.DelayedScaling { amax_compute_algo = function(history) return history[1] end }
+        local x = te.ones { 2, 4 }
+        local function graph(recipe)
+            local call = te.graph(function(given) return te.autocast({ recipe = recipe }, layer, given) end, { x },
+                { device = "cuda" })
+            for _ = 1, 3 do call(x) end
+        end
+        assert.error_matches(function() graph(own) end, "option amax_compute_algo: a function runs on the host", 1,
+            true)
+        local watch = te.numerics.watch(layer)
+        for _, recipe in ipairs { te.recipe.DelayedScaling {}, te.recipe.MXFP8BlockScaling {} } do
+            assert.error_matches(function() graph(recipe) end, "te.numerics.watch: a step that is looked at", 1, true)
+        end
+        watch:stop()
+        graph(te.recipe.MXFP8BlockScaling {})
+    end)
+
     it("goes on from scales that were loaded after it was recorded", function()
         local function run(graphed)
             te.manual_seed(4)

@@ -243,6 +243,14 @@ describe("conversion", function()
         assert.same({ 1, -2 }, te.tensor({ 1.5, -2.25 }):to("int64"):totable())
         assert.same({ true, false }, te.tensor({ 2, 0 }):to("bool"):totable())
         close({ 1.5, -2.25 }, te.tensor({ 1.5, -2.25 }):to("float8_e4m3"):to("float32"))
+        for _, dtype in ipairs { "float8_e4m3", "float8_e5m2" } do
+            local all = te.arange(0, 255):to("uint8"):to("float32")
+            local t = te.cat({ all - 128, all / 16, te.tensor { 0 / 0, -0.0 } }):to(dtype)
+            local copy = t:view({ 2, -1 }):transpose(1, 2):clone()
+            assert.equal(dtype, copy.dtype)
+            assert.is_true(copy:is_contiguous())
+            assert.equal(te._core.tensor_bytes(t), te._core.tensor_bytes(copy:transpose(1, 2):contiguous():view { -1 }))
+        end
         assert.error_matches(function() x:to("flaot64") end, 'did you mean "float64"')
         local devices, reason = te.devices()
         if not devices[2] then assert.error_matches(function() x:to("cuda") end, reason, 1, true) end

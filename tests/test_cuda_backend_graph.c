@@ -261,7 +261,7 @@ static void test_quantized_weights(int recipe, bool writes)
     te_device  *cuda = te_context_device(ctx, "cuda");
     te_tensor  *w = numbers_on(ctx, "cuda", TE_BF16, 2, (int64_t[]){32, 48});
     const te_quantizer *q = &quantizer_recipes[recipe].q[TE_ROLE_WEIGHT];
-    te_product_recipe from = {.quantized = {true, true, true}, .history_length = 4}, *made;
+    te_product_recipe from = {.quantized = {true, true, true}, .history_length = {4, 4, 4}}, *made;
     te_recipe_state *state = te_recipe_state_new(ctx);
     te_quantized z, fresh;
     te_graph *graph = NULL;

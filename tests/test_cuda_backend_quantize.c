@@ -399,7 +399,7 @@ static void check_delayed_updates(te_context *ctx)
     te_recipe_state *states[STATES][2];
     te_recipe_update updates[2 * STATES];
     for (int i = 0; i < STATES; i++) {
-        te_product_recipe recipe = {.history_length = lengths[i % 6], .quantized = {true}};
+        te_product_recipe recipe = {.history_length = {lengths[i % 6]}, .quantized = {true}};
         recipe.quantizers[TE_ROLE_INPUT] = quantizer_recipes[0].q[i % 2 ? 2 : 0];
         te_product_recipe *made = te_product_recipe_new(ctx, &recipe);
         make_states(ctx, made, lengths[i % 6], states[i]);

@@ -485,7 +485,7 @@ static bool rows_step(network *net)
 /* E4M3 with one factor a tensor, for every operand. */
 static bool open_states(te_context *ctx, te_recipe_state **states, int n)
 {
-    te_product_recipe description = {.history_length = 1}, *recipe;
+    te_product_recipe description = {.history_length = {1, 1, 1}}, *recipe;
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         description.quantized[r] = true;
         description.quantizers[r] =

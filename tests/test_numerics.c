@@ -13,7 +13,7 @@ static const te_quantizer fp4 = {.element = TE_E2M1, .scale = TE_SCALE_E4M3, .bl
 
 static te_recipe_state *make_state(te_context *ctx, const te_quantizer *q)
 {
-    te_product_recipe recipe = {.history_length = 2};
+    te_product_recipe recipe = {.history_length = {2, 2, 2}};
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         recipe.quantized[r] = true;
         recipe.quantizers[r] = *q;

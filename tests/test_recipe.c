@@ -23,7 +23,7 @@ static const te_quantizer two_levels = {.element = TE_E2M1, .scale = TE_SCALE_E4
 
 static te_product_recipe *make_recipe(te_context *ctx, const te_quantizer *q)
 {
-    te_product_recipe recipe = {.history_length = 3};
+    te_product_recipe recipe = {.history_length = {3, 3, 3}};
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         recipe.quantized[r] = true;
         recipe.quantizers[r] = *q;

@@ -224,6 +224,10 @@ static void test_delayed(te_context *ctx, bool in_group)
     CHECK_FAILS(ctx, te_product_set_state(other, TE_ROLE_INPUT, NULL, history) == TE_OK, "scale: expected a float32");
     CHECK_FAILS(ctx, te_product_set_state(other, TE_ROLE_INPUT, scale, w) == TE_OK, "amax_history: expected");
     CHECK_FAILS(ctx, te_product_set_state(other, (te_role)3, scale, history) == TE_OK, "no role 3");
+    te_tensor *none = te_tensor_full(ctx, TE_F32, 1, (int64_t[]){1}, 0);
+    CHECK_FAILS(ctx, te_product_set_state(other, TE_ROLE_INPUT, none, history) == TE_OK, "positive and finite");
+    te_tensor_release(none);
+    CHECK(first(te_product_scale(other, TE_ROLE_INPUT)) == 224.0f / 99);
     CHECK(!te_product_scale(NULL, TE_ROLE_INPUT) && !te_product_scale(fc, (te_role)5));
     te_group_release(group);
     te_tensor *all[] = {w, dy, large};
@@ -324,6 +328,47 @@ static void test_custom(te_context *ctx)
     te_recipe_release(recipe);
 }
 
+typedef struct named { te_recipe *input, *others; } named;
+
+static te_answer name_by_role(void *user, const te_operand_role *operand, te_quantizer_fields *fields,
+                              te_recipe **recipe)
+{
+    (void)fields;
+    *recipe = operand->role == TE_ROLE_INPUT ? ((named *)user)->input : ((named *)user)->others;
+    return TE_ANSWER_RECIPE;
+}
+
+/* Options of the recipes that a custom one names. */
+static void test_named(te_context *ctx)
+{
+    te_recipe_option lengths[] = {{"amax_history_len", 2, NULL}, {"amax_history_len", 5, NULL}};
+    te_recipe_option override = {"backward_override", 0, "dequantized"};
+    named n = {te_recipe_new(ctx, "DelayedScaling", &lengths[0], 1),
+               te_recipe_new(ctx, "DelayedScaling", &lengths[1], 1)};
+    te_recipe *recipe = te_recipe_custom(ctx, name_by_role, &n, NULL, 0);
+    te_product *fc = te_product_new(ctx, "fc"), *next = te_product_new(ctx, "next");
+    te_tensor *x = filled(ctx, ROWS, IN, 11), *w = filled(ctx, OUT, IN, 12);
+    te_autocast scope = under(recipe);
+    CHECK(te_autocast_begin(ctx, &scope) == TE_OK);
+    te_tensor_release(linear(fc, x, w));
+    CHECK(te_tensor_numel(te_product_amax_history(fc, TE_ROLE_INPUT)) == 2 &&
+          te_tensor_numel(te_product_amax_history(fc, TE_ROLE_WEIGHT)) == 5 && te_autocast_end(ctx) == TE_OK);
+    te_recipe_release(n.input), te_recipe_release(n.others);
+    n.input = te_recipe_new(ctx, "Float8CurrentScaling", &override, 1);
+    n.others = te_recipe_new(ctx, "MXFP8BlockScaling", NULL, 0);
+    CHECK(te_autocast_begin(ctx, &scope) == TE_OK);
+    CHECK_FAILS(ctx, linear(next, x, w), "the recipes for input and weight differ in it");
+    te_recipe_release(n.others);
+    n.others = te_recipe_new(ctx, "MXFP8BlockScaling", &override, 1);
+    te_tensor *y = linear(next, x, w);
+    CHECK_MSG(y, "%s", te_context_error(ctx));
+    CHECK(te_autocast_end(ctx) == TE_OK);
+    te_recipe_release(n.input), te_recipe_release(n.others);
+    te_tensor_release(x), te_tensor_release(w), te_tensor_release(y);
+    te_product_release(fc), te_product_release(next);
+    te_recipe_release(recipe);
+}
+
 int main(void)
 {
     te_context *ctx = te_context_open(NULL);
@@ -335,6 +380,7 @@ int main(void)
     test_delayed(ctx, true);
     test_algorithms(ctx);
     test_custom(ctx);
+    test_named(ctx);
     te_context_release(ctx);
     return TEST_END();
 }

@@ -255,7 +255,7 @@ local function find_recipe_state(self, state, known, steps)
 end
 
 -- Finds the parts of a parameter that is stored quantized: their names are added to `known`. Returns
--- what puts them in place.
+-- what puts them in place, and what is wrong with them.
 local function find_parts(name, tensor, state, known)
     local parameters = require "te.recipe.parameters"
     parameters.each_part(name, tensor, function(part) known[part] = true end)
@@ -276,8 +276,10 @@ function Module:load_state_dict(state, opts)
         known[name] = true
         names[#names + 1] = name
         local given = state[name]
-        local parts = given == nil and core.is_quantized(tensor) and find_parts(name, tensor, state, known)
+        local parts, wrong
+        if given == nil and core.is_quantized(tensor) then parts, wrong = find_parts(name, tensor, state, known) end
         if parts then
+            problem = problem or wrong
             steps[#steps + 1], source[tensor] = parts, tensor
         elseif given == nil and (state[name .. ".rowwise_data"] or state[name .. ".columnwise_data"]) then
             problem = problem or ("%s of %s is stored in full, the one given quantized; make the module under "

@@ -92,6 +92,7 @@ end
 function Watch:__tostring() return table_of(self:values()) end
 
 local function check_roles(given)
+    if #given == 0 then fail("te.numerics.watch: option roles: expected some of %s", table.concat(ROLES, ", ")) end
     for i, role in ipairs(given) do
         local reason = options.reason({ "string", choices = ROLES }, role)
         if reason then fail("te.numerics.watch: option roles: entry %d: %s", i, reason) end
@@ -105,12 +106,31 @@ local function is_watched(state)
     end
 end
 
+-- Whether the weight named `key` is stored quantized: then nothing quantizes it when it is multiplied.
+local function is_resident(part, key)
+    local name, index = key:match "^(.-)%.(%d+)$"
+    local weight = part[name or key]
+    if index and type(weight) == "table" then weight = weight[tonumber(index)] end
+    return te.is_tensor(weight) and core.is_quantized(weight)
+end
+
+-- Whether there will be a value.
+local function is_seen(watch)
+    for _, product in ipairs(watch.products) do
+        for _, role in ipairs(watch.roles) do
+            if role ~= "weight" or not product.no_weight then return true end
+        end
+    end
+end
+
 -- The products of a model with their paths.
 local function products_of(model)
     local list = {}
     for path, part in model:named_modules() do
         for _, key in ipairs(part.product_keys and part:product_keys() or {}) do
-            local product = { path = path == "" and key or path .. "." .. key, state = mode.product(part, key).state }
+            local of = mode.product(part, key)
+            local product = { path = path == "" and key or path .. "." .. key, state = of.state }
+            product.no_weight = of.attends or is_resident(part, key)
             if is_watched(product.state) then fail("te.numerics.watch: %s is watched already", product.path) end
             list[#list + 1] = product
         end
@@ -135,6 +155,10 @@ function numerics.watch(model, opts)
     local watch = setmetatable({ products = products_of(model), roles = check_roles(opts.roles), every = opts.every,
         steps = opts.done, step = nil, on = false }, Watch)
     if #watch.products == 0 then fail("te.numerics.watch: %s multiplies with no weight", model.__name) end
+    if not is_seen(watch) then
+        fail("te.numerics.watch: option roles: the weights of %s are stored quantized, so no product quantizes them",
+            model.__name)
+    end
     watches[#watches + 1] = watch
     mode.watching = begin_step
     return watch

@@ -22,6 +22,9 @@ local PARTS = {
 
 local DIRECTIONS = { "rowwise", "columnwise" }
 
+local IS_PART = {}
+for _, name in ipairs(PARTS) do IS_PART[name] = true end
+
 local QuantizedTensor = {}
 QuantizedTensor.__index = QuantizedTensor
 
@@ -43,7 +46,8 @@ function QuantizedTensor:dequantize(direction)
     direction = direction or (self.rowwise_data and "rowwise" or "columnwise")
     options.argument("te.QuantizedTensor.dequantize", "direction", direction, { "string", choices = DIRECTIONS })
     if not self[direction .. "_data"] then fail("te.QuantizedTensor.dequantize: there is no %s data", direction) end
-    local amax = direction == "rowwise" and self.amax or self.columnwise_amax
+    local amax = self.amax
+    if direction == "columnwise" and has_two_levels(self.quantizer) then amax = self.columnwise_amax end
     return core.dequantize(self.quantizer, self.dtype, self.shape, direction, self[direction .. "_data"],
         self[direction .. "_scale_inv"], amax)
 end
@@ -93,6 +97,18 @@ function QuantizedTensor.from_parts(quantizer, parts, opts)
     local declared = { shape = { "table" }, dtype = { "string", "float32" } }
     opts = options.check("te.QuantizedTensor.from_parts", opts, declared)
     if not opts.shape then fail "te.QuantizedTensor.from_parts: option shape is missing" end
+    options.argument("te.QuantizedTensor.from_parts", "parts", parts, { "table" })
+    for name in pairs(parts) do
+        if not IS_PART[name] then fail("te.QuantizedTensor.from_parts: there is no part %s", tostring(name)) end
+    end
+    for _, direction in ipairs(DIRECTIONS) do
+        if parts[direction .. "_scale_inv"] and not parts[direction .. "_data"] then
+            fail("te.QuantizedTensor.from_parts: %s_scale_inv: there is no %s_data", direction, direction)
+        end
+    end
+    if not (parts.rowwise_data or parts.columnwise_data) then
+        fail "te.QuantizedTensor.from_parts: there is neither rowwise_data nor columnwise_data"
+    end
     local list = {}
     for i, name in ipairs(PARTS) do list[i] = parts[name] end
     local self = new(quantizer, opts.shape, opts.dtype, list)
@@ -105,12 +121,19 @@ end
 ---@param how table         a recipe or a quantizer
 ---@param role string|nil   "input" (default), "weight" or "grad_output": which of the recipe's quantizers
 ---@param opts table|nil    rowwise, columnwise: whether to make that copy (both, where the quantizer has both); scale,
----                         what delayed scaling multiplies by (1); seed of stochastic rounding (the library's generator
----                         otherwise)
+---                         what delayed scaling multiplies by (1), refused where factors follow from the values; seed
+---                         of stochastic rounding, where there is any (the library's generator otherwise)
 local function quantize(t, how, role, opts, ...)
     options.last("te.quantize", 4, ...)
     if not te.is_tensor(t) then fail("te.quantize: expected a tensor, got %s", type(t)) end
-    if recipes.is_recipe(how) then how = how:quantizer(role) end
+    if recipes.is_recipe(how) then
+        local recipe = how
+        how = recipe:quantizer(role)
+        if not how then
+            local kind = type(role) == "table" and role.tensor_type or role or "input"
+            fail("te.quantize: %s leaves this %s in high precision", tostring(recipe), kind)
+        end
+    end
     if not recipes.is_quantizer(how) then
         fail("te.quantize: expected a recipe or a quantizer, got %s", tostring(how))
     end

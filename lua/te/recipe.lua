@@ -96,10 +96,14 @@ end
 -- What Custom's function may also give: the role stays in high precision.
 local HighPrecision = setmetatable({}, { __tostring = function() return "HighPrecision" end })
 
+local MOST_ANSWERS = 16 -- recipes that name another recipe
+
 --- The quantizer of an operand, nil where it stays in high precision, and the recipe of this library that made it, nil
---- when it came from elsewhere. role: see quantizer.
-function methods:resolve(role)
+--- when it came from elsewhere. role: see quantizer. asks: a list to which the recipes that were asked are added.
+function methods:resolve(role, asks)
     local asked = check_role(role or "input")
+    asks = asks or {}
+    asks[#asks + 1] = self
     if self:is_uniform() then
         local fields = core.recipe_quantizer(self._name, self._options, asked.tensor_type,
             asked.module_type == "attention")
@@ -108,7 +112,12 @@ function methods:resolve(role)
     end
     local made = self.qfactory(asked)
     if made == HighPrecision then return nil, nil end
-    if getmetatable(made) == Recipe and made ~= self then return made:resolve(asked) end
+    if getmetatable(made) == Recipe and made ~= self then
+        if #asks == MOST_ANSWERS then
+            fail("te.recipe.Custom: recipes name each other for %s", asked.tensor_type)
+        end
+        return made:resolve(asked, asks)
+    end
     if getmetatable(made) ~= Quantizer then
         fail("te.recipe.%s: qfactory(%q) gave %s; expected a te.recipe.Quantizer, a recipe or te.recipe.HighPrecision",
             self._name, asked.tensor_type, tostring(made))

@@ -123,7 +123,7 @@ describe("delayed scaling", function()
                 local recipe = recipes.delayed { amax_history_len = length, amax_compute_algo = algorithm,
                     margin = length - 2 }
                 local handle = core.product_recipe(recipe:quantizer("input"), recipe:quantizer("weight"),
-                    recipe:quantizer("grad_output"), "quantized", length)
+                    recipe:quantizer("grad_output"), "quantized", { length, length, length })
                 local kept = core.recipe_state()
                 core.recipe_state_use(kept, handle)
                 local scale, history = te.ones({ 1 }, { device = "cpu" }), te.zeros({ length }, { device = "cpu" })
@@ -178,6 +178,62 @@ describe("delayed scaling", function()
                     assert.equal(448, scales(failing).input)
                 end
             end
+        end
+    end)
+
+    local function loaded(module, input)
+        local state = {}
+        for name, t in pairs(module:state_dict()) do state[name] = t:clone() end
+        for name, t in pairs(input) do state["input_" .. name] = t end
+        module:load_state_dict(state)
+    end
+
+    it("keeps its scale while a loaded history is infinite or NaN", function()
+        for _, algo in ipairs { "max", "most_recent", function(history) return math.max(unpack(history)) end } do
+            local recipe, module = recipes.delayed { amax_history_len = 4, amax_compute_algo = algo }, linear(8, 8)
+            te.autocast({ recipe = recipe }, module, te.ones { 4, 8 })
+            loaded(module, { amax_history = te.tensor { 0, 1, math.huge, 0 / 0 } })
+            for _ = 1, 6 do
+                local y = te.autocast({ recipe = recipe }, module, te.full({ 4, 8 }, 2))
+                local scale = scales(module).input
+                assert.is_true(scale == 448 or scale == 224, "scale " .. scale)
+                assert.is_true(te.all(te.isfinite(y)):item())
+            end
+            assert.equal(224, scales(module).input)
+        end
+    end)
+
+    it("does not load scales that are none, and changes nothing then", function()
+        local module = linear(8, 8)
+        te.autocast({ recipe = recipes.delayed { amax_history_len = 4 } }, module, te.ones { 4, 8 })
+        local weight = module.weight:clone()
+        for _, scale in ipairs { 0, -1, 0 / 0, math.huge, 1e-40 } do
+            local state = {}
+            for name, t in pairs(module:state_dict()) do state[name] = t:clone() end
+            state.weight, state.input_scale = te.zeros { 8, 8 }, te.tensor { scale }
+            assert.error_matches(function() module:load_state_dict(state) end, "input_scale", 1, true)
+            assert.equal(448, scales(module).input)
+            assert.is_true(same(weight, module.weight))
+        end
+    end)
+
+    it("keeps its scale where another one would be none", function()
+        for _, opts in ipairs { { margin = 160 }, { margin = 1000 },
+            { margin = 200, amax_compute_algo = function(history) return history[1] end } } do
+            local recipe, module = recipes.delayed(opts), linear(8, 8)
+            for _ = 1, 3 do
+                local y = te.autocast({ recipe = recipe }, module, te.full({ 2, 8 }, 2))
+                y:sum():backward()
+                assert.same({ input = 1, weight = 1, grad_output = 1 }, scales(module))
+                assert.is_true(te.all(te.isfinite(y)):item())
+            end
+        end
+        for _, scale in ipairs { 1e-300, 1e-40, 1e300, math.huge } do
+            local recipe, module = recipes.delayed { scaling_factor_compute_algo = function() return scale end },
+                linear(8, 8)
+            assert.error_matches(function() te.autocast({ recipe = recipe }, module, te.ones { 2, 8 }) end,
+                "expected a positive finite number", 1, true)
+            assert.equal(1, scales(module).input)
         end
     end)
 

@@ -211,6 +211,104 @@ describe("te.quantized_model_init", function()
         assert.is_true(same(model[1].weight.grad, high[1].weight.grad))
     end)
 
+    -- A state dict, changed.
+    local function changed(model, change)
+        local state = {}
+        for name, t in pairs(model:state_dict()) do state[name] = t end
+        change(state)
+        return state
+    end
+
+    local function bytes_of(model)
+        local list = {}
+        for name, t in pairs(model:state_dict()) do list[#list + 1] = name .. core.tensor_bytes(t) end
+        table.sort(list)
+        return table.concat(list)
+    end
+
+    local LOSSES = {
+        { { "rowwise_data", "columnwise_data" }, "3.weight.rowwise_data" },
+        { { "rowwise_data", "rowwise_scale_inv" }, "3.weight.rowwise_data" },
+        { { "columnwise_data", "columnwise_scale_inv" }, "3.weight.columnwise_data" },
+        { { "columnwise_data" }, "3.weight.columnwise_data" },
+        { { "rowwise_scale_inv" }, "3.weight.rowwise_scale_inv" },
+    }
+
+    for name, recipe in pairs(RECIPES) do
+        it("loads all parts of a parameter or changes nothing: " .. name, function()
+            local model, other = build({ recipe = recipe }, 4), build({ recipe = recipe }, 5)
+            local before, losses = bytes_of(model), { unpack(LOSSES) }
+            if other:state_dict()["3.weight.amax"] then losses[#losses + 1] = { { "amax" }, "3.weight.amax" } end
+            for _, loss in ipairs(losses) do
+                local state = changed(other, function(s)
+                    for _, part in ipairs(loss[1]) do s["3.weight." .. part] = nil end
+                end)
+                for _, strict in ipairs { true, false } do
+                    assert.error_matches(function() model:load_state_dict(state, { strict = strict }) end,
+                        "missing: " .. loss[2], 1, true)
+                end
+            end
+            local function wrong(part, value)
+                return changed(other, function(s) if s[part] then s[part] = value end end)
+            end
+            local cases = { { "3.weight.rowwise_data", te.ones { 3 } }, { "3.weight.columnwise_scale_inv", 7 },
+                { "3.weight.amax", te.zeros({ 1 }, { dtype = "uint8" }) },
+                { "3.weight.columnwise_amax", te.ones { 2 } }, { "3.weight.rowwise_data", te.ones { 96, 48 } } }
+            for _, case in ipairs(cases) do
+                if other:state_dict()[case[1]] then
+                    assert.error_matches(function() model:load_state_dict(wrong(unpack(case))) end, "3%.weight[:.]")
+                end
+            end
+            assert.equal(before, bytes_of(model))
+            model:load_state_dict(other:state_dict())
+            assert.equal(bytes_of(other), bytes_of(model))
+            model:to "bfloat16"
+        end)
+
+        it("keeps its own format whatever recipe runs: " .. name, function()
+            local model = te.quantized_model_init({ recipe = recipe }, te.Linear, 64, 32)
+            local function formats()
+                local list = {}
+                for part, t in pairs(model:state_dict()) do
+                    if part:find("^weight%.") then list[#list + 1] = part .. t.dtype .. table.concat(t.shape, ",") end
+                end
+                table.sort(list)
+                return table.concat(list, " ")
+            end
+            local before, values, x = formats(), model.weight:clone(), te.randn({ 4, 64 })
+            local optimizer = te.optim.SGD({ model.weight }, { lr = 0 })
+            local HIGH = te.recipe.HighPrecision
+            local others = { te.recipe.Custom { qfactory = function(role)
+                return role.tensor_type == "weight" and HIGH or te.recipe.Float8CurrentScaling {}
+            end } }
+            for _, other in pairs(RECIPES) do others[#others + 1] = other end
+            for _, other in ipairs(others) do
+                te.no_grad(te.autocast, { recipe = other }, model, x)
+                model.weight.grad = te.zeros { 32, 64 }
+                optimizer:step()
+                assert.equal(before, formats())
+                assert.is_true(same(values, model.weight))
+                te.no_grad(function() model.weight:copy_(values) end)
+                assert.equal(before, formats())
+            end
+        end)
+    end
+
+    it("is dequantized for backward in the dtype that is computed in", function()
+        local dtypes = { { "float32", "bfloat16" }, { "bfloat16", "float32" }, { "bfloat16", "float16" } }
+        for _, name in ipairs { "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling",
+            "NVFP4BlockScaling" } do
+            for _, of in ipairs(dtypes) do
+                local recipe = te.recipe[name] { backward_override = "dequantized" }
+                local model = te.quantized_model_init({ recipe = recipe }, te.Linear, 16, 8, { params_dtype = of[1] })
+                local x = te.randn({ 4, 16 }, { requires_grad = true })
+                te.autocast({ recipe = recipe, dtype = of[2] }, model, x):sum():backward()
+                local expected = te.matmul(te.ones { 4, 8 }, model.weight:detach():to "float32")
+                assert.is_true((x.grad - expected):abs():max():item() < 0.01 * expected:abs():max():item())
+            end
+        end
+    end)
+
     it("says what cannot be", function()
         local model = te.no_grad(build, { recipe = RECIPES.mxfp8 })
         local x = te.randn({ 4, 48 }, { requires_grad = true })

@@ -22,6 +22,9 @@ describe("te.recipe", function()
         raises("fp4_format", r.NVFP4BlockScaling, { fp4_format = "E4M3" })
         raises("backward_override", r.MXFP8BlockScaling, { backward_override = "none" })
         raises("qfactory: expected a function", r.Custom, {})
+        raises("amax_epsilon: expected number", r.Float8CurrentScaling, { amax_epsilon = 1 / 0 })
+        raises("amax_epsilon: expected number", r.Float8BlockScaling, { amax_epsilon = 1e39 })
+        r.Float8CurrentScaling { amax_epsilon = 3.4e38 }
         local recipe = r.DelayedScaling {}
         raises("margin: expected integer", function() recipe.margin = "1" end)
         assert.equal(0, recipe.margin)
@@ -90,6 +93,61 @@ describe("te.recipe", function()
         raises("role: expected one of input, weight, grad_output", recipe.quantizer, recipe, "bias")
     end)
 
+    it("takes the options of recipes that a custom one names", function()
+        local r = te.recipe
+        local function run(recipe, layer)
+            layer = layer or te.Linear(16, 8)
+            local x = te.randn({ 8, 16 })
+            te.manual_seed(3)
+            te.autocast({ recipe = recipe }, layer, x):pow(2):sum():backward()
+            return layer
+        end
+        local function gradient(recipe)
+            te.manual_seed(5)
+            return run(recipe).weight.grad:totable()
+        end
+        local function naming(named) return r.Custom { qfactory = function() return named end } end
+        for _, override in ipairs { "high_precision", "dequantized" } do
+            local named = r.Float8CurrentScaling { backward_override = override }
+            assert.same(gradient(named), gradient(naming(named)))
+            assert.same(gradient(named), gradient(naming(naming(named))))
+            assert.same(gradient(named),
+                gradient(r.Custom { qfactory = function() return r.Float8CurrentScaling {} end,
+                    backward_override = override }))
+        end
+        local plain = r.Float8CurrentScaling {}
+        assert.is_not.same(gradient(plain), gradient(r.Float8CurrentScaling { backward_override = "dequantized" }))
+        raises("the recipes for input and weight differ in it", run, r.Custom { qfactory = function(role)
+            return role.tensor_type == "input" and r.Float8CurrentScaling { backward_override = "dequantized" } or plain
+        end })
+
+        local short, long = r.DelayedScaling { amax_history_len = 2 }, r.DelayedScaling { amax_history_len = 50 }
+        local state = run(r.Custom { qfactory = function(role)
+            return role.tensor_type == "input" and short or long
+        end }):state_dict()
+        assert.same({ 2 }, state.input_amax_history.shape)
+        assert.same({ 50 }, state.weight_amax_history.shape)
+        assert.same({ 50 }, state.grad_output_amax_history.shape)
+
+        local custom, layer = naming(plain), te.Linear(16, 8)
+        run(custom, layer)
+        plain.use_power_2_scales = true
+        local x = te.randn({ 8, 16 })
+        local function result(recipe) return te.autocast({ recipe = recipe }, layer, x):totable() end
+        local changed = result(custom)
+        assert.same(result(plain), changed)
+        plain.use_power_2_scales = false
+        assert.is_not.same(changed, result(custom))
+    end)
+
+    it("does not follow recipes that name each other", function()
+        local a, b
+        a = te.recipe.Custom { qfactory = function() return b end }
+        b = te.recipe.Custom { qfactory = function() return a end }
+        raises("recipes name each other", te.quantize, te.ones { 2, 2 }, a)
+        raises("recipes name each other", te.autocast, { recipe = a }, te.Linear(4, 4), te.ones { 2, 4 })
+    end)
+
     it("refuses quantizers that contradict themselves", function()
         for message, fields in pairs {
             ["blocks are 1 x n or n x n"] = { block_rows = 2, block_cols = 32 },
@@ -133,6 +191,13 @@ describe("te.quantize", function()
         local row_only = te.recipe.Quantizer { has_columnwise = false }
         raises("no column-wise form", te.quantize, x, row_only, nil, { columnwise = true })
         raises("scale: 0; a factor must be", te.quantize, x, te.recipe.DelayedScaling {}, "input", { scale = 0 })
+        raises("positive and finite, and its inverse", te.quantize, x, te.recipe.DelayedScaling {}, "input",
+            { scale = 1e-40 })
+        raises("scale: the factors of this quantizer follow", te.quantize, x, recipe, "input", { scale = 100 })
+        local high = te.recipe.Custom { qfactory = function() return te.recipe.HighPrecision end }
+        raises("leaves this weight in high precision", te.quantize, x, high, "weight")
+        raises("te.recipe: input: float64", te.autocast, { recipe = recipe }, te.Linear(40, 8):to "float64",
+            x:to "float64")
         raises("columnwis", te.quantize, x, recipe, "input", { columnwis = true })
         local row = te.quantize(x, recipe, "input", { columnwise = false })
         raises("no columnwise data", row.dequantize, row, "columnwise")
@@ -173,6 +238,14 @@ describe("te.quantize", function()
             raises("is no shape", from_parts, q.quantizer, parts, { shape = { 2 ^ 52, 2 ^ 52 } })
             parts.rowwise_scale_inv = te.zeros({ 7 })
             raises("rowwise_scale_inv: expected", from_parts, q.quantizer, parts, { shape = q.shape })
+            raises("no part foo", from_parts, q.quantizer, { foo = 1 }, { shape = q.shape })
+            raises("neither rowwise_data nor columnwise_data", from_parts, q.quantizer, {}, { shape = q.shape })
+            parts.rowwise_scale_inv, parts.rowwise_data = q.rowwise_scale_inv, nil
+            raises("there is no rowwise_data", from_parts, q.quantizer, parts, { shape = q.shape })
+            parts.rowwise_data, parts.amax = q.rowwise_data, nil
+            local ok, without = pcall(from_parts, q.quantizer, parts, { shape = q.shape })
+            assert.equal(name ~= "NVFP4BlockScaling", ok)
+            assert.truthy(ok or without:find("rowwise amax: expected float32 {1}", 1, true))
         end
         os.remove(path)
     end)

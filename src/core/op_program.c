@@ -85,8 +85,8 @@ te_dtype te_program_result_dtype(const te_call *call, const te_layout *l)
     }
     for (int i = 0; i < call->op->n_inputs; i++)
         if (call->is_number[i] && dtype == TE_BOOL) dtype = TE_I64;
-    bool integer = !te_dtype_is_float(dtype);
-    if (te_dtype_is_float8(dtype) || (integer && (flags & TE_OP_FLOAT || has_fraction(call)))) dtype = TE_F32;
+    bool integer = !te_dtype_is_float(dtype), stored = te_dtype_is_float8(dtype) && !(flags & TE_OP_FLOAT8);
+    if (stored || (integer && (flags & TE_OP_FLOAT || has_fraction(call)))) dtype = TE_F32;
     if (flags & TE_OP_F32) return dtype == TE_F64 ? TE_F64 : TE_F32;
     return flags & TE_OP_COMPUTE ? te_call_compute_dtype(call, dtype) : dtype;
 }

@@ -24,7 +24,7 @@ static bool goes_in_stripes(const te_tensor *param)
 {
     return te_tensor_is_quantized(param) && param->storage->device->exec.backend->host_memory &&
            te_tensor_numel(param) > 0 &&
-           te_quantizer_is_local(&param->storage->quantized->state->recipe->quantizers[TE_ROLE_WEIGHT]);
+           te_quantizer_is_local(&param->storage->quantized->copies.quantizer);
 }
 
 te_status te_optim_stripes_open(te_context *ctx, int n_groups, const te_optim_group *groups, te_run *runs,
@@ -97,7 +97,7 @@ static te_status run_striped(te_exec *exec, te_program *program, te_optim_stripe
     int64_t width = width_of(e->param), rows = te_tensor_numel(e->param) / width, step = stripe_rows(exec, e->master);
     float scale, amax = 0;
     te_operand operands[TE_OPTIM_OPERANDS];
-    te_status status = te_role_resident_scale(e->param->storage->quantized->state, &scale);
+    te_status status = te_role_resident_scale(e->param->storage->quantized->state, &e->copies.quantizer, &scale);
     for (int64_t row = 0; row < rows && status == TE_OK; row += step) {
         int64_t n = rows - row < step ? rows - row : step;
         te_run part = e->run;

@@ -187,7 +187,9 @@ static te_status restore(const te_product_saved *saved, const te_factor *from, t
                        "te.linear: backward: a tensor of shape %s that it saved was changed in place since",
                        TE_SHAPE_TEXT(from->plain));
     if (saved->recipe->backward != TE_BACKWARD_DEQUANTIZED || from->plain) return TE_OK;
-    *to = (te_factor){.plain = te_dequantize(ctx, &from->quantized, 0)};
+    te_quantized copies = from->quantized;
+    copies.dtype = saved->compute; /* which a parameter that is stored quantized need not stand for */
+    *to = (te_factor){.plain = te_dequantize(ctx, &copies, 0)};
     return to->plain ? TE_OK : ctx->status;
 }
 

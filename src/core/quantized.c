@@ -155,8 +155,9 @@ static te_status check_source(const te_tensor *source, const te_quantizer *q, co
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: neither rowwise nor columnwise is wanted");
     if (options->want[1] && !q->has_columnwise)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: columnwise: this quantizer has no column-wise form");
-    if (q->needs_history && !options->factor && !(options->scale > 0.0f && options->scale <= TE_FLT_MAX))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: scale: %g; a factor must be positive and finite",
+    if (q->needs_history && !options->factor && !te_is_factor(options->scale))
+        return te_fail(ctx, TE_ERROR_ARGUMENT,
+                       "te.quantize: scale: %g; a factor must be positive and finite, and its inverse too",
                        (double)options->scale);
     return TE_OK;
 }
@@ -333,8 +334,19 @@ static bool has_shape(const te_tensor *t, const te_device *device, te_dtype dtyp
     return same;
 }
 
+static te_status refuse_part(te_context *ctx, const char *who, const char *direction, const char *part,
+                             const te_tensor *given, te_dtype dtype, int ndim, const int64_t *shape)
+{
+    const char *wanted = te_shape_text(ndim, shape, (char[160]){0}, 160);
+    if (!given)
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: %s%s: expected %s %s, got none", who, direction, part,
+                       te_dtype_name(dtype), wanted);
+    return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: %s%s: expected %s %s, contiguous, got %s %s", who, direction, part,
+                   te_dtype_name(dtype), wanted, te_dtype_name(given->dtype), TE_SHAPE_TEXT(given));
+}
+
 /* The parts may come from a file or from a script: they are believed only where they have the quantizer's shapes. */
-static te_status check_part(te_context *ctx, const te_quantized *z, int side)
+te_status te_quantized_check(te_context *ctx, const char *who, const te_quantized *z, int side)
 {
     const te_quantized_part *part = &z->side[side];
     int64_t rows, cols, shape[TE_MAX_DIMS];
@@ -342,28 +354,27 @@ static te_status check_part(te_context *ctx, const te_quantized *z, int side)
     if (status != TE_OK) return status;
     const char *direction = side ? "columnwise" : "rowwise";
     if (te_shape_numel(z->ndim, z->shape, sizeof(double)) < 0)
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: shape: %s is no shape",
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: shape: %s is no shape", who,
                        te_shape_text(z->ndim, z->shape, (char[160]){0}, 160));
-    if (!part->data) return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: there is no %s data", direction);
+    if (!part->data) return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: there is no %s data", who, direction);
     const te_device *device = part->data->storage->device;
     matrix_of(z->ndim, z->shape, &rows, &cols);
     te_quantized_layout l = te_quantizer_layout(&z->quantizer, side, rows, cols);
     int ndim = data_shape(z, side, &l, shape);
     if (!has_shape(part->data, device, l.data_dtype, ndim, shape))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s_data: expected %s %s", direction,
-                       te_dtype_name(l.data_dtype), te_shape_text(ndim, shape, (char[160]){0}, 160));
+        return refuse_part(ctx, who, direction, "_data", part->data, l.data_dtype, ndim, shape);
     if (!has_shape(part->scale_inv, device, l.scale_dtype, l.scale_ndim, l.scale_shape))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s_scale_inv: expected %s %s", direction,
-                       te_dtype_name(l.scale_dtype), te_shape_text(l.scale_ndim, l.scale_shape, (char[160]){0}, 160));
-    if (z->quantizer.scale == TE_SCALE_E4M3 && !has_shape(part->amax, device, TE_F32, 1, &l.amaxes))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "te.dequantize: %s amax: expected float32 {%lld}", direction,
-                       (long long)l.amaxes);
+        return refuse_part(ctx, who, direction, "_scale_inv", part->scale_inv, l.scale_dtype, l.scale_ndim,
+                           l.scale_shape);
+    bool wanted = z->quantizer.scale == TE_SCALE_E4M3 || (part->amax && l.amaxes >= 0);
+    if (wanted && !has_shape(part->amax, device, TE_F32, 1, &l.amaxes))
+        return refuse_part(ctx, who, direction, " amax", part->amax, TE_F32, 1, &l.amaxes);
     return TE_OK;
 }
 
 te_tensor *te_dequantize(te_context *ctx, const te_quantized *quantized, int side)
 {
-    if (check_part(ctx, quantized, side) != TE_OK) return NULL;
+    if (te_quantized_check(ctx, "te.dequantize", quantized, side) != TE_OK) return NULL;
     te_device *device = quantized->side[side].data->storage->device;
     te_tensor *result = te_tensor_new(ctx, device, quantized->dtype, quantized->ndim, quantized->shape);
     if (!result) return NULL;

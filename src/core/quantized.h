@@ -57,6 +57,8 @@ te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantiz
                       te_quantized *result);
 /* Raises the first element of `seen`, which is where z is, to the amax that quantizing with a history reported. */
 te_status te_quantized_count(const te_quantized *z, te_tensor *seen);
+/* Whether a side has all its parts, in the quantizer's shapes and dtypes; `who` begins the message. */
+te_status te_quantized_check(te_context *ctx, const char *who, const te_quantized *z, int side);
 /* A new tensor from one side; NULL with the reason recorded. */
 te_tensor *te_dequantize(te_context *ctx, const te_quantized *quantized, int side);
 /* One side, or its transpose, as the operand of a product; what it points to belongs to `quantized` and `quant`. Side 0

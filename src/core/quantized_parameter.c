@@ -30,12 +30,6 @@ static te_tensor *attach(te_context *ctx, te_quantized *copies, te_recipe_state 
     return t;
 }
 
-/* The copies of `source` that a parameter holds, with the scale of now. */
-static te_status quantize(te_tensor *source, te_recipe_state *state, bool columnwise, te_quantized *copies)
-{
-    return te_role_quantize_resident(state, source, columnwise, false, copies);
-}
-
 te_tensor *te_quantized_parameter_new(te_tensor *source, te_recipe_state *state, bool columnwise)
 {
     te_context *ctx = source->ctx;
@@ -44,7 +38,9 @@ te_tensor *te_quantized_parameter_new(te_tensor *source, te_recipe_state *state,
         te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantized_model_init: the recipe has no quantizer for weights");
         return NULL;
     }
-    return quantize(source, state, columnwise, &copies) == TE_OK ? attach(ctx, &copies, state) : NULL;
+    const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
+    te_status status = te_role_quantize_resident(state, q, source, columnwise, false, &copies);
+    return status == TE_OK ? attach(ctx, &copies, state) : NULL;
 }
 
 te_tensor *te_quantized_parameter_from(te_context *ctx, const te_quantized *copies, te_recipe_state *state)
@@ -157,13 +153,12 @@ static te_status refuse(const te_tensor *param)
 static te_status store_in_place(te_tensor *param, te_tensor *values)
 {
     struct te_quantized_storage *q = param->storage->quantized;
-    const te_quantizer *wanted = &q->state->recipe->quantizers[TE_ROLE_WEIGHT];
     te_quantized over;
-    if (!te_quantizer_same(wanted, &q->copies.quantizer) || q->copies.dtype != param->dtype) return refuse(param);
+    if (q->copies.dtype != param->dtype) return refuse(param);
     te_quantized_share(&q->copies, true, true, &over); /* a failure closes them */
     has_changed(&over);
     te_tensor_written(param);
-    te_status status = te_role_quantize_resident(q->state, values, true, true, &over);
+    te_status status = te_role_quantize_resident(q->state, &q->copies.quantizer, values, true, true, &over);
     te_quantized_close(&over);
     return status;
 }
@@ -177,7 +172,8 @@ te_status te_quantized_parameter_store(te_tensor *param, te_tensor *source)
     bool stays = in_graph(param);
     if (status == TE_OK && stays) status = store_in_place(param, cast);
     if (status == TE_OK && !stays) {
-        status = quantize(cast, q->state, q->copies.side[1].data != NULL, &copies);
+        bool columnwise = q->copies.side[1].data != NULL;
+        status = te_role_quantize_resident(q->state, &q->copies.quantizer, cast, columnwise, false, &copies);
         if (status == TE_OK) replace(param, &copies);
     }
     te_tensor_release(cast);
@@ -194,15 +190,19 @@ static bool is_like(const te_tensor *a, const te_tensor *b)
     return a && b ? a->dtype == b->dtype && te_same_shape(a, b) : a == b;
 }
 
+static bool are_like(const te_quantized *a, const te_quantized *b)
+{
+    bool like = te_quantizer_same(&a->quantizer, &b->quantizer);
+    for (int s = 0; s < 2; s++)
+        like = like && is_like(a->side[s].data, b->side[s].data) && is_like(a->side[s].amax, b->side[s].amax) &&
+               is_like(a->side[s].scale_inv, b->side[s].scale_inv);
+    return like;
+}
+
 /* The bytes of copies of the same kind over those of the parameter. */
 static te_status adopt_in_place(te_tensor *param, const te_quantized *from)
 {
     te_quantized *to = &param->storage->quantized->copies;
-    bool fits = te_quantizer_same(&from->quantizer, &to->quantizer);
-    for (int s = 0; s < 2; s++)
-        fits = fits && is_like(to->side[s].data, from->side[s].data) &&
-               is_like(to->side[s].scale_inv, from->side[s].scale_inv) && is_like(to->side[s].amax, from->side[s].amax);
-    if (!fits) return refuse(param);
     te_status status = TE_OK;
     for (int s = 0; s < 2 && status == TE_OK; s++) {
         status = overwrite(to->side[s].data, from->side[s].data);
@@ -218,13 +218,12 @@ static te_status adopt_in_place(te_tensor *param, const te_quantized *from)
 te_status te_quantized_parameter_open(te_tensor *param, te_quantized *copies)
 {
     const struct te_quantized_storage *s = param->storage->quantized;
-    const te_quantizer *q = &s->state->recipe->quantizers[TE_ROLE_WEIGHT];
-    bool fits = te_quantizer_same(q, &s->copies.quantizer) && s->copies.dtype == param->dtype && s->copies.side[0].data;
-    if (fits && are_own(&s->copies)) {
+    const te_quantizer *q = &s->copies.quantizer;
+    if (s->copies.dtype == param->dtype && s->copies.side[0].data && are_own(&s->copies)) {
         *copies = s->copies;
         return TE_OK;
     }
-    bool want[2] = {true, s->copies.side[1].data && q->has_columnwise};
+    bool want[2] = {true, s->copies.side[1].data != NULL};
     return te_quantized_open(param->storage->device, q, param->dtype, param->ndim, param->shape, want, copies);
 }
 
@@ -249,15 +248,26 @@ void te_quantized_parameter_close(te_tensor *param, te_quantized *copies)
     if (!is_its_own(param, copies)) te_quantized_close(copies);
 }
 
+te_status te_quantized_parameter_check(const te_tensor *param, const char *who, const te_quantized *from)
+{
+    const te_quantized *own = &param->storage->quantized->copies;
+    te_status status = TE_OK;
+    for (int s = 0; s < 2 && status == TE_OK; s++) {
+        const te_quantized_part *given = &from->side[s];
+        bool wanted = own->side[s].data || given->data || given->scale_inv || given->amax;
+        if (wanted) status = te_quantized_check(param->ctx, who, from, s);
+        if (status == TE_OK && own->side[s].amax && !given->amax)
+            status = te_fail(param->ctx, TE_ERROR_ARGUMENT, "%s: there is no %s amax", who,
+                             s ? "columnwise" : "rowwise");
+    }
+    return status == TE_OK && in_graph(param) && !are_like(own, from) ? refuse(param) : status;
+}
+
 te_status te_quantized_parameter_adopt(te_tensor *param, const te_quantized *from)
 {
     te_quantized copies;
-    for (int s = 0; s < 2; s++) { /* which says where they do not fit */
-        te_tensor *values = from->side[s].data ? te_dequantize(param->ctx, from, s) : NULL;
-        if (from->side[s].data && !values) return param->ctx->status;
-        te_tensor_release(values);
-    }
-    te_status status = move_copies(from, param->storage->device, &copies);
+    te_status status = te_quantized_parameter_check(param, "te.load_state_dict", from);
+    if (status == TE_OK) status = move_copies(from, param->storage->device, &copies);
     if (status == TE_OK && in_graph(param)) {
         status = adopt_in_place(param, &copies);
         te_quantized_close(&copies);

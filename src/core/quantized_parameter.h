@@ -44,7 +44,9 @@ te_status te_quantized_parameter_open(te_tensor *param, te_quantized *copies);
 te_status te_quantized_parameter_written(te_tensor *param, te_quantized *copies);
 void te_quantized_parameter_close(te_tensor *param, te_quantized *copies);
 
-/* Replaces the copies by those of `from`, which must be of the same kind and shape; they may be on another device. */
+/* Replaces the copies by those of `from`, which must be of the same kind and shape and have all directions that the
+ * parameter has; they may be on another device. The check alone: `who` begins its message. */
+te_status te_quantized_parameter_check(const te_tensor *param, const char *who, const te_quantized *from);
 te_status te_quantized_parameter_adopt(te_tensor *param, const te_quantized *from);
 
 /* Its values as an ordinary tensor, and the same recorded, so that gradients go to it. t itself when it is one. A new

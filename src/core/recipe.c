@@ -10,9 +10,17 @@ const char *const te_role_names[] = {"input", "weight", "grad_output", NULL};
 
 const char *const te_fast_accumulation_names[] = {"none", "forward", "all", NULL};
 
-void te_product_recipe_set_fast_sums(te_product_recipe *recipe, int choice)
+void te_product_recipe_allow_fast_sums(te_product_recipe *recipe, const int choices[TE_ROLE_COUNT])
 {
-    for (int k = 0; k < TE_PRODUCT_COUNT; k++) recipe->fast_sums[k] = choice > (k == TE_PRODUCT_FORWARD ? 0 : 1);
+    static const te_role operands[TE_PRODUCT_COUNT][2] = {
+        [TE_PRODUCT_FORWARD] = {TE_ROLE_INPUT, TE_ROLE_WEIGHT},
+        [TE_PRODUCT_DGRAD] = {TE_ROLE_GRAD_OUTPUT, TE_ROLE_WEIGHT},
+        [TE_PRODUCT_WGRAD] = {TE_ROLE_GRAD_OUTPUT, TE_ROLE_INPUT},
+    };
+    for (int k = 0; k < TE_PRODUCT_COUNT; k++) {
+        int least = k == TE_PRODUCT_FORWARD ? 0 : 1;
+        recipe->fast_sums[k] = choices[operands[k][0]] > least && choices[operands[k][1]] > least;
+    }
 }
 
 /* Both operands of the weight gradient are summed over rows: a transform along them must be the same on both. */
@@ -133,6 +141,17 @@ static te_tensor *resized(te_context *ctx, te_tensor *old, int64_t length)
     return t;
 }
 
+/* Whether a graph reads and writes it, and would not see another one in its place. */
+static bool is_in_graph(const te_tensor *history) { return history && history->storage->graph_refs > 0; }
+
+static te_status refuse_length(const te_tensor *history, te_role role, int64_t length)
+{
+    return te_fail(history->ctx, TE_ERROR_UNSUPPORTED,
+                   "te.graph: the amax history of the %s is read by a graph, so that one of %lld cannot take the place "
+                   "of its %lld amaxes; let go of the graph first, and record it again",
+                   te_role_names[role], (long long)length, (long long)history->shape[0]);
+}
+
 static te_status remember(te_recipe_state *state, te_role role, int64_t length)
 {
     te_context *ctx = state->ctx;
@@ -143,6 +162,7 @@ static te_status remember(te_recipe_state *state, te_role role, int64_t length)
         *numbers(state->scale[role]) = 1;
     }
     if (state->history[role] && state->history[role]->shape[0] == length) return TE_OK;
+    if (is_in_graph(state->history[role])) return refuse_length(state->history[role], role, length);
     if (te_recipe_move(&state->history[role], &ctx->devices[0]) != TE_OK) return ctx->status;
     te_tensor *history = resized(ctx, state->history[role], length);
     if (!history) return ctx->status;
@@ -156,7 +176,7 @@ te_status te_recipe_state_use(te_recipe_state *state, te_product_recipe *recipe)
     if (state->recipe == recipe) return TE_OK;
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         if (!recipe->quantized[r] || !recipe->quantizers[r].needs_history) continue;
-        te_status status = remember(state, (te_role)r, recipe->history_length);
+        te_status status = remember(state, (te_role)r, recipe->history_length[r]);
         if (status != TE_OK) return status;
     }
     te_quantized_close(&state->weight);
@@ -176,7 +196,7 @@ static te_status replace(te_tensor **slot, te_tensor *given)
     return TE_OK;
 }
 
-te_status te_recipe_state_set(te_recipe_state *state, te_role role, te_tensor *scale, te_tensor *history)
+te_status te_recipe_state_check(const te_recipe_state *state, te_role role, te_tensor *scale, te_tensor *history)
 {
     te_context *ctx = state->ctx;
     te_tensor *given[] = {scale, history};
@@ -194,7 +214,20 @@ te_status te_recipe_state_set(te_recipe_state *state, te_role role, te_tensor *s
     }
     if (scale->shape[0] != 1)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe: scale: expected one number, got %s", TE_SHAPE_TEXT(scale));
-    te_status status = replace(&state->scale[role], scale);
+    if (!te_is_factor(*numbers(scale)))
+        return te_fail(ctx, TE_ERROR_ARGUMENT,
+                       "te.recipe: scale: %g; it and its inverse must be positive and finite in float32",
+                       (double)*numbers(scale));
+    const te_tensor *now = state->history[role];
+    bool fits = !is_in_graph(now) || te_same_shape(now, history);
+    return fits ? TE_OK : refuse_length(now, role, history->shape[0]);
+}
+
+te_status te_recipe_state_set(te_recipe_state *state, te_role role, te_tensor *scale, te_tensor *history)
+{
+    te_status status = te_recipe_state_check(state, role, scale, history);
+    if (status != TE_OK) return status;
+    status = replace(&state->scale[role], scale);
     if (status == TE_OK) status = replace(&state->history[role], history);
     if (role == TE_ROLE_WEIGHT) state->weight_collected = false; /* another step's history */
     return status;

@@ -42,12 +42,13 @@ typedef struct te_product_recipe {
     te_backward_precision backward;
     bool fast_sums[TE_PRODUCT_COUNT]; /* sums of fp8 products may be taken in fewer bits than float32 has (te_gemm) */
     bool hands_on; /* of an attention: a product that reads its result multiplies the bytes that it left */
-    int64_t history_length;
+    int64_t history_length[TE_ROLE_COUNT]; /* 1 at least, where the role's quantizer needs a history */
 } te_product_recipe;
 
-/* Whose sums are fast under a choice of fast_accumulation (te_fast_accumulation_names). */
+/* Whose sums are fast under a choice of fast_accumulation (te_fast_accumulation_names) for each role: those that the
+ * choices of both operands allow. */
 extern const char *const te_fast_accumulation_names[];
-void te_product_recipe_set_fast_sums(te_product_recipe *recipe, int choice);
+void te_product_recipe_allow_fast_sums(te_product_recipe *recipe, const int choices[TE_ROLE_COUNT]);
 /* A checked copy of `from`; NULL with the reason recorded. One reference is the caller's. */
 te_product_recipe *te_product_recipe_new(te_context *ctx, const te_product_recipe *from);
 te_product_recipe *te_product_recipe_retain(te_product_recipe *recipe); /* NULL passes through, as below */
@@ -62,6 +63,7 @@ struct te_recipe_state {
     te_tensor *scale[TE_ROLE_COUNT], *history[TE_ROLE_COUNT];
     te_quantized weight; /* of the weight below, under `recipe` */
     uint64_t weight_id, weight_version, weight_scale_version; /* the last: of scale[TE_ROLE_WEIGHT] */
+    int64_t weight_offset, weight_stride[TE_MAX_DIMS]; /* which part of its storage it was */
     uint64_t weight_graph;   /* made while this graph was recorded; 0: none was */
     te_tensor *weight_scale; /* float32 {1}: what it was multiplied by, where that is given; nobody writes it */
     te_tensor *weight_kept;  /* on devices: te_quantize_job.kept; NULL: none */
@@ -77,14 +79,16 @@ void te_recipe_state_release(te_recipe_state *state);
 /* What the operation runs under from now on. Scales start at 1; a history of another length keeps its first entries. */
 te_status te_recipe_state_use(te_recipe_state *state, te_product_recipe *recipe);
 
-/* Copies of a scale, float32 {1}, and of a history, float32 {n}, on the cpu. */
+/* Copies of a scale, float32 {1}, and of a history, float32 {n}, on the cpu; and whether they would be taken. */
+te_status te_recipe_state_check(const te_recipe_state *state, te_role role, te_tensor *scale, te_tensor *history);
 te_status te_recipe_state_set(te_recipe_state *state, te_role role, te_tensor *scale, te_tensor *history);
 
 /* The end of a step for one role. `algorithm`: the largest amax of the history, or the last one. The step's amax is
  *
  *      0                 nothing happens: the tensor was not used
  *      infinite or NaN   it is forgotten and counted, the scale stays
- *      otherwise         the history rolls, scale = max 2^-margin / amax
+ *      otherwise         the history rolls, scale = max 2^-margin / amax; the scale stays where this or its inverse is
+ *                        not positive and finite in float32
  */
 typedef enum te_amax_algorithm { TE_AMAX_MAX, TE_AMAX_MOST_RECENT } te_amax_algorithm;
 typedef struct te_recipe_update {
@@ -144,12 +148,13 @@ te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized
 te_status te_role_quantize_first(te_recipe_state *state, te_tensor *x, te_dtype compute, te_quantized *result);
 te_status te_role_keep_factor(te_recipe_state *state, te_role role, te_tensor *factor, te_quantized *z);
 
-/* A weight for a parameter that is stored quantized: its amax belongs to the step in which it was written. `over`: in
- * the memory of the copies that *result has, which are closed on failure. */
-te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, bool over,
-                                    te_quantized *result);
+/* A weight for a parameter that is stored quantized, by the parameter's own quantizer, whatever recipe its product
+ * runs under now: its amax belongs to the step in which it was written. `over`: in the memory of the copies that
+ * *result has, which are closed on failure. */
+te_status te_role_quantize_resident(te_recipe_state *state, const te_quantizer *q, te_tensor *t, bool columnwise,
+                                    bool over, te_quantized *result);
 /* The same in stripes, in memory of the host: the factor, and counting what was written, wherever that happens. */
-te_status te_role_resident_scale(te_recipe_state *state, float *scale);
+te_status te_role_resident_scale(te_recipe_state *state, const te_quantizer *q, float *scale);
 te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z);
 /* Calibration: collects the amax of t in `compute` as if it were quantized. */
 te_status te_role_observe(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute);

@@ -4,6 +4,7 @@
 
 #include "recipe.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -32,8 +33,10 @@ enum { NO_TENSORS, WEIGHTS, ACTIVATIONS, ALL_TENSORS };
            "products whose sums tensor cores may take in fewer bits than float32 has")
 #define FP8_ATTENTION \
     SWITCH("fp8_dpa", false, "forward of attention multiplies E4M3"), \
-    SWITCH("fp8_mha", false, "forward of attention multiplies E4M3, and its projection the bytes that it leaves")
-#define AMAX_EPSILON {"amax_epsilon", TE_OPTION_NUMBER, 0, 0, INFINITY, NULL, "smaller amaxes count as this"}
+    SWITCH("fp8_mha", false, \
+           "forward of attention multiplies E4M3, and its projection the bytes that it leaves; under MXFP8, whose " \
+           "projection multiplies blocks, as fp8_dpa")
+#define AMAX_EPSILON {"amax_epsilon", TE_OPTION_NUMBER, 0, 0, FLT_MAX, NULL, "smaller amaxes count as this"}
 
 double te_recipe_setting(const te_recipe_settings *s, const char *name, double otherwise)
 {

@@ -85,6 +85,16 @@ static te_status collect_weight(te_recipe_state *state)
 
 /* --- quantizing --------------------------------------------------------------------------------------------------- */
 
+/* Whether t is the part of its storage that the weight was. */
+static bool is_same_view(const te_recipe_state *state, const te_tensor *t)
+{
+    const te_quantized *w = &state->weight;
+    bool same = w->ndim == t->ndim && state->weight_offset == t->offset;
+    for (int i = 0; i < t->ndim && same; i++)
+        same = w->shape[i] == t->shape[i] && state->weight_stride[i] == t->stride[i];
+    return same;
+}
+
 /* A copy from outside is not made again by a graph that would go on with it, and one of a graph is there only when that
  * has run. */
 static bool weight_is_current(const te_recipe_state *state, const te_tensor *t, te_dtype compute, bool rowwise,
@@ -92,7 +102,7 @@ static bool weight_is_current(const te_recipe_state *state, const te_tensor *t, 
 {
     const te_quantized *w = &state->weight;
     return t->storage->block && state->weight_id == t->storage->id && state->weight_version == t->storage->version &&
-           state->weight_graph == te_graph_id(state->ctx->capture) && w->dtype == compute &&
+           is_same_view(state, t) && state->weight_graph == te_graph_id(state->ctx->capture) && w->dtype == compute &&
            (w->side[0].data || !rowwise) && (w->side[1].data || !columnwise) && (w->side[0].data || w->side[1].data);
 }
 
@@ -107,6 +117,15 @@ static bool factor_is_current(const te_recipe_state *state)
     if (!then || now->storage->device != then->storage->device) return !then;
     if (now->storage->device == &state->ctx->devices[0]) return number(now) == number(then);
     return state->weight_scale_version == now->storage->version;
+}
+
+static te_status check_dtype(const te_recipe_state *state, te_role role, te_dtype dtype)
+{
+    if (dtype == TE_F32 || dtype == TE_BF16 || dtype == TE_F16) return TE_OK;
+    return te_fail(state->ctx, TE_ERROR_ARGUMENT,
+                   "te.recipe: %s: %s; what a recipe quantizes is float32, bfloat16 or float16: convert, or run this "
+                   "under te.autocast{ enabled = false }",
+                   te_role_names[role], te_dtype_name(dtype));
 }
 
 static te_status quantize(te_tensor *t, te_dtype compute, const te_quantizer *q, const te_quantize_options *options,
@@ -141,11 +160,21 @@ void te_quantized_values_free(te_storage *storage)
     storage->attached = NULL;
 }
 
-/* Whether t is the whole of what its copies stand for, unchanged since, and the wanted ones can be had. */
-static bool has_copies(const te_tensor *t, te_dtype compute, bool rowwise, bool columnwise)
+/* Whether what an input multiplies in the weight gradient is transformed as `copies` are. */
+static bool suits_gradient(const te_product_recipe *recipe, const te_quantized *copies)
+{
+    bool transformed = recipe->quantized[TE_ROLE_GRAD_OUTPUT] && recipe->quantizers[TE_ROLE_GRAD_OUTPUT].hadamard;
+    return recipe->backward != TE_BACKWARD_QUANTIZED || copies->quantizer.hadamard == transformed;
+}
+
+/* Whether t is the whole of what its copies stand for, unchanged since, and the wanted ones can be had. What forward
+ * multiplies does not depend on whether gradients will be wanted, so neither does whether they suit these. */
+static bool has_copies(const te_recipe_state *state, const te_tensor *t, te_dtype compute, bool rowwise,
+                       bool columnwise)
 {
     const struct te_quantized_values *attached = t->storage->attached;
-    if (!attached || attached->version != t->storage->version || t->dtype != compute || t->offset) return false;
+    if (!attached || !suits_gradient(state->recipe, &attached->copies)) return false;
+    if (attached->version != t->storage->version || t->dtype != compute || t->offset) return false;
     const te_quantized *copies = &attached->copies;
     bool same = copies->ndim == t->ndim && te_tensor_contiguous(t);
     for (int i = 0; i < t->ndim && same; i++) same = copies->shape[i] == t->shape[i];
@@ -186,10 +215,10 @@ te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_ten
     return te_quantized_values(ctx, &copies);
 }
 
-te_status te_role_resident_scale(te_recipe_state *state, float *scale)
+te_status te_role_resident_scale(te_recipe_state *state, const te_quantizer *q, float *scale)
 {
     *scale = 1;
-    if (!state->recipe->quantizers[TE_ROLE_WEIGHT].needs_history) return TE_OK;
+    if (!q->needs_history) return TE_OK;
     te_status status = settle(state, TE_ROLE_WEIGHT, te_context_device(state->ctx, "cpu"));
     if (status == TE_OK) *scale = number(state->scale[TE_ROLE_WEIGHT]);
     return status;
@@ -197,14 +226,12 @@ te_status te_role_resident_scale(te_recipe_state *state, float *scale)
 
 te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z)
 {
-    bool kept = state->recipe->quantizers[TE_ROLE_WEIGHT].needs_history;
-    return kept ? te_quantized_count(z, state->history[TE_ROLE_WEIGHT]) : TE_OK;
+    return z->quantizer.needs_history ? te_quantized_count(z, state->history[TE_ROLE_WEIGHT]) : TE_OK;
 }
 
-te_status te_role_quantize_resident(te_recipe_state *state, te_tensor *t, bool columnwise, bool over,
-                                    te_quantized *result)
+te_status te_role_quantize_resident(te_recipe_state *state, const te_quantizer *q, te_tensor *t, bool columnwise,
+                                    bool over, te_quantized *result)
 {
-    const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
     te_quantize_options options = {.want = {true, columnwise && q->has_columnwise}, .scale = 1, .again = over};
     te_status status = q->needs_history ? settle(state, TE_ROLE_WEIGHT, t->storage->device) : TE_OK;
     if (q->needs_history) options.factor = state->scale[TE_ROLE_WEIGHT];
@@ -219,7 +246,8 @@ te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, 
 {
     const te_quantizer *q = &state->recipe->quantizers[role];
     *factor = NULL;
-    te_status status = q->needs_history ? take_factor(state, role, device, false, factor) : TE_OK;
+    te_status status = check_dtype(state, role, dtype);
+    if (status == TE_OK && q->needs_history) status = take_factor(state, role, device, false, factor);
     return status == TE_OK ? te_quantized_open(device, q, dtype, ndim, shape, want, result) : status;
 }
 
@@ -239,6 +267,10 @@ static te_status watch(te_recipe_state *state, te_role role, te_tensor *t, te_dt
 {
     float scale = 1;
     if (!state->watched || !state->watched->on) return TE_OK;
+    if (state->ctx->capture)
+        return te_fail(state->ctx, TE_ERROR_UNSUPPORTED,
+                       "te.numerics.watch: a step that is looked at reads its tensors on the host and cannot be part "
+                       "of a graph; end the watch first (stop), or look at steps outside");
     te_status status = factor ? te_tensor_read(factor, TE_F32, &scale) : TE_OK;
     return status == TE_OK ? te_numerics_count(state, role, t, compute, scale) : status;
 }
@@ -275,6 +307,8 @@ static void keep_weight(te_recipe_state *state, const te_tensor *t, const te_qua
     te_quantized_share(z, true, true, &state->weight);
     state->weight_id = t->storage->id;
     state->weight_version = t->storage->version;
+    state->weight_offset = t->offset;
+    memcpy(state->weight_stride, t->stride, sizeof t->stride);
     state->weight_graph = te_graph_id(state->ctx->capture);
     te_tensor_release(state->weight_scale);
     state->weight_scale = factor ? te_tensor_retain(factor) : NULL;
@@ -319,7 +353,7 @@ static te_status quantize_role(te_recipe_state *state, te_role role, te_tensor *
 {
     const te_quantizer *q = &state->recipe->quantizers[role];
     if (role == TE_ROLE_WEIGHT && te_tensor_is_quantized(t)) return take_resident(t, rowwise, columnwise, result);
-    if (role == TE_ROLE_INPUT && has_copies(t, compute, rowwise, columnwise)) {
+    if (role == TE_ROLE_INPUT && has_copies(state, t, compute, rowwise, columnwise)) {
         te_quantized *copies = &t->storage->attached->copies;
         te_status completed = columnwise ? te_quantized_complete(copies) : TE_OK;
         if (completed == TE_OK) te_quantized_share(copies, rowwise, columnwise, result);
@@ -328,9 +362,10 @@ static te_status quantize_role(te_recipe_state *state, te_role role, te_tensor *
     bool same = role == TE_ROLE_WEIGHT && weight_is_current(state, t, compute, rowwise, columnwise);
     bool current = same && factor_is_current(state);
     te_quantize_options options = {.want = {rowwise, columnwise}, .scale = 1};
-    te_status status =
-        q->needs_history ? take_factor(state, role, t->storage->device, current, &options.factor) : TE_OK;
     memset(result, 0, sizeof *result);
+    te_status status = check_dtype(state, role, compute);
+    if (status == TE_OK && q->needs_history)
+        status = take_factor(state, role, t->storage->device, current, &options.factor);
     if (status == TE_OK) status = watch(state, role, t, compute, options.factor);
     if (status == TE_OK && current && (!q->needs_history || options.factor == state->weight_scale)) {
         status = collect_weight(state);
@@ -365,7 +400,8 @@ te_status te_role_observe(te_recipe_state *state, te_role role, te_tensor *t, te
     te_quantize_options options = {.want = {true, false}, .scale = 1};
     te_quantized z;
     if (!state->recipe->quantized[role] || !q->needs_history || te_tensor_is_quantized(t)) return TE_OK;
-    te_status status = settle(state, role, t->storage->device);
+    te_status status = check_dtype(state, role, compute);
+    if (status == TE_OK) status = settle(state, role, t->storage->device);
     if (status != TE_OK) return status;
     if (counts(state, role)) options.seen = state->history[role];
     status = quantize(t, compute, q, &options, &z);

@@ -23,7 +23,7 @@ static void update_on_host(te_recipe_state *state, const te_delayed *t)
     }
     for (int64_t i = 1; i < t->length && !t->most_recent; i++) amax = t->history[i] > amax ? t->history[i] : amax;
     roll(t->history, t->length, last);
-    *t->scale = te_delayed_scale(t->reach, amax);
+    *t->scale = te_delayed_scale(t->reach, amax, *t->scale);
 }
 
 /* Whether the update is made by what is built in, on the device. */
@@ -105,11 +105,12 @@ static te_status apply_own(const te_recipe_update *u, float *scale, float *histo
     float amax = chosen_amax(u, history, n), next = *scale;
     if (u->own->scale)
         next = u->own->scale(u->own->user, amax, *scale, largest);
-    else if (is_positive(amax))
-        next = te_delayed_scale(ldexp((double)largest, -u->margin), amax);
-    if (!is_positive(next))
+    else
+        next = te_delayed_scale(ldexp((double)largest, -u->margin), amax, *scale);
+    if (!te_is_factor(next))
         return te_fail(ctx, TE_ERROR_ARGUMENT,
-                       "te.recipe.DelayedScaling: the scale of %s would be %g, expected a positive finite number",
+                       "te.recipe.DelayedScaling: the scale of %s would be %g; it and its inverse must be positive and "
+                       "finite in float32",
                        te_role_names[u->role], (double)next);
     roll(history, n, last);
     *scale = next;

@@ -136,15 +136,31 @@ te_status te_recipe_set_algorithms(te_recipe *recipe, const te_delayed_algorithm
 
 /* --- operands ----------------------------------------------------------------------------------------------------- */
 
-/* What a recipe says of an operand, asking the recipes that it names. *owner: the one whose options hold, NULL: none
- * does. */
+enum { NO_SAY = -2 }; /* -1: quantized; else a choice of backward_override */
+
+/* Where a quantizer comes from. */
+typedef struct source {
+    te_recipe *owner; /* whose options hold; NULL: none's */
+    int backward;     /* what those that were asked say, the first of them that says something */
+} source;
+
+static void ask_backward(source *from, const te_recipe *recipe)
+{
+    int said = (int)te_recipe_setting(&recipe->settings, "backward_override", NO_SAY);
+    bool custom = recipe->settings.kind == &te_recipe_kind_custom; /* which leaves it to others unless it says more */
+    if (from->backward < 0 && !(custom && said < 0)) from->backward = said;
+}
+
+/* What a recipe says of an operand, asking the recipes that it names. */
 static te_status resolve(te_recipe *recipe, const te_operand_role *operand, te_quantizer *q, bool *quantized,
-                         te_recipe **owner)
+                         source *from)
 {
     te_context *ctx = recipe->ctx;
+    *from = (source){NULL, NO_SAY};
     for (int n = 0; n < MOST_ANSWERS; n++) {
+        ask_backward(from, recipe);
         if (recipe->settings.kind != &te_recipe_kind_custom) {
-            *owner = recipe;
+            from->owner = recipe;
             *quantized = te_recipe_operand(&recipe->settings, operand->role, operand->attention, q);
             return TE_OK;
         }
@@ -152,7 +168,6 @@ static te_status resolve(te_recipe *recipe, const te_operand_role *operand, te_q
         te_recipe *other = NULL;
         te_quantizer_defaults(&fields);
         te_answer answer = recipe->factory(recipe->user, operand, &fields, &other);
-        *owner = NULL;
         *quantized = answer == TE_ANSWER_QUANTIZER;
         if (answer == TE_ANSWER_HIGH_PRECISION) return TE_OK;
         if (answer == TE_ANSWER_QUANTIZER) return te_quantizer_from_fields(ctx, "te.recipe.Custom", &fields, q);
@@ -170,13 +185,13 @@ te_status te_recipe_quantizer(te_recipe *recipe, const te_operand_role *operand,
                               bool *quantized)
 {
     te_quantizer q;
-    te_recipe *owner;
+    source from;
     if (!recipe) return TE_ERROR_ARGUMENT;
     if (!operand || !fields || !quantized || (unsigned)operand->role >= TE_ROLE_COUNT)
         return te_fail(recipe->ctx, TE_ERROR_ARGUMENT, "te_recipe_quantizer: operand, fields and quantized are needed");
     te_operand_role asked = *operand;
     if (!asked.name) asked.name = "";
-    te_status status = resolve(recipe, &asked, &q, quantized, &owner);
+    te_status status = resolve(recipe, &asked, &q, quantized, &from);
     if (status == TE_OK && *quantized) te_quantizer_to_fields(&q, fields);
     return status;
 }
@@ -185,33 +200,59 @@ te_status te_recipe_quantizer(te_recipe *recipe, const te_operand_role *operand,
 
 /* The quantizer of one role in *made, and whose rule updates it. */
 static te_status fill_role(te_recipe *recipe, const te_operand_role *operand, te_product_recipe *made,
-                           te_recipe_form *form)
+                           te_recipe_form *form, source *from)
 {
     te_role r = operand->role;
-    te_recipe *owner;
-    te_status status = resolve(recipe, operand, &made->quantizers[r], &made->quantized[r], &owner);
+    te_status status = resolve(recipe, operand, &made->quantizers[r], &made->quantized[r], from);
+    te_recipe *owner = from->owner;
+    if (!made->quantized[r]) *from = (source){NULL, NO_SAY};
     if (status != TE_OK || !made->quantized[r] || !made->quantizers[r].needs_history) return status;
     if (!owner)
         return te_fail(recipe->ctx, TE_ERROR_ARGUMENT,
                        "te.recipe: %s: a quantizer that needs a history comes from DelayedScaling", te_role_names[r]);
-    int64_t length = (int64_t)te_recipe_setting(&owner->settings, "amax_history_len", 1);
-    if (length > made->history_length) made->history_length = length;
+    made->history_length[r] = (int64_t)te_recipe_setting(&owner->settings, "amax_history_len", 1);
     owner->used = true;
     form->rules[r] = te_recipe_retain(owner);
     return TE_OK;
 }
 
+/* What backward computes with: as the recipe itself says, else as those say that it names. */
+static te_status fill_backward(const te_recipe *recipe, const source *from, te_product_recipe *made)
+{
+    int said = (int)te_recipe_setting(&recipe->settings, "backward_override", -1), first = -1;
+    for (int r = 0; r < TE_ROLE_COUNT && recipe->factory && said < 0; r++) {
+        if (from[r].backward == NO_SAY) continue;
+        if (first < 0) first = r;
+        if (from[r].backward != from[first].backward)
+            return te_fail(recipe->ctx, TE_ERROR_ARGUMENT,
+                           "te.recipe.Custom: option backward_override: the recipes for %s and %s differ in it; give "
+                           "it to te.recipe.Custom",
+                           te_role_names[first], te_role_names[r]);
+    }
+    made->backward = (te_backward_precision)(1 + (first < 0 ? said : from[first].backward));
+    return TE_OK;
+}
+
+static void fill_fast_sums(const source *from, te_product_recipe *made)
+{
+    int choices[TE_ROLE_COUNT];
+    for (int r = 0; r < TE_ROLE_COUNT; r++)
+        choices[r] = from[r].owner ? (int)te_recipe_setting(&from[r].owner->settings, "fast_accumulation", 0) : 0;
+    te_product_recipe_allow_fast_sums(made, choices);
+}
+
 te_status te_recipe_form_open(te_recipe *recipe, const char *name, bool attention, te_recipe_form *form)
 {
-    const te_recipe_settings *s = &recipe->settings;
-    te_product_recipe made = {.history_length = 1};
-    made.backward = (te_backward_precision)(1 + (int)te_recipe_setting(s, "backward_override", -1));
-    te_product_recipe_set_fast_sums(&made, (int)te_recipe_setting(s, "fast_accumulation", 0));
-    made.hands_on = attention && te_recipe_hands_on(s);
+    te_product_recipe made = {.history_length = {1, 1, 1}};
+    source from[TE_ROLE_COUNT] = {{NULL, NO_SAY}};
     *form = (te_recipe_form){.recipe = NULL};
     te_status status = TE_OK;
     for (int r = 0; r < TE_ROLE_COUNT && status == TE_OK; r++)
-        status = fill_role(recipe, &(te_operand_role){(te_role)r, attention, name}, &made, form);
+        status = fill_role(recipe, &(te_operand_role){(te_role)r, attention, name}, &made, form, &from[r]);
+    if (status == TE_OK) status = fill_backward(recipe, from, &made);
+    if (status == TE_OK) fill_fast_sums(from, &made);
+    te_recipe *input = from[TE_ROLE_INPUT].owner;
+    made.hands_on = attention && input && te_recipe_hands_on(&input->settings);
     te_product_recipe *kept = recipe->forms[attention];
     if (status == TE_OK)
         form->recipe = kept ? te_product_recipe_retain(kept) : te_product_recipe_new(recipe->ctx, &made);

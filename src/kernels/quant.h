@@ -41,7 +41,7 @@ TE_HD static inline float te_amax(float amax, float x)
  *
  *      history[0] 0              nothing happens: the tensor was not used
  *                 not finite     it is forgotten and counted, the scale stays
- *                 otherwise      the history rolls, scale = reach / amax
+ *                 otherwise      the history rolls, scale = reach / amax where that is a factor
  */
 typedef struct te_delayed {
     float  *scale, *history;
@@ -49,10 +49,19 @@ typedef struct te_delayed {
     double  reach;               /* the format's largest value, less the margin */
 } te_delayed;
 
-TE_HD static inline float te_delayed_scale(double reach, float amax)
+/* Whether values can be multiplied by it and come back: it and its inverse are positive and finite. */
+TE_HD static inline bool te_is_factor(float scale)
 {
+    return scale > 0 && scale <= TE_FLT_MAX && 1.0f / scale <= TE_FLT_MAX;
+}
+
+/* The factor of an amax, `old` where none follows from it. */
+TE_HD static inline float te_delayed_scale(double reach, float amax, float old)
+{
+    if (!(amax > 0 && amax <= TE_FLT_MAX)) return old;
     double scale = reach / (double)amax;
-    return (float)(scale > (double)TE_FLT_MAX ? (double)TE_FLT_MAX : scale);
+    float  next = (float)(scale > (double)TE_FLT_MAX ? (double)TE_FLT_MAX : scale);
+    return te_is_factor(next) ? next : old;
 }
 
 /* --- e8m0 ------------------------------------------------------------------------------------------------------- */

@@ -117,6 +117,9 @@ static te_quantize_options read_options(lua_State *L, int index, const te_quanti
     o.want[0] = read_bool(L, index, "quantize", "rowwise", true);
     o.want[1] = read_bool(L, index, "quantize", "columnwise", o.want[1]);
     o.scale = (float)te_lua_number_field(L, index, "quantize", "scale", 1);
+    if (o.scale != 1 && !q->needs_history)
+        te_lua_fail(L, "quantize", "scale: the factors of this quantizer follow from the values; one is given where it "
+                                   "has needs_history, as under DelayedScaling");
     lua_getfield(L, index, "seed");
     if (!lua_isnil(L, -1)) {
         *seed = (uint64_t)te_lua_check_int(L, -1, "quantize", "seed");

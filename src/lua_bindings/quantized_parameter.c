@@ -7,6 +7,7 @@
  *     quantized_parts(t)                   rowwise data, scale_inv, amax, column-wise data, scale_inv, amax; nil
  *                                          where absent
  *     set_quantized_parts(t, …)            takes over the like
+ *     check_quantized_parts(name, t, …)    nil, or why it would not, beginning with the name
  *     quantized_on(t, device)              another with the same bytes there
  *     quantized_as(t, dtype)               another leaf with the same bytes that stands for values of that dtype
  */
@@ -66,7 +67,8 @@ static int quantized_parts(lua_State *L)
     return PARTS;
 }
 
-static int set_quantized_parts(lua_State *L)
+/* (t, …), into t, or where `who` is given to see whether they would go there. */
+static int take_parts(lua_State *L, const char *who)
 {
     te_lua *rt = te_lua_runtime(L);
     lua_settop(L, 1 + PARTS);
@@ -77,10 +79,23 @@ static int set_quantized_parts(lua_State *L)
         *part_of(&from, i) = lua_isnil(L, 2 + i) ? NULL : te_lua_check_tensor(L, 2 + i, "load_state_dict", "part");
     for (int i = 0; i < PARTS; i++) te_tensor_retain(*part_of(&from, i));
     te_tensor_retain(t);
-    te_status status = te_quantized_parameter_adopt(t, &from);
+    te_status status = who ? te_quantized_parameter_check(t, who, &from) : te_quantized_parameter_adopt(t, &from);
     te_tensor_release(t);
     for (int i = 0; i < PARTS; i++) te_tensor_release(*part_of(&from, i));
-    return status == TE_OK ? 0 : te_lua_raise(rt, L, "load_state_dict", status);
+    if (status == TE_OK) return 0;
+    if (!who) return te_lua_raise(rt, L, "load_state_dict", status);
+    lua_pushstring(L, te_context_error(rt->ctx));
+    return 1;
+}
+
+static int set_quantized_parts(lua_State *L) { return take_parts(L, NULL); }
+
+static int check_quantized_parts(lua_State *L)
+{
+    char who[160];
+    snprintf(who, sizeof who, "%s", luaL_checkstring(L, 1));
+    lua_remove(L, 1);
+    return take_parts(L, who);
 }
 
 static int quantized_as(lua_State *L)
@@ -121,6 +136,7 @@ const luaL_Reg te_lua_quantized_parameter_functions[] = {
     {"is_untouched", is_untouched},
     {"quantized_parts", quantized_parts},
     {"set_quantized_parts", set_quantized_parts},
+    {"check_quantized_parts", check_quantized_parts},
     {"quantized_as", quantized_as},
     {"quantized_on", quantized_on},
     {NULL, NULL},

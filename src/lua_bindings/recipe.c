@@ -1,9 +1,9 @@
 /* recipe.c - quantizing products under te.autocast, for lua/te/recipe/: te._core.*
  *
- *     product_recipe(input, weight, grad_output, backward, history_length, fast_accumulation, hands_on)
+ *     product_recipe(input, weight, grad_output, backward, history_lengths, fast_accumulation, hands_on)
  *                                          quantizers of the three roles, false: high precision; how backward computes;
- *                                          whose sums may be fast: forward, all, none; of an attention: whether its
- *                                          result goes on quantized
+ *                                          a list of the three; what each of the three allows: forward, all, none; of
+ *                                          an attention: whether its result goes on quantized
  *     recipe_state()                       what one operation remembers
  *     recipe_state_use(state, recipe)      what it runs under from now on
  *     recipe_states_update{state, role, algorithm, margin, state, …}
@@ -11,6 +11,8 @@
  *     recipe_state_tensors(state, role)    scale and history; nil without delayed scaling
  *     recipe_state_set(state, role, scale, history)
  *                                          copies of them
+ *     recipe_state_check(state, role, scale, history)
+ *                                          nil, or why they would not be taken
  *     set_recipe_mode(enabled, calibrating)  returns the two before
  *     quantized_linear(state, x, weight, bias)
  *     with_product(state, fn, …)           what fn(…) gives, an operation that runs under the state's recipe
@@ -70,19 +72,36 @@ static holder *push_holder(lua_State *L, const char *tag)
 
 static te_role check_role(lua_State *L, int index) { return (te_role)luaL_checkoption(L, index, NULL, te_role_names); }
 
+/* Of a list that may be left out. */
+static void push_entry(lua_State *L, int list, int i)
+{
+    if (lua_isnoneornil(L, list)) {
+        lua_pushnil(L);
+        return;
+    }
+    luaL_checktype(L, list, LUA_TTABLE);
+    lua_rawgeti(L, list, i);
+}
+
 static int product_recipe(lua_State *L)
 {
     static const char *const backward[] = {"quantized", "high_precision", "dequantized", NULL};
     te_lua *rt = te_lua_runtime(L);
     te_product_recipe recipe = {.backward = (te_backward_precision)luaL_checkoption(L, 4, "quantized", backward)};
-    recipe.history_length = lua_isnoneornil(L, 5) ? 1 : te_lua_check_int(L, 5, "recipe", "history_length");
-    te_product_recipe_set_fast_sums(&recipe, luaL_checkoption(L, 6, "none", te_fast_accumulation_names));
+    int fast[TE_ROLE_COUNT];
     recipe.hands_on = lua_toboolean(L, 7);
-    if (recipe.history_length < 1) te_lua_fail(L, "recipe", "history_length: at least 1 is needed");
+    lua_settop(L, 7);
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
+        push_entry(L, 5, r + 1);
+        push_entry(L, 6, r + 1);
+        recipe.history_length[r] = lua_isnil(L, 8) ? 1 : te_lua_check_int(L, 8, "recipe", "history_length");
+        if (recipe.history_length[r] < 1) te_lua_fail(L, "recipe", "history_length: at least 1 is needed");
+        fast[r] = luaL_checkoption(L, 9, "none", te_fast_accumulation_names);
+        lua_settop(L, 7);
         recipe.quantized[r] = lua_toboolean(L, 1 + r);
         if (recipe.quantized[r]) recipe.quantizers[r] = te_lua_read_quantizer(L, 1 + r, "recipe");
     }
+    te_product_recipe_allow_fast_sums(&recipe, fast);
     te_lua_enter(rt, L, "recipe");
     holder *h = push_holder(L, recipe_tag);
     h->value = te_product_recipe_new(rt->ctx, &recipe);
@@ -140,7 +159,7 @@ static int recipe_state_tensors(lua_State *L)
     return 2;
 }
 
-static int recipe_state_set(lua_State *L)
+static int put_recipe_state(lua_State *L, bool sets)
 {
     te_lua *rt = te_lua_runtime(L);
     te_recipe_state *state = te_lua_check_recipe_state(L, 1, "recipe");
@@ -149,10 +168,17 @@ static int recipe_state_set(lua_State *L)
     te_tensor *scale = te_lua_check_tensor(L, 3, "recipe", "scale"),
               *history = te_lua_check_tensor(L, 4, "recipe", "amax_history");
     te_tensor_retain(scale), te_tensor_retain(history);
-    te_status status = te_recipe_state_set(state, role, scale, history);
+    te_status status = sets ? te_recipe_state_set(state, role, scale, history)
+                            : te_recipe_state_check(state, role, scale, history);
     te_tensor_release(scale), te_tensor_release(history);
-    return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
+    if (status == TE_OK) return 0;
+    if (sets) return te_lua_raise(rt, L, "recipe", status);
+    lua_pushstring(L, te_context_error(rt->ctx));
+    return 1;
 }
+
+static int recipe_state_set(lua_State *L) { return put_recipe_state(L, true); }
+static int recipe_state_check(lua_State *L) { return put_recipe_state(L, false); }
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
@@ -346,6 +372,7 @@ const luaL_Reg te_lua_recipe_functions[] = {
     {"recipe_states_update", recipe_states_update},
     {"recipe_state_tensors", recipe_state_tensors},
     {"recipe_state_set", recipe_state_set},
+    {"recipe_state_check", recipe_state_check},
     {"set_recipe_mode", set_recipe_mode},
     {"quantized_linear", quantized_linear},
     {"with_product", with_product},

@@ -7,7 +7,8 @@
 ---
 ---     the step's amax is 0           nothing changes: the tensor was not used
 ---     it is infinite or NaN          the scale stays, the amax is forgotten, skipped is true
----     otherwise                      the history rolls, and scale = max 2^-margin / amax of the algorithm
+---     otherwise                      the history rolls, and scale = max 2^-margin / amax of the algorithm, unless this
+---                                    or its inverse is not positive and finite in float32: then the scale stays
 ---
 --- A history of another length is cut at its end or filled up with zeros first.
 
@@ -17,6 +18,12 @@ local fail = require "te.fail"
 local FLT_MAX = 3.4028234663852886e38
 
 local function is_positive(x) return x > 0 and x < math.huge end
+
+-- x in float32, where values can be multiplied by it and come back; nil elsewhere.
+local function factor(x)
+    local single = te.tensor { x }:item()
+    if single > 2 ^ -128 and single <= FLT_MAX then return single end
+end
 
 local function check_tensor(name, t)
     if not te.is_tensor(t) or t.dtype ~= "float32" or t:dim() ~= 1 then
@@ -44,9 +51,13 @@ end
 
 local function next_scale(recipe, max, old, amax)
     local algo = recipe.scaling_factor_compute_algo
-    if algo then return number_from(algo(amax, old, max, recipe), "scaling_factor_compute_algo") end
+    if algo then
+        local new = number_from(algo(amax, old, max, recipe), "scaling_factor_compute_algo")
+        return factor(new) or fail("te.recipe.DelayedScaling: scaling_factor_compute_algo gave %g, expected a positive "
+            .. "finite number, in float32 and as its inverse", new)
+    end
     if not is_positive(amax) then return old end
-    return math.min(max * 2 ^ -recipe.margin / amax, FLT_MAX)
+    return factor(math.min(max * 2 ^ -recipe.margin / amax, FLT_MAX)) or old
 end
 
 local function resize(history, n)
@@ -76,8 +87,5 @@ return function(recipe, max, scale, history)
     local algo = algorithms[recipe.amax_compute_algo] or recipe.amax_compute_algo
     local amax = number_from(algo(resize(amaxes, #amaxes)), "amax_compute_algo")
     local new = next_scale(recipe, max, old, amax)
-    if not is_positive(new) then
-        fail("te.recipe.DelayedScaling: scaling_factor_compute_algo gave %g, expected a positive finite number", new)
-    end
     return te.tensor({ new }, { device = scale.device }), te.tensor(roll(amaxes), { device = scale.device }), false
 end

@@ -77,15 +77,23 @@ function parameters.each_part(name, parameter, visit)
     end
 end
 
---- What puts the parts of a parameter among `state` in their place; nil when there are none.
+--- What puts the parts of a parameter among `state` in their place, nil when there are none; and what is wrong with
+--- them: they are all there, as they are in the parameter, or none is.
 function parameters.loader(name, parameter, state)
-    local parts, any = {}, false
+    local parts, own, any, problem = {}, { core.quantized_parts(parameter) }, false, nil
     for i, part in ipairs(PARTS) do
-        parts[i] = state[name .. "." .. part]
-        any = any or parts[i] ~= nil
+        local given = state[name .. "." .. part]
+        parts[i] = given
+        any = any or given ~= nil
+        if given == nil and own[i] then
+            problem = problem or ("missing: %s.%s"):format(name, part)
+        elseif given ~= nil and not te.is_tensor(given) then
+            problem = problem or ("%s.%s: expected a tensor, got %s"):format(name, part, type(given))
+        end
     end
-    if not any then return end
-    return function() core.set_quantized_parts(parameter, unpack(parts, 1, #PARTS)) end
+    if not any then return nil end
+    problem = problem or core.check_quantized_parts(name, parameter, unpack(parts, 1, #PARTS))
+    return function() core.set_quantized_parts(parameter, unpack(parts, 1, #PARTS)) end, problem
 end
 
 --- The master of a parameter that is stored quantized.

@@ -50,24 +50,74 @@ local function make_known(product)
     s.used = s.used or not mode.replaying
 end
 
+-- What the first of some recipes that says something says of backward, false where that is to quantize; nil: none does.
+local function backward_of(asks)
+    local said
+    for _, recipe in ipairs(asks) do
+        if recipe.backward_override then return recipe.backward_override end
+        if recipe:is_uniform() and recipe:declared().backward_override then said = false end
+    end
+    return said
+end
+
+-- What backward computes with: as the recipe itself says, else as those say that it names.
+local function backward_override(recipe, asks)
+    local said, first = recipe.backward_override, nil
+    if said or recipe:is_uniform() then return said or "quantized" end
+    for i, role in ipairs(ROLES) do
+        local here = asks[i] and backward_of(asks[i])
+        if here ~= nil and first and here ~= said then
+            fail("te.recipe.Custom: option backward_override: the recipes for %s and %s differ in it; give it to "
+                .. "te.recipe.Custom", first, role)
+        elseif here ~= nil then
+            said, first = here, role
+        end
+    end
+    return said or "quantized"
+end
+
+-- The recipes that others named and their options then; nil: none were.
+local function named_in(recipe, asks)
+    local named
+    for i = 1, #ROLES do
+        for _, asked in ipairs(asks[i]) do
+            if asked ~= recipe then
+                named = named or {}
+                named[asked] = asked:options()
+            end
+        end
+    end
+    return named
+end
+
+local function has_changed(named)
+    for recipe, options in pairs(named) do
+        if recipe:options() ~= options then return true end
+    end
+    return false
+end
+
 -- The engine's form of a recipe, and which recipe's rule updates each role.
 local function make(recipe, product)
-    local quantizers, rules, length = {}, {}, 1
+    local quantizers, rules, lengths, fast, hands_on = {}, {}, { 1, 1, 1 }, {}, false
+    local asked, asks = { {}, {}, {} }, {} -- recipes by role, of all roles and of those that are quantized
     for i, role in ipairs(ROLES) do
-        local quantizer, owner = recipe:resolve { module_type = product.attends and "attention" or "linear",
-            tensor_type = role, name = product.name }
+        local quantizer, owner = recipe:resolve({ module_type = product.attends and "attention" or "linear",
+            tensor_type = role, name = product.name }, asked[i])
         quantizers[i] = quantizer or false
+        asks[i] = quantizer and asked[i] or false
+        fast[i] = owner and owner:options().fast_accumulation or "none"
+        if i == 1 and owner then hands_on = product.attends and owner:hands_on() end
         if quantizer and quantizer.needs_history then
             if not owner then
                 fail("te.recipe: %s: a quantizer that needs a history comes from te.recipe.DelayedScaling", role)
             end
-            rules[role], length = owner, math.max(length, owner.amax_history_len)
+            rules[role], lengths[i] = owner, owner.amax_history_len
         end
     end
-    local handle = core.product_recipe(quantizers[1], quantizers[2], quantizers[3],
-        recipe.backward_override or "quantized", length, recipe:options().fast_accumulation or "none",
-        product.attends and recipe:hands_on())
-    return { handle = handle, rules = rules, options = recipe:options() }
+    local handle = core.product_recipe(quantizers[1], quantizers[2], quantizers[3], backward_override(recipe, asks),
+        lengths, fast, hands_on)
+    return { handle = handle, rules = rules, options = recipe:options(), named = named_in(recipe, asked) }
 end
 
 -- Recipes that look at the role alone have one form for all products, and one for all attentions.
@@ -79,7 +129,7 @@ local function form(recipe, product)
         rawset(kept, name, forms)
     end
     local found = forms[recipe]
-    if not found or found.options ~= recipe:options() then
+    if not found or found.options ~= recipe:options() or found.named and has_changed(found.named) then
         found = make(recipe, product)
         forms[recipe] = found
     end
@@ -147,10 +197,10 @@ function products.prepare(list, recipe, x, ...)
         product.choice = nil
         if x then wanted, product.choice = choose(product, recipe, x, ...) end
         local options = wanted:options()
-        if product.recipe ~= wanted or product.options ~= options then
+        if product.recipe ~= wanted or product.options ~= options or product.named and has_changed(product.named) then
             local made = form(wanted, product)
             core.recipe_state_use(product.state, made.handle)
-            product.recipe, product.options, product.rules = wanted, options, made.rules
+            product.recipe, product.options, product.rules, product.named = wanted, options, made.rules, made.named
         end
         if next(product.rules) then make_known(product) end
     end
@@ -159,6 +209,10 @@ end
 -- Own algorithms see the history as tensors, and run in Lua. Returns what went wrong: then the step's amax is
 -- forgotten.
 local function update_in_lua(product, role, rule)
+    if require("te.graph").before_launch() then
+        return ("te.recipe.DelayedScaling: option %s: a function runs on the host and cannot be part of a graph")
+            :format(type(rule.amax_compute_algo) == "string" and "scaling_factor_compute_algo" or "amax_compute_algo")
+    end
     local scale, history = core.recipe_state_tensors(product.state, role)
     if history:select(1, 1):item() == 0 then return end
     local ok, new_scale, new_history = core.within(rule.update, rule, role, scale, history)
@@ -276,6 +330,12 @@ end
 
 local function fits(t) return te.is_tensor(t) and t.dtype == "float32" and t:dim() == 1 and t:numel() > 0 end
 
+-- What is wrong with a scale and a history for a product of a module.
+local function problem_of(module, key, role, scale, history)
+    local state = mode.product(module, key).state
+    return core.recipe_state_check(state, role, scale:to("cpu"), history:to("cpu"))
+end
+
 --- Looks for the same in `given`, where names begin with `prefix`. Returns the names found, a function that puts the
 --- tensors in place, and what is wrong with them.
 function products.loader(module, prefix, given)
@@ -286,8 +346,11 @@ function products.loader(module, prefix, given)
         if scale == nil and history == nil then return end
         found[#found + 1], found[#found + 2] = prefix .. scale_name, prefix .. history_name
         if not (fits(scale) and fits(history) and scale:numel() == 1) then
-            problem = ("%s and %s: expected float32 tensors, of one number and of amaxes"):format(prefix .. scale_name,
-                prefix .. history_name)
+            problem = problem or ("%s and %s: expected float32 tensors, of one number and of amaxes"):format(
+                prefix .. scale_name, prefix .. history_name)
+        else
+            local why = problem_of(module, key, role, scale, history)
+            problem = problem or why and ("%s and %s: %s"):format(prefix .. scale_name, prefix .. history_name, why)
         end
         steps[#steps + 1] = function()
             core.recipe_state_set(mode.product(module, key).state, role, scale:to("cpu"), history:to("cpu"))

@@ -103,7 +103,7 @@ const te_op_def te_ops_pointwise[] = {
 
     {.signature = "clone(x)",
      .doc = "A contiguous copy, connected to x in the graph.",
-     .flags = TE_OP_METHOD,
+     .flags = TE_OP_METHOD | TE_OP_FLOAT8,
      .formula = "y = x"},
     {.signature = "copy(x, source)",
      .doc = "source in x's shape, on x's device; copy_ writes it into x, converting.",

@@ -219,6 +219,6 @@ extern "C" __global__ void __launch_bounds__(256) te_delayed_update(const __grid
         }
         float amax = t.most_recent ? last : te_amax(te_largest_amax(t), last);
         te_roll_history(t, last);
-        if (threadIdx.x == 0) *t.scale = te_delayed_scale(t.reach, amax);
+        if (threadIdx.x == 0) *t.scale = te_delayed_scale(t.reach, amax, *t.scale);
     }
 }

@@ -1,4 +1,4 @@
---- te.train.Progress: one line that is redrawn on a terminal, plain lines otherwise.
+--- te.train.Progress: one line that is redrawn on a terminal that can, plain lines otherwise.
 
 local te = require "te"
 

@@ -155,7 +155,8 @@ describe("tetrain", function()
         local cases = {
             ["return 3"] = "plan: expected a model, got number",
             ["local te = require 'te' return te.ones(2)"] = "plan: expected a model, got a tensor",
-            ["local te = require 'te' return te.Linear(2, 2), te.ones(1, 2)"] = "plan: a Linear has no plan of its own: put it into a te.Sequential",
+            ["local te = require 'te' return te.Linear(2, 2), te.ones(1, 2)"] =
+                "plan: a Linear has no plan of its own: put it into a te.Sequential",
             [""] = "returns nothing; it should return a model and its inputs",
             ["local x ="] = "unexpected symbol near '<eof>'",
         }

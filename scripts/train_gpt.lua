@@ -13,8 +13,9 @@
 -- batch. Rank 0 alone prints and writes; a signal to any of them, or a step that is not finite, concerns all.
 --
 -- OUT/metrics.jsonl holds one JSON object a step, and with --watch-numerics one for each operand that was looked at;
--- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C finishes the step and saves. Exit codes: 0, 1 script
--- error, 2 usage, 74 files, 75 interrupted, 77 not finite.
+-- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C finishes the step and saves; a validation that it
+-- ends is made up for by the run that resumes. Exit codes: 0, 1 script error, 2 usage, 74 files, 75 interrupted, 77 not
+-- finite.
 
 local te = require "te"
 local train = te.train
@@ -38,8 +39,8 @@ local command_line = train.command_line {
     { "n-head", "size", 4, help = "attention heads" },
     { "n-kv-head", "integer", 0, min = 0, help = "of llama, heads of keys and values; 0: as many" },
     { "n-expert", "integer", 0, min = 0, help = "of llama, experts in each MLP's place; 0: an MLP" },
-    { "n-expert-active", "size", help = "how many of them see a token, 2 unless given" },
-    { "expert-aux-loss", "number", min = 0, help = "weight of the loss that balances them, 0.01 unless given" },
+    { "n-expert-active", "size", 2, help = "how many of them see a token" },
+    { "expert-aux-loss", "number", 0.01, min = 0, help = "weight of the loss that balances them" },
     { "n-embd", "size", 128, help = "width" },
     { "block", "size", 64, help = "tokens of context" },
     { "dropout", "number", 0, min = 0, max = 0.99, help = "probability" },
@@ -50,7 +51,7 @@ local command_line = train.command_line {
     { "batch", "size", 12, help = "rows of a batch, for each process where mpirun starts several" },
     { "grad-accumulation", "size", 1, help = "batches per step" },
     { "lr", "number", 1e-3, min = 0, max = 10, help = "highest learning rate" },
-    { "min-lr", "number", 1e-4, min = 0, max = 10, help = "at the end of the cosine" },
+    { "min-lr", "number", min = 0, max = 10, help = "at the end of the cosine, a tenth of --lr unless given" },
     { "warmup", "integer", 100, min = 0, help = "steps of linear warm-up" },
     { "beta1", "number", 0.9, min = 0, max = 0.9999, help = "AdamW" },
     { "beta2", "number", 0.99, min = 0, max = 0.99999, help = "AdamW" },
@@ -85,11 +86,11 @@ local command_line = train.command_line {
     presets = {
         -- nanoGPT's setting for a laptop in all but one thing: weights start at 0.05, not at its 0.02, which is for six
         -- times the width. On tinyshakespeare (seed 1) the validation loss ends at 1.77 instead of 1.92.
-        ["nanogpt-char"] = { tokenizer = "char", n_layer = 4, n_head = 4, n_embd = 128, block = 64, batch = 12,
-            dropout = 0, steps = 2000, lr = 1e-3, min_lr = 1e-4, warmup = 100, beta2 = 0.99, weight_decay = 0.1,
-            clip = 1, val_fraction = 0.1, init_std = 0.05, eval_batches = 200 },
+        ["nanogpt-char"] = { n_layer = 4, n_head = 4, n_embd = 128, block = 64, batch = 12, dropout = 0, steps = 2000,
+            lr = 1e-3, warmup = 100, beta2 = 0.99, weight_decay = 0.1, clip = 1, val_fraction = 0.1, init_std = 0.05,
+            eval_batches = 200 },
         ["gpt2"] = { n_layer = 12, n_head = 12, n_embd = 768, block = 1024, batch = 4, grad_accumulation = 8,
-            lr = 6e-4, min_lr = 6e-5, warmup = 2000, beta2 = 0.95, steps = 600000, bias = true, init_std = 0.02 },
+            lr = 6e-4, warmup = 2000, beta2 = 0.95, steps = 600000, bias = true, init_std = 0.02 },
     },
 }
 
@@ -97,11 +98,14 @@ local function refuse(format, ...) train.fail(train.exit.usage, ("train_gpt.lua:
 
 -- Options that a model in a checkpoint has for good: others for it would have no effect.
 local MODEL = { "tokenizer", "vocab-size", "model", "n-layer", "n-head", "n-kv-head", "n-expert", "n-expert-active",
-    "expert-aux-loss", "n-embd", "dropout", "bias", "fp8-params" }
+    "expert-aux-loss", "n-embd", "dropout", "bias", "init-std", "fp8-params" }
 
 -- What options alone cannot check.
-local function check_together(o, device)
-    if o.fp8_params and o.recipe == "none" then refuse "--fp8-params needs a --recipe" end
+local function check_together(o, given, device)
+    if o.recipe == "none" and (o.fp8_params or o.watch_numerics > 0) then
+        refuse("--%s needs a --recipe", o.fp8_params and "fp8-params" or "watch-numerics")
+    end
+    if o.min_lr and o.min_lr > o.lr then refuse("--min-lr=%g is above --lr=%g", o.min_lr, o.lr) end
     if o.n_embd % o.n_head ~= 0 then refuse("--n-embd=%d is no multiple of --n-head=%d", o.n_embd, o.n_head) end
     if o.model == "llama" then
         if o.bias then refuse "--bias: --model=llama has none" end
@@ -110,14 +114,14 @@ local function check_together(o, device)
         if o.n_kv_head > 0 and o.n_head % o.n_kv_head ~= 0 then
             refuse("--n-head=%d is no multiple of --n-kv-head=%d", o.n_head, o.n_kv_head)
         end
-        if o.n_expert > 0 and (o.n_expert_active or 2) > o.n_expert then
-            refuse("--n-expert-active=%d of --n-expert=%d", o.n_expert_active or 2, o.n_expert)
+        if o.n_expert > 0 and o.n_expert_active > o.n_expert then
+            refuse("--n-expert-active=%d of --n-expert=%d", o.n_expert_active, o.n_expert)
         end
     elseif o.n_kv_head > 0 or o.n_expert > 0 then
         refuse("--%s needs --model=llama", o.n_kv_head > 0 and "n-kv-head" or "n-expert")
     end
-    if o.n_expert == 0 and (o.n_expert_active or o.expert_aux_loss) then
-        refuse("--%s needs --n-expert", o.n_expert_active and "n-expert-active" or "expert-aux-loss")
+    if o.n_expert == 0 and (given.n_expert_active or given.expert_aux_loss) then
+        refuse("--%s needs --n-expert", given.n_expert_active and "n-expert-active" or "expert-aux-loss")
     end
     if o.context_parallel > 1 and o.fp8_attention ~= "none" then
         refuse "--fp8-attention: not with --context-parallel"
@@ -166,7 +170,7 @@ local function open_run(o, given, script)
         train.of_file(path, command_line.restore, command_line, o, given, saved.metadata)
     end
     local device = ranks:device(o.device)
-    check_together(o, device)
+    check_together(o, given, device)
     local problem = ranks:divide_sequences(o.context_parallel, o.block)
     if problem then refuse("--context-parallel=%d: %s", o.context_parallel, problem) end
     local recipe = recipe_of(o)
@@ -174,10 +178,13 @@ local function open_run(o, given, script)
     if o.threads > 0 then te.set_num_threads(o.threads) else ranks:share_threads() end
     te.manual_seed(o.seed)
     local run = { options = o, ranks = ranks, device = device, first_step = saved and saved.step + 1 or 1,
-        saved_by = saved and tonumber(saved.metadata.processes or 1) }
+        saved_by = saved and tonumber(saved.metadata.processes or 1),
+        unvalidated = saved and tonumber(saved.metadata.unvalidated) }
     run.set = train.io(te.data.open, { path = o.data, script = script, tokenizer = o.tokenizer, batch = o.batch,
         block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks, seed = o.seed, val_fraction = o.val_fraction })
     run.tokenizer = run.set.tokenizer
+    if given.tokenizer and not run.tokenizer then refuse "--tokenizer is for text: shards hold ids already" end
+    if given.vocab_size and run.tokenizer then refuse "--vocab-size is for shards: a text has its own" end
     if saved then
         train.checkpoint.check_data(saved, run.set)
         run.model = train.of_file(saved.path, te.models.from_checkpoint, saved)
@@ -193,7 +200,7 @@ local function open_run(o, given, script)
         if o.n_kv_head > 0 then config.n_kv_head = o.n_kv_head end
         if o.n_expert > 0 then
             config.n_expert, config.n_expert_active = o.n_expert, o.n_expert_active
-            config.expert_aux_loss = o.expert_aux_loss or 0.01
+            config.expert_aux_loss = o.expert_aux_loss
         end
         run.model = te.models[o.model](config)
     end
@@ -209,7 +216,7 @@ local function open_run(o, given, script)
     run.steps = train.steps { next_batch = function() return check_ids(run, train.io(run.set.next_train, run.set)) end,
         loss = function(x, y) return loss_of(run, x, y) end, parameters = run.model:parameters(),
         optimizer = run.optimizer,
-        schedule = te.optim.cosine { max = o.lr, min = math.min(o.min_lr, o.lr), warmup = o.warmup, steps = o.steps },
+        schedule = te.optim.cosine { max = o.lr, min = o.min_lr or o.lr / 10, warmup = o.warmup, steps = o.steps },
         guard = run.guard, ranks = ranks, interrupted = te._core.interrupt_flag, device = device, graph = o.graph,
         clip = o.clip, grad_accumulation = o.grad_accumulation }
     run.set.train:seek((run.first_step - 1) * o.grad_accumulation)
@@ -232,30 +239,41 @@ local function open_run(o, given, script)
     return run
 end
 
+-- Whether one of the processes was asked to stop.
+local function stopping(run) return run.ranks:sums(te._core.interrupt_flag() and 1 or 0) > 0 end
+
+-- The loss on the validation part, nil where that is too small, and whether a request to stop came before.
 local function validate(run)
-    local function loss(x, y) return loss_of(run, check_ids(run, x, y)):item() end
+    local stop
+    local function loss(x, y)
+        stop = stopping(run)
+        return not stop and loss_of(run, check_ids(run, x, y)):item()
+    end
     run.model:eval()
     local mean = te.no_grad(function() return run.set:validation_loss(run.options.eval_batches, loss) end)
     run.model:train()
-    return mean and run.ranks:mean(mean)
+    return mean and run.ranks:mean(mean), stop
 end
 
--- A sample from the model; training sees the same random numbers with and without it.
+-- A sample from the model, up to a request to stop; training sees the same random numbers with and without it.
 local function sample(run)
     if run.options.sample_tokens == 0 or not run.tokenizer or not run.ranks.leads then return end
     local rng = te.rng_state()
     local start = te.tensor({ { run.tokenizer:start() } }, { dtype = "int32", device = run.device })
-    local ids = run.model:generate(start, run.options.sample_tokens, { temperature = 0.8, top_k = 40 })
+    local ids = run.model:generate(start, run.options.sample_tokens, { temperature = 0.8, top_k = 40,
+        on_token = function() return not te._core.interrupt_flag() end })
     te.rng_state(rng)
     return run.tokenizer:decode(ids:totable()[1])
 end
 
-local function save(run, step)
+-- Saves after a step, with its loss where it has yet to be validated.
+local function save(run, step, unvalidated)
     local o, ranks = run.options, run.ranks
     if not ranks.leads then return end
-    local processes = ranks.row_ranks > 1 and { processes = tostring(ranks.row_ranks) } or {} -- with rows of their own
+    local texts = { unvalidated = unvalidated and ("%.17g"):format(unvalidated),
+        processes = ranks.row_ranks > 1 and tostring(ranks.row_ranks) or nil } -- with rows of their own
     return train.io(train.checkpoint.save, { folder = o.out, step = step, model = run.model, optimizer = run.optimizer,
-        keep = o.keep, metadata = { command_line:texts(o), run.set:texts(), run.model:texts(), processes } })
+        keep = o.keep, metadata = { command_line:texts(o), run.set:texts(), run.model:texts(), texts } })
 end
 
 -- Shows a step; the record of the metrics.
@@ -274,8 +292,10 @@ local function report(run, progress, s)
     return record
 end
 
+-- Returns the step's loss where a request to stop ends the validation: it is to be made up for.
 local function validate_and_sample(run, progress, s, record)
-    local val_loss = validate(run)
+    local val_loss, stopped = validate(run)
+    if stopped then return s.loss end
     if val_loss then record[#record + 1], record[#record + 2] = "val_loss", val_loss end
     local validation = val_loss and ("validation loss %.4f"):format(val_loss) or "too few tokens for a validation"
     progress:print("step %d: train loss %.4f, %s", s.step, s.loss, validation)
@@ -283,31 +303,45 @@ local function validate_and_sample(run, progress, s, record)
     if text then progress:print("%s\n", text) end
 end
 
+-- Saves after a step and returns nothing, or the exit code where the run ends there on request.
+local function save_and_stop(run, progress, step, unvalidated, stop)
+    local path = save(run, step, unvalidated)
+    if not stop then return end
+    progress:print("interrupted after step %d; %s", step, path)
+    run.ranks:barrier() -- mpirun ends the others when the first one has left
+    return train.exit.interrupted
+end
+
+-- Makes up for the validation that a stop has ended; returns as save_and_stop does.
+local function catch_up(run, progress)
+    local s, record = { step = run.first_step - 1, loss = run.unvalidated }, {}
+    local unvalidated = validate_and_sample(run, progress, s, record)
+    if run.metrics then train.io(run.metrics.add, run.metrics, s.step, record) end
+    return save_and_stop(run, progress, s.step, unvalidated, stopping(run))
+end
+
 -- Steps are reported when their figures are there: at once, or on CUDA while the next one runs; all,
 -- before the model is looked at.
 local function loop(run, progress)
     local o, every = run.options, run.options.watch_numerics
+    local code = run.unvalidated and catch_up(run, progress)
+    if code then return code end
     for step = run.first_step, o.steps do
         local stop = run.steps:start(step)
         local pause = step % o.eval_interval == 0 or step == o.steps
-        local looks = every > 0 and step % every == 0
+        local looks, unvalidated = every > 0 and step % every == 0, nil
         for s in run.steps:finished(pause or stop or looks) do
             local record = report(run, progress, s)
-            if s.step == step and pause and s.allowed and not stop then
-                validate_and_sample(run, progress, s, record)
+            if s.step == step and pause and s.allowed then
+                unvalidated = validate_and_sample(run, progress, s, record)
+                stop = stopping(run)
             end
             if run.metrics then train.io(run.metrics.write, run.metrics, record) end
         end
         -- of its last batch
         if looks and run.metrics then train.io(run.metrics.write_numerics, run.metrics, step, te.numerics.values()) end
-        if pause or stop then
-            local path = save(run, step)
-            if stop then
-                progress:print("interrupted after step %d; %s", step, path)
-                run.ranks:barrier() -- mpirun ends the others when the first one has left
-                return train.exit.interrupted
-            end
-        end
+        code = (pause or stop) and save_and_stop(run, progress, step, unvalidated, stop)
+        if code then return code end
     end
     return train.exit.ok
 end
@@ -330,7 +364,9 @@ local function main(words)
     if run.saved_by and run.saved_by ~= ranks.row_ranks then
         progress:print("the checkpoint was made by %d: batches from here on are others than theirs", run.saved_by)
     end
-    if run.first_step > o.steps then progress:print("nothing is left to do: %d steps are done", run.first_step - 1) end
+    if run.first_step > o.steps and not run.unvalidated then
+        progress:print("nothing is left to do: %d steps are done", run.first_step - 1)
+    end
     local code = loop(run, progress)
     progress:finish()
     if run.metrics then run.metrics:close() end

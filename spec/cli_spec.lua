@@ -121,6 +121,19 @@ describe("tetrain", function()
         end
     end)
 
+    it("names a variable with a value that means nothing", function()
+        for setting, expected in pairs { ["TE_CPU_ISA=bogus"] = "portable, avx2 or avx512",
+            ["TE_CPU_ISA=avx"] = "portable", ["TE_TRACE=bogus"] = "dispatch",
+            ["TE_TRACE=dispatch,fuse"] = "dispatch" } do
+            local _, err, status = shell(("%s '%s' -e 'print(1)'"):format(setting, TETRAIN))
+            assert.equal(2, status)
+            assert.is_truthy(err:find(("tetrain: %s: expected %s"):format(setting, expected), 1, true), err)
+        end
+        for _, setting in ipairs { "TE_CPU_ISA=", "TE_CPU_ISA=portable", "TE_CPU_ISA=avx512", "TE_TRACE=dispatch" } do
+            assert.equal("1\n", (shell(("%s '%s' -e 'print(1)'"):format(setting, TETRAIN))))
+        end
+    end)
+
     it("hands everything after the script to it", function()
         local path = script("print(table.concat(arg, ' ')) print(select('#', ...))")
         assert.equal("--threads -e - --help --seed=1\n5\n", (run(path .. " --threads -e - --help --seed=1")))
@@ -226,9 +239,12 @@ describe("tetrain", function()
         local a = run [[--seed 5 -e 'print(require("te").rand(3))']]
         assert.equal(a, (run [[--seed=5 -e 'print(require("te").rand(3))']]))
         assert.are_not.equal(a, (run [[--seed=6 -e 'print(require("te").rand(3))']]))
-        local _, err, status = run [[--device cuda:99 -e '']]
-        assert.equal(1, status)
-        assert.is_truthy(err:find("cuda", 1, true))
+        for _, device in ipairs { "cuda:99", "foo" } do
+            local out, err, status = run(("--device=%s -e 'print(1)'"):format(device))
+            assert.equal(2, status)
+            assert.equal("", out)
+            assert.is_truthy(err:find(('tetrain: device "%s": no such device; known are'):format(device), 1, true), err)
+        end
         assert.equal("cpu\n", (run [[--device cpu -e 'print(require("te").ones(1).device)']]))
     end)
 

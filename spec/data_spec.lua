@@ -69,6 +69,29 @@ describe("te.data", function()
         set:close()
     end)
 
+    it("reads all folders of a folder but hidden ones", function()
+        for _, name in ipairs { "out", "build-logs", ".hidden" } do
+            te._core.mkdir(folder .. "/" .. name)
+            write(name .. "/a.txt", ("a"):rep(20))
+        end
+        local set = te.data.open { path = folder, block = 4, tokenizer = "byte" }
+        assert.equal(41, set.n_tokens)
+        set:close()
+    end)
+
+    it("finds shards below a folder without text", function()
+        te._core.mkdir(folder .. "/shards")
+        write("shards/a.bin", uint16(counting(0, 100)))
+        local set = te.data.open { path = folder, block = 9 }
+        assert.equal(100, set.n_tokens)
+        assert.is_nil(set.tokenizer)
+        set:close()
+        write("a.txt", ("text "):rep(8)) -- what is below may belong to something else
+        set = te.data.open { path = folder, block = 9 }
+        assert.equal(40, set.n_tokens)
+        set:close()
+    end)
+
     it("reads raw and headered shards", function()
         write("train_0.bin", uint16(counting(0, 100)))
         local header = { int32(20240520), int32(1), int32(50) }
@@ -122,7 +145,33 @@ describe("te.data", function()
         assert.is_truthy(text:find "te.Module")
     end)
 
+    it("ends a validation where a loss is false", function()
+        local set, n = te.data.open { path = write("a.txt", ("hello world "):rep(50)), block = 5 }, 0
+        assert.is_nil(set:validation_loss(9, function()
+            n = n + 1
+            return n < 3 and 1
+        end))
+        assert.equal(3, n)
+        set:close()
+    end)
+
+    it("says what is wrong with a call", function()
+        local path = write("a.txt", ("hello world "):rep(50))
+        for rank = 2, 5, 3 do
+            assert.error_matches(function() te.data.open { path = path, rank = rank, ranks = 2 } end,
+                "te.data.open: option rank: expected one below ranks, which is 2, got " .. rank)
+        end
+        local set = te.data.open { path = path, block = 5 }
+        assert.error_matches(function() set:validation_loss(0, print) end, "Set:validation_loss: batches: expected")
+        assert.error_matches(function() set:next_train(-1) end, "Set:next_train: batch number: expected integer")
+        set:close()
+        assert.error_matches(function() set:next_train() end, "Set:next_train: the set is closed")
+        assert.error_matches(function() set:validation_loss(1, print) end, "Set:validation_loss: the set is closed")
+    end)
+
     it("says what is wrong", function()
+        assert.error_matches(function() te.data.open { path = write("one.txt", "a"), block = 8 } end,
+            "one%.txt: 1 tokens for training are too few for a block of 8")
         assert.error_matches(function() te.data.open { path = folder .. "/none.txt" } end, "none%.txt: no such file")
         local path = write("a.txt", "short")
         assert.error_matches(function() te.data.open { path = path, block = 8 } end, "too few for a block of 8")

@@ -619,6 +619,10 @@ describe("te.optim.cosine", function()
         assert.equal(0.1, lr(110))
         assert.equal(0.1, lr(1000))
         assert.error_matches(function() te.optim.cosine { max = 1 } end, "max and steps are needed")
+        for _, step in ipairs { -5, 0, "x" } do
+            assert.error_matches(function() lr(step) end, "te.optim.cosine: step: expected number, at least 1, got ")
+        end
+        assert.error_matches(function() lr() end, "te.optim.cosine: step: expected number, at least 1, got nil")
     end)
 
     it("change all groups or none", function()

@@ -252,6 +252,20 @@ describe("the prompt on a terminal", function()
         wait_for "status 130"
     end)
 
+    it("leaves the rows of a long input above the next prompt", function()
+        local type_text = start()
+        type_text(("x"):rep(200) .. "\1") -- three rows, and the cursor in the first one
+        wait_for(("x"):rep(40))
+        type_text "\5\1y"
+        wait_for "y"
+        local shown = #read(screen)
+        type_text "\3"
+        wait_for("\27[?2004h> ", shown)
+        local downwards = select(2, read(screen):sub(shown + 1):gsub("\n", ""))
+        assert.equal(3, downwards)
+        finish(type_text)
+    end)
+
     it("loses no line to a Ctrl-C that comes as the one before ends", function()
         local type_text = start()
         for i = 1, 20 do

@@ -383,8 +383,26 @@ describe("files", function()
         local loop = {}
         loop.inner = loop
         for message, value in pairs { ["a/1: expected a tensor, a table"] = { print }, ["nested more than"] = loop,
-            ['a"1": in nested tables a name is a whole number'] = { ["1"] = t }, ['"x/y"'] = { ["x/y"] = t } } do
+            ['te.save: a/"1": in nested tables a name is a whole number'] = { ["1"] = t },
+            ['"x/y"'] = { ["x/y"] = t }, ["a/1.8014398509482e+16: in nested"] = { [2 ^ 54] = t } } do
             assert.error_matches(function() te.save(path, { a = value }) end, message, 1, true)
+        end
+    end)
+
+    it("keep whole numbers of all sizes as names", function()
+        local all = { a = { [1e15] = 1, [1e15 + 1] = 2, [-2 ^ 53] = { [2 ^ 53 - 1] = 3 }, ["1e+15"] = "text" } }
+        te.save(path, all)
+        assert.same(all, (te.load(path)))
+    end)
+
+    it("hold no text with a zero byte", function()
+        local x = te.ones { 1 }
+        for message, call in pairs {
+            ["metadata note: a zero byte"] = function() te.save(path, { x = x }, { note = "a\0b" }) end,
+            ["metadata no: a zero byte"] = function() te.save(path, { x = x }, { ["no\0te"] = "ab" }) end,
+            ["metadata te.nested/a/b: a zero byte"] = function() te.save(path, { a = { b = "\0" } }) end,
+        } do
+            assert.error_matches(call, "te.save: " .. message, 1, true)
         end
     end)
 
@@ -430,6 +448,12 @@ describe("files", function()
         assert.error_matches(function() te.from_file("/no/such/file", "uint8") end, "/no/such/file")
         assert.same({ 3, 1, 4 }, (x + 1):totable())
         for _, map in ipairs { true, false } do
+            assert.error_matches(function() te.from_file(path, "int32", { map = map }) end,
+                "te%.from_file: " .. path:gsub("%p", "%%%0") .. ": 7 bytes from byte 0 on are no whole number of int32")
+            assert.error_matches(function() te.from_file(path, "int32", { offset = 8, map = map }) end, "do not fit")
+            assert.error_matches(function() te.from_file(path, "bool", { offset = 1, map = map }) end,
+                ": byte 2 is 2, which is no bool")
+            assert.same({ true, false }, te.from_file(path, "bool", { count = 2, map = map }):totable())
             assert.same({ 0x03000200 }, te.from_file(path, "int32", { offset = 1, count = 1, map = map }):totable())
             assert.same({ 2, 0, 3, 0, 255 }, te.from_file(path, "uint8", { offset = 2, map = map }):totable())
         end

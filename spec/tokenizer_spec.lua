@@ -43,6 +43,22 @@ describe("te.tokenizer", function()
         assert.error_matches(function() te.tokenizer.char("ab"):decode { 2 } end, "token 2 of a vocabulary of 2")
     end)
 
+    it("names what cannot be encoded or decoded", function()
+        for _, tok in ipairs { te.tokenizer.byte(), te.tokenizer.char "ab" } do
+            local size = tok.vocab_size
+            assert.error_matches(function() tok:encode(5) end, "te.tokenizer: text: expected string, got 5")
+            assert.error_matches(function() tok:decode(5) end, "te.tokenizer: ids: expected table, got 5")
+            for _, id in ipairs { 65.7, 300, -1, "a" } do
+                assert.error_matches(function() tok:decode { 0, id } end,
+                    ("te.tokenizer: token %s of a vocabulary of %d"):format(id, size), 1, true)
+            end
+            assert.error_matches(function() tok:decode { 0, nil, 1 } end, "te.tokenizer: ids: entry 2 is nil")
+            assert.error_matches(function() tok:decode({ 0 }, { continue = true }) end, 'did you mean "continues"')
+            assert.error_matches(function() tok:encode("a", { specials = true }) end, 'did you mean "special"')
+            assert.equal(tok:decode { 0 }, tok:decode({ 0 }, { continues = true }))
+        end
+    end)
+
     it("comes back from its description", function()
         local tok = te.tokenizer.char("héllo")
         assert.same(tok.points, te.tokenizer.parse(tok:describe()).points)

@@ -10,6 +10,7 @@
 -- of all, and each takes its own.
 
 local te = require "te"
+local fail = require "te.fail"
 local options = require "te.options"
 local tokenizer = require "te.tokenizer"
 
@@ -29,8 +30,9 @@ end
 
 local function is_text(text) return not text:sub(1, 4096):find("%z") end
 
--- Regular files below a folder in the order of their names, hidden ones and build outputs left out. A link to a folder
--- is followed; one that leads back would have no end, so each folder is entered once. `entered` holds their ids.
+-- Regular files below a folder in the order of their names, hidden ones left out. accept(name, is_folder) says which
+-- files are meant and which folders are entered. A link to a folder is followed; one that leads back would have no end,
+-- so each folder is entered once. `entered` holds their ids.
 local function files_below(folder, accept, found, entered)
     found, entered = found or {}, entered or {}
     local here = te._core.stat(folder)
@@ -43,7 +45,7 @@ local function files_below(folder, accept, found, entered)
         local stat = te._core.stat(path)
         if name:find("^%.") or not stat then -- hidden, or gone
         elseif stat.type == "directory" then
-            if not name:find("^build") and name ~= "out" then files_below(path, accept, found, entered) end
+            if accept(name, true) then files_below(path, accept, found, entered) end
         elseif stat.type == "file" and accept(name) then -- a pipe's end comes when somebody has written to it
             found[#found + 1] = path
         end
@@ -77,7 +79,10 @@ end
 function data.own_text(script)
     local root = source_tree(script)
     if root then
-        local paths = files_below(root, function(name) return OWN[name:match("%.(%w+)$")] end)
+        local paths = files_below(root, function(name, is_folder)
+            if is_folder then return not name:find("^build") and name ~= "out" end
+            return OWN[name:match("%.(%w+)$")]
+        end)
         local text, n = join_files(paths)
         return text, ("the project's own text, %d files"):format(n)
     end
@@ -89,9 +94,12 @@ end
 
 -- Streams ---------------------------------------------------------------------------------------------------------
 
+local function is_shard(name) return name:find("%.bin$") ~= nil end
+
+-- Whether shards stand in a folder itself: those below others may belong to something else.
 local function has_shards(folder)
     for _, name in ipairs(te._core.list_dir(folder)) do
-        local stat = name:find("%.bin$") and te._core.stat(folder .. "/" .. name)
+        local stat = is_shard(name) and te._core.stat(folder .. "/" .. name)
         if stat and stat.type == "file" then return true end
     end
     return false
@@ -107,21 +115,22 @@ local function is_validation(path)
     return false
 end
 
--- The shards of a path, split where their names say so: { train = {…}, val = {…} }.
+-- The shards of a path, split where their names say so: { train = {…}, val = {…} }; nil for a folder without any.
 local function shards_of(path, stat)
     if stat.type ~= "directory" then return { train = { path } } end
     local found = { train = {}, val = {} }
-    for _, file in ipairs(files_below(path, function(name) return name:find("%.bin$") end)) do
+    for _, file in ipairs(files_below(path, function(name, is_folder) return is_folder or is_shard(name) end)) do
         table.insert(is_validation(file) and found.val or found.train, file)
     end
     if #found.train == 0 or #found.val == 0 then
         local all = #found.train > 0 and found.train or found.val
-        return { train = all }
+        return all[1] and { train = all }
     end
     return found
 end
 
 local function length_of(source)
+    if source.tokens then return #source.tokens end
     local loader = te._core.tokens_open { paths = source.paths, tokens = source.tokens, batch = 1, block = 1,
         prefetch = 0 }
     local n = loader.n_tokens
@@ -161,15 +170,20 @@ local function find_source(opts)
     require("te.files").need("te.data.open")
     local stat = te._core.stat(opts.path)
     if not stat then te._core.fail_io(("te.data.open: %s: no such file or folder"):format(opts.path)) end
-    if opts.path:find("%.bin$") or stat.type == "directory" and has_shards(opts.path) then
-        local shards = shards_of(opts.path, stat)
+    local is_folder, text, shards = stat.type == "directory", "", nil
+    if is_shard(opts.path) or is_folder and has_shards(opts.path) then
+        shards = shards_of(opts.path, stat)
+    else
+        local function no_shard(name, inner) return inner or not is_shard(name) end
+        text = is_folder and join_files(files_below(opts.path, no_shard)) or read_file(opts.path)
+        shards = is_folder and text == "" and shards_of(opts.path, stat)
+    end
+    if shards then
         return { train = { paths = shards.train }, val = shards.val and { paths = shards.val },
             description = opts.path }
     end
-    local text = stat.type == "directory"
-        and join_files(files_below(opts.path, function() return true end)) or read_file(opts.path)
     if text == "" then
-        error(opts.path .. (stat.type == "directory" and ": no text in this folder" or ": the file is empty"), 0)
+        error(opts.path .. (is_folder and ": no text in this folder" or ": the file is empty"), 0)
     end
     local source, tok = text_source(text, opts.tokenizer)
     return { train = source, tokenizer = tok, description = opts.path }
@@ -202,6 +216,9 @@ end
 ---@return table set  n_tokens, n_train, n_val, tokenizer (nil for shards), description, train and val loaders
 function data.open(opts)
     opts = options.check("te.data.open", opts, OPEN)
+    if opts.rank >= opts.ranks then
+        fail("te.data.open: option rank: expected one below ranks, which is %d, got %d", opts.ranks, opts.rank)
+    end
     local found = find_source(opts)
     local n = length_of(found.train)
     local set = setmetatable({ tokenizer = found.tokenizer, description = found.description, batch = opts.batch,
@@ -222,6 +239,10 @@ function data.open(opts)
     return set
 end
 
+local function check_open(self, who)
+    if self.closed then fail("%s: the set is closed", who) end
+end
+
 -- The rows of this process.
 local function own_rows(self, x, y)
     if self.ranks == 1 then return x, y end
@@ -231,20 +252,28 @@ end
 
 --- x, y {batch, block} of training batch number `s` (from 0) when given, else of the next one.
 function Set:next_train(s)
-    if s then self.train:seek(s) end
+    check_open(self, "Set:next_train")
+    if s then
+        options.argument("Set:next_train", "batch number", s, { "integer", min = 0 })
+        self.train:seek(s)
+    end
     return own_rows(self, self.train:next())
 end
 
 --- Mean of loss(x, y) over `batches` batches spread evenly over the validation part (all of them when there are fewer),
 --- always the same ones. Of several processes, the mean over the rows of this one.
----@return number|nil  nil when the part is too small for a batch
+---@return number|nil  nil when the part is too small for a batch, or a loss is nil or false, which ends it
 function Set:validation_loss(batches, loss)
+    options.argument("Set:validation_loss", "batches", batches, { "size" })
+    check_open(self, "Set:validation_loss")
     if not self.val then return nil end
     local available = math.floor((self.n_val - 1) / (self.block * self.batch * self.ranks))
     local n, sum = math.min(batches, available), 0
     for i = 0, n - 1 do
         self.val:seek(math.floor(i * available / n))
-        sum = sum + loss(own_rows(self, self.val:next()))
+        local value = loss(own_rows(self, self.val:next()))
+        if not value then return nil end
+        sum = sum + value
     end
     return sum / n
 end
@@ -256,6 +285,7 @@ function Set:texts()
 end
 
 function Set:close()
+    self.closed = true
     self.train:close()
     if self.val then self.val:close() end
 end

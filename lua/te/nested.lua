@@ -10,11 +10,13 @@ local nested = {}
 
 local PREFIX, DEEPEST = "te.nested/", 64
 
-local function check_key(path, key)
-    local whole = type(key) == "number" and key % 1 == 0
-    if whole or type(key) == "string" and not key:find "/" and not key:find "^-?%d+$" then return end
-    fail("te.save: %s%s: in nested tables a name is a whole number, or a text that is none and has no \"/\"", path,
-        options.shown(key))
+-- The name of what stands at a key of the table at `path`.
+local function name_of(path, key)
+    local below = path == "" and path or path .. "/"
+    if type(key) == "number" and key % 1 == 0 and math.abs(key) <= 2 ^ 53 then return below .. ("%.0f"):format(key) end
+    if type(key) == "string" and not key:find "/" and not key:find "^-?%d+$" then return below .. key end
+    fail("te.save: %s%s: in nested tables a name is a whole number up to 2^53, or a text that is none and has no \"/\"",
+        below, options.shown(key))
 end
 
 local function flatten(path, value, entries, texts, depth)
@@ -24,8 +26,7 @@ local function flatten(path, value, entries, texts, depth)
         if depth > DEEPEST then fail("te.save: %s: tables are nested more than %d deep", path, DEEPEST) end
         if depth == 0 or next(value) == nil then texts[PREFIX .. path] = "table" end
         for key, inner in pairs(value) do
-            check_key(path, key)
-            flatten(depth > 0 and path .. "/" .. tostring(key) or tostring(key), inner, entries, texts, depth + 1)
+            flatten(name_of(path, key), inner, entries, texts, depth + 1)
         end
     elseif type(value) == "number" or type(value) == "string" or type(value) == "boolean" then
         local text = type(value) == "number" and ("%.17g"):format(value) or tostring(value)

@@ -62,19 +62,34 @@ local function each_point(text)
     end
 end
 
-local Byte = { kind = "byte", vocab_size = 256 }
-Byte.__index = Byte
+-- As BPE has them; without special tokens and spaces of its own neither makes a difference.
+local ENCODE, DECODE = { special = { "boolean", false } }, { continues = { "boolean", false } }
 
-function Byte.encode(_, text)
+local function check_text(text, opts)
+    options.argument("te.tokenizer", "text", text, { "string" })
+    options.check("te.tokenizer", opts, ENCODE)
+end
+
+local function decode(self, ids, opts)
+    options.argument("te.tokenizer", "ids", ids, { "table" })
+    options.check("te.tokenizer", opts, DECODE)
+    local pieces = {}
+    for i = 1, options.list("te.tokenizer", "ids", ids) do
+        pieces[i] = self.texts[ids[i]]
+            or fail("te.tokenizer: token %s of a vocabulary of %d", tostring(ids[i]), self.vocab_size)
+    end
+    return table.concat(pieces)
+end
+
+local Byte = { kind = "byte", vocab_size = 256, texts = {}, decode = decode }
+Byte.__index = Byte
+for id = 0, 255 do Byte.texts[id] = string.char(id) end
+
+function Byte.encode(_, text, opts)
+    check_text(text, opts)
     local ids = {}
     for i = 1, #text do ids[i] = text:byte(i) end
     return ids
-end
-
-function Byte.decode(_, ids)
-    local pieces = {}
-    for i, id in ipairs(ids) do pieces[i] = string.char(id) end
-    return table.concat(pieces)
 end
 
 --- A token that a text may begin after: the newline.
@@ -82,7 +97,7 @@ function Byte.start() return 10 end
 
 function Byte.describe() return "byte" end
 
-local Char = { kind = "char" }
+local Char = { kind = "char", decode = decode }
 Char.__index = Char
 
 local function new_char(points)
@@ -94,7 +109,8 @@ local function new_char(points)
     return self
 end
 
-function Char:encode(text)
+function Char:encode(text, opts)
+    check_text(text, opts)
     local ids, n = {}, 0
     for point in each_point(text) do
         local id = self.ids[point]
@@ -106,15 +122,6 @@ function Char:encode(text)
         ids[n] = id
     end
     return ids
-end
-
-function Char:decode(ids)
-    local pieces = {}
-    for i, id in ipairs(ids) do
-        pieces[i] = self.texts[id]
-            or fail("te.tokenizer: token %s of a vocabulary of %d", tostring(id), self.vocab_size)
-    end
-    return table.concat(pieces)
 end
 
 --- A token that a text may begin after: the newline, where the vocabulary has it.

@@ -65,6 +65,9 @@ describe("train_gpt.lua", function()
         refuses("--n-kv-head=1", "--n-kv-head needs --model=llama")
         refuses("--n-expert=4", "--n-expert needs --model=llama")
         refuses("--model=llama --n-expert=2 --n-expert-active=3", "--n-expert-active=3 of --n-expert=2")
+        refuses("--watch-numerics=5", "--watch-numerics needs a --recipe")
+        refuses("--vocab-size=9", "--vocab-size is for shards: a text has its own")
+        refuses("--lr=1e-3 --min-lr=0.01", "--min-lr=0.01 is above --lr=0.001")
         refuses("--n-expert-active=1", "--n-expert-active needs --n-expert")
         refuses("--model=llama --expert-aux-loss=1", "--expert-aux-loss needs --n-expert")
         refuses("--model=llama --bias", "--bias: --model=llama has none")
@@ -81,6 +84,12 @@ describe("train_gpt.lua", function()
         code, _, err = train("kept", "--resume --dropout=0.1 --steps=4")
         assert.equal(2, code)
         assert.equal("train_gpt.lua: --resume: --dropout=0.1, but the model in the checkpoint has 0\n", err)
+        code, _, err = train("kept", "--resume --init-std=0.1 --steps=4")
+        assert.equal(2, code)
+        assert.equal("train_gpt.lua: --resume: --init-std=0.1, but the model in the checkpoint has 0.05\n", err)
+        code, _, err = train("kept", "--resume --preset=nanogpt-char --steps=4")
+        assert.equal(2, code)
+        assert.equal("train_gpt.lua: --resume: --n-layer=4, but the model in the checkpoint has 1\n", err)
         local resumed, out = train("kept", SMALL .. "--resume --steps=1")
         assert.equal(0, resumed)
         assert.matches("nothing is left to do: 2 steps are done", out)
@@ -137,6 +146,30 @@ describe("train_gpt.lua", function()
         assert.equal(2, code)
         assert.equal(("train_gpt.lua: --vocab-size=300, but %s has token 300\n"):format(path), err)
         assert.equal(0, (run("train_gpt.lua", options .. "--vocab-size=301")))
+        code, _, err = run("train_gpt.lua", options .. "--tokenizer=byte")
+        assert.equal(2, code)
+        assert.equal("train_gpt.lua: --tokenizer is for text: shards hold ids already\n", err)
+    end)
+
+    it("lets the learning rate fall to a tenth, whatever it is", function()
+        assert.equal(0, (train("low", SMALL .. "--steps=4 --lr=1e-5")))
+        assert.equal(1e-6, metrics("low")[4].lr)
+    end)
+
+    it("names what is wrong with data, and not its own lines", function()
+        local shard = assert(io.open(folder .. "/large.bin", "wb"))
+        shard:write("\161\217\52\1\7\0\0\0\100\0\0\0", ("\0"):rep(1012), ("\5\0\0\128"):rep(100))
+        shard:close()
+        local text = assert(io.open(folder .. "/one.txt", "w"))
+        text:write "a"
+        text:close()
+        for name, message in pairs { ["large.bin"] = "token 0 is 2147483653: ids end at 2147483647",
+            ["one.txt"] = "1 tokens for training are too few for a block of 8" } do
+            local code, _, err = run("train_gpt.lua", ("--data=%s/%s --out=%s/wrong --block=8"):format(folder, name,
+                folder))
+            assert.equal(74, code)
+            assert.equal(("%s/%s: %s\n"):format(folder, name, message), err)
+        end
     end)
 
     it("names an empty file and an empty folder", function()
@@ -213,6 +246,15 @@ describe("train_gpt.lua", function()
             local code, _, err = train("llama_parts", "--resume --steps=8 --model=gpt")
             assert.equal(2, code)
             assert.equal("train_gpt.lua: --resume: --model=gpt, but the model in the checkpoint has llama\n", err)
+            if mlp ~= "" then
+                _, _, err = train("llama_parts", "--resume --steps=8 --n-expert-active=2 --expert-aux-loss=0.01")
+                assert.equal("train_gpt.lua: --resume: --n-expert-active=2, but the model in the checkpoint has 1\n",
+                    err)
+                code, _, err = train("llama_parts", "--resume --steps=8 --expert-aux-loss=0.5")
+                assert.equal(2, code)
+                assert.equal("train_gpt.lua: --resume: --expert-aux-loss=0.5, but the model in the checkpoint has "
+                    .. "0.01\n", err)
+            end
             local status, text = run("generate.lua", ("--out=%s/llama --tokens=12 --prompt=the"):format(folder))
             assert.equal(0, status)
             assert.matches("^the", text)
@@ -330,6 +372,67 @@ describe("train_gpt.lua", function()
         end
     end)
 
+    -- Sends SIGTERM to itself within a step, its validation or its sample, and fails where that goes on.
+    local STOPS = [[
+        local te = require "te"
+        local where, step = table.remove(arg, 1), tonumber(table.remove(arg, 1))
+        local at, cosine, open, multinomial = 0, te.optim.cosine, te.data.open, te.multinomial
+        local stopped
+        local function reach(place)
+            assert(not stopped, "it goes on")
+            stopped = at == step and place == where
+            if stopped then os.execute "kill -TERM $PPID" end
+        end
+        te.optim = setmetatable({ cosine = function(opts)
+            local schedule = cosine(opts)
+            return function(s) at = s reach "step" return schedule(s) end
+        end }, { __index = te.optim })
+        te.data = setmetatable({ open = function(opts)
+            local set, n = open(opts), 0
+            local validate = set.validation_loss
+            function set:validation_loss(batches, loss)
+                return validate(self, batches, function(x, y)
+                    n = n + 1
+                    local value = loss(x, y)
+                    if n % batches == 2 then reach "validation" end
+                    return value
+                end)
+            end
+            return set
+        end }, { __index = te.data })
+        te.multinomial = function(...) reach "sample" return multinomial(...) end
+        arg[0] = "scripts/train_gpt.lua"
+        dofile(arg[0])]]
+
+    it("validates what a stop has left unvalidated when it goes on", function()
+        local script = assert(io.open(folder .. "/stops.lua", "w"))
+        script:write(STOPS)
+        script:close()
+        local options = SMALL .. "--dropout=0.1 --steps=6 --eval-interval=3 "
+        assert.equal(0, (train("unstopped", options)))
+        for i, where in ipairs { "step 3", "validation 3", "sample 3", "step 6", "validation 6", "sample 6" } do
+            local name, step = "stopped" .. i, tonumber(where:match "%d")
+            local status = os.execute(("%s %s/stops.lua %s --threads=1 --data=%s/text.txt --out=%s/%s %s >/dev/null")
+                :format(TETRAIN, folder, where, folder, folder, name, options))
+            assert.equal(75, math.floor(status / 256), where)
+            local records = metrics(name)
+            assert.equal(step, #records, where)
+            assert.equal(where:find "^sample" ~= nil, records[step].val_loss ~= nil, where)
+            local code, out, err = train(name, "--resume")
+            assert.equal(0, code, err)
+            assert.equal(where == "sample 6", out:find("nothing is left to do", 1, true) ~= nil, out)
+            for k, record in ipairs(metrics "unstopped") do
+                local resumed = metrics(name)[k]
+                assert.equal(record.loss, resumed.loss, where)
+                assert.equal(record.val_loss, resumed.val_loss, where)
+            end
+            local a = te.load(te.train.checkpoint.path(folder .. "/unstopped", 6))
+            local b, texts = te.load(te.train.checkpoint.path(folder .. "/" .. name, 6))
+            for key, tensor in pairs(a) do assert.same(tensor:totable(), b[key]:totable(), key) end
+            assert.is_nil(texts.unvalidated)
+        end
+    end)
+
     it("refuses a folder that another run writes into", function()
         local shell = ("%s --steps=1000000 --eval-interval=1000000 & pid=$!; "
             .. "while [ ! -s %s/taken/metrics.jsonl ] && kill -0 $pid; do sleep 0.1; done; "
@@ -345,11 +448,16 @@ describe("train_gpt.lua", function()
         for i, record in ipairs(records) do assert.equal(i, record.step) end
     end)
 
-    it("redraws one line on a terminal", function()
-        os.execute(("script -qec '%s scripts/train_gpt.lua --threads=1 --data=%s/text.txt --out=%s/tty %s --steps=3' "
-            .. "/dev/null >%s/typescript 2>&1 </dev/null"):format(TETRAIN, folder, folder, SMALL, folder))
-        local text = assert(io.open(folder .. "/typescript")):read("*a")
-        assert.is_truthy(text:find("\r\27[Kstep 3/3  loss ", 1, true), text)
+    it("redraws one line on a terminal that can", function()
+        for _, terminal in ipairs { "xterm", "dumb" } do
+            os.execute(("TERM=%s script -qec '%s scripts/train_gpt.lua --threads=1 --data=%s/text.txt --out=%s/tty %s "
+                .. "--steps=3' /dev/null >%s/typescript 2>&1 </dev/null"):format(terminal, TETRAIN, folder, folder,
+                SMALL, folder))
+            local text = assert(io.open(folder .. "/typescript")):read("*a")
+            assert.is_truthy(text:find(terminal == "dumb" and "\nstep 3/3  loss " or "\r\27[Kstep 3/3  loss ", 1, true),
+                text)
+            assert.equal(terminal ~= "dumb", text:find("\27", 1, true) ~= nil)
+        end
     end)
 
     it("trains in bfloat16", function()

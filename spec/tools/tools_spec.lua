@@ -108,6 +108,32 @@ describe("tetrain", function()
         assert.is_truthy(err:find("metrics.jsonl: No such file", 1, true), err)
     end)
 
+    it("draws runs of one value, large ones, and none that is not finite", function()
+        for i, value in ipairs { "0", "9007199254740992", "1e17", "-1e300", "1.7e308" } do
+            local name = "c" .. i
+            te._core.mkdir(folder .. "/" .. name)
+            local lines = {}
+            for step = 1, 3 do
+                lines[step] = ('{"step":%d,"loss":1,"grad_norm":%s}\n{"step":%d,"loss":1e400,"grad_norm":1e400}\n')
+                    :format(step, value, step)
+            end
+            write(name .. "/metrics.jsonl", table.concat(lines))
+            local out, err, status = run(("plot %s/%s"):format(folder, name))
+            assert.equal(0, status, value .. err)
+            assert.is_truthy(out:find("gradient norm", 1, true) and out:find("3 steps, last loss 1.0000", 1, true), out)
+            assert.is_falsy(read(folder .. "/" .. name .. "/plot.svg"):find "[^%a]nan[^%a]", value)
+        end
+    end)
+
+    it("says what the prompt takes on the command line", function()
+        local out, err, status = run "repl --help"
+        assert.equal(0, status, err)
+        assert.is_truthy(out:find("usage: tetrain repl", 1, true), out)
+        out, err, status = run "repl extra"
+        assert.equal(2, status)
+        assert.equal('repl: unexpected argument "extra" (--help lists the options)\n', err)
+    end)
+
     it("examines the machine", function()
         local out, err, status = run "doctor"
         assert.equal(0, status, out .. err)
@@ -129,7 +155,8 @@ describe("tetrain", function()
         local cases = {
             ["return 3"] = "plan: expected a model, got number",
             ["local te = require 'te' return te.ones(2)"] = "plan: expected a model, got a tensor",
-            ["local te = require 'te' return te.Linear(2, 2), te.ones(1, 2)"] = "plan: a Linear has no plan",
+            ["local te = require 'te' return te.Linear(2, 2), te.ones(1, 2)"] =
+                "plan: a Linear has no plan of its own: put it into a te.Sequential",
             [""] = "returns nothing; it should return a model and its inputs",
             ["local x ="] = "unexpected symbol near '<eof>'",
         }

@@ -58,6 +58,8 @@ describe("te.train.checkpoint", function()
         local model, optimizer = make(1)
         for step = 1, 5 do save(model, optimizer, step * 10, 2) end
         assert.same({ 40, 50 }, checkpoint.steps(folder))
+        assert.is_truthy(te._core.stat(save(model, optimizer, 20, 2))) -- a lower step, and the one that was written
+        assert.same({ 20, 50 }, checkpoint.steps(folder))
     end)
 
     it("writes the optimizer's own tensors, not copies", function()

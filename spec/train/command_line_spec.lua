@@ -75,4 +75,20 @@ describe("te.train.command_line", function()
         cl:restore(o, given, texts)
         assert.same({ 0.1, 8, "d", true }, { o.learning_rate, o.steps, o.data, o.resume })
     end)
+
+    it("tells what differs from a checkpoint, which has the default of what it does not say", function()
+        local cl = make()
+        local _, given = cl:parse { "--learning-rate=0.5", "--steps=100" }
+        assert.same({ "learning-rate", "0.5", "0.001" }, { cl:changed(given, {}, { "steps", "learning-rate" }) })
+        assert.same({ "steps", "100", "7" }, { cl:changed(given, { ["option.steps"] = "7" }, { "steps" }) })
+        assert.is_nil(cl:changed(given, { ["option.learning_rate"] = "0.5" }, { "steps", "learning-rate" }))
+    end)
+
+    it("takes what a preset says as given", function()
+        local cl = make()
+        local o, given = cl:parse { "--preset=fast", "--steps=3" }
+        assert.same({ preset = "fast", learning_rate = 2, steps = 3 }, given)
+        cl:restore(o, given, { ["option.learning_rate"] = "0.1", ["option.data"] = "d" })
+        assert.same({ 2, 3, "d" }, { o.learning_rate, o.steps, o.data })
+    end)
 end)

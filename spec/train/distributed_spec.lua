@@ -63,6 +63,7 @@ describe("training in several processes", function()
         for step = 1, 8 do
             assert.equal(a[step].loss, b[step].loss)
             assert.equal(a[step].grad_norm, b[step].grad_norm)
+            assert.equal(a[step].val_loss, b[step].val_loss)
         end
         local saved = te.load(te.train.checkpoint.path(folder .. "/" .. parts, 8))
         for name, tensor in pairs((te.load(te.train.checkpoint.path(folder .. "/" .. whole, 8)))) do
@@ -89,6 +90,9 @@ describe("training in several processes", function()
         assert.is_truthy(text:find("interrupted after step 5; ", 1, true), text)
         assert.same({ 4, 5 }, te.train.checkpoint.steps(folder .. "/parts"))
         assert.equal(5, #metrics "parts")
+        code, text = together(("stop=8 --out=%s/parts --resume"):format(folder)) -- before the validation
+        assert.equal(75, code, text)
+        assert.is_nil(metrics "parts"[8].val_loss)
         code, text = together(("plain --out=%s/parts --resume"):format(folder))
         assert.equal(0, code, text)
         same_bits("whole", "parts")

@@ -36,6 +36,18 @@ describe("te.train.Metrics", function()
         assert.same({ '{"step":1}', '{"step":2}', '{"step":3}', '{"step":4,"loss":1}' }, lines())
     end)
 
+    it("adds to the object of a step", function()
+        local m = te.train.Metrics.open(path, 0)
+        for step = 1, 3 do m:write { "step", step, "loss", step } end
+        m:write { "step", 2, "product", "x" }
+        m:add(2, { "val_loss", 0.5 })
+        m:add(3, {})
+        m:write { "step", 4, "loss", 4 }
+        m:close()
+        assert.same({ '{"step":1,"loss":1}', '{"step":2,"loss":2,"val_loss":0.5}', '{"step":3,"loss":3}',
+            '{"step":2,"product":"x"}', '{"step":4,"loss":4}' }, lines())
+    end)
+
     it("leaves what is there when the disk is full", function()
         local m = te.train.Metrics.open(path, 0)
         for step = 1, 5 do m:write { "step", step } end

@@ -402,9 +402,19 @@ static file_memory *open_part(te_context *ctx, const file_part *p, int fd, const
     return NULL;
 }
 
+static te_status check_bools(te_context *ctx, const file_part *p, const char *data)
+{
+    for (int64_t i = 0; i < p->count; i++)
+        if (data[i] & ~1)
+            return te_fail(ctx, TE_ERROR_IO, "%.400s: byte %lld is %d, which is no bool", p->path,
+                           (long long)(p->offset + i), (unsigned char)data[i]);
+    return TE_OK;
+}
+
 /* te.from_file(path, dtype, {offset=, count=, map = true, device=, requires_grad=}): the elements of a file, one
- * dimension. Mapped: a page is read when it is used first, and whoever truncates the file ends the process with the
- * next use of what is gone. map = false reads everything at once. */
+ * dimension. Without count they are all that follow, with no bytes left over. Mapped: a page is read when it is used
+ * first, and whoever truncates the file ends the process with the next use of what is gone. map = false reads
+ * everything at once. */
 static int create_from_file(lua_State *L)
 {
     static const char *const options[] = {"offset", "count", "map", "device", "requires_grad", NULL};
@@ -420,17 +430,24 @@ static int create_from_file(lua_State *L)
     te_lua_tensor *result = te_lua_new_tensor(L);
     if (te_io_open_read(&te_io_posix, p.path, &fd, &size, &error) != TE_OK)
         return te_lua_raise_io(rt, L, "from_file", &error);
+    bool whole = p.count >= 0 || size <= p.offset || (size - p.offset) % p.element == 0;
     if (p.count < 0) p.count = size > p.offset ? (size - p.offset) / p.element : 0;
     bool fits = !__builtin_mul_overflow(p.count, p.element, &end) && !__builtin_add_overflow(end, p.offset, &end) &&
                 end <= size;
-    file_memory *file = fits ? open_part(rt->ctx, &p, fd, &data) : NULL;
+    file_memory *file = fits && whole ? open_part(rt->ctx, &p, fd, &data) : NULL;
     te_status    status = file ? TE_OK : rt->ctx->status;
     if (!fits)
         status =
             te_fail(rt->ctx, TE_ERROR_ARGUMENT, "%.400s: %lld bytes long; %lld elements of %s at byte %lld do not fit",
                     p.path, (long long)size, (long long)p.count, te_dtype_name(dtype), (long long)p.offset);
+    else if (!whole)
+        status = te_fail(rt->ctx, TE_ERROR_ARGUMENT, "%.400s: %lld bytes from byte %lld on are no whole number of %s",
+                         p.path, (long long)(size - p.offset), (long long)p.offset, te_dtype_name(dtype));
     te_io_posix.close(te_io_posix.user, fd);
-    if (file) {
+    if (file && dtype == TE_BOOL) status = check_bools(rt->ctx, &p, data);
+    if (file && status != TE_OK) {
+        release_file(file);
+    } else if (file) {
         result->t = te_tensor_from_data(rt->ctx, (void *)data, dtype, 1, &p.count, release_file, file);
         if (result->t) result->t->storage->read_only = TE_OF_FILE;
         else release_file(file);

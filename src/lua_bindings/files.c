@@ -177,6 +177,8 @@ static void read_pairs(lua_State *L, saving *s)
     for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) {
         if (lua_type(L, -2) != LUA_TSTRING || lua_type(L, -1) != LUA_TSTRING)
             te_lua_fail(L, "save", "metadata: keys and values are strings");
+        if (strlen(lua_tostring(L, -2)) != lua_objlen(L, -2) || strlen(lua_tostring(L, -1)) != lua_objlen(L, -1))
+            te_lua_fail(L, "save", "metadata %.200s: a zero byte in its name or text", lua_tostring(L, -2));
         if (n == s->n_pairs) te_lua_fail(L, "save", "metadata changed meanwhile"); /* a finalizer can do that */
         s->pairs[n++] = (te_safetensors_pair){lua_tostring(L, -2), lua_tostring(L, -1)};
     }

@@ -159,6 +159,28 @@ static void take_script(command_line *line, int argc, char **argv, int i)
         if (strcmp(argv[i], row->name) == 0) line->tool = row;
 }
 
+/* Variables of the engine that would have no effect with a word that it does not know. */
+static int check_variables(void)
+{
+    static const struct {
+        const char *name, *between, *words, *message;
+    } rows[] = {
+        {"TE_CPU_ISA", "", " portable avx2 avx512 ", "TE_CPU_ISA=%s: expected portable, avx2 or avx512"},
+        {"TE_TRACE", ",", " dispatch ", "TE_TRACE=%s: expected dispatch"},
+    };
+    char word[32];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const char *value = getenv(rows[i].name), *at = value ? value : "";
+        while (*at) {
+            size_t n = strcspn(at, rows[i].between);
+            int    size = snprintf(word, sizeof word, " %.*s ", (int)n, at);
+            if (size >= (int)sizeof word || !strstr(rows[i].words, word)) return usage_error(rows[i].message, value);
+            at += n + (at[n] != 0);
+        }
+    }
+    return NOT_DONE;
+}
+
 int command_line_parse(command_line *line, int argc, char **argv)
 {
     memset(line, 0, sizeof *line);
@@ -177,5 +199,5 @@ int command_line_parse(command_line *line, int argc, char **argv)
         line->interactive = isatty(STDIN_FILENO);
         line->run_script = !line->interactive;
     }
-    return NOT_DONE;
+    return check_variables();
 }

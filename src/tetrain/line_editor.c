@@ -19,11 +19,11 @@
 #include <histedit.h>
 #endif
 
-enum { HISTORY_LINES = 2000, AHEAD = 16, LATE_MS = 30 };
+enum { HISTORY_LINES = 2000, AHEAD = 16, LATE_MS = 30, CTRL_E = 5 };
 
 struct line_editor {
     line_editor_options options;
-    bool                terminal, editing, pasting;
+    bool                terminal, editing, pasting, leaving;
     char               *text; /* the line that was read */
     size_t              size, capacity;
     unsigned char       ahead[AHEAD]; /* bytes read but not yet taken */
@@ -195,7 +195,8 @@ static bool next_byte(line_editor *e, unsigned char *byte)
     }
 }
 
-/* One character, put together from the bytes of its encoding. */
+/* One character, put together from the bytes of its encoding. A signal moves to the end of the input before it ends the
+ * line: the cursor may be rows above, and what comes next is written below all of them. */
 static int read_key(EditLine *edit, wchar_t *key)
 {
     line_editor *e;
@@ -204,7 +205,13 @@ static int read_key(EditLine *edit, wchar_t *key)
     memset(&state, 0, sizeof state);
     for (;;) {
         unsigned char byte;
-        if (!next_byte(e, &byte)) return signalled ? -1 : 0;
+        if (e->leaving) return -1;
+        if (!next_byte(e, &byte)) {
+            if (!signalled) return 0;
+            e->leaving = true;
+            *key = CTRL_E;
+            return 1;
+        }
         size_t n = mbrtowc(key, (const char *)&byte, 1, &state);
         if (n == (size_t)-2) continue;
         if (n == (size_t)-1) *key = L'?';
@@ -291,6 +298,7 @@ static void remember(line_editor *e)
 static line_result read_edited(line_editor *e)
 {
     int n = 0;
+    e->leaving = false;
     el_resize(e->edit);
     tell_terminal(bracket_pastes);
     const char *line = el_gets(e->edit, &n);

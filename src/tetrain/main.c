@@ -148,9 +148,11 @@ static int run_script(const command_line *line)
 static int run(const command_line *line)
 {
     te_memory_stats stats;
-    if (line->device && te_context_memory(tetrain_context(running), line->device, &stats) != TE_OK) {
+    te_status       status = TE_OK;
+    if (line->device) status = te_context_memory(tetrain_context(running), line->device, &stats);
+    if (status != TE_OK) {
         fprintf(stderr, "tetrain: %s\n", te_context_error(tetrain_context(running)));
-        return EXIT_SCRIPT;
+        return status == TE_ERROR_ARGUMENT ? EXIT_USAGE : EXIT_SCRIPT;
     }
     if (line->seed_given) te_context_seed(tetrain_context(running), line->seed);
     catch_signals();

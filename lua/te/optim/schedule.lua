@@ -17,6 +17,7 @@ function schedule.cosine(opts)
     })
     if not opts.max or not opts.steps then fail("te.optim.cosine: options max and steps are needed") end
     return function(step)
+        options.argument("te.optim.cosine", "step", step, { "number", min = 1 })
         if step <= opts.warmup then return opts.max * step / (opts.warmup + 1) end
         if step >= opts.steps then return opts.min end
         local progress = (step - opts.warmup) / math.max(1, opts.steps - opts.warmup)

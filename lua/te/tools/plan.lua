@@ -16,8 +16,7 @@ local function explain(model, ...)
         error(("plan: expected a model, got %s"):format(te.is_tensor(model) and "a tensor" or type(model)), 0)
     end
     if type(model.explain) ~= "function" then
-        error(("plan: a %s has no plan: only Sequential and Residual group their operations, and this build "
-            .. "runs every operation by itself"):format(class.__name or "model"), 0)
+        error(("plan: a %s has no plan of its own: put it into a te.Sequential"):format(class.__name or "model"), 0)
     end
     if select("#", ...) == 0 then
         error("plan: the model's inputs are missing: a plan depends on shapes and dtypes", 0)

@@ -21,13 +21,13 @@ local MARKS = { "*", "+", "o", "x", "#", "@" }
 
 -- Reading -------------------------------------------------------------------------------------------------------------
 
--- Points {step, value} of one number in a run; lines cut off by a crash are skipped.
+-- Points {step, value} of one number in a run; values that are not finite and lines cut off by a crash are skipped.
 local function points(lines, name)
     local found = {}
     local pattern = '"' .. name .. '":([-%d.e+]+)'
     for _, line in ipairs(lines) do
         local step, value = tonumber(line:match '"step":(%d+)'), tonumber(line:match(pattern))
-        if step and value and line:sub(-1) == "}" then found[#found + 1] = { step, value } end
+        if step and value and value - value == 0 and line:sub(-1) == "}" then found[#found + 1] = { step, value } end
     end
     return found
 end
@@ -69,7 +69,11 @@ local function bounds(series)
         end
     end
     if x0 == x1 then x1 = x0 + 1 end
-    if y0 == y1 then y0, y1 = y0 - 0.5, y1 + 0.5 end
+    local size = math.max(math.abs(y0), math.abs(y1))
+    if y1 - y0 <= 1e-9 * size then -- as good as one value: steps between ticks would be lost beside it
+        local more = math.max(0.5, 1e-3 * size)
+        y0, y1 = y0 - more, y1 + more
+    end
     return x0, x1, y0, y1
 end
 

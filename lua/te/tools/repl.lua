@@ -164,4 +164,8 @@ end
 --- What may follow the text before the cursor: what to insert, and a list when there are several ways.
 function repl.complete(before) return require("te.tools.complete").complete(before) end
 
-return repl
+-- `tetrain repl` with words behind it; without any the executable reads lines itself.
+return setmetatable(repl, { __call = function(_, words)
+    te.train.command_line({ script = "repl", about = "The prompt: takes Lua, prints what it gives; :help says more." })
+        :parse(words)
+end })

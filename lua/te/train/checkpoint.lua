@@ -54,7 +54,7 @@ local function add_optimizer(tensors, metadata, model, optimizer)
     metadata["optimizer.steps"] = table.concat(counts, " ")
 end
 
---- Writes a checkpoint and removes older ones.
+--- Writes a checkpoint and removes those of the lowest other steps.
 ---@param opts table  folder, step, model, optimizer, metadata (a list of tables of texts), keep (how many stay)
 ---@return string path
 function checkpoint.save(opts)
@@ -66,8 +66,11 @@ function checkpoint.save(opts)
     add_optimizer(tensors, metadata, opts.model, opts.optimizer)
     local path = checkpoint.path(opts.folder, opts.step)
     te.save(path, tensors, metadata)
-    local steps = checkpoint.steps(opts.folder)
-    for i = 1, #steps - opts.keep do os.remove(checkpoint.path(opts.folder, steps[i])) end
+    local others = {}
+    for _, step in ipairs(checkpoint.steps(opts.folder)) do
+        if step ~= opts.step then others[#others + 1] = step end
+    end
+    for i = 1, #others - math.max(0, opts.keep - 1) do os.remove(checkpoint.path(opts.folder, others[i])) end
     return path
 end
 

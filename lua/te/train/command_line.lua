@@ -121,18 +121,23 @@ local function read(self, words)
     return given
 end
 
+local function defaults(self)
+    local values = {}
+    for key, option in pairs(self.by_key) do values[key] = option.check[2] end
+    return values
+end
+
 --- Values of all options by key: defaults, then the preset's, then the given ones.
 ---@param words string[]
 ---@return table values
----@return table given  only what the command line said
+---@return table given  only what the command line said, by a preset as well
 function CommandLine:parse(words)
-    local given, values = read(self, words), {}
-    for key, option in pairs(self.by_key) do values[key] = option.check[2] end
+    local given, values = read(self, words), defaults(self)
     for name, value in pairs(given.preset and self.presets[given.preset] or {}) do
         local option = self.by_key[key_of(name)]
         local reason = not option and "no such option" or options.reason(option.check, value)
         if reason then fail("preset %s: %s: %s", given.preset, name, reason) end
-        values[key_of(name)] = value
+        if given[key_of(name)] == nil then given[key_of(name)] = value end
     end
     for key, value in pairs(given) do values[key] = value end
     return values, given
@@ -169,13 +174,13 @@ local function value_text(value)
 end
 
 --- The first of the named options that the command line gave another value than a checkpoint has, and both as texts.
+--- What the checkpoint does not say had its default.
 function CommandLine:changed(given, texts, names)
-    local wanted = self:texts(given)
+    local wanted, plain = self:texts(given), self:texts(defaults(self))
     for _, name in ipairs(names) do
         local key = "option." .. key_of(name)
-        if wanted[key] and texts[key] and wanted[key] ~= texts[key] then
-            return name, value_text(wanted[key]), value_text(texts[key])
-        end
+        local kept = texts[key] or plain[key]
+        if wanted[key] and kept and wanted[key] ~= kept then return name, value_text(wanted[key]), value_text(kept) end
     end
 end
 

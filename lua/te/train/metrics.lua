@@ -57,11 +57,25 @@ function Metrics:append(...)
     if not ok then error(("%s: %s"):format(self.path, problem), 0) end
 end
 
---- Writes one object; fields is a list of name, value, name, value … so that their order is the reader's.
-function Metrics:write(fields)
+local function joined(fields)
     local parts = {}
     for i = 1, #fields, 2 do parts[#parts + 1] = ('"%s":%s'):format(fields[i], encode(fields[i + 1])) end
-    self:append("{", table.concat(parts, ","), "}\n")
+    return table.concat(parts, ",")
+end
+
+--- Writes one object; fields is a list of name, value, name, value … so that their order is the reader's.
+function Metrics:write(fields) self:append("{", joined(fields), "}\n") end
+
+--- Adds fields to the object of a step that was written earlier.
+function Metrics:add(step, fields)
+    if #fields == 0 then return end
+    local text, problem = files.read(self.path)
+    if not text then error(problem, 0) end
+    local line = ('({"step":%d,"loss":[^\n]*)}\n'):format(step)
+    replace(self.path, (text:gsub(line, function(head) return head .. "," .. joined(fields) .. "}\n" end, 1)))
+    self:close()
+    self.file, problem = io.open(self.path, "a")
+    if not self.file then error(problem, 0) end
 end
 
 --- Writes an object for each operand that was watched (te.numerics.values()).

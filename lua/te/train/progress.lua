@@ -1,4 +1,4 @@
---- te.train.Progress: one line that is redrawn on a terminal, plain lines otherwise.
+--- te.train.Progress: one line that is redrawn on a terminal that can, plain lines otherwise.
 
 local te = require "te"
 
@@ -11,7 +11,7 @@ local REDRAW_EVERY = 0.1 -- seconds: a terminal costs more than a small model's 
 --- peak_flops (for the share of the machine's peak), silent (shows nothing), plain (lines on a
 --- terminal, too).
 function Progress.new(opts)
-    local terminal = te._core.isatty(1) and not opts.plain
+    local terminal = te._core.isatty(1) and os.getenv "TERM" ~= "dumb" and not opts.plain
     return setmetatable({
         steps = opts.steps, log_interval = opts.log_interval, flops_per_token = opts.flops_per_token,
         peak_flops = opts.peak_flops, silent = opts.silent, terminal = terminal,

@@ -25,11 +25,12 @@ local FUNCTIONS = { "te%.[%w_.:]+", "%u%w*:[%w_]+" } -- te.models.gpt, GPT:load_
 --- script and did not write it.
 function run.plain(problem)
     local text = tostring(problem)
+    local file, message = text:match "^[^\n:]-([^/\n:]+):%d+: (.*)$"
     for _, name in ipairs(FUNCTIONS) do
         local rest = text:match("^[^\n]-:%d+: " .. name .. ": (.*)$")
         if rest then return rest end
     end
-    return text
+    return file and arg and file == tostring(arg[0]):match "[^/]*$" and message or text
 end
 
 -- Calls fn; what it raises ends the script with exit code 74, and names the file at `path`.

@@ -31,18 +31,20 @@ static te_comm *new_comm(te_context *ctx, const te_messenger *messenger)
 /* What is said before each call has room from the beginning: a group of this size, or of fewer. */
 static te_status make_room_for_calls(te_comm *comm, int size)
 {
-    size_t bytes = ((size_t)size + 1) * sizeof(te_comm_call);
+    size_t calls = ((size_t)size + 1) * sizeof(te_comm_call), bytes = calls + sizeof *comm->announced;
     comm->calls = te_mem_alloc(&comm->ctx->mem, bytes);
     if (!comm->calls) return te_fail_memory(comm->ctx, "a group of processes");
+    comm->announced = (void *)((char *)comm->calls + calls);
     comm->bytes_of_calls = bytes;
     return TE_OK;
 }
 
 te_comm *te_comm_join(te_context *ctx, const te_messenger *messenger)
 {
-    te_comm *comm = new_comm(ctx, messenger);
+    const te_comm_call end = {.function = TE_COMM_END};
+    te_comm           *comm = new_comm(ctx, messenger);
     if (!comm || !messenger) return comm;
-    te_status status = messenger->join(&comm->exec, &comm->peers);
+    te_status status = messenger->join(&comm->exec, &end, sizeof end, &comm->peers);
     if (status != TE_OK) te_comm_fail_exec(comm, status);
     else status = make_room_for_calls(comm, comm->peers->size);
     if (status == TE_OK) return comm;
@@ -120,10 +122,9 @@ void te_comm_release(te_comm *comm)
     if (!comm || --comm->refs > 0) return;
     te_context *ctx = comm->ctx;
     disconnect_devices(comm);
-    for (int i = 0; i < 3; i++) te_tensor_release(comm->left[i]);
     if (comm->peers) comm->messenger->leave(&comm->exec, comm->peers);
     if (ctx->world == comm) ctx->world = NULL;
-    te_mem_free(&ctx->mem, comm->calls, comm->bytes_of_calls);
+    if (!comm->left_off) te_mem_free(&ctx->mem, comm->calls, comm->bytes_of_calls);
     te_mem_free(&ctx->mem, comm, sizeof *comm);
     te_context_unref(ctx);
 }
@@ -139,6 +140,12 @@ te_status te_comm_barrier(te_comm *comm)
     if (!comm) return TE_ERROR_ARGUMENT;
     te_status status = te_comm_check_group(comm, TE_COMM_BARRIER);
     return status != TE_OK || te_comm_size(comm) == 1 ? status : te_comm_agree(comm, &own);
+}
+
+te_status te_comm_decline_split(te_comm *comm)
+{
+    te_comm_call own = {.function = TE_COMM_SPLIT, .failed = TE_ERROR_ARGUMENT};
+    return comm->broken || te_comm_size(comm) == 1 ? TE_ERROR_ARGUMENT : te_comm_agree(comm, &own);
 }
 
 te_comm *te_comm_split(te_comm *comm, int color, int key)

@@ -177,6 +177,22 @@ do
     check(world.rank == 0 or gone, "the others keep it")
 end
 
+-- A plan takes one process; the others are not asked.
+do
+    local options = { tensor_parallel_mode = "column", sequence_parallel = true }
+    local first = te.Linear(4, 2 * world.size, options)
+    options.tensor_parallel_mode = "row"
+    local model = te.Sequential(first, te.GELU(), te.Linear(2 * world.size, 4, options), te.Linear(4, 4, {
+        tensor_parallel_mode = world.size == 2 and "column" or nil }), te.AllReduce())
+    local plan = world.rank == 0 and model:explain(te.ones { 3, 4 })
+    check(not plan or tostring(plan):find "AllGather.*ReduceScatter.*AllReduce", "%s", tostring(plan))
+    check(not plan or model:explain(te.ones { 3, 4 }).forward[1].name == plan.forward[1].name, "and again")
+    near("what runs", model(te.ones { 3, 4 }), model(te.ones { 3, 4 }), 0) -- with all
+    local failed = world.rank == 0 and pcall(model.explain, model, te.ones { 3, 5 })
+    check(not failed, "a plan of what cannot run")
+    near("what runs then", model(te.ones { 3, 4 }), model(te.ones { 3, 4 }), 0)
+end
+
 if world.size == 1 then return end
 local wrong, message = pcall(te.Linear, 3 * world.size + 1, 4, { tensor_parallel_mode = "row" })
 check(not wrong and message:find("in_features = %d+ cannot be split between"), "%s", tostring(message))

@@ -118,6 +118,13 @@ local function random()
     end
     ranks:share_threads() -- what processes.lua sets in OMP_NUM_THREADS decides
     equal(1, te.get_num_threads(), "threads")
+    local getenv = os.getenv
+    os.getenv = function() end
+    te.set_num_threads(3)
+    ranks:share_threads() -- as `tetrain --threads 3` does
+    equal(3, te.get_num_threads(), "threads that were asked for")
+    os.getenv = getenv
+    te.set_num_threads(1)
     equal(1.5, ranks:mean(rank + 1), "a mean")
 end
 

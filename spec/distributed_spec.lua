@@ -51,6 +51,15 @@ for i = 1, 2 do print(w.rank, select(2, pcall(w.barrier, w))) end]]
         end
     end)
 
+    it("are an error where nobody can say how many", function()
+        for _, size in ipairs { "abc", "1x", "0", "-2" } do
+            local text, status = shell.capture(("OMPI_COMM_WORLD_SIZE=%s TETRAIN_MPI_MODULE=/nowhere/at/all.so "
+                .. "'%s' -e 'te.distributed.world()'"):format(size, TETRAIN))
+            assert.equal(1, status, text)
+            assert.is_truthy(text:find(('"%s" processes were started together, says'):format(size), 1, true), text)
+        end
+    end)
+
     it("are an error where they do not find each other", function()
         if not processes.available() then pending "mpirun cannot start anything" end
         local text, status = shell.capture(("PMI_SIZE=2 PMI_RANK=1 ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 "

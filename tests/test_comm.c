@@ -96,8 +96,11 @@ static te_status thread_join(te_exec *exec, const void *word, size_t bytes, te_p
     return meet(exec, joining);
 }
 
+enum { NOT_TO_BE_MADE = 99 }; /* a key */
+
 static te_status thread_split(te_exec *exec, te_peers *peers, int color, int key, te_peers **part)
 {
+    if (key == NOT_TO_BE_MADE) return te_exec_fail(exec, TE_ERROR_DEVICE, "split: no more");
     thread_peers *p = (thread_peers *)peers;
     room         *r = p->room;
     int           rank = 0, size = 0;
@@ -537,6 +540,8 @@ static void declines(member *m)
     if (last) CHECK_RANK(te_comm_decline_split(m->comm) == TE_ERROR_ARGUMENT, "it fails");
     else CHECK_RANK(!te_comm_split(m->comm, 0, 0), "nobody splits");
     if (!last) check_message(m, "te.distributed: split: the call failed on rank");
+    CHECK_RANK(!te_comm_split(m->comm, 0, NOT_TO_BE_MADE), "there are no more");
+    check_message(m, "te.distributed: split: no more");
     CHECK_RANK(te_comm_barrier(m->comm) == TE_OK, "goes on: %s", te_context_error(m->ctx));
 }
 

@@ -68,6 +68,17 @@ local function compare(opts, tolerance)
     near("column bias", split[2].bias.grad, rows(whole[2].bias.grad), tolerance)
     near("row weight", split[4].weight.grad, columns(whole[4].weight.grad), tolerance)
     near("row bias", split[4].bias.grad, whole[4].bias.grad, tolerance)
+    if opts.sequence then return end -- gradients of norms are parts
+
+    local norm, single = te.optim.grad_norm(whole), math.max(tolerance, 1e-7) -- squares of a tensor are a float32
+    near("norm of all gradients", te.full({}, te.optim.grad_norm(split)), te.full({}, norm), single)
+    check(not pcall(te.optim.grad_clip, split, { max = 1 }) or world.size == 1, "clipped by what is here")
+    for _, model in ipairs { split:parameters(), whole } do te.optim.clip_grad_norm(model, norm / 8) end
+    near("clipped norm weight", split[1].weight.grad, whole[1].weight.grad, single)
+    near("clipped column weight", split[2].weight.grad, rows(whole[2].weight.grad), single)
+    if world.rank == 0 then split[4].weight.grad:fill_(1 / 0) end
+    local infinite, broken = te.optim.grad_norm(split)
+    check(infinite == 1 / 0 and #broken == (world.rank == 0 and 1 or 0), "norm %s", infinite)
 end
 
 compare({ dtype = "float32" }, 1e-5)

@@ -9,10 +9,10 @@
  * never freed: the call's few bytes for each process and, where its tensors were on their way, these and their context.
  *
  * Processes know each other, not the contexts in them: only one context of a process is among the others at a time, and
- * te_comm_world is an error in another one until the first has released its groups. What contexts of different times
- * join is the same to MPI. Groups that were split stay there, some KB each, to the end of the process, since freeing one
- * waits for all of it: split once, not in every step (Open MPI has room for 65,530). One too many is an error in all
- * processes, and the group that was to be split goes on.
+ * te_comm_world is an error in another one until the first has released what it gave. What contexts of different times
+ * join is the same to MPI. Groups that were split stay there, some KB each, to the end of the process, since freeing
+ * one waits for all of it: split once, not in every step (Open MPI has room for 65,530). One too many is an error in
+ * all processes, and the group that was to be split goes on.
  *
  * A process that ends with status 0 after it joined makes calls that wait for it fail; where the host began MPI by
  * itself nobody is told. One that ends before it joins is waited for in MPI.

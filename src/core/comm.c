@@ -109,8 +109,8 @@ te_comm *te_comm_world(te_context *ctx)
     if (ctx->world) return te_comm_retain(ctx->world);
     const te_messenger *messenger = NULL;
     if (announced_size() < 0) {
-        te_fail(ctx, TE_ERROR_ARGUMENT, "te.distributed: \"%.40s\" processes were started together, says the environment",
-                announcement());
+        te_fail(ctx, TE_ERROR_ARGUMENT,
+                "te.distributed: \"%.40s\" processes were started together, says the environment", announcement());
         return NULL;
     }
     if (te_comm_launched() && !(messenger = open_messenger(ctx))) return NULL;

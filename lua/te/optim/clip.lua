@@ -1,5 +1,5 @@
---- Gradient norms. One pass over all gradients gives the norm and, when it is not finite, which tensor broke it. Squares
---- of what processes hold parts of (te.distributed.parts) are added up between them, so that they find the same norm.
+--- Gradient norms. One pass over all gradients gives the norm and, when it is not finite, which tensor broke it.
+--- Squares of what processes hold parts of (te.distributed.parts) are added up between them: they find the same norm.
 
 local te = require "te"
 local fail = require "te.fail"

@@ -26,12 +26,37 @@ describe("processes started together", function()
         assert.is_truthy(text:find("no further", 1, true), text)
     end)
 
+    it("are told when one has ended well, in every group", function()
+        if not processes.available() then pending "mpirun cannot start anything" end
+        local script = [[
+local w = te.distributed.world()
+local pair, rest = w:split(math.min(w.rank, 1), -w.rank), w:split(0)
+if w.rank == 2 then os.exit(0) end
+for i = 1, 2 do print(w.rank, pcall(pair.barrier, pair)) end
+for i = 1, 2 do print(w.rank, select(2, pcall(w.barrier, w))) end]]
+        local text, status = processes.run(3, ("'%s' -e \"%s\""):format(TETRAIN, script))
+        assert.equal(0, status, text)
+        for line, count in pairs { ["te%.distributed: barrier: rank 2 has ended\n"] = 4, ["0\ttrue\n"] = 2,
+            ["1\tfalse\t[^\n]*te%.distributed: barrier: rank 0 has ended\n"] = 2 } do
+            assert.equal(count, select(2, text:gsub(line, "")), text)
+        end
+    end)
+
     it("are one where the starter says so, and open nothing", function()
         for _, words in ipairs { "OMPI_COMM_WORLD_SIZE=1", "PMI_SIZE=1", "PMIX_RANK=0 SLURM_STEP_NUM_TASKS=1" } do
             local text, status = shell.capture(("%s TETRAIN_MPI_MODULE=/nowhere/at/all.so "
                 .. "'%s' -e 'print(te.distributed.launched(), te.distributed.world())'"):format(words, TETRAIN))
             assert.equal(0, status, text)
             assert.equal("false\tGroup(rank 0 of 1)\n", text)
+        end
+    end)
+
+    it("are an error where nobody can say how many", function()
+        for _, size in ipairs { "abc", "1x", "0", "-2" } do
+            local text, status = shell.capture(("OMPI_COMM_WORLD_SIZE=%s TETRAIN_MPI_MODULE=/nowhere/at/all.so "
+                .. "'%s' -e 'te.distributed.world()'"):format(size, TETRAIN))
+            assert.equal(1, status, text)
+            assert.is_truthy(text:find(('"%s" processes were started together, says'):format(size), 1, true), text)
         end
     end)
 
@@ -89,7 +114,7 @@ describe("a process started alone", function()
         assert.error_matches(function() world:reduce_scatter(te.ones { 1 }, "mx") end, 'did you mean "max"%?')
         assert.error_matches(function() world:broadcast_(te.ones { 1 }, 2 ^ 32) end, "rank is 4294967296")
         assert.error_matches(function() world:split(2 ^ 32 - 1) end, "color is 4294967295")
-        assert.error_matches(function() world:all_reduce "x" end, "te%.distributed: x: expected a tensor")
+        assert.error_matches(function() world:all_reduce "x" end, "te%.distributed: all_reduce: x: expected a tensor")
         assert.error_matches(function() te._core.comm_barrier(x) end, "expected a group of processes")
         assert.error_matches(function() return te.distributed.wordl end, "te%.distributed has no \"wordl\"")
     end)

@@ -2,7 +2,7 @@
  * between them. What is summed is compared bit by bit with sums taken here, in the order of the ranks. */
 #include "test.h"
 
-#include "core/comm.h"
+#include "core/comm_work.h"
 #include "core/tensor.h"
 #include "failing_memory.h"
 #include "kernels/dtype.h"
@@ -29,6 +29,9 @@ typedef struct thread_peers {
 } thread_peers;
 
 static room *joining; /* what te_comm_join joins now */
+
+static unsigned char farewell[256]; /* what a member that ends has to say */
+static size_t        farewell_bytes;
 
 static room *new_room(int size)
 {
@@ -79,21 +82,25 @@ static te_status show(te_exec *exec, thread_peers *p, const void *in, void *out)
 static thread_peers *enter(room *r, int rank)
 {
     thread_peers *p = calloc(1, sizeof *p);
-    *p = (thread_peers){{rank, r->size, rank, r->size}, r};
+    *p = (thread_peers){{rank, r->size, rank, r->size, false}, r};
     return p;
 }
 
-static te_status thread_join(te_exec *exec, te_peers **peers)
+static te_status thread_join(te_exec *exec, const void *word, size_t bytes, te_peers **peers)
 {
     pthread_mutex_lock(&joining->lock);
+    if (bytes <= sizeof farewell) memcpy(farewell, word, farewell_bytes = bytes);
     int rank = joining->joined++;
     pthread_mutex_unlock(&joining->lock);
     *peers = &enter(joining, rank)->peers;
     return meet(exec, joining);
 }
 
+enum { NOT_TO_BE_MADE = 99 }; /* a key */
+
 static te_status thread_split(te_exec *exec, te_peers *peers, int color, int key, te_peers **part)
 {
+    if (key == NOT_TO_BE_MADE) return te_exec_fail(exec, TE_ERROR_DEVICE, "split: no more");
     thread_peers *p = (thread_peers *)peers;
     room         *r = p->room;
     int           rank = 0, size = 0;
@@ -476,6 +483,68 @@ static void interrupts(member *m)
     te_tensor_release(x);
 }
 
+static te_context *waiting;
+static void       *calls_left; /* what is still written to when nobody has the group any more */
+static te_tensor  *tensor_left;
+
+/* The last rank agrees on a call and is not seen again; the other one leaves it off, half-way. */
+static void leaves_off(member *m)
+{
+    te_comm_call own = {.function = TE_COMM_BROADCAST, .dtype = TE_F32, .root = 1, .ndim = 1, .shape = {3}};
+    if (m->rank == 1) {
+        CHECK_RANK(te_comm_agree(m->comm, &own) == TE_OK, "%s", te_context_error(m->ctx));
+        te_context_interrupt(waiting);
+        return;
+    }
+    te_tensor *x = tensor_left = filled(m, TE_F32, 1, own.shape);
+    waiting = m->ctx;
+    calls_left = m->comm->calls;
+    CHECK_RANK(te_comm_broadcast(m->comm, x, 1) == TE_ERROR_INTERRUPTED, "%s", te_context_error(m->ctx));
+    te_tensor_release(x);
+}
+
+static void test_left_off(void)
+{
+    together(2, leaves_off);
+    memset(te_tensor_data(tensor_left), 1, 3 * sizeof(float));
+    memset(calls_left, 1, 3 * sizeof(te_comm_call));
+    te_tensor_release(tensor_left); /* and with it goes the context */
+    free(calls_left);
+}
+
+/* The last rank says farewell, as a process does that ends; the others wait neither for this call nor for the next. */
+static void ends(member *m)
+{
+    unsigned char all[MAX_RANKS * sizeof farewell];
+    int           last = m->size - 1;
+    char          text[64];
+    if (m->rank == last) {
+        messenger.all_gather(&m->comm->exec, m->comm->peers, farewell, all, farewell_bytes);
+        return;
+    }
+    te_tensor *x = filled(m, TE_F32, 1, (int64_t[]){3});
+    snprintf(text, sizeof text, "te.distributed: all_gather: rank %d has ended", last);
+    for (int i = 0; i < 2; i++) {
+        CHECK_RANK(!te_comm_all_gather(m->comm, x), "nobody is there");
+        check_message(m, text);
+    }
+    CHECK_RANK(!te_comm_split(m->comm, 0, 0) && te_comm_decline_split(m->comm) != TE_OK && m->comm->peers->over,
+               "of no use");
+    te_tensor_release(x);
+}
+
+/* Who cannot split says so. */
+static void declines(member *m)
+{
+    bool last = m->rank == m->size - 1;
+    if (last) CHECK_RANK(te_comm_decline_split(m->comm) == TE_ERROR_ARGUMENT, "it fails");
+    else CHECK_RANK(!te_comm_split(m->comm, 0, 0), "nobody splits");
+    if (!last) check_message(m, "te.distributed: split: the call failed on rank");
+    CHECK_RANK(!te_comm_split(m->comm, 0, NOT_TO_BE_MADE), "there are no more");
+    check_message(m, "te.distributed: split: no more");
+    CHECK_RANK(te_comm_barrier(m->comm) == TE_OK, "goes on: %s", te_context_error(m->ctx));
+}
+
 static void refusals(member *m)
 {
     te_tensor *x = filled(m, TE_F32, 1, (int64_t[]){m->size});
@@ -543,10 +612,13 @@ int main(void)
         together(sizes[i], splits);
         together(sizes[i], refusals);
         if (sizes[i] > 1) together(sizes[i], differences);
+        if (sizes[i] > 1) together(sizes[i], declines);
+        if (sizes[i] > 1) together(sizes[i], ends);
     }
     together(2, large_sums);
     together(3, large_sums);
     together(2, interrupts);
+    test_left_off();
     CHECK(te_comm_launched() || te_comm_size(NULL) == 1);
     test_memory();
     return TEST_END();

@@ -3,6 +3,9 @@
 #include "faulty_io.h"
 #include "kernels/philox.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 /* --- shards ----------------------------------------------------------------------------------------------------- */
 
 /* Token at a position of the test streams: differs from its neighbours, below 60,000. */
@@ -398,6 +401,31 @@ static void test_thread_moments(te_token_stream *stream)
     }
 }
 
+#ifndef __SANITIZE_THREAD__
+/* In a child of fork the thread is not there, wherever it was: the child reads on by itself, seeks and closes. */
+static void test_fork(te_token_stream *stream)
+{
+    te_tokens_options o = {.begin = 3, .end = 400, .batch = 2, .block = 7, .dtype = TE_I32, .prefetch = 3};
+    te_tokens_batch   batch;
+    te_io_error       error;
+    for (int round = 0; round < 20; round++) {
+        te_tokens *t = NULL;
+        CHECK(te_tokens_open(&t, &te_io_posix, &te_mem_libc, stream, &o, &error) == TE_OK);
+        for (int i = 0; i < round % 4; i++) te_tokens_next(t, &batch, &error);
+        pid_t child = fork();
+        if (child == 0) alarm(60);
+        for (int i = round % 4; i < 8; i++)
+            CHECK(te_tokens_position(t) == i && te_tokens_next(t, &batch, &error) == TE_OK && batch.index == i &&
+                  batch_fits(&o, &batch));
+        CHECK(te_tokens_seek(t, 2, &error) == TE_OK && te_tokens_next(t, &batch, &error) == TE_OK && batch.index == 2);
+        te_tokens_close(t);
+        if (child == 0) _exit(test_failures != 0);
+        int status = -1;
+        CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    }
+}
+#endif
+
 /* Starts cover the whole part evenly, with both ends. */
 static void test_spread(void)
 {
@@ -438,6 +466,9 @@ int main(void)
         test_option_refusals(stream);
         test_thread_errors(stream);
         test_thread_moments(stream);
+#ifndef __SANITIZE_THREAD__
+        test_fork(stream);
+#endif
     }
     te_token_stream_close(stream);
     test_smallest();

@@ -5,6 +5,18 @@
  * on the CPU are taken in the order of the ranks in float32 (float64 and integers: in their own type) and rounded once:
  * every process gets the same bits, whatever carries them. On CUDA devices NCCL adds.
  *
+ * A call that is interrupted is left off, and its group is of no use from then on. What that call may still write to is
+ * never freed: the call's few bytes for each process and, where its tensors were on their way, these and their context.
+ *
+ * Processes know each other, not the contexts in them: only one context of a process is among the others at a time, and
+ * te_comm_world is an error in another one until the first has released what it gave. What contexts of different times
+ * join is the same to MPI. Groups that were split stay there, some KB each, to the end of the process, since freeing
+ * one waits for all of it: split once, not in every step (Open MPI has room for 65,530). One too many is an error in
+ * all processes, and the group that was to be split goes on.
+ *
+ * A process that ends with status 0 after it joined makes calls that wait for it fail; where the host began MPI by
+ * itself nobody is told. One that ends before it joins is waited for in MPI.
+ *
  * Nothing here records gradients: a tensor that requires one is refused while they are recorded (of modules, AllReduce,
  * AllGather and ReduceScatter do).
  */
@@ -22,7 +34,8 @@ typedef struct te_comm te_comm;
 typedef enum te_reduction { TE_REDUCE_SUM, TE_REDUCE_AVERAGE, TE_REDUCE_MAX, TE_REDUCE_MIN } te_reduction;
 
 /* All processes that were started together; made once, every call gives a further reference. A process that was started
- * alone is a group of one, which opens no library. NULL, with a message: the module for it cannot be opened. */
+ * alone is a group of one, which opens no library. NULL, with a message: the module for it cannot be opened, or another
+ * context of this process has joined. */
 TE_API te_comm *te_comm_world(te_context *ctx);
 /* The processes that give the same color (from 0), ordered by key and then by rank. Called by all of comm; a process
  * with a negative color gets NULL and no message: it is in none of the new groups. */

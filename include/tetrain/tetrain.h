@@ -41,7 +41,8 @@
  *
  * Threads
  *   One runtime is used by one thread at a time; which one may change between calls. Two runtimes know nothing of each
- *   other and may run in two threads. tetrain_interrupt and tetrain_request_stop alone may be called from any thread
+ *   other and may run in two threads; only of processes that were started together one runtime each is a member at a
+ *   time (comm.h). tetrain_interrupt and tetrain_request_stop alone may be called from any thread
  *   and from signal handlers while a call runs. Kernels use `threads` threads; results do not depend on how many.
  *
  * Scripts that never end

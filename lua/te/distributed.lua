@@ -22,7 +22,8 @@ end
 function Group:__tostring() return ("Group(rank %d of %d)"):format(self.rank, self.size) end
 
 --- The processes that give the same color, a number from 0, ordered by key (this group's rank, unless given). All of
---- the group call it; one with a negative color is in no new group and gets nil.
+--- the group call it; one with a negative color is in no new group and gets nil. MPI keeps what it knows of a group,
+--- some KB, to the end of the process: split once, not in every step.
 function Group:split(color, key)
     local comm = core.comm_split(self.comm, color, key or self.rank)
     return comm and new_group(comm)

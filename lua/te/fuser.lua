@@ -93,7 +93,9 @@ function fuser.forward(module, x, ...)
     return run.program(program, { x, ... })
 end
 
-local function explain(program, env) return require("te.fuser.plan").of(program, env, run.part) end
+local function explain(program, env)
+    return require("te.ops.collective").without_others(require("te.fuser.plan").of, program, env, run.part)
+end
 
 --- The plan of a container for inputs like these (te.fuser.plan). Only what a later plan depends on runs.
 function fuser.explain(module, x, ...)

@@ -76,6 +76,19 @@ fails(("rank %d calls all_reduce of %sfloat32 {3} (sum), rank 0 all_reduce of %s
     :format(size - 1, kind, kind), world.all_reduce, world, te.ones { last and 3 or 2 })
 fails("the processes differ", function() return last and world:barrier() or world:all_gather(te.ones { 1 }) end)
 fails(last and "requires a gradient" or "whose message says why", world.all_reduce, world, last and weight or x)
+fails(last and 'op: expected sum, average, max or min, got string "mx"' or "whose message says why",
+    world.all_reduce, world, x, last and "mx" or "sum")
+fails(last and "te.distributed: all_gather: x: expected a tensor, got number 3" or "whose message says why",
+    world.all_gather, world, last and 3 or x)
+fails(last and "te.distributed: broadcast_: rank: " or "whose message says why",
+    world.broadcast_, world, x, last and "two" or 0)
+fails(last and "te.distributed: split: color is 4294967296" or "split: the call failed on rank " .. size - 1,
+    world.split, world, last and 2 ^ 32 or 0)
+local written = last and te.from_file(arg[0], "uint8"):narrow(1, 1, 2) or te.zeros({ 2 }, { dtype = "uint8" })
+if x.device == "cpu" then
+    fails(last and "te.distributed: broadcast_: tensor is read-only" or "whose message says why",
+        world.broadcast_, world, written)
+end
 fails("average of int64", world.all_reduce, world, te.full({ 1 }, 1, { dtype = "int64" }), "average")
 same({ sum, sum }, x, "what failed changes nothing")
 

@@ -68,6 +68,17 @@ local function compare(opts, tolerance)
     near("column bias", split[2].bias.grad, rows(whole[2].bias.grad), tolerance)
     near("row weight", split[4].weight.grad, columns(whole[4].weight.grad), tolerance)
     near("row bias", split[4].bias.grad, whole[4].bias.grad, tolerance)
+    if opts.sequence then return end -- gradients of norms are parts
+
+    local norm, single = te.optim.grad_norm(whole), math.max(tolerance, 1e-7) -- squares of a tensor are a float32
+    near("norm of all gradients", te.full({}, te.optim.grad_norm(split)), te.full({}, norm), single)
+    check(not pcall(te.optim.grad_clip, split, { max = 1 }) or world.size == 1, "clipped by what is here")
+    for _, model in ipairs { split:parameters(), whole } do te.optim.clip_grad_norm(model, norm / 8) end
+    near("clipped norm weight", split[1].weight.grad, whole[1].weight.grad, single)
+    near("clipped column weight", split[2].weight.grad, rows(whole[2].weight.grad), single)
+    if world.rank == 0 then split[4].weight.grad:fill_(1 / 0) end
+    local infinite, broken = te.optim.grad_norm(split)
+    check(infinite == 1 / 0 and #broken == (world.rank == 0 and 1 or 0), "norm %s", infinite)
 end
 
 compare({ dtype = "float32" }, 1e-5)
@@ -175,6 +186,22 @@ do
     if world.rank == 0 then forward(own, x, nil) end
     near("scale of a model that is left", kept:state_dict().input_scale, te.full({ 1 }, 448 / world.size), 0)
     check(world.rank == 0 or gone, "the others keep it")
+end
+
+-- A plan takes one process; the others are not asked.
+do
+    local options = { tensor_parallel_mode = "column", sequence_parallel = true }
+    local first = te.Linear(4, 2 * world.size, options)
+    options.tensor_parallel_mode = "row"
+    local model = te.Sequential(first, te.GELU(), te.Linear(2 * world.size, 4, options), te.Linear(4, 4, {
+        tensor_parallel_mode = world.size == 2 and "column" or nil }), te.AllReduce())
+    local plan = world.rank == 0 and model:explain(te.ones { 3, 4 })
+    check(not plan or tostring(plan):find "AllGather.*ReduceScatter.*AllReduce", "%s", tostring(plan))
+    check(not plan or model:explain(te.ones { 3, 4 }).forward[1].name == plan.forward[1].name, "and again")
+    near("what runs", model(te.ones { 3, 4 }), model(te.ones { 3, 4 }), 0) -- with all
+    local failed = world.rank == 0 and pcall(model.explain, model, te.ones { 3, 5 })
+    check(not failed, "a plan of what cannot run")
+    near("what runs then", model(te.ones { 3, 4 }), model(te.ones { 3, 4 }), 0)
 end
 
 if world.size == 1 then return end

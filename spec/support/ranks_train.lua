@@ -33,6 +33,16 @@ local function averages(limit)
         end
         if list[7].main_grad then list[7].main_grad:fill_(rank * 2 ^ -20 + 1) end
     end
+    local lone = te.zeros({ 2, 2 }, { dtype = "bfloat16" }) -- rank 0 has a main_grad, the other one a grad or nothing
+    lone.requires_grad = true
+    for _, grad in ipairs { false, te.full({ 2, 2 }, 3, { dtype = "bfloat16" }) } do
+        if rank == 0 then lone.main_grad = te.full({ 2, 2 }, 1 + 2 ^ -20)
+        else lone.main_grad, lone.grad = nil, grad or nil end
+        D.average_gradients({ lone }, { bucket_bytes = limit })
+        local half = (1 + 2 ^ -20 + (grad and 3 or 0)) / 2
+        equal(values(te.full({ 4 }, half)), values(lone.main_grad), "a main_grad of one process")
+        equal(nil, lone.grad, "what went into main_grad")
+    end
     for step = 1, 3 do
         if step == 1 then list[7].grad = te.ones({ 7 }, { dtype = "bfloat16" }) end
         if step == 2 then list[7].main_grad = te.zeros { 7 } end
@@ -118,6 +128,13 @@ local function random()
     end
     ranks:share_threads() -- what processes.lua sets in OMP_NUM_THREADS decides
     equal(1, te.get_num_threads(), "threads")
+    local getenv = os.getenv
+    os.getenv = function() end
+    te.set_num_threads(3)
+    ranks:share_threads() -- as `tetrain --threads 3` does
+    equal(3, te.get_num_threads(), "threads that were asked for")
+    os.getenv = getenv
+    te.set_num_threads(1)
     equal(1.5, ranks:mean(rank + 1), "a mean")
 end
 

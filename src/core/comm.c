@@ -31,18 +31,20 @@ static te_comm *new_comm(te_context *ctx, const te_messenger *messenger)
 /* What is said before each call has room from the beginning: a group of this size, or of fewer. */
 static te_status make_room_for_calls(te_comm *comm, int size)
 {
-    size_t bytes = ((size_t)size + 1) * sizeof(te_comm_call);
+    size_t calls = ((size_t)size + 1) * sizeof(te_comm_call), bytes = calls + sizeof *comm->announced;
     comm->calls = te_mem_alloc(&comm->ctx->mem, bytes);
     if (!comm->calls) return te_fail_memory(comm->ctx, "a group of processes");
+    comm->announced = (void *)((char *)comm->calls + calls);
     comm->bytes_of_calls = bytes;
     return TE_OK;
 }
 
 te_comm *te_comm_join(te_context *ctx, const te_messenger *messenger)
 {
-    te_comm *comm = new_comm(ctx, messenger);
+    const te_comm_call end = {.function = TE_COMM_END};
+    te_comm           *comm = new_comm(ctx, messenger);
     if (!comm || !messenger) return comm;
-    te_status status = messenger->join(&comm->exec, &comm->peers);
+    te_status status = messenger->join(&comm->exec, &end, sizeof end, &comm->peers);
     if (status != TE_OK) te_comm_fail_exec(comm, status);
     else status = make_room_for_calls(comm, comm->peers->size);
     if (status == TE_OK) return comm;
@@ -50,14 +52,23 @@ te_comm *te_comm_join(te_context *ctx, const te_messenger *messenger)
     return NULL;
 }
 
-/* How many processes the starter says that it started: 1 also where it says nothing, 0 where there may be more. */
-static long announced_size(void)
+/* How many processes the starter says that it started; NULL: nothing. */
+static const char *announcement(void)
 {
     const char *size = te_environment(TE_ENV_OMPI_SIZE);
     if (!size) size = te_environment(TE_ENV_PMI_SIZE);
-    if (!size && !te_environment(TE_ENV_PMIX_RANK)) return 1;
-    if (!size) size = te_environment(TE_ENV_SLURM_SIZE);
-    return size ? strtol(size, NULL, 10) : 0;
+    if (!size && te_environment(TE_ENV_PMIX_RANK)) size = te_environment(TE_ENV_SLURM_SIZE);
+    return size;
+}
+
+/* 1 also where nobody started it, 0 where there may be more, -1 where that is no number. */
+static long announced_size(void)
+{
+    const char *size = announcement();
+    char       *end;
+    if (!size) return te_environment(TE_ENV_PMIX_RANK) ? 0 : 1;
+    long n = strtol(size, &end, 10);
+    return end == size || *end || n < 1 ? -1 : n;
 }
 
 bool te_comm_launched(void) { return announced_size() != 1; }
@@ -97,6 +108,11 @@ te_comm *te_comm_world(te_context *ctx)
     if (!ctx) return NULL;
     if (ctx->world) return te_comm_retain(ctx->world);
     const te_messenger *messenger = NULL;
+    if (announced_size() < 0) {
+        te_fail(ctx, TE_ERROR_ARGUMENT,
+                "te.distributed: \"%.40s\" processes were started together, says the environment", announcement());
+        return NULL;
+    }
     if (te_comm_launched() && !(messenger = open_messenger(ctx))) return NULL;
     return ctx->world = join_all(ctx, messenger);
 }
@@ -120,10 +136,9 @@ void te_comm_release(te_comm *comm)
     if (!comm || --comm->refs > 0) return;
     te_context *ctx = comm->ctx;
     disconnect_devices(comm);
-    for (int i = 0; i < 3; i++) te_tensor_release(comm->left[i]);
     if (comm->peers) comm->messenger->leave(&comm->exec, comm->peers);
     if (ctx->world == comm) ctx->world = NULL;
-    te_mem_free(&ctx->mem, comm->calls, comm->bytes_of_calls);
+    if (!comm->left_off) te_mem_free(&ctx->mem, comm->calls, comm->bytes_of_calls);
     te_mem_free(&ctx->mem, comm, sizeof *comm);
     te_context_unref(ctx);
 }
@@ -141,6 +156,12 @@ te_status te_comm_barrier(te_comm *comm)
     return status != TE_OK || te_comm_size(comm) == 1 ? status : te_comm_agree(comm, &own);
 }
 
+te_status te_comm_decline_split(te_comm *comm)
+{
+    te_comm_call own = {.function = TE_COMM_SPLIT, .failed = TE_ERROR_ARGUMENT};
+    return comm->broken || te_comm_size(comm) == 1 ? TE_ERROR_ARGUMENT : te_comm_agree(comm, &own);
+}
+
 te_comm *te_comm_split(te_comm *comm, int color, int key)
 {
     if (!comm) return NULL;
@@ -152,9 +173,11 @@ te_comm *te_comm_split(te_comm *comm, int color, int key)
     te_comm_call own = {.function = TE_COMM_SPLIT, .failed = status};
     status = te_comm_agree(comm, &own);
     if (status == TE_OK) {
-        status = comm->messenger->split(&comm->exec, comm->peers, color, key, &part->peers);
+        own.failed = comm->messenger->split(&comm->exec, comm->peers, color, key, &part->peers);
+        if (own.failed) te_fail(comm->ctx, (te_status)own.failed, "te.distributed: %s", comm->exec.message);
+        status = te_comm_agree(comm, &own); /* all have their parts, or none */
         if (status == TE_OK && part->peers) return part;
-        if (status != TE_OK) te_comm_fail_exec(comm, status);
+        if (status != TE_OK && part->peers) te_comm_give_up(part);
     }
     te_comm_release(part);
     return NULL;

@@ -16,15 +16,23 @@ typedef struct te_comm_call {
     int64_t connection; /* of its device: where they differ, the devices are connected anew */
 } te_comm_call;
 
+/* What rank 0 tells the others of its device: whether it could make an id, and the id. */
+typedef struct te_comm_announcement {
+    int64_t       status;
+    unsigned char id[256];
+} te_comm_announcement;
+
 struct te_comm {
     te_context         *ctx;
     int                 refs;
     const te_messenger *messenger; /* NULL: a group of one */
     te_peers           *peers;     /* of it */
     te_exec             exec;      /* for its messages */
-    bool                broken;    /* a call was left off: the processes no longer agree where they are */
-    te_tensor          *left[3];   /* what that call may still be writing to */
+    bool                broken;    /* of no use: the processes no longer agree where they are */
+    bool                left_off;  /* a call is still under way: `calls` and what it has of tensors are never freed */
+    int                 ended;     /* 1 + the rank of a process that has ended */
     te_comm_call       *calls;     /* of all processes, and its own once more */
+    te_comm_announcement *announced; /* behind them */
     size_t              bytes_of_calls;
     te_device_peers    *device_peers[TE_MAX_DEVICES]; /* NULL: not connected */
     int64_t             connection[TE_MAX_DEVICES];   /* the number of that connection, from 1 */
@@ -33,6 +41,9 @@ struct te_comm {
 
 /* A group of all that join the messenger; NULL with the reason recorded. messenger NULL: a group of one. */
 te_comm *te_comm_join(te_context *ctx, const te_messenger *messenger);
+
+/* Takes part in the split that the others call, with a failure whose message the caller has. */
+te_status te_comm_decline_split(te_comm *comm);
 
 /* out[i] = in[0][i] + in[1][i] + … + in[n_parts - 1][i], in this order, or what else the reduction is; parts of n
  * elements one after the other. In float32 and rounded once; float64 and integers in their own type. */

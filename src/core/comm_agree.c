@@ -9,7 +9,7 @@
 const char *te_comm_function_name(int64_t function)
 {
     static const char *const names[] = {
-        "split", "barrier", "broadcast", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange",
+        "split", "barrier", "broadcast", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "end",
     };
     return names[function];
 }
@@ -20,15 +20,21 @@ const char *te_comm_reduction_name(int64_t reduction)
     return names[reduction];
 }
 
+void te_comm_give_up(te_comm *comm) { comm->broken = comm->peers->over = true; }
+
 te_status te_comm_fail_exec(te_comm *comm, te_status status)
 {
-    comm->broken = true;
+    if (comm->peers) te_comm_give_up(comm);
+    comm->left_off = true;
     return te_fail(comm->ctx, status, "te.distributed: %s", comm->exec.message);
 }
 
 te_status te_comm_check_group(te_comm *comm, te_comm_function f)
 {
     if (!comm->broken) return TE_OK;
+    if (comm->ended)
+        return te_fail(comm->ctx, TE_ERROR_DEVICE, "te.distributed: %s: rank %d has ended", te_comm_function_name(f),
+                       comm->ended - 1);
     return te_fail(comm->ctx, TE_ERROR_DEVICE, "te.distributed: %s: an earlier call of this group was left off",
                    te_comm_function_name(f));
 }
@@ -74,6 +80,14 @@ static te_status compare_partners(te_comm *comm, const te_comm_call *all, int ra
     return TE_OK;
 }
 
+/* Whoever has ended takes part in no call after this one. */
+static void look_for_ends(te_comm *comm, const te_comm_call *all)
+{
+    for (int rank = 0; rank < te_comm_size(comm) && !comm->ended; rank++)
+        if (all[rank].function == TE_COMM_END) comm->ended = rank + 1;
+    if (comm->ended) te_comm_give_up(comm);
+}
+
 te_status te_comm_agree(te_comm *comm, const te_comm_call *own)
 {
     int           size = te_comm_size(comm);
@@ -81,7 +95,9 @@ te_status te_comm_agree(te_comm *comm, const te_comm_call *own)
     *sent = *own;
     te_status status = comm->messenger->all_gather(&comm->exec, comm->peers, sent, all, sizeof *sent);
     if (status != TE_OK) return te_comm_fail_exec(comm, status);
+    look_for_ends(comm, all);
     if (own->failed) return (te_status)own->failed; /* and the message is there */
+    status = te_comm_check_group(comm, (te_comm_function)own->function);
     for (int rank = 0; rank < size && status == TE_OK; rank++) status = compare_calls(comm, all, rank);
     for (int rank = 0; rank < size && status == TE_OK; rank++) status = compare_partners(comm, all, rank);
     return status;

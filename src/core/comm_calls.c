@@ -124,12 +124,13 @@ static te_status agree_on(const te_comm_work *w, te_status prepared)
     return te_comm_agree(w->comm, &own);
 }
 
-/* What a call that was left off may still be written to stays until the group is given up. */
+/* What a call that was left off may still be writing to stays for as long as the process lasts, and so does its
+ * context. */
 static void leave_off(te_comm_work *w)
 {
-    te_tensor *left[] = {w->x, w->out, w->room};
-    for (int i = 0; i < 3; i++)
-        if (!w->comm->left[i]) w->comm->left[i] = te_tensor_retain(left[i]);
+    te_tensor_retain(w->x);
+    te_tensor_retain(w->out);
+    te_tensor_retain(w->room);
 }
 
 static te_status run(te_comm_work *w)
@@ -137,8 +138,9 @@ static te_status run(te_comm_work *w)
     te_status status = prepare(w);
     if (te_comm_size(w->comm) == 1 || w->comm->broken) return status;
     status = agree_on(w, status);
-    if (status == TE_OK) status = w->device ? te_comm_on_device(w) : te_comm_on_host(w);
-    if (w->comm->broken) leave_off(w);
+    if (status != TE_OK) return status;
+    status = w->device ? te_comm_on_device(w) : te_comm_on_host(w);
+    if (w->comm->left_off) leave_off(w);
     return status;
 }
 

@@ -8,31 +8,26 @@ static te_status fail_device(const te_comm_work *w, te_status status)
     return te_fail_exec(w->comm->ctx, status, &w->device->exec, "distributed");
 }
 
-/* What rank 0 tells the others: whether it could make an id, and the id. */
-typedef struct announcement {
-    int64_t       status;
-    unsigned char id[256];
-} announcement;
-
 /* The processes' devices, made known to each other. */
 static te_status connect_device(const te_comm_work *w, te_device_peers **peers)
 {
     te_comm              *comm = w->comm;
     te_exec              *exec = &w->device->exec;
     const te_collectives *c = exec->backend->collectives;
-    announcement          a = {TE_OK, {0}};
-    if (c->id_bytes > sizeof a.id) return te_fail(comm->ctx, TE_ERROR_UNSUPPORTED, "te.distributed: a long id");
-    if (te_comm_rank(comm) == 0) a.status = c->make_id(exec, a.id);
-    te_status made = (te_status)a.status;
-    te_status status = comm->messenger->broadcast(&comm->exec, comm->peers, &a, sizeof a, 0);
+    te_comm_announcement *a = comm->announced; /* not here: were the call left off, it would still be written to */
+    *a = (te_comm_announcement){0};
+    if (c->id_bytes > sizeof a->id) return te_fail(comm->ctx, TE_ERROR_UNSUPPORTED, "te.distributed: a long id");
+    if (te_comm_rank(comm) == 0) a->status = c->make_id(exec, a->id);
+    te_status made = (te_status)a->status;
+    te_status status = comm->messenger->broadcast(&comm->exec, comm->peers, a, sizeof *a, 0);
     if (status != TE_OK) return te_comm_fail_exec(comm, status);
     if (made != TE_OK) return fail_device(w, made);
-    if (a.status != TE_OK)
-        return te_fail(comm->ctx, (te_status)a.status, "te.distributed: rank 0 cannot connect its device");
-    status = c->connect(exec, a.id, te_comm_rank(comm), te_comm_size(comm), peers);
+    if (a->status != TE_OK)
+        return te_fail(comm->ctx, (te_status)a->status, "te.distributed: rank 0 cannot connect its device");
+    status = c->connect(exec, a->id, te_comm_rank(comm), te_comm_size(comm), peers);
     if (status == TE_OK) comm->connection[w->device - comm->ctx->devices] = ++comm->connections;
     if (status == TE_OK) return TE_OK;
-    comm->broken = true; /* the others may be connected */
+    te_comm_give_up(comm); /* the others may be connected */
     return fail_device(w, status);
 }
 

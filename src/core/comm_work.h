@@ -7,7 +7,8 @@
 
 typedef enum te_comm_function {
     TE_COMM_SPLIT, TE_COMM_BARRIER, TE_COMM_BROADCAST, TE_COMM_ALL_REDUCE, TE_COMM_ALL_GATHER,
-    TE_COMM_REDUCE_SCATTER, TE_COMM_ALL_TO_ALL, TE_COMM_EXCHANGE
+    TE_COMM_REDUCE_SCATTER, TE_COMM_ALL_TO_ALL, TE_COMM_EXCHANGE,
+    TE_COMM_END /* of the process */
 } te_comm_function;
 
 const char *te_comm_function_name(int64_t function);
@@ -28,7 +29,9 @@ typedef struct te_comm_work {
     te_device_peers *peers;
 } te_comm_work;
 
-/* What the messenger says went wrong; the group is of no use from then on. */
+/* The group is of no use from now on. */
+void te_comm_give_up(te_comm *comm);
+/* What the messenger says went wrong, which gives the group up. */
 te_status te_comm_fail_exec(te_comm *comm, te_status status);
 /* Whether the group is still of use. */
 te_status te_comm_check_group(te_comm *comm, te_comm_function f);

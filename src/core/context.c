@@ -227,7 +227,7 @@ te_context *te_context_open(const te_context_options *options)
     if (!ctx) return NULL;
     ctx->mem = mem;
     ctx->refs = 1;
-    ctx->threads = thread_count(o.threads);
+    te_context_set_threads(ctx, o.threads);
     ctx->tensor_memory_limit = o.tensor_memory_limit;
     ctx->grad_enabled = true;
     ctx->recompute_width = 256; /* computing a GELU again for 128 columns is 2 % of a step, for 256 it is lost in the
@@ -284,6 +284,7 @@ void te_context_set_threads(te_context *ctx, int threads)
 {
     if (!ctx) return;
     ctx->threads = thread_count(threads);
+    ctx->threads_told = threads > 0;
     for (int i = 0; i < TE_MAX_DEVICES; i++) ctx->devices[i].exec.threads = ctx->threads;
 }
 

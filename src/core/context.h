@@ -44,6 +44,7 @@ struct te_context {
     struct te_comm *world; /* of te_comm_world while somebody holds it; NULL: nobody does */
     size_t    tensor_memory_limit;
     int       threads;
+    bool      threads_told; /* somebody said how many */
     bool      tf32; /* see te_exec */
 
     bool     grad_enabled;

@@ -9,8 +9,10 @@
  *
  * Only the thread writes slots, and never the caller's or a ready one; only the caller moves `head`. The fields of the
  * ring are guarded by the mutex, the contents of a slot by belonging to one side. Seeking raises `generation`: what the
- * thread was filling at that time is dropped. After a failure the thread waits until the caller has been told.
+ * thread was filling at that time is dropped. After a failure the thread waits until the caller has been told. In a
+ * child of fork there is no thread, and whatever it was at counts for nothing: the caller fills.
  */
+#include "kernels/cores.h"
 #include "kernels/philox.h"
 #include "tokens.h"
 
@@ -32,7 +34,10 @@ struct te_tokens {
     size_t            block_size;
     int32_t          *row; /* block + 1 ids */
 
+    int64_t         position; /* the caller's: index of the batch that it gets next */
+
     bool            threaded;
+    int             forks; /* as many as there were before the thread */
     pthread_t       thread;
     pthread_mutex_t mutex;
     pthread_cond_t  ready, room; /* something to take, or failed; something to do for the thread */
@@ -133,6 +138,7 @@ static int start_thread(te_tokens *t)
     code = pthread_create(&t->thread, NULL, prefetch, t);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     t->threaded = code == 0;
+    t->forks = te_cores_forks();
     if (code == 0) return 0;
     pthread_cond_destroy(&t->room);
 no_room:
@@ -152,6 +158,16 @@ static void stop_thread(te_tokens *t)
     pthread_cond_destroy(&t->room);
     pthread_cond_destroy(&t->ready);
     pthread_mutex_destroy(&t->mutex);
+}
+
+/* What the thread had open in the parent stays open: it may have been closing it. */
+static bool has_thread(te_tokens *t)
+{
+    if (!t->threaded || t->forks == te_cores_forks()) return t->threaded;
+    t->threaded = false;
+    t->next = t->position;
+    te_token_reader_open(&t->reader, t->stream, &t->reader.io);
+    return false;
 }
 
 /* --- opening ---------------------------------------------------------------------------------------------------- */
@@ -223,7 +239,7 @@ void te_tokens_close(te_tokens *t)
 {
     if (!t) return;
     const te_mem *mem = t->mem;
-    if (t->threaded) stop_thread(t);
+    if (has_thread(t)) stop_thread(t);
     te_token_reader_close(&t->reader);
     te_token_stream_close(t->stream);
     te_mem_free(mem, t->block, t->block_size);
@@ -236,10 +252,10 @@ static te_tokens_batch as_batch(const slot *s) { return (te_tokens_batch){.index
 
 te_status te_tokens_next(te_tokens *t, te_tokens_batch *batch, te_io_error *error)
 {
-    if (!t->threaded) {
+    if (!has_thread(t)) {
         te_status status = fill(t, &t->slots[0], t->next, error);
         if (status != TE_OK) return status;
-        t->next++;
+        t->position = ++t->next;
         *batch = as_batch(&t->slots[0]);
         return TE_OK;
     }
@@ -250,6 +266,7 @@ te_status te_tokens_next(te_tokens *t, te_tokens_batch *batch, te_io_error *erro
         *batch = as_batch(&t->slots[t->head]);
         t->head = (t->head + 1) % t->n_slots;
         t->filled--;
+        t->position++;
     } else {
         *error = t->error;
         status = error->status;
@@ -264,24 +281,19 @@ te_status te_tokens_seek(te_tokens *t, int64_t index, te_io_error *error)
 {
     if (index < 0)
         return te_io_fail(error, TE_ERROR_ARGUMENT, NULL, "no batch %lld: they count from 0", (long long)index);
-    if (t->threaded) pthread_mutex_lock(&t->mutex);
+    bool threaded = has_thread(t);
+    if (threaded) pthread_mutex_lock(&t->mutex);
     t->generation++;
-    t->next = index;
+    t->next = t->position = index;
     t->filled = 0;
     t->failed = false;
-    if (t->threaded) {
+    if (threaded) {
         pthread_cond_signal(&t->room);
         pthread_mutex_unlock(&t->mutex);
     }
     return TE_OK;
 }
 
-int64_t te_tokens_position(te_tokens *t)
-{
-    if (t->threaded) pthread_mutex_lock(&t->mutex);
-    int64_t position = t->next - t->filled;
-    if (t->threaded) pthread_mutex_unlock(&t->mutex);
-    return position;
-}
+int64_t te_tokens_position(te_tokens *t) { return t->position; }
 
 int64_t te_tokens_batches(const te_tokens *t) { return t->batches; }

@@ -3,7 +3,9 @@
 #define _GNU_SOURCE /* sched_getaffinity, sched_getcpu and CPU_COUNT */
 #include "cores.h"
 
+#include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,4 +105,16 @@ void te_cores_leave(int processor)
     CPU_CLR(processor, &others);
     if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0) return;
     sched_setaffinity(0, sizeof before, &before);
+}
+
+static atomic_int forks;
+
+static void count_fork(void) { atomic_fetch_add(&forks, 1); }
+static void count_forks(void) { pthread_atfork(NULL, NULL, count_fork); }
+
+int te_cores_forks(void)
+{
+    static pthread_once_t counts = PTHREAD_ONCE_INIT;
+    pthread_once(&counts, count_forks);
+    return atomic_load(&forks);
 }

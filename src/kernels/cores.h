@@ -21,4 +21,8 @@ void te_cores_bind(int index);
 /* Takes the calling thread off the processor, where it may run on another one. It may come back later. */
 void te_cores_leave(int processor);
 
+/* How many forks lie between this process and the one that first asked: threads that were started at another number
+ * are not there. */
+int te_cores_forks(void);
+
 #endif

@@ -17,13 +17,15 @@
 typedef struct te_peers {
     int rank, size;             /* 0 … size - 1 */
     int local_rank, local_size; /* among the processes of the group on the same machine */
+    bool over;                  /* set by whoever calls: the group is of no use, nobody is told of this process's end */
 } te_peers;
 
 typedef struct te_messenger {
     uint64_t    layout; /* TE_MESSENGER_LAYOUT */
     const char *name;   /* "mpi" */
-    /* All processes that were started together. */
-    te_status (*join)(te_exec *exec, te_peers **peers);
+    /* All processes that were started together; one at a time, until it is left. A process that ends well takes part
+     * once more in each of its groups, in an all_gather of what stands in `farewell`, of which a copy is kept. */
+    te_status (*join)(te_exec *exec, const void *farewell, size_t bytes, te_peers **peers);
     /* Those with the same color (from 0), in the order of key and then of their rank before. A negative color: this
      * process is in none, and *part is NULL. */
     te_status (*split)(te_exec *exec, te_peers *peers, int color, int key, te_peers **part);

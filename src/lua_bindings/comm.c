@@ -9,10 +9,12 @@
  *     comm_all_reduce_(comm, x, op)           likewise; op is sum, average, max or min
  *     comm_all_reduce(comm, x, op), comm_all_gather(comm, x), comm_reduce_scatter(comm, x, op),
  *     comm_all_to_all(comm, x), comm_exchange(comm, x, to, from)     a new tensor
+ *
+ * Arguments that are wrong in one process are an error in all: it takes part in the call before it raises.
  */
 #include "bindings.h"
 
-#include "tetrain/comm.h"
+#include "core/comm.h"
 
 #include <limits.h>
 
@@ -49,10 +51,10 @@ static lua_comm *new_comm(lua_State *L)
 }
 
 /* A rank, a color or a key. */
-static int check_number(lua_State *L, int index, const char *what)
+static int check_number(lua_State *L, int index, const char *function, const char *what)
 {
-    int64_t n = te_lua_check_int(L, index, name, what);
-    if (n < INT_MIN || n > INT_MAX) te_lua_fail(L, name, "%s is %lld", what, (long long)n);
+    int64_t n = te_lua_check_int(L, index, function, what);
+    if (n < INT_MIN || n > INT_MAX) te_lua_fail(L, function, "%s is %lld", what, (long long)n);
     return (int)n;
 }
 
@@ -71,14 +73,47 @@ static int comm_world(lua_State *L)
     return u->comm ? 1 : te_lua_raise(rt, L, name, rt->ctx->status);
 }
 
+/* The function at the top with the arguments behind the group, and where to put what they say; not 0: with the reason
+ * on the stack. */
+static int check_arguments(lua_State *L, lua_CFunction check, void *into)
+{
+    lua_settop(L, 4);
+    lua_pushcfunction(L, check);
+    lua_pushlightuserdata(L, into);
+    for (int i = 2; i <= 4; i++) lua_pushvalue(L, i);
+    return lua_pcall(L, 4, 1, 0);
+}
+
+/* After this process took part in the call that it cannot make. */
+static int raise_reason(te_lua *rt, lua_State *L, te_status status)
+{
+    if (status == TE_ERROR_INTERRUPTED) return te_lua_raise(rt, L, name, status);
+    return lua_error(L);
+}
+
+typedef struct split_arguments {
+    int       color, key;
+    lua_comm *result;
+} split_arguments;
+
+static int check_split(lua_State *L)
+{
+    split_arguments *a = lua_touserdata(L, 1);
+    a->color = check_number(L, 2, "distributed: split", "color");
+    a->key = check_number(L, 3, "distributed: split", "key");
+    a->result = new_comm(L);
+    return 1;
+}
+
 static int comm_split(lua_State *L)
 {
-    te_lua   *rt = te_lua_runtime(L);
-    te_comm  *comm = check_comm(L);
-    int       color = check_number(L, 2, "color"), key = check_number(L, 3, "key");
-    lua_comm *u = new_comm(L);
+    te_lua         *rt = te_lua_runtime(L);
+    te_comm        *comm = check_comm(L);
+    split_arguments a;
     te_lua_enter(rt, L, name);
-    u->comm = te_comm_split(comm, color, key);
+    if (check_arguments(L, check_split, &a) != 0) return raise_reason(rt, L, te_comm_decline_split(comm));
+    lua_comm *u = a.result;
+    u->comm = te_comm_split(comm, a.color, a.key);
     if (!u->comm && rt->ctx->message[0]) return te_lua_raise(rt, L, name, rt->ctx->status);
     if (!u->comm) lua_pushnil(L);
     return 1;
@@ -111,7 +146,7 @@ static te_reduction check_reduction(lua_State *L, int index, const char *functio
     for (int i = 0; given && names[i]; i++)
         if (strcmp(given, names[i]) == 0) return (te_reduction)i;
     const char *near = given ? te_lua_nearest(given, names, -1) : NULL;
-    te_lua_fail(L, name, "%s: op: expected sum, average, max or min, got %s%s%s%s", function,
+    te_lua_fail(L, function, "op: expected sum, average, max or min, got %s%s%s%s",
                 te_lua_describe(L, index, text, sizeof text), near ? "; did you mean \"" : "", near ? near : "",
                 near ? "\"?" : "");
     return TE_REDUCE_SUM;
@@ -119,34 +154,52 @@ static te_reduction check_reduction(lua_State *L, int index, const char *functio
 
 /* A function of a tensor, with what stands behind it: a reduction or one or two ranks. */
 typedef struct call {
-    const char  *function;
+    const char  *name; /* for messages */
     bool         reduces;
     int          n_ranks;
     te_tensor *(*make)(te_comm *comm, te_tensor *x, te_reduction reduction, const int *ranks);
     te_status  (*change)(te_comm *comm, te_tensor *x, te_reduction reduction, const int *ranks);
 } call;
 
+typedef struct call_arguments {
+    const call    *call;
+    te_reduction   reduction;
+    int            ranks[2];
+    te_tensor     *x;
+    te_lua_tensor *result;
+} call_arguments;
+
+static int check_call(lua_State *L)
+{
+    call_arguments *a = lua_touserdata(L, 1);
+    const call     *c = a->call;
+    if (c->reduces) a->reduction = check_reduction(L, 3, c->name);
+    for (int i = 0; i < c->n_ranks; i++) a->ranks[i] = check_number(L, 3 + i, c->name, "rank");
+    te_tensor *x = te_lua_check_tensor(L, 2, c->name, "x");
+    if (c->change) te_lua_check_writable(L, c->name, x);
+    else a->result = te_lua_new_tensor(L);
+    a->x = x;
+    return 1;
+}
+
 static int run(lua_State *L, const call *c)
 {
     te_lua        *rt = te_lua_runtime(L);
     te_comm       *comm = check_comm(L);
-    te_reduction   reduction = TE_REDUCE_SUM;
-    int            ranks[2] = {0};
-    lua_settop(L, 4);
-    if (c->reduces) reduction = check_reduction(L, 3, c->function);
-    for (int i = 0; i < c->n_ranks; i++) ranks[i] = check_number(L, 3 + i, "rank");
-    te_lua_tensor *result = c->make ? te_lua_new_tensor(L) : NULL;
-    te_tensor     *x = te_lua_check_tensor(L, 2, name, "x");
-    if (c->change) te_lua_check_writable(L, name, x);
+    call_arguments a = {.call = c};
     te_lua_enter(rt, L, name);
-    te_tensor_retain(x);
+    int wrong = check_arguments(L, check_call, &a); /* and x is NULL, which no process gets by with */
+    te_tensor_retain(a.x);
     te_comm_retain(comm);
     te_status status = TE_OK;
-    if (c->change) status = c->change(comm, x, reduction, ranks);
-    else result->t = c->make(comm, x, reduction, ranks);
-    te_tensor_release(x);
+    te_tensor *made = NULL;
+    if (c->change) status = c->change(comm, a.x, a.reduction, a.ranks);
+    else made = c->make(comm, a.x, a.reduction, a.ranks);
+    te_tensor_release(a.x);
     te_comm_release(comm);
-    if (status != TE_OK || (result && !result->t)) return te_lua_raise(rt, L, name, rt->ctx->status);
+    if (wrong) return raise_reason(rt, L, rt->ctx->status);
+    if (a.result) a.result->t = made;
+    if (status != TE_OK || (a.result && !made)) return te_lua_raise(rt, L, name, rt->ctx->status);
     if (c->change) lua_settop(L, 2);
     te_lua_charge(rt, L);
     return 1;
@@ -164,7 +217,8 @@ static int run(lua_State *L, const call *c)
         (void)reduction, (void)ranks;                                                                                 \
         return te_comm_##function arguments;                                                                          \
     }
-#define FUNCTION(name, ...) static int comm_##name(lua_State *L) { return run(L, &(call){#name, __VA_ARGS__}); }
+#define FUNCTION(name, ...)                                                                                           \
+    static int comm_##name(lua_State *L) { return run(L, &(call){"distributed: " #name, __VA_ARGS__}); }
 
 MAKE(all_reduce, (comm, x, reduction))
 MAKE(all_gather, (comm, x))

@@ -83,16 +83,18 @@ static int interrupt_flag(lua_State *L)
     return 1;
 }
 
-/* cpu_info(): {cores =, threads =, isa =}. */
+/* cpu_info(): {cores =, threads =, threads_told =, isa =}; told: by an option or te.set_num_threads. */
 static int cpu_info(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_lua_enter(rt, L, "cpu_info");
-    lua_createtable(L, 0, 3);
+    lua_createtable(L, 0, 4);
     lua_pushinteger(L, (lua_Integer)sysconf(_SC_NPROCESSORS_ONLN));
     lua_setfield(L, -2, "cores");
     lua_pushinteger(L, te_context_threads(rt->ctx));
     lua_setfield(L, -2, "threads");
+    lua_pushboolean(L, rt->ctx->threads_told);
+    lua_setfield(L, -2, "threads_told");
     lua_pushstring(L, te_cpu_isa_name(te_cpu_isa_detect()));
     lua_setfield(L, -2, "isa");
     return 1;

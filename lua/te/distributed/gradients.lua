@@ -16,6 +16,7 @@ local te = require "te"
 local fail = require "te.fail"
 local Module = require "te.module"
 local options = require "te.options"
+local parts = require "te.distributed.parts"
 
 local gradients = {}
 
@@ -27,7 +28,7 @@ local apart = setmetatable({}, { __mode = "k" }) -- groups by parameter that is 
 ---@param group table
 function gradients.hold_apart(module, group)
     apart[module] = group
-    for _, parameter in ipairs(module:parameters()) do apart[parameter] = group end
+    for _, parameter in ipairs(module:parameters()) do apart[parameter], parts[parameter] = group, group end
 end
 
 -- The list without what is held apart, and that by group, as a list of { group =, parameters… }.
@@ -177,9 +178,13 @@ local function average_list(owner, list, group, limit)
     local mask = agree(group, #list, grads)
     te.no_grad(function()
         for i, parameter in ipairs(list) do
-            if mask[i] > 0 and not grads[i] then
-                parameter.grad = te.zeros(parameter.shape, { dtype = parameter.dtype, device = parameter.device })
-                grads[i] = parameter.grad
+            local there, wide = grads[i], mask[i] == 2 and parameter.dtype ~= "float32"
+            if mask[i] > 0 and (not there or wide and there.dtype ~= "float32") then
+                grads[i] = te.zeros(parameter.shape, { dtype = wide and "float32" or parameter.dtype,
+                    device = parameter.device })
+                if there then grads[i]:copy_(there) end
+                parameter[wide and "main_grad" or "grad"] = grads[i]
+                if wide then parameter.grad = nil end
             end
         end
         average(group, layout_of(owner, list, mask, grads, limit), grads)
@@ -200,8 +205,8 @@ end
 
 --- Replaces the gradients by their averages over the processes of a group, which all call it with the same parameters
 --- in the same order. A gradient that only some processes have counts as zeros in the others, and gets there; one that
---- none has stays away. On the CPU averages have the same bits in all processes. Small gradients are averaged together
---- up to bucket_bytes (25e6). Gradients of experts that are split become those of the average loss where they are.
+--- none has stays away, and one that is a main_grad in some process becomes one in all. On the CPU averages have the
+--- same bits in all processes. Small gradients are averaged together up to bucket_bytes (25e6). Gradients of experts that are split become those of the average loss where they are.
 ---@param params table  a list of parameters, or a module
 ---@param opts table|nil  group: te.distributed.world() unless given; bucket_bytes
 function gradients.average_gradients(params, opts)

@@ -32,10 +32,35 @@ end
 
 -- Directions --------------------------------------------------------------------------------------------------------
 
+local alone = false -- for as long as a plan is made: the others do not take part
+
+-- fn for processes, or what has the shape of its result.
+local function with_others(fn, shaped)
+    return function(group, x) return (alone and shaped or fn)(group, x) end
+end
+
 local function same(_, x) return x end
-local function sum(group, x) return group:all_reduce(x) end
-local function gather(group, x) return group:all_gather(x) end
-local function scatter(group, x) return group:reduce_scatter(x) end
+local sum = with_others(function(group, x) return group:all_reduce(x) end, function(_, x) return x:view(x.shape) end)
+local gather = with_others(function(group, x) return group:all_gather(x) end, function(group, x)
+    local rows = {}
+    for i = 1, group.size do rows[i] = x end
+    return te.cat(rows, 1)
+end)
+local scatter = with_others(function(group, x) return group:reduce_scatter(x) end,
+    function(group, x) return x:narrow(1, 1, math.floor(x.shape[1] / group.size)) end)
+
+local function finish(before, done, ...)
+    alone = before
+    if not done then error((...), 0) end
+    return ...
+end
+
+--- fn(…) without the other processes: of what a collective gives only the shape is right.
+function collective.without_others(fn, ...)
+    local before = alone
+    alone = true
+    return finish(before, pcall(fn, ...))
+end
 
 -- forward(group, x), whose gradient is backward(group, dy).
 local function differentiable(forward, backward)

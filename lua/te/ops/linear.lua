@@ -14,6 +14,7 @@ local mode = require "te.recipe.mode"
 local initializers = require "te.initializers"
 local collective = require "te.ops.collective"
 local flatten = require "te.fuser.flatten"
+local parts = require "te.distributed.parts"
 local BasicOperation = require("te.operation").BasicOperation
 
 local WEIGHT = declared.join(declared.join(declared.PLACE, collective.PARALLEL), { init_method = { "callable" } })
@@ -63,6 +64,7 @@ local function init_weight(self, in_features, out_features, opts)
     local split = collective.split(who, opts)
     if split then weight = split_weight(self, who, weight, split) end
     self.weight = mode.weight(self, "weight", weight)
+    if split then parts[self.weight] = split.group end
 end
 
 -- The weights that recipes quantize.
@@ -122,6 +124,7 @@ end
 -- Makes a container of a layer that is split.
 local function split_layer(self)
     local by_columns = self.split.mode == "column"
+    if self.bias and by_columns then parts[self.bias] = self.split.group end
     local first, last = collective.around(self.split)
     local chain = {}
     if first then chain[#chain + 1] = first end
@@ -164,6 +167,7 @@ function Bias:init(size, opts)
         and collective.group("te.Bias", "tensor_parallel_group", opts.tensor_parallel_group)
     if group then size = select(2, collective.share("te.Bias", "size", size, group, true)) end
     self.bias = initializers.parameter({ size }, initializers.constant(0), opts)
+    if group then parts[self.bias] = group end
 end
 
 function Bias:op_forward(_, x) return te.add(x, self.bias) end

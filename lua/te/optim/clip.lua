@@ -1,9 +1,11 @@
 --- Gradient norms. One pass over all gradients gives the norm and, when it is not finite, which tensor broke it.
+--- Squares of what processes hold parts of (te.distributed.parts) are added up between them: they find the same norm.
 
 local te = require "te"
 local fail = require "te.fail"
 local Module = require "te.module"
 local options = require "te.options"
+local parts = require "te.distributed.parts"
 
 local clip = {}
 
@@ -12,29 +14,51 @@ local function gradients(who, params)
     if type(params) ~= "table" or getmetatable(params) then
         fail("%s: params: expected a list of tensors or a module, got %s", who, type(params))
     end
-    local list, owners = {}, {}
+    local list, owners, groups = {}, {}, {}
     options.list(who, "params", params)
     for i, parameter in ipairs(params) do
         if not te.is_tensor(parameter) then
             fail("%s: params[%d]: expected a tensor, got %s", who, i, type(parameter))
         end
-        local grad = te._core.gradient(parameter)
+        local group, grad = parts[parameter], te._core.gradient(parameter)
+        if group and not groups[group] then
+            groups[#groups + 1], groups[group] = group, 0
+        end
         if grad then
             list[#list + 1] = grad
             owners[#owners + 1] = parameter
         end
     end
-    return list, owners
+    return list, owners, groups
 end
 
---- The 2-norm of all gradients together.
+-- The sum of all squares where some belong to parts.
+local function sum_of_parts(squares, owners, groups)
+    local total = 0
+    for i, square in ipairs(squares) do
+        local group = parts[owners[i]]
+        if group then
+            groups[group] = groups[group] + square
+        else
+            total = total + square
+        end
+    end
+    for _, group in ipairs(groups) do
+        total = total + group:all_reduce(te.tensor({ groups[group] }, { dtype = "float64", device = "cpu" })):item()
+    end
+    return total
+end
+
+--- The 2-norm of all gradients together. Where processes hold parts of parameters all of them call it, and the parts of
+--- the others count.
 ---@param params table  a list of parameters, or a module
 ---@return number norm  NaN or infinite when a gradient is
----@return table|nil broken  then: the list of parameters whose gradients are not finite
+---@return table|nil broken  then: the list of parameters whose gradients are not finite in this process
 function clip.grad_norm(params)
-    local grads, owners = gradients("te.optim.grad_norm", params)
-    if #grads == 0 then return 0 end
+    local grads, owners, groups = gradients("te.optim.grad_norm", params)
+    if #grads == 0 and #groups == 0 then return 0 end
     local squares, total = te._core.sum_squares(grads)
+    if #groups > 0 then total = sum_of_parts(squares, owners, groups) end
     for i = 1, #grads do grads[i]:release() end -- these handles, not the gradients
     if total - total == 0 then return math.sqrt(total) end
     local broken = {}
@@ -52,7 +76,10 @@ end
 function clip.grad_clip(params, opts)
     local o = options.check("te.optim.grad_clip", opts,
         { max = { "number", 0, min = 0 }, scale = { "number", 1 }, loss = { "any" } })
-    local grads = gradients("te.optim.grad_clip", params)
+    local grads, _, groups = gradients("te.optim.grad_clip", params)
+    if #groups > 0 then
+        fail("te.optim.grad_clip: params: some are split between processes; te.optim.grad_norm adds what all have")
+    end
     local result = te._core.grad_clip(grads, o.loss, o.scale, o.max)
     for i = 1, #grads do grads[i]:release() end
     return result

@@ -98,7 +98,8 @@ end
 --- The threads of a process that was not told how many: processes that may run on the same processors share them. A
 --- launcher that binds processes has divided them already.
 function Ranks:share_threads()
-    if self.size == 1 or (os.getenv "OMP_NUM_THREADS" or ""):match "^%s*%+?0*[1-9]" then return end
+    if self.size == 1 or te._core.cpu_info().threads_told then return end
+    if (os.getenv "OMP_NUM_THREADS" or ""):match "^%s*%+?0*[1-9]" then return end
     local own = te.tensor({ processors() }, { dtype = "int32", device = "cpu" })
     local all, sharing = self.group:all_gather(own):totable(), 0
     own = all[self.rank + 1]

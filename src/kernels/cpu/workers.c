@@ -226,11 +226,7 @@ static void *lines_new(const te_mem *mem, size_t size, void **block)
 }
 
 /* Threads are not there in a child of fork, where the caller does everything and nobody is waited for. */
-static atomic_int     forks;
-static pthread_once_t counts_forks = PTHREAD_ONCE_INIT;
-
-static void count_fork(void) { atomic_fetch_add(&forks, 1); }
-static void count_forks(void) { pthread_atfork(NULL, NULL, count_fork); }
+static bool are_here(const te_cpu_workers *all) { return all->forks == te_cores_forks(); }
 
 static te_cpu_workers *workers_new(const te_mem *mem)
 {
@@ -239,8 +235,7 @@ static te_cpu_workers *workers_new(const te_mem *mem)
     if (!all) return NULL;
     all->block = block;
     all->processors = te_cores();
-    pthread_once(&counts_forks, count_forks);
-    all->forks = atomic_load(&forks);
+    all->forks = te_cores_forks();
     if (pthread_mutex_init(&all->mutex, NULL) == 0) {
         if (pthread_cond_init(&all->left, NULL) == 0) return all;
         pthread_mutex_destroy(&all->mutex);
@@ -305,7 +300,7 @@ void te_cpu_workers_free(te_exec *exec)
 {
     te_cpu_workers *all = te_cpu(exec)->workers;
     if (!all) return;
-    bool here = all->forks == atomic_load(&forks);
+    bool here = are_here(all);
     atomic_store(&all->ends, true);
     atomic_fetch_add(&all->calls, 1);
     for (worker *w = all->workers; w && here; w = w->next) wake_one(w); /* those who end wake nobody */
@@ -329,7 +324,7 @@ static te_cpu_workers *workers_for(te_exec *exec, int threads)
     te_cpu_device *device = te_cpu(exec);
     if (!device->workers) device->workers = workers_new(exec->mem);
     te_cpu_workers *all = device->workers;
-    if (!all || all->busy || all->forks != atomic_load(&forks) || !reserve_shares(all, exec->mem, threads)) return NULL;
+    if (!all || all->busy || !are_here(all) || !reserve_shares(all, exec->mem, threads)) return NULL;
     while (all->n_workers < threads - 1 && start_worker(all, exec->mem)) continue;
     return all->n_workers ? all : NULL;
 }

@@ -1,9 +1,9 @@
 /* messenger.c - libtetrain_mpi.so: bytes between processes over MPI 3.1 (https://www.mpi-forum.org/docs/).
  *
- * MPI is one for a process, so it is begun by the first who joins and ended with the process; every join has a
- * communicator of its own. Calls are the ones that return at once, but for those that join and split a group, and are
- * then asked whether they are done: so Ctrl-C is seen, and a process that waits long leaves the processor to the
- * others.
+ * MPI is one for a process, so it is begun by the first who joins and ended with the process. Who joins later, when the
+ * first has left, has the same communicator again, unless it is of no use to somebody. Calls are the ones that return
+ * at once, but for those that join and split a group, and are then asked whether they are done: so Ctrl-C is seen, and
+ * a process that waits long leaves the processor to the others.
  */
 #include "kernels/messenger.h"
 
@@ -12,11 +12,15 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
+#include <unistd.h>
 
+/* Stays to the end of the process, as the communicator does. */
 typedef struct mpi_peers {
-    te_peers peers;
-    MPI_Comm comm;
+    te_peers          peers;
+    MPI_Comm          comm;
+    struct mpi_peers *next; /* in `groups` */
 } mpi_peers;
 
 static te_status failed(te_exec *exec, const char *what, int code)
@@ -64,13 +68,52 @@ static te_status finish(te_exec *exec, const char *what, int n, MPI_Request *req
 
 /* --- beginning and end -------------------------------------------------------------------------------------------- */
 
+static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+static mpi_peers      *groups; /* all that there ever were; under the guard */
+static int             n_groups;
+static unsigned char   farewell[512];
+static size_t          farewell_bytes;
+
+static mpi_peers  *world; /* of the join before */
+static atomic_bool joined, join_left_off;
+static bool        somebody_ended; /* who joined before */
+
+enum { ENDED = -1, NEW, KEPT }; /* what a process has to say when it joins: the least counts */
+
+static void bid_farewell(mpi_peers *p, MPI_Request *request)
+{
+    void *all = malloc((size_t)p->peers.size * farewell_bytes); /* stays */
+    if (!all) return;
+    MPI_Iallgather(farewell, (int)farewell_bytes, MPI_BYTE, all, (int)farewell_bytes, MPI_BYTE, p->comm, request);
+}
+
+/* Tells all who may be waiting for this process, or will be, that it comes no more. They end or are told in turn. */
+static void bid_farewells(void)
+{
+    static int   own = ENDED, least;
+    double       since = seconds();
+    int          n = 0, done = 0;
+    MPI_Request *requests = malloc(((size_t)n_groups + 1) * sizeof *requests);
+    if (!requests) return;
+    for (int i = 0; i <= n_groups; i++) requests[i] = MPI_REQUEST_NULL;
+    for (mpi_peers *p = groups; p; p = p->next)
+        if (!p->peers.over) bid_farewell(p, &requests[n++]);
+    if (!somebody_ended) MPI_Iallreduce(&own, &least, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD, &requests[n++]);
+    while (MPI_Testall(n, requests, &done, MPI_STATUSES_IGNORE) == MPI_SUCCESS && !done) wait_a_little(since);
+    free(requests);
+}
+
+static pid_t process; /* that began; not a child of it */
+
 /* A process that ends well waits for the others. One that failed, or left off a call, must not: whoever started them
  * ends them all. */
 static void end(int status, void *unused)
 {
     int ended = 0;
     (void)unused;
-    if (status == 0 && !left_off && MPI_Finalized(&ended) == MPI_SUCCESS && !ended) MPI_Finalize();
+    if (status != 0 || left_off || getpid() != process || MPI_Finalized(&ended) != MPI_SUCCESS || ended) return;
+    bid_farewells();
+    MPI_Finalize();
 }
 
 static int begun = MPI_SUCCESS;
@@ -80,13 +123,14 @@ static void begin(void)
     int there = 0, level;
     MPI_Initialized(&there);
     if (there) return; /* by the host, who ends it too */
+    process = getpid();
     begun = MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
     if (begun == MPI_SUCCESS) on_exit(end, NULL);
 }
 
 static mpi_peers *new_peers(te_exec *exec, const char *what)
 {
-    mpi_peers *p = te_mem_zalloc(exec->mem, sizeof *p);
+    mpi_peers *p = calloc(1, sizeof *p);
     if (!p) te_exec_fail(exec, TE_ERROR_MEMORY, "%s: out of host memory", what);
     return p;
 }
@@ -106,32 +150,77 @@ static te_status look_around(te_exec *exec, const char *what, mpi_peers *p)
     return TE_OK;
 }
 
-static te_status hand_out(te_exec *exec, te_status status, mpi_peers *p, te_peers **peers)
+static te_status enter(te_exec *exec, const char *what, mpi_peers *p)
 {
-    if (status == TE_OK) *peers = &p->peers;
-    else te_mem_free(exec->mem, p, sizeof *p);
+    te_status status = look_around(exec, what, p);
+    if (status != TE_OK) return status;
+    pthread_mutex_lock(&guard);
+    p->next = groups;
+    groups = p;
+    n_groups++;
+    pthread_mutex_unlock(&guard);
+    return TE_OK;
+}
+
+/* What the least of all processes says. */
+static te_status ask_all(te_exec *exec, int own, int *least)
+{
+    static int  in, out; /* may be written to for long when this is left off: then nobody joins again */
+    MPI_Request request;
+    in = own;
+    int       code = MPI_Iallreduce(&in, &out, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD, &request);
+    te_status status = code == MPI_SUCCESS ? finish(exec, "join", 1, &request) : failed(exec, "join", code);
+    *least = out;
     return status;
 }
 
-static atomic_bool join_left_off;
+/* Into `world`; p is room for a new one. */
+static te_status join_with(te_exec *exec, mpi_peers *p)
+{
+    MPI_Request request;
+    int         least;
+    te_status   status = ask_all(exec, world && !world->peers.over ? KEPT : NEW, &least);
+    somebody_ended = status == TE_OK && least == ENDED;
+    if (somebody_ended) status = te_exec_fail(exec, TE_ERROR_DEVICE, "join: another process has ended");
+    if (status == TE_OK && least == NEW) {
+        int code = MPI_Comm_idup(MPI_COMM_WORLD, &p->comm, &request);
+        status = code == MPI_SUCCESS ? finish(exec, "join", 1, &request) : failed(exec, "join", code);
+        if (status == TE_OK) status = enter(exec, "join", p);
+        if (status == TE_OK) world = p;
+    }
+    join_left_off = status == TE_ERROR_INTERRUPTED; /* the others are one call ahead */
+    if (p != world && !join_left_off) free(p);
+    return status;
+}
 
-static te_status mpi_join(te_exec *exec, te_peers **peers)
+static te_status check_join(te_exec *exec, size_t bytes)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    MPI_Request           request;
     pthread_once(&once, begin);
     if (begun != MPI_SUCCESS) return te_exec_fail(exec, TE_ERROR_DEVICE, "join: MPI cannot be begun");
     if (join_left_off) return te_exec_fail(exec, TE_ERROR_DEVICE, "join: an earlier one was interrupted");
-    mpi_peers *p = new_peers(exec, "join");
-    if (!p) return TE_ERROR_MEMORY;
-    int       code = MPI_Comm_idup(MPI_COMM_WORLD, &p->comm, &request);
-    te_status status = code == MPI_SUCCESS ? finish(exec, "join", 1, &request) : failed(exec, "join", code);
-    if (status == TE_ERROR_INTERRUPTED) { /* p may still be written to, and the others are one call ahead */
-        join_left_off = true;
-        return status;
+    if (somebody_ended) return te_exec_fail(exec, TE_ERROR_DEVICE, "join: another process has ended");
+    if (bytes > sizeof farewell) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "join: a long farewell");
+    return TE_OK;
+}
+
+/* The processes find each other by the order of their calls, which that of two threads is not. */
+static te_status mpi_join(te_exec *exec, const void *word, size_t bytes, te_peers **peers)
+{
+    if (atomic_exchange(&joined, true))
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
+                            "join: another runtime of this process is among the processes; one can be at a time");
+    te_status  status = check_join(exec, bytes);
+    mpi_peers *p = status == TE_OK ? new_peers(exec, "join") : NULL;
+    if (p) {
+        memcpy(farewell, word, farewell_bytes = bytes);
+        status = join_with(exec, p);
+    } else if (status == TE_OK) {
+        status = TE_ERROR_MEMORY;
     }
-    if (status == TE_OK) status = look_around(exec, "join", p);
-    return hand_out(exec, status, p, peers);
+    if (status == TE_OK) *peers = &world->peers;
+    else joined = false;
+    return status;
 }
 
 static te_status mpi_split(te_exec *exec, te_peers *peers, int color, int key, te_peers **part)
@@ -143,14 +232,20 @@ static te_status mpi_split(te_exec *exec, te_peers *peers, int color, int key, t
     if (!p) return TE_ERROR_MEMORY;
     p->comm = comm;
     te_status status = code == MPI_SUCCESS ? TE_OK : failed(exec, "split", code);
-    if (status == TE_OK && comm != MPI_COMM_NULL) return hand_out(exec, look_around(exec, "split", p), p, part);
-    te_mem_free(exec->mem, p, sizeof *p);
+    bool      inside = status == TE_OK && comm != MPI_COMM_NULL;
+    if (inside) status = enter(exec, "split", p);
+    if (inside && status == TE_OK) *part = &p->peers;
+    else free(p);
     return status;
 }
 
 /* The communicator is left to the end of the process: freeing it waits for all of the group, and who leaves may be
  * cleaning up after a failure. */
-static void mpi_leave(te_exec *exec, te_peers *peers) { te_mem_free(exec->mem, peers, sizeof(mpi_peers)); }
+static void mpi_leave(te_exec *exec, te_peers *peers)
+{
+    (void)exec;
+    if ((mpi_peers *)peers == world) joined = false;
+}
 
 /* --- moving bytes ------------------------------------------------------------------------------------------------- */
 

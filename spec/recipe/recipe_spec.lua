@@ -162,6 +162,8 @@ describe("te.recipe", function()
                 element = "float4_e2m1", scale = "float8_e4m3", block_rows = 1, block_cols = 16, scale_max = 300,
             },
             ["epsilon: -1"] = { epsilon = -1 },
+            ["scale_max: 100; float32 factors have no such limit"] = { scale_max = 100 },
+            ["replicated: a factor per block and row needs blocks"] = { replicated = true },
             ["act on float32 factors, not on e8m0"] = {
                 scale = "e8m0", block_rows = 1, block_cols = 32, power_of_two = true,
             },

@@ -37,9 +37,8 @@ te_status te_quantizer_check(te_context *ctx, const te_quantizer *q)
     if (!two_levels && q->scale_max != 448.0f && q->scale_max != 0.0f)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "scale_max: %g; %s factors have no such limit, float8_e4m3 factors have",
                        (double)q->scale_max, te_scale_names[q->scale]);
-    if (q->replicated && q->block_rows < 2)
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "replicated: %d x %d; for blocks of several rows", q->block_rows,
-                       q->block_cols);
+    if (q->replicated && !q->block_rows)
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "replicated: a factor per block and row needs blocks");
     if (!(q->epsilon >= 0.0f && q->epsilon <= TE_FLT_MAX))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "epsilon: %g is no size", (double)q->epsilon);
     if ((q->power_of_two || q->epsilon > 0) && q->scale != TE_SCALE_F32)

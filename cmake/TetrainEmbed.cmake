@@ -1,6 +1,7 @@
 # The Lua library as C source, with the training and generation scripts as the tools te.tools.train and
 # te.tools.generate. Run with -P, ROOT being the project's folder and OUTPUT the file to write; included, it declares
-# the rule that makes ${CMAKE_BINARY_DIR}/lua_sources.c.
+# the rule that makes ${CMAKE_BINARY_DIR}/lua_sources.c. Lines that are comments become empty, but for those that document
+# functions (---), which tools read.
 if(CMAKE_SCRIPT_MODE_FILE)
   file(GLOB_RECURSE files RELATIVE ${ROOT}/lua ${ROOT}/lua/te/*.lua)
   list(SORT files)
@@ -14,7 +15,11 @@ if(CMAKE_SCRIPT_MODE_FILE)
     if(file MATCHES "^te/tools/(train|generate)\\.lua$")
       set(path ${tool_${CMAKE_MATCH_1}})
     endif()
-    file(READ ${ROOT}/${path} hex HEX)
+    file(READ ${ROOT}/${path} text)
+    foreach(every RANGE 1) # second lines in a row
+      string(REGEX REPLACE "\n *--( [^\n]*)?\n" "\n\n" text "${text}")
+    endforeach()
+    string(HEX "${text}" hex)
     string(LENGTH "${hex}" length)
     math(EXPR length "${length} / 2")
     string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")

@@ -6,9 +6,11 @@
 --     tetrain train_gpt.lua --preset=nanogpt-char --data=input.txt --recipe=mxfp8
 --     tetrain train_gpt.lua --out=out/book --resume      goes on exactly where the run stopped
 --     mpirun -n 4 tetrain train_gpt.lua --batch=8        four processes, 32 rows a batch
+--     mpirun -n 4 tetrain train_gpt.lua --context-parallel=2     two pairs, which halve each row
 --
 -- Several processes train one model, each on --batch rows of its own: n processes of b rows make the steps of one with
--- n * b. Rank 0 alone prints and writes; a signal to any of them, or a step that is not finite, concerns all.
+-- n * b. With --context-parallel=c every c of them have the same rows, each a part of their tokens: n / c * b rows a
+-- batch. Rank 0 alone prints and writes; a signal to any of them, or a step that is not finite, concerns all.
 --
 -- OUT/metrics.jsonl holds one JSON object a step, and with --watch-numerics one for each operand that was looked at;
 -- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C finishes the step and saves; a validation that it
@@ -65,6 +67,9 @@ local command_line = train.command_line {
     { "seed", "integer", 1, min = 0, help = "of weights, batches and dropout" },
     { "threads", "integer", 0, min = 0, max = 1024,
         help = "0: OMP_NUM_THREADS, or all cores, divided among processes that share them" },
+    { "context-parallel", "size", 1, help = "how many processes cut the tokens of a row between them" },
+    { "cp-comm-type", "string", "all_gather", choices = { "all_gather", "a2a" },
+        help = "how they attend: keys and values go to all, or each has some of the heads" },
     { "device", "string", te.get_default_device(),
         help = "cpu, cuda, cuda:1; of several processes, cuda gives each its own" },
     { "graph", "boolean", true, help = "a step recorded and launched as a whole, where the device can" },
@@ -118,6 +123,9 @@ local function check_together(o, given, device)
     if o.n_expert == 0 and (given.n_expert_active or given.expert_aux_loss) then
         refuse("--%s needs --n-expert", given.n_expert_active and "n-expert-active" or "expert-aux-loss")
     end
+    if o.context_parallel > 1 and o.fp8_attention ~= "none" then
+        refuse "--fp8-attention: not with --context-parallel"
+    end
     local there, problem = pcall(te.empty, { 1 }, { device = device })
     if not there then refuse("--device=%s: %s", o.device, train.plain(problem)) end
 end
@@ -141,7 +149,7 @@ local function check_ids(run, x, y)
 end
 
 local function loss_of(run, x, y)
-    x, y = x:to(run.device), y:to(run.device)
+    x, y = run.ranks:part(x):to(run.device), run.ranks:part(y):to(run.device)
     return te.autocast(run.autocast, function()
         local logits, loss = run.model(x, y)
         logits:release()
@@ -163,6 +171,8 @@ local function open_run(o, given, script)
     end
     local device = ranks:device(o.device)
     check_together(o, given, device)
+    local problem = ranks:divide_sequences(o.context_parallel, o.block)
+    if problem then refuse("--context-parallel=%d: %s", o.context_parallel, problem) end
     local recipe = recipe_of(o)
     o.dtype = o.dtype or (o.recipe == "none" and "float32" or "bfloat16")
     if o.threads > 0 then te.set_num_threads(o.threads) else ranks:share_threads() end
@@ -171,7 +181,7 @@ local function open_run(o, given, script)
         saved_by = saved and tonumber(saved.metadata.processes or 1),
         unvalidated = saved and tonumber(saved.metadata.unvalidated) }
     run.set = train.io(te.data.open, { path = o.data, script = script, tokenizer = o.tokenizer, batch = o.batch,
-        block = o.block, rank = ranks.rank, ranks = ranks.size, seed = o.seed, val_fraction = o.val_fraction })
+        block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks, seed = o.seed, val_fraction = o.val_fraction })
     run.tokenizer = run.set.tokenizer
     if given.tokenizer and not run.tokenizer then refuse "--tokenizer is for text: shards hold ids already" end
     if given.vocab_size and run.tokenizer then refuse "--vocab-size is for shards: a text has its own" end
@@ -193,6 +203,10 @@ local function open_run(o, given, script)
             config.expert_aux_loss = o.expert_aux_loss
         end
         run.model = te.models[o.model](config)
+    end
+    if ranks.context then
+        local fits, why = pcall(run.model.set_context_parallel_group, run.model, ranks.context, o.cp_comm_type)
+        if not fits then refuse("--context-parallel=%d: %s", o.context_parallel, train.plain(why)) end
     end
     run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none", recipe = recipe,
         group = ranks.group }
@@ -218,7 +232,7 @@ local function open_run(o, given, script)
         te.numerics.watch(run.model, { every = o.watch_numerics * o.grad_accumulation,
             done = (run.first_step - 1) * o.grad_accumulation })
     end
-    run.step_tokens = o.batch * o.block * o.grad_accumulation * ranks.size
+    run.step_tokens = o.batch * o.block * o.grad_accumulation * ranks.row_ranks
     if ranks.leads then
         run.metrics = train.io(train.Metrics.open, o.out .. "/metrics.jsonl", run.first_step - 1)
     end
@@ -256,7 +270,7 @@ end
 local function save(run, step, unvalidated)
     local o, ranks = run.options, run.ranks
     if not ranks.leads then return end
-    local texts = { processes = ranks.size > 1 and tostring(ranks.size) or nil,
+    local texts = { processes = ranks.row_ranks > 1 and tostring(ranks.row_ranks) or nil, -- with rows of their own
         unvalidated = unvalidated and ("%.17g"):format(unvalidated) }
     return train.io(train.checkpoint.save, { folder = o.out, step = step, model = run.model, optimizer = run.optimizer,
         keep = o.keep, metadata = { command_line:texts(o), run.set:texts(), run.model:texts(), texts } })
@@ -343,8 +357,11 @@ local function main(words)
     progress:print("%s: %d tokens for training, %d for validation", run.set.description, run.set.n_train, run.set.n_val)
     progress:print("%d parameters, %d threads, %s, recipe %s, steps %d to %d, %s", run.model:num_parameters(),
         te.get_num_threads(), o.dtype, o.recipe, run.first_step, o.steps, o.out)
-    if ranks.size > 1 then progress:print("%d processes, %d tokens a step", ranks.size, run.step_tokens) end
-    if run.saved_by and run.saved_by ~= ranks.size then
+    if ranks.size > 1 then
+        local shared = ranks.context and (", each %d on the same rows"):format(ranks.context.size) or ""
+        progress:print("%d processes%s, %d tokens a step", ranks.size, shared, run.step_tokens)
+    end
+    if run.saved_by and run.saved_by ~= ranks.row_ranks then
         progress:print("the checkpoint was made by %d: batches from here on are others than theirs", run.saved_by)
     end
     if run.first_step > o.steps and not run.unvalidated then

@@ -27,6 +27,7 @@ static inline void begin(built *b, const char *name)
 static inline int emit_full(built *b, te_opcode op, int rate, int slot, double imm, int a0, int a1, int a2)
 {
     te_insn insn = {.op = (uint8_t)op, .slot = (int16_t)slot, .arg = {a0, a1, a2}, .imm = imm};
+    for (int k = te_opcode_args(op); k < 3; k++) insn.arg[k] = -1; /* of a random program */
     if (rate < 0) {
         rate = TE_RATE_UNIFORM;
         for (int k = 0; k < te_opcode_args(op); k++)

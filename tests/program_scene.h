@@ -283,6 +283,7 @@ static void random_program(built *b, uint64_t *state)
         if (op < TE_PW_ROWSUM) {
             emit(b, op, recent, a, (int)(test_random(state) % n));
         } else if (reductions-- > 0) {
+            if (b->insns[recent].rate != TE_RATE_ELEM) recent = 0; /* an input of elements */
             /* + 0: of -0 and 0 the greatest is the first that is met */
             reduce(b, op, op == TE_PW_ROWSUM ? whole(b, recent) : emit(b, TE_PW_ADD, recent, number(b, 0), -1));
         }

@@ -151,7 +151,7 @@ static void test_errors(void)
     te_gemm g = p.gemm;
     g.b.shape[0] = 7;
     CHECK(te_cpu_gemm(exec, &g) == TE_ERROR_ARGUMENT);
-    CHECK_MSG(strstr(exec->message, "[4, 6]") && strstr(exec->message, "[7, 5]"), "%s", exec->message);
+    CHECK_MSG(strstr(exec->message, "{4, 6}") && strstr(exec->message, "{7, 5}"), "%s", exec->message);
     g = p.gemm;
     g.beta = 0.5f;
     CHECK(te_cpu_gemm(exec, &g) == TE_ERROR_ARGUMENT);

@@ -274,7 +274,7 @@ static void test_refused(te_context *ctx)
     bind(&b, &w, 0, true);
     te_gemm g = {.a = a.view, .b = b.view, .c = te_tensor_view(c), .alpha = 1}, bad = g;
     bad.b.shape[0] = 63;
-    CHECK(exec->backend->gemm(exec, &bad) == TE_ERROR_ARGUMENT && strstr(exec->message, "[16, 64]"));
+    CHECK(exec->backend->gemm(exec, &bad) == TE_ERROR_ARGUMENT && strstr(exec->message, "{16, 64}"));
     bad = g;
     bad.a = te_tensor_view(d);
     CHECK(exec->backend->gemm(exec, &bad) == TE_ERROR_ARGUMENT && strstr(exec->message, "float64"));

@@ -9,12 +9,17 @@
 --     self:embed(ids, before)  hidden states {batch, seq, n_embd} of ids that follow `before` tokens
 --     self:chain()             what stands between them and the head
 --     self:head()              the weight {vocab_size, n_embd} that makes logits
+--
+-- With the option context_parallel, a group of processes, ids and targets are this process's part of sequences that are
+-- cut between them (te.distributed.split_sequence), and so are logits; the loss is the mean over this part's tokens.
 
 local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local fuser = require "te.fuser"
 local settle = require "te.settle"
+local declared = require "te.ops.declared"
+local context_parallel = require "te.ops.context_parallel"
 local KVCache = require "te.kv_cache"
 
 local Decoder = te.Module:extend("Decoder")
@@ -36,16 +41,20 @@ function Decoder.shared(own)
     return own
 end
 
+-- Options that are this process's and not the model's: a checkpoint has none of them.
+local OWN = { context_parallel = { "any" }, cp_comm_type = context_parallel.OPTIONS.cp_comm_type }
+
 --- Checks the options that make the model.
 function Decoder:configure(config)
     local who = "te.models." .. self.KIND
-    config = options.check(who, config, self.CONFIG)
+    config = options.check(who, config, declared.join(self.CONFIG, OWN))
     if not config.vocab_size then fail("%s: vocab_size is needed", who) end
+    context_parallel.check(who, config.context_parallel, config.cp_comm_type, "context_parallel")
     self.config = config
     return config
 end
 
---- Makes self.blocks, Block(config, 1) to Block(config, n_layer).
+--- Makes self.blocks, Block(config, 1) to Block(config, n_layer), and cuts their sequences as config says.
 function Decoder:make_blocks(Block)
     local config = self.config
     self.blocks = te.Sequential()
@@ -57,12 +66,29 @@ function Decoder:make_blocks(Block)
     else
         append_blocks() -- as whoever makes the model says
     end
+    local group, comm_type = config.context_parallel, config.cp_comm_type
+    for name in pairs(OWN) do config[name] = nil end
+    self:set_context_parallel_group(group, comm_type)
+end
+
+--- Cuts sequences between the processes of a group, nil: of none, in all that attends.
+---@param group table|nil
+---@param comm_type string|nil  all_gather unless given, or a2a
+function Decoder:set_context_parallel_group(group, comm_type)
+    local who = self.__name .. ":set_context_parallel_group"
+    group, comm_type = context_parallel.check(who, group, comm_type)
+    for _, module in self:named_modules() do
+        local set = module ~= self and module.set_context_parallel_group
+        if set then set(module, group, comm_type) end
+    end
+    self.cp_group, self.cp_comm_type = group, comm_type
+    return self
 end
 
 -- Hidden states {batch, seq, n_embd} after the chain.
 local function hidden_states(self, ids)
     local before = KVCache.active and KVCache.active.length or 0
-    local seq = before + ids:size(2)
+    local seq = before + ids:size(2) * (self.cp_group and self.cp_group.size or 1)
     if seq > self.config.block_size then
         fail("%s: a sequence of %d tokens, block_size is %d", self.__name, seq, self.config.block_size)
     end
@@ -73,6 +99,10 @@ end
 --- where it is trained. Without: the logits {batch, vocab_size} after the last token only. In a te.KVCache's run ids
 --- go on from the tokens that it holds.
 function Decoder:forward(ids, targets)
+    if self.cp_group and not targets then
+        fail("%s: with context_parallel targets are needed; set_context_parallel_group(nil) makes the model whole",
+            self.__name)
+    end
     local x = hidden_states(self, ids)
     if not targets then
         return te.linear(x:select(2, -1), self:head())
@@ -120,7 +150,8 @@ local function next_logits(self, ids, cache)
     return cache:run(self, ids:narrow(2, cache.length + 1, seq - cache.length):contiguous())
 end
 
---- Continues ids {batch, seq} by `count` tokens, without gradients and dropout.
+--- Continues ids {batch, seq} by `count` tokens, without gradients and dropout. With context_parallel, too, ids are
+--- whole and this process goes on by itself.
 ---@return userdata ids  {batch, seq + count}
 function Decoder:generate(ids, count, opts)
     local who = self.__name .. ":generate"
@@ -130,15 +161,17 @@ function Decoder:generate(ids, count, opts)
             te.is_tensor(ids) and options.shape(ids) or type(ids))
     end
     opts = options.check(who, opts, GENERATE)
-    local cache, trains = opts.use_cache and KVCache() or nil, {}
+    local cache, trains, group, comm_type = opts.use_cache and KVCache() or nil, {}, self.cp_group, self.cp_comm_type
     for _, module in self:named_modules() do
         if module.training then trains[#trains + 1] = module end
     end
     local function train_again()
         for _, module in ipairs(trains) do module.training = true end
+        if group then self:set_context_parallel_group(group, comm_type) end
     end
     settle.unfinished[self] = train_again
     self:eval()
+    if group then self:set_context_parallel_group(nil) end
     local ok, result = pcall(te.no_grad, function()
         for _ = 1, count do
             local token = choose(next_logits(self, ids, cache), opts):to(ids.dtype)

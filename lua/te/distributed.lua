@@ -2,7 +2,8 @@
 --- others here. A process that was started alone is a group of one, for which everything below changes nothing.
 --
 -- Ranks count from 0. All processes of a group make the same calls in the same order, with tensors of equal shape and
--- dtype. No function here carries gradients: of modules, te.AllReduce, te.AllGather and te.ReduceScatter do.
+-- dtype. Of what is here split_sequence and join_sequence alone carry gradients; te.AllReduce, te.AllGather and
+-- te.ReduceScatter are modules that do.
 
 local te = require "te"
 
@@ -70,10 +71,16 @@ function distributed.launched() return core.comm_launched ~= nil and core.comm_l
 function distributed.is_group(v) return getmetatable(v) == Group end
 
 -- What training needs besides is loaded when it is first used.
-local loaded_later = { average_gradients = true, broadcast_parameters = true }
+local loaded_later = {
+    average_gradients = "te.distributed.gradients", broadcast_parameters = "te.distributed.gradients",
+    hold_apart = "te.distributed.gradients",
+    split_sequence = "te.distributed.sequence", join_sequence = "te.distributed.sequence",
+    sequence_positions = "te.distributed.sequence",
+}
 
 return setmetatable(distributed, { __index = function(self, name)
     if not loaded_later[name] then core.fail(("te.distributed has no %q"):format(tostring(name))) end
-    for key, fn in pairs(require "te.distributed.gradients") do rawset(self, key, fn) end
-    return rawget(self, name)
+    local fn = require(loaded_later[name])[name]
+    rawset(self, name, fn)
+    return fn
 end })

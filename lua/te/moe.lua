@@ -8,11 +8,15 @@
 -- dropped. The rows of all experts are in one matrix, sorted by expert: te.moe_permute, two te.GroupedLinear around one
 -- activation, te.moe_unpermute. Beside them an expert may stand that sees every token (Dai et al. 2024), its result
 -- whole or times the sigmoid of a gate of its own (Qwen2).
+--
+-- With `group` each of its processes has num_experts / size of the experts, and rows of x of its own: those go to the
+-- processes that have their experts and back (te.distributed.experts). Router and shared expert are in each of them.
 
 local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local initializers = require "te.initializers"
+local collective = require "te.ops.collective"
 
 local moe = {}
 
@@ -105,7 +109,19 @@ local OPTIONS = {
     shared_gate = { "boolean", false },         -- sigmoid(linear(x)), one number for a token, times its result
     init_method = { "callable" },
     output_layer_init_method = { "callable" },  -- of the experts' second products
+    group = { "any" },                          -- of processes that have some experts each; nil: all are here
 }
+
+-- The experts of this process: how many there are, and what fills them with their part of what fills all.
+local function share_experts(self, who, group)
+    local all, here = self.num_experts, self.num_experts
+    if group ~= nil then group = collective.group(who, "group", group) end
+    if not group then return here, function(init) return init end end
+    local experts, before = require "te.distributed.experts", nil
+    before, here = collective.share(who, "num_experts", all, group)
+    self.group = group
+    return here, function(init) return experts.initializer(init, before, here, all - before - here) end
+end
 
 ---@param hidden number  width of tokens
 ---@param inner number   width inside an expert
@@ -125,10 +141,13 @@ function MoE:init(hidden, inner, num_experts, opts)
     local second = { bias = opts.bias, init_method = opts.output_layer_init_method or init }
     self.router = te.Linear(hidden, num_experts, { bias = opts.router_bias, init_method = init })
     if opts.expert_bias then self:register_buffer("expert_bias", te.zeros { num_experts }) end
-    self.experts = te.Sequential(
-        te.GroupedLinear(num_experts, hidden, 2 * inner, first),
-        te[opts.activation](),
-        te.GroupedLinear(num_experts, inner, hidden, second))
+    local here, part_of = share_experts(self, who, opts.group)
+    local function products(n_in, n_out, o)
+        return te.GroupedLinear(here, n_in, n_out, { bias = o.bias, init_method = part_of(o.init_method) })
+    end
+    self.experts = te.Sequential(products(hidden, 2 * inner, first), te[opts.activation](),
+        products(inner, hidden, second))
+    if self.group then te.distributed.hold_apart(self.experts, self.group) end
     if not opts.shared then return end
     self.shared = te.Sequential(
         te.Linear(hidden, 2 * opts.shared, first),
@@ -143,26 +162,47 @@ local function share(self, x)
     return self.shared_gate and y * te.sigmoid(te.linear(x, self.shared_gate.weight)) or y
 end
 
+-- What the experts make of rows, which are in their order; sizes: rows of each. Comes with the sizes of all processes.
+local function work(self, rows, sizes)
+    if not self.group then return self.experts(rows, sizes, sizes), sizes end
+    local experts = require "te.distributed.experts"
+    local plan = experts.plan(self.group, sizes)
+    local here = experts.sizes_here(plan)
+    local y = experts.from_experts(plan, self.experts(experts.to_experts(plan, rows), here, here))
+    return y, experts.totals(plan)
+end
+
+-- The loss that balances the experts. Of several processes each has the share of its tokens, times their number: the
+-- average is the loss of one process that has all tokens.
+local function balance(self, logits, sizes)
+    local size, total = 1, logits:size(1)
+    if self.group then
+        size, total = self.group.size, 0
+        for _, n in ipairs(sizes) do total = total + n / self.topk end
+        sizes = te.tensor(sizes, { device = logits.device })
+    end
+    if total == 0 then return nil end
+    local _, scores = te.fused_compute_score_for_moe_aux_loss(logits, self.topk,
+        { score_function = self.routing.score_function })
+    return moe.fused_aux_loss(scores, sizes, total, self.num_experts, self.topk, self.aux_loss_coeff * size)
+end
+
 -- Rows of tokens to experts and back.
 local function mix(self, x)
     local logits = te.linear(x, self.router.weight, self.router.bias)
     local probs, map = te.fused_topk_with_score_function(logits, self.topk, self.expert_bias, self.routing)
     local sizes = te.sum(map, 1)
     local rows, places = te.moe_permute(x, map, x:size(1) * self.topk)
-    local loss
-    if self.training and self.aux_loss_coeff > 0 and x:size(1) > 0 then
-        local _, scores = te.fused_compute_score_for_moe_aux_loss(logits, self.topk,
-            { score_function = self.routing.score_function })
-        loss = moe.fused_aux_loss(scores, sizes, x:size(1), self.num_experts, self.topk, self.aux_loss_coeff)
-    end
-    rawset(self, "aux_loss", loss)
-    local y = te.moe_unpermute(self.experts(rows, sizes, sizes), places, probs)
+    local made, all_sizes = work(self, rows, sizes)
+    local balances = self.training and self.aux_loss_coeff > 0
+    rawset(self, "aux_loss", balances and balance(self, logits, all_sizes) or nil)
+    local y = te.moe_unpermute(made, places, probs)
     return self.shared and y + share(self, x) or y
 end
 
 --- x {..., hidden}. In training with aux_loss_coeff > 0 the balancing loss of this call stands in self.aux_loss
 --- afterwards, to be added to the model's. Inside te.checkpoint nothing is recorded yet: there the function has to
---- return it, beside its result.
+--- return it, beside its result. All processes of the option `group` call it, each with rows of its own.
 function MoE:forward(x)
     if not te.is_tensor(x) or x:dim() == 0 or x:size(-1) ~= self.hidden then
         fail("te.MoE: x: expected {..., %d}, got %s", self.hidden, te.is_tensor(x) and options.shape(x) or type(x))
@@ -173,7 +213,8 @@ function MoE:forward(x)
 end
 
 function MoE:describe()
-    return ("hidden=%d, inner=%d, num_experts=%d, topk=%d"):format(self.hidden, self.inner, self.num_experts, self.topk)
+    return ("hidden=%d, inner=%d, num_experts=%d, topk=%d%s"):format(self.hidden, self.inner, self.num_experts,
+        self.topk, self.group and ", " .. tostring(self.group) or "")
 end
 
 moe.MoE = MoE

@@ -140,4 +140,23 @@ describe("plans are kept", function()
         assert.is_true(changed(function() te.set_fusion(true) end))
         assert.is_false(changed(function() te.no_grad(function() seq[5].weight:mul_(2) end) end))
     end)
+
+    it("anew by options of a module that is called because of one", function()
+        local Shy = te.BasicOperation:extend("Shy")
+        Shy.plan_fields = { "reason" }
+        function Shy:op_forward(_, x) return x * 2 end
+        function Shy:lower(g, x)
+            if self.reason then return nil, self.reason end
+            return g:op("mul", { x, 2 })
+        end
+        local shy, x = Shy(), input { 4, 8 }
+        local seq = te.Sequential(te.GELU(), shy)
+        local function mentions() return tostring(seq:explain(x)):find("it would rather not", 1, true) ~= nil end
+        assert.is_false(mentions())
+        shy.reason = "it would rather not"
+        assert.is_true(mentions())
+        assert.same((te.gelu(x) * 2):totable(), seq(x):totable())
+        shy.reason = nil
+        assert.is_false(mentions())
+    end)
 end)

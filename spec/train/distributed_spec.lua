@@ -1,5 +1,6 @@
---- Data-parallel training: several processes, started by mpirun, against one. Each start of mpirun costs a second or
---- two, so four do everything; what they look at within is in spec/support/ranks_train.lua.
+--- Training in several processes, started by mpirun, against one: on rows of their own, and on parts of the same rows.
+--- Each start of mpirun costs a second or two, so few do everything; what they look at within is in
+--- spec/support/ranks_train.lua.
 
 local te = require "te"
 local processes = require "spec.support.processes"
@@ -44,6 +45,32 @@ describe("training in several processes", function()
         return list
     end
 
+    -- Steps like those of one process but for rounding.
+    local function same_steps(several, alone)
+        local many, one = metrics(several), metrics(alone)
+        assert.equal(#one, #many)
+        for step, record in ipairs(one) do
+            for _, key in ipairs { "loss", "grad_norm", "lr", "val_loss" } do
+                if record[key] then assert.near(record[key], many[step][key], 2e-5 * record[key], key .. step) end
+            end
+            assert.equal(record.val_loss == nil, many[step].val_loss == nil)
+        end
+    end
+
+    -- The second run, of two parts, is the first one.
+    local function same_bits(whole, parts)
+        local a, b = metrics(whole), metrics(parts)
+        for step = 1, 8 do
+            assert.equal(a[step].loss, b[step].loss)
+            assert.equal(a[step].grad_norm, b[step].grad_norm)
+            assert.equal(a[step].val_loss, b[step].val_loss)
+        end
+        local saved = te.load(te.train.checkpoint.path(folder .. "/" .. parts, 8))
+        for name, tensor in pairs((te.load(te.train.checkpoint.path(folder .. "/" .. whole, 8)))) do
+            assert.same(tensor:totable(), saved[name]:totable(), name)
+        end
+    end
+
     it("makes the steps of one process with the rows of all", function()
         if not processes.available() then pending "mpirun cannot start anything" end
         local code, text = together(("check %s then %s"):format(options("two", "--batch=2"), options("whole", HARD)))
@@ -52,14 +79,8 @@ describe("training in several processes", function()
         assert.equal(2 * 2, select(2, text:gsub("train loss", ""))) -- in one voice
         text, code = shell.capture(("%s scripts/train_gpt.lua %s"):format(TETRAIN, options("one", "--batch=4")))
         assert.equal(0, code, text)
-        local two, one = metrics "two", metrics "one"
-        assert.equal(8, #two)
-        for step, record in ipairs(one) do
-            for _, key in ipairs { "loss", "grad_norm", "lr", "val_loss" } do
-                if record[key] then assert.near(record[key], two[step][key], 2e-5 * record[key], key .. step) end
-            end
-            assert.equal(record.val_loss == nil, two[step].val_loss == nil)
-        end
+        assert.equal(8, #metrics "one")
+        same_steps("two", "one")
     end)
 
     it("stops all where one is asked to, and goes on exactly there", function()
@@ -74,15 +95,29 @@ describe("training in several processes", function()
         assert.is_nil(metrics "parts"[8].val_loss)
         code, text = together(("plain --out=%s/parts --resume"):format(folder))
         assert.equal(0, code, text)
-        local a, b = metrics "whole", metrics "parts"
-        for step = 1, 8 do
-            assert.equal(a[step].loss, b[step].loss)
-            assert.equal(a[step].grad_norm, b[step].grad_norm)
-            assert.equal(a[step].val_loss, b[step].val_loss)
+        same_bits("whole", "parts")
+    end)
+
+    it("makes the steps of one process with parts of the same rows, stops and goes on exactly there", function()
+        if not processes.available() then pending "mpirun cannot start anything" end
+        local cut = " --context-parallel=2 "
+        local code, text = together(("plain %s then %s then %s"):format(options("cut", "--batch=4" .. cut),
+            options("llama", "--model=llama --n-kv-head=2 --batch=4 --cp-comm-type=a2a" .. cut),
+            options("cut-whole", HARD .. cut)))
+        assert.equal(0, code, text)
+        assert.is_truthy(text:find("2 processes, each 2 on the same rows, 64 tokens a step\n", 1, true), text)
+        for name, more in pairs { ["cut-one"] = "", ["llama-one"] = "--model=llama --n-kv-head=2" } do
+            local words = options(name, more .. " --batch=4")
+            text, code = shell.capture(("%s scripts/train_gpt.lua %s"):format(TETRAIN, words))
+            assert.equal(0, code, text)
         end
-        local saved = te.load(te.train.checkpoint.path(folder .. "/parts", 8))
-        for name, tensor in pairs((te.load(te.train.checkpoint.path(folder .. "/whole", 8)))) do
-            assert.same(tensor:totable(), saved[name]:totable(), name)
-        end
+        same_steps("cut", "cut-one")
+        same_steps("llama", "llama-one")
+
+        code, text = together("stop=4 " .. options("cut-parts", HARD .. cut))
+        assert.equal(75, code, text)
+        code, text = together(("plain --out=%s/cut-parts --resume"):format(folder))
+        assert.equal(0, code, text)
+        same_bits("cut-whole", "cut-parts")
     end)
 end)

@@ -22,7 +22,7 @@ static bool loses_gradient(const te_comm_work *w)
 
 static bool can_add(te_dtype dtype, te_reduction reduction)
 {
-    if (dtype == TE_F32 || dtype == TE_BF16 || dtype == TE_F16 || dtype == TE_F64) return true;
+    if (te_dtype_has_gradient(dtype)) return true;
     if (dtype == TE_I64 || dtype == TE_I32 || dtype == TE_U8) return reduction != TE_REDUCE_AVERAGE;
     return dtype == TE_BOOL && reduction >= TE_REDUCE_MAX;
 }

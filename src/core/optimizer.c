@@ -65,8 +65,7 @@ static te_tensor *zeros_like(te_tensor *t)
 static te_status open_entry(te_optimizer *o, int i, te_tensor *param)
 {
     entry *e = &o->entries[i];
-    bool floats = param && (param->dtype == TE_F32 || param->dtype == TE_F64 || param->dtype == TE_BF16 ||
-                            param->dtype == TE_F16);
+    bool floats = param && te_dtype_has_gradient(param->dtype);
     if (!floats || param->node || param->ctx != o->ctx || !te_tensor_contiguous(param))
         return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: parameter %d is %s", i,
                        !param ? "NULL" : !floats ? te_dtype_name(param->dtype)

@@ -89,8 +89,6 @@ void te_program_free(te_program *program)
 
 /* --- instructions ------------------------------------------------------------------------------------------------- */
 
-bool te_opcode_is_reduction(te_opcode op) { return op == TE_PW_ROWSUM || op == TE_PW_ROWMAX || op == TE_PW_ROWMIN; }
-
 bool te_opcode_is_truth(te_opcode op)
 {
     switch (op) {
@@ -100,25 +98,9 @@ bool te_opcode_is_truth(te_opcode op)
     }
 }
 
-static bool is_generator(te_opcode op) { return op == TE_PW_RANDOM || op == TE_PW_KEEP || op == TE_PW_NORMAL; }
-
 static bool is_commutative(te_opcode op)
 {
     return op == TE_PW_ADD || op == TE_PW_MUL || op == TE_PW_EQ || op == TE_PW_NE;
-}
-
-te_rate te_insn_rate(const te_program *program, const te_insn *insn)
-{
-    te_opcode op = (te_opcode)insn->op;
-    if (op == TE_PW_LOAD) return (te_rate)program->input_rates[insn->slot];
-    if (op == TE_PW_COLUMN || is_generator(op)) return TE_RATE_ELEM;
-    if (te_opcode_is_reduction(op)) return TE_RATE_ROW;
-    te_rate rate = TE_RATE_UNIFORM;
-    for (int i = 0; i < te_opcode_args(op); i++) {
-        te_rate arg_rate = te_program_rate(program, insn->arg[i]);
-        if (arg_rate > rate) rate = arg_rate;
-    }
-    return rate;
 }
 
 static int find_equal(const te_program *program, const te_insn *insn)
@@ -183,7 +165,7 @@ int te_program_const(te_program *program, double value)
 
 int te_program_generator(te_program *program, te_opcode op, int slot, int a)
 {
-    if (!is_generator(op) || !slot_fits(slot)) return -1;
+    if (!te_opcode_is_random(op) || !slot_fits(slot)) return -1;
     int n_args = te_opcode_args(op);
     if (n_args == 1 && (a < 0 || a >= program->n_insns)) return -1;
     const int arg[3] = {n_args == 1 ? a : -1, -1, -1};
@@ -205,7 +187,8 @@ static int spread(te_program *program, int value)
 
 int te_program_emit(te_program *program, te_opcode op, int a, int b, int c)
 {
-    if ((unsigned)op >= TE_PW_COUNT || op == TE_PW_LOAD || op == TE_PW_PARAM || op == TE_PW_CONST || is_generator(op))
+    if ((unsigned)op >= TE_PW_COUNT || op == TE_PW_LOAD || op == TE_PW_PARAM || op == TE_PW_CONST ||
+        te_opcode_is_random(op))
         return -1;
     int arg[3] = {a, b, c}, n_args = te_opcode_args(op);
     for (int i = 0; i < 3; i++) {
@@ -214,7 +197,7 @@ int te_program_emit(te_program *program, te_opcode op, int a, int b, int c)
     }
     int simpler = te_program_simplify(program, op, arg);
     if (simpler != TE_VALUE_NONE) return simpler;
-    if (te_opcode_is_reduction(op) && te_program_rate(program, arg[0]) != TE_RATE_ELEM) {
+    if (te_opcode_reduces(op) && te_program_rate(program, arg[0]) != TE_RATE_ELEM) {
         arg[0] = spread(program, arg[0]);
         if (arg[0] < 0) return -1;
     }

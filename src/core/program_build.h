@@ -47,10 +47,6 @@ te_program *te_program_bind(const te_program *source, const double *values);
 /* One line per instruction, for people and tests; returns the length as snprintf does. */
 int te_program_dump(const te_program *program, char *text, size_t size);
 
-/* Checks every invariant stated in program.h (order, rates, slots, arities); used by tests after each
- * transformation. */
-te_status te_program_verify(const te_program *program, te_build_error *error);
-
 /* --- formulas --------------------------------------------------------------------------------------------------- */
 
 /* A computation in text form:

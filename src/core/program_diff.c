@@ -94,7 +94,7 @@ static void classify(te_diff *diff)
         const te_insn *insn = &diff->forward->insns[i];
         te_opcode op = (te_opcode)insn->op;
         if (op == TE_PW_LOAD && diff->request->wanted[insn->slot]) diff->flags[i] |= TE_DIFF_ACTIVE;
-        if (te_opcode_is_reduction(op)) diff->flags[i] |= TE_DIFF_REDUCED;
+        if (te_opcode_reduces(op)) diff->flags[i] |= TE_DIFF_REDUCED;
         for (int k = 0; k < te_opcode_args(op); k++) {
             uint8_t inherited = diff->flags[insn->arg[k]] & (TE_DIFF_ACTIVE | TE_DIFF_REDUCED);
             if (!passes_gradient(op, k)) inherited &= (uint8_t)~TE_DIFF_ACTIVE;

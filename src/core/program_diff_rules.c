@@ -200,7 +200,7 @@ static void apply_rule(const rule *r)
 {
     te_opcode op = (te_opcode)r->insn.op;
     if (r->d < 0) return;
-    if (te_opcode_is_reduction(op)) reduction_rule(r);
+    if (te_opcode_reduces(op)) reduction_rule(r);
     else if (op == TE_PW_WHERE) where_rule(r);
     else if (te_opcode_args(op) == 2) binary_rule(r);
     else unary_rule(r);

@@ -78,7 +78,7 @@ static bool is_stored_row(const te_diff *diff, int value)
     const te_insn *insn = &diff->forward->insns[value];
     te_opcode op = (te_opcode)insn->op;
     if (insn->rate != TE_RATE_ROW || !(diff->flags[value] & TE_DIFF_REDUCED)) return false;
-    if (te_opcode_is_reduction(op)) return true;
+    if (te_opcode_reduces(op)) return true;
     for (int k = 0; k < te_opcode_args(op); k++)
         if ((diff->flags[insn->arg[k]] & TE_DIFF_REDUCED) && diff->mapped[insn->arg[k]] < 0) return true;
     return false;

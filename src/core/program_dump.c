@@ -1,4 +1,4 @@
-/* program_dump.c - programs as text, and the check of every invariant that program.h states. */
+/* program_dump.c - programs as text. */
 #include "program_internal.h"
 
 #include <stdarg.h>
@@ -71,60 +71,4 @@ int te_program_dump(const te_program *program, char *text, size_t size)
     for (int i = 0; i < program->n_outputs; i++)
         put(&sink, "  output %d: %s %%%d\n", i, output_name(program->outputs[i].kind), program->outputs[i].value);
     return sink.length;
-}
-
-/* --- invariants --------------------------------------------------------------------------------------------------- */
-
-static int slot_count(const te_program *program, te_opcode op)
-{
-    if (op == TE_PW_LOAD) return program->n_inputs;
-    return op == TE_PW_PARAM ? program->n_params : program->n_rngs;
-}
-
-static te_status verify_insn(const te_program *program, int index, te_build_error *error)
-{
-    const te_insn *insn = &program->insns[index];
-    te_opcode op = (te_opcode)insn->op;
-    if (insn->op >= TE_PW_COUNT)
-        return te_build_fail(error, TE_ERROR_INTERNAL, "%s: %%%d has opcode %d, there are %d", program->name, index,
-                             insn->op, TE_PW_COUNT);
-    if (has_slot(op) ? insn->slot < 0 || insn->slot >= slot_count(program, op) : insn->slot != 0)
-        return te_build_fail(error, TE_ERROR_INTERNAL, "%s: %%%d = %s uses slot %d", program->name, index,
-                             te_opcode_name(op), insn->slot);
-    for (int k = 0; k < 3; k++) {
-        bool used = k < te_opcode_args(op);
-        if (used ? insn->arg[k] < 0 || insn->arg[k] >= index : insn->arg[k] != -1)
-            return te_build_fail(error, TE_ERROR_INTERNAL, "%s: %%%d = %s has argument %d = %d", program->name, index,
-                                 te_opcode_name(op), k, insn->arg[k]);
-    }
-    if (insn->rate != te_insn_rate(program, insn))
-        return te_build_fail(error, TE_ERROR_INTERNAL, "%s: %%%d = %s has rate %s, its arguments give %s",
-                             program->name, index, te_opcode_name(op), rate_name(insn->rate),
-                             rate_name(te_insn_rate(program, insn)));
-    if (te_opcode_is_reduction(op) && te_program_rate(program, insn->arg[0]) != TE_RATE_ELEM)
-        return te_build_fail(error, TE_ERROR_INTERNAL, "%s: %%%d = %s reduces %%%d of rate %s", program->name, index,
-                             te_opcode_name(op), insn->arg[0], rate_name(program->insns[insn->arg[0]].rate));
-    return TE_OK;
-}
-
-te_status te_program_verify(const te_program *program, te_build_error *error)
-{
-    for (int i = 0; i < program->n_inputs; i++)
-        if (program->input_rates[i] > TE_RATE_ELEM)
-            return te_build_fail(error, TE_ERROR_INTERNAL, "%s: input %d has rate %d", program->name, i,
-                                 program->input_rates[i]);
-    for (int i = 0; i < program->n_insns; i++) {
-        te_status status = verify_insn(program, i, error);
-        if (status != TE_OK) return status;
-    }
-    for (int i = 0; i < program->n_outputs; i++) {
-        const struct te_program_output *output = &program->outputs[i];
-        if (output->kind > TE_OUT_AMAX || output->value < 0 || output->value >= program->n_insns)
-            return te_build_fail(error, TE_ERROR_INTERNAL, "%s: output %d is of kind %d, value %d of %d",
-                                 program->name, i, output->kind, output->value, program->n_insns);
-        if (output->kind == TE_OUT_ROW && te_program_rate(program, output->value) == TE_RATE_ELEM)
-            return te_build_fail(error, TE_ERROR_INTERNAL, "%s: output %d stores %%%d of rate elem once per row",
-                                 program->name, i, output->value);
-    }
-    return TE_OK;
 }

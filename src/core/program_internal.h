@@ -29,9 +29,7 @@ int te_program_replay(te_program *target, const te_insn *insn, const int32_t *ma
 /* map[i] = 1 for every value that an output needs, else 0. */
 void te_program_mark(const te_program *program, int32_t *map);
 
-te_rate te_insn_rate(const te_program *program, const te_insn *insn);
-bool    te_opcode_is_reduction(te_opcode op);
-bool    te_opcode_is_truth(te_opcode op); /* results are 0 or 1 */
+bool te_opcode_is_truth(te_opcode op); /* results are 0 or 1 */
 
 /* Fills the error, which may be NULL, and returns the status. */
 te_status te_build_fail(te_build_error *error, te_status status, const char *format, ...)
@@ -48,11 +46,6 @@ static inline bool te_program_is_op(const te_program *program, int value, te_opc
 static inline bool te_program_is_const(const te_program *program, int value, double number)
 {
     return te_program_is_op(program, value, TE_PW_CONST) && program->insns[value].imm == number;
-}
-
-static inline te_rate te_program_rate(const te_program *program, int value)
-{
-    return (te_rate)program->insns[value].rate;
 }
 
 #endif

@@ -1,6 +1,8 @@
 /* check.c - see check.h. */
 #include "check.h"
 
+#include "dtype.h"
+
 #include <stdio.h>
 
 te_view_words te_describe_view(const te_view *view)
@@ -22,6 +24,86 @@ bool te_view_has_shape(const te_view *view, int ndim, const int64_t *shape)
 }
 
 static bool is_index(te_dtype dtype) { return dtype == TE_I64 || dtype == TE_I32; }
+
+/* --- programs ----------------------------------------------------------------------------------------------------- */
+
+static te_status check_operand(te_exec *exec, const te_program *program, const te_operand *operand, const char *what,
+                               int i)
+{
+    if ((unsigned)operand->dtype < TE_DTYPE_COUNT) return TE_OK;
+    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: %s %d has no such dtype: %d", program->name, what, i,
+                        (int)operand->dtype);
+}
+
+te_status te_check_run(te_exec *exec, const te_program *program, const te_run *run)
+{
+    bool      empty = false;
+    te_status status = TE_OK;
+    if (run->ndim < 1 || run->ndim > TE_MAX_DIMS)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: %d dimensions, wanted 1 to %d", program->name,
+                            run->ndim, TE_MAX_DIMS);
+    for (int d = 0; d < run->ndim; d++) {
+        if (run->shape[d] < 0)
+            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: extent %lld of dimension %d", program->name,
+                                (long long)run->shape[d], d);
+        empty |= run->shape[d] == 0;
+    }
+    for (int i = 0; i < program->n_inputs && status == TE_OK; i++) {
+        status = check_operand(exec, program, &run->inputs[i], "input", i);
+        if (status == TE_OK && !run->inputs[i].data && !empty)
+            status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: input %d has no data", program->name, i);
+    }
+    for (int o = 0; o < program->n_outputs && status == TE_OK; o++)
+        if (run->outputs[o].data) status = check_operand(exec, program, &run->outputs[o], "output", o);
+    return status;
+}
+
+/* --- matrix products ---------------------------------------------------------------------------------------------- */
+
+static bool gemm_fits(const te_gemm *g)
+{
+    int d = g->c.ndim;
+    if (d < 2 || d > TE_MAX_DIMS || g->a.ndim != d || g->b.ndim != d) return false;
+    for (int i = 0; i < d - 2; i++)
+        if (g->a.shape[i] != g->c.shape[i] || g->b.shape[i] != g->c.shape[i]) return false;
+    return g->a.shape[d - 2] == g->c.shape[d - 2] && g->b.shape[d - 1] == g->c.shape[d - 1] &&
+           g->a.shape[d - 1] == g->b.shape[d - 2];
+}
+
+static te_status check_gemm_additions(te_exec *exec, const te_gemm *g)
+{
+    int d = g->c.ndim;
+    const te_view *bias = &g->bias, *aux = &g->aux;
+    if (te_view_present(bias) && !te_view_has_shape(bias, 1, &g->c.shape[d - 1]))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: a bias %s for %lld columns",
+                            te_describe_view(bias).text, (long long)g->c.shape[d - 1]);
+    if (te_view_present(bias) && !te_dtype_has_gradient(bias->dtype))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: a bias of %s", te_dtype_name(bias->dtype));
+    if (te_view_present(aux) && (!te_view_has_shape(aux, d, g->c.shape) || aux->dtype != g->c.dtype))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: aux is %s of %s, the result %s of %s",
+                            te_describe_view(aux).text, te_dtype_name(aux->dtype), te_describe_view(&g->c).text,
+                            te_dtype_name(g->c.dtype));
+    return TE_OK;
+}
+
+te_status te_check_gemm(te_exec *exec, const te_gemm *g, bool bytes)
+{
+    te_dtype in = g->a.dtype, out = g->c.dtype;
+    bool     narrows = in == TE_F32 && (out == TE_BF16 || out == TE_F16);
+    if (!gemm_fits(g))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: shapes %s and %s do not give %s",
+                            te_describe_view(&g->a).text, te_describe_view(&g->b).text, te_describe_view(&g->c).text);
+    if (g->c.quant) return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: a quantized result");
+    if (!bytes &&
+        (!te_dtype_has_gradient(in) || g->b.dtype != in || (out != in && out != TE_F32 && !narrows)))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: %s by %s into %s is not supported",
+                            te_dtype_name(in), te_dtype_name(g->b.dtype), te_dtype_name(out));
+    if (g->beta != 0 && g->beta != 1)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: beta is %g, expected 0 or 1", (double)g->beta);
+    if ((unsigned)g->activation > TE_ACT_GELU)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: activation %d is unknown", (int)g->activation);
+    return check_gemm_additions(exec, g);
+}
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 

@@ -15,6 +15,12 @@ typedef struct te_view_words {
 te_view_words te_describe_view(const te_view *view);
 bool te_view_has_shape(const te_view *view, int ndim, const int64_t *shape);
 
+/* Shape, dtypes and data of what a program runs on. */
+te_status te_check_run(te_exec *exec, const te_program *program, const te_run *run);
+
+/* Shapes, dtypes and options of a matrix product; `bytes`: of quantized operands, whose dtypes others look at. */
+te_status te_check_gemm(te_exec *exec, const te_gemm *g, bool bytes);
+
 /* Shapes, dtypes, strides and options of attention in plain dtypes: `op` is what the message begins with. */
 te_status te_check_attention(te_exec *exec, const char *op, const te_attention *a);
 

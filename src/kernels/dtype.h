@@ -234,10 +234,16 @@ TE_HD static inline void te_store_f64(void *data, te_dtype dtype, int64_t i, dou
 
 TE_HD static inline bool te_dtype_is_float8(te_dtype dtype) { return dtype == TE_F8E4M3 || dtype == TE_F8E5M2; }
 
+/* What modules compute in and gradients have: floating point, but for FP8, which only stores. */
+TE_HD static inline bool te_dtype_has_gradient(te_dtype dtype)
+{
+    return dtype == TE_F32 || dtype == TE_BF16 || dtype == TE_F16 || dtype == TE_F64;
+}
+
 /* Floating point of any width, FP8 included. */
 TE_HD static inline bool te_dtype_is_float(te_dtype dtype)
 {
-    return dtype == TE_F32 || dtype == TE_BF16 || dtype == TE_F16 || dtype == TE_F64 || te_dtype_is_float8(dtype);
+    return te_dtype_has_gradient(dtype) || te_dtype_is_float8(dtype);
 }
 
 /* Whole numbers; bool is not one of them. */

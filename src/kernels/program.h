@@ -134,4 +134,19 @@ typedef struct te_program {
 const char *te_opcode_name(te_opcode op);
 int         te_opcode_args(te_opcode op);
 
+static inline bool te_opcode_reduces(int op) { return op == TE_PW_ROWSUM || op == TE_PW_ROWMAX || op == TE_PW_ROWMIN; }
+static inline bool te_opcode_is_random(int op) { return op == TE_PW_RANDOM || op == TE_PW_KEEP || op == TE_PW_NORMAL; }
+
+static inline te_rate te_program_rate(const te_program *program, int value)
+{
+    return (te_rate)program->insns[value].rate;
+}
+
+/* What an instruction's arguments make of it. */
+te_rate te_insn_rate(const te_program *program, const te_insn *insn);
+
+/* Whether order, slots, arities and rates are as stated above, on which a backend's memory safety rests; what is wrong
+ * goes to text, which may be NULL. */
+bool te_program_verify(const te_program *program, char *text, size_t size);
+
 #endif

@@ -8,6 +8,9 @@
 --
 -- Large gradients are averaged where they are. Small ones, of which a model has many, go together: they are copied into
 -- buckets, flat tensors of one dtype that are kept for the next step.
+--
+-- Parameters of which each process of a group has others, such as experts, are held apart: their gradients came from
+-- all of the group already, so they are divided by its size, and averaged only over those that have the same ones.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -15,6 +18,48 @@ local Module = require "te.module"
 local options = require "te.options"
 
 local gradients = {}
+
+local apart = setmetatable({}, { __mode = "k" }) -- groups by parameter that is held apart, and by the module of it
+
+--- Says that each process of the group has parameters of its own in the module, to which gradients come from all of
+--- them. average_gradients then divides those by the group's size, and broadcast_parameters leaves the values alone.
+---@param module table
+---@param group table
+function gradients.hold_apart(module, group)
+    apart[module] = group
+    for _, parameter in ipairs(module:parameters()) do apart[parameter] = group end
+end
+
+-- The list without what is held apart, and that by group, as a list of { group =, parameters… }.
+local function divide(list)
+    local common, held, known = {}, {}, {}
+    for _, parameter in ipairs(list) do
+        local group = apart[parameter]
+        if group and not known[group] then
+            known[group] = { group = group }
+            held[#held + 1] = known[group]
+        end
+        table.insert(group and known[group] or common, parameter)
+    end
+    return common, held
+end
+
+local same_parts = setmetatable({}, { __mode = "k" }) -- by group that holds apart: by group of all
+
+-- The processes of `all` that have what this one has of what is held apart in `group`; nil: there is no other.
+local function holders(who, all, group)
+    if group.size == all.size then return nil end
+    local known = same_parts[group] or setmetatable({}, { __mode = "k" })
+    same_parts[group] = known
+    if not known[all] then
+        local same = all:split(group.rank)
+        if same.size * group.size ~= all.size then
+            fail("%s: %s holds parameters apart, which does not divide %s", who, tostring(group), tostring(all))
+        end
+        known[all] = same
+    end
+    return known[all]
+end
 
 local ALONE = 2 ^ 20 -- bytes from which on copying a gradient costs more than a collective of its own
 local BYTES = { float64 = 8, float32 = 4, bfloat16 = 2, float16 = 2 }
@@ -124,16 +169,8 @@ local function average(group, layout, grads)
     end
 end
 
---- Replaces the gradients by their averages over the processes of a group, which all call it with the same parameters
---- in the same order. A gradient that only some processes have counts as zeros in the others, and gets there; one that
---- none has stays away. On the CPU averages have the same bits in all processes. Small gradients are averaged together
---- up to bucket_bytes (25e6).
----@param params table  a list of parameters, or a module
----@param opts table|nil  group: te.distributed.world() unless given; bucket_bytes
-function gradients.average_gradients(params, opts)
-    local who = "te.distributed.average_gradients"
-    local o = options.check(who, opts, { group = { "any" }, bucket_bytes = { "number", 25e6, min = 1 } })
-    local list, group = tensors_of(who, params), group_of(who, o.group)
+-- Averages the gradients of a list; `owner` keeps what they travel in.
+local function average_list(owner, list, group, limit)
     if group.size == 1 or #list == 0 then return end
     local grads = {}
     for i, parameter in ipairs(list) do grads[i] = te._core.gradient(parameter) or false end
@@ -145,10 +182,39 @@ function gradients.average_gradients(params, opts)
                 grads[i] = parameter.grad
             end
         end
-        average(group, layout_of(params, list, mask, grads, o.bucket_bytes), grads)
+        average(group, layout_of(owner, list, mask, grads, limit), grads)
     end)
     for i = 1, #list do
         if grads[i] then grads[i]:release() end -- this handle; the collector would keep a model's gradients for a while
+    end
+end
+
+local function scale_list(list, factor)
+    te.no_grad(function()
+        for _, parameter in ipairs(list) do
+            local grad = te._core.gradient(parameter)
+            if grad then grad:mul_(factor) grad:release() end
+        end
+    end)
+end
+
+--- Replaces the gradients by their averages over the processes of a group, which all call it with the same parameters
+--- in the same order. A gradient that only some processes have counts as zeros in the others, and gets there; one that
+--- none has stays away. On the CPU averages have the same bits in all processes. Small gradients are averaged together
+--- up to bucket_bytes (25e6). Gradients of experts that are split become those of the average loss where they are.
+---@param params table  a list of parameters, or a module
+---@param opts table|nil  group: te.distributed.world() unless given; bucket_bytes
+function gradients.average_gradients(params, opts)
+    local who = "te.distributed.average_gradients"
+    local o = options.check(who, opts, { group = { "any" }, bucket_bytes = { "number", 25e6, min = 1 } })
+    local list, group = tensors_of(who, params), group_of(who, o.group)
+    if group.size == 1 then return end
+    local common, held = divide(list)
+    average_list(params, common, group, o.bucket_bytes)
+    for _, part in ipairs(held) do
+        local same = holders(who, group, part.group)
+        if same then average_list(part.group, part, same, o.bucket_bytes) end
+        scale_list(part, 1 / part.group.size)
     end
 end
 
@@ -171,8 +237,31 @@ local function broadcast(group, tensor, root)
     if not rawequal(dense, tensor) then tensor:copy_(dense) end
 end
 
+-- Of a name in a state: the group whose processes hold others under it, if there is one.
+local function find_apart(state, module)
+    local prefixes = {}
+    for path, part in (module and module:named_modules() or function() end) do
+        if apart[part] then prefixes[#prefixes + 1] = { path == "" and "" or path .. ".", apart[part] } end
+    end
+    return function(name)
+        for _, entry in ipairs(prefixes) do
+            if name:sub(1, #entry[1]) == entry[1] then return entry[2] end
+        end
+        return apart[state[name]]
+    end
+end
+
+-- To those who have the same ones, from that among them who stands where the root stands among its like.
+local function broadcast_apart(who, all, part_of, tensor, root)
+    local same = holders(who, all, part_of)
+    if not same then return end
+    local place = te.tensor({ same.rank }, { dtype = "int64", device = "cpu" })
+    broadcast(same, tensor, all:broadcast_(place, root):item())
+end
+
 --- Gives all processes of a group the values that one of them has: of a module parameters, buffers and what its recipe
---- remembers, of a list its tensors.
+--- remembers, of a list its tensors. Of experts that are split the processes keep what they have, or get it from one
+--- that has the same experts.
 ---@param params table  a module, or a list of tensors
 ---@param opts table|nil  group: te.distributed.world() unless given; root (0): the rank whose values they are
 function gradients.broadcast_parameters(params, opts)
@@ -182,7 +271,15 @@ function gradients.broadcast_parameters(params, opts)
     local group = group_of(who, o.group)
     if group.size == 1 then return end
     te.no_grad(function()
-        for _, name in ipairs(options.names(state)) do broadcast(group, state[name], o.root) end
+        local held_in = find_apart(state, module)
+        for _, name in ipairs(options.names(state)) do
+            local part_of = held_in(name)
+            if part_of then
+                broadcast_apart(who, group, part_of, state[name], o.root)
+            else
+                broadcast(group, state[name], o.root)
+            end
+        end
         if module then module:load_state_dict(state) end -- parts of quantized parameters: others depend on them
     end)
 end

@@ -136,7 +136,8 @@ function Recorder:watch(module)
     end
 end
 
--- Describes one item; false and a reason when it has to be called. Nothing is left behind then.
+-- Describes one item; false and a reason when it has to be called. Nothing is left behind then but that its options are
+-- looked at: others may let it be described.
 local function describe(g, item, values)
     local n_steps, n_checks, extras = #g.steps, #g.checks, {}
     for i, v in ipairs(item.extras) do extras[i] = symbol(g, values[v]) end
@@ -149,6 +150,7 @@ local function describe(g, item, values)
     end
     for i = #g.steps, n_steps + 1, -1 do g.steps[i] = nil end
     for i = #g.checks, n_checks + 1, -1 do g.checks[i] = nil end
+    if operation.lowering(item.op) then g:watch(item.op) end
     return false, results[2]
 end
 

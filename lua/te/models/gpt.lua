@@ -63,7 +63,12 @@ end
 function GPT:chain() return { self.dropout, self.blocks, self.norm } end
 
 function GPT:embed(ids, before)
-    local positions = te.arange(before, before + ids:size(2) - 1, 1, { dtype = "int32", device = ids.device })
+    local n, positions = ids:size(2), nil
+    if self.cp_group then
+        positions = te.distributed.sequence_positions(n, self.cp_group, ids.device)
+    else
+        positions = te.arange(before, before + n - 1, 1, { dtype = "int32", device = ids.device })
+    end
     return te.add(self.wte(ids), self.wpe(positions))
 end
 

@@ -7,6 +7,9 @@
 -- option `rope` queries and keys are turned by their positions (te.rope), with `qk_norm` normalized (te.ops.qk_norm).
 -- softmax_type "off-by-one" adds 1 to the denominator of every softmax, "learnable" exp(softmax_offset), a parameter of
 -- each head, so that a head may attend to nothing (Miller 2023; Xiao et al. 2023).
+--
+-- With cp_group x is this process's part of a sequence that is cut between the processes of a group
+-- (te.ops.context_parallel).
 
 local te = require "te"
 local fail = require "te.fail"
@@ -16,6 +19,7 @@ local options = require "te.options"
 local declared = require "te.ops.declared"
 local operation = require "te.operation"
 local qk_norm = require "te.ops.qk_norm"
+local context_parallel = require "te.ops.context_parallel"
 local KVCache = require "te.kv_cache"
 local BasicOperation = operation.BasicOperation
 
@@ -25,7 +29,7 @@ end }
 
 local SOFTMAX_TYPE = { "string", "vanilla", choices = { "vanilla", "off-by-one", "learnable" } }
 
-local SELF_ATTENTION = declared.join(qk_norm.OPTIONS, {
+local SELF_ATTENTION = declared.join(declared.join(qk_norm.OPTIONS, context_parallel.OPTIONS), {
     head_size = { "size" },                      -- features of a head; hidden_size / num_heads unless given
     causal = { "boolean", true },
     dropout = DROPOUT,                           -- of attention probabilities, while training
@@ -82,12 +86,21 @@ local function attributes(self, more)
     return values
 end
 
+local WAITS = "it waits for other processes"
+
+-- The method of that name: cuts sequences between the processes of a group, nil: of none.
+local function set_context_parallel_group(self, group, comm_type)
+    context_parallel.set(self, ("te.%s:set_context_parallel_group"):format(self.__name), group, comm_type)
+    return self
+end
+
 local SelfAttention = BasicOperation:extend("SelfAttention")
+SelfAttention.set_context_parallel_group = set_context_parallel_group
 
 SelfAttention.takes_seq_lens = true
 SelfAttention.plan_fields = {
     "qkv", "proj", "causal", "scale", "window_left", "window_right", "dropout", "training", "rope_interleaved",
-    "q_norm", "k_norm", "qk_norm_before_rope",
+    "q_norm", "k_norm", "qk_norm_before_rope", "cp_group",
 }
 
 -- What delayed scaling remembers of Q, K and V, which lie in one tensor, stands beside the two projections' own.
@@ -109,6 +122,7 @@ local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
     set_fields(self, opts)
     qk_norm.init(self, opts)
     init_offset(self, opts, num_heads)
+    context_parallel.set(self, who, opts.cp_group, opts.cp_comm_type)
     self.rope_interleaved = false
     if opts.rope then
         local frequencies, interleaved = rotary.of_option(who, opts.rope, self.head_size, opts.device)
@@ -131,6 +145,32 @@ local function packed_attributes(self)
         interleaved = self.rope_interleaved })
 end
 
+-- Q, K and V {batch, heads, seq, head size} of a packed projection, normalized, and turned by these positions, or those
+-- from this offset on.
+local function separate(self, qkv, positions, offset)
+    local heads, kv_heads = self.num_heads, self.num_kv_heads
+    local batch = qkv:dim() == 3 and qkv:size(1) or 1
+    local parts = qkv:view({ batch, qkv:size(-2), heads + 2 * kv_heads, self.head_size }):transpose(2, 3)
+    local frequencies, before = self.rope_frequencies, self.q_norm and self.qk_norm_before_rope
+    local function turned(x)
+        if not frequencies then return x end
+        return te.rope(x, frequencies, positions, { interleaved = self.rope_interleaved, offset = offset })
+    end
+    local qk = parts:narrow(2, 1, heads + kv_heads)
+    if not before then qk = turned(qk) end
+    local q, k = qk:narrow(2, 1, heads), qk:narrow(2, heads + 1, kv_heads)
+    if self.q_norm then q, k = qk_norm.apply(self, q, k) end
+    if before then q, k = turned(q), turned(k) end
+    return q, k, parts:narrow(2, heads + kv_heads + 1, kv_heads)
+end
+
+-- y {batch, heads, seq, head size} as rows like those of qkv.
+local function rows_of(self, y, qkv)
+    local shape = qkv.shape
+    shape[#shape] = self.num_heads * self.head_size
+    return y:transpose(2, 3):reshape(shape)
+end
+
 -- The rows of qkv attend to what the cache holds, themselves included.
 local function attend_cached(self, cache, qkv, seq_lens)
     if seq_lens then
@@ -139,31 +179,27 @@ local function attend_cached(self, cache, qkv, seq_lens)
     if not self.causal then
         fail("te.%s: with a te.KVCache tokens can't see later ones; causal must be true", self.__name)
     end
-    local heads, kv_heads = self.num_heads, self.num_kv_heads
-    local batch = qkv:dim() == 3 and qkv:size(1) or 1
-    local parts = qkv:view({ batch, qkv:size(-2), heads + 2 * kv_heads, self.head_size }):transpose(2, 3)
-    local frequencies, before = self.rope_frequencies, self.q_norm and self.qk_norm_before_rope
-    local function turned(x)
-        if not frequencies then return x end
-        return te.rope(x, frequencies, nil, { interleaved = self.rope_interleaved, offset = cache.length })
-    end
-    local qk = parts:narrow(2, 1, heads + kv_heads)
-    if not before then qk = turned(qk) end
-    local q, k = qk:narrow(2, 1, heads), qk:narrow(2, heads + 1, kv_heads)
-    if self.q_norm then q, k = qk_norm.apply(self, q, k) end
-    if before then q, k = turned(q), turned(k) end
-    local v = parts:narrow(2, heads + kv_heads + 1, kv_heads)
+    local q, k, v = separate(self, qkv, nil, cache.length)
     k, v = cache:append(self, k, v)
-    local y = attend(self, te.scaled_dot_product_attention, q, k, v, nil, self.softmax_offset,
-        attributes(self, { bottom_right = true }))
-    local shape = qkv.shape
-    shape[#shape] = heads * self.head_size
-    return y:transpose(2, 3):reshape(shape)
+    return rows_of(self, attend(self, te.scaled_dot_product_attention, q, k, v, nil, self.softmax_offset,
+        attributes(self, { bottom_right = true })), qkv)
+end
+
+-- The rows of qkv are this process's part of a sequence.
+local function attend_parallel(self, qkv, seq_lens)
+    if seq_lens then
+        fail("te.%s: under cp_group every sequence has the same length; seq_lens is not taken", self.__name)
+    end
+    local positions = self.rope_frequencies and context_parallel.positions(self, qkv)
+    local q, k, v = separate(self, qkv, positions)
+    return rows_of(self, context_parallel.attend(self, q, k, v, self.softmax_offset, attributes(self)), qkv)
 end
 
 function SelfAttention:forward(x, seq_lens)
     local qkv, attended = self.qkv(x), nil
-    if KVCache.active then
+    if self.cp_group then
+        attended = attend_parallel(self, qkv, seq_lens)
+    elseif KVCache.active then
         attended = attend_cached(self, KVCache.active, qkv, seq_lens)
     else
         local packed, frequencies = qkv, self.rope_frequencies
@@ -178,6 +214,7 @@ function SelfAttention:forward(x, seq_lens)
 end
 
 function SelfAttention:lower(g, x)
+    if self.cp_group then return nil, WAITS end
     if KVCache.active then return nil, "its keys and values go through a te.KVCache" end
     if self.q_norm then return nil, "queries and keys are normalized head by head" end
     local qkv, reason = operation.lower_child(self.qkv, g, x)
@@ -194,8 +231,8 @@ function SelfAttention:lower(g, x)
 end
 
 function SelfAttention:describe()
-    return ("heads=%d, kv_heads=%d, causal=%s%s%s"):format(self.num_heads, self.num_kv_heads, tostring(self.causal),
-        self.rope_frequencies and ", rope" or "", self.q_norm and ", qk_norm" or "")
+    return ("heads=%d, kv_heads=%d, causal=%s%s%s%s"):format(self.num_heads, self.num_kv_heads, tostring(self.causal),
+        self.rope_frequencies and ", rope" or "", self.q_norm and ", qk_norm" or "", context_parallel.describe(self))
 end
 
 local MultiHeadedSelfAttention = SelfAttention:extend("MultiHeadedSelfAttention")
@@ -223,13 +260,14 @@ local DotProductAttention = BasicOperation:extend("DotProductAttention")
 DotProductAttention.pure, DotProductAttention.takes = true, 1
 DotProductAttention.num_extra_inputs = 2
 DotProductAttention.plan_fields = {
-    "causal", "scale", "window_left", "window_right", "bottom_right", "dropout", "training",
+    "causal", "scale", "window_left", "window_right", "bottom_right", "dropout", "training", "cp_group",
 }
+DotProductAttention.set_context_parallel_group = set_context_parallel_group
 
 DotProductAttention.attention_key = "attention"
 DotProductAttention.product_keys = SelfAttention.product_keys
 
-local DOT_PRODUCT = {
+local DOT_PRODUCT = declared.join(context_parallel.OPTIONS, {
     causal = { "boolean", false },
     scale = { "number" },
     dropout = DROPOUT,
@@ -239,7 +277,7 @@ local DOT_PRODUCT = {
     bias = { "boolean", false },         -- a third extra input is added to the scores, a mask; its gradient: on the CPU
     softmax_type = SOFTMAX_TYPE,
     num_heads = { "size" },              -- of queries; needed where the softmax is not the vanilla one
-}
+})
 
 --- attention(q, k, v) on {batch, heads, seq, head size}; k and v are extra inputs.
 function DotProductAttention:init(opts)
@@ -252,20 +290,27 @@ function DotProductAttention:init(opts)
             tostring(opts.num_heads), opts.softmax_type)
     end
     init_offset(self, opts, opts.num_heads)
+    context_parallel.set(self, "te.DotProductAttention", opts.cp_group, opts.cp_comm_type)
 end
 
 local function separate_attributes(self) return attributes(self, { bottom_right = self.bottom_right }) end
 
 function DotProductAttention:op_forward(_, q, k, v, bias)
+    if self.cp_group then
+        return context_parallel.attend(self, q, k, v, self.softmax_offset, separate_attributes(self))
+    end
     return attend(self, te.scaled_dot_product_attention, q, k, v, bias, self.softmax_offset, separate_attributes(self))
 end
 
 function DotProductAttention:lower(g, q, k, v, bias)
+    if self.cp_group then return nil, WAITS end
     return g:op("scaled_dot_product_attention", { q, k, v, bias or false, g:param(self, "softmax_offset") },
         separate_attributes(self))
 end
 
-function DotProductAttention:describe() return "causal=" .. tostring(self.causal) end
+function DotProductAttention:describe()
+    return "causal=" .. tostring(self.causal) .. context_parallel.describe(self)
+end
 
 return {
     MultiHeadedSelfAttention = MultiHeadedSelfAttention, GroupedQueryAttention = GroupedQueryAttention,

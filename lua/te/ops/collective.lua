@@ -110,21 +110,28 @@ function collective.split(who, opts)
     return group and { mode = mode, group = group, sequence = opts.sequence_parallel }
 end
 
---- The part of t along dimension `dim` that is this process's, a copy.
-function collective.part(who, name, t, dim, group)
-    local size = t.shape[dim]
-    if size % group.size ~= 0 then
+--- How much of `size` comes before this process's part, and how much is in it. Uneven parts differ by one: the first
+--- ranks have the larger ones.
+function collective.share(who, name, size, group, uneven)
+    local rest = size % group.size
+    local each = (size - rest) / group.size
+    if rest ~= 0 and not uneven or each == 0 then
         fail("%s: %s = %d cannot be split between %d processes", who, name, size, group.size)
     end
-    local each = size / group.size
-    return t:narrow(dim, group.rank * each + 1, each):clone()
+    return group.rank * each + math.min(group.rank, rest), group.rank < rest and each + 1 or each
+end
+
+--- The part of t along dimension `dim` that is this process's, a copy.
+function collective.part(who, name, t, dim, group, uneven)
+    local before, count = collective.share(who, name, t.shape[dim], group, uneven)
+    return t:narrow(dim, before + 1, count):clone()
 end
 
 --- What runs before and after the product of a layer that is split so; nil: nothing.
 function collective.around(split)
     local group = { group = split.group }
     local first, last = collective.CopyToGroup, nil
-    if split.mode == "row" then
+    if split.mode ~= "column" then
         first, last = nil, split.sequence and collective.ReduceScatter or collective.AllReduce
     elseif split.sequence then
         first = collective.AllGather

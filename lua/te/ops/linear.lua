@@ -1,9 +1,10 @@
 --- te.Linear, te.BasicLinear and te.Bias: y = x W^T + b, together and in its parts. W has shape {out, in}.
 --
 -- With tensor_parallel_mode the processes of a group hold parts of one layer: "column" some rows of W and b each, so
--- that every process makes some columns of y from the whole of x; "row" some columns of W, so that x's columns are
--- split and the products are added up. sequence_parallel keeps what stands outside split by rows: gathered before a
--- column-parallel layer, scattered behind a row-parallel one. The weights drawn from one seed are those of the whole.
+-- that every process makes some columns of y from the whole of x (where they do not divide, the first ranks make one
+-- more); "row" some columns of W, so that x's columns are split and the products are added up. sequence_parallel keeps
+-- what stands outside split by rows: gathered before a column-parallel layer, scattered behind a row-parallel one. The
+-- weights drawn from one seed are those of the whole.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -47,7 +48,7 @@ local function split_weight(self, who, weight, split)
     local by_columns = split.mode == "column"
     self.split = split
     weight = collective.part(who, by_columns and "out_features" or "in_features", weight:detach(),
-        by_columns and 1 or 2, split.group)
+        by_columns and 1 or 2, split.group, by_columns)
     weight.requires_grad = true
     self.local_out_features, self.local_in_features = weight.shape[1], weight.shape[2]
     return weight
@@ -161,10 +162,8 @@ function Bias:init(size, opts)
     self.size = options.argument("te.Bias", "size", size, { "size" })
     local group = opts.tensor_parallel
         and collective.group("te.Bias", "tensor_parallel_group", opts.tensor_parallel_group)
-    if group and size % group.size ~= 0 then
-        fail("te.Bias: size = %d cannot be split between %d processes", size, group.size)
-    end
-    self.bias = initializers.parameter({ group and size / group.size or size }, initializers.constant(0), opts)
+    if group then size = select(2, collective.share("te.Bias", "size", size, group, true)) end
+    self.bias = initializers.parameter({ size }, initializers.constant(0), opts)
 end
 
 function Bias:op_forward(_, x) return te.add(x, self.bias) end

@@ -5,7 +5,7 @@ local reference = require "te.tools.reference"
 
 local HEAD = [[
 ---@meta te
--- Made from the declarations of tetrain; not to be edited.
+--- Made from the declarations of tetrain; not to be edited.
 
 ---@alias te.Dtype "float32"|"bfloat16"|"float16"|"float64"|"int64"|"int32"|"uint8"|"bool"|"float8_e4m3"|"float8_e5m2"
 ---@alias te.Shape integer|integer[]

@@ -1,4 +1,5 @@
---- te.train.ranks: the processes that train one model together, each on its own rows of every batch.
+--- te.train.ranks: the processes that train one model together, each on its own rows of every batch, or with
+--- divide_sequences several on parts of the same rows.
 --
 -- Rank 0 speaks and writes; what follows from the loss, the norm or a signal is decided alike in all. A process that
 -- was started alone is rank 0 of one, and none of this costs it anything.
@@ -10,16 +11,37 @@ Ranks.__index = Ranks
 
 local ranks = {}
 
+-- row_rank of row_ranks: whose rows of a batch are this process's.
+local function new(group, rank, size, local_rank)
+    return setmetatable({ group = group, rank = rank, size = size, local_rank = local_rank, leads = rank == 0,
+        row_rank = rank, row_ranks = size }, Ranks)
+end
+
 --- This process as the only one.
-function ranks.alone() return setmetatable({ rank = 0, size = 1, local_rank = 0, leads = true }, Ranks) end
+function ranks.alone() return new(nil, 0, 1, 0) end
 
 --- The processes of a group, or all that were started together.
 function ranks.new(group)
     if not group and not te.distributed.launched() then return ranks.alone() end
     group = group or te.distributed.world()
-    return setmetatable({ group = group, rank = group.rank, size = group.size, local_rank = group.local_rank,
-        leads = group.rank == 0 }, Ranks)
+    return new(group, group.rank, group.size, group.local_rank)
 end
+
+--- Gives every n neighbouring processes the same rows, of which each takes its part of the tokens: field `context` is
+--- their group, of a model's option context_parallel. All processes call it. Returns what is wrong, if anything.
+---@param n integer
+---@param block integer  tokens of a row
+---@return string|nil problem
+function Ranks:divide_sequences(n, block)
+    if n == 1 then return end
+    if self.size % n ~= 0 then return ("the number of processes, %d, is no multiple of it"):format(self.size) end
+    if block % (2 * n) ~= 0 then return ("rows of %d tokens cannot be cut in 2 x %d chunks"):format(block, n) end
+    self.context = self.group:split(math.floor(self.rank / n))
+    self.row_rank, self.row_ranks = math.floor(self.rank / n), self.size / n
+end
+
+--- This process's part of rows {rows, tokens}.
+function Ranks:part(x) return self.context and te.distributed.split_sequence(x, self.context) or x end
 
 --- The sums of numbers over all processes, the same in each: one small collective.
 function Ranks:sums(...)

@@ -16,11 +16,6 @@ te_status te_plan_refuse(te_fuse_plan *plan, const te_group_node *node, const ch
     return te_fail(plan->ctx, TE_ERROR_UNSUPPORTED, "te.%s: cannot be planned: %s", node->call.op->name, text);
 }
 
-static bool floating(te_dtype dtype)
-{
-    return dtype == TE_F32 || dtype == TE_BF16 || dtype == TE_F16 || dtype == TE_F64;
-}
-
 static const te_plan_value *input_of(const te_fuse_plan *plan, const te_group_node *node, int i)
 {
     int value = i < node->call.op->n_inputs ? node->in[i] : TE_NO_VALUE;
@@ -83,7 +78,8 @@ static te_status infer_program(te_fuse_plan *plan, te_group_node *node, te_plan_
     out->cls = TE_VALUE_FIXED;
     for (int i = 0; i < l.n; i++) {
         const te_plan_value *v = input_of(plan, node, l.input[i]);
-        if (!floating(v->dtype)) return te_plan_refuse(plan, node, "an input of dtype %s", te_dtype_name(v->dtype));
+        if (!te_dtype_has_gradient(v->dtype))
+            return te_plan_refuse(plan, node, "an input of dtype %s", te_dtype_name(v->dtype));
         if (v->cls == TE_VALUE_ROWS && l.rate[i] != TE_RATE_ROW)
             return te_plan_refuse(plan, node, "one number per row where an element is read");
         if (v->cls == TE_VALUE_TOKENS) {
@@ -112,7 +108,8 @@ static te_status infer_program(te_fuse_plan *plan, te_group_node *node, te_plan_
                                   (long long)out->width);
     }
     out->dtype = program_dtype(plan, node, &l);
-    if (!floating(out->dtype)) return te_plan_refuse(plan, node, "a result of dtype %s", te_dtype_name(out->dtype));
+    if (!te_dtype_has_gradient(out->dtype))
+        return te_plan_refuse(plan, node, "a result of dtype %s", te_dtype_name(out->dtype));
     return TE_OK;
 }
 
@@ -121,8 +118,9 @@ static te_status infer_program(te_fuse_plan *plan, te_group_node *node, te_plan_
 static te_status infer_linear(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
 {
     const te_plan_value *x = input_of(plan, node, 0), *w = input_of(plan, node, 1), *b = input_of(plan, node, 2);
-    if (!x || x->cls != TE_VALUE_TOKENS || !floating(x->dtype)) return te_plan_refuse(plan, node, "x is no activation");
-    bool fits = w && w->cls == TE_VALUE_FIXED && w->input >= 0 && w->ndim == 2 && floating(w->dtype);
+    if (!x || x->cls != TE_VALUE_TOKENS || !te_dtype_has_gradient(x->dtype))
+        return te_plan_refuse(plan, node, "x is no activation");
+    bool fits = w && w->cls == TE_VALUE_FIXED && w->input >= 0 && w->ndim == 2 && te_dtype_has_gradient(w->dtype);
     if (!fits || w->shape[1] != x->width)
         return te_plan_refuse(plan, node, "the weight does not fit rows of %lld", (long long)x->width);
     if (b && (b->cls != TE_VALUE_FIXED || b->input < 0 || b->ndim != 1 || b->shape[0] != w->shape[0]))
@@ -171,8 +169,8 @@ int te_plan_sinks(const te_fuse_plan *plan, const te_group_node *node)
 static te_status infer_embedding(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
 {
     const te_plan_value *table = input_of(plan, node, 0), *ids = input_of(plan, node, 1);
-    bool fits =
-        table && table->cls == TE_VALUE_FIXED && table->input >= 0 && table->ndim == 2 && floating(table->dtype);
+    bool fits = table && table->cls == TE_VALUE_FIXED && table->input >= 0 && table->ndim == 2 &&
+                te_dtype_has_gradient(table->dtype);
     if (!fits) return te_plan_refuse(plan, node, "the table does not fit");
     if (!ids || ids->cls != TE_VALUE_LENGTHS || ids->input != 0)
         return te_plan_refuse(plan, node, "its ids are not what the group is given first");

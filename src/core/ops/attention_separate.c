@@ -19,8 +19,7 @@ static te_status check_separate(te_call *call)
                             "seq_kv, dim_v} with heads a multiple of "
                             "kv_heads are needed, not %s, %s, %s",
                             TE_SHAPE_TEXT(q), TE_SHAPE_TEXT(k), TE_SHAPE_TEXT(v));
-    bool floating = q->dtype == TE_F32 || q->dtype == TE_F64 || q->dtype == TE_BF16 || q->dtype == TE_F16;
-    if (!floating || q->dtype != k->dtype || q->dtype != v->dtype)
+    if (!te_dtype_has_gradient(q->dtype) || q->dtype != k->dtype || q->dtype != v->dtype)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "q, k and v must have one floating dtype, not %s, %s, %s",
                             te_dtype_name(q->dtype), te_dtype_name(k->dtype), te_dtype_name(v->dtype));
     return TE_OK;

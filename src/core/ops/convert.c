@@ -10,8 +10,7 @@ static te_status cast_forward(te_call *call)
     if (dtype < 0 || dtype >= TE_DTYPE_COUNT) return te_call_fail(call, TE_ERROR_ARGUMENT, "unknown dtype %d", dtype);
     if ((te_dtype)dtype == x->dtype) return te_call_result(call, te_tensor_retain(x));
     call->out[0] = te_tensor_cast(x, (te_dtype)dtype);
-    bool is_float = dtype == TE_F32 || dtype == TE_F64 || dtype == TE_BF16 || dtype == TE_F16;
-    if (!is_float) call->record = false;
+    if (!te_dtype_has_gradient((te_dtype)dtype)) call->record = false;
     return call->out[0] ? TE_OK : call->ctx->status;
 }
 

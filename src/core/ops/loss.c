@@ -34,11 +34,8 @@ static te_tensor *mark_targets(te_call *call, te_tensor *losses, te_tensor *targ
     return marked;
 }
 
-/* cross_entropy(logits, targets; ignore_index, label_smoothing, reduction) */
-static te_status cross_entropy_forward(te_call *call)
+static te_status check_shapes(te_call *call, const te_tensor *x, const te_tensor *target)
 {
-    te_tensor *x = call->in[0], *target = call->in[1];
-    double smoothing = call->attr[1].number;
     bool whole = target->dtype == TE_I64 || target->dtype == TE_I32 || target->dtype == TE_U8;
     if (!whole)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "targets must be int64, int32 or uint8, not %s",
@@ -46,11 +43,21 @@ static te_status cross_entropy_forward(te_call *call)
     if (x->ndim != target->ndim + 1 || memcmp(x->shape, target->shape, (size_t)target->ndim * sizeof *x->shape) != 0)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "logits %s need targets with one dimension less, not %s",
                             TE_SHAPE_TEXT(x), TE_SHAPE_TEXT(target));
+    return TE_OK;
+}
+
+/* cross_entropy(logits, targets; ignore_index, label_smoothing, reduction) */
+static te_status cross_entropy_forward(te_call *call)
+{
+    te_tensor *x = call->in[0], *target = call->in[1];
+    double smoothing = call->attr[1].number;
+    te_status status = check_shapes(call, x, target);
+    if (status != TE_OK) return status;
     if (!(smoothing >= 0 && smoothing <= 1))
         return te_call_fail(call, TE_ERROR_ARGUMENT, "label_smoothing must lie in [0, 1], not %g", smoothing);
     int64_t classes = x->shape[x->ndim - 1];
     bool captured = call->ctx->capture != NULL;
-    te_status status = check_targets(call, target, classes, call->attr[0].number);
+    status = check_targets(call, target, classes, call->attr[0].number);
     if (status != TE_OK) return status;
     te_arg rows[] = {TE_A_TENSOR(x), TE_A_TENSOR(target), TE_A_NUMBER(call->attr[0].number), TE_A_NUMBER(smoothing)};
     bool smooth = smoothing != 0;
@@ -69,6 +76,18 @@ static te_status cross_entropy_forward(te_call *call)
     te_tensor_release(flat);
     te_tensor_release(losses);
     return te_call_result(call, loss);
+}
+
+/* parallel_cross_entropy(logits, targets; first, classes, ignore_index): what the rows of one process's logits add to
+ * the loss; lua/te/distributed/cross_entropy.lua puts the processes' together. */
+static te_status parallel_forward(te_call *call)
+{
+    te_tensor *x = call->in[0], *target = call->in[1];
+    te_status status = check_shapes(call, x, target);
+    if (status == TE_OK) status = check_targets(call, target, (int64_t)call->attr[1].number, call->attr[2].number);
+    if (status != TE_OK) return status;
+    te_arg args[] = {TE_A_TENSOR(x), TE_A_TENSOR(target), TE_A_NUMBER(call->attr[0].number)};
+    return te_op_run(call->ctx, te_op_find(call->ctx, "cross_entropy_statistics"), args, 3, call->out, 4);
 }
 
 static te_status mse_forward(te_call *call)
@@ -109,6 +128,28 @@ const te_op_def te_ops_loss[] = {
                 "where(target == ignore, 0, smooth)",
      .gradient = "dx = where(target == ignore, 0, dy * (exp(x - lse) - where(column() == target, 1 - smoothing, 0) - "
                  "smoothing / n))"},
+    {.signature = "parallel_cross_entropy(logits, targets; first: int = 0, classes: int = 0, ignore_index: int = -100)",
+     .doc = "Of every row of logits whose classes count from first: maximum, sum of exp(x - maximum), the target's "
+            "logit or 0, sum.",
+     .flags = TE_OP_HIDDEN | TE_OP_NOGRAD,
+     .outputs = "m s picked total",
+     .forward = parallel_forward},
+    {.signature = "cross_entropy_statistics(x, target; first: number = 0)",
+     .doc = "The same of targets that are classes.",
+     .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN | TE_OP_NOGRAD,
+     .rows = "target",
+     .outputs = "m s picked total",
+     .formula = "m = rowmax(x); s = rowsum(exp(x - where(m == -inf, 0, m))); "
+                "picked = rowsum(where(column() == target - first, x, 0)); total = rowsum(x)"},
+    {.signature = "cross_entropy_of_part(x, target, lse, picked, total = 0; first: number = 0, classes: number = 1, "
+                  "ignore: number = -100, smoothing: number = 0)",
+     .doc = "Cross entropy of every row from what all parts of the row gave; its gradient is that of the part x.",
+     .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
+     .rows = "target lse picked total",
+     .formula = "smooth = where(smoothing == 0, 0, smoothing * (lse - total / classes)); "
+                "y = where(target == ignore, 0, (1 - smoothing) * (lse - picked) + smooth)",
+     .gradient = "dx = where(target == ignore, 0, dy * (exp(x - lse) - "
+                 "where(column() == target - first, 1 - smoothing, 0) - smoothing / classes))"},
     {.signature = "loss_of_class(x, target; classes: number = 1, ignore: number = -100, otherwise: number = 0)",
      .doc = "x where its target is a class or ignored.",
      .flags = TE_OP_HIDDEN,

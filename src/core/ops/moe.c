@@ -121,7 +121,7 @@ static bool is_mask(const te_tensor *t) { return t->dtype == TE_BOOL || t->dtype
 static te_status check_permutation(te_call *call, const te_tensor *x, const te_tensor *probs, const te_tensor *routing)
 {
     bool ids = routing->dtype == TE_I64 || routing->dtype == TE_I32;
-    if (x->ndim != 2 || !te_dtype_is_float(x->dtype) || te_dtype_size(x->dtype) < 2)
+    if (x->ndim != 2 || !te_dtype_has_gradient(x->dtype))
         return te_call_fail(call, TE_ERROR_ARGUMENT, "x must be {tokens, width} of a floating dtype, not %s of %s",
                             TE_SHAPE_TEXT(x), te_dtype_name(x->dtype));
     if (!ids && !is_mask(routing))
@@ -339,7 +339,7 @@ static te_status tokens_of(te_call *call, const te_tensor *x, const te_tensor *m
     if (map->dtype != TE_I32 || (map->ndim == 2 ? map->shape[1] % 2 == 0 : map->ndim != 1))
         return te_call_fail(call, TE_ERROR_ARGUMENT, "row_id_map must be one that te.moe_permute gave, not %s of %s",
                             TE_SHAPE_TEXT(map), te_dtype_name(map->dtype));
-    if (x->ndim != 2 || !te_dtype_is_float(x->dtype) || te_dtype_size(x->dtype) < 2)
+    if (x->ndim != 2 || !te_dtype_has_gradient(x->dtype))
         return te_call_fail(call, TE_ERROR_ARGUMENT, "x must be {rows, width} of a floating dtype, not %s of %s",
                             TE_SHAPE_TEXT(x), te_dtype_name(x->dtype));
     *tokens = map->ndim == 2 ? map->shape[0]

@@ -186,11 +186,6 @@ te_tensor *te_rope_packed_positions(te_context *ctx, te_tensor *offsets, int64_t
 
 /* --- the op ------------------------------------------------------------------------------------------------------- */
 
-static bool floating(te_dtype dtype)
-{
-    return dtype == TE_F32 || dtype == TE_F64 || dtype == TE_BF16 || dtype == TE_F16;
-}
-
 te_status te_rope_check(te_call *call, const te_tensor *frequencies, int64_t dim)
 {
     bool fits = frequencies->ndim == 1 && (frequencies->dtype == TE_F32 || frequencies->dtype == TE_F64);
@@ -208,7 +203,7 @@ te_status te_rope_check(te_call *call, const te_tensor *frequencies, int64_t dim
 /* Positions that were given: whole or not, one for each row or shared by several. */
 static te_status check_positions(te_call *call, const te_tensor *x, const te_tensor *p)
 {
-    bool number = floating(p->dtype) || p->dtype == TE_I64 || p->dtype == TE_I32 || p->dtype == TE_U8;
+    bool number = te_dtype_has_gradient(p->dtype) || p->dtype == TE_I64 || p->dtype == TE_I32 || p->dtype == TE_U8;
     bool fits = number && p->ndim < x->ndim;
     for (int i = 0; fits && i < p->ndim; i++)
         fits = p->shape[i] == 1 || p->shape[i] == x->shape[x->ndim - 1 - p->ndim + i];
@@ -225,7 +220,7 @@ enum { INTERLEAVED, OFFSET };
 te_status te_rope_forward(te_call *call)
 {
     te_tensor *x = call->in[0], *given = call->in[2];
-    if (!floating(x->dtype) || x->ndim < (given ? 1 : 2))
+    if (!te_dtype_has_gradient(x->dtype) || x->ndim < (given ? 1 : 2))
         return te_call_fail(call, TE_ERROR_ARGUMENT, "x {.., seq, dim} of a floating dtype is needed, not %s %s",
                             TE_SHAPE_TEXT(x), te_dtype_name(x->dtype));
     te_device *device = x->storage->device;

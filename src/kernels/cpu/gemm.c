@@ -1,4 +1,5 @@
-/* gemm.c - the CPU's matrix product: checks, the normal form of a problem, and the choice of an implementation. */
+/* gemm.c - the CPU's matrix product: the normal form of a problem, and the choice of an implementation. */
+#include "../check.h"
 #include "../dtype.h"
 #include "attention.h"
 #include "gemm.h"
@@ -94,71 +95,6 @@ te_gemm_state *te_gemm_state_get(te_exec *exec)
     return state;
 }
 
-/* --- checks ------------------------------------------------------------------------------------------------------- */
-
-static bool is_float(te_dtype dtype)
-{
-    return dtype == TE_F32 || dtype == TE_BF16 || dtype == TE_F16 || dtype == TE_F64;
-}
-
-/* "[2, 3, 4]" */
-static const char *shape_text(const te_view *v, char text[static 128])
-{
-    int length = snprintf(text, 128, "[");
-    for (int i = 0; i < v->ndim && length < 100; i++)
-        length += snprintf(text + length, 128 - length, "%s%lld", i ? ", " : "", (long long)v->shape[i]);
-    snprintf(text + length, 128 - length, "]");
-    return text;
-}
-
-static te_status fail_shapes(te_exec *exec, const te_gemm *g)
-{
-    char a[128], b[128], c[128];
-    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: shapes %s and %s do not give %s",
-                        shape_text(&g->a, a), shape_text(&g->b, b), shape_text(&g->c, c));
-}
-
-static te_status check_shapes(te_exec *exec, const te_gemm *g)
-{
-    int d = g->c.ndim;
-    if (d < 2 || d > TE_MAX_DIMS || g->a.ndim != d || g->b.ndim != d) return fail_shapes(exec, g);
-    if (g->a.shape[d - 2] != g->c.shape[d - 2] || g->b.shape[d - 1] != g->c.shape[d - 1] ||
-        g->a.shape[d - 1] != g->b.shape[d - 2])
-        return fail_shapes(exec, g);
-    for (int i = 0; i < d - 2; i++)
-        if (g->a.shape[i] != g->c.shape[i] || g->b.shape[i] != g->c.shape[i]) return fail_shapes(exec, g);
-
-    char text[128], other[128];
-    if (te_view_present(&g->bias) && (g->bias.ndim != 1 || g->bias.shape[0] != g->c.shape[d - 1]))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: bias has shape %s, expected [%lld]",
-                            shape_text(&g->bias, text), (long long)g->c.shape[d - 1]);
-    if (te_view_present(&g->aux) &&
-        (g->aux.ndim != d || memcmp(g->aux.shape, g->c.shape, d * sizeof *g->c.shape) != 0))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: aux has shape %s, the result %s",
-                            shape_text(&g->aux, text), shape_text(&g->c, other));
-    return TE_OK;
-}
-
-static te_status check_values(te_exec *exec, const te_gemm *g)
-{
-    te_dtype in = g->a.dtype, out = g->c.dtype;
-    bool narrows = in == TE_F32 && (out == TE_BF16 || out == TE_F16);
-    if (!is_float(in) || g->b.dtype != in || (out != in && out != TE_F32 && !narrows))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: %s by %s into %s is not supported",
-                            te_dtype_name(in), te_dtype_name(g->b.dtype), te_dtype_name(out));
-    if (te_view_present(&g->bias) && !is_float(g->bias.dtype))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: bias has dtype %s", te_dtype_name(g->bias.dtype));
-    if (te_view_present(&g->aux) && g->aux.dtype != out)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: aux has dtype %s, the result %s",
-                            te_dtype_name(g->aux.dtype), te_dtype_name(out));
-    if (g->beta != 0 && g->beta != 1)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: beta is %g, expected 0 or 1", (double)g->beta);
-    if ((unsigned)g->activation > TE_ACT_GELU)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: activation %d is unknown", (int)g->activation);
-    if (g->c.quant) return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: a quantized result");
-    return TE_OK;
-}
-
 /* --- the normal form ---------------------------------------------------------------------------------------------- */
 
 static te_gemm_matrix matrix_of(const te_view *v, int ndim)
@@ -245,8 +181,7 @@ static void turn_few_columns(te_exec *exec, te_gemm_problem *p)
 
 te_status te_gemm_problem_make(te_exec *exec, const te_gemm *g, te_gemm_problem *p)
 {
-    te_status status = check_shapes(exec, g);
-    if (status == TE_OK) status = check_values(exec, g);
+    te_status status = te_check_gemm(exec, g, false);
     if (status != TE_OK) return status;
 
     int d = g->c.ndim;

@@ -41,7 +41,7 @@ static void describe(te_compiled *compiled, const te_program *program)
     compiled->cost = program->n_inputs + program->n_outputs;
     for (int v = 0; v < program->n_insns; v++) {
         const te_insn *insn = &program->insns[v];
-        compiled->reduces_rows |= te_op_reduces(insn->op);
+        compiled->reduces_rows |= te_opcode_reduces(insn->op);
         compiled->structured |= insn->rate == TE_RATE_ROW || insn->op == TE_PW_COLUMN;
         if (insn->rate == TE_RATE_ELEM && insn->op != TE_PW_LOAD) compiled->cost += te_op_cost(insn->op);
         compiled->dear |= insn->rate == TE_RATE_ELEM && te_op_cost(insn->op) >= TE_COST_DEAR;
@@ -54,34 +54,12 @@ static void describe(te_compiled *compiled, const te_program *program)
     }
 }
 
-/* The invariants of program.h that the interpreter relies on for its memory safety. */
-static bool well_formed(const te_program *program)
-{
-    for (int v = 0; v < program->n_insns; v++) {
-        const te_insn *insn = &program->insns[v];
-        if (insn->op >= TE_PW_COUNT || insn->rate > TE_RATE_ELEM) return false;
-        for (int k = 0; k < te_opcode_args(insn->op); k++)
-            if (insn->arg[k] < 0 || insn->arg[k] >= v ||
-                (!te_op_reduces(insn->op) && program->insns[insn->arg[k]].rate > insn->rate))
-                return false;
-        if (te_op_reduces(insn->op) && insn->rate != TE_RATE_ROW) return false;
-        if ((te_op_is_random(insn->op) || insn->op == TE_PW_COLUMN) && insn->rate != TE_RATE_ELEM) return false;
-        if (te_op_is_random(insn->op) && (insn->slot < 0 || insn->slot >= program->n_rngs)) return false;
-        if (insn->op == TE_PW_PARAM && (insn->slot < 0 || insn->slot >= program->n_params)) return false;
-        if (insn->op == TE_PW_LOAD && (insn->slot < 0 || insn->slot >= program->n_inputs)) return false;
-    }
-    for (int o = 0; o < program->n_outputs; o++) {
-        int v = program->outputs[o].value;
-        if (v < 0 || v >= program->n_insns) return false;
-        if (program->outputs[o].kind == TE_OUT_ROW && program->insns[v].rate == TE_RATE_ELEM) return false;
-    }
-    return true;
-}
-
 te_status te_program_compile(te_exec *exec, te_program *program)
 {
     if (program->compiled) return TE_OK;
-    if (!well_formed(program)) return te_exec_fail(exec, TE_ERROR_INTERNAL, "program %s is malformed", program->name);
+    char wrong[160];
+    if (!te_program_verify(program, wrong, sizeof wrong))
+        return te_exec_fail(exec, TE_ERROR_INTERNAL, "program %s: %s", program->name, wrong);
     te_compiled *compiled = te_mem_zalloc(program->mem, sizeof *compiled);
     if (!compiled) return te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory compiling program %s", program->name);
     describe(compiled, program);

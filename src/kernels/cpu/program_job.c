@@ -1,6 +1,7 @@
 /* program_job.c - from a run's shape and strides to rows, columns, tiles and chunks. */
 #include "program_exec.h"
 
+#include "../check.h"
 #include "../dtype.h"
 
 /* Registers of a tile should fit L1 with room to spare; where a whole row must fit in a tile, L2 does. */
@@ -247,43 +248,6 @@ static void choose_chunks(te_job *job)
     job->column_chunks = (columns + job->chunk_columns - 1) / job->chunk_columns;
 }
 
-/* --- checks ----------------------------------------------------------------------------------------------------- */
-
-static te_status check_operand(te_exec *exec, const te_job *job, const te_operand *operand, const char *what, int i)
-{
-    if ((unsigned)operand->dtype >= TE_DTYPE_COUNT)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: %s %d has no such dtype: %d", job->program->name,
-                            what, i, (int)operand->dtype);
-    return TE_OK;
-}
-
-static te_status check_run(te_exec *exec, const te_job *job)
-{
-    const te_run     *run = job->run;
-    const te_program *program = job->program;
-    bool              empty = false;
-    if (run->ndim < 1 || run->ndim > TE_MAX_DIMS)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: %d dimensions, wanted 1 to %d", program->name,
-                            run->ndim, TE_MAX_DIMS);
-    for (int d = 0; d < run->ndim; d++) {
-        if (run->shape[d] < 0)
-            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: extent %lld of dimension %d", program->name,
-                                (long long)run->shape[d], d);
-        empty |= run->shape[d] == 0;
-    }
-    for (int i = 0; i < program->n_inputs; i++) {
-        te_status status = check_operand(exec, job, &run->inputs[i], "input", i);
-        if (status != TE_OK) return status;
-        if (!run->inputs[i].data && !empty)
-            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: input %d has no data", program->name, i);
-    }
-    for (int o = 0; o < program->n_outputs; o++) {
-        te_status status = run->outputs[o].data ? check_operand(exec, job, &run->outputs[o], "output", o) : TE_OK;
-        if (status != TE_OK) return status;
-    }
-    return TE_OK;
-}
-
 const te_blocks *te_job_blocks(te_exec *exec, bool compute_f64)
 {
     if (compute_f64) return &te_program_blocks_f64;
@@ -305,7 +269,7 @@ te_status te_job_describe(te_exec *exec, te_program *program, const te_run *run,
     job->compiled = program->compiled;
     job->run = run;
     job->blocks = te_job_blocks(exec, run->compute_f64);
-    te_status status = check_run(exec, job);
+    te_status status = te_check_run(exec, program, run);
     if (status != TE_OK) return status;
     merge_dimensions(job);
     measure_tensors(job);

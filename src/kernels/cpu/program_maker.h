@@ -28,8 +28,6 @@ typedef struct te_maker {
     int               output_pass; /* in which outputs of element rate are made */
 } te_maker;
 
-static inline bool te_op_reduces(int op) { return op == TE_PW_ROWSUM || op == TE_PW_ROWMAX || op == TE_PW_ROWMIN; }
-static inline bool te_op_is_random(int op) { return op == TE_PW_RANDOM || op == TE_PW_KEEP || op == TE_PW_NORMAL; }
 
 /* Costs of an element, in additions. What costs less than TE_COST_DEAR is computed anew in a later pass rather than
  * kept. */

@@ -48,7 +48,7 @@ static void add_step(te_maker *m, te_step step)
 
 static bool reduces(const te_maker *m, int v)
 {
-    return te_op_reduces(m->program->insns[v].op) && m->values[v].picks < 0;
+    return te_opcode_reduces(m->program->insns[v].op) && m->values[v].picks < 0;
 }
 
 /* rowsum(where(column() == at, x, 0)) with `at` one number per row, as cross entropy looks up its target: reading the
@@ -153,7 +153,8 @@ static int tensors_of(const te_maker *m, int v)
 {
     const te_insn *insn = &m->program->insns[v], *insns = m->program->insns;
     int            n = 0, kept = 0;
-    if (insn->rate != TE_RATE_ELEM || te_op_is_random(insn->op) || te_op_cost(insn->op) >= TE_COST_DIVISION) return 0;
+    if (insn->rate != TE_RATE_ELEM || te_opcode_is_random(insn->op)) return 0;
+    if (te_op_cost(insn->op) >= TE_COST_DIVISION) return 0;
     for (int k = 0; k < te_opcode_args(insn->op); k++) {
         int a = insn->arg[k];
         if (insns[a].rate != TE_RATE_ELEM) continue;
@@ -180,7 +181,7 @@ static void find_kept(te_maker *m)
     for (int w = 0; w < p->n_insns; w++) {
         const te_insn *insn = &p->insns[w];
         if (!m->values[w].needed || m->values[w].picks >= 0) continue;
-        int used_in = te_op_reduces(insn->op) ? m->values[w].level - 1 : m->values[w].first_pass;
+        int used_in = te_opcode_reduces(insn->op) ? m->values[w].level - 1 : m->values[w].first_pass;
         for (int k = 0; k < te_opcode_args(insn->op); k++) {
             te_value_info *arg = &m->values[insn->arg[k]];
             if (p->insns[insn->arg[k]].rate != TE_RATE_ELEM || arg->cost < TE_COST_DEAR || arg->first_pass < 0)
@@ -232,7 +233,7 @@ static void set_arguments(te_maker *m, te_step *step, const te_insn *insn, te_ra
             if (scalar) step->scalars |= (uint8_t)(1u << k);
         }
     }
-    if (n > 0 && step->scalars == (1u << n) - 1u && rate == TE_RATE_ELEM && !te_op_is_random(insn->op)) {
+    if (n > 0 && step->scalars == (1u << n) - 1u && rate == TE_RATE_ELEM && !te_opcode_is_random(insn->op)) {
         step->arg[0] = element_slot(m, insn->arg[0]);
         step->scalars &= (uint8_t)~1u;
     }
@@ -247,7 +248,7 @@ static void emit_element(te_maker *m, int v)
     set_arguments(m, &step, insn, TE_RATE_ELEM);
     if (insn->op == TE_PW_LOAD) step.kind = TE_STEP_LOAD;
     if (insn->op == TE_PW_COLUMN) step.kind = TE_STEP_COLUMN;
-    if (te_op_is_random(insn->op)) step.kind = TE_STEP_RANDOM;
+    if (te_opcode_is_random(insn->op)) step.kind = TE_STEP_RANDOM;
     step.dst = m->values[v].slot = add_slot(m, sweeps(m) && m->values[v].kept ? TE_SLOT_KEPT : TE_SLOT_REGISTER);
     add_step(m, step);
 }

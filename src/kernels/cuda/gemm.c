@@ -8,6 +8,7 @@
  */
 #include "gemm.h"
 
+#include "../check.h"
 #include "../dtype.h"
 #include "../environment.h"
 
@@ -16,37 +17,6 @@
 
 /* Kernels of the library count batches in a dimension of the grid that ends at 65535. */
 enum { CANDIDATES = 8, MOST_CANDIDATES = 10000, MOST_BATCHES = 1 << 15 };
-
-/* --- checks ------------------------------------------------------------------------------------------------------- */
-
-static bool is_float(te_dtype t) { return t == TE_F32 || t == TE_BF16 || t == TE_F16 || t == TE_F64; }
-
-static te_status check(te_exec *exec, const te_gemm *g, bool bytes)
-{
-    int n = g->c.ndim;
-    bool fits = n >= 2 && g->a.ndim == n && g->b.ndim == n && g->a.shape[n - 2] == g->c.shape[n - 2] &&
-                g->b.shape[n - 1] == g->c.shape[n - 1] && g->a.shape[n - 1] == g->b.shape[n - 2];
-    for (int i = 0; fits && i < n - 2; i++) fits = g->a.shape[i] == g->c.shape[i] && g->b.shape[i] == g->c.shape[i];
-    if (!fits)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT,
-                            "matrix product: the shapes do not fit: {.., %lld, %lld} by {.., "
-                            "%lld, %lld} into {.., %lld, %lld}",
-                            (long long)g->a.shape[g->a.ndim - 2], (long long)g->a.shape[g->a.ndim - 1],
-                            (long long)g->b.shape[g->b.ndim - 2], (long long)g->b.shape[g->b.ndim - 1],
-                            (long long)g->c.shape[n - 2], (long long)g->c.shape[n - 1]);
-    if (g->c.quant) return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "matrix product: a quantized result");
-    bool narrows = g->a.dtype == TE_F32 && (g->c.dtype == TE_BF16 || g->c.dtype == TE_F16);
-    if (!bytes && (!is_float(g->a.dtype) || g->b.dtype != g->a.dtype ||
-                   (g->c.dtype != g->a.dtype && g->c.dtype != TE_F32 && !narrows)))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: %s by %s into %s is not supported",
-                            te_dtype_name(g->a.dtype), te_dtype_name(g->b.dtype), te_dtype_name(g->c.dtype));
-    if (g->beta != 0 && g->beta != 1)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: beta is %g, expected 0 or 1", (double)g->beta);
-    if (te_view_present(&g->bias) && (g->bias.ndim != 1 || g->bias.shape[0] != g->c.shape[n - 1]))
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "matrix product: a bias of %lld for %lld columns",
-                            (long long)(g->bias.ndim ? g->bias.shape[0] : 0), (long long)g->c.shape[n - 1]);
-    return TE_OK;
-}
 
 /* --- dense copies ------------------------------------------------------------------------------------------------- */
 
@@ -351,7 +321,7 @@ te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *s
     te_gemm g = *gemm;
     void *lent_a = NULL, *lent_b = NULL;
     te_status status = te_cuda_enter(exec);
-    if (status == TE_OK) status = check(exec, gemm, narrow != NULL);
+    if (status == TE_OK) status = te_check_gemm(exec, gemm, narrow != NULL);
     if (status != TE_OK || te_view_numel(&g.c) == 0) return status;
     const char *reason = decline_direct(&g, narrow != NULL);
     if (reason) te_cuda_trace(exec, "dispatch: matrix product in two passes: %s\n", reason);

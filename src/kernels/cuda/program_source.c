@@ -9,35 +9,6 @@ extern const char te_cuda_program_quantize[];
 
 /* --- analysis ---------------------------------------------------------------------------------------------------- */
 
-static bool takes_rates(const te_program *p, int v)
-{
-    const te_insn *insn = &p->insns[v];
-    for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) {
-        if (insn->arg[k] < 0 || insn->arg[k] >= v) return false;
-        if (!te_program_reduces(insn->op) && p->insns[insn->arg[k]].rate > insn->rate) return false;
-    }
-    if (te_program_reduces(insn->op)) return insn->rate == TE_RATE_ROW;
-    return (!te_program_is_random(insn->op) && insn->op != TE_PW_COLUMN) || insn->rate == TE_RATE_ELEM;
-}
-
-/* The invariants of program.h on which the kernel's memory safety rests. */
-static bool well_formed(const te_program *p)
-{
-    for (int v = 0; v < p->n_insns; v++) {
-        const te_insn *insn = &p->insns[v];
-        if (insn->op >= TE_PW_COUNT || insn->rate > TE_RATE_ELEM || !takes_rates(p, v)) return false;
-        int slots = insn->op == TE_PW_LOAD ? p->n_inputs : insn->op == TE_PW_PARAM ? p->n_params : p->n_rngs;
-        bool slotted = insn->op == TE_PW_LOAD || insn->op == TE_PW_PARAM || te_program_is_random(insn->op);
-        if (slotted && (insn->slot < 0 || insn->slot >= slots)) return false;
-    }
-    for (int o = 0; o < p->n_outputs; o++) {
-        int v = p->outputs[o].value;
-        if (v < 0 || v >= p->n_insns) return false;
-        if (p->outputs[o].kind == TE_OUT_ROW && p->insns[v].rate == TE_RATE_ELEM) return false;
-    }
-    return true;
-}
-
 static void mark_live(te_emitter *e)
 {
     const te_program *p = e->program;
@@ -56,7 +27,7 @@ static void find_levels(te_emitter *e)
         int            level = 0;
         for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++)
             if (e->values[insn->arg[k]].level > level) level = e->values[insn->arg[k]].level;
-        level += te_program_reduces(insn->op);
+        level += te_opcode_reduces(insn->op);
         e->values[v].level = (uint8_t)level;
         if (e->values[v].live && level + 1 > e->passes) e->passes = level + 1;
     }
@@ -114,7 +85,7 @@ static void emit_kernel(te_emitter *e)
 
 te_status te_cuda_program_source(const te_program *program, const te_cuda_program_shape *shape, te_text *out)
 {
-    if (!well_formed(program)) return TE_ERROR_INTERNAL;
+    if (!te_program_verify(program, NULL, 0)) return TE_ERROR_INTERNAL;
     size_t         bytes = (size_t)program->n_insns * sizeof(te_emit_value);
     te_emit_value *values = te_mem_zalloc(out->mem, bytes);
     te_emitter     e = {.out = out, .program = program, .shape = shape, .values = values, .item = ""};

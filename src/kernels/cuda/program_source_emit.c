@@ -126,7 +126,7 @@ void te_emit_row_values(te_emitter *e, int level)
     for (int v = 0; v < e->program->n_insns; v++) {
         const te_insn *insn = &e->program->insns[v];
         if (!e->values[v].live || insn->rate != TE_RATE_ROW || e->values[v].level != level) continue;
-        if (te_program_reduces(insn->op)) continue;
+        if (te_opcode_reduces(insn->op)) continue;
         te_emit(e, "        ");
         emit_scalar_value(e, v);
     }
@@ -185,7 +185,7 @@ void te_emit_mark(te_emitter *e, int pass)
     e->pass = pass;
     for (int v = 0; v < p->n_insns; v++) e->values[v].need = false;
     for (int v = 0; v < p->n_insns; v++)
-        if (te_program_reduces(p->insns[v].op) && e->values[v].live && e->values[v].level == pass + 1)
+        if (te_opcode_reduces(p->insns[v].op) && e->values[v].live && e->values[v].level == pass + 1)
             e->values[p->insns[v].arg[0]].need = true;
     for (int o = 0; pass == e->passes - 1 && o < p->n_outputs; o++)
         if (p->outputs[o].kind != TE_OUT_ROW && te_shape_wants(p, e->shape, o))
@@ -264,7 +264,7 @@ static void emit_random_words(te_emitter *e, const char *position)
 {
     for (int v = 0; v < e->program->n_insns; v++) {
         const te_insn *insn = &e->program->insns[v];
-        if (!e->values[v].need || !te_program_is_random(insn->op)) continue;
+        if (!e->values[v].need || !te_opcode_is_random(insn->op)) continue;
         bool normal = insn->op == TE_PW_NORMAL;
         te_emit(e, "            const te_unit<%s, %d> w%d = %s<%d>(r.rng%d, %s);\n", normal ? "float" : "uint32_t",
                 e->shape->vector, v, normal ? "te_unit_normals" : "te_unit_words", e->shape->vector, insn->slot,
@@ -316,7 +316,7 @@ static void emit_reductions(te_emitter *e)
 {
     for (int v = 0; v < e->program->n_insns; v++) {
         const te_insn *insn = &e->program->insns[v];
-        if (!te_program_reduces(insn->op) || !e->values[v].live || e->values[v].level != e->pass + 1) continue;
+        if (!te_opcode_reduces(insn->op) || !e->values[v].live || e->values[v].level != e->pass + 1) continue;
         te_emit(e, "                m%d = te_op_join_%s(m%d, ", v, te_opcode_name((te_opcode)insn->op), v);
         emit_value_name(e, insn->arg[0]);
         te_emit(e, ");\n");

@@ -114,7 +114,7 @@ static void emit_tile_column_sums(te_emitter *e)
 static bool draws(const te_emitter *e)
 {
     for (int v = 0; v < e->program->n_insns; v++)
-        if (te_program_is_random(e->program->insns[v].op)) return true;
+        if (te_opcode_is_random(e->program->insns[v].op)) return true;
     return false;
 }
 

@@ -7,8 +7,6 @@
 enum { TE_CUDA_FLAT_THREADS = 256, TE_CUDA_SQUARE = 128, TE_CUDA_TILE = 32, TE_CUDA_JOIN_THREADS = 1024 };
 enum { TE_CUDA_MAX_RUNS = 240, TE_CUDA_RUNS_STEP = 16 };
 
-static inline bool te_program_reduces(int op) { return op == TE_PW_ROWSUM || op == TE_PW_ROWMAX || op == TE_PW_ROWMIN; }
-static inline bool te_program_is_random(int op) { return op == TE_PW_RANDOM || op == TE_PW_KEEP || op == TE_PW_NORMAL; }
 static inline bool te_program_sums(int kind) { return kind == TE_OUT_SUM || kind == TE_OUT_AMAX; }
 
 static inline const te_cuda_operand_shape *te_shape_output(const te_program            *program,

@@ -12,7 +12,7 @@
 static bool has_random(const te_program *program)
 {
     for (int v = 0; v < program->n_insns; v++)
-        if (te_program_is_random(program->insns[v].op)) return true;
+        if (te_opcode_is_random(program->insns[v].op)) return true;
     return false;
 }
 

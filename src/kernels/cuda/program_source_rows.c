@@ -93,7 +93,7 @@ static void emit_pass(te_emitter *e, int pass)
     bool              any = false;
     te_emit_mark(e, pass);
     for (int v = 0; v < p->n_insns; v++) {
-        if (!te_program_reduces(p->insns[v].op) || !e->values[v].live || e->values[v].level != pass + 1) continue;
+        if (!te_opcode_reduces(p->insns[v].op) || !e->values[v].live || e->values[v].level != pass + 1) continue;
         te_emit(e, "        te_real m%d = %s;\n", v, neutral(p->insns[v].op));
         any = true;
     }
@@ -101,7 +101,7 @@ static void emit_pass(te_emitter *e, int pass)
         any |= p->outputs[o].kind != TE_OUT_ROW && te_shape_wants(p, e->shape, o);
     if (any) emit_pass_loop(e);
     for (int v = 0; v < p->n_insns; v++)
-        if (te_program_reduces(p->insns[v].op) && e->values[v].live && e->values[v].level == pass + 1)
+        if (te_opcode_reduces(p->insns[v].op) && e->values[v].live && e->values[v].level == pass + 1)
             te_emit(e, "        const te_real v%d = te_row_%s<%d>(m%d, places);\n", v,
                     te_opcode_name((te_opcode)p->insns[v].op), e->shape->lanes, v);
 }

@@ -1,6 +1,7 @@
 /* program_source_shape.c - from a run to the shape of its kernel: dimensions merged, units, access to operands. */
 #include "program_source_internal.h"
 
+#include "../check.h"
 #include "../dtype.h"
 #include "../quantize.h"
 #include "kernels/hand.h"
@@ -22,7 +23,7 @@ static bool structured(const te_program *program)
 bool te_program_needs_rows(const te_program *program)
 {
     for (int v = 0; v < program->n_insns; v++)
-        if (te_program_reduces(program->insns[v].op)) return true;
+        if (te_opcode_reduces(program->insns[v].op)) return true;
     for (int o = 0; o < program->n_outputs; o++)
         if (program->outputs[o].kind == TE_OUT_ROW) return true;
     return false;
@@ -291,14 +292,6 @@ static void turn_tiles(sketch *s)
 
 /* --- checks ------------------------------------------------------------------------------------------------------ */
 
-static te_status check_operand(te_exec *exec, const te_program *program, const te_operand *operand, const char *what,
-                               int i)
-{
-    if ((unsigned)operand->dtype < TE_DTYPE_COUNT) return TE_OK;
-    return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: %s %d has no such dtype: %d", program->name, what, i,
-                        (int)operand->dtype);
-}
-
 static te_status check_quantized(te_exec *exec, const te_program *program, const te_run *run, int o)
 {
     const te_quantize_job *job = run->outputs[o].quantized;
@@ -315,29 +308,12 @@ static te_status check_quantized(te_exec *exec, const te_program *program, const
 
 static te_status check_run(te_exec *exec, const te_program *program, const te_run *run)
 {
-    bool      empty = false;
-    te_status status = TE_OK;
-    if (run->ndim < 1 || run->ndim > TE_MAX_DIMS)
-        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: %d dimensions, wanted 1 to %d", program->name,
-                            run->ndim, TE_MAX_DIMS);
+    te_status status = te_check_run(exec, program, run);
     if (program->n_inputs + program->n_outputs > TE_CUDA_MAX_OPERANDS)
         return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "program %s: %d operands, the CUDA backend takes up to %d",
                             program->name, program->n_inputs + program->n_outputs, TE_CUDA_MAX_OPERANDS);
-    for (int d = 0; d < run->ndim; d++) {
-        if (run->shape[d] < 0)
-            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: extent %lld of dimension %d", program->name,
-                                (long long)run->shape[d], d);
-        empty |= run->shape[d] == 0;
-    }
-    for (int i = 0; i < program->n_inputs && status == TE_OK; i++) {
-        status = check_operand(exec, program, &run->inputs[i], "input", i);
-        if (status == TE_OK && !run->inputs[i].data && !empty)
-            status = te_exec_fail(exec, TE_ERROR_ARGUMENT, "program %s: input %d has no data", program->name, i);
-    }
-    for (int o = 0; o < program->n_outputs && status == TE_OK; o++) {
+    for (int o = 0; o < program->n_outputs && status == TE_OK; o++)
         if (run->outputs[o].quantized) status = check_quantized(exec, program, run, o);
-        if (run->outputs[o].data) status = check_operand(exec, program, &run->outputs[o], "output", o);
-    }
     return status;
 }
 

@@ -1,0 +1,78 @@
+--- Attention whose sequence is cut between processes. What the processes look at is in spec/support/context_checks.lua.
+
+local te = require "te"
+local processes = require "spec.support.processes"
+
+local TETRAIN = os.getenv("TETRAIN") or "build/tetrain"
+
+describe("a sequence cut between processes", function()
+    for _, n in ipairs { 2, 4 } do
+        it(("is attended to as by one, between %d"):format(n), function()
+            if not processes.available() then pending "mpirun cannot start anything" end
+            local text, status = processes.run(n, ("'%s' spec/support/context_checks.lua"):format(TETRAIN))
+            assert.equal(0, status, text)
+            local _, oks = text:gsub("ok %d+\n", "")
+            assert.equal(n, oks, text)
+        end)
+    end
+
+    it("is whole in a group of one", function()
+        local world = te.distributed.world()
+        local function made(opts)
+            te.manual_seed(1)
+            return te.MultiHeadedSelfAttention(8, 2, opts)
+        end
+        local cut, whole = made { cp_group = world, cp_comm_type = "a2a", rope = true }, made { rope = true }
+        local x = te.randn { 2, 5, 8 }
+        assert.same(whole(x):totable(), cut(x):totable())
+        assert.equal(tostring(whole), tostring(cut))
+        assert.equal(tostring(te.Sequential(whole):explain(x)), tostring(te.Sequential(cut):explain(x)))
+        assert.equal(cut, cut:set_context_parallel_group(world, "all_gather"))
+        assert.is_nil(cut.cp_group)
+        assert.equal(x, te.distributed.split_sequence(x))
+        assert.equal(x, te.distributed.join_sequence(x, world, 3))
+        assert.same({ 0, 1, 2 }, te.distributed.sequence_positions(3):totable())
+        for _, kind in ipairs { "gpt", "llama" } do
+            local config = { vocab_size = 5, block_size = 4, n_layer = 1, n_head = 1, n_embd = 8 }
+            config.context_parallel = world
+            local model = te.models[kind](config)
+            assert.same({ 1, 5 }, model(te.zeros({ 1, 3 }, { dtype = "int64" })).shape)
+            assert.is_nil(model.config.context_parallel)
+        end
+    end)
+
+    it("refuses what it cannot be", function()
+        local world, x = te.distributed.world(), te.ones { 2, 4 }
+        local function refused(message, fn, ...)
+            local args = { n = select("#", ...), ... }
+            assert.error_matches(function() fn(unpack(args, 1, args.n)) end, message)
+        end
+        local Attention, model = te.MultiHeadedSelfAttention, { vocab_size = 5, n_layer = 1, n_head = 1, n_embd = 8 }
+        refused("te%.MultiHeadedSelfAttention: cp_group: expected a group of te%.distributed, got 3", Attention, 8, 2,
+            { cp_group = 3 })
+        refused("cp_group: expected a group", te.DotProductAttention, { cp_group = {} })
+        refused('cp_comm_type: "p2p" is not supported', Attention, 8, 2, { cp_group = world, cp_comm_type = "p2p" })
+        refused('cp_comm_type: "a2a%+p2p" is not supported', te.DotProductAttention, { cp_comm_type = "a2a+p2p" })
+        refused('expected one of all_gather, a2a, got "ring"', Attention, 8, 2, { cp_comm_type = "ring" })
+        refused("cp_comm_type: expected string", Attention, 8, 2, { cp_comm_type = 1 })
+        refused("cp_comm_type has no effect without cp_group", Attention, 8, 2, { cp_comm_type = "a2a" })
+        local module, set = Attention(8, 2), Attention.set_context_parallel_group
+        refused("set_context_parallel_group: cp_group: expected a group", set, module, "x")
+        refused("set_context_parallel_group: cp_comm_type: expected one of", set, module, world, {})
+        model.context_parallel = "two"
+        refused('te%.models%.gpt: context_parallel: expected a group of te%.distributed, got "two"', te.models.gpt,
+            model)
+        model.context_parallel, model.cp_comm_type = world, "p2p"
+        refused('"p2p" is not supported', te.models.llama, model)
+        model.context_parallel, model.cp_comm_type = nil, "a2a"
+        refused("cp_comm_type has no effect without context_parallel", te.models.gpt, model)
+
+        local D = te.distributed
+        refused("te%.distributed%.split_sequence: x: expected a tensor, got 1", D.split_sequence, 1)
+        refused("split_sequence: group: expected a group of te%.distributed, got 2", D.split_sequence, x, 2)
+        refused("split_sequence: dim: x {2,4} has no dimension 3", D.split_sequence, x, world, 3)
+        refused("join_sequence: dim: expected integer, at least 1, got 0", D.join_sequence, x, world, 0)
+        refused("sequence_positions: n: expected positive integer, got 0", D.sequence_positions, 0)
+        refused("sequence_positions: group", D.sequence_positions, 2, x)
+    end)
+end)

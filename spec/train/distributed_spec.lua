@@ -114,7 +114,7 @@ describe("training in several processes", function()
         same_steps("cut", "cut-one")
         same_steps("llama", "llama-one")
 
-        code, text = together("stop=5 " .. options("cut-parts", HARD .. cut))
+        code, text = together("stop=4 " .. options("cut-parts", HARD .. cut))
         assert.equal(75, code, text)
         code, text = together(("plain --out=%s/cut-parts --resume"):format(folder))
         assert.equal(0, code, text)

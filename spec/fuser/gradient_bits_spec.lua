@@ -51,6 +51,33 @@ local function gradients(make, dtype, autocast, fused)
     return all
 end
 
+-- What is infinite or no number stays no number behind a factor 0, and where it is taken from itself.
+local HOSTILE = {
+    ["a factor 0"] = function() return te.ConstantScale(0) end,
+    ["a factor 0 and an activation"] = function() return te.Sequential(te.ConstantScale(0), te.SiLU()) end,
+    ["an activation and a factor 0"] = function() return te.Sequential(te.SiLU(), te.ConstantScale(0)) end,
+    ["a residual with its opposite"] = function() return te.Residual(te.ConstantScale(-1)) end,
+    ["a factor 0 in a function"] = function() return te.Pointwise(function(x) return 0 * x + 1 end) end,
+    ["a difference in a function"] = function() return te.Pointwise(function(x) return x - x end) end,
+}
+
+describe("an infinite gradient", function()
+    for name, make in pairs(HOSTILE) do
+        it("becomes NaN behind " .. name .. ", fused or not", function()
+            local before = te.set_fusion(true)
+            for _, fused in ipairs { true, false } do
+                te.set_fusion(fused)
+                local x = te.ones({ 4 }, { requires_grad = true })
+                local y = te.Sequential(make(), te.Identity())(x)
+                local grad = te.grad(y, x, { grad_outputs = te.tensor { 1, math.huge, -math.huge, 0 / 0 } })
+                assert.same({ 0, 1, 1, 1 }, te.ne(grad, grad):to("float32"):totable(), tostring(fused))
+                assert.equal(0, grad:select(1, 1):item())
+            end
+            te.set_fusion(before)
+        end)
+    end
+end)
+
 local SUMS_TOO = te.get_default_device() == "cpu"
 
 describe("joined gradients have the bits of single ones behind", function()

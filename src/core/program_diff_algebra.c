@@ -1,9 +1,9 @@
 /* program_diff_algebra.c - sums and products of adjoints.
  *
- * Adjoints are our own expressions, so here, unlike in te_program_emit, the rules of real numbers may be used: 0
- * vanishes, signs move outwards until a sum swallows them, factors that are constant along the row are gathered and
- * leave row sums, and a row sum that the forward pass already took is not taken again. What comes out differs from the
- * plain chain rule by roundings only.
+ * Adjoints are our own expressions, so here, unlike in te_program_emit, the rules of real numbers may be used: signs
+ * move outwards until a sum swallows them, factors that are constant along the row are gathered and leave row sums, and
+ * a row sum that the forward pass already took is not taken again. What comes out differs from the plain chain rule by
+ * roundings only. What does not depend is TE_VALUE_NONE and vanishes; a factor 0 stays, as 0 times infinity is NaN.
  */
 #include "program_diff.h"
 
@@ -99,9 +99,9 @@ int te_diff_add(te_diff *diff, int a, int b)
 
 int te_diff_sub(te_diff *diff, int a, int b)
 {
-    if (a == b) return TE_VALUE_NONE;
     if (b < 0) return a;
     if (a < 0) return te_diff_neg(diff, b);
+    if (a == b && rate_of(diff, a) != TE_RATE_ELEM) return TE_VALUE_NONE; /* of what a softmax is shifted by */
     if (is_op(diff, b, TE_PW_NEG)) return te_diff_add(diff, a, insn_of(diff, b)->arg[0]);
     if (is_op(diff, a, TE_PW_NEG)) return te_diff_neg(diff, te_diff_add(diff, insn_of(diff, a)->arg[0], b));
     return te_diff_emit(diff, TE_PW_SUB, a, b, -1);
@@ -115,7 +115,8 @@ int te_diff_where(te_diff *diff, int condition, int a, int b)
         return te_diff_neg(diff, te_diff_where(diff, condition, positive, TE_VALUE_NONE));
     }
     int zero = a < 0 || b < 0 ? te_diff_const(diff, 0.0) : TE_VALUE_NONE;
-    return te_diff_emit(diff, TE_PW_WHERE, condition, a < 0 ? zero : a, b < 0 ? zero : b);
+    int value = te_diff_emit(diff, TE_PW_WHERE, condition, a < 0 ? zero : a, b < 0 ? zero : b);
+    return value == zero ? TE_VALUE_NONE : value; /* the condition is a constant */
 }
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
@@ -170,8 +171,6 @@ static int product_rule(te_diff *diff, int a, int b)
 int te_diff_mul(te_diff *diff, int a, int b)
 {
     if (a < 0 || b < 0 || diff->status != TE_OK) return TE_VALUE_NONE;
-    const te_program *program = diff->backward;
-    if (te_program_is_const(program, a, 0.0) || te_program_is_const(program, b, 0.0)) return TE_VALUE_NONE;
     int simpler = product_rule(diff, a, b);
     if (simpler == TE_VALUE_NONE) simpler = product_rule(diff, b, a);
     return simpler != TE_VALUE_NONE ? simpler : te_diff_emit(diff, TE_PW_MUL, a, b, -1);

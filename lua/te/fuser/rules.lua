@@ -146,14 +146,15 @@ local function check_result(who, kind, basic, result)
     if type(result) ~= "table" or getmetatable(result) then
         fail("%s: expected the list of operations, got %s", who, describe(result))
     end
-    local got = {}
+    local got, n = {}, 0
     for i, entry in ipairs(result) do
+        n = i
         check_entry(who, kind, i, entry)
         for _, op in ipairs(stands_for(entry)) do got[#got + 1] = op end
     end
     check_order(who, basic, got)
     for key in pairs(result) do
-        if type(key) ~= "number" or key > #result then
+        if type(key) ~= "number" or key < 1 or key > n or key % 1 ~= 0 then -- or behind a gap
             fail("%s: entry %s stands outside the list", who, tostring(key))
         end
     end

@@ -322,6 +322,18 @@ static void test_chains_of_failures(te_context *ctx, te_tensor *a)
     CHECK(te_op_run(ctx, te_op_find(ctx, "view"), shapes, 2, &out, 1) == TE_ERROR_ARGUMENT);
     shapes[1] = (te_arg){.kind = TE_ARG_TEXT};
     CHECK(te_op_run(ctx, te_op_find(ctx, "gelu"), shapes, 2, &out, 1) == TE_ERROR_ARGUMENT && !out);
+    te_arg chosen[] = {{.kind = TE_ARG_TENSOR, .as.tensor = a}, {.kind = TE_ARG_NUMBER}, {.kind = TE_ARG_NUMBER}};
+    for (int i = 0; i < 4; i++) { /* no such choice, truth, or dtype */
+        chosen[1].as.number = (double[]){2, -1, 7, 1e18}[i];
+        CHECK(te_op_run(ctx, te_op_find(ctx, "gelu"), chosen, 2, &out, 1) == TE_ERROR_ARGUMENT && !out);
+        CHECK_MSG(strstr(te_context_error(ctx), "from 0 to 1 for tanh|none"), "%s", te_context_error(ctx));
+        chosen[2].as.number = chosen[1].as.number;
+        chosen[1].as.number = 0;
+        CHECK(te_op_run(ctx, te_op_find(ctx, "sum"), chosen, 3, &out, 1) == TE_ERROR_ARGUMENT && !out);
+        CHECK_MSG(strstr(te_context_error(ctx), "keepdim must be from 0 to 1, not"), "%s", te_context_error(ctx));
+        chosen[1].as.number = chosen[2].as.number < 0 ? -1 : TE_DTYPE_COUNT + i;
+        CHECK(te_op_run(ctx, te_op_find(ctx, "cast"), chosen, 2, &out, 1) == TE_ERROR_ARGUMENT && !out);
+    }
     double number;
     CHECK(te_backward(NULL, NULL, false) == TE_ERROR_ARGUMENT &&
           te_tensor_read(NULL, TE_F64, &number) == TE_ERROR_ARGUMENT);
@@ -353,6 +365,13 @@ static void test_errors(void)
     te_tensor_read(te_tensor_grad(a), TE_F64, grad);
     for (int i = 0; i < 6; i++) CHECK(grad[i] == 2);
     CHECK(te_backward(s, NULL, false) != TE_OK && strstr(te_context_error(ctx), "retain_graph"));
+    te_context *other = te_context_open(NULL);
+    te_tensor *foreign = te_tensor_full(other, TE_F32, 2, (int64_t[]){2, 3}, 1);
+    CHECK(te_tensor_set_grad(a, foreign) == TE_ERROR_ARGUMENT && strstr(te_context_error(ctx), "grad: a tensor of an"));
+    CHECK(te_tensor_set_main_grad(a, foreign) == TE_ERROR_ARGUMENT &&
+          strcmp(te_context_error(ctx), "main_grad: a tensor of another context") == 0);
+    te_tensor_release(foreign);
+    te_context_release(other);
     te_context_interrupt(ctx);
     CHECK(!apply(ctx, "mul", 2, (te_tensor *[]){a, a}));
     te_context_release(ctx); /* tensors keep it alive */

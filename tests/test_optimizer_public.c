@@ -243,6 +243,9 @@ static void test_mistakes(te_context *ctx)
     CHECK_REFUSED(te_optimizer_set_lr(adamw, -1) == TE_OK, "-1");
     CHECK_REFUSED(te_optimizer_set_steps(adamw, 1, 1) == TE_OK, "parameter 1 of 1");
     CHECK_REFUSED(te_optimizer_grad_norm(adamw, NULL) == TE_OK, "NULL");
+    give_grad(p, 3);
+    CHECK_REFUSED(te_optimizer_step(adamw, NAN) == TE_OK, "grad_scale is NaN");
+    CHECK(te_tensor_set_grad(p, NULL) == TE_OK && te_optimizer_steps(adamw, 0) == 0);
     double norm = -1;
     CHECK(te_optimizer_grad_norm(adamw, &norm) == TE_OK && norm == 0);
     CHECK(te_optimizer_step(NULL, 1) == TE_ERROR_ARGUMENT && te_optimizer_set_lr(NULL, 1) == TE_ERROR_ARGUMENT);

@@ -224,8 +224,8 @@ TE_API void          te_optimizer_release(te_optimizer *optimizer); /* NULL is a
 TE_API te_status     te_optimizer_set_lr(te_optimizer *optimizer, double lr);
 /* Of all gradients together; not finite where one of them is not. Waits for the device. */
 TE_API te_status     te_optimizer_grad_norm(te_optimizer *optimizer, double *norm);
-/* grad_scale multiplies every gradient: 1, or what clips or averages them. A parameter without gradient is left alone,
- * and t counts the steps that it took part in. On failure nothing was written. */
+/* grad_scale multiplies every gradient: 1, or what clips or averages them; NaN is refused. A parameter without gradient
+ * is left alone, and t counts the steps that it took part in. On failure nothing was written. */
 TE_API te_status     te_optimizer_step(te_optimizer *optimizer, double grad_scale);
 /* The parameters have no gradient then; a main_grad stays, as zeros. */
 TE_API te_status     te_optimizer_zero_grad(te_optimizer *optimizer);

@@ -474,9 +474,16 @@ te_status te_tensor_zero_gradient(te_tensor *t)
     return status == TE_OK && t->main_grad ? te_tensor_fill(t->main_grad, 0) : status;
 }
 
+static te_status check_context(te_tensor *t, const te_tensor *grad, const char *name)
+{
+    if (!grad || grad->ctx == t->ctx) return TE_OK;
+    return te_fail(t->ctx, TE_ERROR_ARGUMENT, "%s: a tensor of another context", name);
+}
+
 te_status te_tensor_set_main_grad(te_tensor *t, te_tensor *grad)
 {
     if (!t) return TE_ERROR_ARGUMENT;
+    if (check_context(t, grad, "main_grad") != TE_OK) return t->ctx->status;
     bool fits = !grad || (te_same_shape(t, grad) && (grad->dtype == t->dtype || grad->dtype == TE_F32) &&
                           grad->storage->device == t->storage->device);
     if (!fits)
@@ -498,6 +505,7 @@ te_status te_tensor_set_main_grad(te_tensor *t, te_tensor *grad)
 te_status te_tensor_set_grad(te_tensor *t, te_tensor *grad)
 {
     if (!t) return TE_ERROR_ARGUMENT;
+    if (check_context(t, grad, "grad") != TE_OK) return t->ctx->status;
     if (grad && (!te_same_shape(t, grad) || grad->dtype != t->dtype))
         return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: %s of %s for a tensor %s of %s", TE_SHAPE_TEXT(grad),
                        te_dtype_name(grad->dtype), TE_SHAPE_TEXT(t), te_dtype_name(t->dtype));

@@ -277,8 +277,7 @@ te_status te_tensor_send(te_tensor *t, const double *values, int64_t n)
     return status == TE_OK ? TE_OK : te_fail_exec(t->ctx, status, exec, "send");
 }
 
-/* --- numbers that come without a wait
- * --------------------------------------------------------------------------------- */
+/* --- numbers that come without a wait ----------------------------------------------------------------------------- */
 
 struct te_fetch {
     te_context *ctx;

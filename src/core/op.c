@@ -227,6 +227,16 @@ static te_status take_input(te_call *call, const te_param *p, const te_arg *arg)
 /* Of numbers that an int64_t holds. */
 static bool is_whole(double x) { return x >= -0x1p63 && x < 0x1p63 && x == (double)(int64_t)x; }
 
+/* What has a number for each of its values takes no other; 0: any. */
+static int values_of(const te_param *p)
+{
+    if (p->type == TE_TYPE_BOOL) return 2;
+    if (p->type == TE_TYPE_DTYPE) return TE_DTYPE_COUNT;
+    int n = p->type == TE_TYPE_CHOICE;
+    for (const char *at = n ? p->text : ""; *at; at++) n += *at == '|';
+    return n;
+}
+
 static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
 {
     te_attr *a = &call->attr[p->slot];
@@ -241,6 +251,10 @@ static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
         if (p->type == TE_TYPE_TEXT || p->type == TE_TYPE_DEVICE) break;
         if (p->type != TE_TYPE_NUMBER && !is_whole(arg->as.number))
             return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be whole, not %g", p->name, arg->as.number);
+        if (values_of(p) && !(arg->as.number >= 0 && arg->as.number < values_of(p)))
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be from 0 to %d%s%s, not %g", p->name,
+                                values_of(p) - 1, p->type == TE_TYPE_CHOICE ? " for " : "",
+                                p->type == TE_TYPE_CHOICE ? p->text : "", arg->as.number);
         if (p->type == TE_TYPE_DIMS || p->type == TE_TYPE_SHAPE) {
             a->n = 1;
             a->ints[0] = (int64_t)arg->as.number;

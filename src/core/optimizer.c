@@ -159,6 +159,7 @@ te_status te_optimizer_grad_norm(te_optimizer *o, double *norm)
 te_status te_optimizer_step(te_optimizer *o, double grad_scale)
 {
     if (!o) return TE_ERROR_ARGUMENT;
+    if (isnan(grad_scale)) return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_step: grad_scale is NaN");
     const te_adamw_options *a = &o->options;
     int n = 0;
     for (int i = 0; i < o->n; i++) {

@@ -97,6 +97,30 @@ describe("te.BasicOperation", function()
         end
     end)
 
+    it("names the class whose outputs or gradients are not what they must be", function()
+        local Op, outs, grads = te.BasicOperation:extend("Op"), nil, nil
+        Op.num_extra_inputs, Op.num_extra_outputs = 1, 1
+        function Op:init() self:register_parameter("scale", te.ones({ 3 })) end
+        function Op:op_forward(_, x, extra) return x * self.scale + extra, outs and outs[1] end
+        function Op.op_backward(_, _, dy) return grads[1] or dy, { grads[2] or false }, { grads[3] or false } end
+        local function input() return te.ones({ 2, 3 }, { requires_grad = true }) end
+        local function fails(message, wrong_outs, ...)
+            outs, grads = wrong_outs, { ... }
+            for _, op in ipairs { Op(), te.Sequential(te.ReLU(), Op(), te.ReLU()) } do
+                assert.error_matches(function() (op(input(), input())):sum():backward() end, message)
+            end
+        end
+        local right, wrong = te.ones({ 2, 3 }), te.ones({})
+        fails("Op:op_forward: extra output 1: expected a tensor, got nil")
+        fails("Op:op_forward: extra output 1: expected a tensor, got number", { 5 })
+        fails("Op:op_backward: the gradient of x has shape {}, not {2,3}", { right }, wrong)
+        fails("Op:op_backward: the gradient of parameter 1 has shape {2,3}, not {3}", { right }, nil, right)
+        fails("Op:op_backward: expected a tensor as gradient, got number", { right }, nil, 5)
+        fails("Op:op_backward: the gradient of extra input 1 has shape {}, not {2,3}", { right }, nil, nil, wrong)
+        outs, grads = { right }, { nil, nil, wrong } -- of what wants none
+        assert.is_true(pcall(function() (Op()(input(), te.ones({ 2, 3 }))):sum():backward() end))
+    end)
+
     it("raises what backward raises", function()
         local Op = te.BasicOperation:extend("Op")
         function Op.op_forward(_, _, x) return x * 1 end

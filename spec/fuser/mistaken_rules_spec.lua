@@ -71,6 +71,10 @@ describe("a mistake of a rule", function()
         fails("forward", window({ te.MakeExtraOutput, te.ReLU }, Split),
             "Split:fuser_forward: expected a list of lists of extra outputs, got nil",
             te.Sequential(te.MakeExtraOutput(), te.ReLU()))
+        local None = fused_class("None", { fuser_forward = function(_, _, x) return x, { { false }, {} } end })
+        fails("forward", window({ te.MakeExtraOutput, te.ReLU }, None),
+            "None:fuser_forward: extra output 1 of basic operation 1: expected a tensor, got boolean",
+            te.Sequential(te.MakeExtraOutput(), te.ReLU()))
     end)
 
     it("in fuser_backward names rule and operation", function()
@@ -92,6 +96,35 @@ describe("a mistake of a rule", function()
         wrong("basic operation 2 %(Linear%): expected 0 gradients of extra inputs, got 1",
             function(_, _, dy) return dy, { {}, { dw, db } }, { {}, { dy } } end)
         wrong("expected a tensor as gradient, got number", function() return 5, { {}, { dw, db } } end)
+        wrong("the gradient of x has shape {4,4}, not {2,4}", function() return dw, { {}, { dw, db } } end)
+        wrong("the gradient of parameter 1 of basic operation 2 has shape {4}, not {4,4}",
+            function(_, _, dy) return dy, { {}, { db, db } } end)
+    end)
+
+    it("that runs its own container, or new ones without end, is said once", function()
+        local x = te.ones({ 2, 4 })
+        for _, run in ipairs { seq, function(v) return te.Sequential(te.ReLU(), te.GELU())(v) end } do
+            with({ { "forward", function(ops) run(x) return ops end, { name = "my rule" } } }, function()
+                local ok, raised = pcall(seq, x)
+                assert.is_false(ok)
+                assert.equal(1, select(2, raised:gsub("fusion rule my rule: ", "")), raised)
+                assert.truthy(raised:find("it runs a container, which applies it again, 8 deep", 1, true), raised)
+            end)
+        end
+    end)
+
+    it("is none where it runs another container once", function()
+        local x, busy = te.ones({ 2, 4 }), false
+        with({ { "forward", function(ops)
+            if not busy then
+                busy = true
+                te.Sequential(te.ReLU(), te.GELU())(x)
+                busy = false
+            end
+            return ops
+        end } }, function()
+            for _ = 1, 20 do assert.is_true(pcall(te.Sequential(te.SiLU(), te.GELU()), x)) end
+        end)
     end)
 
     it("does not stay: the next run is right", function()

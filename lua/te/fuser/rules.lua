@@ -27,6 +27,7 @@ local fail = require "te.fail"
 local mode = require "te.recipe.mode"
 local core = te._core
 local options = require "te.options"
+local settle = require "te.settle"
 local operation = require "te.operation"
 
 local is, BasicOperation, FusedOperation = te.is, operation.BasicOperation, operation.FusedOperation
@@ -160,11 +161,25 @@ local function check_result(who, kind, basic, result)
     end
 end
 
+local MOST_NESTED = 8
+local nested = setmetatable({}, { __mode = "k" }) -- by coroutine: how many rules wait for one that runs
+
+settle.when_stopped(function() nested[rules] = nil end)
+
+-- A rule may run containers, which have rules of their own; but it would not end where it does so each time.
 local function call_rule(who, rule, ops, opts)
     local function explain(message)
-        return core.remember(type(message) == "string" and ("%s: %s"):format(who, message) or message)
+        local named = type(message) ~= "string" or message:find(who .. ": ", 1, true)
+        return core.remember(named and message or ("%s: %s"):format(who, message))
     end
+    local thread = coroutine.running() or rules
+    local depth = nested[thread] or 0
+    if depth == MOST_NESTED then
+        fail("%s: it runs a container, which applies it again, %d deep", who, depth)
+    end
+    nested[thread] = depth + 1
     local ok, result = xpcall(rule.fn, explain, ops, opts)
+    nested[thread] = depth
     if not ok then error(result, 0) end
     return result
 end

@@ -53,7 +53,7 @@ function Script:__call(...)
     end
     return core.custom(
         function(ctx, ...) -- parameters follow the inputs: the operations know their own
-            ctx.kept = { contexts = {}, counts = counts, dtype = core.compute_dtype() }
+            ctx.kept = { contexts = { shapes = {} }, counts = counts, dtype = core.compute_dtype() }
             return kept_parameters(self, ctx.kept, n, inputs, forward.run(self, ctx.kept.contexts, ...))
         end,
         function(ctx, ...)

@@ -2,6 +2,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local options = require "te.options"
 local forward = require "te.fuser.script.forward"
 local units = require "te.fuser.script.unit"
 local core = te._core
@@ -114,9 +115,19 @@ local function backward_fused(self, unit, kept, dy, extra_gradients, made_inside
         units.check_lists(self.steps, unit, "fuser_backward", of_extras, extras, "gradients of extra inputs")
 end
 
-local function accumulate(who, grads, v, grad)
-    if not grad then return end
+-- `what` is number k of its kind, in a fused operation of that basic operation.
+local function check(who, grad, shape, what, k, basic)
     if not te.is_tensor(grad) then fail("%s: expected a tensor as gradient, got %s", who, type(grad)) end
+    if shape and options.shape(grad) ~= shape then
+        what = k and ("%s %d"):format(what, k) or what
+        if basic then what = ("%s of basic operation %d"):format(what, basic) end
+        fail("%s: the gradient of %s has shape %s, not %s", who, what, options.shape(grad), shape)
+    end
+end
+
+local function accumulate(who, kept, grads, v, grad, ...)
+    if not grad then return end
+    check(who, grad, kept.contexts.shapes[v], ...)
     grads[v] = grads[v] and te.add(grads[v], grad) or grad
 end
 
@@ -131,11 +142,19 @@ local function backward_unit(self, unit, kept, grads, of_parameters)
     local run = unit.op and backward_fused or backward_basic
     local dx, parameters, extras = run(self, unit, kept, dy, extra_gradients, made_inside)
     local who = units.title(unit, unit.op or self.steps[unit.first].op, unit.op and "fuser_backward" or "op_backward")
-    accumulate(who, grads, self.steps[unit.first].x, dx)
+    accumulate(who, kept, grads, self.steps[unit.first].x, dx, "x")
     for at = 1, unit.last - unit.first + 1 do
         local i = unit.first + at - 1
         of_parameters[i] = parameters[at]
-        for k, v in ipairs(self.steps[i].extras) do accumulate(who, grads, v, extras[at][k]) end
+        for k, parameter in ipairs(self.steps[i].op:parameters()) do
+            local grad = parameters[at][k]
+            if grad and parameter.requires_grad then
+                check(who, grad, options.shape(parameter), "parameter", k, unit.op and at)
+            end
+        end
+        for k, v in ipairs(self.steps[i].extras) do
+            accumulate(who, kept, grads, v, extras[at][k], "extra input", k, unit.op and at)
+        end
     end
 end
 

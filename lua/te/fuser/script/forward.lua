@@ -2,13 +2,20 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local options = require "te.options"
 local units = require "te.fuser.script.unit"
 local core = te._core
 
 local function store(step, values, y, ...)
     if not te.is_tensor(y) then fail("%s:op_forward: expected a tensor, got %s", step.op.__name, type(y)) end
     values[step.y] = y
-    for i, v in ipairs(step.outs) do values[v] = (select(i, ...)) end
+    for i, v in ipairs(step.outs) do
+        local out = (select(i, ...))
+        if not te.is_tensor(out) then
+            fail("%s:op_forward: extra output %d: expected a tensor, got %s", step.op.__name, i, type(out))
+        end
+        values[v] = out
+    end
 end
 
 local forward = {}
@@ -42,6 +49,13 @@ local function note_unsaved(self, unit, contexts, values)
     table.insert(contexts.unsaved, { unit = unit, names = names, inputs = core.keep(inputs) })
 end
 
+local function is_read_outside(self, v)
+    for _, output in ipairs(self.outputs) do
+        if output == v then return true end
+    end
+    return false
+end
+
 local function forward_fused(self, unit, contexts, values)
     local ctxs, extra_inputs, counts = {}, {}, {}
     for i = unit.first, unit.last do
@@ -56,7 +70,21 @@ local function forward_fused(self, unit, contexts, values)
     if self.backward then note_unsaved(self, unit, contexts, values) end
     values[self.steps[unit.last].y] = y
     for at, outs in ipairs(extra_outputs) do
-        for k, v in ipairs(self.steps[unit.first + at - 1].outs) do values[v] = outs[k] or nil end
+        for k, v in ipairs(self.steps[unit.first + at - 1].outs) do
+            values[v] = outs[k] or nil
+            if not te.is_tensor(outs[k]) and is_read_outside(self, v) then
+                fail("%s: extra output %d of basic operation %d: expected a tensor, got %s",
+                    units.title(unit, unit.op, "fuser_forward"), k, at, type(outs[k]))
+            end
+        end
+    end
+end
+
+-- Of all values whose gradient backward may ask for.
+local function note_shapes(self, shapes, values)
+    for v, value in pairs(values) do shapes[v] = te.is_tensor(value) and options.shape(value) or nil end
+    for _, v in ipairs(self.inputs) do
+        if shapes[v] and not values[v].requires_grad then shapes[v] = nil end
     end
 end
 
@@ -75,6 +103,7 @@ function forward.run(self, contexts, ...)
             forward.step(self.steps[unit.first], contexts[unit.first], values)
         end
     end
+    if contexts.shapes then note_shapes(self, contexts.shapes, values) end
     return unpack(units.gather(values, self.outputs), 1, #self.outputs)
 end
 

@@ -39,6 +39,38 @@ describe("an optimizer's state", function()
     end)
 end)
 
+describe("an optimizer's state_dict", function()
+    it("is of the moment at which it was taken", function()
+        for _, class in ipairs { "AdamW", "SGD" } do
+            local p = parameter({ 1, 2 }, "bfloat16")
+            local opt = te.optim[class]({ p }, { lr = 0.5, master_weights = true,
+                momentum = class == "SGD" and 0.5 or nil })
+            local function step(n)
+                p.grad = te.tensor({ n, -1 }, { dtype = "bfloat16" })
+                opt:step()
+            end
+            local function numbers(saved)
+                local found = {}
+                for name, value in pairs(saved.state[1]) do
+                    found[name] = te.is_tensor(value) and value:totable() or value
+                end
+                return found
+            end
+            step(1)
+            local saved = opt:state_dict()
+            local first, weights = numbers(saved), p:totable()
+            step(2)
+            local second = p:totable()
+            assert.same(first, numbers(saved))
+            te.no_grad(function() p:copy_(te.tensor(weights)) end)
+            opt:load_state_dict(saved)
+            step(2)
+            assert.same(second, p:totable())
+            assert.same(first, numbers(saved))
+        end
+    end)
+end)
+
 describe("te.optim.AdamW", function()
     it("follows its formula", function()
         local p = parameter { 0.5, -2 }

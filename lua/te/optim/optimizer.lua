@@ -412,13 +412,14 @@ function Optimizer:set_lr(lr)
 end
 
 --- { state = { [i] = { step =, … tensors … } }, groups = { { … options … } } }, i counting parameters over all groups.
+--- The tensors are copies: steps that follow do not change them.
 function Optimizer:state_dict()
     local saved = { state = {}, groups = {} }
     for i, parameter in ipairs(self.order) do
         local state = self.state[parameter]
         if state then
             local copy = {}
-            for name, value in pairs(state) do copy[name] = value end
+            for name, value in pairs(state) do copy[name] = te.is_tensor(value) and value:clone() or value end
             saved.state[i] = copy
         end
     end

@@ -43,10 +43,11 @@ end
 
 -- Adds the optimizer's tensors under the names of their parameters, and its counts as text.
 local function add_optimizer(tensors, metadata, model, optimizer)
-    local names, state, counts = parameter_names(model), optimizer:state_dict().state, {}
+    local names, counts = parameter_names(model), {}
     for i, parameter in ipairs(optimizer.order) do
-        counts[i] = state[i] and state[i].step or 0
-        for slot, value in pairs(state[i] or {}) do
+        local state = optimizer.state[parameter] or {} -- itself, as state_dict would copy it
+        counts[i] = state.step or 0
+        for slot, value in pairs(state) do
             if te.is_tensor(value) then tensors[("optimizer.%s.%s"):format(slot, names[parameter])] = value end
         end
     end

@@ -101,6 +101,7 @@ int te_diff_sub(te_diff *diff, int a, int b)
 {
     if (b < 0) return a;
     if (a < 0) return te_diff_neg(diff, b);
+    if (a == b && rate_of(diff, a) != TE_RATE_ELEM) return TE_VALUE_NONE; /* of what a softmax is shifted by */
     if (is_op(diff, b, TE_PW_NEG)) return te_diff_add(diff, a, insn_of(diff, b)->arg[0]);
     if (is_op(diff, a, TE_PW_NEG)) return te_diff_neg(diff, te_diff_add(diff, insn_of(diff, a)->arg[0], b));
     return te_diff_emit(diff, TE_PW_SUB, a, b, -1);

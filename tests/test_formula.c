@@ -177,8 +177,12 @@ static void test_depth(void)
     }
     fill(text, "-", 60, "x");
     CHECK(value_of(text, 3, 5) == 3);
-    fill(text, "x + ", 5000, "x");
-    CHECK(value_of(text, 1, 0) == 5001);
+    fill(text, "x + ", 4095, "x"); /* and an assignment */
+    CHECK(value_of(text, 1, 0) == 4096);
+    fill(text, "x + ", 4096, "x");
+    check_error(text, "op: ", "more than 4096 operations and names");
+    fill(text, "x; out = ", 5000, "x");
+    check_error(text, "op: ", "more than 4096 operations and names");
 }
 
 /* --- hostile texts ------------------------------------------------------------------------------------------------ */

@@ -234,16 +234,6 @@ static int values_of(const te_param *p)
     return n;
 }
 
-/* What has a number for each of its values takes no other; 0: any. */
-static int values_of(const te_param *p)
-{
-    if (p->type == TE_TYPE_BOOL) return 2;
-    if (p->type == TE_TYPE_DTYPE) return TE_DTYPE_COUNT;
-    int n = p->type == TE_TYPE_CHOICE;
-    for (const char *at = n ? p->text : ""; *at; at++) n += *at == '|';
-    return n;
-}
-
 static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
 {
     te_attr *a = &call->attr[p->slot];

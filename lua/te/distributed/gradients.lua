@@ -206,7 +206,8 @@ end
 --- Replaces the gradients by their averages over the processes of a group, which all call it with the same parameters
 --- in the same order. A gradient that only some processes have counts as zeros in the others, and gets there; one that
 --- none has stays away, and one that is a main_grad in some process becomes one in all. On the CPU averages have the
---- same bits in all processes. Small gradients are averaged together up to bucket_bytes (25e6). Gradients of experts that are split become those of the average loss where they are.
+--- same bits in all processes. Small gradients are averaged together up to bucket_bytes (25e6). Gradients of experts
+--- that are split become those of the average loss where they are.
 ---@param params table  a list of parameters, or a module
 ---@param opts table|nil  group: te.distributed.world() unless given; bucket_bytes
 function gradients.average_gradients(params, opts)

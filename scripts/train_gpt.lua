@@ -123,6 +123,7 @@ local function check_together(o, given, device)
     if o.n_expert == 0 and (given.n_expert_active or given.expert_aux_loss) then
         refuse("--%s needs --n-expert", given.n_expert_active and "n-expert-active" or "expert-aux-loss")
     end
+    if given.cp_comm_type and o.context_parallel == 1 then refuse "--cp-comm-type needs --context-parallel" end
     if o.context_parallel > 1 and o.fp8_attention ~= "none" then
         refuse "--fp8-attention: not with --context-parallel"
     end
@@ -362,7 +363,8 @@ local function main(words)
         progress:print("%d processes%s, %d tokens a step", ranks.size, shared, run.step_tokens)
     end
     if run.saved_by and run.saved_by ~= ranks.row_ranks then
-        progress:print("the checkpoint was made by %d: batches from here on are others than theirs", run.saved_by)
+        progress:print("the checkpoint's batches were cut in %d, these are in %d: rows from here on are others",
+            run.saved_by, ranks.row_ranks)
     end
     if run.first_step > o.steps and not run.unvalidated then
         progress:print("nothing is left to do: %d steps are done", run.first_step - 1)

@@ -7,7 +7,7 @@
 -- The function runs once with symbols in place of tensors; what it does to them is written down as a formula. Every
 -- operation of the engine that has a formula of its own may be used, also as a method, and sums, means and extremes
 -- along the last dimension that keep it: te.mean(x, -1, true). Since the function runs once for all values, it cannot
--- look at them: te.where and comparisons like te.lt take the place of `if`.
+-- look at them: te.where and comparisons like te.lt take the place of `if`. A formula has at most 4096 operations.
 
 local te = require "te"
 local fail = require "te.fail"

@@ -65,6 +65,14 @@ describe("whole numbers", function()
         is("int32", { 7, 5 }, te.masked_fill(x, yes, 7))
     end)
 
+    it("keep their dtype whatever says which of them are filled", function()
+        local ids = te.tensor({ 5, 6, 7 }, { dtype = "int64" })
+        assert.same({ 0, 6, 0 }, ids:masked_fill_(te.tensor { 1, 0, 1 }, 0):totable())
+        assert.equal("bfloat16", te.ones({ 2 }, { dtype = "bfloat16" }):masked_fill(te.tensor { 1, 0 }, 0).dtype)
+        assert.same({ -math.huge, 6 }, ids:narrow(1, 1, 2):masked_fill(te.tensor { true, false }, -math.huge):totable())
+        assert.equal("int64", te.clamp(ids, nil, 6).dtype)
+    end)
+
     it("take no floating point in place, but where it is converted", function()
         local x = of({ 1, 5 }, "int32")
         for _, write in ipairs {

@@ -121,6 +121,14 @@ describe("te.recipe", function()
             return role.tensor_type == "input" and r.Float8CurrentScaling { backward_override = "dequantized" } or plain
         end })
 
+        local exact = r.Float8CurrentScaling { backward_override = "high_precision" }
+        for _, kept in ipairs { "input", "weight", "grad_output" } do -- a role that is not quantized has no say
+            local recipe = r.Custom { qfactory = function(role)
+                return role.tensor_type == kept and r.HighPrecision or exact
+            end }
+            assert.equal(16, #gradient(recipe)[1], kept)
+        end
+
         local short, long = r.DelayedScaling { amax_history_len = 2 }, r.DelayedScaling { amax_history_len = 50 }
         local state = run(r.Custom { qfactory = function(role)
             return role.tensor_type == "input" and short or long

@@ -346,4 +346,17 @@ for _, opts in ipairs {
     check(rawequal(split[4].weight, split[1].weight) == (opts.tied or false), "one table")
 end
 
+-- What training does with all parameters leaves each process its rows.
+do
+    te.manual_seed(1)
+    local split = te.Embedding(VOCAB, 3, { tensor_parallel_mode = "vocab" })
+    local rows = split.weight:detach():clone()
+    te.distributed.broadcast_parameters(split)
+    near("rows after a broadcast", split.weight, rows, 0)
+    te.sum(split(te.tensor({ 0, 0, 1 }, { dtype = "int64" }))):backward()
+    local grad = split.weight.grad:clone()
+    te.distributed.average_gradients(split)
+    near("their gradient after an average", split.weight.grad, grad, 0)
+end
+
 alike.done()

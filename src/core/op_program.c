@@ -55,10 +55,18 @@ static bool has_fraction(const te_call *call)
     for (int i = 0; i < call->op->n_params; i++) {
         const te_param *p = &call->op->params[i];
         if (p->type == TE_TYPE_TENSOR && call->is_number[p->slot] && !te_is_whole(call->number[p->slot])) return true;
-        bool computes = p->type == TE_TYPE_NUMBER && !(call->op->def->flags & TE_OP_NOGRAD);
-        if (computes && call->attr[p->slot].number != floor(call->attr[p->slot].number)) return true;
+        if (p->type != TE_TYPE_NUMBER || call->op->def->flags & TE_OP_NOGRAD) continue;
+        double number = call->attr[p->slot].number;
+        bool left = isinf(number) && number == p->number; /* a bound of clamp that was not given */
+        if (!te_is_whole(number) && !left) return true;
     }
     return false;
+}
+
+/* Of te.where and te.masked_fill. */
+static bool only_chooses(const te_param *p)
+{
+    return strcmp(p->name, "condition") == 0 || strcmp(p->name, "mask") == 0;
 }
 
 te_dtype te_program_result_dtype(const te_call *call, const te_layout *l)
@@ -75,7 +83,7 @@ te_dtype te_program_result_dtype(const te_call *call, const te_layout *l)
         te_dtype without = TE_BOOL;
         for (int i = 0; i < l->n; i++) {
             const te_tensor *t = call->in[l->input[i]];
-            if (l->rate[i] == TE_RATE_ROW || (declared && strcmp(call->op->params[i].name, "condition") == 0)) continue;
+            if (l->rate[i] == TE_RATE_ROW || (declared && only_chooses(&call->op->params[i]))) continue;
             if (t->ndim)
                 dtype = te_promote(dtype, t->dtype);
             else
@@ -153,18 +161,27 @@ static te_status save_sources(te_call *call, const te_variant *v, const te_layou
     return TE_OK;
 }
 
-/* Whole numbers are computed in float64, those of 8 bits where the result or a number may be larger. A number that is
- * only stored is rounded once. */
+/* Whether float32 is exact for 8 bits: one operation, beside numbers that are whole and not large. */
+static bool is_brief(const te_call *call, const te_program *program)
+{
+    int operations = 0;
+    for (int i = 0; i < program->n_insns; i++) operations += te_opcode_args((te_opcode)program->insns[i].op) > 0;
+    for (int i = 0; i < call->op->n_inputs; i++)
+        if (call->is_number[i] && !(te_is_whole(call->number[i]) && fabs(call->number[i]) <= 0x1p16)) return false;
+    return operations <= 1;
+}
+
+/* Whole numbers are computed in float64, and those of 8 bits where the result, or what they are compared with, may be
+ * larger. A number that is only stored is rounded once. */
 static bool computes_f64(const te_call *call, const te_layout *l, const te_program *program, te_dtype dtype)
 {
-    bool wide = dtype == TE_F64 || dtype == TE_I64 || dtype == TE_I32;
-    bool small = !te_dtype_is_float(dtype), number = false;
+    bool whole = dtype == TE_I64 || dtype == TE_I32, small = l->n > 0;
     for (int i = 0; i < l->n; i++) {
-        wide |= te_needs_f64(call->in[l->input[i]], l->rate[i]);
+        if (te_needs_f64(call->in[l->input[i]], l->rate[i])) return true;
         small &= !te_dtype_is_float(call->in[l->input[i]]->dtype);
     }
-    for (int i = 0; i < call->op->n_inputs; i++) number |= call->is_number[i];
-    return wide || (small && number) || (program->n_insns == 1 && program->insns[0].op == TE_PW_PARAM);
+    if (small && (whole || dtype == TE_BOOL)) return !is_brief(call, program);
+    return dtype == TE_F64 || whole || (program->n_insns == 1 && program->insns[0].op == TE_PW_PARAM);
 }
 
 /* float64 holds no int64 beyond 2^53: one that is only moved is moved as if it were float64. */

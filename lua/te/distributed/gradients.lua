@@ -9,8 +9,9 @@
 -- Large gradients are averaged where they are. Small ones, of which a model has many, go together: they are copied into
 -- buckets, flat tensors of one dtype that are kept for the next step.
 --
--- Parameters of which each process of a group has others, such as experts, are held apart: their gradients came from
--- all of the group already, so they are divided by its size, and averaged only over those that have the same ones.
+-- Parameters of which each process of a group has parts (te.distributed.parts) are averaged only over those that have
+-- the same parts. Others, such as experts, are held apart: their gradients came from all of the group already, so they
+-- are divided by its size, too.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -31,35 +32,36 @@ function gradients.hold_apart(module, group)
     for _, parameter in ipairs(module:parameters()) do apart[parameter], parts[parameter] = group, group end
 end
 
--- The list without what is held apart, and that by group, as a list of { group =, parameters… }.
+-- The list without what processes hold parts of, and that by group, as lists { group =, apart =, parameters… }.
 local function divide(list)
-    local common, held, known = {}, {}, {}
+    local common, held, known = {}, {}, { [true] = {}, [false] = {} }
     for _, parameter in ipairs(list) do
-        local group = apart[parameter]
-        if group and not known[group] then
-            known[group] = { group = group }
-            held[#held + 1] = known[group]
+        local group, is_apart = parts[parameter], apart[parameter] ~= nil
+        local alike = known[is_apart]
+        if group and not alike[group] then
+            alike[group] = { group = group, apart = is_apart }
+            held[#held + 1] = alike[group]
         end
-        table.insert(group and known[group] or common, parameter)
+        table.insert(group and alike[group] or common, parameter)
     end
     return common, held
 end
 
-local same_parts = setmetatable({}, { __mode = "k" }) -- by group that holds apart: by group of all
+local same_parts = setmetatable({}, { __mode = "k" }) -- by group that holds parts: by group of all; true: all have them
 
--- The processes of `all` that have what this one has of what is held apart in `group`; nil: there is no other.
+-- The processes of `all` that have what this one has of what `group` holds parts of; nil: there is no other.
 local function holders(who, all, group)
-    if group.size == all.size then return nil end
     local known = same_parts[group] or setmetatable({}, { __mode = "k" })
     same_parts[group] = known
     if not known[all] then
         local same = all:split(group.rank)
-        if same.size * group.size ~= all.size then
-            fail("%s: %s holds parameters apart, which does not divide %s", who, tostring(group), tostring(all))
+        if same.size ~= all.size and same.size * group.size ~= all.size then
+            fail("%s: %s holds parts of parameters, but does not divide %s", who, tostring(group), tostring(all))
         end
-        known[all] = same
+        known[all] = same.size == all.size or same
     end
-    return known[all]
+    local same = known[all] == true and all or known[all]
+    return same.size > 1 and same or nil
 end
 
 local ALONE = 2 ^ 20 -- bytes from which on copying a gradient costs more than a collective of its own
@@ -206,8 +208,8 @@ end
 --- Replaces the gradients by their averages over the processes of a group, which all call it with the same parameters
 --- in the same order. A gradient that only some processes have counts as zeros in the others, and gets there; one that
 --- none has stays away, and one that is a main_grad in some process becomes one in all. On the CPU averages have the
---- same bits in all processes. Small gradients are averaged together up to bucket_bytes (25e6). Gradients of experts
---- that are split become those of the average loss where they are.
+--- same bits in all processes. Small gradients are averaged together up to bucket_bytes (25e6). Parts of split layers
+--- are averaged over those that have the same; gradients of experts that are split become those of the average loss.
 ---@param params table  a list of parameters, or a module
 ---@param opts table|nil  group: te.distributed.world() unless given; bucket_bytes
 function gradients.average_gradients(params, opts)
@@ -219,8 +221,8 @@ function gradients.average_gradients(params, opts)
     average_list(params, common, group, o.bucket_bytes)
     for _, part in ipairs(held) do
         local same = holders(who, group, part.group)
-        if same then average_list(part.group, part, same, o.bucket_bytes) end
-        scale_list(part, 1 / part.group.size)
+        if same then average_list(part[1], part, same, o.bucket_bytes) end
+        if part.apart then scale_list(part, 1 / part.group.size) end
     end
 end
 
@@ -244,21 +246,24 @@ local function broadcast(group, tensor, root)
 end
 
 -- Of a name in a state: the group whose processes hold others under it, if there is one.
-local function find_apart(state, module)
+local function find_parts(state, module)
     local prefixes = {}
     for path, part in (module and module:named_modules() or function() end) do
         if apart[part] then prefixes[#prefixes + 1] = { path == "" and "" or path .. ".", apart[part] } end
+    end
+    for path, parameter in (module and module:named_parameters() or function() end) do
+        if parts[parameter] then prefixes[#prefixes + 1] = { path .. ".", parts[parameter] } end -- stored quantized
     end
     return function(name)
         for _, entry in ipairs(prefixes) do
             if name:sub(1, #entry[1]) == entry[1] then return entry[2] end
         end
-        return apart[state[name]]
+        return parts[state[name]]
     end
 end
 
 -- To those who have the same ones, from that among them who stands where the root stands among its like.
-local function broadcast_apart(who, all, part_of, tensor, root)
+local function broadcast_parts(who, all, part_of, tensor, root)
     local same = holders(who, all, part_of)
     if not same then return end
     local place = te.tensor({ same.rank }, { dtype = "int64", device = "cpu" })
@@ -266,8 +271,8 @@ local function broadcast_apart(who, all, part_of, tensor, root)
 end
 
 --- Gives all processes of a group the values that one of them has: of a module parameters, buffers and what its recipe
---- remembers, of a list its tensors. Of experts that are split the processes keep what they have, or get it from one
---- that has the same experts.
+--- remembers, of a list its tensors. Of layers and experts that are split the processes keep what they have, or get it
+--- from one that has the same parts.
 ---@param params table  a module, or a list of tensors
 ---@param opts table|nil  group: te.distributed.world() unless given; root (0): the rank whose values they are
 function gradients.broadcast_parameters(params, opts)
@@ -277,11 +282,11 @@ function gradients.broadcast_parameters(params, opts)
     local group = group_of(who, o.group)
     if group.size == 1 then return end
     te.no_grad(function()
-        local held_in = find_apart(state, module)
+        local held_in = find_parts(state, module)
         for _, name in ipairs(options.names(state)) do
             local part_of = held_in(name)
             if part_of then
-                broadcast_apart(who, group, part_of, state[name], o.root)
+                broadcast_parts(who, group, part_of, state[name], o.root)
             else
                 broadcast(group, state[name], o.root)
             end

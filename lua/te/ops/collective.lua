@@ -128,7 +128,9 @@ collective.PARALLEL = PARALLEL
 function collective.split(who, opts)
     local mode = opts.tensor_parallel_mode
     if not mode then
-        if opts.sequence_parallel then fail("%s: option sequence_parallel: needs tensor_parallel_mode", who) end
+        for _, name in ipairs { "sequence_parallel", "tensor_parallel_group" } do
+            if opts[name] then fail("%s: option %s: needs tensor_parallel_mode", who, name) end
+        end
         return nil
     end
     local group = collective.group(who, "tensor_parallel_group", opts.tensor_parallel_group)

@@ -65,7 +65,8 @@ local function backward_override(recipe, asks)
     local said, first = recipe.backward_override, nil
     if said or recipe:is_uniform() then return said or "quantized" end
     for i, role in ipairs(ROLES) do
-        local here = asks[i] and backward_of(asks[i])
+        local here -- nil also where a role is not quantized
+        if asks[i] then here = backward_of(asks[i]) end
         if here ~= nil and first and here ~= said then
             fail("te.recipe.Custom: option backward_override: the recipes for %s and %s differ in it; give it to "
                 .. "te.recipe.Custom", first, role)

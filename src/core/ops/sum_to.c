@@ -28,6 +28,17 @@ static te_operand operand(const te_tensor *t)
     return o;
 }
 
+/* Whether float32 may lose digits of what is added up: float64 does not, up to 2^53. */
+static bool needs_f64(const te_tensor *dst, const te_run *r, te_operand in, te_operand out)
+{
+    int64_t each = 1, results = te_tensor_numel(dst);
+    if (te_dtype_is_float(in.dtype)) return in.dtype == TE_F64;
+    if (out.accumulate) return true;
+    for (int i = 0; i < r->ndim; i++) each *= r->shape[i];
+    if (results > 0) each /= results;
+    return in.dtype == TE_BOOL ? each > 1 << 24 : in.dtype != TE_U8 || each > 1 << 16;
+}
+
 static te_status run(te_tensor *dst, const te_utility *utility, int ndim, const int64_t *shape, te_operand in,
                      te_operand out, double scale)
 {
@@ -39,9 +50,9 @@ static te_status run(te_tensor *dst, const te_utility *utility, int ndim, const 
                 .shape = {1},
                 .inputs = &in,
                 .outputs = &out,
-                .params = &scale,
-                .compute_f64 = in.dtype == TE_F64 || !te_dtype_is_float(in.dtype) || out.dtype == TE_F64};
+                .params = &scale};
     memcpy(r.shape, shape, (size_t)ndim * sizeof *shape);
+    r.compute_f64 = out.dtype == TE_F64 || needs_f64(dst, &r, in, out);
     te_tensor_written(dst);
     te_status status = exec->backend->program_run(exec, program, &r, 1);
     return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, utility->name);

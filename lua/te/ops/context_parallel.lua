@@ -187,17 +187,30 @@ local function check_operands(self, q, k, v, o)
     end
 end
 
+local plain = setmetatable({}, { __mode = "k" }) -- by recipe: its options when, and modules whose, attention it left
+
 -- What goes between processes is not quantized, so a recipe's attention would not be that of one process.
+local function check_recipe(self, recipe)
+    local known, now = plain[recipe], recipe:options()
+    if not known or known.options ~= now then
+        known = { options = now, modules = setmetatable({}, { __mode = "k" }) }
+        plain[recipe] = known
+    end
+    if known.modules[self] then return end
+    if recipe:resolve { module_type = "attention", tensor_type = "input", name = self.attention_key } then
+        fail("te.%s: FP8 attention is not divided; the recipe's fp8_dpa and fp8_mha must be false under cp_group",
+            self.__name)
+    end
+    known.modules[self] = true
+end
+
 local function check_situation(self)
     local who = "te." .. self.__name
     if KVCache.active then
         fail("%s: the tokens of a te.KVCache are not divided; set_context_parallel_group(nil) makes the module whole",
             who)
     end
-    local role = { module_type = "attention", tensor_type = "input", name = self.attention_key }
-    if mode.enabled and mode.recipe:resolve(role) then
-        fail("%s: FP8 attention is not divided; the recipe's fp8_dpa and fp8_mha must be false under cp_group", who)
-    end
+    if mode.enabled then check_recipe(self, mode.recipe) end
 end
 
 --- Where the rows {…, n, width} of this process's part stand in the sequence.

@@ -124,7 +124,7 @@ static te_status check_dtype(const te_recipe_state *state, te_role role, te_dtyp
     if (dtype == TE_F32 || dtype == TE_BF16 || dtype == TE_F16) return TE_OK;
     return te_fail(state->ctx, TE_ERROR_ARGUMENT,
                    "te.recipe: %s: %s; what a recipe quantizes is float32, bfloat16 or float16: convert, or run this "
-                   "under te.autocast{ enabled = false }",
+                   "under te.autocast{ enabled = false } without calibrating",
                    te_role_names[role], te_dtype_name(dtype));
 }
 

@@ -160,7 +160,7 @@ static double next(te_dtype dtype, double x, int direction)
         double element; /* of whatever dtype */
         uint16_t two;
         uint8_t one;
-    } code;
+    } code = {0};
     te_store_f64(&code, dtype, 0, x);
     if (bytes)
         code.one = (uint8_t)(x != 0 ? code.one + (away ? 1 : -1) : direction > 0 ? 1 : 0x81);

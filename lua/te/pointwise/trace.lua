@@ -295,7 +295,7 @@ local function trace(who, fn, n, opts)
             tracing.graph:write(nodes, outputs),
             { outputs = table.concat(outputs, " "), compute = opts.compute, truth = returned.truth,
                 rows = tracing.rows })
-        if not ok then refuse(tracing, "%s", (tostring(op):gsub("^.-te%.%a+: ", ""))) end
+        if not ok then refuse(tracing, "%s", (tostring(op):gsub("^.-te%.define: ", ""))) end
         return op
     end
     local name, names, singles = tracing.graph.named.y and "result" or "y", {}, nil

@@ -359,4 +359,21 @@ do
     near("their gradient after an average", split.weight.grad, grad, 0)
 end
 
+-- Two groups of two: ranks 0 and 2 have the same part, 1 and 3 the other.
+if te.distributed.world().size == 4 then
+    local world = te.distributed.world()
+    local pair, like = world:split(math.floor(world.rank / 2)), world:split(world.rank % 2)
+    local layer = te.Linear(3, 4,
+        { tensor_parallel_mode = "column", tensor_parallel_group = pair, bias = false })
+    for _, case in ipairs { { world, world.rank % 2 + 2 }, { like, world.rank % 2 + 2 }, { pair, world.rank + 1 } } do
+        local group, mean = unpack(case) -- in the same order in all processes
+        layer.weight.grad = te.full({ 2, 3 }, world.rank + 1)
+        te.distributed.average_gradients(layer, { group = group })
+        near("average of a part", layer.weight.grad, te.full({ 2, 3 }, mean), 0)
+    end
+    te.no_grad(function() layer.weight:fill_(world.rank) end)
+    te.distributed.broadcast_parameters(layer)
+    near("broadcast of a part", layer.weight, te.full({ 2, 3 }, world.rank % 2), 0)
+end
+
 alike.done()

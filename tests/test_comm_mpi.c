@@ -5,8 +5,8 @@
 
 #include <dlfcn.h>
 
-/* What MPI keeps to the end. */
-const char *__asan_default_options(void);
+/* Under AddressSanitizer: MPI keeps things to the end. */
+__attribute__((visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "detect_leaks=0"; }
 
 static te_context *new_context(void)

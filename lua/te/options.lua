@@ -52,6 +52,12 @@ function options.describe(declared)
     return text
 end
 
+--- The group of te.distributed that an argument or option names; nil stays nil.
+function options.group(who, name, group)
+    if group == nil or require("te").distributed.is_group(group) then return group end
+    fail("%s: %s: expected a group of te.distributed, got %s", who, name, options.shown(group))
+end
+
 --- A value as messages show it: texts in quotes, long ones cut off.
 function options.shown(value)
     if type(value) ~= "string" then return type(value) == "userdata" and "userdata" or tostring(value) end

@@ -81,14 +81,6 @@ local function tensors_of(who, params)
     return params
 end
 
-local function group_of(who, group)
-    if group == nil then return te.distributed.world() end
-    if not te.distributed.is_group(group) then
-        fail("%s: option group: expected a group of processes, got %s", who, type(group))
-    end
-    return group
-end
-
 -- Which parameters have a gradient in some process, as a list of 0 and 1; 2 is one that is float32, which a main_grad
 -- may be, so that a layout does not outlive the dtypes that it is for.
 local function agree(group, n, grads)
@@ -215,7 +207,7 @@ end
 function gradients.average_gradients(params, opts)
     local who = "te.distributed.average_gradients"
     local o = options.check(who, opts, { group = { "any" }, bucket_bytes = { "number", 25e6, min = 1 } })
-    local list, group = tensors_of(who, params), group_of(who, o.group)
+    local list, group = tensors_of(who, params), options.group(who, "option group", o.group) or te.distributed.world()
     if group.size == 1 then return end
     local common, held = divide(list)
     average_list(params, common, group, o.bucket_bytes)
@@ -279,7 +271,7 @@ function gradients.broadcast_parameters(params, opts)
     local who = "te.distributed.broadcast_parameters"
     local o = options.check(who, opts, { group = { "any" }, root = { "integer", 0, min = 0 } })
     local state, module = state_of(who, params)
-    local group = group_of(who, o.group)
+    local group = options.group(who, "option group", o.group) or te.distributed.world()
     if group.size == 1 then return end
     te.no_grad(function()
         local held_in = find_parts(state, module)

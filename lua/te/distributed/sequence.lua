@@ -42,10 +42,7 @@ function sequence.by_rank(x, group) return chunks(x, 1, owned(group.size), 2 * g
 
 local function check(who, x, group, dim)
     if not te.is_tensor(x) then fail("%s: x: expected a tensor, got %s", who, options.shown(x)) end
-    group = group or te.distributed.world()
-    if not te.distributed.is_group(group) then
-        fail("%s: group: expected a group of te.distributed, got %s", who, options.shown(group))
-    end
+    group = options.group(who, "group", group) or te.distributed.world()
     dim = dim or 2
     options.argument(who, "dim", dim, { "integer", min = 1 })
     if dim > x:dim() then fail("%s: dim: x %s has no dimension %d", who, options.shape(x), dim) end
@@ -92,10 +89,7 @@ end
 function sequence.sequence_positions(n, group, device)
     local who = "te.distributed.sequence_positions"
     options.argument(who, "n", n, { "size" })
-    group = group or te.distributed.world()
-    if not te.distributed.is_group(group) then
-        fail("%s: group: expected a group of te.distributed, got %s", who, options.shown(group))
-    end
+    group = options.group(who, "group", group) or te.distributed.world()
     local size, parts = group.size, {}
     local owns = size == 1 and { 0 } or { group.rank, 2 * size - 1 - group.rank }
     if n % #owns ~= 0 then fail("%s: a part of %d is not two chunks of equal size", who, n) end

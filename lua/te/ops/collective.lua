@@ -13,6 +13,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local options = require "te.options"
 local declared = require "te.ops.declared"
 local BasicOperation = require("te.operation").BasicOperation
 local core = te._core
@@ -21,12 +22,9 @@ local collective = {}
 
 --- The group that an option names: all processes unless it says so; nil where that is this process alone.
 function collective.group(who, option, given)
-    local distributed = te.distributed
-    if given ~= nil and not distributed.is_group(given) then
-        fail("%s: option %s: expected a group of te.distributed, got %s", who, option, tostring(given))
-    end
-    if given == nil and not distributed.launched() then return nil end
-    local group = given or distributed.world()
+    options.group(who, "option " .. option, given)
+    if given == nil and not te.distributed.launched() then return nil end
+    local group = given or te.distributed.world()
     return group.size > 1 and group or nil
 end
 

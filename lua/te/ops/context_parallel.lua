@@ -41,9 +41,7 @@ context_parallel.OPTIONS = {
 ---@param option string|nil  the group's name, cp_group
 function context_parallel.check(who, group, comm_type, option)
     option = option or "cp_group"
-    if group ~= nil and not te.distributed.is_group(group) then
-        fail("%s: %s: expected a group of te.distributed, got %s", who, option, options.shown(group))
-    end
+    options.group(who, option, group)
     local wrong = comm_type ~= nil and wrong_comm_type(comm_type)
     if wrong then fail("%s: %s", who, wrong) end
     if comm_type and not group then fail("%s: cp_comm_type has no effect without %s", who, option) end

@@ -27,9 +27,7 @@ local OPTIONS = {
 
 local function check(who, opts)
     opts = options.check(who, opts, OPTIONS)
-    if opts.group ~= nil and not te.distributed.is_group(opts.group) then
-        fail("%s: option group: expected a group of te.distributed, got %s", who, tostring(opts.group))
-    end
+    options.group(who, "option group", opts.group)
     if opts.recipe ~= nil and not require("te.recipe").is_recipe(opts.recipe) then
         fail("%s: option recipe: expected one of te.recipe's, got %s", who, tostring(opts.recipe))
     end

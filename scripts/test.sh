@@ -77,18 +77,6 @@ follow() {
 
 test_names() { sed -u -n 's|^ *[0-9]*/[0-9]* Test *#[0-9]*: \([^ ]*\) [ .]*|   \1 |p'; }
 
-# Each file of specs when it has ended.
-spec_files() {
-    file=
-    sed -u -n 's|^# \(spec/.*\) @ [0-9]*: .*|\1|p' | {
-        while read -r next; do
-            [ -z "$file" ] || [ "$file" = "$next" ] || echo "   $file"
-            file=$next
-        done
-        [ -z "$file" ] || echo "   $file"
-    }
-}
-
 # c_tests FOLDER OPTIONS…: each test has a limit of its own (cmake/TetrainTests.cmake).
 c_tests() {
     header "C tests in $1"
@@ -127,21 +115,38 @@ busted_on() {
     TETRAIN=$tetrain limited "$seconds" busted --lua="$tetrain" -v -o TAP "$@"
 }
 
-# every_other FIRST: half of the files with specs, from the first or the second on.
-every_other() { find spec -name '*_spec.lua' | LC_ALL=C sort | sed -n "$1~2p"; }
+# spec_files FOLDER VARIABLES FILES…: specs under FOLDER/tetrain, each file in a process of its own, shared out to all
+# processors. VARIABLES stand in their environment.
+spec_files() {
+    folder=$PWD/$1 variables=$2
+    shift 2
+    rm -rf "$logs/specs"
+    mkdir -p "$logs/specs"
+    printf '%s\n' "$@" | env TETRAIN="$folder/tetrain" $variables xargs -P "$(nproc)" -I FILE sh -c '
+        log=$2/$(echo "$1" | tr / -)
+        started=$(date +%s)
+        timeout -k 10 900 busted --lua="$TETRAIN" -v -o TAP "$1" >"$log" 2>&1
+        echo $? >"$log.status"
+        echo "   $1 $(($(date +%s) - started)) s"' - FILE "$logs/specs"
+    for log in "$logs"/specs/*.lua; do count_specs "$(cat "$log.status")" "$log"; done
+}
 
-# specs FOLDER: the Lua specs under FOLDER/tetrain, one half of the files beside the other.
+# long_first FILES…: these, then all others that have specs.
+long_first() {
+    echo $* | tr ' ' '\n'
+    find spec -name '*_spec.lua' | LC_ALL=C sort | grep -v -x -F "$(echo $* | tr ' ' '\n')"
+}
+
+# specs FOLDER: the Lua specs under FOLDER/tetrain.
 specs() {
     header "Lua specs in $1"
-    busted_on "$1" 1800 $(every_other 2) >"$logs/specs-2" 2>&1 &
-    second=$!
-    follow "$logs/specs-1" spec_files busted_on "$1" 1800 $(every_other 1)
-    count_specs $? "$logs/specs-1"
-    wait $second
-    second=$?
-    spec_files <"$logs/specs-2"
-    count_specs $second "$logs/specs-2"
+    spec_files "$1" "" $(long_first $long)
 }
+
+# The files that take longest, those first.
+long="spec/robustness_spec.lua spec/scripts/train_gpt_spec.lua spec/recipe/quantize_spec.lua
+    spec/train/distributed_spec.lua spec/fuser/random_spec.lua spec/recipe/emission_spec.lua
+    spec/distributed/*_spec.lua spec/ops/moe_spec.lua"
 
 # Specs that say themselves which device computes what.
 names_devices="spec/cuda_spec.lua spec/cuda/*_spec.lua spec/graph_spec.lua spec/recipe/faster_spec.lua"
@@ -155,30 +160,20 @@ adds_fp8="spec/cuda_spec.lua spec/graph_spec.lua spec/cuda/attention_spec.lua sp
 prints="spec/cli_spec.lua spec/gpu_check_spec.lua spec/options_spec.lua spec/prompt_spec.lua spec/readme_spec.lua
     spec/scripts/train_gpt_spec.lua spec/tools/*_spec.lua spec/train/command_line_spec.lua"
 
-# device_files: what runs with a device in place of the CPU; those first that take longest.
+# device_files: what runs with a device in place of the CPU.
 device_files() {
-    long="spec/ops_spec.lua spec/pointwise_spec.lua spec/recipe/autocast_spec.lua spec/recipe/emission_spec.lua
-        spec/recipe/quantize_spec.lua spec/recipe/hostile_spec.lua spec/recipe/memory_spec.lua"
-    echo $long | tr ' ' '\n'
-    find spec -name '*_spec.lua' | LC_ALL=C sort | grep -v -x -F "$(ls $names_devices $prints $long)"
+    long_first spec/ops_spec.lua spec/pointwise_spec.lua spec/recipe/autocast_spec.lua spec/recipe/emission_spec.lua \
+        spec/recipe/quantize_spec.lua spec/recipe/hostile_spec.lua spec/recipe/memory_spec.lua |
+        grep -v -x -F "$(ls $names_devices $prints)"
 }
 
 # made_up_gpu FOLDER DEVICE FILES…: specs on the CUDA backend, whose GPU is made up (src/kernels/cuda_fake), with DEVICE
-# as the default device. Kernels are compiled one by one and run on the CPU, so the files are shared out to all
-# processors.
+# as the default device. Kernels are compiled one by one and run on the CPU.
 made_up_gpu() {
     folder=$1 device=$2
     shift 2
-    rm -rf "$logs/device"
-    mkdir -p "$logs/device"
-    printf '%s\n' "$@" | TETRAIN="$PWD/$folder/tetrain" TE_DEVICE=$device \
-        TETRAIN_CUDA_LIBRARIES="$PWD/$folder/cuda_fake" TETRAIN_CACHE="$logs/cache-$folder" \
-        OMP_NUM_THREADS=1 xargs -P "$(nproc)" -I FILE sh -c '
-            log=$2/$(echo "$1" | tr / -)
-            timeout -k 10 900 busted --lua="$TETRAIN" -v -o TAP "$1" >"$log" 2>&1
-            echo $? >"$log.status"
-            echo "   $1"' - FILE "$logs/device"
-    for log in "$logs"/device/*.lua; do count_specs "$(cat "$log.status")" "$log"; done
+    spec_files "$folder" "TE_DEVICE=$device TETRAIN_CUDA_LIBRARIES=$PWD/$folder/cuda_fake
+        TETRAIN_CACHE=$logs/cache-$folder OMP_NUM_THREADS=1" "$@"
 }
 
 # device_specs FOLDER: what the CPU computes, again on the CUDA backend.

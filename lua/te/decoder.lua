@@ -87,7 +87,7 @@ end
 
 -- Hidden states {batch, seq, n_embd} after the chain.
 local function hidden_states(self, ids)
-    local before = KVCache.active and KVCache.active.length or 0
+    local before = KVCache.offset()
     local seq = before + ids:size(2) * (self.cp_group and self.cp_group.size or 1)
     if seq > self.config.block_size then
         fail("%s: a sequence of %d tokens, block_size is %d", self.__name, seq, self.config.block_size)

@@ -11,6 +11,7 @@ local rewrite = require "te.fuser.rewrite"
 local rules = require "te.fuser.rules"
 local run = require "te.fuser.run"
 local options = require "te.options"
+local packed = require "te.packed"
 local KVCache = require "te.kv_cache"
 
 local fuser = { enabled = true }
@@ -21,6 +22,11 @@ local function compile(module, n_extras, has_lens, situation)
     local program = record.parts(walk, fuser.enabled)
     for _, check in ipairs(watched) do program.checks[#program.checks + 1] = check end
     program.walk, program.enabled = walk, fuser.enabled
+    for _, item in ipairs(walk.items) do
+        if type(item.op) == "table" and item.op.attends_to_rows and item.op.takes_seq_lens then
+            program.attention = item.op
+        end
+    end
     run.prepare(program)
     return program
 end
@@ -58,13 +64,25 @@ function fuser.program(module, n_extras, has_lens, x, ...)
     return program
 end
 
+-- Raises where there are more values beyond x than the operations take, or fewer. One more might have been seq_lens.
+local function wrong_number(module, takes, n, given)
+    local text = ("takes %d extra inputs, got %d"):format(takes, n)
+    if n == takes + 1 and pcall(flatten.module, module, takes, true) then
+        local tensor = te.is_tensor(given)
+        local lens = "seq_lens: expected an int32 tensor {batch} of lengths, got "
+            .. (tensor and ("a %s tensor %s"):format(given.dtype, options.shape(given)) or type(given))
+        text = tensor and given:dim() ~= 1 and ("%s; %s"):format(text, lens) or lens
+    end
+    fail("%s: %s", module.__name, text)
+end
+
 -- Whether the first of the values beyond x is seq_lens: one tensor more than the operations take, 1-D and of integers.
 -- None of the others may be missing.
 local function has_seq_lens(module, takes, ...)
     local n, first = select("#", ...), (...)
     local lens = n == takes + 1 and te.is_tensor(first) and first:dim() == 1
         and (first.dtype == "int32" or first.dtype == "int64")
-    if n ~= takes and not lens then fail("%s: takes %d extra inputs, got %d", module.__name, takes, n) end
+    if n ~= takes and not lens then wrong_number(module, takes, n, first) end
     for i = 1, takes do
         if (select(n - takes + i, ...)) == nil then fail("%s: extra input %d is nil", module.__name, i) end
     end
@@ -81,14 +99,27 @@ local function check_tensors(module, program, lens, ...)
     end
 end
 
+-- fn(module, x, ...) without the last of the values, or the first, which is nil.
+local function without_nil(fn, module, x, n, ...)
+    if (select(n, ...)) == nil then return fn(module, x, unpack({ ... }, 1, n - 1)) end
+    return fn(module, x, select(2, ...))
+end
+
+-- Whether one of the values beyond what a module takes is nil, and as good as not there.
+local function has_nil(takes, n, ...)
+    return n > takes and ((select(n, ...)) == nil or n == takes + 1 and (...) == nil)
+end
+
 --- The forward method of every container: x, lengths of packed sequences if any (nil: none), extra inputs.
 function fuser.forward(module, x, ...)
     local n, takes, lens = select("#", ...), flatten.count_extra_inputs(module), false
-    if n == takes + 1 and (...) == nil then return fuser.forward(module, x, select(2, ...)) end
+    if has_nil(takes, n, ...) then return without_nil(fuser.forward, module, x, n, ...) end
     if n > 0 or takes > 0 then lens = has_seq_lens(module, takes, ...) end
     local program = fuser.program(module, takes, lens, x, ...)
     if takes > 0 then check_tensors(module, program, lens and 1 or 0, ...) end
     rawset(module, "pure", program.pure)
+    if lens and program.calls then return run.packed(program, module, { x, ... }) end
+    if packed.container and program.attention and not lens then packed.check(program.attention) end
     if program.single then return run.single(program, x, ...) end
     return run.program(program, { x, ... })
 end
@@ -100,8 +131,8 @@ end
 --- The plan of a container for inputs like these (te.fuser.plan). Only what a later plan depends on runs.
 function fuser.explain(module, x, ...)
     if not te.is_tensor(x) then fail("%s:explain: x: expected a tensor, got %s", module.__name, type(x)) end
-    local takes = flatten.count_extra_inputs(module)
-    if select("#", ...) == takes + 1 and (...) == nil then return fuser.explain(module, x, select(2, ...)) end
+    local n, takes = select("#", ...), flatten.count_extra_inputs(module)
+    if has_nil(takes, n, ...) then return without_nil(fuser.explain, module, x, n, ...) end
     return explain(fuser.program(module, takes, has_seq_lens(module, takes, ...), x, ...), { x, ... })
 end
 

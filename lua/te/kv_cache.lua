@@ -9,11 +9,23 @@
 -- values to the cache and attends to all that are there. Nothing else changes, so a function whose other operations
 -- see one token at a time gives the rows that it gives for the whole sequence. All sequences of a batch have the same
 -- length.
+--
+-- A module of one's own appends by itself, in each run as often and in the same order, and attends to what it gets back:
+--
+--     local cache = te.KVCache.active                              -- nil outside of a run
+--     if cache then k, v = cache:append(self, k, v) end            -- {batch, heads, seq, size}
+--     return te.scaled_dot_product_attention(q, k, v, { causal = true, bottom_right = true })
+--
+-- An attention that did not append would see the new tokens alone. So inside a run causal attention with as many
+-- queries as keys is an error, unless something has been appended and the cache was empty before: all tokens are new
+-- then. What attends otherwise, to keys from elsewhere, goes on as ever; te.KVCache.outside runs what is not to know of
+-- the cache at all, such as an encoder.
 
 local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local graph = require "te.graph"
+local settle = require "te.settle"
 local core = te._core
 
 local OPTIONS = {
@@ -23,10 +35,7 @@ local OPTIONS = {
 local KVCache = { active = nil } -- the cache in force
 KVCache.__index = KVCache
 
-require("te.settle").when_stopped(function()
-    if KVCache.active then KVCache.active.calls, KVCache.active.appended = nil, nil end
-    KVCache.active = nil
-end)
+settle.when_stopped(function() KVCache.active = nil end)
 
 local function swap(cache)
     local before = KVCache.active
@@ -39,11 +48,18 @@ local function new(_, opts)
     return setmetatable({ length = 0, limit = opts.max_sequence_length, entries = {} }, KVCache)
 end
 
+local HOW = "te.KVCache.active:append(self, k, v) appends keys and values and returns those of all tokens, to be "
+    .. "attended to with bottom_right = true"
+
 -- Takes in what a run appended, or forgets it.
 local function finish(self, ok, ...)
-    local calls, appended = self.calls, self.appended
-    self.calls, self.appended = nil, nil
+    local calls, appended, asked = self.calls, self.appended, self.asked
+    self.calls, self.appended, self.asked = nil, nil, nil
+    settle.unfinished[self] = nil
     if not ok then error((...), 0) end
+    if asked and calls == 0 then
+        fail("te.KVCache:run: no attention appended to the cache, from whose tokens positions go on; %s", HOW)
+    end
     if self.length > 0 and calls ~= #self.entries then
         fail("te.KVCache:run: %d attentions ran, %d in the runs before", calls, #self.entries)
     end
@@ -61,8 +77,73 @@ function KVCache:run(fn, ...)
         fail("te.KVCache:run: the tokens in a cache grow in number and cannot be part of a graph")
     end
     self.calls, self.appended = 0, 0
+    settle.unfinished[self] = function() self.calls, self.appended, self.asked = nil, nil, nil end
     return finish(self, core.under(swap, self, te.no_grad, fn, ...))
 end
+
+-- The results, or the error.
+local function pass(ok, ...)
+    if not ok then error((...), 0) end
+    return ...
+end
+
+--- Inside a run, fn(...) as it is without a cache: an encoder, or whatever else attends on its own. Returns what fn
+--- returns.
+---@param fn function
+function KVCache.outside(fn, ...)
+    options.argument("te.KVCache.outside", "fn", fn, { "callable" })
+    return pass(core.under(swap, false, fn, ...))
+end
+
+--- Where the new tokens stand, counted from 0: how many the cache in force holds, 0 without one. A run that asks has to
+--- append.
+---@return integer
+function KVCache.offset()
+    local cache = KVCache.active
+    if not cache then return 0 end
+    cache.asked = true
+    return cache.length
+end
+
+--- Raises where, inside a run, an attention would see the new tokens alone.
+---@param who string
+---@param queries integer  how many
+---@param keys integer
+---@param o table|nil      how it attends, as te.scaled_dot_product_attention takes it
+function KVCache.check_attention(who, queries, keys, o)
+    local cache = KVCache.active
+    if not cache or queries ~= keys or keys == 0 or not (o and (o.causal or o.window_right == 0)) then return end
+    if cache.length == 0 and cache.calls > 0 then return end
+    fail("%s: inside te.KVCache:run it would attend to the %d new tokens alone; %s; te.KVCache.outside(fn, ...) runs "
+        .. "what is not to go on from the cache", who, keys, HOW)
+end
+
+-- The options among a function's arguments.
+local function options_in(...)
+    for i = 1, select("#", ...) do
+        local value = (select(i, ...))
+        if type(value) == "table" then return value end
+    end
+end
+
+-- Has a function look at its arguments inside a run.
+local function guard(name, look)
+    local attend = te[name]
+    te[name] = function(...)
+        if KVCache.active then look(...) end
+        return attend(...)
+    end
+end
+
+guard("scaled_dot_product_attention", function(q, k, ...)
+    if not (te.is_tensor(q) and te.is_tensor(k) and q:dim() == 4 and k:dim() == 4) then return end
+    KVCache.check_attention("te.scaled_dot_product_attention", q:size(3), k:size(3), options_in(...))
+end)
+
+guard("self_attention", function(qkv, ...)
+    if not te.is_tensor(qkv) or qkv:dim() < 2 then return end
+    KVCache.check_attention("te.self_attention", qkv:size(-2), qkv:size(-2), options_in(...))
+end)
 
 -- Room for `capacity` tokens, with those of `old` in it.
 local function grown(self, old, like, capacity)
@@ -103,7 +184,12 @@ local function entry_for(self, module, k, v, needed)
 end
 
 --- For attention modules: appends the keys and values {batch, heads, seq, size} of new tokens; returns those of all.
+---@param module table   what attends: each run appends for the same ones in the same order
+---@param k userdata
+---@param v userdata
+---@return userdata k, userdata v
 function KVCache:append(module, k, v)
+    if not self.calls then fail("te.KVCache:append: this cache is not running") end
     local seq = k:size(3)
     if self.calls > 0 and seq ~= self.appended then
         fail("te.KVCache: attention %d of this run has %d tokens, the first had %d", self.calls + 1, seq, self.appended)

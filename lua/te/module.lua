@@ -6,15 +6,18 @@
 --
 -- A class is the metatable of its instances. Fields are plain: an instance only remembers in which order their names
 -- first appeared, and everything that walks a model looks at what stands in them now. A field counts when it holds a
--- module, a parameter (a leaf tensor that requires a gradient, or one named by register_parameter), a buffer, or a list
--- of modules and parameters. The array part counts too, which is how containers keep theirs.
+-- module, a parameter (a leaf tensor that requires a gradient, or one named by register_parameter), a buffer, or a
+-- table without a metatable in which modules and parameters stand, however deep: "layers.1.norm.weight". The array part
+-- counts too, which is how containers keep theirs. What else stands in such tables is looked past.
 
 local te = require "te"
 local fail = require "te.fail"
 local inside = require "te.depth"
+local tree = require "te.module_tree"
 local mode = require "te.recipe.mode"
 local options = require "te.options"
 local core = te._core
+local is_module, parameters, walk, walk_modules = tree.is_module, tree.parameters, tree.walk, tree.walk_modules
 
 local Module = { __name = "Module", is_module = true, training = true }
 Module.__index = Module
@@ -27,11 +30,6 @@ local function is(value, class)
         c = rawget(c, "super")
     end
     return false
-end
-
-local function is_module(value)
-    local class = type(value) == "table" and getmetatable(value)
-    return type(class) == "table" and class.is_module == true
 end
 
 local function instantiate(class, ...)
@@ -68,13 +66,21 @@ function Module:forward()
     fail("%s: the class has no forward method", self.__name)
 end
 
-function Module:__call(...) return self:forward(...) end
+function Module:__call(...)
+    tree.check_parameters(self)
+    return self:forward(...)
+end
 
--- Runs for names that the instance does not have yet.
+-- Runs for names that the instance does not have.
 function Module:__newindex(name, value)
     rawset(self, name, value)
-    if te.is_tensor(value) and value.requires_grad and value.is_leaf then
-        self._registered[name] = self._registered[name] or "parameter" -- it stays one when it is frozen later
+    if te.is_tensor(value) then
+        if value.requires_grad and value.is_leaf then
+            self._registered[name] = self._registered[name] or "parameter" -- it stays one when it is frozen later
+            parameters[value] = true
+        elseif self._registered[name] == "parameter" and not parameters[value] then
+            self._registered[name] = nil
+        end
     end
     if type(name) == "string" and value ~= nil then
         for _, known in ipairs(self._fields) do
@@ -92,7 +98,7 @@ function Module:register_parameter(name, tensor, ...)
         fail("%s: parameter %s: expected a tensor, got %s", self.__name, tostring(name), type(tensor))
     end
     tensor.requires_grad = true
-    self._registered[name] = "parameter"
+    self._registered[name], parameters[tensor] = "parameter", true
     self[name] = tensor
     return tensor
 end
@@ -108,51 +114,6 @@ function Module:register_buffer(name, tensor, opts)
     self._registered[name] = options.check(who, opts, BUFFER).persistent and "buffer" or "constant"
     self[name] = tensor
     return tensor
-end
-
-local function kind_of(self, name, value)
-    if is_module(value) then return "module" end
-    if te.is_tensor(value) then
-        return self._registered[name] or (value.requires_grad and value.is_leaf and "parameter") or nil
-    end
-end
-
--- Calls visit(kind, name, value, holder, key) for every parameter, buffer and module directly in `self`.
-local function each(self, visit)
-    local function look(name, value, holder, key)
-        local kind = kind_of(self, name, value)
-        if kind then visit(kind, name, value, holder, key) end
-        return kind
-    end
-    for _, name in ipairs(self._fields) do
-        local value = rawget(self, name)
-        if not look(name, value, self, name) and type(value) == "table" and not getmetatable(value) then
-            for i = 1, #value do look(name .. "." .. i, value[i], value, i) end
-        end
-    end
-    for i = 1, #self do look(tostring(i), self[i], self, i) end
-end
-
--- Calls visit(name, tensor, kind, holder, key, module) for every tensor in the tree, under its full name. A module that
--- stands in several places is entered every time, so a visitor sees all the names of a shared tensor.
-local function walk(self, prefix, visit, depth)
-    depth = inside(self, depth)
-    each(self, function(kind, name, value, holder, key)
-        if kind == "module" then
-            walk(value, prefix .. name .. ".", visit, depth)
-        else
-            visit(prefix .. name, value, kind, holder, key, self)
-        end
-    end)
-end
-
--- Calls visit(prefix, module) for every module of the tree, as often as it stands there.
-local function walk_modules(self, prefix, visit, depth)
-    depth = inside(self, depth)
-    visit(prefix, self)
-    each(self, function(kind, name, value)
-        if kind == "module" then walk_modules(value, prefix .. name .. ".", visit, depth) end
-    end)
 end
 
 -- An iterator over the values of each entry.
@@ -189,6 +150,19 @@ function Module:named_parameters()
     return each_entry(entries)
 end
 
+--- Iterates over name, buffer, module in order, also over buffers that are not saved. A shared buffer comes once, under
+--- its first name.
+function Module:named_buffers()
+    local entries, seen = {}, {}
+    walk(self, "", function(name, tensor, kind, _, _, module)
+        if kind ~= "parameter" and not seen[tensor] then
+            seen[tensor] = true
+            entries[#entries + 1] = { name, tensor, module }
+        end
+    end)
+    return each_entry(entries)
+end
+
 --- Iterates over path, module of the tree, this one first under "". A shared module comes once, under its first path.
 function Module:named_modules()
     local entries, seen = {}, {}
@@ -202,13 +176,7 @@ function Module:named_modules()
 end
 
 --- The modules directly in this one, as a list of { name =, module = }.
-function Module:children()
-    local list = {}
-    each(self, function(kind, name, value)
-        if kind == "module" then list[#list + 1] = { name = name, module = value } end
-    end)
-    return list
-end
+function Module:children() return tree.children(self, { [self] = true }) end
 
 --- Parameters and buffers by name, parameters that are stored quantized in their parts ("weight.rowwise_data" …), and
 --- what delayed scaling remembers. The tensors are the module's own; a shared one stands under its first name.
@@ -233,9 +201,8 @@ function Module:state_dict()
     return state
 end
 
--- Names in `names` that stand in the message, at most a few.
+-- Those of sorted names that stand in a message, at most a few.
 local function few(names)
-    table.sort(names)
     local shown = table.concat(names, ", ", 1, math.min(#names, 5))
     return #names > 5 and ("%s and %d more"):format(shown, #names - 5) or shown
 end
@@ -266,6 +233,8 @@ end
 --- what delayed scaling remembers may be missing. Nothing is changed unless everything fits.
 ---@param state table<string, any>
 ---@param opts table|nil  { strict = true }
+---@return table self
+---@return table|nil names  with strict = false, the sorted lists { missing =, unexpected = }
 function Module:load_state_dict(state, opts)
     local who = self.__name .. ":load_state_dict"
     options.argument(who, "state", state, { "table" })
@@ -297,19 +266,19 @@ function Module:load_state_dict(state, opts)
     end)
     problem = problem or find_recipe_state(self, state, known, steps)
     if problem then fail("%s: %s", who, problem) end
-    if strict then
-        local missing, unexpected = {}, {}
-        for tensor, name in pairs(absent) do -- a shared tensor may come under any of its names
-            if not source[tensor] then missing[#missing + 1] = name end
-        end
-        for name in pairs(state) do
-            if not known[name] then unexpected[#unexpected + 1] = tostring(name) end
-        end
-        if #missing > 0 then fail("%s: missing: %s", who, few(missing)) end
-        if #unexpected > 0 then
-            local near = options.nearest(unexpected[1], names)
-            fail("%s: unexpected: %s%s", who, few(unexpected), near and (" (nearest known: %s)"):format(near) or "")
-        end
+    local missing, unexpected = {}, {}
+    for tensor, name in pairs(absent) do -- a shared tensor may come under any of its names
+        if not source[tensor] then missing[#missing + 1] = name end
+    end
+    for name in pairs(state) do
+        if not known[name] then unexpected[#unexpected + 1] = tostring(name) end
+    end
+    table.sort(missing)
+    table.sort(unexpected)
+    if strict and #missing > 0 then fail("%s: missing: %s", who, few(missing)) end
+    if strict and #unexpected > 0 then
+        local near = options.nearest(unexpected[1], names)
+        fail("%s: unexpected: %s%s", who, few(unexpected), near and (" (nearest known: %s)"):format(near) or "")
     end
     te.no_grad(function()
         for tensor, given in pairs(source) do
@@ -317,18 +286,14 @@ function Module:load_state_dict(state, opts)
         end
     end)
     for _, step in ipairs(steps) do step() end
-    return self
+    if strict then return self end
+    return self, { missing = missing, unexpected = unexpected }
 end
 
 --- Calls fn(module) for every module of the tree, children first.
 function Module:apply(fn)
     options.argument(self.__name .. ":apply", "fn", fn, { "callable" })
-    local function visit(module, depth)
-        depth = inside(module, depth)
-        for _, child in ipairs(module:children()) do visit(child.module, depth) end
-        fn(module)
-    end
-    visit(self)
+    walk_modules(self, "", nil, function(_, module) fn(module) end)
     return self
 end
 
@@ -407,6 +372,28 @@ function Module:to(where, also, ...)
     return self
 end
 
+--- Freezes all parameters with m:requires_grad_(false), or has them trained again. They remain parameters: they are
+--- saved, and an optimizer leaves alone what has no gradient.
+---@param on boolean|nil  true unless given
+---@return table self
+function Module:requires_grad_(on, ...)
+    local who = self.__name .. ":requires_grad_"
+    options.last(who, 1, ...)
+    if on == nil then on = true end
+    options.argument(who, "on", on, { "boolean" })
+    for _, parameter in ipairs(self:parameters()) do parameter.requires_grad = on end
+    return self
+end
+
+--- A copy with parameters and buffers of its own, of the same values and modes: a target network, averaged weights, the
+--- reference of a policy. What is shared within the module is shared within the copy; gradients are not copied. Tables
+--- without a metatable are copied, too; functions and other objects in fields are the same ones.
+---@return table copy
+function Module:clone(...)
+    options.last(self.__name .. ":clone", 0, ...)
+    return require "te.clone"(self)
+end
+
 function Module:zero_grad(...)
     options.last(self.__name .. ":zero_grad", 0, ...)
     for _, parameter in ipairs(self:parameters()) do core.zero_gradient(parameter) end
@@ -422,19 +409,22 @@ end
 --- What stands between the parentheses when the module prints; classes override it.
 function Module:describe() return "" end
 
-local function print_tree(self, indent, depth)
+local function print_tree(self, indent, depth, path)
     local lines = {}
-    depth = inside(self, depth)
-    local children = self:children()
+    depth, path = inside(self, depth), path or {}
+    local outer = path[self]
+    path[self] = true
+    local children = tree.children(self, path)
     if self[1] ~= nil then -- a container: also what is callable without being a module
         children = {}
         for i = 1, #self do children[i] = { name = tostring(i), module = self[i] } end
     end
     for _, child in ipairs(children) do
-        local text = is_module(child.module) and print_tree(child.module, indent .. "  ", depth)
+        local text = is_module(child.module) and print_tree(child.module, indent .. "  ", depth, path)
             or tostring(child.module)
         lines[#lines + 1] = ("%s  (%s): %s\n"):format(indent, child.name, text)
     end
+    path[self] = outer
     local head = ("%s(%s"):format(self.__name, self:describe())
     if #lines == 0 then return head .. ")" end
     return head .. "\n" .. table.concat(lines) .. indent .. ")"
@@ -442,9 +432,8 @@ end
 
 function Module:__tostring() return print_tree(self, "") end
 
-require "te.uncompiled"(each, walk, walk_modules, each_entry, find_recipe_state, Module.parameters,
-    Module.named_parameters, Module.named_modules, Module.children, Module.state_dict, Module.load_state_dict,
-    Module.apply, Module.to)
+require "te.uncompiled"(each_entry, find_recipe_state, Module.parameters, Module.named_parameters, Module.named_buffers,
+    Module.named_modules, Module.state_dict, Module.load_state_dict, Module.apply, Module.to)
 
 -- te.Module itself is extended, never run; `is` travels with it so that one file defines both.
 Module.is = is

@@ -55,10 +55,12 @@ BasicOperation.num_extra_inputs = 0
 BasicOperation.num_extra_outputs = 0
 BasicOperation.plan_fields = {}
 
-local function check_extra_inputs(self, given)
-    if given ~= self.num_extra_inputs then
-        fail("%s: takes %d extra inputs, got %d", self.__name, self.num_extra_inputs, given)
-    end
+-- The extra inputs without the nils at the end that are too many. Raises where their number is wrong otherwise.
+local function counted(self, ...)
+    local n, takes = select("#", ...), self.num_extra_inputs
+    while n > takes and (select(n, ...)) == nil do n = n - 1 end
+    if n ~= takes then fail("%s: takes %d extra inputs, got %d", self.__name, takes, n) end
+    return unpack({ ... }, 1, n)
 end
 
 function BasicOperation:op_forward() fail("%s: the class has no method op_forward", self.__name) end
@@ -95,7 +97,7 @@ local function lower_child(child, g, x, ...)
 end
 
 function BasicOperation:forward(x, ...)
-    check_extra_inputs(self, select("#", ...))
+    if select("#", ...) ~= self.num_extra_inputs then return BasicOperation.forward(self, x, counted(self, ...)) end
     if not self.op_backward then return self:op_forward(te._core.context(), x, ...) end
     return script.of_basic(self)(x, ...)
 end
@@ -122,7 +124,7 @@ end
 
 function FusedOperation:forward(x, ...)
     if not self.basic_ops then fail("%s: set_basic_ops says which operations it stands for", self.__name) end
-    check_extra_inputs(self, select("#", ...))
+    if select("#", ...) ~= self.num_extra_inputs then return FusedOperation.forward(self, x, counted(self, ...)) end
     return script.of_fused(self)(x, ...)
 end
 

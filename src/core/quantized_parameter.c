@@ -50,14 +50,19 @@ te_tensor *te_quantized_parameter_from(te_context *ctx, const te_quantized *copi
     return attach(ctx, &own, state);
 }
 
-/* *to = from on the device, or what stands for it there where both directions share it. */
+/* *to = from on the device, a copy of it where there is none, or what stands for it there where both directions share
+ * it. */
 static te_status move_part(te_tensor *from, te_tensor *shared, te_tensor *moved, te_device *device, te_tensor **to)
 {
-    *to = !from ? NULL : from == shared ? te_tensor_retain(moved) : te_tensor_on_device(from, device);
-    return !from || *to ? TE_OK : device->ctx->status;
+    *to = !from            ? NULL
+          : from == shared ? te_tensor_retain(moved)
+          : device         ? te_tensor_on_device(from, device)
+                           : te_tensor_clone_data(from);
+    return !from || *to ? TE_OK : from->ctx->status;
 }
 
-/* The same copies on a device; references where they are there. On failure *to holds nothing. */
+/* The same copies on a device, references where they are there; without one, new ones where they are. On failure *to
+ * holds nothing. */
 static te_status move_copies(const te_quantized *all, te_device *device, te_quantized *to)
 {
     te_status status = TE_OK;
@@ -77,9 +82,9 @@ static te_status move_copies(const te_quantized *all, te_device *device, te_quan
 }
 
 /* Takes the copies over. What stands for `param` elsewhere has been written as often. */
-static te_tensor *attach_like(const te_tensor *param, te_quantized *copies)
+static te_tensor *attach_like(const te_tensor *param, te_quantized *copies, te_recipe_state *state)
 {
-    te_tensor *t = attach(param->ctx, copies, param->storage->quantized->state);
+    te_tensor *t = attach(param->ctx, copies, state);
     if (t) t->storage->version = param->storage->version;
     return t;
 }
@@ -89,14 +94,22 @@ te_tensor *te_quantized_parameter_as(const te_tensor *param, te_dtype dtype)
     te_quantized copies;
     te_quantized_share(&param->storage->quantized->copies, true, true, &copies);
     copies.dtype = dtype;
-    return attach_like(param, &copies);
+    return attach_like(param, &copies, param->storage->quantized->state);
 }
 
 te_tensor *te_quantized_parameter_on(const te_tensor *param, te_device *device)
 {
     te_quantized copies;
     te_status status = move_copies(&param->storage->quantized->copies, device, &copies);
-    return status == TE_OK ? attach_like(param, &copies) : NULL;
+    return status == TE_OK ? attach_like(param, &copies, param->storage->quantized->state) : NULL;
+}
+
+te_tensor *te_quantized_parameter_clone(const te_tensor *param, te_recipe_state *state)
+{
+    te_quantized copies;
+    te_status status = move_copies(&param->storage->quantized->copies, NULL, &copies);
+    if (status == TE_OK) copies.dtype = param->dtype;
+    return status == TE_OK ? attach_like(param, &copies, state) : NULL;
 }
 
 static void replace(te_tensor *param, te_quantized *copies)

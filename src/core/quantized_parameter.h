@@ -31,6 +31,8 @@ static inline bool te_quantized_parameter_is_untouched(const te_tensor *t)
 /* The same bytes, which stand for values of a dtype, and on a device. */
 te_tensor *te_quantized_parameter_as(const te_tensor *param, te_dtype dtype);
 te_tensor *te_quantized_parameter_on(const te_tensor *param, te_device *device);
+/* Copies of the bytes, for another product. */
+te_tensor *te_quantized_parameter_clone(const te_tensor *param, te_recipe_state *state);
 void te_quantized_storage_free(te_storage *storage);
 
 /* param = source, quantized anew with the scale that its state has now; of equal shapes. Copies that a graph

@@ -134,6 +134,18 @@ static void add_heading(printer *p)
     luaL_addchar(&p->buffer, '}');
 }
 
+/* ", stored as float8_e4m3 with float32 factors of 1 x 128". */
+static void add_storage(lua_State *L, printer *p, const te_quantizer *q)
+{
+    lua_pushfstring(L, ", stored as %s with ", te_element_names[q->element]);
+    luaL_addvalue(&p->buffer);
+    if (q->block_rows > 0)
+        lua_pushfstring(L, "%s factors of %d x %d", te_scale_names[q->scale], q->block_rows, q->block_cols);
+    else
+        lua_pushliteral(L, "one factor");
+    luaL_addvalue(&p->buffer);
+}
+
 int te_lua_tensor_tostring(lua_State *L)
 {
     te_lua        *rt = te_lua_runtime(L);
@@ -144,7 +156,10 @@ int te_lua_tensor_tostring(lua_State *L)
     }
     te_lua_enter(rt, L, "tostring");
     te_lua_tensors held = te_lua_new_tensors(L, 1);
-    te_tensor     *t = held.t[0] = te_tensor_dequantized(te_lua_check_tensor(L, 1, "tostring", "self"));
+    te_quantizer   quantizer;
+    bool           stored = te_tensor_is_quantized(u->t);
+    if (stored) quantizer = u->t->storage->quantized->copies.quantizer;
+    te_tensor *t = held.t[0] = te_tensor_dequantized(te_lua_check_tensor(L, 1, "tostring", "self"));
     if (!t) return te_lua_raise(rt, L, "tostring", rt->ctx->status);
     printer p = {.t = t, .elided = te_tensor_numel(t) > SHOWN_WHOLE, .edge = t->ndim <= 3 ? 3 : t->ndim <= 5 ? 2 : 1};
     int64_t    shown = 1;
@@ -159,6 +174,7 @@ int te_lua_tensor_tostring(lua_State *L)
         lua_pushfstring(L, " on %s", te_tensor_device(t));
         luaL_addvalue(&p.buffer);
     }
+    if (stored) add_storage(L, &p, &quantizer);
     if (shown) {
         luaL_addchar(&p.buffer, '\n');
         add_rows(&p, 0, p.values);

@@ -9,6 +9,7 @@
  *     set_quantized_parts(t, …)            takes over the like
  *     check_quantized_parts(name, t, …)    nil, or why it would not, beginning with the name
  *     quantized_on(t, device)              another with the same bytes there
+ *     quantized_clone(t, states)           another with copies of the bytes
  *     quantized_as(t, dtype)               another leaf with the same bytes that stands for values of that dtype
  */
 #include "bindings.h"
@@ -130,6 +131,27 @@ static int quantized_on(lua_State *L)
     return 1;
 }
 
+/* (t, { state, its copy, … }): another with copies of the bytes, which belongs to the copy of its state. */
+static int quantized_clone(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "clone");
+    te_recipe_state *state = check_quantized(L, "clone")->storage->quantized->state, *copy = state;
+    luaL_checktype(L, 2, LUA_TTABLE);
+    for (int i = 1, n = (int)lua_objlen(L, 2); i < n && copy == state; i += 2) {
+        lua_rawgeti(L, 2, i), lua_rawgeti(L, 2, i + 1);
+        if (te_lua_check_recipe_state(L, -2, "clone") == state) copy = te_lua_check_recipe_state(L, -1, "clone");
+        lua_pop(L, 2);
+    }
+    te_lua_tensor *result = te_lua_new_tensor(L);
+    te_tensor *t = te_tensor_retain(check_quantized(L, "clone"));
+    result->t = te_quantized_parameter_clone(t, copy);
+    te_tensor_release(t);
+    if (!result->t) return te_lua_raise(rt, L, "clone", rt->ctx->status);
+    te_lua_charge(rt, L);
+    return 1;
+}
+
 const luaL_Reg te_lua_quantized_parameter_functions[] = {
     {"quantized_parameter", quantized_parameter},
     {"is_quantized", is_quantized},
@@ -139,5 +161,6 @@ const luaL_Reg te_lua_quantized_parameter_functions[] = {
     {"check_quantized_parts", check_quantized_parts},
     {"quantized_as", quantized_as},
     {"quantized_on", quantized_on},
+    {"quantized_clone", quantized_clone},
     {NULL, NULL},
 };

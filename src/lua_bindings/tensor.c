@@ -263,6 +263,10 @@ static int tensor_newindex(lua_State *L)
     char        text[256];
     te_lua_enter(rt, L, NULL);
     if (lua_type(L, 2) == LUA_TNUMBER) return assign_row(L, rt);
+    if (lua_type(L, 2) != LUA_TSTRING)
+        return te_lua_fail(L, NULL, "t[i] = value: i: expected a whole number, which names a row, got %s; t[i][j] = "
+                                    "value names one in it, te.where and masked_fill choose elements",
+                           te_lua_describe(L, 2, text, sizeof text));
     if (strcmp(key, "requires_grad") == 0) {
         if (!lua_isboolean(L, 3))
             return te_lua_fail(L, NULL, "t.requires_grad = value: expected true or false, got %s",

@@ -6,8 +6,10 @@
 local te = require "te"
 local fail = require "te.fail"
 local mode = require "te.recipe.mode"
+local packed = require "te.packed"
 local joined = require "te.fuser.joined"
 local core = te._core
+local parameter_in = require("te.module_tree").parameter_in
 
 local run = {}
 
@@ -56,6 +58,7 @@ function run.prepare(program)
     program.pure, program.tensors = true, {}
     for _, part in ipairs(program.parts) do
         program.pure = program.pure and is_pure(part)
+        program.calls = program.calls or part.group == nil
         for _, v in ipairs(part.group and part.inputs or {}) do
             program.tensors[v] = not (part.convert and part.convert[v])
         end
@@ -74,7 +77,7 @@ local function run_singly(part, env)
         local args, n = {}, #step.inputs
         for k, v in ipairs(step.inputs) do
             local source = part.sources[v]
-            if source then args[k] = rawget(source[1], source[2]) elseif v then args[k] = env[v] end
+            if source then args[k] = parameter_in(source[1], source[2]) elseif v then args[k] = env[v] end
             if step.numbers and step.numbers[k] then args[k] = step.numbers[k] end
         end
         args[n + 1] = step.attributes
@@ -128,9 +131,23 @@ local function run_group(part, env, owned)
     if mode.on and part.products then mode.prepare(part.products, env[part.inputs[1]], env[part.lens]) end
     local inputs, params, args, n = part.inputs, part.params, {}, #part.inputs
     for i = 1, n do args[i] = env[inputs[i]] end
-    for i = 1, #params do args[n + i] = rawget(params[i][1], params[i][2]) end
+    for i = 1, #params do args[n + i] = parameter_in(params[i][1], params[i][2]) end
     finish(part, env, core.group_run(part.group, unpack(args, 1, n + #params)))
     for _, v in ipairs(part.outputs) do owned[v] = part.reason == nil end
+end
+
+-- The results, or the error.
+local function pass(ok, ...)
+    if not ok then error((...), 0) end
+    return ...
+end
+
+-- What lengths of packed sequences do not concern runs as if there were none.
+local function call(op, ...)
+    if packed.container and type(op) == "table" and op.takes_seq_lens == false then
+        return pass(core.under(packed.swap, nil, op, ...))
+    end
+    return op(...)
 end
 
 -- A pure operation gives a fresh tensor, or its input: then it is nobody's to release but the input's owner's.
@@ -138,9 +155,9 @@ local function run_call(part, env, owned)
     local extras, op, n = {}, part.item.op, #part.extras
     for i, v in ipairs(part.extras) do extras[i] = env[v] end
     if part.lens then
-        store(env, part.results, op(env[part.x], env[part.lens], unpack(extras, 1, n)))
+        store(env, part.results, call(op, env[part.x], env[part.lens], unpack(extras, 1, n)))
     else
-        store(env, part.results, op(env[part.x], unpack(extras, 1, n)))
+        store(env, part.results, call(op, env[part.x], unpack(extras, 1, n)))
     end
     local y = env[part.results[1]]
     if y == nil then
@@ -180,6 +197,9 @@ local function settle(program, args, n, first, ...)
     return first, ...
 end
 
+--- The same with lengths of packed sequences in force for what is called.
+function run.packed(program, module, env) return pass(core.under(packed.swap, module, run.program, program, env)) end
+
 --- The short way for a single group: no tables are made.
 function run.single(program, ...)
     local part, args, n = program.parts[1], program.args or {}, program.n_inputs
@@ -187,7 +207,7 @@ function run.single(program, ...)
     if mode.on and part.products then mode.prepare(part.products, (...), part.lens and (select(part.lens, ...))) end
     program.args = nil -- in use
     for i = 1, n do args[i] = (select(i, ...)) end
-    for i = 1, #params do args[n + i] = rawget(params[i][1], params[i][2]) end
+    for i = 1, #params do args[n + i] = parameter_in(params[i][1], params[i][2]) end
     return settle(program, args, n, core.group_run(part.group, unpack(args, 1, n + #params)))
 end
 

@@ -20,6 +20,7 @@ local declared = require "te.ops.declared"
 local operation = require "te.operation"
 local qk_norm = require "te.ops.qk_norm"
 local context_parallel = require "te.ops.context_parallel"
+local packed = require "te.packed"
 local KVCache = require "te.kv_cache"
 local BasicOperation = operation.BasicOperation
 
@@ -98,6 +99,7 @@ local SelfAttention = BasicOperation:extend("SelfAttention")
 SelfAttention.set_context_parallel_group = set_context_parallel_group
 
 SelfAttention.takes_seq_lens = true
+SelfAttention.attends_to_rows = true -- across rows that seq_lens tell apart
 SelfAttention.plan_fields = {
     "qkv", "proj", "causal", "scale", "window_left", "window_right", "dropout", "training", "rope_interleaved",
     "q_norm", "k_norm", "qk_norm_before_rope", "cp_group",
@@ -195,16 +197,28 @@ local function attend_parallel(self, qkv, seq_lens)
     return rows_of(self, context_parallel.attend(self, q, k, v, self.softmax_offset, attributes(self)), qkv)
 end
 
+-- Raises where lengths of packed sequences are missing, or do not go with x.
+local function check_lengths(self, x, seq_lens)
+    if seq_lens == nil then return packed.check(self) end
+    if not te.is_tensor(seq_lens) then
+        fail("te.%s: seq_lens: expected an int32 tensor {batch}, got %s", self.__name, type(seq_lens))
+    elseif te.is_tensor(x) and x:dim() ~= 2 then
+        fail("te.%s: seq_lens go with x {tokens, hidden}, which holds packed sequences, not with %s", self.__name,
+            options.shape(x))
+    end
+end
+
 function SelfAttention:forward(x, seq_lens)
+    check_lengths(self, x, seq_lens)
     local qkv, attended = self.qkv(x), nil
     if self.cp_group then
         attended = attend_parallel(self, qkv, seq_lens)
     elseif KVCache.active then
         attended = attend_cached(self, KVCache.active, qkv, seq_lens)
     else
-        local packed, frequencies = qkv, self.rope_frequencies
-        if self.q_norm then packed, frequencies = qk_norm.packed(self, qkv, seq_lens) end
-        attended = attend(self, te.self_attention, packed, seq_lens, frequencies, self.softmax_offset,
+        local rows, frequencies = qkv, self.rope_frequencies
+        if self.q_norm then rows, frequencies = qk_norm.packed(self, qkv, seq_lens) end
+        attended = attend(self, te.self_attention, rows, seq_lens, frequencies, self.softmax_offset,
             packed_attributes(self))
     end
     if self.qkv.pure and qkv ~= x then qkv:release() end -- a replacement may keep what it returns or reads
@@ -296,6 +310,9 @@ end
 local function separate_attributes(self) return attributes(self, { bottom_right = self.bottom_right }) end
 
 function DotProductAttention:op_forward(_, q, k, v, bias)
+    if KVCache.active and te.is_tensor(q) and te.is_tensor(k) and q:dim() == 4 and k:dim() == 4 then
+        KVCache.check_attention("te.DotProductAttention", q:size(3), k:size(3), self)
+    end
     if self.cp_group then
         return context_parallel.attend(self, q, k, v, self.softmax_offset, separate_attributes(self))
     end
@@ -304,6 +321,7 @@ end
 
 function DotProductAttention:lower(g, q, k, v, bias)
     if self.cp_group then return nil, WAITS end
+    if KVCache.active then return nil, "what it attends to is looked at inside te.KVCache:run" end
     return g:op("scaled_dot_product_attention", { q, k, v, bias or false, g:param(self, "softmax_offset") },
         separate_attributes(self))
 end

@@ -144,6 +144,10 @@ function BasicLinear:init(in_features, out_features, opts)
     if self.split then split_layer(self) end
 end
 
+-- The chain of a copy would be that of what was copied.
+local function cloned(self) if self.split then split_layer(self) end end
+BasicLinear.cloned = cloned
+
 function BasicLinear:op_forward(_, x) return multiply(self, x) end
 
 function BasicLinear:lower(g, x) return lower_product(self, g, x, false) end
@@ -196,6 +200,8 @@ function Linear:init(in_features, out_features, opts)
     self.num_extra_outputs = opts.return_bias and 1 or 0
     if self.split then split_layer(self) end
 end
+
+Linear.cloned = cloned
 
 function Linear:op_forward(_, x)
     if self.return_bias then return multiply(self, x), self.bias end

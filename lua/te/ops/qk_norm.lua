@@ -49,11 +49,13 @@ end
 --- Queries and keys of any shape whose last dimension is a head's features, normalized.
 function qk_norm.apply(self, q, k) return self.q_norm(q), self.k_norm(k) end
 
--- Where each token stands in its sequence, from 0.
+-- Where each token stands in its sequence, from 0. Tokens behind the last sequence count as its own here: the attention
+-- that follows says what lengths do not add up.
 local function positions_in(seq_lens, tokens)
     local lengths = seq_lens:to "float32"
     local ends, token = te.cumsum(lengths, 1), te.arange(0, tokens - 1, 1, { device = lengths.device })
     local over = te.le(ends:unsqueeze(2), token:unsqueeze(1)):to("float32"):sum(1) -- sequences that end before
+    over = over:clamp(0, math.max(lengths:size(1) - 1, 0))
     return token - te.index_select(ends - lengths, 1, over:to "int64")
 end
 

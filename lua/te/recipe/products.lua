@@ -360,4 +360,18 @@ function products.loader(module, prefix, given)
     return found, function() for _, step in ipairs(steps) do step() end end, problem
 end
 
+--- Gives module `to`, a copy of `from`, products that remember the same. The states, the old one and its copy, are
+--- appended to a list.
+function products.copy(from, to, states)
+    for name, product in pairs(rawget(from, "_products")) do
+        local new = mode.product(to, name)
+        states[#states + 1], states[#states + 2] = product.state, new.state
+        if product.recipe then products.prepare({ new }, product.recipe) end
+        for _, role in ipairs(ROLES) do
+            local scale, history = core.recipe_state_tensors(product.state, role)
+            if scale and history then core.recipe_state_set(new.state, role, scale:to "cpu", history:to "cpu") end
+        end
+    end
+end
+
 return products

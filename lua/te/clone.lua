@@ -1,0 +1,76 @@
+--- te.Module's clone: a copy with tensors of its own.
+--
+-- Whatever the module refers to in its fields and plain tables is copied once, so that what is shared within it is
+-- shared within the copy. Weights that are stored quantized belong to the product that multiplies with them, whose
+-- scales and histories are copied as well; such tensors are copied last, when all products are known.
+
+local te = require "te"
+local tree = require "te.module_tree"
+local mode = require "te.recipe.mode"
+local core = te._core
+
+-- What a module makes anew by itself.
+local MADE = { _programs = true, _script = true, _products = true }
+
+-- What is said of a parameter elsewhere, by the parameter.
+local function said_of_parameters()
+    return { require "te.distributed.parts", mode.initial, tree.parameters }
+end
+
+local function tensor_like(state, t)
+    local new = core.is_quantized(t) and core.quantized_clone(t, state.products) or te.no_grad(te.clone, t)
+    new.requires_grad = t.requires_grad and t.is_leaf
+    for _, registry in ipairs(state.registries) do registry[new] = registry[t] end
+    return new
+end
+
+local copy
+
+local function copy_module(state, module)
+    local new = setmetatable({}, getmetatable(module))
+    state.known[module] = new
+    for key, value in next, module do
+        if not MADE[key] then rawset(new, key, copy(state, value, new, key)) end
+    end
+    if rawget(module, "_products") then require("te.recipe.products").copy(module, new, state.products) end
+    state.modules[#state.modules + 1] = new
+    return new
+end
+
+-- The copy of a value that is to stand at a key of a table.
+function copy(state, value, holder, key)
+    local kind = type(value)
+    if kind ~= "table" and kind ~= "userdata" then return value end
+    local known = state.known[value]
+    if known then return known end
+    if kind == "userdata" then
+        if not te.is_tensor(value) then return value end
+        if core.is_quantized(value) then
+            table.insert(state.quantized, { holder, key, value })
+            return nil
+        end
+        known = tensor_like(state, value)
+        state.known[value] = known
+        return known
+    end
+    if tree.is_module(value) then return copy_module(state, value) end
+    if getmetatable(value) ~= nil then return value end
+    known = {}
+    state.known[value] = known
+    for k, v in next, value do known[k] = copy(state, v, known, k) end
+    return known
+end
+
+return function(module)
+    local state = { known = {}, quantized = {}, products = {}, modules = {}, registries = said_of_parameters() }
+    local new = copy_module(state, module)
+    for _, place in ipairs(state.quantized) do
+        local holder, key, value = unpack(place)
+        state.known[value] = state.known[value] or tensor_like(state, value)
+        rawset(holder, key, state.known[value])
+    end
+    for _, part in ipairs(state.modules) do
+        if part.cloned then part:cloned() end -- what refers to the module from where it cannot be copied
+    end
+    return new
+end

@@ -1,0 +1,186 @@
+--- What stands in a module, and in those in it: modules, parameters and buffers with their names. te.module says which
+--- fields count; everything that walks a model does it here, and looks at what stands in the fields now.
+
+local te = require "te"
+local fail = require "te.fail"
+local inside = require "te.depth"
+local options = require "te.options"
+local core = te._core
+
+local tree = {}
+
+function tree.is_module(value)
+    local class = type(value) == "table" and getmetatable(value)
+    return type(class) == "table" and class.is_module == true
+end
+
+-- Tensors that have been seen as parameters: they stay that when they are frozen.
+local parameters = setmetatable({}, { __mode = "k" })
+
+tree.parameters = parameters
+
+-- Raises where a tensor that cannot be trained took the place of a parameter: Lua does not tell a module that one of
+-- its fields is assigned anew, so it is found where parameters are asked for, or run with gradients.
+local function check_parameter(self, name, value)
+    if not te.is_tensor(value) then return end
+    if value.requires_grad then
+        parameters[value] = value.is_leaf or nil
+    else
+        fail("%s: field %s: a tensor that requires no gradient was assigned over a parameter; write its values with "
+            .. "te.no_grad(p.copy_, p, values), or assign one with requires_grad = true (a field that is set to nil "
+            .. "first holds a parameter no more)", self.__name, name)
+    end
+end
+
+--- Looks at all parameters of a module before it runs with gradients.
+function tree.check_parameters(self)
+    if not core.grad_enabled() then return end
+    for name, kind in next, self._registered do
+        local value = kind == "parameter" and rawget(self, name)
+        if value and not parameters[value] then check_parameter(self, name, value) end
+    end
+end
+
+--- What stands at a key of a module, or of a table in it, as programs read it.
+function tree.parameter_in(holder, key)
+    local value = rawget(holder, key)
+    if value == nil or parameters[value] then return value end
+    local registered = rawget(holder, "_registered")
+    if registered and registered[key] == "parameter" and core.grad_enabled() then check_parameter(holder, key, value) end
+    return value
+end
+
+local function kind_of(self, name, value)
+    if tree.is_module(value) then return "module" end
+    if not te.is_tensor(value) then return nil end
+    local kind = self._registered[name]
+    if kind or not (value.requires_grad and value.is_leaf) then return kind end
+    parameters[value] = true
+    return "parameter"
+end
+
+-- The same in tables, where nothing has a name of its own.
+local function kind_in_table(value)
+    if tree.is_module(value) then return "module" end
+    if not te.is_tensor(value) then return nil end
+    parameters[value] = parameters[value] or (value.requires_grad and value.is_leaf) or nil
+    return parameters[value] and "parameter"
+end
+
+local RANK = { number = 1, string = 2 }
+
+local function stands_before(a, b)
+    local first, second = RANK[type(a)] or 3, RANK[type(b)] or 3
+    if first ~= second or first == 3 then return first < second end
+    return a < b
+end
+
+-- Keys of a table at which something may stand that counts: numbers in order, texts in order.
+local function keys_of(holder)
+    local keys, n, sorted = {}, 0, true
+    for key, value in next, holder do
+        if type(value) == "table" or type(value) == "userdata" then
+            sorted = sorted and (n == 0 or stands_before(keys[n], key))
+            n = n + 1
+            keys[n] = key
+        end
+    end
+    if not sorted then table.sort(keys, stands_before) end
+    return keys
+end
+
+-- Why a key cannot be part of a name, nil where it can.
+local function wrong_key(holder, key)
+    local number, wrong = tonumber(key), nil
+    if type(key) == "string" then
+        wrong = (key == "" or key:find(".", 1, true)) and 'a text in a name is not empty and has no "."'
+            or number and tostring(number) == key and holder[number] ~= nil and "the number has the same name"
+    elseif type(key) ~= "number" or key % 1 ~= 0 or math.abs(key) >= 1e14 then
+        wrong = "names are made of whole numbers and texts"
+    end
+    return wrong and ("key %s: %s"):format(options.shown(key), wrong) or nil
+end
+
+-- Calls visit(kind, name, value, holder, key) for all modules and parameters in the tables that begin with `root`, each
+-- table once: they may refer to one another. Of modules those are left out that are being walked, in `path`: what leads
+-- back to them does not hold them.
+local function look_in(self, field, root, visit, path)
+    local seen, stack, depth = { [root] = true }, { { keys = keys_of(root), at = 0, name = field, table = root } }, 1
+    while depth > 0 do
+        local frame = stack[depth]
+        local holder, key = frame.table, frame.keys[frame.at + 1]
+        frame.at = frame.at + 1
+        local value = key ~= nil and holder[key]
+        local kind = value and kind_in_table(value)
+        if key == nil then
+            stack[depth], depth = nil, depth - 1
+        elseif kind and not (path and path[value]) then
+            local wrong = frame.wrong or wrong_key(holder, key)
+            if wrong then fail("%s: field %s: a %s has no name, because of %s", self.__name, field, kind, wrong) end
+            visit(kind, frame.name .. "." .. key, value, holder, key)
+        elseif not kind and type(value) == "table" and not getmetatable(value) and not seen[value] then
+            seen[value], depth = true, depth + 1
+            local wrong = frame.wrong or wrong_key(holder, key)
+            stack[depth] = { keys = keys_of(value), at = 0, table = value, wrong = wrong,
+                name = not wrong and frame.name .. "." .. key }
+        end
+    end
+end
+
+-- Calls visit(kind, name, value, holder, key) for every parameter, buffer and module directly in `self`.
+function tree.each(self, visit, path)
+    local function look(name, value, key)
+        local kind = kind_of(self, name, value)
+        if kind then
+            visit(kind, name, value, self, key)
+        elseif type(value) == "table" and not getmetatable(value) and next(value) ~= nil then
+            look_in(self, name, value, visit, path)
+        end
+    end
+    for _, name in ipairs(self._fields) do look(name, rawget(self, name), name) end
+    for i = 1, #self do look(tostring(i), self[i], i) end
+end
+
+-- Calls visit(name, tensor, kind, holder, key, module) for every tensor in the tree, under its full name. A module that
+-- stands in several places is entered every time, so a visitor sees all the names of a shared tensor.
+function tree.walk(self, prefix, visit, depth, path)
+    depth, path = inside(self, depth), path or {}
+    local outer = path[self]
+    path[self] = true
+    tree.each(self, function(kind, name, value, holder, key)
+        if kind == "module" then
+            tree.walk(value, prefix .. name .. ".", visit, depth, path)
+        else
+            if kind == "parameter" and not parameters[value] then check_parameter(self, name, value) end
+            visit(prefix .. name, value, kind, holder, key, self)
+        end
+    end, path)
+    path[self] = outer
+end
+
+-- The modules directly in this one, as a list of { name =, module = }.
+function tree.children(self, path)
+    local list = {}
+    tree.each(self, function(kind, name, value)
+        if kind == "module" then list[#list + 1] = { name = name, module = value } end
+    end, path)
+    return list
+end
+
+-- Calls before(prefix, module), if given, then after(prefix, module), for every module of the tree, as often as it
+-- stands there: the one ahead of what the module holds, the other behind.
+function tree.walk_modules(self, prefix, before, after, depth, path)
+    depth, path = inside(self, depth), path or {}
+    local outer = path[self]
+    path[self] = true
+    if before then before(prefix, self) end
+    for _, child in ipairs(tree.children(self, path)) do
+        tree.walk_modules(child.module, prefix .. child.name .. ".", before, after, depth, path)
+    end
+    path[self] = outer
+    if after then after(prefix, self) end
+end
+
+require "te.uncompiled"(keys_of, look_in, tree.each, tree.walk, tree.children, tree.walk_modules)
+
+return tree

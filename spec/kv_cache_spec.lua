@@ -45,6 +45,38 @@ local MODULES = {
     end,
 }
 
+-- Attention of one's own: heads of one projection, attended to with these functions.
+local Own = te.Module:extend("Own")
+function Own:init(attend)
+    self.qkv, self.core, self.attend = te.Linear(WIDTH, 3 * WIDTH), te.DotProductAttention { causal = true }, attend
+end
+function Own:forward(x)
+    local batch, tokens = x:size(1), x:size(2)
+    local heads = {}
+    for i, part in ipairs(self.qkv(x):chunk(3, -1)) do
+        heads[i] = part:reshape({ batch, tokens, 4, WIDTH / 4 }):transpose(2, 3)
+    end
+    return self:attend(unpack(heads)):transpose(2, 3):reshape { batch, tokens, WIDTH }
+end
+
+local function appending(self, q, k, v)
+    local cache = te.KVCache.active
+    if cache then k, v = cache:append(self, k, v) end
+    return te.scaled_dot_product_attention(q, k, v, { causal = true, bottom_right = true })
+end
+
+local ALONE = {
+    ["te.DotProductAttention"] = function(self, q, k, v) return self.core(q, k, v) end,
+    ["te.scaled_dot_product_attention"] = function(_, q, k, v)
+        return te.scaled_dot_product_attention(q, k, v, { causal = true })
+    end,
+    ["te.self_attention"] = function(_, q, k, v)
+        local rows = te.cat({ q, k, v }, 2):transpose(2, 3):reshape { q:size(1), q:size(3), 3 * WIDTH }
+        return te.self_attention(rows, { heads = 4, causal = true }):view({ q:size(1), q:size(3), 4, WIDTH / 4 })
+            :transpose(2, 3)
+    end,
+}
+
 describe("te.KVCache", function()
     before_each(function() te.manual_seed(7) end)
 
@@ -190,5 +222,99 @@ describe("a GPT with a te.KVCache", function()
             assert.same(results[2], results[1])
             assert.equal(21, #results[1][1])
         end
+    end)
+
+    describe("with attention of one's own", function()
+        it("goes on where that appends, by itself, in a model and in generate", function()
+            local own, x = Own(appending), input()
+            local whole = own(x)
+            for _, sizes in ipairs(PIECES) do assert_near(whole, in_pieces(te.KVCache(), own, x, sizes), 1e-5) end
+            for _, positions in ipairs { { 1 }, { 2 }, { 1, 2 } } do
+                te.manual_seed(2)
+                local gpt = te.models.gpt { vocab_size = 20, block_size = 64, n_layer = 2, n_head = 4, n_embd = WIDTH,
+                    init_std = 0.5 }
+                for _, i in ipairs(positions) do gpt.blocks[i].attention[2] = Own(appending) end
+                local prompt = te.tensor({ { 3, 6, 9, 12 } }, { dtype = "int64" })
+                local cached = gpt:generate(prompt, 12, { temperature = 0 })
+                local anew = gpt:generate(prompt, 12, { temperature = 0, use_cache = false })
+                assert.same(anew:totable(), cached:totable())
+            end
+        end)
+
+        for who, attend in pairs(ALONE) do
+            it("refuses what would see the new tokens alone: " .. who, function()
+                local own, other, x = Own(attend), te.MultiHeadedSelfAttention(WIDTH, 4), input()
+                assert_near(own(x), te.no_grad(own, x), 0)
+                local message = who .. ": inside te.KVCache:run it would attend to the %d new tokens alone; "
+                    .. "te.KVCache.active:append(self, k, v) appends keys and values"
+                assert.error_matches(function() te.KVCache():run(own, x) end, message:format(TOKENS), 1, true)
+                local cache = te.KVCache()
+                local function both(y) return own(other(y)) end
+                cache:run(both, x:narrow(2, 1, 5)) -- all tokens are new, as those of what appended are
+                for _, n in ipairs { 1, 2 } do
+                    assert.error_matches(function() cache:run(both, x:narrow(2, 6, n)) end, message:format(n), 1, true)
+                end
+                assert.equal(5, cache.length)
+                local gpt = te.models.gpt { vocab_size = 20, block_size = 64, n_layer = 2, n_head = 4, n_embd = WIDTH }
+                for i = 1, 2 do
+                    gpt.blocks[i].attention[2], gpt.blocks[3 - i].attention[2] = own, other
+                    assert.error_matches(function()
+                        gpt:generate(te.tensor({ { 3, 6, 9 } }, { dtype = "int64" }), 4)
+                    end, who .. ": inside te.KVCache:run", 1, true)
+                end
+            end)
+        end
+
+        it("refuses positions that go on from tokens which nothing appends", function()
+            local gpt = te.models.gpt { vocab_size = 20, block_size = 8, n_layer = 1, n_head = 4, n_embd = WIDTH }
+            gpt.blocks[1].attention[2] = te.Linear(WIDTH, WIDTH)
+            local ids, cache = te.tensor({ { 3, 6, 9 } }, { dtype = "int64" }), te.KVCache()
+            assert.error_matches(function() cache:run(gpt, ids) end,
+                "te.KVCache:run: no attention appended to the cache, from whose tokens positions go on; "
+                .. "te.KVCache.active:append(self, k, v)", 1, true)
+            assert.equal(0, cache.length)
+            assert.same({ 1, 20 }, gpt(ids).shape)
+            assert.same({ BATCH, TOKENS, WIDTH }, cache:run(te.LayerNorm(WIDTH), input()).shape)
+        end)
+
+        it("lets pass what attends to others", function()
+            local own, cross, x = Own(appending), te.DotProductAttention {}, input()
+            local memory = te.randn { BATCH, 4, 7, WIDTH / 4 }
+            local function decoder(y)
+                local z = own(y)
+                local q = z:reshape({ z:size(1), z:size(2), 4, WIDTH / 4 }):transpose(2, 3)
+                local seen = cross(q, memory, memory):transpose(2, 3):reshape(z.shape)
+                return z + seen
+            end
+            for _, sizes in ipairs { { 11 }, { 7, 1, 3 }, { 1, 7, 3 } } do
+                assert_near(decoder(x), in_pieces(te.KVCache(), decoder, x, sizes), 1e-5)
+            end
+        end)
+
+        it("is not in force inside te.KVCache.outside", function()
+            local own, encoder, x = Own(appending), te.MultiHeadedSelfAttention(WIDTH, 4, { causal = false }), input()
+            local alone = Own(ALONE["te.scaled_dot_product_attention"])
+            local memory = encoder(x)
+            local function both(y)
+                local z, n = own(y), nil
+                te.KVCache.outside(function(...)
+                    n = select("#", ...)
+                    assert.is_nil(te.KVCache.active)
+                    assert_near(memory, encoder(x), 0)
+                    alone(y)
+                end, 1, nil)
+                assert.equal(2, n)
+                return z
+            end
+            assert_near(own(x), in_pieces(te.KVCache(), both, x, { 4, 7 }), 1e-5)
+            local cache = te.KVCache()
+            assert.error_matches(function()
+                cache:run(function() te.KVCache.outside(error, "inside") end)
+            end, "inside")
+            assert.is_nil(te.KVCache.active)
+            assert_near(own(x), in_pieces(cache, own, x, { 4, 7 }), 1e-5)
+            assert.error_matches(function() te.KVCache.outside(1) end, "te.KVCache.outside: fn: expected callable, got 1")
+            assert.error_matches(function() cache:append(own, x, x) end, "te.KVCache:append: this cache is not running")
+        end)
     end)
 end)

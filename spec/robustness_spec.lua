@@ -304,6 +304,7 @@ describe("hostile scripts", function()
             dequantize = function(x, args) return core.dequantize(quantizer, "float32", args, "rowwise", x, x, x) end,
             quantized_linear = function(x) return core.quantized_linear(new_state(), x, x, x) end,
             quantized_parameter = function(x) return core.quantized_parameter(new_state(), x, true) end,
+            quantized_clone = function(x) return core.quantized_clone(x, {}) end,
             group_run = function(x, _, group) return core.group_run(group, x) end,
             group_explain = function(x, _, group) return core.group_explain(group, x) end,
         }

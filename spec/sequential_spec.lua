@@ -200,6 +200,100 @@ describe("te.Sequential", function()
         te.Sequential(attention, te.gelu, te.pointwise(function(y) return y * 2 end))(x, lens)
     end)
 
+    describe("with packed sequences", function()
+        local attention, x, lens
+        before_each(function()
+            te.manual_seed(9)
+            attention = te.MultiHeadedSelfAttention(8, 2)
+            x, lens = te.randn { 5, 8 }, te.tensor({ 2, 3 }, { dtype = "int32" })
+        end)
+
+        local function refuses(container, ...)
+            local arguments = { ... }
+            for _, fused in ipairs { true, false } do
+                local before = te.set_fusion(fused)
+                local ok, message = pcall(container, unpack(arguments))
+                te.set_fusion(before)
+                assert.is_false(ok)
+                assert.is_truthy(message:find("te.MultiHeadedSelfAttention: seq_lens did not come here, though "
+                    .. container.__name .. " runs packed sequences", 1, true), message)
+            end
+        end
+
+        it("refuses attention that lengths do not reach", function()
+            local Block, Deep = te.Module:extend("Block"), te.Module:extend("Deep")
+            function Block:init() self.norm, self.attention = te.LayerNorm(8), attention end
+            function Block:forward(y) return y + self.attention(self.norm(y)) end
+            function Deep:init() self.inner = te.Sequential(te.LayerNorm(8), te.Residual(attention)) end
+            function Deep:forward(y) return self.inner(y) end
+            local taking = te.Residual(te.LayerNorm(8), te.MultiHeadedSelfAttention(8, 2))
+            for _, member in ipairs { Block(), Deep(), function(y) return Block()(y) end,
+                te.Sequential(te.GELU(), Block()), function(y) return te.Sequential(Deep())(y) end } do
+                assert.same({ 5, 8 }, te.Sequential(member, taking)(x).shape)
+                refuses(te.Sequential(member, taking), x, lens)
+                refuses(te.Residual(taking, member, te.GELU()), x, lens)
+                assert.same({ 5, 8 }, te.Sequential(member, taking)(x, nil).shape) -- none are in force any more
+            end
+        end)
+
+        it("lets lengths be handed on, or be of no concern", function()
+            local Handing, Apart = te.Module:extend("Handing"), te.Module:extend("Apart")
+            function Handing:init() self.inner = te.Sequential(te.LayerNorm(8), attention) end
+            function Handing:forward(y, seq_lens) return self.inner(y, seq_lens) end
+            function Apart:init() self.inner = te.Sequential(attention, te.GELU()) end
+            function Apart:forward(y) return self.inner(attention(y)) end
+            Apart.takes_seq_lens = false
+            local apart, handing = Apart(), Handing()
+            local expected = handing(te.gelu(attention(attention(x))), lens)
+            local got = te.Sequential(apart, handing)(x, lens)
+            assert.is_true((expected - got):abs():max():item() < 1e-5)
+            -- a container that is given lengths of its own
+            local other = te.tensor({ 5 }, { dtype = "int32" })
+            local Own = te.Module:extend("Own")
+            function Own:forward(y) return handing.inner(y, other) end
+            got = te.Sequential(Own(), handing)(x, lens)
+            assert.is_true((handing(handing(x), lens) - got):abs():max():item() < 1e-5)
+        end)
+
+        it("says what lengths have to be", function()
+            local seq = te.Sequential(te.LayerNorm(8), attention)
+            for shown, given in pairs { ["table"] = { 2, 3 }, ["a float32 tensor {2}"] = te.tensor { 2, 3 },
+                ["number"] = 5, ["a int64 tensor {}"] = te.tensor(5, { dtype = "int64" }) } do
+                assert.error_matches(function() seq(x, given) end,
+                    "seq_lens: expected an int32 tensor {batch} of lengths, got " .. shown, 1, true)
+            end
+            assert.error_matches(function() seq(x, x) end, "Sequential: takes 0 extra inputs, got 1; seq_lens: ", 1, true)
+            assert.error_matches(function() attention(x, { 2, 3 }) end,
+                "te.MultiHeadedSelfAttention: seq_lens: expected an int32 tensor {batch}, got table", 1, true)
+            for _, opts in ipairs { {}, { rope = true, qk_norm = "RMSNorm" } } do
+                local module = te.MultiHeadedSelfAttention(8, 2, opts)
+                for _, short in ipairs { { 4 }, { 2, 2 }, { 0, 4, 0 } } do
+                    assert.error_matches(function() module(x, te.tensor(short, { dtype = "int32" })) end,
+                        "seq_lens add up to 4 of 5 tokens", 1, true)
+                end
+                assert.error_matches(function() module(x:view { 1, 5, 8 }, lens) end,
+                    "te.MultiHeadedSelfAttention: seq_lens go with x {tokens, hidden}, which holds packed sequences, "
+                    .. "not with {1,5,8}", 1, true)
+            end
+        end)
+    end)
+
+    it("takes nil behind the extra inputs for absent", function()
+        local x = te.randn { 2, 3 }
+        local add, linear = te.AddExtraInput(), te.Linear(3, 3)
+        assert.is_true(same(linear(x), linear(x, nil)))
+        assert.is_true(same(add(x, x), add(x, x, nil)))
+        assert.is_true(same(add(x, x), te.Sequential(add)(x, x, nil, nil)))
+        assert.is_true(same(linear(x), te.Sequential(linear)(x, nil, nil)))
+        assert.equal(#te.Sequential(add):explain(x, x).forward, #te.Sequential(add):explain(x, x, nil).forward)
+        local q = te.randn { 1, 2, 3, 4 }
+        local attention = te.DotProductAttention {}
+        assert.is_true(same(attention(q, q, q), attention(q, q, q, nil)))
+        assert.error_matches(function() add(x) end, "AddExtraInput: takes 1 extra inputs, got 0")
+        assert.error_matches(function() add(x, nil, x) end, "AddExtraInput: takes 1 extra inputs, got 2")
+        assert.error_matches(function() linear(x, nil, x) end, "Linear: takes 0 extra inputs, got 2")
+    end)
+
     it("refuses seq_lens where nothing takes them, and takes nil for none", function()
         local x, lens = te.randn { 5, 8 }, te.tensor({ 2, 3 }, { dtype = "int32" })
         for _, op in ipairs { te.LayerNorm(8), te.relu, function(y) return y * 2 end } do

@@ -122,6 +122,8 @@ describe("fields and queries", function()
     it("refuses what does not exist", function()
         assert.error_matches(function() return x.shap end, 'no field or method "shap"; did you mean "shape"')
         assert.error_matches(function() x.dtype = "int64" end, 'no field "dtype" that can be set')
+        assert.error_matches(function() x[{ 1, 2 }] = 3 end,
+            "t[i] = value: i: expected a whole number, which names a row, got table; t[i][j] = value", 1, true)
         assert.error_matches(function() return x:size(3) end, "te%.size: dim: 3 out of range")
         assert.error_matches(function() return x:item() end, "6 elements, shape {2,3}, not one")
         assert.error_matches(function() x.grad = te.ones(2) end, "grad")

@@ -10,7 +10,7 @@
 -- see one token at a time gives the rows that it gives for the whole sequence. All sequences of a batch have the same
 -- length.
 --
--- A module of one's own appends by itself, in each run as often and in the same order, and attends to what it gets back:
+-- A module of one's own appends by itself, in each run as often and in the same order, and attends to what comes back:
 --
 --     local cache = te.KVCache.active                              -- nil outside of a run
 --     if cache then k, v = cache:append(self, k, v) end            -- {batch, heads, seq, size}

@@ -251,8 +251,9 @@ function Module:load_state_dict(state, opts)
             problem = problem or wrong
             steps[#steps + 1], source[tensor] = parts, tensor
         elseif given == nil and (state[name .. ".rowwise_data"] or state[name .. ".columnwise_data"]) then
-            problem = problem or ("%s of %s is stored in full, the one given quantized; make the module under "
-                .. "te.quantized_model_init with that recipe, or dequantize it"):format(name, module.__name)
+            problem = problem or ("%s of %s is stored in full, the one given quantized. A module made under "
+                .. "te.quantized_model_init with that recipe takes it; p:clone() of each of its named_parameters() is "
+                .. "what is taken here"):format(name, module.__name)
         elseif given == nil then
             absent[tensor] = absent[tensor] or name
         elseif not te.is_tensor(given) then

@@ -45,8 +45,8 @@ end
 function tree.parameter_in(holder, key)
     local value = rawget(holder, key)
     if value == nil or parameters[value] then return value end
-    local registered = rawget(holder, "_registered")
-    if registered and registered[key] == "parameter" and core.grad_enabled() then check_parameter(holder, key, value) end
+    local kinds = rawget(holder, "_registered")
+    if kinds and kinds[key] == "parameter" and core.grad_enabled() then check_parameter(holder, key, value) end
     return value
 end
 
@@ -101,15 +101,22 @@ local function wrong_key(holder, key)
     return wrong and ("key %s: %s"):format(options.shown(key), wrong) or nil
 end
 
+-- The name of what stands in field `field` under the keys where `depth` tables are looked at now.
+local function name_of(field, stack, depth)
+    local keys = { field }
+    for i = 1, depth do keys[i + 1] = stack[i].key end
+    return table.concat(keys, ".")
+end
+
 -- Calls visit(kind, name, value, holder, key) for all modules and parameters in the tables that begin with `root`, each
 -- table once: they may refer to one another. Of modules those are left out that are being walked, in `path`: what leads
 -- back to them does not hold them.
 local function look_in(self, field, root, visit, path)
-    local seen, stack, depth = { [root] = true }, { { keys = keys_of(root), at = 0, name = field, table = root } }, 1
+    local seen, stack, depth = { [root] = true }, { { keys = keys_of(root), at = 0, table = root } }, 1
     while depth > 0 do
         local frame = stack[depth]
         local holder, key = frame.table, frame.keys[frame.at + 1]
-        frame.at = frame.at + 1
+        frame.at, frame.key = frame.at + 1, key
         local value = key ~= nil and holder[key]
         local kind = value and kind_in_table(value)
         if key == nil then
@@ -117,12 +124,11 @@ local function look_in(self, field, root, visit, path)
         elseif kind and not (path and path[value]) then
             local wrong = frame.wrong or wrong_key(holder, key)
             if wrong then fail("%s: field %s: a %s has no name, because of %s", self.__name, field, kind, wrong) end
-            visit(kind, frame.name .. "." .. key, value, holder, key)
+            visit(kind, name_of(field, stack, depth), value, holder, key)
         elseif not kind and type(value) == "table" and not getmetatable(value) and not seen[value] then
             seen[value], depth = true, depth + 1
-            local wrong = frame.wrong or wrong_key(holder, key)
-            stack[depth] = { keys = keys_of(value), at = 0, table = value, wrong = wrong,
-                name = not wrong and frame.name .. "." .. key }
+            stack[depth] = { keys = keys_of(value), at = 0, table = value,
+                wrong = frame.wrong or wrong_key(holder, key) }
         end
     end
 end

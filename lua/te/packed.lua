@@ -1,5 +1,5 @@
---- Whether lengths of packed sequences are in force: what a container runs that has been given them, unless it says with
---- takes_seq_lens = false that they do not concern it. Attention that gets none there would see across sequences.
+--- Whether lengths of packed sequences are in force: for what a container runs that has been given them, unless it says
+--- with takes_seq_lens = false that they do not concern it. Attention that gets none there would see across sequences.
 
 local fail = require "te.fail"
 
@@ -16,8 +16,8 @@ end
 function packed.check(attention)
     local container = packed.container
     if not container then return end
-    fail("te.%s: seq_lens did not come here, though %s runs packed sequences: what calls it takes them as second argument "
-        .. "and hands them on, or says with takes_seq_lens = false in its class that they do not concern it",
+    fail("te.%s: seq_lens did not come here, though %s runs packed sequences: what calls it takes them as second "
+        .. "argument and hands them on, or says with takes_seq_lens = false in its class that they do not concern it",
         attention.__name, container.__name)
 end
 

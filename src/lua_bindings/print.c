@@ -156,10 +156,11 @@ int te_lua_tensor_tostring(lua_State *L)
     }
     te_lua_enter(rt, L, "tostring");
     te_lua_tensors held = te_lua_new_tensors(L, 1);
+    te_tensor     *t = te_lua_check_tensor(L, 1, "tostring", "self");
     te_quantizer   quantizer;
-    bool           stored = te_tensor_is_quantized(u->t);
-    if (stored) quantizer = u->t->storage->quantized->copies.quantizer;
-    te_tensor *t = held.t[0] = te_tensor_dequantized(te_lua_check_tensor(L, 1, "tostring", "self"));
+    bool           stored = te_tensor_is_quantized(t);
+    if (stored) quantizer = t->storage->quantized->copies.quantizer;
+    t = held.t[0] = te_tensor_dequantized(t);
     if (!t) return te_lua_raise(rt, L, "tostring", rt->ctx->status);
     printer p = {.t = t, .elided = te_tensor_numel(t) > SHOWN_WHOLE, .edge = t->ndim <= 3 ? 3 : t->ndim <= 5 ? 2 : 1};
     int64_t    shown = 1;

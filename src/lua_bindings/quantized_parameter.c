@@ -136,15 +136,16 @@ static int quantized_clone(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_lua_enter(rt, L, "clone");
-    te_recipe_state *state = check_quantized(L, "clone")->storage->quantized->state, *copy = state;
     luaL_checktype(L, 2, LUA_TTABLE);
+    te_lua_tensor *result = te_lua_new_tensor(L);
+    te_tensor *t = check_quantized(L, "clone");
+    te_recipe_state *state = t->storage->quantized->state, *copy = state;
     for (int i = 1, n = (int)lua_objlen(L, 2); i < n && copy == state; i += 2) {
         lua_rawgeti(L, 2, i), lua_rawgeti(L, 2, i + 1);
         if (te_lua_check_recipe_state(L, -2, "clone") == state) copy = te_lua_check_recipe_state(L, -1, "clone");
         lua_pop(L, 2);
     }
-    te_lua_tensor *result = te_lua_new_tensor(L);
-    te_tensor *t = te_tensor_retain(check_quantized(L, "clone"));
+    te_tensor_retain(t);
     result->t = te_quantized_parameter_clone(t, copy);
     te_tensor_release(t);
     if (!result->t) return te_lua_raise(rt, L, "clone", rt->ctx->status);

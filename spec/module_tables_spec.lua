@@ -121,7 +121,8 @@ describe("tables in the fields of a te.Module", function()
         local chain = {}
         for _ = 1, 100000 do chain = { next = chain } end
         local m = holding {
-            config = { ["a.b"] = 1, [1.5] = { "x" }, [true] = { [print] = {} }, [""] = false, nested = { ["c.d"] = {} } },
+            config = { ["a.b"] = 1, [1.5] = { "x" }, [true] = { [print] = {} }, [""] = false,
+                nested = { ["c.d"] = {} } },
             cache = setmetatable({ bare(2) }, { __index = function() error "not to be asked" end }),
             chain = chain,
             saved = { hidden = te.ones { 2 }, result = leaf(2) * 2 },

@@ -262,7 +262,8 @@ describe("te.Sequential", function()
                 assert.error_matches(function() seq(x, given) end,
                     "seq_lens: expected an int32 tensor {batch} of lengths, got " .. shown, 1, true)
             end
-            assert.error_matches(function() seq(x, x) end, "Sequential: takes 0 extra inputs, got 1; seq_lens: ", 1, true)
+            assert.error_matches(function() seq(x, x) end, "Sequential: takes 0 extra inputs, got 1; seq_lens: ", 1,
+                true)
             assert.error_matches(function() attention(x, { 2, 3 }) end,
                 "te.MultiHeadedSelfAttention: seq_lens: expected an int32 tensor {batch}, got table", 1, true)
             for _, opts in ipairs { {}, { rope = true, qk_norm = "RMSNorm" } } do

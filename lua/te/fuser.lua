@@ -105,15 +105,13 @@ local function without_nil(fn, module, x, n, ...)
     return fn(module, x, select(2, ...))
 end
 
--- Whether one of the values beyond what a module takes is nil, and as good as not there.
-local function has_nil(takes, n, ...)
-    return n > takes and ((select(n, ...)) == nil or n == takes + 1 and (...) == nil)
-end
+-- Whether one of n values, more than a module takes, is nil and as good as not there.
+local function has_nil(takes, n, ...) return (select(n, ...)) == nil or n == takes + 1 and (...) == nil end
 
 --- The forward method of every container: x, lengths of packed sequences if any (nil: none), extra inputs.
 function fuser.forward(module, x, ...)
     local n, takes, lens = select("#", ...), flatten.count_extra_inputs(module), false
-    if has_nil(takes, n, ...) then return without_nil(fuser.forward, module, x, n, ...) end
+    if n > takes and has_nil(takes, n, ...) then return without_nil(fuser.forward, module, x, n, ...) end
     if n > 0 or takes > 0 then lens = has_seq_lens(module, takes, ...) end
     local program = fuser.program(module, takes, lens, x, ...)
     if takes > 0 then check_tensors(module, program, lens and 1 or 0, ...) end
@@ -132,7 +130,7 @@ end
 function fuser.explain(module, x, ...)
     if not te.is_tensor(x) then fail("%s:explain: x: expected a tensor, got %s", module.__name, type(x)) end
     local n, takes = select("#", ...), flatten.count_extra_inputs(module)
-    if has_nil(takes, n, ...) then return without_nil(fuser.explain, module, x, n, ...) end
+    if n > takes and has_nil(takes, n, ...) then return without_nil(fuser.explain, module, x, n, ...) end
     return explain(fuser.program(module, takes, has_seq_lens(module, takes, ...), x, ...), { x, ... })
 end
 

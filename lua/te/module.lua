@@ -176,7 +176,7 @@ function Module:named_modules()
 end
 
 --- The modules directly in this one, as a list of { name =, module = }.
-function Module:children() return tree.children(self, { [self] = true }) end
+function Module:children() return tree.children(self, { self }, 1) end
 
 --- Parameters and buffers by name, parameters that are stored quantized in their parts ("weight.rowwise_data" …), and
 --- what delayed scaling remembers. The tensors are the module's own; a shared one stands under its first name.
@@ -413,9 +413,8 @@ function Module:describe() return "" end
 local function print_tree(self, indent, depth, path)
     local lines = {}
     depth, path = inside(self, depth), path or {}
-    local outer = path[self]
-    path[self] = true
-    local children = tree.children(self, path)
+    path[depth] = self
+    local children = tree.children(self, path, depth)
     if self[1] ~= nil then -- a container: also what is callable without being a module
         children = {}
         for i = 1, #self do children[i] = { name = tostring(i), module = self[i] } end
@@ -425,7 +424,6 @@ local function print_tree(self, indent, depth, path)
             or tostring(child.module)
         lines[#lines + 1] = ("%s  (%s): %s\n"):format(indent, child.name, text)
     end
-    path[self] = outer
     local head = ("%s(%s"):format(self.__name, self:describe())
     if #lines == 0 then return head .. ")" end
     return head .. "\n" .. table.concat(lines) .. indent .. ")"

@@ -75,12 +75,12 @@ local function stands_before(a, b)
     return a < b
 end
 
--- Keys of a table at which something may stand that counts: numbers in order, texts in order.
+-- Keys of a table at which something may stand that counts, numbers in order and then texts in order; nil: none.
 local function keys_of(holder)
-    local keys, n, sorted = {}, 0, true
+    local keys, n, sorted = nil, 0, true
     for key, value in next, holder do
         if type(value) == "table" or type(value) == "userdata" then
-            sorted = sorted and (n == 0 or stands_before(keys[n], key))
+            keys, sorted = keys or {}, sorted and (n == 0 or stands_before(keys[n], key))
             n = n + 1
             keys[n] = key
         end
@@ -101,6 +101,13 @@ local function wrong_key(holder, key)
     return wrong and ("key %s: %s"):format(options.shown(key), wrong) or nil
 end
 
+local function is_among(path, n, module)
+    for i = 1, n do
+        if path[i] == module then return true end
+    end
+    return false
+end
+
 -- The name of what stands in field `field` under the keys where `depth` tables are looked at now.
 local function name_of(field, stack, depth)
     local keys = { field }
@@ -109,10 +116,12 @@ local function name_of(field, stack, depth)
 end
 
 -- Calls visit(kind, name, value, holder, key) for all modules and parameters in the tables that begin with `root`, each
--- table once: they may refer to one another. Of modules those are left out that are being walked, in `path`: what leads
--- back to them does not hold them.
-local function look_in(self, field, root, visit, path)
-    local seen, stack, depth = { [root] = true }, { { keys = keys_of(root), at = 0, table = root } }, 1
+-- table once: they may refer to one another. Of modules those are left out that are being walked, the first `level` of
+-- `path`: what leads back to them does not hold them.
+local function look_in(self, field, root, visit, path, level)
+    local keys = keys_of(root)
+    if not keys then return end
+    local seen, stack, depth = { [root] = true }, { { keys = keys, at = 0, table = root } }, 1
     while depth > 0 do
         local frame = stack[depth]
         local holder, key = frame.table, frame.keys[frame.at + 1]
@@ -121,26 +130,28 @@ local function look_in(self, field, root, visit, path)
         local kind = value and kind_in_table(value)
         if key == nil then
             stack[depth], depth = nil, depth - 1
-        elseif kind and not (path and path[value]) then
+        elseif kind and not is_among(path, level, value) then
             local wrong = frame.wrong or wrong_key(holder, key)
             if wrong then fail("%s: field %s: a %s has no name, because of %s", self.__name, field, kind, wrong) end
             visit(kind, name_of(field, stack, depth), value, holder, key)
         elseif not kind and type(value) == "table" and not getmetatable(value) and not seen[value] then
-            seen[value], depth = true, depth + 1
-            stack[depth] = { keys = keys_of(value), at = 0, table = value,
-                wrong = frame.wrong or wrong_key(holder, key) }
+            seen[value], keys = true, keys_of(value)
+            if keys then
+                depth = depth + 1
+                stack[depth] = { keys = keys, at = 0, table = value, wrong = frame.wrong or wrong_key(holder, key) }
+            end
         end
     end
 end
 
 -- Calls visit(kind, name, value, holder, key) for every parameter, buffer and module directly in `self`.
-function tree.each(self, visit, path)
+function tree.each(self, visit, path, level)
     local function look(name, value, key)
         local kind = kind_of(self, name, value)
         if kind then
             visit(kind, name, value, self, key)
-        elseif type(value) == "table" and not getmetatable(value) and next(value) ~= nil then
-            look_in(self, name, value, visit, path)
+        elseif type(value) == "table" and not getmetatable(value) then
+            look_in(self, name, value, visit, path, level)
         end
     end
     for _, name in ipairs(self._fields) do look(name, rawget(self, name), name) end
@@ -151,8 +162,7 @@ end
 -- stands in several places is entered every time, so a visitor sees all the names of a shared tensor.
 function tree.walk(self, prefix, visit, depth, path)
     depth, path = inside(self, depth), path or {}
-    local outer = path[self]
-    path[self] = true
+    path[depth] = self
     tree.each(self, function(kind, name, value, holder, key)
         if kind == "module" then
             tree.walk(value, prefix .. name .. ".", visit, depth, path)
@@ -160,16 +170,15 @@ function tree.walk(self, prefix, visit, depth, path)
             if kind == "parameter" and not parameters[value] then check_parameter(self, name, value) end
             visit(prefix .. name, value, kind, holder, key, self)
         end
-    end, path)
-    path[self] = outer
+    end, path, depth)
 end
 
 -- The modules directly in this one, as a list of { name =, module = }.
-function tree.children(self, path)
+function tree.children(self, path, level)
     local list = {}
     tree.each(self, function(kind, name, value)
         if kind == "module" then list[#list + 1] = { name = name, module = value } end
-    end, path)
+    end, path, level)
     return list
 end
 
@@ -177,13 +186,11 @@ end
 -- stands there: the one ahead of what the module holds, the other behind.
 function tree.walk_modules(self, prefix, before, after, depth, path)
     depth, path = inside(self, depth), path or {}
-    local outer = path[self]
-    path[self] = true
+    path[depth] = self
     if before then before(prefix, self) end
-    for _, child in ipairs(tree.children(self, path)) do
+    for _, child in ipairs(tree.children(self, path, depth)) do
         tree.walk_modules(child.module, prefix .. child.name .. ".", before, after, depth, path)
     end
-    path[self] = outer
     if after then after(prefix, self) end
 end
 

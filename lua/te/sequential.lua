@@ -5,7 +5,8 @@
 -- inputs, which follow x in the order of the operations that take them, and make extra outputs, which follow y. One
 -- more tensor in front of the extra inputs is seq_lens, the lengths of packed sequences. It goes to whatever attends
 -- across tokens, and as second argument to other callables that have one: a module of one's own, a function. The class
--- may say so with takes_seq_lens = true or false.
+-- may say so with takes_seq_lens = true or false. Self-attention in a module that takes none would see across
+-- sequences, and raises (te.packed), unless takes_seq_lens = false says that they do not concern it.
 --
 -- An intermediate result is released as soon as its last reader has run. That needs the promise `pure`: a pure module
 -- keeps neither its input nor its result, and returns a fresh tensor or its input. (What backward needs is held by the

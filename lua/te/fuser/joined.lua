@@ -6,6 +6,7 @@
 -- matrix product, stands in a group of its own.
 
 local te = require "te"
+local parameter_in = require("te.module_tree").parameter_in
 local fail = require "te.fail"
 local options = require "te.options"
 local core = te._core
@@ -60,7 +61,7 @@ function joined.arguments(part, env)
         args[i] = env[v]:flatten(-#sizes, -1)
     end
     for i, source in ipairs(part.params) do
-        local parameter = rawget(source[1], source[2])
+        local parameter = parameter_in(source[1], source[2])
         args[n + i] = parameter and parameter:flatten()
     end
     return args, n + #part.params

@@ -9,7 +9,8 @@ local mode = require "te.recipe.mode"
 local packed = require "te.packed"
 local joined = require "te.fuser.joined"
 local core = te._core
-local parameter_in = require("te.module_tree").parameter_in
+local tree = require "te.module_tree"
+local parameters, parameter_in = tree.parameters, tree.parameter_in
 
 local run = {}
 
@@ -125,13 +126,22 @@ local function convert_inputs(part, env)
     for v, convert in pairs(part.convert) do env[v] = convert(env[v], env[part.inputs[1]].device) end
 end
 
+-- Behind n arguments, what stands now where parameters are.
+local function add_parameters(args, n, params)
+    for i = 1, #params do
+        local source = params[i]
+        local value = rawget(source[1], source[2])
+        args[n + i] = parameters[value] and value or parameter_in(source[1], source[2])
+    end
+end
+
 local function run_group(part, env, owned)
     if part.convert then convert_inputs(part, env) end
     if part.joined then return run_joined(part, env, owned) end
     if mode.on and part.products then mode.prepare(part.products, env[part.inputs[1]], env[part.lens]) end
     local inputs, params, args, n = part.inputs, part.params, {}, #part.inputs
     for i = 1, n do args[i] = env[inputs[i]] end
-    for i = 1, #params do args[n + i] = parameter_in(params[i][1], params[i][2]) end
+    add_parameters(args, n, params)
     finish(part, env, core.group_run(part.group, unpack(args, 1, n + #params)))
     for _, v in ipairs(part.outputs) do owned[v] = part.reason == nil end
 end
@@ -207,7 +217,7 @@ function run.single(program, ...)
     if mode.on and part.products then mode.prepare(part.products, (...), part.lens and (select(part.lens, ...))) end
     program.args = nil -- in use
     for i = 1, n do args[i] = (select(i, ...)) end
-    for i = 1, #params do args[n + i] = parameter_in(params[i][1], params[i][2]) end
+    add_parameters(args, n, params)
     return settle(program, args, n, core.group_run(part.group, unpack(args, 1, n + #params)))
 end
 

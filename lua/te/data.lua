@@ -195,15 +195,16 @@ local Set = {}
 Set.__index = Set
 
 local OPEN = {
-    path = { "string" },                     -- file, folder or shards; the project's own text when there is none
-    script = { "string" },                   -- path of the running script, for finding that text
-    tokenizer = { "string", "char", choices = { "byte", "char" } },
-    batch = { "size", 1 },                   -- rows for each process
-    rank = { "integer", 0, min = 0 },        -- of this process
-    ranks = { "size", 1 },                   -- processes that share batches
-    block = { "size", 64 },
-    seed = { "integer", 1, min = 0 },
-    val_fraction = { "number", 0.1, min = 0, max = 0.9 }, -- the end of the stream, unless shards are named val
+    path = { "string", help = "file, folder or shards; the project's own text unless given" },
+    script = { "string", help = "path of the running script, for finding that text" },
+    tokenizer = { "string", "char", choices = { "byte", "char" }, help = "of text" },
+    batch = { "size", 1, help = "rows for each process" },
+    rank = { "integer", 0, min = 0, help = "of this process" },
+    ranks = { "size", 1, help = "processes that share batches" },
+    block = { "size", 64, help = "tokens of a row" },
+    seed = { "integer", 1, min = 0, help = "of the order of batches" },
+    val_fraction = { "number", 0.1, min = 0, max = 0.9,
+        help = "the end of the stream, for validation, unless shards are named val" },
 }
 
 local function loader(set, source, first, last, sequential)
@@ -238,6 +239,7 @@ function data.open(opts)
     end
     return set
 end
+options.declare(data.open, OPEN)
 
 local function check_open(self, who)
     if self.closed then fail("%s: the set is closed", who) end

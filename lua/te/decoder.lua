@@ -25,14 +25,15 @@ local KVCache = require "te.kv_cache"
 local Decoder = te.Module:extend("Decoder")
 
 local SHARED = {
-    vocab_size = { "size" },
-    n_layer = { "size", 12 },
-    n_head = { "size", 12 },
-    n_embd = { "size", 768 },
-    dropout = { "number", 0, min = 0, max = 1 },
-    init_std = { "number", 0.02, min = 0 },
+    vocab_size = { "size", help = "tokens that there are; needed" },
+    n_layer = { "size", 12, help = "blocks" },
+    n_head = { "size", 12, help = "heads of attention" },
+    n_embd = { "size", 768, help = "width of the hidden states" },
+    dropout = { "number", 0, min = 0, max = 1, help = "of embeddings, attention probabilities and branches" },
+    init_std = { "number", 0.02, min = 0, help = "standard deviation of initial weights" },
     quantized = { "string", choices = { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling",
-        "MXFP8BlockScaling", "NVFP4BlockScaling" } }, -- the recipe in whose format the blocks' weights are stored
+        "MXFP8BlockScaling", "NVFP4BlockScaling" },
+        help = "the recipe in whose format the blocks' weights are stored" },
 }
 
 --- The options that all models take, with those of one.
@@ -42,7 +43,13 @@ function Decoder.shared(own)
 end
 
 -- Options that are this process's and not the model's: a checkpoint has none of them.
-local OWN = { context_parallel = { "any" }, cp_comm_type = context_parallel.OPTIONS.cp_comm_type }
+local OWN = {
+    context_parallel = { "any", help = context_parallel.OPTIONS.cp_group.help },
+    cp_comm_type = context_parallel.OPTIONS.cp_comm_type,
+}
+
+--- Says what options a model's init takes.
+function Decoder.declare(class) options.declare(class.init, declared.join(class.CONFIG, OWN)) end
 
 --- Checks the options that make the model.
 function Decoder:configure(config)
@@ -116,10 +123,10 @@ end
 function Decoder:auxiliary_loss() return nil end
 
 local GENERATE = {
-    temperature = { "number", 1, min = 0 }, -- 0: always the likeliest token
-    top_k = { "size" },                     -- choose among this many likeliest tokens
-    use_cache = { "boolean", true },        -- keep keys and values of the tokens before, up to block_size tokens
-    on_token = { "callable" },              -- called with every new token {batch, 1}; returning false stops
+    temperature = { "number", 1, min = 0, help = "0: always the likeliest token" },
+    top_k = { "size", help = "choose among this many likeliest tokens; all unless given" },
+    use_cache = { "boolean", true, help = "keep keys and values of the tokens before, up to block_size tokens" },
+    on_token = { "callable", help = "called with every new token {batch, 1}; returning false stops" },
 }
 
 --- The plan of everything between the embedding and the head, for ids of this shape.
@@ -185,6 +192,7 @@ function Decoder:generate(ids, count, opts)
     if not ok then error(result, 0) end
     return result
 end
+options.declare(Decoder.generate, GENERATE)
 
 --- Floating point operations of one token's forward and backward: 6 per weight that multiplies, and attention's share.
 function Decoder:flops_per_token()

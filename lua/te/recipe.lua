@@ -152,13 +152,16 @@ function methods:update(role, scale, history)
 end
 
 local function define(name)
-    return function(given, ...)
+    --- A recipe: how the operands of matrix products are quantized.
+    local function new(opts, ...)
         options.last("te.recipe." .. name, 1, ...)
         local self = setmetatable({}, Recipe)
         rawset(self, "_name", name)
-        set_options(self, given)
+        set_options(self, opts)
         return self
     end
+    options.declare(new, recipes[name])
+    return new
 end
 
 local library = {

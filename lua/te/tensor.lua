@@ -127,8 +127,8 @@ if not rawget(te, "zero_") then define("zero_", function(x) return x:fill_(0) en
 
 -- Help ------------------------------------------------------------------------------------------------------------
 
---- What an operation, function or class of `te` is, by its name or itself: its signature and description. A list of all
---- operations without one.
+--- What an operation, function or class of `te` is, by its name ("softmax", "optim.AdamW") or itself: its signature,
+--- description and options. A list of all operations without one.
 ---@param name string|function|table|nil
 ---@return string
 function te.help(name)
@@ -140,7 +140,8 @@ function te.help(name)
     if name == nil then return table.concat(lines, "\n") end
     local known, text = pcall(function() return require("te.tools.help").text(name) end)
     if known and type(name) ~= "number" and type(name) ~= "boolean" then return text end
-    local nearest = core.nearest(tostring(name), names)
+    local nearest = not known and tostring(text):match "did you mean ([%w_.]+)%?$"
+        or core.nearest(tostring(name), names)
     fail(2, "help", "no operation %q%s", tostring(name), nearest and ("; did you mean %q?"):format(nearest) or "")
 end
 

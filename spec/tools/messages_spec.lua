@@ -220,7 +220,7 @@ local wrong = {
     { [[te.optim.AdamW({te.ones(2)}, {lr = "x"})]],
         3, [[te.optim.AdamW: option lr: expected number, at least 0, got "x"]] },
     { [[te.optim.AdamW(te.Linear(2, 2):parameters(), {learning_rate = 1})]],
-        3, [[te.optim.AdamW: unknown option "learning_rate"; known are betas, eps, lr, master_dtype, ]]
+        3, [[te.optim.AdamW: unknown option "learning_rate"; known are betas, eps, lr, lr_scale, master_dtype, ]]
             .. [[master_weights, weight_decay]] },
     { [[te.load("/no/such/model.safetensors")]],
         3, [[te.load: /no/such/model.safetensors: cannot open: No such file or directory]] },

@@ -39,11 +39,13 @@ local GPT = Decoder:extend("GPT")
 
 GPT.KIND = "gpt"
 GPT.CONFIG = Decoder.shared {
-    block_size = { "size", 1024 },
-    bias = { "boolean", false },
-    gelu = { "string", "none", choices = { "none", "tanh" } }, -- exact, or GPT-2's approximation
+    block_size = { "size", 1024, help = "the longest sequence" },
+    bias = { "boolean", false, help = "of norms and products" },
+    gelu = { "string", "none", choices = { "none", "tanh" }, help = "exact, or GPT-2's approximation" },
 }
 
+--- The decoder-only Transformer of GPT-2: learned positions, LayerNorm, GELU, a head tied to the embedding. Ids
+--- {batch, seq} count from 0; model(ids, targets) gives logits and the loss, model(ids) the logits of the last token.
 function GPT:init(config)
     config = self:configure(config)
     local init = { init_method = initializers.normal(0, config.init_std) }
@@ -53,6 +55,7 @@ function GPT:init(config)
     self:make_blocks(Block)
     self.norm = te.LayerNorm(config.n_embd, { bias = config.bias })
 end
+Decoder.declare(GPT)
 
 function GPT:describe()
     local c = self.config

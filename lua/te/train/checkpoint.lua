@@ -144,7 +144,7 @@ end
 local claimed = {}
 
 --- Keeps the folder for this process until it ends: a second run that claims it gets an error. Of a folder that is not
--- there nothing is kept. What a run that was killed was writing is removed.
+--- there nothing is kept. What a run that was killed was writing is removed.
 ---@param make boolean|nil  the folder is made where there is none
 function checkpoint.claim(folder, make)
     files.need "te.train.checkpoint.claim"

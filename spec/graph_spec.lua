@@ -99,7 +99,8 @@ describe("te.graph without graphs", function()
         local function weights(clipped)
             te.manual_seed(2)
             local layer = te.Linear(5, 3)
-            local optimizer = te.optim.AdamW(layer:parameters(), { lr = 0.1 })
+            local optimizer = te.optim.AdamW({ { params = { layer.weight }, lr_scale = 0.5 },
+                { params = { layer.bias } } }, { lr = 0.1 })
             for i = 1, 3 do
                 ((layer(te.full({ 4, 5 }, i)) - 1) ^ 2):sum():backward()
                 if clipped then

@@ -39,7 +39,8 @@ return {
         { "backward", "loss: te.Tensor, grad?: te.Tensor, opts?: table", "",
             "Adds the gradients of loss to the .grad of every leaf below it. opts: retain_graph." },
         { "grad", "outputs: te.Tensor|te.Tensor[], inputs: te.Tensor|te.Tensor[], opts?: table", "te.Tensor ...",
-            "Gradients of outputs with respect to inputs. opts: grad_outputs, retain_graph." },
+            "Gradients of outputs with respect to inputs, false for one that outputs do not depend on. They have no "
+                .. "gradients themselves. opts: grad_outputs, retain_graph." },
     },
     methods = {
         { "size", "dim?: integer", "integer|integer[]", "The size of a dimension, or all sizes." },

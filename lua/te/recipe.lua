@@ -170,8 +170,10 @@ local library = {
         if type(fields) ~= "table" then fail("te.recipe.Quantizer: expected a table, got %s", type(fields)) end
         return quantizer(fields)
     end,
+    --- Whether value is a recipe.
     is_recipe = function(value) return getmetatable(value) == Recipe end,
     HighPrecision = HighPrecision,
+    --- Whether value is a quantizer.
     is_quantizer = function(value) return getmetatable(value) == Quantizer end,
 }
 for name in pairs(recipes) do library[name] = define(name) end

@@ -129,6 +129,7 @@ function Char:start() return self.ids[10] or 0 end
 
 function Char:describe() return "char " .. table.concat(self.points, " ") end
 
+--- A tokenizer whose tokens are the bytes of a text.
 function tokenizer.byte() return setmetatable({}, Byte) end
 
 --- A tokenizer of the characters of `text`.

@@ -81,8 +81,9 @@ options.declare(rules.register_forward_fusion, RULE)
 function rules.register_backward_fusion(fn, opts) return register("backward", fn, opts) end
 options.declare(rules.register_backward_fusion, RULE)
 
---- Takes a rule away; returns whether it was there.
+--- Takes a rule for forward away; returns whether it was there.
 function rules.unregister_forward_fusion(fn) return unregister("forward", fn) end
+--- Takes a rule for backward away; returns whether it was there.
 function rules.unregister_backward_fusion(fn) return unregister("backward", fn) end
 
 --- Removes a rule wherever it is registered; returns whether it was.

@@ -151,6 +151,10 @@ end
 
 local function function_entry(name, fn)
     local known = reference.of_function(fn) or { doc = "", params = {}, results = {} }
+    if known.doc == "" then -- a file that is about this function
+        local doc = file_doc(fn)
+        known.doc = doc:find("^te%." .. name:gsub("%.", "%%.") .. "[:(]") and doc or ""
+    end
     return { name = name, kind = "function", signature = ("te.%s(%s)"):format(name, arguments(known.params)),
         doc = known.doc, params = known.params, results = known.results, returned = known.returned, file = known.file,
         options = options.of(fn) }

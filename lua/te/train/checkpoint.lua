@@ -27,6 +27,7 @@ function checkpoint.steps(folder)
     return steps
 end
 
+--- The path of a step's checkpoint.
 function checkpoint.path(folder, step) return ("%s/" .. NAME):format(folder, step) end
 
 --- The newest checkpoint in a folder; nil when there is none.
@@ -92,6 +93,7 @@ local function with_prefix(tensors, prefix)
     return found
 end
 
+--- Puts the weights of a checkpoint back into the model that it was made of, which it returns.
 function checkpoint.restore_model(saved, model)
     return model:load_state_dict(with_prefix(saved.tensors, "model."))
 end

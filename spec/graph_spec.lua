@@ -22,7 +22,9 @@ end
 local function train(device, opts)
     local model = model_on(device, opts)
     local parameters = model:parameters()
-    local optimizer = te.optim.AdamW(model:parameter_groups(0.1), { betas = { 0.9, 0.95 } })
+    local groups = model:parameter_groups(0.1)
+    groups[2].lr_scale = 0.5
+    local optimizer = te.optim.AdamW(groups, { betas = { 0.9, 0.95 } })
     local recipe = opts.recipe and opts.recipe()
     local function step(x, y)
         local loss = te.autocast({ dtype = opts.dtype or "float32", recipe = recipe }, function()

@@ -47,7 +47,7 @@ end
 declared.PLACE = {
     params_dtype = { "string", "float32", choices = { "float32", "bfloat16", "float16", "float64" },
         help = "dtype of the parameters" },
-    device = { "string", help = "where the parameters are made: cpu unless given" },
+    device = { "string", help = "where the parameters are made; te.get_default_device() unless given" },
 }
 
 --- What fills a weight.

@@ -8,7 +8,7 @@ local schedule = {}
 local COSINE = {
     max = { "number", nil, min = 0, help = "after the warm-up; needed" },
     min = { "number", 0, min = 0, help = "from the last step on" },
-    warmup = { "integer", 0, min = 0, help = "steps until max" },
+    warmup = { "integer", 0, min = 0, help = "steps of linear growth before it is max" },
     steps = { "size", help = "when min is reached; needed" },
 }
 

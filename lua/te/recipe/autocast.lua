@@ -11,7 +11,7 @@ local options = require "te.options"
 local core = te._core
 
 local OPTIONS = {
-    enabled = { "boolean", true, help = "false: as if it were not there" },
+    enabled = { "boolean", true, help = "false: tensors' own dtypes and no recipe" },
     dtype = { "string", help = "what products, norms, attention and embeddings compute in" },
     recipe = { "any", help = "how products quantize their operands; that of the te.autocast around it unless given, or "
         .. "where there is none and no dtype either, te.recipe.DelayedScaling {}" },

@@ -31,7 +31,7 @@ function parameters.quantized(product, tensor, init)
 end
 
 local OPTIONS = {
-    enabled = { "boolean", true, help = "false: as if it were not there" },
+    enabled = { "boolean", true, help = "false: weights are stored in full" },
     recipe = { "any", help = "te.recipe.DelayedScaling {} unless given" },
     preserve_high_precision_init_val = { "boolean", false, help = "what the weights were before is kept on the cpu, "
         .. "for weight:get_high_precision_init_val(), and is what an optimizer starts its master copy from, until "

@@ -36,7 +36,8 @@ local SHARED = {
     lr = { "number", 1e-3, min = 0, wrong = Optimizer.finite "lr", help = "learning rate" },
     lr_scale = { "number", 1, min = 0, wrong = Optimizer.finite "lr_scale",
         help = "what lr is multiplied by, whether the group's, set_lr's or that of step{ lr = … }" },
-    master_weights = { "boolean", false, help = "parameters in 16 bits get the rounding of copies, which are what is updated" },
+    master_weights = { "boolean", false,
+        help = "parameters in 16 bits get the rounding of copies, which are what is updated" },
     master_dtype = { "string", "float32", choices = { "float32", "bfloat16" },
         help = "of the copies, and of those that parameters stored quantized always have" },
 }

@@ -121,7 +121,7 @@ function Decoder:forward(ids, targets, opts)
     if targets then
         if which then fail("%s: option logits: with targets they are those of all positions", self.__name) end
     elseif self.cp_group and which ~= "all" then
-        fail('%s: with context_parallel targets or { logits = "all" } are needed; set_context_parallel_group(nil) '
+        fail('%s: with context_parallel targets are needed, or { logits = "all" }; set_context_parallel_group(nil) '
             .. "makes the model whole", self.__name)
     end
     local x = self:hidden_states(ids)

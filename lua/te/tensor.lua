@@ -198,16 +198,16 @@ if core.safetensors_write then
             local name = options().names(missing)[1]
             local near = name and core.nearest(name, all)
             if not name then return end
-            fail(3, "load", "names: %s has no tensor %s%s", path, shown(name), near and ("; did you mean %q?"):format(near)
-                or "")
+            fail(3, "load", "names: %s has no tensor %s%s", path, shown(name),
+                near and ("; did you mean %q?"):format(near) or "")
         end
     end
 
     --- Tensors by name, metadata by name, and the names in the order of the file. Whole numbers of dtypes that tensors
-    --- do not have become wider ones: I8, I16 and U16 int32, U32 int64; other dtypes are an error where they are wanted.
+    --- do not have become wider ones: I8, I16 and U16 int32, U32 int64. Other dtypes are an error if they are wanted.
     ---@param path string
-    ---@param opts table|nil  names = a list, a pattern of string.find, or a function of a name that says yes or no: only
-    ---  these tensors are read, by their names in the file
+    ---@param opts table|nil  names: a list, a pattern of string.find, or a function of a name that says yes or no. Only
+    ---  these tensors are read; names are those in the file
     ---@return table<string, userdata> tensors
     ---@return table<string, string> metadata
     ---@return string[] names

@@ -292,6 +292,11 @@ for _, kind in ipairs { "gpt", "llama" } do
             local logits, loss = whole(ids, targets)
             local own_logits, own_loss = own(part(ids), part(targets))
             near(name .. ", logits", own_logits, part(logits:view { 2, SEQ, 30 }):view { -1, 30 }, 1e-4)
+            te.no_grad(function()
+                near(name .. ", all logits", own(part(ids), nil, { logits = "all" }),
+                    part(logits:detach():view { 2, SEQ, 30 }), 1e-4)
+                near(name .. ", hidden states", own:hidden_states(part(ids)), part(whole:hidden_states(ids)), 1e-4)
+            end)
             near(("%s, loss %d"):format(name, step), world:all_reduce(own_loss:detach(), "average"), loss, 1e-5)
             loss:backward()
             own_loss:backward()

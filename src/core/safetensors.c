@@ -349,7 +349,8 @@ te_status te_safetensors_check_dtype(const te_safetensors *st, int index, te_io_
     if (e->dtype < TE_DTYPE_COUNT) return TE_OK;
     char what[160];
     snprintf(what, sizeof what,
-             "dtype \"%.20s\" is not one of F32 BF16 F16 F64 I64 I32 U8 BOOL F8_E4M3 F8_E5M2 I8 I16 U16 U32", e->stored);
+             "dtype \"%.20s\" is not one of F32 BF16 F16 F64 I64 I32 U8 BOOL F8_E4M3 F8_E5M2 I8 I16 U16 U32",
+             e->stored);
     return entry_fail(st, e, TE_ERROR_UNSUPPORTED, what, error);
 }
 

@@ -207,15 +207,16 @@ describe("te.data", function()
         local shard = write("a.bin", uint16(bpe:encode(text)))
         check(te.data.open { path = shard, tokenizer = bpe, block = 5 }, bpe, bpe:encode(text))
         check(te.data.open { tokens = bpe:encode(text), tokenizer = bpe, block = 5 }, bpe, bpe:encode(text))
-        assert.error_matches(function() te.data.open { path = path, tokenizer = te.tokenizer.char "held", block = 5 } end,
+        local few = te.tokenizer.char "held"
+        assert.error_matches(function() te.data.open { path = path, tokenizer = few, block = 5 } end,
             "the vocabulary has no character U+006F", 1, true)
         assert.error_matches(function()
             te.data.open { path = path, tokenizer = { encode = function() return { 1, "a" } end }, block = 5 }
         end, "te.data.open: what the tokenizer made: expected", 1, true)
         for shown, wrong in pairs { ['"chars"'] = "chars", ["5"] = 5, table = {} } do
             assert.error_matches(function() te.data.open { path = path, tokenizer = wrong } end,
-                "te.data.open: option tokenizer: expected one of byte, char or a tokenizer of te.tokenizer, got " .. shown, 1,
-                true)
+                "option tokenizer: expected one of byte, char or a tokenizer of te.tokenizer, got " .. shown,
+                1, true)
         end
     end)
 
@@ -223,9 +224,9 @@ describe("te.data", function()
         local ids = {}
         for i = 1, 300 do ids[i] = (i * 37) % 251 end
         local expected = te.data.open { path = write("a.bin", uint16(ids)), batch = 3, block = 7, seed = 5 }
+        local columns = te.tensor({ ids, ids }, { dtype = "int32" }):transpose(1, 2):contiguous()
         for _, tokens in ipairs { ids, te.tensor(ids, { dtype = "int64" }), te.tensor(ids, { dtype = "int32" }),
-            te.tensor(ids, { dtype = "uint8" }), te.tensor({ ids, ids }, { dtype = "int32" }):transpose(1, 2):select(2, 2) }
-        do
+            te.tensor(ids, { dtype = "uint8" }), columns:select(2, 2) } do
             local set = te.data.open { tokens = tokens, batch = 3, block = 7, seed = 5 }
             for s = 0, 3 do
                 local x, y = set:next_train(s)
@@ -251,7 +252,8 @@ describe("te.data", function()
         } do
             assert.error_matches(function() te.data.open { tokens = tokens, block = 1 } end, message, 1, true)
         end
-        assert.error_matches(function() te.data.open { tokens = ids, path = folder } end, "path and tokens: one of them")
+        assert.error_matches(function() te.data.open { tokens = ids, path = folder } end,
+            "te.data.open: path and tokens: one of them")
         assert.error_matches(function() te.data.open { tokens = ids, block = 400 } end,
             "tokens: 270 tokens for training are too few for a block of 400")
     end)
@@ -261,7 +263,8 @@ describe("te.data", function()
         for i = 1, 5000 do ids[i] = (i * 7919) % 65536 end
         for dtype, size in pairs { uint16 = 2, uint32 = 4 } do
             local path = folder .. "/" .. dtype .. ".bin"
-            te.data.write_tokens(path, dtype == "uint16" and ids or te.tensor(ids, { dtype = "int64" }), { dtype = dtype })
+            local given = dtype == "uint16" and ids or te.tensor(ids, { dtype = "int64" })
+            te.data.write_tokens(path, given, { dtype = dtype })
             local file = assert(io.open(path, "rb"))
             local bytes = file:read "*a"
             file:close()

@@ -229,9 +229,9 @@ end
 
 local OPEN = {
     path = { "string" },                     -- file, folder or shards; the project's own text when there is none
-    tokens = { "any" },                      -- ids instead: a list or a tensor {n} of whole numbers
+    tokens = { "any", help = "ids instead: a list or a tensor {n} of whole numbers" },
     script = { "string" },                   -- path of the running script, for finding that text
-    tokenizer = { "any", "char", wrong = wrong_tokenizer }, -- byte, char, or one of te.tokenizer or alike
+    tokenizer = { "any", "char", wrong = wrong_tokenizer, help = "of text: byte, char, or a tokenizer" },
     batch = { "size", 1 },                   -- rows for each process
     rank = { "integer", 0, min = 0 },        -- of this process
     ranks = { "size", 1 },                   -- processes that share batches

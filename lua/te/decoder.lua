@@ -106,7 +106,8 @@ function Decoder:hidden_states(ids)
 end
 
 local FORWARD = {
-    logits = { "string", nil, choices = { "last", "all" } }, -- without targets: of which positions; last unless given
+    logits = { "string", nil, choices = { "last", "all" },
+        help = "without targets: of which positions; last unless given" },
 }
 
 --- With targets {batch, seq}: logits {batch * seq, vocab_size} and the mean cross entropy, and what balances experts

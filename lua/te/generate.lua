@@ -13,15 +13,18 @@ local KVCache = require "te.kv_cache"
 
 local generate = {}
 
-local OPTIONS = {
-    temperature = { "number", 1, min = 0 }, -- 0: always the likeliest token
-    top_k = { "size" },                     -- choose among this many likeliest tokens
-    top_p = { "number", nil, min = 0, max = 1, wrong = function(p) -- among the likeliest with so much probability
-        if p == 0 then return "top_p: expected a number above 0, got 0" end
-    end },
-    eos = { "any" },                        -- the id, or a list of ids, after which a row has ended
-    use_cache = { "boolean", true },        -- keep keys and values of the tokens before, up to block_size tokens
-    on_token = { "callable" },              -- called with every new token {batch, 1}; returning false stops
+local function wrong_top_p(p)
+    if p == 0 then return "top_p: expected a number above 0, got 0" end
+end
+
+generate.OPTIONS = {
+    temperature = { "number", 1, min = 0, help = "0: always the likeliest token" },
+    top_k = { "size", help = "choose among this many likeliest tokens; all unless given" },
+    top_p = { "number", nil, min = 0, max = 1, wrong = wrong_top_p,
+        help = "choose among the likeliest tokens that together have this probability; all unless given" },
+    eos = { "any", help = "the id, or a list of ids, after which a row has ended" },
+    use_cache = { "boolean", true, help = "keep keys and values of the tokens before, up to block_size tokens" },
+    on_token = { "callable", help = "called with every new token {batch, 1}; returning false stops" },
 }
 
 -- Choosing --------------------------------------------------------------------------------------------------------
@@ -145,6 +148,7 @@ end
 -- The tokens of prompts that go on in place of chosen ones.
 function Batch:keep_prompts(tokens)
     local position, reads, some = self.ids:size(2) + 1, {}, false
+    if position > self.prompts:size(2) then return tokens end
     for i, row in ipairs(self.rows) do
         reads[i] = { self.lengths[row] >= position }
         some = some or reads[i][1]
@@ -217,7 +221,7 @@ end
 function generate.run(model, ids, count, opts)
     local who = model.__name .. ":generate"
     options.argument(who, "count", count, { "integer", min = 0 })
-    opts = options.check(who, opts, OPTIONS)
+    opts = options.check(who, opts, generate.OPTIONS)
     local ends, pad = ends_of(who, opts.eos, model.config.vocab_size)
     local prompts, lengths = read_prompts(who, ids, pad or 0, model)
     local batch, trains = new_batch(prompts, lengths, count, pad or 0, ends), {}

@@ -2,30 +2,11 @@
 -- process. Prints "ok" and how many checks were made; an error ends all processes.
 
 local te = require "te"
+local alike = require "spec.support.alike"
 
 local D = te.distributed
-local world = D.world()
+local world, check, near, refused = alike.world, alike.check, alike.near, alike.fails
 local rank, size = world.rank, world.size
-local checks = 0
-
-local function check(holds, format, ...)
-    checks = checks + 1
-    if not holds then error(("rank %d: " .. format):format(rank, ...), 2) end
-end
-
--- Off by so much of the largest value, or of `least` where all are smaller.
-local function near(name, a, b, tolerance, least)
-    local shapes = { table.concat(a.shape, ","), table.concat(b.shape, ",") }
-    check(shapes[1] == shapes[2], "%s: shapes {%s} and {%s}", name, unpack(shapes))
-    local a64, b64 = a:detach():to "float64", b:detach():to "float64"
-    local off = (a64 - b64):abs():max():item() / math.max(b64:abs():max():item(), least or 1e-30)
-    check(off <= tolerance, "%s: off by %g of the largest", name, off)
-end
-
-local function refused(message, fn, ...)
-    local done, problem = pcall(fn, ...)
-    check(not done and tostring(problem):find(message, 1, true), "%q, not %q", tostring(problem), message)
-end
 
 local TOLERANCE = { float64 = 1e-12, float32 = 2e-5 }
 local DTYPES = { "float64", "float32" } -- in this order in all processes
@@ -338,4 +319,4 @@ if size == 4 then
     near("in a pair", y, module:set_context_parallel_group(nil)(x), 1e-5)
 end
 
-print(("ok %d"):format(checks))
+alike.done()

@@ -29,25 +29,44 @@ generate.OPTIONS = {
 
 -- Choosing --------------------------------------------------------------------------------------------------------
 
--- The logits, -inf where a token is not among those to choose from. Of equal ones all stay.
-local function likeliest(logits, opts)
+local SORTED, HALVINGS = 1024, 30 -- so many candidates are put in order; among more, a bound is sought
+
+-- The probabilities, 0 where likelier tokens together have top_p: what is above a bound that lies within 2^-30 of the
+-- largest below the right one.
+local function nucleus(p, top_p)
+    local high = te.max(p, -1, true)
+    local low = high * 0
+    for _ = 1, HALVINGS do
+        local middle = (low + high) / 2
+        local enough = te.ge(te.sum(te.where(te.gt(p, middle), p, 0), -1, true), top_p)
+        low, high = te.where(enough, middle, low), te.where(enough, high, middle)
+    end
+    return te.where(te.gt(p, low), p, 0)
+end
+
+-- Probabilities, 0 where a token is not among those to choose from. Of equal ones all stay.
+local function probabilities(logits, opts)
     local n, top_p = logits:size(-1), opts.top_p ~= 1 and opts.top_p
     local k = math.min(opts.top_k or n, n)
-    if k == n and not top_p then return logits end
-    local best = te.topk(logits, k, -1)
-    local least = best:narrow(-1, k, 1)
-    if top_p then
-        local p = te.softmax(best, -1)
-        least = te.min(te.where(te.lt(te.cumsum(p, -1) - p, top_p), best, math.huge), -1, true)
+    local sorts = top_p and k <= SORTED
+    if k < n or sorts then
+        local best = te.topk(logits, k, -1)
+        local least = best:narrow(-1, k, 1)
+        if sorts then
+            local p = te.softmax(best, -1)
+            least = te.min(te.where(te.lt(te.cumsum(p, -1) - p, top_p), best, math.huge), -1, true)
+        end
+        logits = te.where(te.lt(logits, least), -math.huge, logits)
     end
-    return te.where(te.lt(logits, least), -math.huge, logits)
+    local p = te.softmax(logits, -1)
+    return top_p and not sorts and nucleus(p, top_p) or p
 end
 
 local function choose(logits, opts)
     if opts.temperature == 0 then return te.argmax(logits, -1, true) end
     logits = logits:to("float32")
     logits = (logits - te.max(logits, -1, true)) / opts.temperature -- however low, the likeliest stays finite
-    return te.multinomial(te.softmax(likeliest(logits, opts), -1), 1)
+    return te.multinomial(probabilities(logits, opts), 1)
 end
 
 -- Logits after the last of ids; where they are longer than block_size, its last block alone is read: positions move

@@ -84,19 +84,16 @@ function Decoder:set_context_parallel_group(group, comm_type)
     return self
 end
 
-local function check_ids(who, ids, least)
-    if te.is_tensor(ids) and ids:dim() == 2 and ids:size(2) >= least then return end
-    fail("%s: ids: expected {batch, seq}%s, got %s", who, least > 0 and " of at least one token" or "",
-        te.is_tensor(ids) and options.shape(ids) or type(ids))
-end
-
 --- Hidden states {batch, seq, n_embd} of all positions after the final norm, which the head makes logits of: what a
 --- value or reward head reads. With context_parallel they are those of this process's part; in a te.KVCache's run ids
 --- go on from the tokens that it holds.
 ---@param ids userdata  {batch, seq}
 ---@return userdata hidden
 function Decoder:hidden_states(ids)
-    check_ids(self.__name .. ":hidden_states", ids, 0)
+    if not te.is_tensor(ids) or ids:dim() ~= 2 then
+        fail("%s:hidden_states: ids: expected {batch, seq}, got %s", self.__name,
+            te.is_tensor(ids) and options.shape(ids) or type(ids))
+    end
     local before = KVCache.active and KVCache.active.length or 0
     local seq = before + ids:size(2) * (self.cp_group and self.cp_group.size or 1)
     if seq > self.config.block_size then

@@ -2,6 +2,8 @@
 --
 --     local model = te.models.gpt { vocab_size = 65, block_size = 64, n_layer = 4, n_head = 4, n_embd = 128 }
 --     local logits, loss = model(ids, targets)      -- {batch, seq}, ids count from 0
+--     local all = model(ids, nil, { logits = "all" })   -- {batch, seq, vocab_size}, without a loss
+--     local hidden = model:hidden_states(ids)           -- {batch, seq, n_embd}, for heads of one's own
 --     local more = model:generate(ids, 100, { temperature = 0.8, top_k = 50 })
 --
 -- Pre-norm blocks, learned positions, the head shares the token embedding's table. Weights start as N(0, init_std),

@@ -168,6 +168,7 @@ local function with_options()
     for _, entry in ipairs(reference.members "optim") do add("Optimizers", entry) end
     add_method("Optimizers", "optimizer:step(opts)", require("te.optim.optimizer").step)
     for _, entry in ipairs(reference.members "models") do add("Models", entry) end
+    add_method("Models", "model(ids, targets, opts)", require("te.decoder").forward)
     add_method("Models", "model:generate(ids, count, opts)", require("te.decoder").generate)
     for _, entry in ipairs(reference.members "data") do add("Data", entry) end
     for _, entry in ipairs(entries) do

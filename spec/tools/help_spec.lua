@@ -35,7 +35,8 @@ local ARGUMENTS = {
     graph = { double, {} }, make_graphed_callables = { double, {} }, ["numerics.watch"] = { te.Linear(2, 2) },
     ["distributed.average_gradients"] = { {} }, ["distributed.broadcast_parameters"] = { {} },
     ["models.from_hugging_face"] = { "/none" }, register_forward_fusion = { double },
-    register_backward_fusion = { double }, ["data.write_tokens"] = { "/none.bin", {} }, parallel_cross_entropy = { te.ones { 1, 2 }, te.zeros { 1 } },
+    register_backward_fusion = { double }, parallel_cross_entropy = { te.ones { 1, 2 }, te.zeros { 1 } },
+    ["data.write_tokens"] = { "/none.bin", {} },
 }
 local OPTIONS_FIRST = { autocast = true, fp8_autocast = true, quantized_model_init = true, fp8_model_init = true }
 local BASES = { Module = true, BasicOperation = true, FusedOperation = true, Sequential = true }

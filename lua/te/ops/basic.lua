@@ -3,7 +3,6 @@
 local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
-local declared = require "te.ops.declared"
 local BasicOperation = require("te.operation").BasicOperation
 
 local NONE = {} -- options of operations that have none

@@ -187,8 +187,8 @@ static known_plan *find_plan(te_exec *exec, struct te_cuda_dnn *dnn, const te_dn
     for (size_t i = 0; i < dnn->n; i++)
         if (memcmp(&dnn->plans[i].key, key, sizeof *key) == 0) return &dnn->plans[i];
     const te_cuda_device *d = te_cuda(exec);
-    if (dnn->n >= MAX_PLANS && !d->capture && !d->graphs) { /* graphs hold on to kernels of plans */
-        d->driver.cuStreamSynchronize(d->stream);           /* and so does what is under way */
+    /* graphs hold on to kernels of plans, and so does what is under way */
+    if (dnn->n >= MAX_PLANS && !d->capture && !d->graphs && te_cuda_await(exec, NULL) == TE_OK) {
         te_dnn_plan_close(&dnn->library, &dnn->plans[0].plan);
         memmove(dnn->plans, dnn->plans + 1, --dnn->n * sizeof *dnn->plans);
     }

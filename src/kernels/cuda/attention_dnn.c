@@ -20,7 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MAX_PLANS = 64, MAX_TENSORS = 2 * TE_DNN_OFFSETS, WORKSPACE_MIB = 256 };
+enum { MAX_PLANS = 128, MAX_TENSORS = 2 * TE_DNN_OFFSETS, WORKSPACE_MIB = 256 };
 
 /* TE_DNN_SCALE_P to TE_DNN_SCALE_OUT: the largest number of E4M3, its inverse, and twice 1. */
 enum { N_FACTORS = TE_DNN_SCALE_OUT - TE_DNN_SCALE_P + 1 };
@@ -29,6 +29,7 @@ static const float factors[N_FACTORS] = {448, 1.0f / 448, 1, 1};
 typedef struct known_plan {
     te_dnn_attention key;
     te_dnn_plan plan; /* its plan NULL: there is none */
+    uint64_t used;
     bool declined;    /* when it was to run, which it may have done before, or for want of memory */
     char reason[TE_DNN_REASON];
 } known_plan;
@@ -41,6 +42,7 @@ struct te_cuda_dnn {
     double most; /* bytes that a plan may work in where the batch can be halved instead */
     known_plan *plans;
     size_t n, capacity;
+    uint64_t clock;
 };
 
 /* One call: memory it works in, and what its plan's numbers stand for. */
@@ -181,21 +183,33 @@ static bool make_plan(te_exec *exec, struct te_cuda_dnn *dnn, known_plan *known)
     return true;
 }
 
+/* The plan that was not wanted for the longest time goes. Graphs hold on to kernels of plans, and so does what is under
+ * way. */
+static void make_room(te_exec *exec, struct te_cuda_dnn *dnn)
+{
+    const te_cuda_device *d = te_cuda(exec);
+    known_plan *oldest = dnn->plans;
+    if (dnn->n < MAX_PLANS || d->capture || d->graphs || te_cuda_await(exec, NULL) != TE_OK) return;
+    for (size_t i = 1; i < dnn->n; i++)
+        if (dnn->plans[i].used < oldest->used) oldest = &dnn->plans[i];
+    te_dnn_plan_close(&dnn->library, &oldest->plan);
+    *oldest = dnn->plans[--dnn->n];
+}
+
 /* NULL: out of host memory. */
 static known_plan *find_plan(te_exec *exec, struct te_cuda_dnn *dnn, const te_dnn_attention *key)
 {
-    for (size_t i = 0; i < dnn->n; i++)
-        if (memcmp(&dnn->plans[i].key, key, sizeof *key) == 0) return &dnn->plans[i];
-    const te_cuda_device *d = te_cuda(exec);
-    /* graphs hold on to kernels of plans, and so does what is under way */
-    if (dnn->n >= MAX_PLANS && !d->capture && !d->graphs && te_cuda_await(exec, NULL) == TE_OK) {
-        te_dnn_plan_close(&dnn->library, &dnn->plans[0].plan);
-        memmove(dnn->plans, dnn->plans + 1, --dnn->n * sizeof *dnn->plans);
+    for (size_t i = 0; i < dnn->n; i++) {
+        if (memcmp(&dnn->plans[i].key, key, sizeof *key) != 0) continue;
+        dnn->plans[i].used = ++dnn->clock;
+        return &dnn->plans[i];
     }
+    make_room(exec, dnn);
     if (!te_mem_grow(exec->mem, (void **)&dnn->plans, &dnn->capacity, dnn->n + 1, sizeof *dnn->plans)) return NULL;
     known_plan *known = &dnn->plans[dnn->n++];
     memset(known, 0, sizeof *known);
     known->key = *key;
+    known->used = ++dnn->clock;
     if (make_plan(exec, dnn, known)) return known;
     dnn->n--;
     return NULL;

@@ -34,10 +34,9 @@ local function copy_bandwidth()
 end
 
 local function build_step(o, ranks)
-    local n_layer, n_head, n_embd, _, sequence, vocabulary = unpack(models.configs[o.config])
+    local _, _, _, _, sequence, vocabulary = unpack(models.configs[o.config])
     te.manual_seed(1)
-    local model = te.models.gpt { vocab_size = vocabulary, block_size = sequence, n_layer = n_layer, n_head = n_head,
-        n_embd = n_embd, dropout = 0, bias = false }
+    local model = models.build(o.config)
     ranks:divide_random()
     local parameters = model:parameters()
     local optimizer = te.optim.AdamW(model:parameter_groups(0.1), { lr = 1e-3, betas = { 0.9, 0.99 }, eps = 1e-8 })

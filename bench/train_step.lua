@@ -1,4 +1,4 @@
--- One training step of a GPT, timed: forward, loss, backward, clipping to norm 1, AdamW, zero_grad.
+-- One training step of a GPT or a Llama, timed: forward, loss, backward, clipping to norm 1, AdamW, zero_grad.
 --
 --     tetrain bench/train_step.lua --config=gpt2_64 --dtype=bf16 --threads=2 --runs 9 --json
 --
@@ -13,8 +13,8 @@ local clock = te._core.clock
 
 local command_line = te.train.command_line {
     script = "train_step.lua",
-    about = "Times one training step of a GPT on random tokens.",
-    { "config", "string", "char", choices = models.names, help = "size of the model" },
+    about = "Times one training step of a GPT or a Llama on random tokens.",
+    { "config", "string", "char", choices = models.steps, help = "size of the model" },
     { "dtype", "string", "fp32", choices = { "fp32", "bf16" }, help = "of the computation; weights stay float32" },
     { "threads", "integer", 2, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
     { "runs", "integer", 9, min = 2, help = "fewest steps timed" },
@@ -25,10 +25,9 @@ local command_line = te.train.command_line {
 }
 
 local function build_step(o)
-    local n_layer, n_head, n_embd, batch, sequence, vocabulary = unpack(models.configs[o.config])
+    local _, _, _, batch, sequence, vocabulary = unpack(models.configs[o.config])
     te.manual_seed(1)
-    local model = te.models.gpt { vocab_size = vocabulary, block_size = sequence, n_layer = n_layer, n_head = n_head,
-        n_embd = n_embd, dropout = 0, bias = false }
+    local model = models.build(o.config)
     local parameters = model:parameters()
     local optimizer = te.optim.AdamW(model:parameter_groups(0.1), { lr = 1e-3, betas = { 0.9, 0.99 }, eps = 1e-8 })
     local ids = te.randint(0, vocabulary - 1, { batch, sequence }, { dtype = "int32" })

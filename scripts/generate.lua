@@ -18,6 +18,8 @@ local command_line = train.command_line {
     { "samples", "size", 1, help = "how many continuations" },
     { "temperature", "number", 0.8, min = 0, max = 100, help = "0: always the likeliest token" },
     { "top-k", "integer", 40, min = 0, help = "choose among so many likeliest tokens; 0: among all" },
+    { "top-p", "number", 1, min = 0, max = 1, help = "choose among the likeliest tokens of so much probability" },
+    { "ignore-eos", "boolean", false, help = "do not stop at a token that ends a text" },
     { "dtype", "string", "float32", choices = { "float32", "bfloat16" }, help = "of the computation" },
     { "seed", "integer", 1, min = 0, help = "of the choices" },
     { "threads", "integer", 0, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
@@ -50,15 +52,20 @@ local function main(words)
     local ok, prompt = pcall(tokenizer.encode, tokenizer, o.prompt)
     if not ok then train.fail(train.exit.usage, "generate.lua: --prompt: " .. train.plain(prompt)) end
     if #prompt == 0 then prompt = { tokenizer:start() } end
+    if o.top_p == 0 then train.fail(train.exit.usage, "generate.lua: --top-p: expected a number above 0, got 0") end
+    local ends, is_end = o.ignore_eos and {} or tokenizer:ends(), {}
+    for _, id in ipairs(ends) do is_end[id] = true end
 
     for i = 1, o.samples do
         if i > 1 then io.stdout:write("\n----\n") end
         io.stdout:write(o.prompt)
         te.autocast({ dtype = o.dtype, enabled = o.dtype ~= "float32" }, function()
             model:generate(te.tensor({ prompt }, { dtype = "int32" }), o.tokens, {
-                temperature = o.temperature, top_k = o.top_k > 0 and o.top_k or nil,
+                temperature = o.temperature, top_k = o.top_k > 0 and o.top_k or nil, top_p = o.top_p,
+                eos = ends[1] and ends,
                 on_token = function(token)
-                    io.stdout:write(tokenizer:decode({ token:item() }, { continues = true }))
+                    local id = token:item()
+                    if not is_end[id] then io.stdout:write(tokenizer:decode({ id }, { continues = true })) end
                     io.stdout:flush()
                     return not te._core.interrupt_flag()
                 end,

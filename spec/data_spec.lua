@@ -181,6 +181,121 @@ describe("te.data", function()
         assert.error_matches(function() te.data.open { path = path, block = 4 } end, "bad%.bin")
     end)
 
+    it("takes tokenizers that a script has, of texts, shards and ids", function()
+        local text = ("hello world "):rep(50)
+        local path = write("a.txt", text)
+        local function check(set, tok, ids)
+            assert.equal(tok, set.tokenizer)
+            assert.equal(#ids, set.n_tokens)
+            local joined = table.concat(ids, " ")
+            for _, row in ipairs((set:next_train()):totable()) do
+                assert.is_truthy((" " .. joined .. " "):find(" " .. table.concat(row, " ") .. " ", 1, true))
+            end
+            set:close()
+        end
+        local bpe = te.tokenizer.load "spec/support/tokenizer.json"
+        local own = { encode = function(_, given) -- every character's place in the alphabet, and nothing else
+            local ids = {}
+            for letter in given:gmatch "%l" do ids[#ids + 1] = letter:byte() - 97 end
+            return ids
+        end }
+        for _, tok in ipairs { te.tokenizer.char("dehlorw xyz"), te.tokenizer.byte(), bpe, own } do
+            check(te.data.open { path = path, tokenizer = tok, block = 5 }, tok, tok:encode(text))
+        end
+        assert.is_nil(te.data.open({ path = path, tokenizer = own, block = 5 }):texts().tokenizer)
+        assert.equal(bpe:describe(), te.data.open({ path = path, tokenizer = bpe, block = 5 }):texts().tokenizer)
+        local shard = write("a.bin", uint16(bpe:encode(text)))
+        check(te.data.open { path = shard, tokenizer = bpe, block = 5 }, bpe, bpe:encode(text))
+        check(te.data.open { tokens = bpe:encode(text), tokenizer = bpe, block = 5 }, bpe, bpe:encode(text))
+        local few = te.tokenizer.char "held"
+        assert.error_matches(function() te.data.open { path = path, tokenizer = few, block = 5 } end,
+            "the vocabulary has no character U+006F", 1, true)
+        assert.error_matches(function()
+            te.data.open { path = path, tokenizer = { encode = function() return { 1, "a" } end }, block = 5 }
+        end, "te.data.open: what the tokenizer made: expected", 1, true)
+        for shown, wrong in pairs { ['"chars"'] = "chars", ["5"] = 5, table = {} } do
+            assert.error_matches(function() te.data.open { path = path, tokenizer = wrong } end,
+                "option tokenizer: expected one of byte, char or a tokenizer of te.tokenizer, got " .. shown,
+                1, true)
+        end
+    end)
+
+    it("cuts ids that a script has like a file's", function()
+        local ids = {}
+        for i = 1, 300 do ids[i] = (i * 37) % 251 end
+        local expected = te.data.open { path = write("a.bin", uint16(ids)), batch = 3, block = 7, seed = 5 }
+        local columns = te.tensor({ ids, ids }, { dtype = "int32" }):transpose(1, 2):contiguous()
+        for _, tokens in ipairs { ids, te.tensor(ids, { dtype = "int64" }), te.tensor(ids, { dtype = "int32" }),
+            te.tensor(ids, { dtype = "uint8" }), columns:select(2, 2) } do
+            local set = te.data.open { tokens = tokens, batch = 3, block = 7, seed = 5 }
+            for s = 0, 3 do
+                local x, y = set:next_train(s)
+                local ex, ey = expected:next_train(s)
+                assert.same(ex:totable(), x:totable())
+                assert.same(ey:totable(), y:totable())
+            end
+            assert.same(expected:texts(), set:texts())
+            assert.is_nil(set.tokenizer)
+            set:close()
+        end
+        expected:close()
+        for message, tokens in pairs {
+            ["expected whole numbers {n}, got float32 {2}"] = te.ones { 2 },
+            ["expected whole numbers {n}, got int32 {1,2}"] = te.tensor({ { 1, 2 } }, { dtype = "int32" }),
+            ["expected whole numbers {n}, got int32 {0}"] = te.zeros({ 0 }, { dtype = "int32" }),
+            ["expected ids from 0 to 2147483647, got 4294967296"] = te.tensor({ 1, 2 ^ 32 }, { dtype = "int64" }),
+            ["expected ids from 0 to 2147483647, got -4294967296"] = te.tensor({ 1, -2 ^ 32 }, { dtype = "int64" }),
+            ["token 1 is -1: ids go from 0 to 2147483647"] = te.tensor({ 1, -1 }, { dtype = "int32" }),
+            ["tokens: entry 2 is nil"] = { 1, nil, 3 },
+            ["tokens: a list has no entry"] = { 1, 2, x = 3 },
+            ["expected a list or a tensor of ids, got 5"] = 5,
+        } do
+            assert.error_matches(function() te.data.open { tokens = tokens, block = 1 } end, message, 1, true)
+        end
+        assert.error_matches(function() te.data.open { tokens = ids, path = folder } end,
+            "te.data.open: path and tokens: one of them")
+        assert.error_matches(function() te.data.open { tokens = ids, block = 400 } end,
+            "tokens: 270 tokens for training are too few for a block of 400")
+    end)
+
+    it("writes shards that it reads", function()
+        local ids = {}
+        for i = 1, 5000 do ids[i] = (i * 7919) % 65536 end
+        for dtype, size in pairs { uint16 = 2, uint32 = 4 } do
+            local path = folder .. "/" .. dtype .. ".bin"
+            local given = dtype == "uint16" and ids or te.tensor(ids, { dtype = "int64" })
+            te.data.write_tokens(path, given, { dtype = dtype })
+            local file = assert(io.open(path, "rb"))
+            local bytes = file:read "*a"
+            file:close()
+            assert.equal(1024 + 5000 * size, #bytes)
+            local magic, version = unpack(dtype == "uint16" and { 20240520, 1 } or { 20240801, 7 })
+            assert.equal(int32(magic) .. int32(version) .. int32(5000) .. ("\0"):rep(1012), bytes:sub(1, 1024))
+            for _, i in ipairs { 1, 2, 4096, 4097, 5000 } do
+                assert.equal(int32(ids[i]):sub(1, size), bytes:sub(1025 + (i - 1) * size, 1024 + i * size))
+            end
+            local set = te.data.open { path = path, block = 4999, val_fraction = 0 }
+            assert.same({ unpack(ids, 1, 4999) }, (set:next_train(0)):totable()[1])
+            set:close()
+        end
+        te.data.write_tokens(folder .. "/a.bin", { 1, 2, 3 })
+        local large = te.tensor({ 65535, 65536 }, { dtype = "int32" })
+        for message, arguments in pairs {
+            ["a.bin: token 1 is 65536: uint16 ends at 65535, use uint32"] = { folder .. "/a.bin", large },
+            ["te.data.write_tokens: path: a shard's name ends in .bin, got"] = { folder .. "/a", { 1 } },
+            ["te.data.write_tokens: ids: -1 is not between 0 and 2147483647"] = { folder .. "/a.bin", { 1, -1 } },
+            ["te.data.write_tokens: path: expected string, got nil"] = { nil, { 1 } },
+            ["te.data.write_tokens: option dtype: expected one of uint16, uint32"] =
+                { folder .. "/a.bin", { 1 }, { dtype = "int32" } },
+            ["no tokens"] = { folder .. "/a.bin", {} },
+            ["No such file"] = { folder .. "/none/a.bin", { 1 } },
+        } do
+            assert.error_matches(function() te.data.write_tokens(unpack(arguments, 1, 3)) end, message, 1, true)
+        end
+        assert.same({ "a.bin", "uint16.bin", "uint32.bin" }, te._core.list_dir(folder)) -- nothing unfinished
+        assert.equal(3, te.data.open({ path = folder .. "/a.bin", block = 1, val_fraction = 0 }).n_tokens)
+    end)
+
     it("enters each folder once, wherever links lead", function()
         write("a.txt", ("a"):rep(40))
         te._core.mkdir(folder .. "/within")

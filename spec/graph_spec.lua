@@ -22,7 +22,9 @@ end
 local function train(device, opts)
     local model = model_on(device, opts)
     local parameters = model:parameters()
-    local optimizer = te.optim.AdamW(model:parameter_groups(0.1), { betas = { 0.9, 0.95 } })
+    local groups = model:parameter_groups(0.1)
+    groups[2].lr_scale = 0.5
+    local optimizer = te.optim.AdamW(groups, { betas = { 0.9, 0.95 } })
     local recipe = opts.recipe and opts.recipe()
     local function step(x, y)
         local loss = te.autocast({ dtype = opts.dtype or "float32", recipe = recipe }, function()
@@ -99,7 +101,8 @@ describe("te.graph without graphs", function()
         local function weights(clipped)
             te.manual_seed(2)
             local layer = te.Linear(5, 3)
-            local optimizer = te.optim.AdamW(layer:parameters(), { lr = 0.1 })
+            local optimizer = te.optim.AdamW({ { params = { layer.weight }, lr_scale = 0.5 },
+                { params = { layer.bias } } }, { lr = 0.1 })
             for i = 1, 3 do
                 ((layer(te.full({ 4, 5 }, i)) - 1) ^ 2):sum():backward()
                 if clipped then

@@ -66,6 +66,13 @@ describe("a prepared AdamW step", function()
         end))
     end)
 
+    it("multiplies by lr_scale as one that is made anew does", function()
+        assert.equal(7, compare(function(opt, _, step)
+            opt.groups[2].lr_scale = 1 / step
+            return step % 2 == 0 and { lr = 0.02 } or nil
+        end))
+    end)
+
     it("gives way when a gradient comes or goes", function()
         assert.equal(5, compare(function(_, params, step)
             if step >= 3 and step <= 5 then params[2].grad = nil end

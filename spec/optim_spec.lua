@@ -135,6 +135,64 @@ describe("te.optim.AdamW", function()
         assert.equal(1, b:item())
     end)
 
+    it("multiplies a group's rate by its lr_scale", function()
+        local rates = { function(o, t) o:step { lr = 0.3 / t } end, -- as a schedule gives them
+            function(o, t) o:set_lr(0.3 / t) o:step() end,
+            function(o, t) for g = 1, 3 do o.groups[g].lr = 0.3 / t end o:step() end }
+        for _, step in ipairs(rates) do
+            local adam, sgd = { parameter { 1 }, parameter { 1 }, parameter { 1 } }, {}
+            for i = 1, 3 do sgd[i] = parameter { 1 } end
+            local scales, class = { 1, 0.5, 0 }, { te.optim.AdamW, te.optim.SGD }
+            for c, params in ipairs { adam, sgd } do
+                local groups = {}
+                for i = 1, 3 do groups[i] = { params = { params[i] }, lr_scale = i > 1 and scales[i] or nil } end
+                local opt = class[c](groups, { lr = 7, weight_decay = 0.1 })
+                for t = 1, 4 do -- AdamW's from the second on are prepared ones
+                    for i = 1, 3 do params[i].grad = te.tensor { t - 2.5 } end
+                    step(opt, t)
+                end
+            end
+            for i = 1, 3 do
+                local m, v, p, q = 0, 0, 1, 1
+                for t = 1, 4 do
+                    local g, lr = t - 2.5, 0.3 / t * scales[i]
+                    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+                    p = p - lr * (m / (1 - 0.9 ^ t) / (math.sqrt(v / (1 - 0.999 ^ t)) + 1e-8) + 0.1 * p)
+                    q = q - lr * (g + 0.1 * q)
+                end
+                assert.near(p, adam[i]:item(), 1e-6)
+                assert.near(q, sgd[i]:item(), 1e-6)
+            end
+            assert.equal(1, adam[3]:item())
+        end
+    end)
+
+    it("keeps lr_scale in its state, and takes a change of it", function()
+        local function made(scale)
+            local p = parameter { 1 }
+            return te.optim.SGD({ { params = { p }, lr_scale = scale } }, { lr = 0.5 }), p
+        end
+        local one, two, p = made(0.25), made(nil)
+        two:load_state_dict(one:state_dict())
+        assert.equal(0.25, two.groups[1].lr_scale)
+        p.grad = te.ones { 1 }
+        two:step()
+        assert.equal(1 - 0.5 * 0.25, p:item())
+        local older = one:state_dict()
+        older.groups[1].lr_scale = nil -- as it was saved before there was the option
+        local three = made(0.75)
+        three:load_state_dict(older)
+        assert.equal(0.75, three.groups[1].lr_scale)
+        two.groups[1].lr_scale = 2
+        two:step()
+        assert.equal(1 - 0.5 * 0.25 - 0.5 * 2, p:item())
+        for _, wrong in ipairs { -1, math.huge, 0 / 0, "1" } do
+            assert.error_matches(function() made(wrong) end, "te%.optim%.SGD: option lr_scale: expected ")
+            two.groups[1].lr_scale = wrong
+            assert.error_matches(function() two:step() end, "te%.optim%.SGD:step: group 1: option lr_scale")
+        end
+    end)
+
     it("counts steps per parameter", function()
         local a, b = parameter { 1 }, parameter { 1 }
         local opt = te.optim.AdamW({ a, b }, { lr = 0.1, weight_decay = 0 })

@@ -59,6 +59,41 @@ describe("te.tokenizer", function()
         end
     end)
 
+    it("decodes tensors: one text, or one for each row", function()
+        local text = "hello, world"
+        for _, tok in ipairs { te.tokenizer.byte(), te.tokenizer.char(text),
+            te.tokenizer.load "spec/support/tokenizer.json" } do
+            local ids = tok:encode(text)
+            for _, dtype in ipairs { "int64", "int32" } do
+                local t = te.tensor(ids, { dtype = dtype })
+                assert.equal(text, tok:decode(t))
+                assert.same({ text, text }, tok:decode(te.stack { t, t }))
+                assert.equal(text, tok:decode(te.stack({ t, t }, 2):select(2, 1)))
+                assert.equal(tok:decode { ids[1] }, tok:decode(t:narrow(1, 1, 1)))
+                assert.equal("", tok:decode(t:narrow(1, 1, 0)))
+            end
+            assert.equal(text, tok:decode(te.tensor(ids, { dtype = "int32" }), { continues = true }))
+            for message, t in pairs {
+                ["float32 {2}"] = te.ones { 2 }, ["bool {1}"] = te.tensor { true },
+                ["int64 {}"] = te.tensor(1, { dtype = "int64" }), ["int64 {1,1,2}"] = te.zeros({ 1, 1, 2 },
+                    { dtype = "int64" }),
+            } do
+                assert.error_matches(function() tok:decode(t) end,
+                    "te.tokenizer: ids: expected whole numbers {n} or {batch, n}, got " .. message, 1, true)
+            end
+            assert.error_matches(function() tok:decode(te.tensor({ 0, 5000 }, { dtype = "int64" })) end, "token")
+            local two = te.tensor({ 0, 1 }, { dtype = "int64" })
+            assert.error_matches(function() tok:decode(two, { continue = true }) end, 'did you mean "continues"')
+        end
+    end)
+
+    it("knows what ends a text", function()
+        assert.same({}, te.tokenizer.byte():ends())
+        assert.same({}, te.tokenizer.char("ab"):ends())
+        local tok = te.tokenizer.load "spec/support/tokenizer.json"
+        assert.same({ tok:id "<|endoftext|>" }, tok:ends())
+    end)
+
     it("comes back from its description", function()
         local tok = te.tokenizer.char("héllo")
         assert.same(tok.points, te.tokenizer.parse(tok:describe()).points)

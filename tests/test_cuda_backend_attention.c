@@ -23,7 +23,7 @@ static const scene scenes[] = {
     {"all positions", TE_F16, 2, 2, 2, 9, 16, 0, {0}, -1, -1, 0, false},
     {"grouped query", TE_BF16, 2, 4, 2, 11, 8, 0, {0}, -1, 0, 0, false},
     {"window", TE_BF16, 1, 2, 1, 20, 8, 0, {0}, 4, 0, 0, false},
-    {"packed", TE_BF16, 1, 4, 2, 21, 8, 4, {0, 5, 5, 14, 21}, -1, 0, 0, false},
+    {"packed", TE_BF16, 1, 4, 2, 21, 16, 4, {0, 5, 5, 14, 21}, -1, 0, 0, false},
     {"packed, all positions", TE_F16, 1, 2, 2, 12, 16, 3, {0, 1, 7, 12}, -1, -1, 0, false},
     {"dropout", TE_BF16, 1, 2, 2, 10, 8, 0, {0}, -1, 0, 0.25, true},
     {"float32", TE_F32, 1, 2, 2, 10, 8, 0, {0}, -1, 0, 0, true},
@@ -159,18 +159,24 @@ static void test_plans_are_kept(void)
     te_context_release(ctx);
 }
 
-/* Of more shapes than are kept the oldest plan goes, once nothing that it has started is under way. */
+/* Of more shapes than are kept the plan that was not wanted for longest goes, once nothing that it has started is under
+ * way. */
 static void test_plans_go(void)
 {
     te_context *ctx = te_context_open(NULL);
     te_device *device = te_context_device(ctx, "cuda");
     scene s = scenes[0];
     s.batch = s.heads = s.kv_heads = 1;
-    for (s.seq = 2; s.seq < 50; s.seq++) {
-        run r = open_run(device, &s);
-        execute(device, &s, &r);
-        close_run(&r);
-    }
+    for (int length = 2; length < 80; length++)
+        for (int again = 0; again < 2; again++) { /* the first one is wanted all the time */
+            s.seq = again ? 2 : length;
+            run r = open_run(device, &s);
+            uint64_t before = fake.count("cudnnBackendFinalize");
+            execute(device, &s, &r);
+            uint64_t made = fake.count("cudnnBackendFinalize") - before; /* two packs */
+            CHECK_MSG(!again || made == 2, "%d descriptors for a plan that is known", (int)made);
+            close_run(&r);
+        }
     CHECK_MSG(device->exec.backend->synchronize(&device->exec) == TE_OK, "%s", device->exec.message);
     te_context_release(ctx);
 }
@@ -185,6 +191,57 @@ static void test_split(void)
     CHECK_MSG(runs == 2 * (uint64_t)scenes[0].batch, "cuDNN ran %d times", (int)runs);
     unsetenv("TETRAIN_CUDNN_WORKSPACE");
     te_context_release(ctx);
+}
+
+/* Packed sequences cannot be split, wherever their lengths are known: own kernels. */
+static void test_packed_workspace(void)
+{
+    setenv("TETRAIN_CUDNN_WORKSPACE", "0.0001", 1);
+    te_context *ctx = te_context_open(NULL);
+    uint64_t runs = check_scene(ctx, &scenes[4]);
+    CHECK_MSG(runs == 0, "cuDNN ran %d times", (int)runs);
+    unsetenv("TETRAIN_CUDNN_WORKSPACE");
+    te_context_release(ctx);
+}
+
+static void *(*full_scratch)(te_exec *exec, size_t bytes);
+static int refusals;
+
+static void *refuse_workspace(te_exec *exec, size_t bytes)
+{
+    if (bytes != 1000) return full_scratch(exec, bytes); /* what plans of the made-up library want */
+    refusals++;
+    return NULL;
+}
+
+/* A plan for which there was no memory is not tried again. */
+static void test_memory_refused(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_exec *exec = &te_context_device(ctx, "cuda")->exec;
+    full_scratch = exec->scratch;
+    exec->scratch = refuse_workspace;
+    for (int i = 0; i < 3; i++) CHECK(check_scene(ctx, &scenes[0]) == 0);
+    CHECK_MSG(refusals == 2, "%d refusals", refusals); /* forward and backward */
+    exec->scratch = full_scratch;
+    te_context_release(ctx);
+}
+
+/* Where the library does not say which of its engines repeat the bits of gradients, one is named. */
+static void test_named_engine(void)
+{
+    fake.set_devices(1, 100);
+    te_context *ctx = te_context_open(NULL);
+    uint64_t before = fake.count("an engine that was named");
+    CHECK(check_scene(ctx, &scenes[0]) == 2 && check_scene(ctx, &scenes[4]) == 2);
+    CHECK(fake.count("an engine that was named") - before == 2);
+    te_context_release(ctx);
+    fake.set_devices(1, 120);
+    ctx = te_context_open(NULL);
+    CHECK(check_scene(ctx, &scenes[0]) == 2 && check_scene(ctx, &scenes[4]) == 1);
+    CHECK(fake.count("an engine that was named") - before == 2);
+    te_context_release(ctx);
+    fake.set_devices(2, 90);
 }
 
 /* A library that does not start, refuses a graph, or has no memory to work in: own kernels. */
@@ -308,8 +365,9 @@ static void test_failing_run(void)
 int main(void)
 {
     fake_open();
-    void (*tests[])(void) = {test_scenes, test_plans_are_kept, test_plans_go, test_split, test_without,
-                             test_failing_run, test_in_a_graph, test_description, test_host_memory};
+    void (*tests[])(void) = {test_scenes, test_plans_are_kept, test_plans_go, test_split, test_packed_workspace,
+                             test_memory_refused, test_named_engine, test_without, test_failing_run, test_in_a_graph,
+                             test_description, test_host_memory};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         tests[i]();
         CHECK_MSG(fake.live() == 0, "test %d: %d things not given back", (int)i + 1, fake.live());

@@ -270,6 +270,68 @@ static void left_alone(place *p)
     te_tensor_release(x);
 }
 
+/* Likewise while recorded graphs hold collectives: what is left of the group goes, and the graphs say why. */
+static void left_with_graphs(place *p)
+{
+    te_device *cuda = te_context_device(p->ctx, "cuda");
+    te_tensor *x = numbers(p, TE_F32, 4);
+    void      *data = te_tensor_pointer(x);
+    te_graph  *graphs[2] = {NULL, NULL};
+    double     values[4];
+    OK(connect_group(p));
+    if (!p->peers) return;
+    for (int i = 0; i < 2; i++) {
+        CHECK(te_graph_begin(p->ctx, cuda, &graphs[i]) == TE_OK);
+        OK(table(p)->all_reduce(p->exec, p->peers, data, data, 4, TE_F32, TE_REDUCE_MAX));
+        CHECK_MSG(te_graph_end(graphs[i], true) == TE_OK, "%s", te_context_error(p->ctx));
+    }
+    CHECK(te_graph_launch(graphs[0]) == TE_OK && te_tensor_read(x, TE_F64, values) == TE_OK);
+    if (p->rank == p->size - 1) _exit(test_failures != 0);
+    te_status status = te_graph_launch(graphs[0]);
+    if (status == TE_OK) status = te_tensor_read(x, TE_F64, values);
+    CHECK(status == TE_ERROR_DEVICE);
+    for (int i = 0; i < 2; i++) {
+        CHECK(te_graph_launch(graphs[i]) == TE_ERROR_DEVICE);
+        CHECK_MSG(strstr(te_context_error(p->ctx), "launching a graph: the group has failed before"), "%s",
+                  te_context_error(p->ctx));
+    }
+    CHECK(te_tensor_read(x, TE_F64, values) == TE_OK);
+    for (int i = 0; i < 2; i++) te_graph_release(graphs[i]);
+    te_tensor_release(x);
+}
+
+/* A group that fails while it is recorded, at its first collective or at a later one: the graph does not come to be,
+ * and neither do later calls. */
+static void fails_while_recorded(place *p)
+{
+    te_device *cuda = te_context_device(p->ctx, "cuda");
+    te_tensor *x = numbers(p, TE_F32, 4);
+    void      *data = te_tensor_pointer(x);
+    for (int keep = 0; keep < 2; keep++)
+        for (int n = 0; n < 2; n++) {
+            te_graph *graph = NULL, *other = NULL;
+            OK(connect_group(p));
+            if (!p->peers) return;
+            CHECK(te_graph_begin(p->ctx, cuda, &other) == TE_OK);
+            OK(table(p)->all_reduce(p->exec, p->peers, data, data, 4, TE_F32, TE_REDUCE_SUM));
+            CHECK(te_graph_end(other, true) == TE_OK);
+            CHECK(te_graph_begin(p->ctx, cuda, &graph) == TE_OK);
+            fake.fail_call("ncclAllReduce", n, 5);
+            for (int i = 0; i < 3; i++)
+                CHECK((table(p)->all_reduce(p->exec, p->peers, data, data, 4, TE_F32, TE_REDUCE_SUM) == TE_OK) ==
+                      (i < n));
+            CHECK_MSG(strstr(p->exec->message, "failed before"), "%s", p->exec->message);
+            if (!keep) te_graph_release(other); /* while another one is recorded */
+            CHECK(te_graph_end(graph, keep) == (keep ? TE_ERROR_DEVICE : TE_OK));
+            CHECK(!keep || te_graph_launch(other) == TE_ERROR_DEVICE);
+            if (keep) te_graph_release(other);
+            CHECK(table(p)->all_reduce(p->exec, p->peers, data, data, 4, TE_F32, TE_REDUCE_SUM) == TE_ERROR_DEVICE);
+            table(p)->disconnect(p->exec, p->peers);
+            p->peers = NULL;
+        }
+    te_tensor_release(x);
+}
+
 static void different_calls(place *p)
 {
     te_tensor *x = numbers(p, TE_F32, 4);
@@ -326,6 +388,8 @@ int main(void)
     with_ranks(2, recorded, "a graph");
     with_ranks(2, left_alone, "a process that goes");
     with_ranks(3, left_alone, "a process that goes");
+    with_ranks(2, left_with_graphs, "a process that goes, and graphs");
+    with_ranks(1, fails_while_recorded, "a failure while recording");
     with_ranks(2, different_calls, "different calls");
     with_ranks(1, interrupted, "Ctrl-C");
     with_ranks(1, failing_calls, "failing calls");

@@ -287,6 +287,83 @@ static void test_end_impossible(void)
     fake.set_epilogue_cost(0);
 }
 
+/* {m, k} by {k, n}, once; the calls of cuBLASLt that it made. */
+static uint64_t sized_product(te_context *ctx, int64_t m, int64_t k, int64_t n, const char *call)
+{
+    te_exec *exec = &te_context_device(ctx, "cuda")->exec;
+    te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){m, k}),
+              *b = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){k, n}),
+              *c = te_tensor_new(ctx, te_context_device(ctx, "cuda"), TE_F32, 2, (int64_t[]){m, n});
+    te_gemm g = {.a = te_tensor_view(a), .b = te_tensor_view(b), .c = te_tensor_view(c), .alpha = 1};
+    uint64_t before = fake.count(call);
+    CHECK_MSG(exec->backend->gemm(exec, &g) == TE_OK, "%s", exec->message);
+    uint64_t calls = fake.count(call) - before;
+    double first = 0, *values = malloc((size_t)(m * n) * sizeof *values);
+    for (int64_t l = 0; l < k; l++) first += ((double)(l % 97) - 40) * ((double)(l * n % 97) - 40);
+    CHECK(te_tensor_read(c, TE_F64, values) == TE_OK && fabs(values[0] - first) <= 1e-5 * (1 + fabs(first)));
+    free(values);
+    te_tensor_release(c);
+    te_tensor_release(b);
+    te_tensor_release(a);
+    return calls;
+}
+
+/* Of products that differ in the rows of the result, or in what is summed over, the first eight sizes are timed; the
+ * others are not, in later runs neither, and the eight keep what was found. */
+static void test_sizes(void)
+{
+    for (int inner = 0; inner < 2; inner++)
+        for (int run = 0; run < 2; run++) {
+            te_context *ctx = te_context_open(NULL);
+            for (int i = run ? 19 : 0; run ? i >= 0 : i < 20; i += run ? -1 : 1) {
+                int64_t size = 184 + 8 * i;
+                uint64_t calls = sized_product(ctx, inner ? 176 : size, inner ? size : 176, 192, "cublasLtMatmul");
+                CHECK_MSG((calls > 3) == (run == 0 && i < 8), "run %d, size %d: %d products", run, i, (int)calls);
+                CHECK(sized_product(ctx, inner ? 176 : size, inner ? size : 176, 192, "cublasLtMatmul") == 1);
+            }
+            te_context_release(ctx);
+        }
+}
+
+/* Small products of ever other sizes: their plans go again, and come again. */
+static void test_many_sizes(void)
+{
+    static const char heuristic[] = "cublasLtMatmulAlgoGetHeuristic";
+    enum { PLANS = 512, OBJECTS = 4 /* of a plan */ };
+    te_context *ctx = te_context_open(NULL);
+    for (int64_t m = 1; m <= 3; m++) CHECK(sized_product(ctx, m, 8, 8, heuristic) == 1);
+    int live = fake.live();
+    for (int64_t m = 4; m <= 3 * PLANS; m++) CHECK(sized_product(ctx, m, 8, 8, heuristic) == 1);
+    CHECK_MSG(fake.live() - live <= PLANS * OBJECTS + 200, "%d things more than before", fake.live() - live);
+    for (int64_t m = 2 * PLANS + 1; m <= 3 * PLANS; m++) CHECK(sized_product(ctx, m, 8, 8, heuristic) == 0);
+    for (int64_t m = 1; m <= 3; m++) CHECK(sized_product(ctx, m, 8, 8, heuristic) == 1);
+    te_context_release(ctx);
+}
+
+/* The library looks at where a bias lies when it names candidates. */
+static void test_alignment_of_bias(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_exec *exec = &te_context_device(ctx, "cuda")->exec;
+    te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){8, 8}), *c = te_tensor_new_like(a),
+              *bias = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){264});
+    const int64_t offsets[] = {0, 4, 64, 68, 128}, asks[] = {1, 1, 0, 0, 0};
+    for (int i = 0; i < 5; i++) {
+        te_tensor *part = te_tensor_alias(bias, 1, (int64_t[]){8}, (int64_t[]){1}, offsets[i]);
+        te_gemm g = {.a = te_tensor_view(a), .b = te_tensor_view(a), .c = te_tensor_view(c),
+                     .bias = te_tensor_view(part), .alpha = 1};
+        uint64_t before = fake.count("cublasLtMatmulAlgoGetHeuristic");
+        CHECK_MSG(exec->backend->gemm(exec, &g) == TE_OK, "%s", exec->message);
+        int asked = (int)(fake.count("cublasLtMatmulAlgoGetHeuristic") - before);
+        CHECK_MSG(asked == (int)asks[i], "a bias at %d: asked %d times", (int)offsets[i], asked);
+        te_tensor_release(part);
+    }
+    te_tensor_release(bias);
+    te_tensor_release(c);
+    te_tensor_release(a);
+    te_context_release(ctx);
+}
+
 /* More products at once than a grid counts along y and z. */
 static void test_many_batches(te_context *ctx)
 {
@@ -337,6 +414,9 @@ int main(void)
     test_epilogue_declined();
     test_end();
     test_end_impossible();
+    test_sizes();
+    test_many_sizes();
+    test_alignment_of_bias();
     fake_close();
     return TEST_END();
 }

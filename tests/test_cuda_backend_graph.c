@@ -186,6 +186,52 @@ static void test_fetches(void)
     te_context_release(ctx);
 }
 
+/* Of a graph: said once, also where launches after the faulty one are under way when the host hears of it. */
+static void test_reports(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_device  *cuda = te_context_device(ctx, "cuda");
+    te_tensor  *rows = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){5, 3}),
+              *ids = te_tensor_new(ctx, cuda, TE_I64, 1, (int64_t[]){4}),
+              *few = te_tensor_new(ctx, cuda, TE_F64, 1, (int64_t[]){4});
+    te_exec    *exec = &cuda->exec;
+    te_tensor  *known[2]; /* good ids, and those with a bad one */
+    double      values[2][4] = {{1, 2, 3, 4}, {1, 9, 3, 4}};
+    te_graph   *graph = NULL;
+    te_fetch   *fetch;
+    for (int i = 0; i < 2; i++) {
+        known[i] = te_tensor_new_like(ids);
+        CHECK(te_tensor_write(known[i], TE_F64, values[i]) == TE_OK);
+    }
+    CHECK(te_tensor_write(ids, TE_F64, values[0]) == TE_OK && te_tensor_fill(few, 7) == TE_OK);
+    te_tensor *warm = binary(ctx, "embedding", rows, ids);
+    CHECK_MSG(warm, "%s", te_context_error(ctx));
+    te_tensor_release(warm);
+    CHECK(te_context_synchronize(ctx, "cuda") == TE_OK);
+    CHECK(te_graph_begin(ctx, cuda, &graph) == TE_OK);
+    te_tensor *out = binary(ctx, "embedding", rows, ids);
+    CHECK_MSG(te_graph_end(graph, out != NULL) == TE_OK, "%s", te_context_error(ctx));
+    for (int launches = 1; launches < 4; launches++) {
+        for (int i = 0; i < launches; i++) {
+            const te_tensor *from = known[i == 0];
+            CHECK(exec->backend->memory_copy(exec, te_tensor_pointer(ids), te_tensor_pointer(from), 32,
+                                             TE_COPY_DEVICE_TO_DEVICE) == TE_OK);
+            CHECK(te_graph_launch(graph) == TE_OK);
+            if (i == 0) CHECK(te_tensor_fetch(few, &fetch) == TE_OK);
+        }
+        CHECK(te_fetch_end(fetch, values[0]) != TE_OK);
+        CHECK_MSG(strstr(te_context_error(ctx), "id 9 at position 2"), "%s", te_context_error(ctx));
+        CHECK_MSG(te_context_synchronize(ctx, "cuda") == TE_OK, "%d launches: once more: %s", launches,
+                  te_context_error(ctx));
+        CHECK(te_tensor_write(ids, TE_F64, (double[]){0, 1, 2, 3}) == TE_OK);
+        CHECK(te_graph_launch(graph) == TE_OK && te_context_synchronize(ctx, "cuda") == TE_OK);
+    }
+    te_graph_release(graph);
+    te_tensor *tensors[] = {rows, ids, few, out, known[0], known[1]};
+    for (int i = 0; i < 6; i++) te_tensor_release(tensors[i]);
+    te_context_release(ctx);
+}
+
 static void test_failing_calls(void)
 {
     static const char *const calls[] = {"cuStreamBeginCapture_v2", "cuStreamBeginCapture", "cuStreamEndCapture",
@@ -307,7 +353,7 @@ static void test_weights(void)
 int main(void)
 {
     fake_open();
-    void (*tests[])(void) = {test_launches, test_refusals, test_random_numbers, test_fetches,
+    void (*tests[])(void) = {test_launches, test_refusals, test_random_numbers, test_fetches, test_reports,
                              test_failing_calls, test_host_memory, test_weights};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         tests[i]();

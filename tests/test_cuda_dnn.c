@@ -1,5 +1,6 @@
-/* test_cuda_dnn.c - the real cuDNN, where it is installed, takes the graphs that attention is written as: for a device
- * that is described to it, since there is none. Skipped, with the reason, where the library is missing or older.
+/* test_cuda_dnn.c - the real cuDNN, where it is installed, takes the graphs that attention is written as: for devices
+ * that are described to it, since there are none. Skipped, with the reason, where the library is missing or older. And
+ * what is not asked of which version on which device.
  */
 #include "kernels/cuda/attention_dnn.h"
 #include "test.h"
@@ -11,6 +12,7 @@ __attribute__((visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "detect_leaks=0"; }
 
 static te_cuda_dnn_library dnn;
+static int capability;
 
 static const char hopper[] =
     "{\"cudaDeviceId\":0,\"deviceVer\":900,\"driverVer\":13000,\"maxGridSize\":[2147483647,65535,65535],"
@@ -20,6 +22,15 @@ static const char hopper[] =
     "\"pciDeviceId\":0,\"isTccDriver\":0,\"supportCoopLaunch\":1,\"smClockRateKHz\":1980000,"
     "\"memClockRateKHz\":2619000,\"l2CacheSize\":52428800,\"deviceName\":\"NVIDIA H100 80GB HBM3\","
     "\"totalGlobalMem\":85000000000}";
+
+static const char blackwell[] =
+    "{\"cudaDeviceId\":0,\"deviceVer\":1000,\"driverVer\":13000,\"maxGridSize\":[2147483647,65535,65535],"
+    "\"maxBlockSize\":[1024,1024,64],\"regsPerBlock\":65536,\"multiProcessorCount\":148,\"warpSize\":32,"
+    "\"maxSharedMemoryPerBlock\":49152,\"maxSharedMemoryPerBlockOptin\":232448,\"reservedSharedMemoryPerBlock\":1024,"
+    "\"maxRegistersPerSM\":65536,\"maxCtasPerSM\":32,\"maxThreadsPerBlock\":1024,\"maxThreadsPerSM\":2048,"
+    "\"pciDeviceId\":0,\"isTccDriver\":0,\"supportCoopLaunch\":1,\"smClockRateKHz\":1965000,"
+    "\"memClockRateKHz\":3996000,\"l2CacheSize\":132644864,\"deviceName\":\"NVIDIA B200\","
+    "\"totalGlobalMem\":190000000000}";
 
 static const char *load(void)
 {
@@ -69,17 +80,23 @@ static int64_t accepts(cudnnBackendDescriptor_t device, const te_dnn_attention *
 {
     te_dnn_graph g;
     te_dnn_plan plan;
+    te_dnn_engine engine;
+    const char *way = a->backward ? "backward" : "forward",
+               *fault = te_dnn_attention_fault(dnn.cudnnGetVersion(), capability, a);
+    if (fault) {
+        printf("sm_%d: %s, %s: not asked: %s\n", capability, what, way, fault);
+        return 0;
+    }
+    bool chosen = te_dnn_attention_engine(dnn.cudnnGetVersion(), capability, a, &engine);
     te_dnn_open(&g, &dnn);
     te_dnn_attention_graph(&g, a);
-    bool made = te_dnn_finish(&g, NULL, device, &plan);
-    CHECK_MSG(made, "%s, %s: %s", what, a->backward ? "backward" : "forward", g.reason);
-    if (made) {
-        printf("%s, %s: a plan with %lld bytes to work in\n", what, a->backward ? "backward" : "forward",
-               (long long)plan.workspace);
-        dnn.cudnnBackendDestroyDescriptor(plan.plan);
-    }
+    bool made = te_dnn_finish(&g, NULL, device, chosen ? &engine : NULL, &plan);
+    int64_t workspace = plan.workspace;
+    CHECK_MSG(made, "sm_%d: %s, %s: %s", capability, what, way, g.reason);
+    if (made) printf("sm_%d: %s, %s: a plan with %lld bytes to work in\n", capability, what, way, (long long)workspace);
     te_dnn_close(&g);
-    return made ? plan.workspace : 0;
+    te_dnn_plan_close(&dnn, &plan);
+    return workspace;
 }
 
 static void both_ways(cudnnBackendDescriptor_t device, te_dnn_attention a, const char *what)
@@ -111,17 +128,8 @@ static void forward_quantized(cudnnBackendDescriptor_t device)
     accepts_quantized(device, attention(2, 12, 12, 1024, 32), "fp8, narrow heads");
 }
 
-int main(void)
+static void on_hopper(cudnnBackendDescriptor_t device)
 {
-    char reason[TE_DNN_REASON];
-    const char *missing = load();
-    if (missing) {
-        printf("skipped: %s\n", missing);
-        return 0;
-    }
-    cudnnBackendDescriptor_t device = te_dnn_device(&dnn, hopper, reason);
-    CHECK_MSG(device != NULL, "%s", reason);
-    if (!device) return TEST_END();
     te_dnn_attention a = attention(32, 12, 12, 1024, 64);
     both_ways(device, a, "causal");
     te_dnn_attention quarter = attention(8, 12, 12, 1024, 64); /* what a batch of 32 is split into */
@@ -139,6 +147,94 @@ int main(void)
     both_ways(device, packed(attention(8, 12, 12, 512, 64)), "packed");
     both_ways(device, packed(attention(8, 32, 8, 512, 128)), "packed, grouped query");
     forward_quantized(device);
-    dnn.cudnnBackendDestroyDescriptor(device);
+}
+
+/* Its own engine for gradients; a plan takes half a second, so not all forms again. */
+static void on_blackwell(cudnnBackendDescriptor_t device)
+{
+    te_dnn_attention a = attention(2, 12, 12, 1000, 64);
+    a.window = 128;
+    both_ways(device, a, "a window");
+    a = packed(attention(8, 32, 8, 512, 128));
+    a.backward = 1;
+    accepts(device, &a, "packed, grouped query");
+    accepts_quantized(device, attention(32, 12, 12, 1024, 64), "fp8, causal");
+}
+
+static void on(const char *json, int its_capability, void (*check)(cudnnBackendDescriptor_t device))
+{
+    char reason[TE_DNN_REASON];
+    cudnnBackendDescriptor_t device = te_dnn_device(&dnn, json, reason);
+    capability = its_capability;
+    CHECK_MSG(device != NULL, "%s", reason);
+    if (device) check(device);
+    if (device) dnn.cudnnBackendDestroyDescriptor(device);
+}
+
+/* One attention, and whether it is asked for; fp8 is forward alone. */
+typedef struct rule {
+    size_t version;
+    int    capability;
+    bool   backward, packed, fp8;
+    int    dim, dim_v;
+    bool   asked;
+} rule;
+
+static void check_rules(void)
+{
+    static const rule rules[] = {
+        {91900, 90, true, false, false, 256, 256, true},  {91900, 90, true, true, false, 64, 64, true},
+        {91900, 90, true, true, false, 72, 72, false},    {91900, 90, true, true, false, 64, 72, false},
+        {91900, 90, false, true, false, 72, 72, true},    {91900, 90, true, false, false, 72, 72, true},
+        {91100, 90, true, false, false, 192, 128, true},  {91100, 90, true, false, false, 192, 120, false},
+        {91100, 90, true, false, false, 176, 128, false}, {91301, 90, true, false, false, 176, 128, true},
+        {91800, 80, false, true, false, 64, 64, false},   {91801, 80, false, true, false, 64, 64, true},
+        {91800, 86, true, true, false, 64, 64, false},    {91900, 89, true, true, false, 64, 64, false},
+        {91900, 80, true, false, false, 128, 128, true},  {91900, 80, true, false, false, 136, 128, false},
+        {91900, 80, false, false, false, 256, 256, true}, {91002, 120, false, true, false, 64, 64, true},
+        {91900, 120, true, true, false, 64, 64, false},   {91900, 120, true, false, false, 64, 64, true},
+        {91900, 121, true, false, false, 192, 128, false}, {91701, 100, true, false, false, 64, 64, false},
+        {91800, 100, true, false, false, 64, 64, true},   {91800, 103, true, true, false, 64, 64, true},
+        {91800, 100, true, false, false, 192, 128, true}, {91800, 100, true, false, false, 192, 192, false},
+        {91800, 100, true, false, false, 136, 64, false}, {91002, 100, false, false, false, 256, 256, true},
+        {91900, 90, false, true, true, 256, 256, true},   {91900, 100, false, true, true, 128, 128, true},
+        {91900, 100, false, false, true, 192, 128, true}, {91801, 100, false, false, true, 192, 128, false},
+        {91900, 100, false, false, true, 144, 128, false}, {91900, 120, false, false, true, 64, 64, true},
+        {91900, 120, false, true, true, 64, 64, false},
+    };
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        const rule *r = &rules[i];
+        te_dnn_attention a = attention(2, 4, 4, 1024, r->dim);
+        a.dim_v = r->dim_v;
+        a.backward = r->backward;
+        a.packed = r->packed;
+        if (r->fp8) a.type = CUDNN_DATA_FP8_E4M3;
+        const char *fault = te_dnn_attention_fault(r->version, r->capability, &a);
+        CHECK_MSG(!fault == r->asked, "rule %d: %s", (int)i, fault ? fault : "nothing is known against it");
+    }
+}
+
+static void check_engines(void)
+{
+    te_dnn_attention a = attention(2, 4, 4, 1024, 64);
+    te_dnn_engine e;
+    CHECK(!te_dnn_attention_engine(91900, 100, &a, &e));
+    a.backward = 1;
+    CHECK(!te_dnn_attention_engine(91900, 90, &a, &e) && !te_dnn_attention_engine(91900, 120, &a, &e));
+    CHECK(te_dnn_attention_engine(91900, 103, &a, &e) && e.index == 5 && e.n_knobs == 2 && e.value[0] == 31);
+    CHECK(te_dnn_attention_engine(92300, 100, &a, &e) && e.index == 5 && e.n_knobs == 6 && e.value[2] == 2);
+}
+
+int main(void)
+{
+    check_rules();
+    check_engines();
+    const char *missing = load();
+    if (missing) {
+        printf("skipped: %s\n", missing);
+        return TEST_END();
+    }
+    on(hopper, 90, on_hopper);
+    if (dnn.cudnnGetVersion() >= 91900) on(blackwell, 100, on_blackwell);
     return TEST_END();
 }

@@ -44,7 +44,7 @@ static int read_all(const te_io *io, const te_mem *mem, const char *path, te_io_
     if (te_safetensors_open(&st, io, mem, path, error) != TE_OK) return -1;
     int count = te_safetensors_count(st);
     for (int i = 0; i < te_safetensors_count(st); i++) {
-        size_t size = (size_t)te_safetensors_get(st, i)->bytes;
+        size_t size = (size_t)te_safetensors_get(st, i)->size;
         void *data = te_mem_alloc(mem, size);
         if (!data) {
             te_io_fail(error, TE_ERROR_MEMORY, path, "test buffer");
@@ -80,7 +80,8 @@ static void test_round_trip(void)
             const te_safetensors_entry *e = te_safetensors_get(st, at);
             CHECK(!strcmp(e->name, item->name) && e->dtype == item->dtype && e->ndim == item->ndim);
             CHECK(!memcmp(e->shape, item->shape, sizeof e->shape));
-            CHECK(e->offset % (int64_t)te_dtype_size(e->dtype) == 0);
+            CHECK(e->offset % (int64_t)te_dtype_size(e->dtype) == 0 && e->size == e->bytes);
+            CHECK(!strcmp(e->stored, te_safetensors_dtype_name(item->dtype)));
             char data[64];
             CHECK(te_safetensors_read(st, at, data, (size_t)e->bytes, &error) == TE_OK);
             if (e->bytes) CHECK(!memcmp(data, item->data ? item->data : halves, (size_t)e->bytes));
@@ -206,6 +207,8 @@ static const struct {
     {"{\"t\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"t\":{\"dtype\":\"F32\",\"shape\":[1],"
      "\"data_offsets\":[4,8]}}", 8, "duplicate"},
     {"{\"t\":{\"dtype\":\"C64\",\"shape\":[1],\"data_offsets\":[0,8]}}", 8, "dtype \"C64\" is not one of F32"},
+    {"{\"t\":{\"dtype\":\"I16\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "hold 4 bytes, dtype and shape need 2"},
+    {"{\"t\":{\"dtype\":\"I8\",\"shape\":[4611686018427387904],\"data_offsets\":[0,0]}}", 0, "overflows"},
     {"{\"t\":{\"dtype\":32,\"shape\":[1],\"data_offsets\":[0,8]}}", 8, "no text \"dtype\""},
     {T("\"shape\":1,\"data_offsets\":[0,4]"), 4, "no list \"shape\""},
     {T("\"shape\":[-1],\"data_offsets\":[0,4]"), 4, "integers from 0"},
@@ -282,6 +285,46 @@ static void test_hostile(void)
     CHECK(read_all(&te_io_posix, &m.mem, "hostile", &error) == 0);
     CHECK(read_all(&te_io_posix, &m.mem, "absent", &error) == -1 && strstr(error.message, "No such file"));
     CHECK(m.bytes == 0);
+}
+
+/* Whole numbers that tensors do not have become wider ones; other dtypes are in nobody's way until they are read. */
+static void test_foreign_dtypes(void)
+{
+    static const char json[] = "{\"c\":{\"dtype\":\"C64\",\"shape\":[1],\"data_offsets\":[0,8]},"
+                               "\"i8\":{\"dtype\":\"I8\",\"shape\":[3],\"data_offsets\":[8,11]},"
+                               "\"i16\":{\"dtype\":\"I16\",\"shape\":[2],\"data_offsets\":[11,15]},"
+                               "\"u16\":{\"dtype\":\"U16\",\"shape\":[1,2],\"data_offsets\":[15,19]},"
+                               "\"u32\":{\"dtype\":\"U32\",\"shape\":[2],\"data_offsets\":[19,27]}}";
+    static const unsigned char numbers[] = {0x80, 0x7f, 0xff, 0x00, 0x80, 0xff, 0x7f, 0xff, 0xff, 0x01, 0x00,
+                                            0xff, 0xff, 0xff, 0xff, 0x02, 0x01, 0x00, 0x00};
+    char            bytes[512] = {0};
+    size_t          size = sizeof json - 1;
+    te_io_error     error;
+    te_safetensors *st;
+    for (int i = 0; i < 8; i++) bytes[i] = (char)(size >> 8 * i);
+    memcpy(bytes + 8, json, size);
+    memcpy(bytes + 8 + size + 8, numbers, sizeof numbers);
+    test_file_write("foreign", bytes, 8 + size + 8 + sizeof numbers);
+    CHECK_MSG(te_safetensors_open(&st, &te_io_posix, &te_mem_libc, "foreign", &error) == TE_OK, "%s", error.message);
+    const te_safetensors_entry *e = te_safetensors_get(st, te_safetensors_find(st, "c"));
+    CHECK(e->dtype == TE_DTYPE_COUNT && !strcmp(e->stored, "C64") && e->bytes == 8);
+    int32_t narrow[3];
+    int64_t wide[2];
+    CHECK(te_safetensors_read(st, te_safetensors_find(st, "c"), wide, 8, &error) == TE_ERROR_UNSUPPORTED);
+    CHECK_MSG(strstr(error.message, "tensor \"c\": dtype \"C64\" is not one of F32"), "%s", error.message);
+    CHECK(te_safetensors_read(st, te_safetensors_find(st, "i8"), narrow, 3, &error) == TE_ERROR_ARGUMENT);
+    CHECK(te_safetensors_read(st, te_safetensors_find(st, "i8"), narrow, 12, &error) == TE_OK);
+    CHECK(narrow[0] == -128 && narrow[1] == 127 && narrow[2] == -1);
+    e = te_safetensors_get(st, te_safetensors_find(st, "i16"));
+    CHECK(e->dtype == TE_I32 && !strcmp(e->stored, "I16") && e->bytes == 4 && e->size == 8);
+    CHECK(te_safetensors_read(st, te_safetensors_find(st, "i16"), narrow, 8, &error) == TE_OK);
+    CHECK(narrow[0] == -32768 && narrow[1] == 32767);
+    CHECK(te_safetensors_read(st, te_safetensors_find(st, "u16"), narrow, 8, &error) == TE_OK);
+    CHECK(narrow[0] == 65535 && narrow[1] == 1);
+    CHECK(te_safetensors_get(st, te_safetensors_find(st, "u32"))->dtype == TE_I64);
+    CHECK(te_safetensors_read(st, te_safetensors_find(st, "u32"), wide, 16, &error) == TE_OK);
+    CHECK(wide[0] == 4294967295 && wide[1] == 258);
+    te_safetensors_close(st);
 }
 
 static void test_refusals(void)
@@ -432,6 +475,7 @@ int main(void)
     test_cuts();
     test_flips();
     test_hostile();
+    test_foreign_dtypes();
     test_refusals();
     test_failing_calls();
     test_failing_memory();

@@ -426,6 +426,57 @@ static void test_fork(te_token_stream *stream)
 }
 #endif
 
+/* What is written reads back, in both types; what cannot be written leaves the file that was there. */
+static void test_writing(void)
+{
+    faulty_io        f;
+    faulty_mem       m;
+    te_io_error      error;
+    te_token_stream *stream, *back;
+    faulty_io_init(&f);
+    faulty_mem_init(&m);
+    int32_t *ids = malloc(LENGTH * sizeof *ids), *read = malloc(LENGTH * sizeof *ids);
+    CHECK(open_one(&stream, &f.io, &m.mem, "shards", &error) == TE_OK);
+    for (int type = TE_TOKEN_U16; type <= TE_TOKEN_U32; type++) {
+        te_token_reader reader;
+        CHECK(te_token_stream_write(stream, &f.io, &m.mem, "written.bin", (te_token_type)type, &error) == TE_OK);
+        FILE *file = fopen("written.bin", "rb");
+        int32_t header[256] = {0};
+        CHECK(file && fread(header, 4, 256, file) == 256 && header[2] == LENGTH && header[255] == 0);
+        CHECK(header[0] == (type == TE_TOKEN_U16 ? 20240520 : 20240801) && header[1] == (type == TE_TOKEN_U16 ? 1 : 7));
+        CHECK(file && fseek(file, 0, SEEK_END) == 0 && ftell(file) == 1024 + LENGTH * (type == TE_TOKEN_U16 ? 2 : 4));
+        if (file) fclose(file);
+        CHECK(open_one(&back, &f.io, &m.mem, "written.bin", &error) == TE_OK);
+        te_token_reader_open(&reader, back, &f.io);
+        CHECK(te_token_reader_read(&reader, 0, LENGTH, read, &error) == TE_OK);
+        for (int64_t i = 0; i < LENGTH; i++) CHECK(read[i] == token_at(i));
+        te_token_reader_close(&reader);
+        te_token_stream_close(back);
+    }
+    faulty_io_arm(&f, 0);
+    CHECK(te_token_stream_write(stream, &f.io, &m.mem, "again.bin", TE_TOKEN_U16, &error) == TE_OK);
+    long calls = atomic_load(&f.calls), refused = 0, there = 0;
+    for (long at = 1; at <= calls; at++) {
+        faulty_io_arm(&f, at);
+        refused += te_token_stream_write(stream, &f.io, &m.mem, "never.bin", TE_TOKEN_U16, &error) != TE_OK;
+        faulty_io_arm(&f, 0);
+        there += unlink("never.bin") == 0;
+    }
+    CHECK(calls > 10 && refused > calls / 2 && refused + there <= calls + 1); /* + 1: when the folder is not flushed */
+    te_token_stream_close(stream);
+    for (int i = 0; i < 5000; i++) ids[i] = i == 4999 ? 65536 : 65535;
+    te_token_memory memory = {.tokens = ids, .type = TE_TOKEN_U32, .count = 5000};
+    CHECK(te_token_stream_from_memory(&stream, &m.mem, &memory, &error) == TE_OK);
+    CHECK(te_token_stream_write(stream, &f.io, &m.mem, "written.bin", TE_TOKEN_U16, &error) == TE_ERROR_ARGUMENT);
+    CHECK_MSG(strstr(error.message, "token 4999 is 65536"), "%s", error.message);
+    CHECK(open_one(&back, &f.io, &m.mem, "written.bin", &error) == TE_OK && te_token_stream_length(back) == LENGTH);
+    te_token_stream_close(back);
+    te_token_stream_close(stream);
+    CHECK(atomic_load(&f.open_files) == 0 && m.bytes == 0);
+    free(ids);
+    free(read);
+}
+
 /* Starts cover the whole part evenly, with both ends. */
 static void test_spread(void)
 {
@@ -458,6 +509,7 @@ int main(void)
     test_many_shards();
     test_damage();
     test_open_failures();
+    test_writing();
     te_io_error error;
     te_token_stream *stream = NULL;
     CHECK(open_one(&stream, &te_io_posix, &te_mem_libc, "shards", &error) == TE_OK);

@@ -14,7 +14,7 @@ import time
 import torch
 from torch.nn import functional as F
 
-from configs import CONFIGS
+from configs import CONFIGS, GPTS
 from train_step import GPT, load_start
 
 
@@ -79,7 +79,7 @@ class Generator:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", choices=CONFIGS, default="char")
+    parser.add_argument("--config", choices=GPTS, default="char")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=1)

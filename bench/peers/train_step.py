@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""One training step of a GPT in PyTorch, timed: the peer of bench/train_step.lua.
+"""One training step of a GPT or a Llama in PyTorch, timed: the peer of bench/train_step.lua.
 
-The model is the one nanoGPT describes: pre-norm blocks, learned positions, a head that shares the token embedding's
-table, LayerNorm and Linear without biases, exact GELU, no dropout. A step is everything that a training loop does:
-zero_grad, forward, loss, backward, clipping to norm 1, AdamW. Tokens are random: what they are does not change the
-work.
+The GPT is the one nanoGPT describes: pre-norm blocks, learned positions, a head that shares the token embedding's
+table, LayerNorm and Linear without biases, exact GELU, no dropout. The Llama has RMSNorm, rotary positions, grouped
+queries, SwiGLU and a head of its own. A step is everything that a training loop does: zero_grad, forward, loss,
+backward, clipping to norm 1, AdamW. Tokens are random: what they are does not change the work.
 
 bf16 keeps float32 weights, gradients and optimizer state and computes under torch.autocast, as nanoGPT does.
 """
@@ -100,7 +100,88 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
 
-# Where tetrain keeps the weights of a block.
+class RootNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return F.rms_norm(x, self.weight.shape, self.weight, 1e-5)
+
+
+def rotate(x, cosines, sines):
+    first, second = x.chunk(2, -1)
+    return x * cosines + torch.cat((-second, first), -1) * sines
+
+
+class GroupedAttention(nn.Module):
+    """Causal self-attention with rotary positions and fewer heads of keys and values than of queries."""
+
+    def __init__(self, c, kind):
+        super().__init__()
+        self.heads, self.kv_heads, self.size = c.heads, c.kv_heads, c.width // c.heads
+        self.qkv = nn.Linear(c.width, (c.heads + 2 * c.kv_heads) * self.size, bias=False)
+        self.out = nn.Linear(c.width, c.width, bias=False)
+        self.manual = kind == "manual"
+        if self.manual:
+            future = torch.ones(c.sequence, c.sequence, dtype=torch.bool).triu(1)
+            self.register_buffer("future", future, persistent=False)
+
+    def forward(self, x, cosines, sines):
+        batch, sequence, width = x.shape
+        parts = [count * self.size for count in (self.heads, self.kv_heads, self.kv_heads)]
+        q, k, v = (part.view(batch, sequence, -1, self.size).transpose(1, 2) for part in self.qkv(x).split(parts, 2))
+        q, k = rotate(q, cosines, sines).to(v.dtype), rotate(k, cosines, sines).to(v.dtype)
+        if self.manual:
+            k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
+            scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(self.size))
+            y = scores.masked_fill(self.future, float("-inf")).softmax(-1) @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.out(y.transpose(1, 2).reshape(batch, sequence, width))
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, c, kind):
+        super().__init__()
+        self.norm1, self.norm2 = RootNorm(c.width), RootNorm(c.width)
+        self.attention = GroupedAttention(c, kind)
+        self.up = nn.Linear(c.width, 2 * c.inner, bias=False)
+        self.down = nn.Linear(c.inner, c.width, bias=False)
+
+    def forward(self, x, cosines, sines):
+        x = x + self.attention(self.norm1(x), cosines, sines)
+        gate, value = self.up(self.norm2(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * value)
+
+
+class Llama(nn.Module):
+    def __init__(self, c, kind):
+        super().__init__()
+        self.tokens = nn.Embedding(c.vocabulary, c.width)
+        self.blocks = nn.ModuleList(LlamaBlock(c, kind) for _ in range(c.layers))
+        self.norm = RootNorm(c.width)
+        self.head = nn.Linear(c.width, c.vocabulary, bias=False)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() >= 2:
+                residual = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(parameter, 0.0, 0.02 / math.sqrt(2 * c.layers) if residual else 0.02)
+        size = c.width // c.heads
+        angles = torch.arange(c.sequence)[:, None] / 10000 ** (torch.arange(0, size, 2) / size)
+        angles = torch.cat((angles, angles), -1)
+        self.register_buffer("cosines", angles.cos(), persistent=False)
+        self.register_buffer("sines", angles.sin(), persistent=False)
+
+    def forward(self, ids, targets):
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x, self.cosines, self.sines)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+
+# Where tetrain keeps the weights of a model, and those of a block.
+NAMES = {"tokens": "wte", "positions": "wpe", "norm": "norm", "head": "lm_head"}
 BLOCK_NAMES = {"norm1": "attention.1", "attention.qkv": "attention.2.qkv", "attention.out": "attention.2.proj",
                "norm2": "mlp.1", "up": "mlp.2", "down": "mlp.4"}
 
@@ -120,9 +201,9 @@ def load_start(path, model):
         return flat.view(entry["shape"])
 
     with torch.no_grad():
-        model.tokens.weight.copy_(tensor("wte.weight"))
-        model.positions.weight.copy_(tensor("wpe.weight"))
-        model.norm.weight.copy_(tensor("norm.weight"))
+        for here, there in NAMES.items():
+            if hasattr(model, here) and there + ".weight" in header: # not where it is shared
+                model.get_parameter(here + ".weight").copy_(tensor(there + ".weight"))
         for i, block in enumerate(model.blocks, 1):
             for here, there in BLOCK_NAMES.items():
                 block.get_parameter(here + ".weight").copy_(tensor("blocks.%d.%s.weight" % (i, there)))
@@ -147,7 +228,7 @@ def arguments():
 def build_step(o):
     """The training step as a function that returns the loss and when its parts ended, and the number of parameters."""
     c = CONFIGS[o.config]
-    model = GPT(c, o.attention)
+    model = (Llama if c.inner else GPT)(c, o.attention)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]

@@ -1,9 +1,9 @@
 --- te.data: where training text comes from, and batches of it.
 --
--- A source is a text file, a folder of text files, or token shards (.bin: raw uint16, or with a header that says uint16
--- or uint32). Of a folder only regular files are read, and what stands in a folder that links make reachable by several
--- ways is read once. Without any, the project's own text: the tree that the script stands in, else the sources of the
--- Lua library, which every executable carries.
+-- A source is a text file, a folder of text files, token shards (.bin: raw uint16, or with a header that says uint16
+-- or uint32, as write_tokens makes them), or ids that a script has. Of a folder only regular files are read, and what
+-- stands in a folder that links make reachable by several ways is read once. Without any, the project's own text: the
+-- tree that the script stands in, else the sources of the Lua library, which every executable carries.
 --
 -- Batches are cut by the engine in a thread of its own. Batch number s of the training part depends on the seed and s
 -- alone, so a run that resumes there sees what it would have seen. Several processes cut the same batches, of the rows
@@ -155,13 +155,40 @@ local function sample_of(source, n)
     return ("%.0f"):format(hash)
 end
 
-local function text_source(text, kind)
-    local tok = kind == "char" and tokenizer.from_points(te._core.text_points(text)) or tokenizer.byte()
-    return { tokens = te._core.encode_text(text, tok.points) }, tok
+local INTEGERS = { int64 = true, int32 = true, uint8 = true }
+
+-- A stream of the ids in a list or a tensor {n}.
+local function stream_of(who, name, ids)
+    if te.is_tensor(ids) then
+        if ids:dim() ~= 1 or not INTEGERS[ids.dtype] or ids:numel() == 0 then
+            fail("te.%s: %s: expected whole numbers {n}, got %s %s", who, name, ids.dtype, options.shape(ids))
+        end
+        local largest = ids.dtype == "int64" and te.max(ids):item() or 0 -- the engine sees negative ones itself
+        if largest >= 2 ^ 31 or ids.dtype == "int64" and te.min(ids):item() < 0 then
+            fail("te.%s: %s: expected ids from 0 to 2147483647, got %.0f", who, name,
+                largest >= 2 ^ 31 and largest or te.min(ids):item())
+        end
+    elseif type(ids) ~= "table" or getmetatable(ids) then
+        fail("te.%s: %s: expected a list or a tensor of ids, got %s", who, name, options.shown(ids))
+    end
+    return te._core.token_stream(ids, who, name)
+end
+
+local function text_source(text, tok)
+    if tok == "char" then tok = tokenizer.from_points(te._core.text_points(text)) end
+    if tok == "byte" then tok = tokenizer.byte() end
+    if tok.kind == "byte" or tok.kind == "char" then return { tokens = te._core.encode_text(text, tok.points) }, tok end
+    return { tokens = stream_of("data.open", "what the tokenizer made", tok:encode(text)) }, tok
 end
 
 -- { train = source, val = source or nil, tokenizer =, description = }
 local function find_source(opts)
+    local own = type(opts.tokenizer) == "table" and opts.tokenizer or nil -- the one of shards and ids
+    if opts.tokens ~= nil then
+        if opts.path then fail("te.data.open: path and tokens: one of them") end
+        return { train = { tokens = stream_of("data.open", "tokens", opts.tokens) }, tokenizer = own,
+            description = "tokens" }
+    end
     if not opts.path then
         local text, description = data.own_text(opts.script)
         local source, tok = text_source(text, opts.tokenizer)
@@ -179,7 +206,7 @@ local function find_source(opts)
         shards = is_folder and text == "" and shards_of(opts.path, stat)
     end
     if shards then
-        return { train = { paths = shards.train }, val = shards.val and { paths = shards.val },
+        return { train = { paths = shards.train }, val = shards.val and { paths = shards.val }, tokenizer = own,
             description = opts.path }
     end
     if text == "" then
@@ -194,16 +221,24 @@ end
 local Set = {}
 Set.__index = Set
 
+local function wrong_tokenizer(value)
+    local known = value == "byte" or value == "char"
+    if known or type(value) == "table" and not options.reason({ "callable" }, value.encode) then return end
+    return "tokenizer: expected one of byte, char or a tokenizer of te.tokenizer, got " .. options.shown(value)
+end
+
 local OPEN = {
-    path = { "string" },                     -- file, folder or shards; the project's own text when there is none
-    script = { "string" },                   -- path of the running script, for finding that text
-    tokenizer = { "string", "char", choices = { "byte", "char" } },
-    batch = { "size", 1 },                   -- rows for each process
-    rank = { "integer", 0, min = 0 },        -- of this process
-    ranks = { "size", 1 },                   -- processes that share batches
-    block = { "size", 64 },
-    seed = { "integer", 1, min = 0 },
-    val_fraction = { "number", 0.1, min = 0, max = 0.9 }, -- the end of the stream, unless shards are named val
+    path = { "string", help = "file, folder or shards; the project's own text unless given" },
+    tokens = { "any", help = "ids instead: a list or a tensor {n} of whole numbers" },
+    script = { "string", help = "path of the running script, for finding that text" },
+    tokenizer = { "any", "char", wrong = wrong_tokenizer, help = "of text: byte, char, or a tokenizer" },
+    batch = { "size", 1, help = "rows for each process" },
+    rank = { "integer", 0, min = 0, help = "of this process" },
+    ranks = { "size", 1, help = "processes that share batches" },
+    block = { "size", 64, help = "tokens of a row" },
+    seed = { "integer", 1, min = 0, help = "of the order of batches" },
+    val_fraction = { "number", 0.1, min = 0, max = 0.9,
+        help = "the end of the stream, for validation, unless shards are named val" },
 }
 
 local function loader(set, source, first, last, sequential)
@@ -213,7 +248,11 @@ local function loader(set, source, first, last, sequential)
 end
 
 --- Opens a training and a validation part.
----@return table set  n_tokens, n_train, n_val, tokenizer (nil for shards), description, train and val loaders
+---@param opts table|nil  path, of a text file, a folder or shards, or tokens, a list or tensor {n} of ids; tokenizer:
+---  "char" (of the text's characters), "byte", or one of te.tokenizer.char, byte or load, or with its methods; batch,
+---  block, seed, val_fraction; rank and ranks of several processes
+---@return table set  n_tokens, n_train, n_val, tokenizer (of shards and ids the one given), description, train and val
+---  loaders
 function data.open(opts)
     opts = options.check("te.data.open", opts, OPEN)
     if opts.rank >= opts.ranks then
@@ -238,6 +277,7 @@ function data.open(opts)
     end
     return set
 end
+options.declare(data.open, OPEN)
 
 local function check_open(self, who)
     if self.closed then fail("%s: the set is closed", who) end
@@ -278,9 +318,27 @@ function Set:validation_loss(batches, loss)
     return sum / n
 end
 
+local WRITE = { dtype = { "string", "uint16", choices = { "uint16", "uint32" }, help = "of the ids in the file" } }
+
+--- Writes ids as a shard that te.data.open reads: a header of 256 int32, which begins with a magic number, a version
+--- and how many there are, then the ids. The file appears whole or not at all.
+---@param path string  one that ends in .bin
+---@param ids table|userdata  a list or a tensor {n} of whole numbers
+---@param opts table|nil
+function data.write_tokens(path, ids, opts)
+    local who = "te.data.write_tokens"
+    options.argument(who, "path", path, { "string" })
+    opts = options.check(who, opts, WRITE)
+    require("te.files").need(who)
+    if not is_shard(path) then fail("%s: path: a shard's name ends in .bin, got %s", who, options.shown(path)) end
+    te._core.token_stream_write(path, stream_of("data.write_tokens", "ids", ids), opts.dtype)
+end
+options.declare(data.write_tokens, WRITE)
+
 --- What must be the same for a run to go on, as texts.
 function Set:texts()
-    return { tokenizer = self.tokenizer and self.tokenizer:describe(), ["data.tokens"] = ("%.0f"):format(self.n_tokens),
+    local tok = self.tokenizer
+    return { tokenizer = tok and tok.describe and tok:describe(), ["data.tokens"] = ("%.0f"):format(self.n_tokens),
         ["data.train_tokens"] = ("%.0f"):format(self.n_train), ["data.sample"] = self.sample }
 end
 

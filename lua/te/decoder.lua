@@ -17,7 +17,6 @@ local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local fuser = require "te.fuser"
-local settle = require "te.settle"
 local declared = require "te.ops.declared"
 local context_parallel = require "te.ops.context_parallel"
 local KVCache = require "te.kv_cache"
@@ -25,14 +24,15 @@ local KVCache = require "te.kv_cache"
 local Decoder = te.Module:extend("Decoder")
 
 local SHARED = {
-    vocab_size = { "size" },
-    n_layer = { "size", 12 },
-    n_head = { "size", 12 },
-    n_embd = { "size", 768 },
-    dropout = { "number", 0, min = 0, max = 1 },
-    init_std = { "number", 0.02, min = 0 },
+    vocab_size = { "size", help = "tokens that there are; needed" },
+    n_layer = { "size", 12, help = "blocks" },
+    n_head = { "size", 12, help = "heads of attention" },
+    n_embd = { "size", 768, help = "width of the hidden states" },
+    dropout = { "number", 0, min = 0, max = 1, help = "of embeddings, attention probabilities and branches" },
+    init_std = { "number", 0.02, min = 0, help = "standard deviation of initial weights" },
     quantized = { "string", choices = { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling",
-        "MXFP8BlockScaling", "NVFP4BlockScaling" } }, -- the recipe in whose format the blocks' weights are stored
+        "MXFP8BlockScaling", "NVFP4BlockScaling" },
+        help = "the recipe in whose format the blocks' weights are stored" },
 }
 
 --- The options that all models take, with those of one.
@@ -42,7 +42,13 @@ function Decoder.shared(own)
 end
 
 -- Options that are this process's and not the model's: a checkpoint has none of them.
-local OWN = { context_parallel = { "any" }, cp_comm_type = context_parallel.OPTIONS.cp_comm_type }
+local OWN = {
+    context_parallel = { "any", help = context_parallel.OPTIONS.cp_group.help },
+    cp_comm_type = context_parallel.OPTIONS.cp_comm_type,
+}
+
+--- Says what options a model's init takes.
+function Decoder.declare(class) options.declare(class.init, declared.join(class.CONFIG, OWN)) end
 
 --- Checks the options that make the model.
 function Decoder:configure(config)
@@ -85,8 +91,16 @@ function Decoder:set_context_parallel_group(group, comm_type)
     return self
 end
 
--- Hidden states {batch, seq, n_embd} after the chain.
-local function hidden_states(self, ids)
+--- Hidden states {batch, seq, n_embd} of all positions after the final norm, which the head makes logits of: what a
+--- value or reward head reads. With context_parallel they are those of this process's part; in a te.KVCache's run ids
+--- go on from the tokens that it holds.
+---@param ids userdata  {batch, seq}
+---@return userdata hidden
+function Decoder:hidden_states(ids)
+    if not te.is_tensor(ids) or ids:dim() ~= 2 then
+        fail("%s:hidden_states: ids: expected {batch, seq}, got %s", self.__name,
+            te.is_tensor(ids) and options.shape(ids) or type(ids))
+    end
     local before = KVCache.offset()
     local seq = before + ids:size(2) * (self.cp_group and self.cp_group.size or 1)
     if seq > self.config.block_size then
@@ -95,32 +109,38 @@ local function hidden_states(self, ids)
     return fuser.run_chain(self, self:embed(ids, before))
 end
 
+local FORWARD = {
+    logits = { "string", nil, choices = { "last", "all" },
+        help = "without targets: of which positions; last unless given" },
+}
+
 --- With targets {batch, seq}: logits {batch * seq, vocab_size} and the mean cross entropy, and what balances experts
---- where it is trained. Without: the logits {batch, vocab_size} after the last token only. In a te.KVCache's run ids
---- go on from the tokens that it holds.
-function Decoder:forward(ids, targets)
-    if self.cp_group and not targets then
-        fail("%s: with context_parallel targets are needed; set_context_parallel_group(nil) makes the model whole",
-            self.__name)
+--- where it is trained. Without: the logits {batch, vocab_size} after the last token only, or with { logits = "all" }
+--- those after every token, {batch, seq, vocab_size}, for a loss of one's own. In a te.KVCache's run ids go on from the
+--- tokens that it holds.
+---@param ids userdata           {batch, seq}
+---@param targets userdata|nil   {batch, seq}
+---@param opts table|nil
+function Decoder:forward(ids, targets, opts)
+    local which = opts and options.check(self.__name, opts, FORWARD).logits
+    if targets then
+        if which then fail("%s: option logits: with targets they are those of all positions", self.__name) end
+    elseif self.cp_group and which ~= "all" then
+        fail('%s: with context_parallel targets are needed, or { logits = "all" }; set_context_parallel_group(nil) '
+            .. "makes the model whole", self.__name)
     end
-    local x = hidden_states(self, ids)
+    local x = self:hidden_states(ids)
     if not targets then
-        return te.linear(x:select(2, -1), self:head())
+        return te.linear(which == "all" and x or x:select(2, -1), self:head())
     end
     local logits = te.linear(x:view({ -1, self.config.n_embd }), self:head())
     local loss, more = te.cross_entropy(logits, targets:reshape({ -1 })), self:auxiliary_loss()
     return logits, more and loss + more or loss
 end
+options.declare(Decoder.forward, FORWARD)
 
 --- What the last forward adds to the loss, or nil.
 function Decoder:auxiliary_loss() return nil end
-
-local GENERATE = {
-    temperature = { "number", 1, min = 0 }, -- 0: always the likeliest token
-    top_k = { "size" },                     -- choose among this many likeliest tokens
-    use_cache = { "boolean", true },        -- keep keys and values of the tokens before, up to block_size tokens
-    on_token = { "callable" },              -- called with every new token {batch, 1}; returning false stops
-}
 
 --- The plan of everything between the embedding and the head, for ids of this shape.
 function Decoder:explain(ids)
@@ -130,61 +150,17 @@ function Decoder:explain(ids)
     return fuser.explain_chain(self, x)
 end
 
-local function choose(logits, opts)
-    if opts.temperature == 0 then return te.argmax(logits, -1, true) end
-    logits = logits:to("float32")
-    logits = (logits - te.max(logits, -1, true)) / opts.temperature -- however low, the likeliest stays finite
-    if opts.top_k and opts.top_k < logits:size(-1) then
-        local best = te.topk(logits, opts.top_k, -1)
-        logits = te.where(te.lt(logits, best:narrow(-1, opts.top_k, 1)), -math.huge, logits)
-    end
-    return te.multinomial(te.softmax(logits, -1), 1)
-end
-
--- Logits after the last of ids; where they are longer than block_size, its last block alone is read: positions move
--- then, so that nothing in a cache holds any more.
-local function next_logits(self, ids, cache)
-    local seq, limit = ids:size(2), self.config.block_size
-    if seq > limit then return self:forward(ids:narrow(2, seq - limit + 1, limit):contiguous()) end
-    if not cache then return self:forward(ids) end
-    return cache:run(self, ids:narrow(2, cache.length + 1, seq - cache.length):contiguous())
-end
-
---- Continues ids {batch, seq} by `count` tokens, without gradients and dropout. With context_parallel, too, ids are
---- whole and this process goes on by itself.
----@return userdata ids  {batch, seq + count}
-function Decoder:generate(ids, count, opts)
-    local who = self.__name .. ":generate"
-    options.argument(who, "count", count, { "integer", min = 0 })
-    if not te.is_tensor(ids) or ids:dim() ~= 2 or ids:size(2) == 0 then
-        fail("%s: ids: expected {batch, seq} of at least one token, got %s", who,
-            te.is_tensor(ids) and options.shape(ids) or type(ids))
-    end
-    opts = options.check(who, opts, GENERATE)
-    local cache, trains, group, comm_type = opts.use_cache and KVCache() or nil, {}, self.cp_group, self.cp_comm_type
-    for _, module in self:named_modules() do
-        if module.training then trains[#trains + 1] = module end
-    end
-    local function train_again()
-        for _, module in ipairs(trains) do module.training = true end
-        if group then self:set_context_parallel_group(group, comm_type) end
-    end
-    settle.unfinished[self] = train_again
-    self:eval()
-    if group then self:set_context_parallel_group(nil) end
-    local ok, result = pcall(te.no_grad, function()
-        for _ = 1, count do
-            local token = choose(next_logits(self, ids, cache), opts):to(ids.dtype)
-            ids = te.cat({ ids, token }, 2)
-            if opts.on_token and opts.on_token(token) == false then break end
-        end
-        return ids
-    end)
-    train_again()
-    settle.unfinished[self] = nil
-    if not ok then error(result, 0) end
-    return result
-end
+--- Continues texts by `count` tokens each, without gradients and dropout: ids {batch, seq}, or prompts of different
+--- lengths as a list of lists of ids or of tensors {seq}. With context_parallel, too, ids are whole and this process
+--- goes on by itself.
+---@param ids userdata|table
+---@param count integer
+---@param opts table|nil
+---@return userdata ids  {batch, seq + count}; of a list or with eos {batch, longest}, each row from its first token on
+---  and filled up with eos, or 0
+---@return userdata|nil lengths  of a list or with eos: {batch} int64, tokens of each row, its prompt and eos included
+function Decoder:generate(ids, count, opts) return require("te.generate").run(self, ids, count, opts) end
+options.declare(Decoder.generate, function() return require("te.generate").OPTIONS end)
 
 --- Floating point operations of one token's forward and backward: 6 per weight that multiplies, and attention's share.
 function Decoder:flops_per_token()

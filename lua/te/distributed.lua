@@ -79,7 +79,7 @@ local loaded_later = {
     sequence_positions = "te.distributed.sequence",
 }
 
-return setmetatable(distributed, { __index = function(self, name)
+return setmetatable(distributed, { names = loaded_later, __index = function(self, name)
     if not loaded_later[name] then core.fail(("te.distributed has no %q"):format(tostring(name))) end
     local fn = require(loaded_later[name])[name]
     rawset(self, name, fn)

@@ -102,7 +102,7 @@ local function detached(results)
 end
 
 local OPTIONS = {
-    device = { "string", nil, help = "where to record; that of the first sample" },
+    device = { "string", nil, help = "where to record; that of the first sample unless given" },
     warmup = { "size", 2, help = "calls that run the function before one records it" },
 }
 
@@ -141,7 +141,7 @@ end
 --- detached tensors that the next call overwrites.
 ---@param fn function
 ---@param sample_inputs table  tensors like those of the calls, or values that stay the same
----@param opts table|nil  device, warmup
+---@param opts table|nil
 function graphs.graph(fn, sample_inputs, opts)
     local o = options.check("te.graph", opts, OPTIONS)
     options.argument("te.graph", "fn", fn, { "callable" })
@@ -152,6 +152,7 @@ function graphs.graph(fn, sample_inputs, opts)
     return setmetatable({ fn = fn, device = device, warmup = o.warmup, calls = 0,
         inputs = place(sample_inputs, device) }, Graph)
 end
+options.declare(graphs.graph, OPTIONS)
 
 -- Callables with a graph for each direction ---------------------------------------------------------------------------
 
@@ -245,7 +246,7 @@ end
 --- whole. Parameters collect their gradients as usual. The results are overwritten by the next call.
 ---@param callable any  a module, or a function of at most three results
 ---@param sample_inputs table  tensors like those of the calls, requires_grad as there
----@param opts table|nil  device, warmup
+---@param opts table|nil
 function graphs.make_graphed_callables(callable, sample_inputs, opts)
     local who = "te.make_graphed_callables"
     local o = options.check(who, opts, OPTIONS)
@@ -274,5 +275,7 @@ function graphs.make_graphed_callables(callable, sample_inputs, opts)
         return core.custom(forward, backward, anchor, ...)
     end
 end
+
+options.declare(graphs.make_graphed_callables, OPTIONS)
 
 return graphs

@@ -294,9 +294,10 @@ local function read_weights(folder)
 end
 
 local OPTIONS = {
-    block_size = { "size" },                                      -- instead of the longest that the file allows
-    dropout = { "number", 0, min = 0, max = 1 },
-    dtype = { "string", "float32", choices = { "float32", "bfloat16", "float16", "float64" } }, -- of parameters
+    block_size = { "size", help = "instead of the longest sequence that the file allows" },
+    dropout = { "number", 0, min = 0, max = 1, help = "as in te.models.llama" },
+    dtype = { "string", "float32", choices = { "float32", "bfloat16", "float16", "float64" },
+        help = "of the parameters" },
 }
 
 local hugging_face = {}
@@ -327,5 +328,7 @@ function hugging_face.load(folder, opts)
     te.empty_cache()
     return model
 end
+
+hugging_face.OPTIONS = OPTIONS
 
 return hugging_face

@@ -8,6 +8,7 @@ local initializers = {}
 --- N(mean, std).
 function initializers.normal(mean, std)
     options.argument("te.initializers.normal", "std", std, { "number", min = 0 })
+    --- Fills t with such numbers.
     return function(t)
         local values = te.randn(t.shape, { device = t.device })
         values:mul_(std)
@@ -28,6 +29,7 @@ function initializers.uniform(low, high)
     end
 end
 
+--- One value everywhere.
 function initializers.constant(value)
     return function(t) t:fill_(value) end
 end

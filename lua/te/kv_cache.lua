@@ -29,7 +29,8 @@ local settle = require "te.settle"
 local core = te._core
 
 local OPTIONS = {
-    max_sequence_length = { "size" }, -- memory is taken at once for so many tokens, and no more fit; grows unless given
+    max_sequence_length = { "size",
+        help = "memory is taken at once for so many tokens, and no more fit; it grows unless given" },
 }
 
 local KVCache = { active = nil } -- the cache in force
@@ -227,5 +228,7 @@ function KVCache:__tostring()
     return ("KVCache(%d%s tokens, %d attentions)"):format(self.length, self.limit and " of " .. self.limit or "",
         #self.entries)
 end
+
+options.declare(KVCache, OPTIONS)
 
 return setmetatable(KVCache, { __call = new })

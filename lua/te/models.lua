@@ -19,9 +19,13 @@ function models.from_checkpoint(saved)
 end
 
 --- The model in a folder of Hugging Face's Transformers (te.hugging_face).
+---@param folder string
+---@param opts table|nil
 function models.from_hugging_face(folder, opts) return require("te.hugging_face").load(folder, opts) end
+options.declare(models.from_hugging_face, function() return require("te.hugging_face").OPTIONS end)
 
 return setmetatable(models, {
+    names = KINDS, -- what loads when it is named, for completion and help
     __index = function(_, name)
         if not KINDS[name] then
             local near = options.nearest(tostring(name), options.names(KINDS))

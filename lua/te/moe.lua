@@ -17,6 +17,7 @@ local fail = require "te.fail"
 local options = require "te.options"
 local initializers = require "te.initializers"
 local collective = require "te.ops.collective"
+local declared = require "te.ops.declared"
 
 local moe = {}
 
@@ -94,22 +95,23 @@ end
 local MoE = te.Module:extend("MoE")
 
 local OPTIONS = {
-    topk = { "size", 2 },                       -- experts of a token
-    score_function = { "string", "softmax", choices = { "softmax", "sigmoid", "sqrtsoftplus" } },
-    use_pre_softmax = { "boolean", false },     -- probabilities over all experts, not over the chosen ones
-    num_groups = { "size" },                    -- groups of experts, of which
-    group_topk = { "size" },                    -- so many take part
-    scaling_factor = { "number", 1 },           -- of the probabilities
-    expert_bias = { "boolean", false },         -- a buffer {experts} that is added where experts are chosen
-    aux_loss_coeff = { "number", 0, min = 0 },  -- of the loss that balances experts, see forward
-    activation = { "string", "SwiGLU", choices = { "SwiGLU", "GEGLU", "ClampedSwiGLU" } }, -- inside experts
-    bias = { "boolean", false },                -- of the experts' products
-    router_bias = { "boolean", false },
-    shared = { "size" },                        -- inner width of an expert that sees every token
-    shared_gate = { "boolean", false },         -- sigmoid(linear(x)), one number for a token, times its result
-    init_method = { "callable" },
-    output_layer_init_method = { "callable" },  -- of the experts' second products
-    group = { "any" },                          -- of processes that have some experts each; nil: all are here
+    topk = { "size", 2, help = "experts of a token" },
+    score_function = { "string", "softmax", choices = { "softmax", "sigmoid", "sqrtsoftplus" },
+        help = "from logits to probabilities" },
+    use_pre_softmax = { "boolean", false, help = "probabilities over all experts, not over the chosen ones" },
+    num_groups = { "size", help = "groups of experts, of which group_topk take part" },
+    group_topk = { "size", help = "see num_groups" },
+    scaling_factor = { "number", 1, help = "of the probabilities" },
+    expert_bias = { "boolean", false, help = "a buffer {experts} that is added where experts are chosen" },
+    aux_loss_coeff = { "number", 0, min = 0, help = "of the loss that balances experts, field aux_loss after forward" },
+    activation = { "string", "SwiGLU", choices = { "SwiGLU", "GEGLU", "ClampedSwiGLU" }, help = "inside experts" },
+    bias = { "boolean", false, help = "of the experts' products" },
+    router_bias = { "boolean", false, help = "of the router's product" },
+    shared = { "size", help = "inner width of an expert that sees every token; none unless given" },
+    shared_gate = { "boolean", false, help = "its result times sigmoid(linear(x)), one number for a token" },
+    init_method = declared.INIT,
+    output_layer_init_method = { "callable", help = "of the experts' second products; init_method unless given" },
+    group = { "any", help = "of te.distributed: processes that have some experts each; all are here unless given" },
 }
 
 -- The experts of this process: how many there are, and what fills them with their part of what fills all.
@@ -123,6 +125,7 @@ local function share_experts(self, who, group)
     return here, function(init) return experts.initializer(init, before, here, all - before - here) end
 end
 
+--- A mixture of experts in an MLP's place: a router gives every token to topk of num_experts gated MLPs.
 ---@param hidden number  width of tokens
 ---@param inner number   width inside an expert
 function MoE:init(hidden, inner, num_experts, opts)
@@ -155,6 +158,7 @@ function MoE:init(hidden, inner, num_experts, opts)
         te.Linear(opts.shared, hidden, second))
     if opts.shared_gate then self.shared_gate = te.Linear(hidden, 1, { bias = false, init_method = init }) end
 end
+options.declare(MoE.init, OPTIONS)
 
 -- What the shared expert makes of rows.
 local function share(self, x)

@@ -142,16 +142,19 @@ end
 
 local numerics = {}
 
+local WATCH = {
+    every = { "size", 1, help = "of so many steps one is looked at" },
+    done = { "integer", 0, min = 0, help = "steps made before, where a run goes on" },
+    roles = { "table", ROLES, help = "which operands" },
+}
+
 --- Begins to look at the products of a model, until its stop() is called.
 ---@param model table
----@param opts table|nil  every: of so many steps one is looked at (1); done: steps made before, where a run goes on
----                       (0); roles: some of "input", "weight", "grad_output" (all)
+---@param opts table|nil
 ---@return table watch  values(), stop(); prints as a table
 function numerics.watch(model, opts)
     if not Module.is(model, Module) then fail("te.numerics.watch: expected a model, got %s", type(model)) end
-    opts = options.check("te.numerics.watch", opts, {
-        every = { "size", 1 }, done = { "integer", 0, min = 0 }, roles = { "table", ROLES },
-    })
+    opts = options.check("te.numerics.watch", opts, WATCH)
     local watch = setmetatable({ products = products_of(model), roles = check_roles(opts.roles), every = opts.every,
         steps = opts.done, step = nil, on = false }, Watch)
     if #watch.products == 0 then fail("te.numerics.watch: %s multiplies with no weight", model.__name) end
@@ -163,6 +166,7 @@ function numerics.watch(model, opts)
     mode.watching = begin_step
     return watch
 end
+options.declare(numerics.watch, WATCH)
 
 --- The values of everything that is watched.
 function numerics.values()

@@ -1,8 +1,9 @@
 --- Declared options: one table says name, type, default and range; checks, messages and --help follow from it.
 --
--- A declaration is { type, default, min =, max =, choices =, wrong =, help = }; wrong(value) says what is wrong with a
--- value of the right type, or nothing. Types are Lua's own, "integer", "size" (an integer above 0), and "any". An
--- option without a default may stay nil.
+-- A declaration is { type, default, min =, max =, choices =, wrong =, help =, fields = }; wrong(value) says what is
+-- wrong with a value of the right type, or nothing. Types are Lua's own, "integer", "size" (an integer above 0),
+-- "callable" and "any". An option without a default may stay nil. `help` is for people: what help, annotations and
+-- documentation say of it; `fields`, for them as well, declares what a table that is given may hold.
 
 local fail = require "te.fail"
 
@@ -52,10 +53,51 @@ function options.describe(declared)
     return text
 end
 
+--- A default as people read it.
+function options.default(declared)
+    local value = declared[2]
+    if type(value) == "table" then
+        local parts = {}
+        for i, part in ipairs(value) do parts[i] = tostring(part) end
+        return "{ " .. table.concat(parts, ", ") .. " }"
+    end
+    return tostring(value)
+end
+
+--- Declarations as a list of { name, declaration }, sorted; what stands in the table of another one as "rope.base".
+---@param declared table<string, table>
+---@return table[]
+function options.rows(declared, prefix, rows)
+    rows = rows or {}
+    for _, name in ipairs(options.names(declared)) do
+        local full = (prefix or "") .. name
+        rows[#rows + 1] = { full, declared[name] }
+        if declared[name].fields then options.rows(declared[name].fields, full .. ".", rows) end
+    end
+    return rows
+end
+
 --- The group of te.distributed that an argument or option names; nil stays nil.
 function options.group(who, name, group)
     if group == nil or require("te").distributed.is_group(group) then return group end
     fail("%s: %s: expected a group of te.distributed, got %s", who, name, options.shown(group))
+end
+
+-- Declarations by the function that takes the options.
+local takers = setmetatable({}, { __mode = "k" })
+
+--- Says what options a function takes, an init those of its class: what help, annotations and documentation tell.
+---@param taker any
+---@param declared table|function  declarations by name, or what gives them when they are asked for
+function options.declare(taker, declared) takers[taker] = declared end
+
+--- The declared options of a function or a class; nil where none are known.
+---@param taker any
+---@return table|nil
+function options.of(taker)
+    local declared = takers[taker] or type(taker) == "table" and rawget(taker, "__index") and takers[taker.init]
+    if type(declared) == "function" then return declared() end
+    return declared or nil
 end
 
 --- A value as messages show it: texts in quotes, long ones cut off.

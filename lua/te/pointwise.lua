@@ -7,7 +7,8 @@
 -- The function runs once with symbols in place of tensors; what it does to them is written down as a formula. Every
 -- operation of the engine that has a formula of its own may be used, also as a method, and sums, means and extremes
 -- along the last dimension that keep it: te.mean(x, -1, true). Since the function runs once for all values, it cannot
--- look at them: te.where and comparisons like te.lt take the place of `if`. A formula has at most 4096 operations.
+-- look at them: te.where and comparisons like te.lt take the place of `if`. Numbers that it captures are frozen in the
+-- formula; those that change are arguments: f(x, 0.5). A formula has at most 4096 operations.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -87,7 +88,8 @@ end
 --- arguments broadcast to and the dtype that they promote to, bool where all of them are comparisons; numbers may stand
 --- for tensors. What lies between is float32, or float64 where an argument is, and rounded only where the function
 --- casts. Where an argument is int64, int32 or uint8, or bool and none is of floats, the function runs on the arguments
---- themselves, one operation after the other.
+--- themselves, one operation after the other. fn runs once, with symbols in place of tensors: numbers
+--- that it reads from outside stay what they are then, so pass numbers that change as arguments.
 ---@param fn function
 local function pointwise(fn, ...)
     options.last("te.pointwise", 1, ...)

@@ -152,13 +152,16 @@ function methods:update(role, scale, history)
 end
 
 local function define(name)
-    return function(given, ...)
+    --- A recipe: how the operands of matrix products are quantized.
+    local function new(opts, ...)
         options.last("te.recipe." .. name, 1, ...)
         local self = setmetatable({}, Recipe)
         rawset(self, "_name", name)
-        set_options(self, given)
+        set_options(self, opts)
         return self
     end
+    options.declare(new, recipes[name])
+    return new
 end
 
 local library = {
@@ -167,8 +170,10 @@ local library = {
         if type(fields) ~= "table" then fail("te.recipe.Quantizer: expected a table, got %s", type(fields)) end
         return quantizer(fields)
     end,
+    --- Whether value is a recipe.
     is_recipe = function(value) return getmetatable(value) == Recipe end,
     HighPrecision = HighPrecision,
+    --- Whether value is a quantizer.
     is_quantizer = function(value) return getmetatable(value) == Quantizer end,
 }
 for name in pairs(recipes) do library[name] = define(name) end

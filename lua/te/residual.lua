@@ -15,18 +15,24 @@ local Residual = Sequential:extend("Residual")
 Residual.is_residual = true
 Residual.parallel = false
 
+local OPTIONS = {
+    drop_path = { "number", 0, min = 0, max = 1,
+        help = "the probability to leave a sequence's branch out while training (stochastic depth)" },
+    parallel = { "boolean", false, help = "every module is a branch of its own, and all are added" },
+}
+
+--- x + what its modules make of x, one after the other. Options come last, in a table.
 function Residual:init(...)
     local modules, n = { ... }, select("#", ...)
     if type(modules[n]) == "table" and getmetatable(modules[n]) == nil then
-        local opts = options.check("te.Residual", modules[n], {
-            drop_path = { "number", 0, min = 0, max = 1 }, parallel = { "boolean", false },
-        })
+        local opts = options.check("te.Residual", modules[n], OPTIONS)
         modules[n], n = nil, n - 1
         self.parallel = opts.parallel
         if opts.drop_path > 0 then self.drop_path = te.StochasticDepth(opts.drop_path) end
     end
     Sequential.init(self, unpack(modules, 1, n))
 end
+options.declare(Residual.init, OPTIONS)
 
 function Residual:describe() return self.parallel and "parallel" or "" end
 

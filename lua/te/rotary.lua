@@ -9,34 +9,38 @@
 local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
+local declared = require "te.ops.declared"
 
 local rotary = {}
 
-local FREQUENCIES = {
-    base = { "number", 10000, wrong = function(v) if v <= 0 then return "base: expected a number above 0" end end },
-    scaling = { "table" },
-    device = { "string" },
-}
-
-local TYPE = { "string", "linear", choices = { "linear", "llama3", "yarn" } }
-local FACTOR = { "number", 1, wrong = function(v) if v <= 0 then return "factor: expected a number above 0" end end }
+local TYPE = { "string", "linear", choices = { "linear", "llama3", "yarn" }, help = "which pairs are slowed down" }
+local FACTOR = { "number", 1, wrong = function(v) if v <= 0 then return "factor: expected a number above 0" end end,
+    help = "how much longer the context gets" }
+local ORIGINAL = { "size", 8192, help = "llama3, yarn: the context that the model was trained with" }
 
 -- What each type of scaling takes.
 local SCALING = {
     linear = { type = TYPE, factor = FACTOR },
     llama3 = {
         type = TYPE, factor = FACTOR,
-        low_freq_factor = { "number", 1 },
-        high_freq_factor = { "number", 4 },
-        original_max_position_embeddings = { "size", 8192 },
+        low_freq_factor = { "number", 1, help = "llama3: pairs that turn less often are slowed down" },
+        high_freq_factor = { "number", 4, help = "llama3: pairs that turn more often are left alone" },
+        original_max_position_embeddings = ORIGINAL,
     },
     yarn = {
         type = TYPE, factor = FACTOR,
-        beta_fast = { "number", 32 },
-        beta_slow = { "number", 1 },
-        truncate = { "boolean", true }, -- the range is one of whole pairs
-        original_max_position_embeddings = { "size", 8192 },
+        beta_fast = { "number", 32, help = "yarn: pairs that turn more often are left alone" },
+        beta_slow = { "number", 1, help = "yarn: pairs that turn less often are slowed down" },
+        truncate = { "boolean", true, help = "yarn: the range between is one of whole pairs" },
+        original_max_position_embeddings = ORIGINAL,
     },
+}
+
+local FREQUENCIES = {
+    base = { "number", 10000, wrong = function(v) if v <= 0 then return "base: expected a number above 0" end end,
+        help = "pair k of n turns by base ^ (-k / n) a position" },
+    scaling = { "table", help = "stretches the context", fields = declared.join(SCALING.llama3, SCALING.yarn) },
+    device = { "string", help = "of the result" },
 }
 
 local function check_scaling(who, given)
@@ -104,13 +108,17 @@ function rotary.frequencies(size, opts)
     end
     return te.tensor(values, { dtype = "float32", device = opts.device })
 end
+options.declare(rotary.frequencies, FREQUENCIES)
 
 local MODULE = {
     base = FREQUENCIES.base, scaling = FREQUENCIES.scaling,
-    size = { "size" },                    -- features of a head that turn, the first ones; all unless given
-    interleaved = { "boolean", false },   -- pairs are neighbours
-    frequencies = { "any" },              -- a tensor, instead of base, scaling and size
+    size = { "size", help = "features of a head that turn, the first ones; all unless given" },
+    interleaved = { "boolean", false, help = "pairs are neighbours, not one feature of each half" },
+    frequencies = { "any", help = "a tensor {pairs}, instead of base, scaling and size" },
 }
+
+--- The declaration of that option.
+rotary.OPTION = { "any", help = "true, or a table: queries and keys are turned by their positions", fields = MODULE }
 
 --- The option `rope` of attention modules, true or a table: frequencies, and whether pairs are neighbours.
 ---@param who string

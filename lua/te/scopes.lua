@@ -99,6 +99,10 @@ local function answered(before, ok, ...)
 end
 
 function te.grad(outputs, inputs, ...)
+    local opts = ...
+    if type(opts) == "table" and opts.create_graph == true then
+        core.fail "te.grad: option create_graph: gradients of gradients are not recorded"
+    end
     local before = asked
     asked = type(inputs) == "table" and inputs or { inputs }
     return answered(before, xpcall(run_grad, core.remember, outputs, inputs, ...))

@@ -127,8 +127,8 @@ if not rawget(te, "zero_") then define("zero_", function(x) return x:fill_(0) en
 
 -- Help ------------------------------------------------------------------------------------------------------------
 
---- What an operation, function or class of `te` is, by its name or itself: its signature and description. A list of all
---- operations without one.
+--- What an operation, function or class of `te` is, by its name ("softmax", "optim.AdamW") or itself: its signature,
+--- description and options. A list of all operations without one.
 ---@param name string|function|table|nil
 ---@return string
 function te.help(name)
@@ -140,7 +140,8 @@ function te.help(name)
     if name == nil then return table.concat(lines, "\n") end
     local known, text = pcall(function() return require("te.tools.help").text(name) end)
     if known and type(name) ~= "number" and type(name) ~= "boolean" then return text end
-    local nearest = core.nearest(tostring(name), names)
+    local nearest = not known and tostring(text):match "did you mean ([%w_.]+)%?$"
+        or core.nearest(tostring(name), names)
     fail(2, "help", "no operation %q%s", tostring(name), nearest and ("; did you mean %q?"):format(nearest) or "")
 end
 
@@ -172,10 +173,52 @@ if core.safetensors_write then
         core.safetensors_write(path, entries, metadata)
     end
 
-    --- Tensors by name, metadata by name, and the names in the order of the file.
-    function te.load(path, ...)
-        options().last("te.load", 1, ...)
-        local names, tensors, metadata = core.safetensors_read(path)
+    -- What tells core.safetensors_read which tensors to read, and what raises where a name of a list is not there.
+    local function chooser(wanted)
+        if type(wanted) == "function" then return wanted end
+        if type(wanted) == "string" then
+            local ok, reason = pcall(string.find, "", wanted)
+            if not ok then fail(3, "load", "names: %s: %s", shown(wanted), reason) end
+            return function(name) return name:find(wanted) ~= nil end
+        end
+        if type(wanted) ~= "table" or te.is_tensor(wanted) then
+            fail(3, "load", "names: expected a list, a pattern or a function, got %s", shown(wanted))
+        end
+        local missing, all = {}, {}
+        for i = 1, options().list("te.load", "names", wanted) do
+            if type(wanted[i]) ~= "string" then
+                fail(3, "load", "names: entry %d: expected a string, got %s", i, shown(wanted[i]))
+            end
+            missing[wanted[i]] = true
+        end
+        return function(name)
+            local found = missing[name]
+            missing[name], all[#all + 1] = nil, name
+            return found
+        end, function(path)
+            local name = options().names(missing)[1]
+            local near = name and core.nearest(name, all)
+            if not name then return end
+            fail(3, "load", "names: %s has no tensor %s%s", path, shown(name),
+                near and ("; did you mean %q?"):format(near) or "")
+        end
+    end
+
+    --- Tensors by name, metadata by name, and the names in the order of the file. Whole numbers of dtypes that tensors
+    --- do not have become wider ones: I8, I16 and U16 int32, U32 int64. Other dtypes are an error if they are wanted.
+    ---@param path string
+    ---@param opts table|nil  names: a list, a pattern of string.find, or a function of a name that says yes or no. Only
+    ---  these tensors are read; names are those in the file
+    ---@return table<string, userdata> tensors
+    ---@return table<string, string> metadata
+    ---@return string[] names
+    function te.load(path, opts, ...)
+        options().last("te.load", 2, ...)
+        local wanted = options().check("te.load", opts, { names = { "any" } }).names
+        local choose, check
+        if wanted ~= nil then choose, check = chooser(wanted) end
+        local names, tensors, metadata = core.safetensors_read(path, choose)
+        if check then check(path) end
         if metadata and metadata["te.nested/"] then
             tensors, metadata = require("te.nested").restore(tensors, metadata)
         end

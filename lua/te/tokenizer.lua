@@ -7,6 +7,7 @@
 
 local fail = require "te.fail"
 local options = require "te.options"
+local each = require "te.tokenizer.ids"
 
 local tokenizer = {}
 
@@ -70,15 +71,19 @@ local function check_text(text, opts)
     options.check("te.tokenizer", opts, ENCODE)
 end
 
+--- The text of a list of ids or a tensor {n}; of a tensor {batch, n} a list of texts.
+---@param ids integer[]|userdata
+---@return string|string[]
 local function decode(self, ids, opts)
-    options.argument("te.tokenizer", "ids", ids, { "table" })
     options.check("te.tokenizer", opts, DECODE)
-    local pieces = {}
-    for i = 1, options.list("te.tokenizer", "ids", ids) do
-        pieces[i] = self.texts[ids[i]]
-            or fail("te.tokenizer: token %s of a vocabulary of %d", tostring(ids[i]), self.vocab_size)
-    end
-    return table.concat(pieces)
+    return each(ids, function(list)
+        local pieces = {}
+        for i = 1, options.list("te.tokenizer", "ids", list) do
+            pieces[i] = self.texts[list[i]]
+                or fail("te.tokenizer: token %s of a vocabulary of %d", tostring(list[i]), self.vocab_size)
+        end
+        return table.concat(pieces)
+    end)
 end
 
 local Byte = { kind = "byte", vocab_size = 256, texts = {}, decode = decode }
@@ -94,6 +99,9 @@ end
 
 --- A token that a text may begin after: the newline.
 function Byte.start() return 10 end
+
+--- The ids that end a text: none.
+function Byte.ends() return {} end
 
 function Byte.describe() return "byte" end
 
@@ -127,8 +135,12 @@ end
 --- A token that a text may begin after: the newline, where the vocabulary has it.
 function Char:start() return self.ids[10] or 0 end
 
+--- The ids that end a text: none.
+function Char.ends() return {} end
+
 function Char:describe() return "char " .. table.concat(self.points, " ") end
 
+--- A tokenizer whose tokens are the bytes of a text.
 function tokenizer.byte() return setmetatable({}, Byte) end
 
 --- A tokenizer of the characters of `text`.

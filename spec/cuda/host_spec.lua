@@ -138,6 +138,22 @@ describe("the host's part of a training step", function()
         end
     end)
 
+    it("is never more than so many operations ahead where these check their ids, and waits for no more", function()
+        local table_, id = te.randn({ 5, 3 }, { device = "cuda" }),
+            te.tensor({ 3 }, { dtype = "int64", device = "cuda" })
+        te.embedding(table_, id)
+        te.synchronize "cuda"
+        local events = tonumber(driver.te_fake_count "cuEventSynchronize")
+        local seen = calls_of(function()
+            for _ = 1, 640 do te.embedding(table_, id):release() end
+        end)
+        assert.equal(0, seen.waits)
+        assert.is_true(seen.reads <= 10, seen.reads .. " reads")
+        events = tonumber(driver.te_fake_count "cuEventSynchronize") - events
+        assert.is_true(events <= 10, events .. " waits for events")
+        te.synchronize "cuda"
+    end)
+
     -- train_gpt's loop: the figures of a step come in one copy, which is looked at when the
     -- next step has been launched.
     it("waits for nothing in train_gpt's loop", function()

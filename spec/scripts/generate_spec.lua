@@ -54,6 +54,37 @@ describe("generate.lua --hugging-face", function()
         assert.equal(tokenizer:decode(ids) .. "\n", output)
     end)
 
+    it("stops at the end of a text, unless it is not to", function()
+        local model, tokenizer = te.models.from_hugging_face(folder), te.tokenizer.load(folder)
+        local start, stop = tokenizer:encode "Fusion", tokenizer:id "<|endoftext|>"
+        -- a head whose row of the end is twice that of the token chosen third
+        local tokens = model:generate({ start }, 3, { temperature = 0 }):totable()[1]
+        local weights = te.load(folder .. "/model.safetensors")
+        weights["wte.weight"][stop + 1]:copy_(weights["wte.weight"][tokens[#tokens] + 1] * 2)
+        te.save(folder .. "/model.safetensors", weights)
+        model = te.models.from_hugging_face(folder)
+        local whole = model:generate({ start }, 12, { temperature = 0 }):totable()[1]
+        local upto = {}
+        for i, id in ipairs(whole) do
+            if i > #start and id == stop then break end
+            upto[i] = id
+        end
+        assert.is_true(#upto < #whole)
+        local options = ("--hugging-face=%s --prompt=Fusion --tokens=12 --temperature=0"):format(folder)
+        assert.equal(tokenizer:decode(upto) .. "\n", (generate(options)))
+        assert.equal(tokenizer:decode(whole) .. "\n", (generate(options .. " --ignore-eos")))
+    end)
+
+    it("draws from the likeliest of so much probability", function()
+        local options = ("--hugging-face=%s --prompt=Fusion --tokens=8 --ignore-eos"):format(folder)
+        local likeliest = generate(options .. " --temperature=0")
+        assert.equal(likeliest, (generate(options .. " --temperature=5 --top-p=0.000001")))
+        assert.not_equal(likeliest, (generate(options .. " --temperature=5 --top-p=1")))
+        local output, status = generate(options .. " --top-p=0")
+        assert.matches("--top-p: expected a number above 0, got 0", output, 1, true)
+        assert.equal(2, status)
+    end)
+
     it("says what is missing", function()
         os.remove(folder .. "/tokenizer.json")
         local output, status = generate("--hugging-face=" .. folder)

@@ -11,12 +11,12 @@ end
 
 local function numbers(t) return t:detach():to("float64"):reshape({ -1 }):totable() end
 
---- Shapes are equal and each number is, but for `tolerance` times the largest finite one; so are infinities and what is
---- not a number.
-function alike.near(name, a, b, tolerance)
+--- Shapes are equal, and so is each number up to `tolerance` times the largest finite one, or times `least` where all
+--- are smaller. Infinities and NaN are where they are in the other.
+function alike.near(name, a, b, tolerance, least)
     local shapes = { table.concat(a.shape, ","), table.concat(b.shape, ",") }
     alike.check(shapes[1] == shapes[2], "%s: shapes {%s} and {%s}", name, shapes[1], shapes[2])
-    local is, want, largest = numbers(a), numbers(b), 0
+    local is, want, largest = numbers(a), numbers(b), least or 0
     for _, v in ipairs(want) do
         if math.abs(v) < math.huge then largest = math.max(largest, math.abs(v)) end
     end

@@ -2,30 +2,11 @@
 -- process. Prints "ok" and how many checks were made; an error ends all processes.
 
 local te = require "te"
+local alike = require "spec.support.alike"
 
 local D = te.distributed
-local world = D.world()
+local world, check, near, refused = alike.world, alike.check, alike.near, alike.fails
 local rank, size = world.rank, world.size
-local checks = 0
-
-local function check(holds, format, ...)
-    checks = checks + 1
-    if not holds then error(("rank %d: " .. format):format(rank, ...), 2) end
-end
-
--- Off by so much of the largest value, or of `least` where all are smaller.
-local function near(name, a, b, tolerance, least)
-    local shapes = { table.concat(a.shape, ","), table.concat(b.shape, ",") }
-    check(shapes[1] == shapes[2], "%s: shapes {%s} and {%s}", name, unpack(shapes))
-    local a64, b64 = a:detach():to "float64", b:detach():to "float64"
-    local off = (a64 - b64):abs():max():item() / math.max(b64:abs():max():item(), least or 1e-30)
-    check(off <= tolerance, "%s: off by %g of the largest", name, off)
-end
-
-local function refused(message, fn, ...)
-    local done, problem = pcall(fn, ...)
-    check(not done and tostring(problem):find(message, 1, true), "%q, not %q", tostring(problem), message)
-end
 
 local TOLERANCE = { float64 = 1e-12, float32 = 2e-5 }
 local DTYPES = { "float64", "float32" } -- in this order in all processes
@@ -292,6 +273,11 @@ for _, kind in ipairs { "gpt", "llama" } do
             local logits, loss = whole(ids, targets)
             local own_logits, own_loss = own(part(ids), part(targets))
             near(name .. ", logits", own_logits, part(logits:view { 2, SEQ, 30 }):view { -1, 30 }, 1e-4)
+            te.no_grad(function()
+                near(name .. ", all logits", own(part(ids), nil, { logits = "all" }),
+                    part(logits:detach():view { 2, SEQ, 30 }), 1e-4)
+                near(name .. ", hidden states", own:hidden_states(part(ids)), part(whole:hidden_states(ids)), 1e-4)
+            end)
             near(("%s, loss %d"):format(name, step), world:all_reduce(own_loss:detach(), "average"), loss, 1e-5)
             loss:backward()
             own_loss:backward()
@@ -333,4 +319,4 @@ if size == 4 then
     near("in a pair", y, module:set_context_parallel_group(nil)(x), 1e-5)
 end
 
-print(("ok %d"):format(checks))
+alike.done()

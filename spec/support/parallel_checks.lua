@@ -2,22 +2,9 @@
 -- how many checks were made; an error ends all processes.
 
 local te = require "te"
+local alike = require "spec.support.alike"
 
-local world = te.distributed.world()
-local checks = 0
-
-local function check(holds, format, ...)
-    checks = checks + 1
-    if not holds then error(("rank %d: " .. format):format(world.rank, ...), 2) end
-end
-
-local function near(name, a, b, tolerance)
-    check(table.concat(a.shape, ",") == table.concat(b.shape, ","), "%s: shapes {%s} and {%s}", name,
-        table.concat(a.shape, ","), table.concat(b.shape, ","))
-    local a64, b64 = a:detach():to "float64", b:detach():to "float64"
-    local off = (a64 - b64):abs():max():item() / (b64:abs():max():item() + 1e-30)
-    check(off <= tolerance, "%s: off by %g of the largest", name, off)
-end
+local world, check, near = alike.world, alike.check, alike.near
 
 local function rows(t) return t:narrow(1, world.rank * t.shape[1] / world.size + 1, t.shape[1] / world.size) end
 local function columns(t) return t:narrow(2, world.rank * t.shape[2] / world.size + 1, t.shape[2] / world.size) end
@@ -208,4 +195,4 @@ if world.size == 1 then return end
 local wrong, message = pcall(te.Linear, 3 * world.size + 1, 4, { tensor_parallel_mode = "row" })
 check(not wrong and message:find("in_features = %d+ cannot be split between"), "%s", tostring(message))
 
-io.write(("ok %d\n"):format(checks))
+alike.done()

@@ -18,6 +18,15 @@ end
 --- What `n` processes of the command print, and the exit status of mpirun.
 function processes.run(n, words) return shell.capture(command(n, words)) end
 
+--- Runs spec/support/NAME_checks.lua in `n` processes: what they print, the exit status of mpirun, and how many of them
+--- end with "ok" and a number of checks.
+function processes.checks(n, name)
+    local tetrain = os.getenv("TETRAIN") or "build/tetrain"
+    local text, status = processes.run(n, ("'%s' spec/support/%s_checks.lua"):format(tetrain, name))
+    local _, oks = text:gsub("ok %d+\n", "")
+    return text, status, oks
+end
+
 local works
 
 --- Whether this build has the module, and mpirun is there and can start something.

@@ -90,7 +90,10 @@ local wrong = {
     { [[te.ones(2).dtype = "float64"]],
         3, [[tensors have no field "dtype" that can be set]] },
     { [[te.ones(2):backward()]],
-        3, [[te.backward: the tensor does not depend on anything that requires a gradient]] },
+        3, [[te.backward: the tensor does not depend on anything that requires a gradient (how gradients were ]]
+            .. "computed is not recorded)" },
+    { [[local x = te.ones({2}, {requires_grad = true}) te.grad((x ^ 3):sum(), x, {create_graph = true})]],
+        3, [[te.grad: option create_graph: gradients of gradients are not recorded]] },
     { [[local x = te.ones({2}, {requires_grad = true}); (x * 2):backward()]],
         3, [[te.backward: a gradient is needed for a tensor of shape {2}]] },
     { [[local x = te.ones({2}, {requires_grad = true}); te.grad(x * 2, x)]],
@@ -220,7 +223,7 @@ local wrong = {
     { [[te.optim.AdamW({te.ones(2)}, {lr = "x"})]],
         3, [[te.optim.AdamW: option lr: expected number, at least 0, got "x"]] },
     { [[te.optim.AdamW(te.Linear(2, 2):parameters(), {learning_rate = 1})]],
-        3, [[te.optim.AdamW: unknown option "learning_rate"; known are betas, eps, lr, master_dtype, ]]
+        3, [[te.optim.AdamW: unknown option "learning_rate"; known are betas, eps, lr, lr_scale, master_dtype, ]]
             .. [[master_weights, weight_decay]] },
     { [[te.load("/no/such/model.safetensors")]],
         3, [[te.load: /no/such/model.safetensors: cannot open: No such file or directory]] },

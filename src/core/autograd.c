@@ -343,7 +343,8 @@ static te_status seed(te_engine *e, te_tensor *output, te_tensor *grad)
     const char *name = e->captures ? "te.grad" : "te.backward";
     if (!te_needs_grad(output))
         return te_fail(ctx, TE_ERROR_ARGUMENT,
-                       "%s: the tensor does not depend on anything that requires a gradient", name);
+                       "%s: the tensor does not depend on anything that requires a gradient (how gradients were "
+                       "computed is not recorded)", name);
     if (grad && (!te_same_shape(grad, output)))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: gradient %s for a tensor %s", name, TE_SHAPE_TEXT(grad),
                        TE_SHAPE_TEXT(output));

@@ -37,6 +37,24 @@ static const char *const dtype_names[TE_DTYPE_COUNT] = {
     [TE_I32] = "I32", [TE_U8] = "U8",     [TE_BOOL] = "BOOL", [TE_F8E4M3] = "F8_E4M3", [TE_F8E5M2] = "F8_E5M2",
 };
 
+/* Whole numbers that tensors do not have, and what they are read as. */
+static const struct {
+    char     name[4];
+    int      bytes;
+    bool     negative; /* whether there are numbers below 0 */
+    te_dtype dtype;
+} widened[] = {{"I8", 1, true, TE_I32}, {"I16", 2, true, TE_I32}, {"U16", 2, false, TE_I32}, {"U32", 4, false, TE_I64}};
+
+enum { WIDENED = sizeof widened / sizeof *widened };
+
+/* The row of widened that an entry is read by; WIDENED: none. */
+static int widening(const te_safetensors_entry *e)
+{
+    int i = 0;
+    while (i < WIDENED && strcmp(e->stored, widened[i].name) != 0) i++;
+    return i;
+}
+
 const char *te_safetensors_dtype_name(te_dtype dtype) { return dtype_names[dtype]; }
 
 /* --- 1. the header's bytes -------------------------------------------------------------------------------------- */
@@ -115,21 +133,18 @@ static te_status entry_fail(const te_safetensors *st, const te_safetensors_entry
     return te_io_fail(error, status, st->path, "header: tensor \"%.*s\": %s", NAME_SHOWN, e->name, what);
 }
 
-static te_status read_dtype(const te_safetensors *st, te_safetensors_entry *e, const json_t *json, te_io_error *error)
+static te_status read_dtype(te_safetensors *st, te_safetensors_entry *e, const json_t *json, te_io_error *error)
 {
     const char *name = json_string_value(json);
     if (!name) return entry_fail(st, e, TE_ERROR_IO, "no text \"dtype\"", error);
-    for (int i = 0; i < TE_DTYPE_COUNT; i++) {
-        if (strcmp(name, dtype_names[i]) != 0) continue;
-        e->dtype = (te_dtype)i;
-        return TE_OK;
-    }
-    char what[160];
-    snprintf(what, sizeof what, "dtype \"%.20s\" is not one of F32 BF16 F16 F64 I64 I32 U8 BOOL F8_E4M3 F8_E5M2", name);
-    return entry_fail(st, e, TE_ERROR_UNSUPPORTED, what, error);
+    e->stored = keep(st, name);
+    int i = 0, row = widening(e);
+    while (i < TE_DTYPE_COUNT && strcmp(name, dtype_names[i]) != 0) i++;
+    e->dtype = row < WIDENED ? widened[row].dtype : (te_dtype)i;
+    return TE_OK;
 }
 
-/* The shape, and e->bytes from it. */
+/* The shape, and from it the sizes, which those of an unknown dtype are not. */
 static te_status read_shape(const te_safetensors *st, te_safetensors_entry *e, const json_t *json, te_io_error *error)
 {
     if (!json_is_array(json)) return entry_fail(st, e, TE_ERROR_IO, "no list \"shape\"", error);
@@ -140,8 +155,10 @@ static te_status read_shape(const te_safetensors *st, te_safetensors_entry *e, c
         return entry_fail(st, e, TE_ERROR_UNSUPPORTED, what, error);
     }
     e->ndim = (int)ndim;
-    int64_t room = (int64_t)te_dtype_size(e->dtype); /* bytes with empty dimensions as 1: strides must fit too */
-    e->bytes = room;
+    bool    known = e->dtype < TE_DTYPE_COUNT;
+    int64_t element = known ? (int64_t)te_dtype_size(e->dtype) : 1;
+    int64_t room = element; /* bytes with empty dimensions as 1: strides must fit too */
+    e->size = element;
     for (size_t i = 0; i < ndim; i++) {
         const json_t *item = json_array_get(json, i);
         if (!json_is_integer(item) || json_integer_value(item) < 0)
@@ -149,9 +166,11 @@ static te_status read_shape(const te_safetensors *st, te_safetensors_entry *e, c
         int64_t n = json_integer_value(item);
         if (n > INT64_MAX / room) return entry_fail(st, e, TE_ERROR_IO, "\"shape\" overflows 64 bits", error);
         room *= n ? n : 1;
-        e->bytes *= n;
+        e->size *= n;
         e->shape[i] = n;
     }
+    int row = widening(e);
+    e->bytes = row < WIDENED ? e->size / element * widened[row].bytes : known ? e->size : -1;
     return TE_OK;
 }
 
@@ -166,6 +185,7 @@ static te_status read_offsets(const te_safetensors *st, te_safetensors_entry *e,
         snprintf(what, sizeof what, "\"data_offsets\" [%lld, %lld] are not a range", (long long)begin, (long long)end);
         return entry_fail(st, e, TE_ERROR_IO, what, error);
     }
+    if (e->bytes < 0) e->bytes = end - begin;
     if (end - begin != e->bytes) {
         snprintf(what, sizeof what, "\"data_offsets\" [%lld, %lld] hold %lld bytes, dtype and shape need %lld",
                  (long long)begin, (long long)end, (long long)(end - begin), (long long)e->bytes);
@@ -323,13 +343,42 @@ int te_safetensors_find(const te_safetensors *st, const char *name)
     return found ? (int)(*found - st->entries) : -1;
 }
 
+te_status te_safetensors_check_dtype(const te_safetensors *st, int index, te_io_error *error)
+{
+    const te_safetensors_entry *e = &st->entries[index];
+    if (e->dtype < TE_DTYPE_COUNT) return TE_OK;
+    char what[160];
+    snprintf(what, sizeof what,
+             "dtype \"%.20s\" is not one of F32 BF16 F16 F64 I64 I32 U8 BOOL F8_E4M3 F8_E5M2 I8 I16 U16 U32",
+             e->stored);
+    return entry_fail(st, e, TE_ERROR_UNSUPPORTED, what, error);
+}
+
+/* Makes wider numbers of those at the end of the buffer; each is written where no later one lies. */
+static void widen(const te_safetensors_entry *e, int row, char *data)
+{
+    int64_t to = (int64_t)te_dtype_size(e->dtype), from = widened[row].bytes, n = e->size / to;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t bits = 0; /* little-endian, like the file */
+        memcpy(&bits, data + n * (to - from) + i * from, (size_t)from);
+        uint64_t sign = widened[row].negative ? (uint64_t)1 << (8 * from - 1) : 0;
+        bits = (bits ^ sign) - sign;
+        memcpy(data + i * to, &bits, (size_t)to);
+    }
+}
+
 te_status te_safetensors_read(const te_safetensors *st, int index, void *data, size_t size, te_io_error *error)
 {
     const te_safetensors_entry *e = &st->entries[index];
-    if ((uint64_t)e->bytes != size)
+    te_status status = te_safetensors_check_dtype(st, index, error);
+    if (status != TE_OK) return status;
+    if ((uint64_t)e->size != size)
         return te_io_fail(error, TE_ERROR_ARGUMENT, st->path, "tensor \"%.*s\" has %lld bytes, the buffer %zu",
-                          NAME_SHOWN, e->name, (long long)e->bytes, size);
-    te_status status = te_io_read(&st->io, st->fd, st->path, data, size, e->offset, error);
+                          NAME_SHOWN, e->name, (long long)e->size, size);
+    int row = widening(e);
+    status = te_io_read(&st->io, st->fd, st->path, (char *)data + (e->size - e->bytes), (size_t)e->bytes, e->offset,
+                        error);
+    if (status == TE_OK && row < WIDENED) widen(e, row, data);
     if (status != TE_OK || e->dtype != TE_BOOL) return status;
     const unsigned char *bytes = data;
     for (size_t i = 0; i < size; i++)

@@ -19,11 +19,13 @@ typedef struct te_safetensors te_safetensors;
 
 typedef struct te_safetensors_entry {
     const char *name;
-    te_dtype    dtype;
-    int         ndim; /* 0: a scalar */
+    const char *stored; /* its dtype as the file names it */
+    te_dtype    dtype;  /* that it is read as; TE_DTYPE_COUNT: it cannot be read */
+    int         ndim;   /* 0: a scalar */
     int64_t     shape[TE_MAX_DIMS];
     int64_t     offset; /* of its first byte in the file */
-    int64_t     bytes;
+    int64_t     bytes;  /* in the file */
+    int64_t     size;   /* in memory, once read */
 } te_safetensors_entry;
 
 typedef struct te_safetensors_pair {
@@ -38,8 +40,8 @@ const char *te_safetensors_dtype_name(te_dtype dtype);
 
 /* --- reading ---------------------------------------------------------------------------------------------------- */
 
-/* Opens a file and checks it. mem must outlive the result; io is copied. Dtypes without a te_dtype and more than
- * TE_MAX_DIMS dimensions are TE_ERROR_UNSUPPORTED, damage is TE_ERROR_IO. */
+/* Opens a file and checks it. mem must outlive the result; io is copied. More than TE_MAX_DIMS dimensions are
+ * TE_ERROR_UNSUPPORTED, damage is TE_ERROR_IO. */
 te_status te_safetensors_open(te_safetensors **out, const te_io *io, const te_mem *mem, const char *path,
                               te_io_error *error);
 void te_safetensors_close(te_safetensors *st); /* NULL is a no-op */
@@ -53,9 +55,13 @@ int                         te_safetensors_find(const te_safetensors *st, const 
 int                        te_safetensors_metadata_count(const te_safetensors *st);
 const te_safetensors_pair *te_safetensors_metadata(const te_safetensors *st, int index);
 
-/* Reads one tensor; size is that of the buffer and must be the entry's bytes. A TE_BOOL tensor with a byte other than
- * 0 and 1 is an error. May be called from several threads. */
+/* Reads one tensor; size is that of the buffer and must be the entry's size. Whole numbers without a te_dtype become
+ * wider ones: I8, I16 and U16 are read as TE_I32, U32 as TE_I64. A TE_BOOL tensor with a byte other than 0 and 1 is an
+ * error. May be called from several threads. */
 te_status te_safetensors_read(const te_safetensors *st, int index, void *data, size_t size, te_io_error *error);
+
+/* TE_ERROR_UNSUPPORTED where the entry's dtype has no te_dtype and cannot become one. */
+te_status te_safetensors_check_dtype(const te_safetensors *st, int index, te_io_error *error);
 
 /* --- writing ---------------------------------------------------------------------------------------------------- */
 

@@ -1,4 +1,4 @@
-/* tokens.c - token streams: finding and checking shards, reading across them. */
+/* tokens.c - token streams: finding and checking shards, reading across them, writing one. */
 #include "tokens.h"
 
 #include <fnmatch.h>
@@ -313,5 +313,48 @@ te_status te_token_reader_read(te_token_reader *reader, int64_t position, int64_
         position += n;
         count -= n;
     }
+    return status;
+}
+
+/* --- writing ---------------------------------------------------------------------------------------------------- */
+
+enum { PIECE = 4096 };
+
+static te_status write_piece(te_io_writer *w, int64_t at, const int32_t *ids, int64_t n, te_token_type type,
+                             te_io_error *error)
+{
+    uint16_t narrow[PIECE];
+    if (type == TE_TOKEN_U32) return te_io_writer_write(w, ids, (size_t)n * sizeof *ids, error);
+    for (int64_t i = 0; i < n; i++) {
+        if (ids[i] > UINT16_MAX)
+            return te_io_fail(error, TE_ERROR_ARGUMENT, w->path, "token %lld is %d: uint16 ends at 65535, use uint32",
+                              (long long)(at + i), ids[i]);
+        narrow[i] = (uint16_t)ids[i];
+    }
+    return te_io_writer_write(w, narrow, (size_t)n * sizeof *narrow, error);
+}
+
+te_status te_token_stream_write(const te_token_stream *stream, const te_io *io, const te_mem *mem, const char *path,
+                                te_token_type type, te_io_error *error)
+{
+    bool    narrow = type == TE_TOKEN_U16;
+    int32_t header[HEADER_BYTES / 4] = {narrow ? MAGIC_U16 : MAGIC_U32, narrow ? 1 : 7, (int32_t)stream->length};
+    int32_t ids[PIECE];
+    if (stream->length > INT32_MAX)
+        return te_io_fail(error, TE_ERROR_ARGUMENT, path, "%lld tokens: a shard holds at most %d",
+                          (long long)stream->length, INT32_MAX);
+    te_token_reader reader;
+    te_io_writer    w;
+    te_token_reader_open(&reader, stream, io);
+    te_status status = te_io_writer_open(&w, io, mem, path, error);
+    if (status == TE_OK) status = te_io_writer_write(&w, header, sizeof header, error);
+    for (int64_t at = 0; at < stream->length && status == TE_OK; at += PIECE) {
+        int64_t n = stream->length - at < PIECE ? stream->length - at : PIECE;
+        status = te_token_reader_read(&reader, at, n, ids, error);
+        if (status == TE_OK) status = write_piece(&w, at, ids, n, type, error);
+    }
+    te_token_reader_close(&reader);
+    if (status == TE_OK) return te_io_writer_commit(&w, error);
+    te_io_writer_abort(&w);
     return status;
 }

@@ -49,6 +49,10 @@ typedef struct te_token_memory {
 te_status te_token_stream_from_memory(te_token_stream **out, const te_mem *mem, const te_token_memory *memory,
                                       te_io_error *error);
 
+/* Writes all tokens as one shard with a header, whole or not at all; ids that the type has no room for are an error. */
+te_status te_token_stream_write(const te_token_stream *stream, const te_io *io, const te_mem *mem, const char *path,
+                                te_token_type type, te_io_error *error);
+
 int64_t te_token_stream_length(const te_token_stream *stream);
 size_t  te_token_stream_shards(const te_token_stream *stream);
 

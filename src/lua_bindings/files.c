@@ -247,6 +247,7 @@ static int safetensors_write(lua_State *L)
 
 typedef struct loading {
     te_lua         *rt;
+    bool            chosen; /* whether a function says which tensors are wanted */
     te_safetensors *file;
     te_io_error     error;
     te_status       status; /* of the engine; TE_OK with an empty message: none */
@@ -256,41 +257,61 @@ typedef struct loading {
 static bool load_tensor(loading *job, te_lua_tensor *u, int i)
 {
     const te_safetensors_entry *e = te_safetensors_get(job->file, i);
-    u->t = te_tensor_empty(job->rt->ctx, e->dtype, e->ndim, e->shape);
-    if (!u->t) {
-        job->status = job->rt->ctx->status;
-        return false;
+    job->status = te_safetensors_check_dtype(job->file, i, &job->error);
+    if (job->status == TE_OK) {
+        u->t = te_tensor_empty(job->rt->ctx, e->dtype, e->ndim, e->shape);
+        if (!u->t) {
+            job->status = job->rt->ctx->status;
+            return false;
+        }
+        if (e->size == 0) return true;
+        job->status = te_safetensors_read(job->file, i, te_tensor_data(u->t), (size_t)e->size, &job->error);
     }
-    if (e->bytes == 0) return true;
-    job->status = te_safetensors_read(job->file, i, te_tensor_data(u->t), (size_t)e->bytes, &job->error);
     if (job->status != TE_OK) te_fail(job->rt->ctx, job->status, "te.load: %s", job->error.message);
     return job->status == TE_OK;
+}
+
+/* Whether the function at 2 says yes to the name on top. */
+static bool is_wanted(lua_State *L, const loading *job)
+{
+    if (!job->chosen) return true;
+    lua_pushvalue(L, 2);
+    lua_pushvalue(L, -2);
+    lua_call(L, 1, 1);
+    bool wanted = lua_toboolean(L, -1);
+    lua_pop(L, 1);
+    return wanted;
 }
 
 /* Runs protected, since the file is open: leaves the names, the tensors and the metadata. */
 static int load_all(lua_State *L)
 {
     loading *job = lua_touserdata(L, 1);
-    int      n = te_safetensors_count(job->file);
-    lua_createtable(L, n, 0);
-    lua_createtable(L, 0, n);
+    int      n = te_safetensors_count(job->file), place = 0;
+    lua_newtable(L);
+    lua_newtable(L);
     lua_newtable(L);
     for (int i = 0; i < n; i++) {
         lua_pushstring(L, te_safetensors_get(job->file, i)->name);
-        lua_pushvalue(L, -1);
-        lua_rawseti(L, 2, i + 1);
-        if (!load_tensor(job, te_lua_new_tensor(L), i)) return 0;
-        lua_rawset(L, 3);
+        if (is_wanted(L, job)) {
+            lua_pushvalue(L, -1);
+            lua_rawseti(L, 3, ++place);
+            lua_pushvalue(L, -1);
+            if (!load_tensor(job, te_lua_new_tensor(L), i)) return 0;
+            lua_rawset(L, 4);
+        }
+        lua_pop(L, 1);
     }
     for (int i = 0; i < te_safetensors_metadata_count(job->file); i++) {
         const te_safetensors_pair *pair = te_safetensors_metadata(job->file, i);
         lua_pushstring(L, pair->value);
-        lua_setfield(L, 4, pair->key);
+        lua_setfield(L, 5, pair->key);
     }
     return 3;
 }
 
-/* safetensors_read(path): names in file order, tensors by name, metadata. */
+/* safetensors_read(path, wanted): names in file order, tensors by name, metadata; only of tensors whose name
+ * wanted(name) says yes to, where it is given. */
 static int safetensors_read(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
@@ -298,12 +319,14 @@ static int safetensors_read(lua_State *L)
     char    path[4096];
     snprintf(path, sizeof path, "%s", check_path(L, 1, "load"));
     te_lua_enter(rt, L, "load");
-    lua_settop(L, 0);
+    lua_settop(L, 2);
+    job.chosen = lua_isfunction(L, 2);
     lua_pushcfunction(L, load_all);
     lua_pushlightuserdata(L, &job);
+    lua_pushvalue(L, 2);
     if (te_safetensors_open(&job.file, &te_io_posix, &rt->ctx->mem, path, &job.error) != TE_OK)
         return te_lua_raise_io(te_lua_runtime(L), L, "load", &job.error);
-    int failed = lua_pcall(L, 1, 3, 0);
+    int failed = lua_pcall(L, 2, 3, 0);
     te_safetensors_close(job.file);
     if (failed) return lua_error(L);
     if (job.status != TE_OK) return te_lua_raise(rt, L, "load", job.status);
@@ -317,8 +340,11 @@ static void push_entry(lua_State *L, const te_safetensors_entry *e)
     lua_createtable(L, 0, 5);
     lua_pushstring(L, e->name);
     lua_setfield(L, -2, "name");
-    lua_pushstring(L, te_dtype_name(e->dtype));
+    bool same = e->dtype < TE_DTYPE_COUNT && e->size == e->bytes;
+    lua_pushstring(L, same ? te_dtype_name(e->dtype) : e->stored);
     lua_setfield(L, -2, "dtype");
+    lua_pushboolean(L, e->dtype < TE_DTYPE_COUNT);
+    lua_setfield(L, -2, "readable");
     lua_createtable(L, e->ndim, 0);
     for (int i = 0; i < e->ndim; i++) {
         numel *= (double)e->shape[i];
@@ -351,8 +377,8 @@ static int list_entries(lua_State *L)
     return 2;
 }
 
-/* safetensors_entries(path): {name, dtype, shape, numel, bytes} of every tensor and the metadata, from the header
- * alone. */
+/* safetensors_entries(path): {name, dtype, readable, shape, numel, bytes} of every tensor and the metadata, from the
+ * header alone. A dtype that tensors do not have is named as in the file. */
 static int safetensors_entries(lua_State *L)
 {
     te_lua         *rt = te_lua_runtime(L);

@@ -1,6 +1,8 @@
 /* tokens.c - token streams and loaders of batches for te.data. Not there in restricted runtimes.
  *
  *     local text = te._core.encode_text(text, points)            a stream in memory; points nil: bytes
+ *     local ids = te._core.token_stream({ 1, 2 }, "f", "ids")    of a list or a tensor; f and ids are for messages
+ *     te._core.token_stream_write(path, ids, "uint16")           a shard
  *     local loader = te._core.tokens_open { tokens = text, batch = 12, block = 64, seed = 1 }
  *     local x, y = loader:next()                                 int32 {12, 64}; y is x one token later
  */
@@ -173,6 +175,66 @@ static int text_points(lua_State *L)
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
 
+/* Pushes a stream of the list of ids at `index`. */
+static token_stream *push_list(te_lua *rt, lua_State *L, int index, const char *function, const char *argument)
+{
+    te_io_error   error;
+    size_t        n = te_lua_check_list(L, index, function, argument);
+    int32_t      *staged = te_lua_scratch(L, (n + 1) * sizeof *staged);
+    token_stream *s = push_stream(rt, L);
+    for (size_t i = 0; i < n; i++) {
+        lua_rawgeti(L, index, (int)i + 1);
+        staged[i] = (int32_t)te_lua_check_range(L, -1, function, argument, 0, INT32_MAX);
+        lua_pop(L, 1);
+    }
+    int32_t *ids = new_ids(rt, n);
+    if (!ids) te_lua_raise(rt, L, function, te_fail_memory(rt->ctx, function));
+    memcpy(ids, staged, n * sizeof *ids);
+    if (adopt_ids(s, ids, n, &error) != TE_OK) te_lua_raise_io(rt, L, function, &error);
+    return s;
+}
+
+/* token_stream(ids, function, argument): a stream of a list or of a tensor {n}; the texts are for messages. */
+static int new_stream(lua_State *L)
+{
+    te_lua     *rt = te_lua_runtime(L);
+    te_io_error error;
+    const char *function = luaL_checkstring(L, 2), *argument = luaL_checkstring(L, 3);
+    te_lua_enter(rt, L, function);
+    if (lua_istable(L, 1)) {
+        push_list(rt, L, 1, function, argument);
+        return 1;
+    }
+    token_stream *s = push_stream(rt, L);
+    te_tensor    *t = te_lua_check_tensor(L, 1, function, argument);
+    size_t        n = (size_t)te_tensor_numel(t);
+    int32_t      *ids = new_ids(rt, n);
+    if (!ids) return te_lua_raise(rt, L, function, te_fail_memory(rt->ctx, function));
+    te_status status = te_tensor_read(t, TE_I32, ids);
+    if (status != TE_OK) {
+        release_ids(ids_block(ids));
+        return te_lua_raise(rt, L, function, status);
+    }
+    if (adopt_ids(s, ids, n, &error) != TE_OK) return te_lua_raise_io(rt, L, function, &error);
+    return 1;
+}
+
+/* token_stream_write(path, stream, dtype): writes a shard of "uint16" or "uint32". */
+static int write_stream(lua_State *L)
+{
+    static const char *const names[] = {"uint16", "uint32", NULL};
+    te_lua       *rt = te_lua_runtime(L);
+    te_io_error   error;
+    const char   *path = te_lua_check_text(L, 1, "data.write_tokens", "path");
+    token_stream *s = te_lua_to_object(L, 2, stream_tag, sizeof *s);
+    te_token_type type = luaL_checkoption(L, 3, NULL, names) == 0 ? TE_TOKEN_U16 : TE_TOKEN_U32;
+    te_lua_enter(rt, L, "data.write_tokens");
+    if (!s || !s->stream) return te_lua_fail(L, "data.write_tokens", "expected a stream");
+    if (te_token_stream_write(s->stream, &te_io_posix, &rt->ctx->mem, path, type, &error) != TE_OK)
+        return te_lua_raise_io(rt, L, "data.write_tokens", &error);
+    return 0;
+}
+
 /* Pushes the stream of the options at 1: tokens (a stream or a list of ids) or paths. */
 static token_stream *push_source(te_lua *rt, lua_State *L)
 {
@@ -180,22 +242,7 @@ static token_stream *push_source(te_lua *rt, lua_State *L)
     lua_getfield(L, 1, "tokens");
     token_stream *given = te_lua_to_object(L, -1, stream_tag, sizeof *given);
     if (given) return given;
-    if (lua_istable(L, -1)) {
-        int           list = lua_gettop(L);
-        size_t        n = lua_objlen(L, list);
-        int32_t      *staged = te_lua_scratch(L, (n + 1) * sizeof *staged);
-        token_stream *s = push_stream(rt, L);
-        for (size_t i = 0; i < n; i++) {
-            lua_rawgeti(L, list, (int)i + 1);
-            staged[i] = (int32_t)te_lua_check_range(L, -1, "tokens_open", "tokens", 0, INT32_MAX);
-            lua_pop(L, 1);
-        }
-        int32_t *ids = new_ids(rt, n);
-        if (!ids) te_lua_raise(rt, L, "tokens_open", te_fail_memory(rt->ctx, "te.tokens_open"));
-        memcpy(ids, staged, n * sizeof *ids);
-        if (adopt_ids(s, ids, n, &error) != TE_OK) te_lua_raise_io(rt, L, "tokens_open", &error);
-        return s;
-    }
+    if (lua_istable(L, -1)) return push_list(rt, L, lua_gettop(L), "tokens_open", "tokens");
     lua_getfield(L, 1, "paths");
     if (!lua_istable(L, -1))
         te_lua_fail(L, "tokens_open", "paths (a list of files, folders or patterns) or tokens is needed");
@@ -368,5 +415,6 @@ static int tokens_open(lua_State *L)
 }
 
 const luaL_Reg te_lua_token_functions[] = {
-    {"encode_text", encode_text}, {"text_points", text_points}, {"tokens_open", tokens_open}, {NULL, NULL},
+    {"encode_text", encode_text}, {"text_points", text_points},         {"tokens_open", tokens_open},
+    {"token_stream", new_stream}, {"token_stream_write", write_stream}, {NULL, NULL},
 };

@@ -18,11 +18,12 @@ local core = te._core
 local WHO = "te.parallel_cross_entropy"
 
 local OPTIONS = {
-    group = { "any" },
-    vocab_start = { "integer", min = 0 }, -- the first class of this process's logits, unless they follow the ranks
-    ignore_index = { "integer", -100 },
-    label_smoothing = { "number", 0, min = 0, max = 1 },
-    reduction = { "string", "mean", choices = { "mean", "sum", "none" } },
+    group = { "any", help = "of te.distributed: who has the classes; all processes unless given" },
+    vocab_start = { "integer", min = 0,
+        help = "the first class of this process's logits; they follow the ranks unless given" },
+    ignore_index = { "integer", -100, help = "targets that do not count" },
+    label_smoothing = { "number", 0, min = 0, max = 1, help = "the part of a target that all classes share" },
+    reduction = { "string", "mean", choices = { "mean", "sum", "none" }, help = "of the rows' losses" },
 }
 local MEAN, SUM, NONE = 0, 1, 2
 local REDUCTIONS = { mean = MEAN, sum = SUM, none = NONE }
@@ -108,7 +109,7 @@ end
 --- gets the gradient of its part. All processes of the group call it. In a group of one it is te.cross_entropy.
 ---@param logits userdata   {..., classes here}
 ---@param targets userdata  {...}, whole numbers from 0, of all classes
----@param opts table|nil  group (all processes), vocab_start, and what te.cross_entropy takes
+---@param opts table|nil
 ---@return userdata loss
 local function parallel_cross_entropy(logits, targets, opts, ...)
     options.last(WHO, 3, ...)
@@ -125,5 +126,7 @@ local function parallel_cross_entropy(logits, targets, opts, ...)
     return operation(o.reduction == "mean" and "mean_counted" or "sum_counted")(losses:reshape { n },
         targets:reshape { n }, { ignore = o.ignore_index })
 end
+
+options.declare(parallel_cross_entropy, OPTIONS)
 
 return parallel_cross_entropy

@@ -197,16 +197,21 @@ local function scale_list(list, factor)
     end)
 end
 
+local GROUP = { "any", help = "te.distributed.world() unless given" }
+local AVERAGE = { group = GROUP,
+    bucket_bytes = { "number", 25e6, min = 1, help = "small gradients are averaged together up to so many" } }
+local BROADCAST = { group = GROUP, root = { "integer", 0, min = 0, help = "the rank whose values they are" } }
+
 --- Replaces the gradients by their averages over the processes of a group, which all call it with the same parameters
 --- in the same order. A gradient that only some processes have counts as zeros in the others, and gets there; one that
 --- none has stays away, and one that is a main_grad in some process becomes one in all. On the CPU averages have the
---- same bits in all processes. Small gradients are averaged together up to bucket_bytes (25e6). Parts of split layers
---- are averaged over those that have the same; gradients of experts that are split become those of the average loss.
+--- same bits in all processes. Parts of split layers are averaged over those that have the same; gradients of experts
+--- that are split become those of the average loss.
 ---@param params table  a list of parameters, or a module
----@param opts table|nil  group: te.distributed.world() unless given; bucket_bytes
+---@param opts table|nil
 function gradients.average_gradients(params, opts)
     local who = "te.distributed.average_gradients"
-    local o = options.check(who, opts, { group = { "any" }, bucket_bytes = { "number", 25e6, min = 1 } })
+    local o = options.check(who, opts, AVERAGE)
     local list, group = tensors_of(who, params), options.group(who, "option group", o.group) or te.distributed.world()
     if group.size == 1 then return end
     local common, held = divide(list)
@@ -217,6 +222,7 @@ function gradients.average_gradients(params, opts)
         if part.apart then scale_list(part, 1 / part.group.size) end
     end
 end
+options.declare(gradients.average_gradients, AVERAGE)
 
 -- Tensors by name: a module's whole state, or the list.
 local function state_of(who, params)
@@ -266,10 +272,10 @@ end
 --- remembers, of a list its tensors. Of layers and experts that are split the processes keep what they have, or get it
 --- from one that has the same parts.
 ---@param params table  a module, or a list of tensors
----@param opts table|nil  group: te.distributed.world() unless given; root (0): the rank whose values they are
+---@param opts table|nil
 function gradients.broadcast_parameters(params, opts)
     local who = "te.distributed.broadcast_parameters"
-    local o = options.check(who, opts, { group = { "any" }, root = { "integer", 0, min = 0 } })
+    local o = options.check(who, opts, BROADCAST)
     local state, module = state_of(who, params)
     local group = options.group(who, "option group", o.group) or te.distributed.world()
     if group.size == 1 then return end
@@ -286,5 +292,7 @@ function gradients.broadcast_parameters(params, opts)
         if module then module:load_state_dict(state) end -- parts of quantized parameters: others depend on them
     end)
 end
+
+options.declare(gradients.broadcast_parameters, BROADCAST)
 
 return gradients

@@ -51,10 +51,12 @@ local function place_of(fn)
     return info and ("%s:%d"):format(info.short_src, info.linedefined) or tostring(fn)
 end
 
+local RULE = { name = { "string", help = "in messages, instead of the place where the rule was written" } }
+
 local function register(kind, fn, opts)
     local who, list = ("te.register_%s_fusion"):format(kind), registered[kind]
     options.argument(who, "rule", fn, { "callable" })
-    opts = options.check(who, opts, { name = { "string" } })
+    opts = options.check(who, opts, RULE)
     if find(list, fn) then fail("%s: the rule %s is registered already", who, list[find(list, fn)].name) end
     list[#list + 1] = { fn = fn, name = opts.name or place_of(fn) }
     rules.version, rules.count = rules.version + 1, rules.count + 1
@@ -69,16 +71,19 @@ local function unregister(kind, fn)
     return true
 end
 
---- Adds a rule for forward; returns it. Option `name` stands in messages instead of the place where it was written.
+--- Adds a rule for forward; returns it.
 ---@param fn fun(ops: table, opts: table): table
 function rules.register_forward_fusion(fn, opts) return register("forward", fn, opts) end
+options.declare(rules.register_forward_fusion, RULE)
 
 --- Adds a rule for backward; returns it.
 ---@param fn fun(ops: table, opts: table): table
 function rules.register_backward_fusion(fn, opts) return register("backward", fn, opts) end
+options.declare(rules.register_backward_fusion, RULE)
 
---- Takes a rule away; returns whether it was there.
+--- Takes a rule for forward away; returns whether it was there.
 function rules.unregister_forward_fusion(fn) return unregister("forward", fn) end
+--- Takes a rule for backward away; returns whether it was there.
 function rules.unregister_backward_fusion(fn) return unregister("backward", fn) end
 
 --- Removes a rule wherever it is registered; returns whether it was.

@@ -2,6 +2,8 @@
 --
 --     local model = te.models.gpt { vocab_size = 65, block_size = 64, n_layer = 4, n_head = 4, n_embd = 128 }
 --     local logits, loss = model(ids, targets)      -- {batch, seq}, ids count from 0
+--     local all = model(ids, nil, { logits = "all" })   -- {batch, seq, vocab_size}, without a loss
+--     local hidden = model:hidden_states(ids)           -- {batch, seq, n_embd}, for heads of one's own
 --     local more = model:generate(ids, 100, { temperature = 0.8, top_k = 50 })
 --
 -- Pre-norm blocks, learned positions, the head shares the token embedding's table. Weights start as N(0, init_std),
@@ -39,11 +41,13 @@ local GPT = Decoder:extend("GPT")
 
 GPT.KIND = "gpt"
 GPT.CONFIG = Decoder.shared {
-    block_size = { "size", 1024 },
-    bias = { "boolean", false },
-    gelu = { "string", "none", choices = { "none", "tanh" } }, -- exact, or GPT-2's approximation
+    block_size = { "size", 1024, help = "the longest sequence" },
+    bias = { "boolean", false, help = "of norms and products" },
+    gelu = { "string", "none", choices = { "none", "tanh" }, help = "exact, or GPT-2's approximation" },
 }
 
+--- The decoder-only Transformer of GPT-2: learned positions, LayerNorm, GELU, a head tied to the embedding. Ids
+--- {batch, seq} count from 0; model(ids, targets) gives logits and the loss, model(ids) the logits of the last token.
 function GPT:init(config)
     config = self:configure(config)
     local init = { init_method = initializers.normal(0, config.init_std) }
@@ -53,6 +57,7 @@ function GPT:init(config)
     self:make_blocks(Block)
     self.norm = te.LayerNorm(config.n_embd, { bias = config.bias })
 end
+Decoder.declare(GPT)
 
 function GPT:describe()
     local c = self.config

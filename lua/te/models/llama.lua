@@ -115,45 +115,52 @@ local Llama = Decoder:extend("Llama")
 
 Llama.KIND = "llama"
 Llama.CONFIG = Decoder.shared {
-    block_size = { "size", 2048 },
-    n_kv_head = { "size" },     -- heads of keys and values; n_head unless given
-    head_size = { "size" },     -- features of a head; n_embd / n_head unless given
-    attention_bias = { "string", "none", choices = { "none", "qkv", "all" } }, -- which of its projections have one
-    qk_norm = { "boolean", false }, -- RMSNorm of queries and keys, head by head, before they are turned
-    window = { "size" },        -- how many tokens, itself included, one sees; all before it unless given
-    full_every = { "size" },    -- every so many-th layer sees all nevertheless
-    window_rope_base = { "number", nil, min = 1 }, -- rope_base of layers with a window, which are not stretched then
-    attention_scale = { "number" }, -- of scores; 1 / sqrt(head_size) unless given
-    attention_sinks = { "boolean", false }, -- a score of each head that has no value (te.GroupedQueryAttention)
-    post_norm = { "boolean", false }, -- of what attention and MLP add, too
-    zero_centered_gamma = { "boolean", false }, -- norms' weights are stored less 1
-    embedding_scale = { "number", 1 },
-    activation = { "string", "SwiGLU", choices = { "SwiGLU", "GEGLU", "ClampedSwiGLU" } },
-    mlp_bias = { "boolean", false }, -- of the MLP's products, with experts of the router, too
-    n_inner = { "size" },       -- width of the MLP; 8/3 n_embd, rounded up to a multiple of 64, unless given
-    n_expert = { "size" },      -- experts, each an MLP, in the MLP's place; none unless given
-    n_expert_active = { "size", 2 }, -- how many of them see a token
-    expert_pre_softmax = { "boolean", false }, -- te.MoE's use_pre_softmax
-    expert_aux_loss = { "number", 0, min = 0 }, -- coefficient of the loss that balances experts, in training
-    n_inner_shared = { "size" }, -- width of an expert beside them that sees every token, times a gate; none unless so
-    norm_eps = { "number", 1e-5, min = 0 },
-    rope_base = { "number", 10000, min = 1 },
-    rope_scaling = { "string", "none", choices = { "none", "linear", "llama3", "yarn" } }, -- te.rope_frequencies
-    rope_factor = { "number", 1 },
-    rope_low_freq_factor = { "number", 1 },
-    rope_high_freq_factor = { "number", 4 },
-    rope_beta_fast = { "number", 32 },
-    rope_beta_slow = { "number", 1 },
-    rope_truncate = { "boolean", true },
-    rope_attention_factor = { "number" }, -- of queries and of keys under yarn; 0.1 ln(rope_factor) + 1 unless given
-    rope_original_block_size = { "size", 8192 },
-    tie = { "boolean", false }, -- the head shares the token embedding's table
+    block_size = { "size", 2048, help = "the longest sequence" },
+    n_kv_head = { "size", help = "heads of keys and values; n_head unless given" },
+    head_size = { "size", help = "features of a head; n_embd / n_head unless given" },
+    attention_bias = { "string", "none", choices = { "none", "qkv", "all" },
+        help = "which projections of attention have one" },
+    qk_norm = { "boolean", false, help = "RMSNorm of queries and keys, head by head, before they are turned" },
+    window = { "size", help = "how many tokens, itself included, one sees; all before it unless given" },
+    full_every = { "size", help = "every so many-th layer sees all nevertheless" },
+    window_rope_base = { "number", nil, min = 1,
+        help = "rope_base of layers with a window, which are not stretched then" },
+    attention_scale = { "number", help = "of scores; 1 / sqrt(head_size) unless given" },
+    attention_sinks = { "boolean", false, help = "each head has a score without a value (softmax_type learnable)" },
+    post_norm = { "boolean", false, help = "of what attention and MLP add, too" },
+    zero_centered_gamma = { "boolean", false, help = "norms' weights are stored less 1" },
+    embedding_scale = { "number", 1, help = "of what the embedding gives" },
+    activation = { "string", "SwiGLU", choices = { "SwiGLU", "GEGLU", "ClampedSwiGLU" }, help = "of the MLP" },
+    mlp_bias = { "boolean", false, help = "of the MLP's products, with experts of the router, too" },
+    n_inner = { "size", help = "width of the MLP; 8/3 n_embd, rounded up to a multiple of 64, unless given" },
+    n_expert = { "size", help = "experts, each an MLP, in the MLP's place; none unless given" },
+    n_expert_active = { "size", 2, help = "how many of them see a token" },
+    expert_pre_softmax = { "boolean", false, help = "te.MoE's use_pre_softmax" },
+    expert_aux_loss = { "number", 0, min = 0, help = "coefficient of the loss that balances experts, in training" },
+    n_inner_shared = { "size",
+        help = "width of an expert beside them that sees every token, times a gate; none unless given" },
+    norm_eps = { "number", 1e-5, min = 0, help = "of the norms" },
+    rope_base = { "number", 10000, min = 1, help = "te.rope_frequencies' base" },
+    rope_scaling = { "string", "none", choices = { "none", "linear", "llama3", "yarn" },
+        help = "te.rope_frequencies' scaling, whose other fields the next options are" },
+    rope_factor = { "number", 1, help = "factor" },
+    rope_low_freq_factor = { "number", 1, help = "low_freq_factor of llama3" },
+    rope_high_freq_factor = { "number", 4, help = "high_freq_factor of llama3" },
+    rope_beta_fast = { "number", 32, help = "beta_fast of yarn" },
+    rope_beta_slow = { "number", 1, help = "beta_slow of yarn" },
+    rope_truncate = { "boolean", true, help = "truncate of yarn" },
+    rope_attention_factor = { "number",
+        help = "of queries and of keys under yarn; 0.1 ln(rope_factor) + 1 unless given" },
+    rope_original_block_size = { "size", 8192, help = "original_max_position_embeddings of llama3 and yarn" },
+    tie = { "boolean", false, help = "the head shares the token embedding's table" },
 }
 
 -- Options that act with another one alone.
 local NEEDS = { n_expert_active = "n_expert", expert_pre_softmax = "n_expert", expert_aux_loss = "n_expert",
     n_inner_shared = "n_expert", full_every = "window", window_rope_base = "window" }
 
+--- The decoder-only Transformer of Llama: rotary positions, RMSNorm, grouped queries, SwiGLU; options make it a
+--- Mistral, Qwen2, Qwen3, Gemma 3, or with experts a Mixtral or GPT-OSS. Called like te.models.gpt.
 function Llama:init(config)
     config = self:configure(config)
     check_rope(config, self.CONFIG)
@@ -174,6 +181,7 @@ function Llama:init(config)
         self.lm_head = te.Linear(config.n_embd, config.vocab_size, { bias = false, init_method = init })
     end
 end
+Decoder.declare(Llama)
 
 function Llama:describe()
     local c = self.config

@@ -1,5 +1,5 @@
 --- The activations as operations: one row each. Gated ones halve the last dimension and activate the first half. Scaled
--- ones take an extra input with one number for every row (the weights of experts) and multiply the row by it.
+--- ones take an extra input with one number for every row (the weights of experts) and multiply the row by it.
 
 local te = require "te"
 local declared = require "te.ops.declared"
@@ -7,18 +7,25 @@ local options = require "te.options"
 local BasicOperation = require("te.operation").BasicOperation
 
 -- Gated activations that also take features stored as blocks: a's, b's, a's … They are read where they are.
-local INTERLEAVED = { glu_interleave_size = { "size" } }
--- backward gets x as E4M3 holds it: a byte a value is saved
-local CACHED = { cache_quantized_input = { "boolean", false } }
-local CLAMPED = { limit = { "number", 7, min = 0 }, alpha = { "number", 1.702 }, glu_linear_offset = { "number", 1 } }
-local SITUGLU = { beta1 = { "number", 4 }, beta2 = { "number", 25 } }
+local INTERLEAVED = { glu_interleave_size = { "size",
+    help = "features come in blocks of so many, of both halves in turn; as two halves unless given" } }
+local CACHED = { cache_quantized_input = { "boolean", false,
+    help = "what backward needs is saved in E4M3, a byte a value" } }
+local CLAMPED = {
+    limit = { "number", 7, min = 0, help = "what is activated is at most that, the factor between -limit and limit" },
+    alpha = { "number", 1.702, help = "of sigmoid(alpha x)" },
+    glu_linear_offset = { "number", 1, help = "is added to the factor" },
+}
+local SITUGLU = { beta1 = { "number", 4, help = "bound of the activated half" },
+    beta2 = { "number", 25, help = "bound of the other half" } }
 
 -- Name, function of the engine, options. Engine attributes have the options' names but for these:
 local ATTRIBUTES = { glu_linear_offset = "offset", glu_interleave_size = "interleave" }
 
 local ACTIVATIONS = {
     { "ReLU", "relu" },
-    { "GELU", "gelu", { approximate = { "string", "tanh", choices = { "tanh", "none" } } } },
+    { "GELU", "gelu", { approximate = { "string", "tanh", choices = { "tanh", "none" },
+        help = "none: with erf, exact" } } },
     { "QuickGELU", "quick_gelu", also = "QGELU" },
     { "SReLU", "srelu" },
     { "SiLU", "silu" },
@@ -63,6 +70,7 @@ local function define(name, function_name, declarations, refused)
     local class = BasicOperation:extend(name)
     local run, names = te[function_name], options.names(declarations)
     class.pure, class.takes, class.plan_fields = true, 1, names
+    class.engine_operation = function_name -- whose sentence is the class's
     local passed_on = {}
     for _, option in ipairs(names) do
         if option ~= "cache_quantized_input" then passed_on[#passed_on + 1] = option end
@@ -73,6 +81,7 @@ local function define(name, function_name, declarations, refused)
         for _, option in ipairs(names) do self[option] = given[option] end
         rawset(self, "_attributes", {}) -- used again by every call
     end
+    options.declare(class.init, declarations)
 
     -- `scale` where the operation takes an extra input.
     function class:op_forward(_, x, scale)
@@ -100,8 +109,8 @@ end
 
 local classes = {}
 for _, row in ipairs(ACTIVATIONS) do
-    local declarations = row.scaled and row[3] or declared.join(row[3] or {}, CACHED)
-    local class = define(row[1], row[2], declarations or {}, row.scaled and { "activation_recompute_in_mlp" } or nil)
+    local declarations = declared.join(row[3] or {}, row.scaled and {} or CACHED)
+    local class = define(row[1], row[2], declarations, row.scaled and { "activation_recompute_in_mlp" } or nil)
     if row.scaled then class.num_extra_inputs = 1 end
     classes[row[1]] = class
     if row.also then classes[row.also] = class end

@@ -24,28 +24,30 @@ local packed = require "te.packed"
 local KVCache = require "te.kv_cache"
 local BasicOperation = operation.BasicOperation
 
-local DROPOUT = { "number", 0, min = 0, max = 1, wrong = function(p)
-    if p == 1 then return "dropout: expected a number from 0 to below 1, got 1" end
-end }
+-- Of both kinds of modules.
+local ATTENTION = declared.join(context_parallel.OPTIONS, {
+    causal = { "boolean", true, help = "a token sees none after it" },
+    dropout = { "number", 0, min = 0, max = 1, help = "of attention probabilities, while training", wrong = function(p)
+        if p == 1 then return "dropout: expected a number from 0 to below 1, got 1" end
+    end },
+    scale = { "number", help = "of scores; 1 / sqrt(head size) unless given" },
+    window_left = { "integer", -1, min = -1, help = "how many tokens back one sees; -1: to the start" },
+    window_right = { "integer", nil, min = -1,
+        help = "how many tokens ahead; -1: to the end, which it is unless given, 0 when causal" },
+    softmax_type = { "string", "vanilla", choices = { "vanilla", "off-by-one", "learnable" },
+        help = "off-by-one adds 1 to the denominator, learnable exp(softmax_offset), a parameter of each head" },
+})
 
-local SOFTMAX_TYPE = { "string", "vanilla", choices = { "vanilla", "off-by-one", "learnable" } }
-
-local SELF_ATTENTION = declared.join(declared.join(qk_norm.OPTIONS, context_parallel.OPTIONS), {
-    head_size = { "size" },                      -- features of a head; hidden_size / num_heads unless given
-    causal = { "boolean", true },
-    dropout = DROPOUT,                           -- of attention probabilities, while training
-    scale = { "number" },                        -- of scores; 1 / sqrt(head size) unless given
-    window_left = { "integer", -1, min = -1 },   -- how far back a token sees; -1: to the start
-    window_right = { "integer", nil, min = -1 }, -- how far ahead; -1: to the end, 0 when causal
-    softmax_type = SOFTMAX_TYPE,
-    rope = { "any" },                            -- true or { base, scaling, size, interleaved, frequencies }
-    bias = { "boolean", true },                  -- of both projections, unless one of its own says otherwise:
-    qkv_bias = { "boolean" },
-    proj_bias = { "boolean" },
-    init_method = { "callable" },                -- of the projection to Q, K and V
-    output_layer_init_method = { "callable" },   -- of the projection back
+local SELF_ATTENTION = declared.join(declared.join(qk_norm.OPTIONS, ATTENTION), {
+    head_size = { "size", help = "features of a head; hidden_size / num_heads unless given" },
+    rope = rotary.OPTION,
+    bias = { "boolean", true, help = "of both projections, unless one of its own says otherwise" },
+    qkv_bias = { "boolean", help = "of the projection to Q, K and V" },
+    proj_bias = { "boolean", help = "of the projection back" },
+    init_method = declared.INIT,
+    output_layer_init_method = { "callable", help = "of the projection back; init_method unless given" },
     params_dtype = declared.PLACE.params_dtype,
-    device = { "string" },
+    device = declared.PLACE.device,
 })
 
 -- What tells te.self_attention and te.scaled_dot_product_attention how to attend: fields of the modules.
@@ -252,23 +254,30 @@ end
 local MultiHeadedSelfAttention = SelfAttention:extend("MultiHeadedSelfAttention")
 MultiHeadedSelfAttention.pure, MultiHeadedSelfAttention.takes = true, 3
 
+--- Self-attention: projects to queries, keys and values in one product, attends, and projects back. x is {batch, seq,
+--- hidden_size}, {tokens, hidden_size}, one sequence, or that with seq_lens {batch} for packed sequences.
 function MultiHeadedSelfAttention:init(hidden_size, num_heads, opts)
     init_heads(self, hidden_size, num_heads, num_heads, opts)
 end
+options.declare(MultiHeadedSelfAttention.init, SELF_ATTENTION)
 
 local GroupedQueryAttention = SelfAttention:extend("GroupedQueryAttention")
 GroupedQueryAttention.pure, GroupedQueryAttention.takes = true, 4
 
+--- te.MultiHeadedSelfAttention where num_heads / num_kv_heads query heads share each key and value head.
 function GroupedQueryAttention:init(hidden_size, num_heads, num_kv_heads, opts)
     init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
 end
+options.declare(GroupedQueryAttention.init, SELF_ATTENTION)
 
 local MultiQuerySelfAttention = SelfAttention:extend("MultiQuerySelfAttention")
 MultiQuerySelfAttention.pure, MultiQuerySelfAttention.takes = true, 3
 
+--- te.MultiHeadedSelfAttention where all query heads share one key and value head.
 function MultiQuerySelfAttention:init(hidden_size, num_heads, opts)
     init_heads(self, hidden_size, num_heads, 1, opts)
 end
+options.declare(MultiQuerySelfAttention.init, SELF_ATTENTION)
 
 local DotProductAttention = BasicOperation:extend("DotProductAttention")
 DotProductAttention.pure, DotProductAttention.takes = true, 1
@@ -281,16 +290,11 @@ DotProductAttention.set_context_parallel_group = set_context_parallel_group
 DotProductAttention.attention_key = "attention"
 DotProductAttention.product_keys = SelfAttention.product_keys
 
-local DOT_PRODUCT = declared.join(context_parallel.OPTIONS, {
-    causal = { "boolean", false },
-    scale = { "number" },
-    dropout = DROPOUT,
-    window_left = { "integer", -1, min = -1 },
-    window_right = { "integer", nil, min = -1 },
-    bottom_right = { "boolean", false }, -- the last query sees the last key, whatever their numbers
-    bias = { "boolean", false },         -- a third extra input is added to the scores, a mask; its gradient: on the CPU
-    softmax_type = SOFTMAX_TYPE,
-    num_heads = { "size" },              -- of queries; needed where the softmax is not the vanilla one
+local DOT_PRODUCT = declared.join(ATTENTION, {
+    causal = { "boolean", false, help = ATTENTION.causal.help },
+    bottom_right = { "boolean", false, help = "the last query sees the last key, whatever their numbers" },
+    bias = { "boolean", false, help = "a third extra input, a mask, is added to the scores; its gradient: on the CPU" },
+    num_heads = { "size", help = "of queries; needed where softmax_type is not vanilla" },
 })
 
 --- attention(q, k, v) on {batch, heads, seq, head size}; k and v are extra inputs.
@@ -306,6 +310,7 @@ function DotProductAttention:init(opts)
     init_offset(self, opts, opts.num_heads)
     context_parallel.set(self, "te.DotProductAttention", opts.cp_group, opts.cp_comm_type)
 end
+options.declare(DotProductAttention.init, DOT_PRODUCT)
 
 local function separate_attributes(self) return attributes(self, { bottom_right = self.bottom_right }) end
 

@@ -3,7 +3,6 @@
 local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
-local declared = require "te.ops.declared"
 local BasicOperation = require("te.operation").BasicOperation
 
 local NONE = {} -- options of operations that have none
@@ -11,6 +10,7 @@ local NONE = {} -- options of operations that have none
 local Identity = BasicOperation:extend("Identity")
 Identity.pure, Identity.takes = true, 1
 
+--- Returns its input.
 function Identity:init(opts) options.check("te.Identity", opts, NONE) end
 
 function Identity:op_forward(_, x) return x end
@@ -22,7 +22,7 @@ Reshape.pure, Reshape.takes = true, 2
 Reshape.is_view = true -- moves nothing, as tensors usually lie
 Reshape.plan_fields = { "shape" }
 
---- One size may be -1: whatever is left.
+--- te.Reshape { sizes }: one may be -1, whatever is left.
 function Reshape:init(shape, opts)
     options.check("te.Reshape", opts, NONE)
     options.argument("te.Reshape", "shape", shape, { "table" })
@@ -49,6 +49,7 @@ local ConstantScale = BasicOperation:extend("ConstantScale")
 ConstantScale.pure, ConstantScale.takes = true, 2
 ConstantScale.plan_fields = { "scale" }
 
+--- Multiplies by a number.
 function ConstantScale:init(scale, opts)
     options.check("te.ConstantScale", opts, NONE)
     self.scale = options.argument("te.ConstantScale", "scale", scale, { "number" })
@@ -127,9 +128,13 @@ function StochasticDepth:describe() return ("p=%g"):format(self.p) end
 -- residual that a norm has saved. So nothing that a caller can see is written, and where nobody can see it that happens
 -- without being asked: the option changes nothing. channel is a name: inside one container an
 -- AddExtraInput takes what the MakeExtraOutput of that name before it gave, and the caller sees neither.
-local EXTRA = { in_place = { "boolean", false }, channel = { "string" } }
+local EXTRA = {
+    in_place = { "boolean", false, help = "changes nothing: what nobody can see is written in place anyway" },
+    channel = { "string", help = "an AddExtraInput takes what the MakeExtraOutput of the same channel before it in the "
+        .. "container gave; the caller sees neither" },
+}
 
-local function init_extra(self, opts)
+local function set_extra(self, opts)
     opts = options.check("te." .. self.__name, opts, EXTRA)
     self.in_place, self.channel = opts.in_place, opts.channel
 end
@@ -139,9 +144,12 @@ local function describe(self) return self.channel and ("channel=%q"):format(self
 local MakeExtraOutput = BasicOperation:extend("MakeExtraOutput")
 MakeExtraOutput.num_extra_outputs, MakeExtraOutput.takes = 1, 1
 MakeExtraOutput.plan_fields = { "channel" }
-MakeExtraOutput.init, MakeExtraOutput.describe = init_extra, describe
+MakeExtraOutput.describe = describe
 
 --- Returns its input twice: on to the next operation, and as an extra output.
+function MakeExtraOutput:init(opts) set_extra(self, opts) end
+options.declare(MakeExtraOutput.init, EXTRA)
+
 function MakeExtraOutput:op_forward(_, x) return x, x end
 
 function MakeExtraOutput:lower(_, x) return x, x end
@@ -150,7 +158,11 @@ local AddExtraInput = BasicOperation:extend("AddExtraInput")
 AddExtraInput.pure, AddExtraInput.takes = true, 1
 AddExtraInput.num_extra_inputs = 1
 AddExtraInput.plan_fields = { "channel" }
-AddExtraInput.init, AddExtraInput.describe = init_extra, describe
+AddExtraInput.describe = describe
+
+--- Adds an extra input to its input.
+function AddExtraInput:init(opts) set_extra(self, opts) end
+options.declare(AddExtraInput.init, EXTRA)
 
 function AddExtraInput:op_forward(_, x, extra) return te.add(x, extra) end
 

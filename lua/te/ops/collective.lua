@@ -77,16 +77,20 @@ local reduce_both = differentiable(sum, sum)
 
 -- Operations --------------------------------------------------------------------------------------------------------
 
+local GROUP = { group = { "any", help = "of te.distributed; all processes unless given" } }
+
 -- An operation that runs `way` in a group of several, and is not there in a group of one.
-local function define(name, way, declarations)
+local function define(name, sentence, way, declarations)
     local class = BasicOperation:extend(name)
-    class.pure, class.takes, class.way = true, 1, way
+    class.pure, class.takes, class.way, class.sentence = true, 1, way, sentence
+    declarations = declared.join(declarations or {}, GROUP)
 
     function class:init(opts)
-        opts = declared.check("te." .. name, opts, declared.join(declarations or {}, { group = { "any" } }))
+        opts = declared.check("te." .. name, opts, declarations)
         self.group = collective.group("te." .. name, "group", opts.group)
         if opts.reduce_in_backward then self.way = reduce_both end
     end
+    options.declare(class.init, declarations)
 
     function class:op_forward(_, x)
         if not self.group then return x end
@@ -103,22 +107,20 @@ local function define(name, way, declarations)
     return class
 end
 
---- The sum over all processes. Its gradient goes back as it is, which is right where all of them go on alike; with
---- reduce_in_backward the gradients are added, too.
-collective.AllReduce = define("AllReduce", collective.reduce, { reduce_in_backward = { "boolean", false } })
---- The rows of all processes, one after the other.
-collective.AllGather = define("AllGather", collective.gather)
---- This process's part of the rows of the sum.
-collective.ReduceScatter = define("ReduceScatter", collective.scatter)
---- What it is given; the gradients of all processes are added.
-collective.CopyToGroup = define("CopyToGroup", collective.copy)
+-- Its gradient goes back as it is, which is right where all of them go on alike.
+collective.AllReduce = define("AllReduce", "The sum over all processes.", collective.reduce,
+    { reduce_in_backward = { "boolean", false, help = "gradients are added over the processes, too" } })
+collective.AllGather = define("AllGather", "The rows of all processes, one after the other.", collective.gather)
+collective.ReduceScatter = define("ReduceScatter", "This process's part of the rows of the sum.", collective.scatter)
+collective.CopyToGroup = define("CopyToGroup", "What it is given; gradients are added.", collective.copy)
 
 -- Tensor parallelism ------------------------------------------------------------------------------------------------
 
 local PARALLEL = {
-    tensor_parallel_mode = { "string", choices = { "column", "row" } },
-    tensor_parallel_group = { "any" },
-    sequence_parallel = { "boolean", false },
+    tensor_parallel_mode = { "string", choices = { "column", "row" },
+        help = "what of the layer each process holds a part of; the layer is whole unless given" },
+    tensor_parallel_group = { "any", help = "of te.distributed: who has the parts; all processes unless given" },
+    sequence_parallel = { "boolean", false, help = "the rows outside of the layer are split between the processes" },
 }
 collective.PARALLEL = PARALLEL
 

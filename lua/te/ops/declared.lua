@@ -45,8 +45,16 @@ end
 
 --- Where and in which dtype parameters are made.
 declared.PLACE = {
-    params_dtype = { "string", "float32", choices = { "float32", "bfloat16", "float16", "float64" } },
-    device = { "string" },
+    params_dtype = { "string", "float32", choices = { "float32", "bfloat16", "float16", "float64" },
+        help = "dtype of the parameters" },
+    device = { "string", help = "where the parameters are made; te.get_default_device() unless given" },
 }
+
+--- What fills a weight.
+declared.INIT = { "callable",
+    help = "function(weight) that fills it, such as te.initializers.normal(0, 0.02); N(0, 0.023) unless given" }
+
+--- The bias of a layer.
+declared.BIAS = { "boolean", true, help = "whether a bias is added" }
 
 return declared

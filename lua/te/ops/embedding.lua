@@ -18,12 +18,13 @@ local Embedding = BasicOperation:extend("Embedding")
 Embedding.pure, Embedding.takes = true, 3
 
 local EMBEDDING = {
-    init_method = { "callable" },
+    init_method = declared.INIT,
     params_dtype = declared.PLACE.params_dtype,
-    device = { "string" },
-    tensor_parallel_mode = { "string", choices = { "vocab" } },
-    tensor_parallel_group = { "any" },
-    sequence_parallel = { "boolean", false }, -- each process gets its part of the rows of the result
+    device = declared.PLACE.device,
+    tensor_parallel_mode = { "string", choices = { "vocab" },
+        help = "each process holds some rows; the table is whole unless given" },
+    tensor_parallel_group = collective.PARALLEL.tensor_parallel_group,
+    sequence_parallel = { "boolean", false, help = "each process gets its part of the rows of the result" },
 }
 
 local function split_table(self, split)
@@ -45,6 +46,7 @@ function Embedding:init(num_embeddings, embedding_dim, opts)
     local split = collective.split("te.Embedding", opts)
     if split then split_table(self, split) end
 end
+options.declare(Embedding.init, EMBEDDING)
 
 -- Whether each id is a row of the whole table. The host says at once that one is not; a device, where nobody waits for
 -- it, when it looks the id up.

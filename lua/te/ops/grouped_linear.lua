@@ -12,9 +12,9 @@ local GroupedLinear = BasicOperation:extend("GroupedLinear")
 GroupedLinear.pure, GroupedLinear.takes = true, 4
 
 local GROUPED = declared.join(declared.PLACE, {
-    bias = { "boolean", true },
-    scale_bias = { "boolean", false }, -- a second extra input {rows} multiplies the bias, row by row
-    init_method = { "callable" },
+    bias = declared.BIAS,
+    scale_bias = { "boolean", false, help = "a second extra input {rows} multiplies the bias, row by row" },
+    init_method = declared.INIT,
 })
 
 function GroupedLinear:init(num_groups, in_features, out_features, opts)
@@ -34,6 +34,7 @@ function GroupedLinear:init(num_groups, in_features, out_features, opts)
         if opts.bias then self.bias[i] = initializers.parameter({ out_features }, initializers.constant(0), opts) end
     end
 end
+options.declare(GroupedLinear.init, GROUPED)
 
 -- Those in a tensor are read by the host, since it starts a product for each group; from a device that is a wait.
 local function list_of_sizes(self, split_sizes)

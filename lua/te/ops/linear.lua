@@ -17,10 +17,10 @@ local flatten = require "te.fuser.flatten"
 local parts = require "te.distributed.parts"
 local BasicOperation = require("te.operation").BasicOperation
 
-local WEIGHT = declared.join(declared.join(declared.PLACE, collective.PARALLEL), { init_method = { "callable" } })
+local WEIGHT = declared.join(declared.join(declared.PLACE, collective.PARALLEL), { init_method = declared.INIT })
 local LINEAR = declared.join(WEIGHT, {
-    bias = { "boolean", true },
-    return_bias = { "boolean", false }, -- the bias is not added but returned, as an extra output
+    bias = declared.BIAS,
+    return_bias = { "boolean", false, help = "the bias is not added but returned, as an extra output" },
 })
 local REFUSED = {
     "rng_state_tracker_function", "accumulate_into_main_grad", "userbuffers_options", "delay_wgrad_compute",
@@ -139,10 +139,12 @@ local BasicLinear = BasicOperation:extend("BasicLinear")
 BasicLinear.pure, BasicLinear.takes = true, 3
 BasicLinear.product_keys = product_keys
 
+--- te.Linear without a bias: y = x W^T.
 function BasicLinear:init(in_features, out_features, opts)
     init_weight(self, in_features, out_features, declared.check("te.BasicLinear", opts, WEIGHT, REFUSED))
     if self.split then split_layer(self) end
 end
+options.declare(BasicLinear.init, WEIGHT)
 
 -- The chain of a copy would be that of what was copied.
 local function cloned(self) if self.split then split_layer(self) end end
@@ -159,8 +161,10 @@ end
 local Bias = BasicOperation:extend("Bias")
 Bias.pure, Bias.takes = true, 2
 
-local BIAS = declared.join(declared.PLACE,
-    { tensor_parallel = { "boolean", false }, tensor_parallel_group = { "any" } })
+local BIAS = declared.join(declared.PLACE, {
+    tensor_parallel = { "boolean", false, help = "each process of the group holds its part" },
+    tensor_parallel_group = collective.PARALLEL.tensor_parallel_group,
+})
 
 --- Adds a vector to the last dimension; the result has the dtype that both promote to. With tensor_parallel each
 --- process of the group holds its part of it.
@@ -173,6 +177,7 @@ function Bias:init(size, opts)
     self.bias = initializers.parameter({ size }, initializers.constant(0), opts)
     if group then parts[self.bias] = group end
 end
+options.declare(Bias.init, BIAS)
 
 function Bias:op_forward(_, x) return te.add(x, self.bias) end
 
@@ -185,6 +190,7 @@ Linear.pure, Linear.takes = true, 3
 Linear.product_keys = product_keys
 Linear.plan_fields = { "return_bias" }
 
+--- y = x W^T + b over the last dimension; W has shape {out_features, in_features}. Recipes quantize its products.
 function Linear:init(in_features, out_features, opts)
     opts = declared.check("te.Linear", opts, LINEAR, REFUSED)
     if opts.return_bias and not opts.bias then fail("te.Linear: option return_bias: there is no bias to return") end
@@ -200,6 +206,7 @@ function Linear:init(in_features, out_features, opts)
     self.num_extra_outputs = opts.return_bias and 1 or 0
     if self.split then split_layer(self) end
 end
+options.declare(Linear.init, LINEAR)
 
 Linear.cloned = cloned
 

@@ -10,9 +10,11 @@ local initializers = require "te.initializers"
 local BasicOperation = require("te.operation").BasicOperation
 
 local NORM = declared.join(declared.PLACE, {
-    eps = { "number", 1e-5, min = 0 },
-    zero_centered_gamma = { "boolean", false },
+    eps = { "number", 1e-5, min = 0, help = "is added to the variance or mean square" },
+    zero_centered_gamma = { "boolean", false, help = "the weight is stored less 1" },
 })
+local LAYER_NORM = declared.join(NORM, { bias = declared.BIAS })
+local L2 = { eps = { "number", 1e-6, min = 0, help = "is added to the sum of squares" } }
 
 -- A size or a list of sizes as a list.
 local function shape_of(self, size)
@@ -78,14 +80,16 @@ end
 local LayerNorm = BasicOperation:extend("LayerNorm")
 LayerNorm.pure, LayerNorm.takes, LayerNorm.describe, LayerNorm.plan_fields = true, 2, describe, FIELDS
 
---- te.LayerNorm(size), or te.LayerNorm({ sizes of the last dimensions }).
+--- te.LayerNorm(size), or te.LayerNorm({ sizes of the last dimensions }): less the mean, over the standard deviation,
+--- times a weight, plus a bias.
 function LayerNorm:init(size, opts)
-    opts = declared.check("te.LayerNorm", opts, declared.join(NORM, { bias = { "boolean", true } }), { "sm_margin" })
+    opts = declared.check("te.LayerNorm", opts, LAYER_NORM, { "sm_margin" })
     init_norm(self, size, opts)
     if opts.bias then
         self.bias = initializers.parameter(self.normalized_shape, initializers.constant(0), opts)
     end
 end
+options.declare(LayerNorm.init, LAYER_NORM)
 
 function LayerNorm:op_forward(_, x)
     check_shape(self, x)
@@ -104,9 +108,11 @@ end
 local RMSNorm = BasicOperation:extend("RMSNorm")
 RMSNorm.pure, RMSNorm.takes, RMSNorm.describe, RMSNorm.plan_fields = true, 2, describe, FIELDS
 
+--- te.RMSNorm(size), or te.RMSNorm({ sizes of the last dimensions }): over the root mean square, times a weight.
 function RMSNorm:init(size, opts)
     init_norm(self, size, declared.check("te.RMSNorm", opts, NORM, { "sm_margin" }))
 end
+options.declare(RMSNorm.init, NORM)
 
 function RMSNorm:op_forward(_, x)
     check_shape(self, x)
@@ -127,8 +133,9 @@ L2Normalization.plan_fields = { "eps" }
 
 --- x / sqrt(sum of x^2 + eps).
 function L2Normalization:init(opts)
-    self.eps = options.check("te.L2Normalization", opts, { eps = { "number", 1e-6, min = 0 } }).eps
+    self.eps = options.check("te.L2Normalization", opts, L2).eps
 end
+options.declare(L2Normalization.init, L2)
 
 function L2Normalization:op_forward(_, x) return te.l2_normalize(x, { eps = self.eps }) end
 

@@ -1,5 +1,5 @@
 --- te.Pointwise: an operation from a Lua function, which is traced (see te.pointwise). It needs no gradient of its own
--- and fuses with its neighbours like the built-in ones.
+--- and fuses with its neighbours like the built-in ones.
 --
 --     te.Pointwise(function(x) return x * te.tanh(te.log(1 + te.exp(x))) end)
 --     te.Pointwise({ params = { g = te.ones({ hidden }) } }, function(x, p) return x * p.g end)
@@ -14,9 +14,9 @@ local Pointwise = BasicOperation:extend("Pointwise")
 Pointwise.pure, Pointwise.takes = true, 2
 
 local POINTWISE = {
-    params = { "table" },                     -- tensors by name: parameters, and fields of the function's last argument
-    extra_inputs = { "integer", 0, min = 0 }, -- arguments that follow x
-    name = { "string", "pointwise" },         -- in profiles and messages
+    params = { "table", help = "tensors by name: parameters, and fields of the function's last argument" },
+    extra_inputs = { "integer", 0, min = 0, help = "arguments of the function that follow x" },
+    name = { "string", "pointwise", help = "in profiles and messages" },
 }
 
 -- Sorted names of parameters that may be fields of the module.
@@ -32,7 +32,9 @@ local function check_params(params)
     return names
 end
 
---- The first result is passed on, others are extra outputs. The result has the dtype of x, float32 where that is whole
+--- The first result of fn(x, extra inputs …, params) is passed on, others are extra outputs. fn runs once, with symbols
+--- in place of tensors: numbers that it reads from outside stay what they are then, so pass what changes as an extra
+--- input or a parameter. The result has the dtype of x, float32 where that is whole
 --- numbers or bool, or that of te.autocast. Whole numbers are computed with as float32, exact up to 2^24, or as float64
 --- where an argument is.
 ---@overload fun(fn: function)
@@ -53,6 +55,7 @@ function Pointwise:init(opts, fn)
         self:register_parameter(name, opts.params[name])
     end
 end
+options.declare(Pointwise.init, POINTWISE)
 
 function Pointwise:op_forward(_, ...)
     local inputs, n = { ... }, 1 + self.num_extra_inputs

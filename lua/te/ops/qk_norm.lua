@@ -14,10 +14,11 @@ local qk_norm = {}
 local EPS = 1e-6
 
 qk_norm.OPTIONS = {
-    qk_norm = { "string", "none", choices = { "none", "L2Normalization", "RMSNorm", "LayerNorm" } },
-    qk_norm_eps = { "number", EPS, min = 0 },
-    qk_norm_before_rope = { "boolean", false },
-    qk_norm_zero_centered_gamma = { "boolean", false }, -- the weights are stored less 1
+    qk_norm = { "string", "none", choices = { "none", "L2Normalization", "RMSNorm", "LayerNorm" },
+        help = "of queries and keys, head by head" },
+    qk_norm_eps = { "number", EPS, min = 0, help = "of the norms" },
+    qk_norm_before_rope = { "boolean", false, help = "normalized before they are turned, not after" },
+    qk_norm_zero_centered_gamma = { "boolean", false, help = "the weights are stored less 1" },
 }
 
 --- Gives an attention module its norms, fields q_norm and k_norm.

@@ -12,13 +12,15 @@ local BasicOperation = require("te.operation").BasicOperation
 local Quantize = BasicOperation:extend("Quantize")
 Quantize.takes = 1
 
-local OPTIONS = { forward = { "boolean", true }, backward = { "boolean", false } }
+local OPTIONS = { forward = { "boolean", true, help = "quantizes values" },
+    backward = { "boolean", false, help = "quantizes gradients" } }
 
---- te.Quantize{ forward = true, backward = false }: which pass is quantized.
+--- Values as the recipe's format holds them, where a product is not next to what makes them.
 function Quantize:init(opts)
     opts = options.check("te.Quantize", opts, OPTIONS)
     self.quantizes_forward, self.quantizes_backward = opts.forward, opts.backward
 end
+options.declare(Quantize.init, OPTIONS)
 
 --- What its scales belong to.
 function Quantize:product_keys() return { "values" } end

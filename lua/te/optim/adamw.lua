@@ -15,12 +15,12 @@ local function wrong_betas(betas)
 end
 
 local AdamW = Optimizer.define("AdamW", {
-    lr = { "number", 1e-3, min = 0, wrong = Optimizer.finite "lr" },
-    betas = { "table", { 0.9, 0.999 }, wrong = wrong_betas },
-    eps = { "number", 1e-8, min = 0, wrong = Optimizer.finite "eps" },
-    weight_decay = { "number", 0.01, min = 0, wrong = Optimizer.finite "weight_decay" },
-    master_weights = { "boolean", false },
-    master_dtype = Optimizer.MASTER_DTYPE,
+    betas = { "table", { 0.9, 0.999 }, wrong = wrong_betas,
+        help = "decay rates of the means of gradients and of their squares" },
+    eps = { "number", 1e-8, min = 0, wrong = Optimizer.finite "eps",
+        help = "is added to the root of the mean of squares" },
+    weight_decay = { "number", 0.01, min = 0, wrong = Optimizer.finite "weight_decay",
+        help = "a step takes lr times that of each weight away" },
 }, function() return { "exp_avg", "exp_avg_sq" } end)
 
 function AdamW.describe(group, batch)

@@ -68,14 +68,19 @@ function clip.grad_norm(params)
     return math.sqrt(total), broken
 end
 
+local CLIP = {
+    max = { "number", 0, min = 0, help = "of the norm; 0: no limit" },
+    scale = { "number", 1, help = "1 / the number of batches that the gradients are sums of" },
+    loss = { "any", help = "a tensor of one element, which must be finite, too" },
+}
+
 --- The norm of all gradients together, and what to multiply them with, on the device: a float64 tensor {3} of the norm
 --- times `scale`; the factor, `scale` or less so that the norm is at most `max`; and 1 where the norm, and the loss if
 --- given, are finite, else 0. For `opt:step{ clip = … }`, which changes nothing when it is 0.
 ---@param params table  a list of parameters, or a module
----@param opts table  max: 0 is no limit; scale: 1 / batches that the gradients are sums of; loss: one element
+---@param opts table
 function clip.grad_clip(params, opts)
-    local o = options.check("te.optim.grad_clip", opts,
-        { max = { "number", 0, min = 0 }, scale = { "number", 1 }, loss = { "any" } })
+    local o = options.check("te.optim.grad_clip", opts, CLIP)
     local grads, _, groups = gradients("te.optim.grad_clip", params)
     if #groups > 0 then
         fail("te.optim.grad_clip: params: some are split between processes; te.optim.grad_norm adds what all have")
@@ -84,6 +89,7 @@ function clip.grad_clip(params, opts)
     for i = 1, #grads do grads[i]:release() end
     return result
 end
+options.declare(clip.grad_clip, CLIP)
 
 --- Scales the gradients so that their norm is at most `max`; leaves them alone when it is not finite. Returns the norm
 --- before. `opt:step{ grad_scale = … }` does the same without a pass of its own, and leaves the gradients as they are;

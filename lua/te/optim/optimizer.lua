@@ -1,8 +1,8 @@
 --- What AdamW and SGD share: parameter groups, state per parameter, saving and loading.
 --
 -- params is a list of tensors, a module, or a list of groups { params = …, lr = …, weight_decay = … } whose options
--- replace the optimizer's. One step updates every group in one pass of the engine; parameters without a gradient are
--- left alone, and each counts its own steps.
+-- replace the optimizer's. A group's rate is its lr, or what step is given, times its lr_scale. One step updates every
+-- group in one pass of the engine; parameters without a gradient are left alone, and each counts its own steps.
 --
 -- A class may prepare the next step from the one that was made (prepare, again and numbers, see AdamW). It is taken as
 -- long as nothing is other than it was: groups, parameters, states, step counts, and which parameters have a gradient.
@@ -24,9 +24,6 @@ local core = te._core
 local Optimizer = {}
 Optimizer.__index = Optimizer
 
---- The declaration of an optimizer's option master_dtype.
-Optimizer.MASTER_DTYPE = { "string", "float32", choices = { "float32", "bfloat16" } }
-
 --- What is wrong with an option that must be finite: its declaration's `wrong`.
 function Optimizer.finite(name)
     return function(value)
@@ -34,15 +31,31 @@ function Optimizer.finite(name)
     end
 end
 
+-- Options of a group of any optimizer.
+local SHARED = {
+    lr = { "number", 1e-3, min = 0, wrong = Optimizer.finite "lr", help = "learning rate" },
+    lr_scale = { "number", 1, min = 0, wrong = Optimizer.finite "lr_scale",
+        help = "what lr is multiplied by, whether the group's, set_lr's or that of step{ lr = … }" },
+    master_weights = { "boolean", false,
+        help = "parameters in 16 bits get the rounding of copies, which are what is updated" },
+    master_dtype = { "string", "float32", choices = { "float32", "bfloat16" },
+        help = "of the copies, and of those that parameters stored quantized always have" },
+}
+
 --- Makes an optimizer class. It may have check(who, group), which raises where options contradict each other.
 ---@param name string
----@param declared table  options of a group
+---@param declared table  options of a group, besides those of all optimizers
 ---@param slots function  names of the float32 tensors that a group keeps per parameter, zero at first
 function Optimizer.define(name, declared, slots)
+    for option, declaration in pairs(SHARED) do declared[option] = declaration end
     local class = { name = name, declared = declared, slots = slots }
     class.__index = class
+    options.declare(class, declared)
     return setmetatable(class, {
         __index = Optimizer,
+        ---@param params table  a list of tensors, a module, or a list of groups { params = …, options of the group … }
+        ---@param opts table|nil  of all groups
+        ---@return te.Optimizer
         __call = function(_, params, opts, ...)
             options.last("te.optim." .. name, 2, ...)
             return Optimizer.new(class, params, opts)
@@ -277,13 +290,16 @@ local function count(memory)
     end
 end
 
+-- A group's learning rate; `lr` in place of its own.
+local function rate(group, lr) return (lr or group.lr) * group.lr_scale end
+
 -- Whether the step that was prepared was made.
 local function step_again(self, memory, grad_scale, lr)
     if not is_remembered(self, memory) then return false end
     local batches, numbers = memory.batches, memory.numbers
     for b = 1, #batches do
         local batch = batches[b]
-        self.numbers(numbers, b, batch.group, lr or batch.group.lr, batch.step + 1, grad_scale)
+        self.numbers(numbers, b, batch.group, rate(batch.group, lr), batch.step + 1, grad_scale)
     end
     if not self.again(memory.prepared, numbers) then return false end
     count(memory)
@@ -294,7 +310,7 @@ local function step_anew(self, grad_scale, lr)
     local batches, described = {}, {}
     for _, group in ipairs(self.groups) do add_batches(self, group, batches) end
     for i, batch in ipairs(batches) do
-        batch.lr, batch.grad_scale = lr or batch.group.lr, grad_scale
+        batch.lr, batch.grad_scale = rate(batch.group, lr), grad_scale
         described[i] = self.describe(batch.group, batch)
     end
     self.update(described)
@@ -314,7 +330,7 @@ local function send_step(self, batches, numbers, list, grad_scale, lr)
     for i = 1, #batches do
         local batch = batches[i]
         batch.step = batch.states[1].step + 1
-        self.numbers(list, i, batch.group, lr or batch.group.lr, batch.step, grad_scale)
+        self.numbers(list, i, batch.group, rate(batch.group, lr), batch.step, grad_scale)
     end
     self.send(numbers, list, self.unmade_known)
     for i = 1, #batches do
@@ -372,15 +388,19 @@ function Optimizer:take_back()
     self.unmade_known = self.unmade_known + 1
 end
 
+local STEP = {
+    grad_scale = { "number", 1, help = "multiplies every gradient, so clipping and averaging cost no pass" },
+    clip = { "any", help = "te.optim.grad_clip's result, whose factor stays on the device" },
+    lr = { "number", nil, min = 0, wrong = Optimizer.finite "lr",
+        help = "instead of the groups' own; times their lr_scale" },
+}
+
 --- Updates the parameters from their gradients: all of them, or none when something fails.
----@param opts table|nil  grad_scale: multiplies every gradient, so clipping and averaging cost no pass of their own;
----  lr: used instead of the groups' own; clip: te.optim.grad_clip's result, whose factor stays on the device
+---@param opts table|nil
 function Optimizer:step(opts)
     local grad_scale, lr = 1, nil
     if opts ~= nil then
-        opts = options.check("te.optim." .. self.name .. ":step", opts,
-            { grad_scale = { "number", 1 }, clip = { "any" },
-                lr = { "number", nil, min = 0, wrong = Optimizer.finite "lr" } })
+        opts = options.check("te.optim." .. self.name .. ":step", opts, STEP)
         grad_scale, lr = opts.grad_scale, opts.lr
     end
     check_groups(self)
@@ -395,6 +415,7 @@ function Optimizer:step(opts)
     local prepared, result = pcall(remember, self, batches) -- the step is made, whatever happens here
     self.memory = prepared and result or nil
 end
+options.declare(Optimizer.step, STEP)
 
 --- Takes the gradients away; a main_grad stays, as zeros.
 function Optimizer:zero_grad(...)
@@ -402,7 +423,7 @@ function Optimizer:zero_grad(...)
     for _, parameter in ipairs(self.order) do core.zero_gradient(parameter) end
 end
 
---- Sets the learning rate of all groups.
+--- Sets the learning rate of all groups, each of which multiplies it by its lr_scale.
 function Optimizer:set_lr(lr)
     local who = "te.optim." .. self.name .. ":set_lr"
     options.argument(who, "lr", lr, { "number", min = 0 })

@@ -5,16 +5,18 @@ local options = require "te.options"
 
 local schedule = {}
 
+local COSINE = {
+    max = { "number", nil, min = 0, help = "after the warm-up; needed" },
+    min = { "number", 0, min = 0, help = "from the last step on" },
+    warmup = { "integer", 0, min = 0, help = "steps of linear growth before it is max" },
+    steps = { "size", help = "when min is reached; needed" },
+}
+
 --- Linear warm-up to max, then half a cosine down to min, which is reached at step `steps` and kept.
----@param opts table  { max =, min = 0, warmup = 0, steps = }
+---@param opts table
 ---@return fun(step: integer): number
 function schedule.cosine(opts)
-    opts = options.check("te.optim.cosine", opts, {
-        max = { "number", nil, min = 0 },
-        min = { "number", 0, min = 0 },
-        warmup = { "integer", 0, min = 0 },
-        steps = { "size" },
-    })
+    opts = options.check("te.optim.cosine", opts, COSINE)
     if not opts.max or not opts.steps then fail("te.optim.cosine: options max and steps are needed") end
     return function(step)
         options.argument("te.optim.cosine", "step", step, { "number", min = 1 })
@@ -24,5 +26,6 @@ function schedule.cosine(opts)
         return opts.min + 0.5 * (1 + math.cos(math.pi * progress)) * (opts.max - opts.min)
     end
 end
+options.declare(schedule.cosine, COSINE)
 
 return schedule

@@ -5,13 +5,13 @@ local fail = require "te.fail"
 local Optimizer = require "te.optim.optimizer"
 
 local SGD = Optimizer.define("SGD", {
-    lr = { "number", 1e-3, min = 0, wrong = Optimizer.finite "lr" },
-    momentum = { "number", 0, min = 0, wrong = Optimizer.finite "momentum" },
-    dampening = { "number", 0, wrong = Optimizer.finite "dampening" },
-    weight_decay = { "number", 0, min = 0, wrong = Optimizer.finite "weight_decay" },
-    nesterov = { "boolean", false },
-    master_weights = { "boolean", false },
-    master_dtype = Optimizer.MASTER_DTYPE,
+    momentum = { "number", 0, min = 0, wrong = Optimizer.finite "momentum",
+        help = "how much of the last update goes into the next" },
+    dampening = { "number", 0, wrong = Optimizer.finite "dampening",
+        help = "the gradient enters the momentum times 1 - dampening" },
+    weight_decay = { "number", 0, min = 0, wrong = Optimizer.finite "weight_decay",
+        help = "times the weight, is added to the gradient" },
+    nesterov = { "boolean", false, help = "looks one update ahead" },
 }, function(group) return group.momentum > 0 and { "momentum_buffer" } or {} end)
 
 function SGD.check(who, group)

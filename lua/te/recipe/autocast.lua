@@ -2,13 +2,7 @@
 --
 --     te.autocast({ dtype = "bfloat16", recipe = te.recipe.DelayedScaling{} }, function() return model(x) end)
 --
--- Options: enabled (true); dtype: what linear, norm, attention and embedding operations compute in; recipe: how
--- products quantize their operands, that of the te.autocast around it unless given, or where there is none and no
--- dtype is given either, te.recipe.DelayedScaling{}; when: "faster" leaves products in
--- dtype that the recipe makes no faster on this device (te.recipe.faster), and a plan (explain) says which; "always",
--- the default; calibrating: with enabled = false, amaxes are collected and scales follow from them when the function
--- ends; group: processes (te.distributed) that share the amaxes of delayed scaling, that of the te.autocast around it
--- unless given; all of them end their steps and backward passes together.
+-- Processes that share amaxes (option group) end their steps and backward passes together.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -17,12 +11,16 @@ local options = require "te.options"
 local core = te._core
 
 local OPTIONS = {
-    enabled = { "boolean", true },
-    dtype = { "string" },
-    recipe = { "any" },
-    when = { "string", choices = { "always", "faster" } },
-    calibrating = { "boolean", false },
-    group = { "any" },
+    enabled = { "boolean", true, help = "false: tensors' own dtypes and no recipe" },
+    dtype = { "string", help = "what products, norms, attention and embeddings compute in" },
+    recipe = { "any", help = "how products quantize their operands; that of the te.autocast around it unless given, or "
+        .. "where there is none and no dtype either, te.recipe.DelayedScaling {}" },
+    when = { "string", choices = { "always", "faster" },
+        help = "faster leaves products in dtype that the recipe makes no faster on this device" },
+    calibrating = { "boolean", false,
+        help = "with enabled = false: amaxes are collected, and scales follow when the function ends" },
+    group = { "any", help = "of te.distributed: processes that share the amaxes of delayed scaling; that of the "
+        .. "te.autocast around it unless given" },
 }
 
 local function check(who, opts)
@@ -96,8 +94,9 @@ local autocast = {}
 
 --- Runs fn(...) with the dtype and the recipe that operations compute under; returns what it returns.
 function autocast.autocast(opts, fn, ...) return run("te.autocast", opts, fn, ...) end
+options.declare(autocast.autocast, OPTIONS)
 
-local OLDER = { fp8_recipe = { "any" }, fp8_group = { "any" } }
+local OLDER = { fp8_recipe = { "any", help = "recipe" }, fp8_group = { "any", help = "group" } }
 for name, declared in pairs(OPTIONS) do OLDER[name] = declared end
 
 --- The older name: fp8_recipe and fp8_group are recipe and group; without a recipe it is delayed scaling.
@@ -108,5 +107,6 @@ function autocast.fp8_autocast(opts, fn, ...)
     opts.fp8_recipe, opts.fp8_group = nil, nil
     return run("te.fp8_autocast", opts, fn, ...)
 end
+options.declare(autocast.fp8_autocast, OLDER)
 
 return autocast

@@ -31,9 +31,11 @@ function parameters.quantized(product, tensor, init)
 end
 
 local OPTIONS = {
-    enabled = { "boolean", true },
-    recipe = { "any" },
-    preserve_high_precision_init_val = { "boolean", false },
+    enabled = { "boolean", true, help = "false: weights are stored in full" },
+    recipe = { "any", help = "te.recipe.DelayedScaling {} unless given" },
+    preserve_high_precision_init_val = { "boolean", false, help = "what the weights were before is kept on the cpu, "
+        .. "for weight:get_high_precision_init_val(), and is what an optimizer starts its master copy from, until "
+        .. "something is written to the weight" },
 }
 
 local function swap(init)
@@ -47,10 +49,9 @@ local function pass(ok, ...)
     return ...
 end
 
---- Runs fn(...), which makes a model, and returns what it returns.
----@param opts table  enabled (true); recipe (te.recipe.DelayedScaling{}); preserve_high_precision_init_val (false):
----                   what the weights were before is kept on the cpu, for weight:get_high_precision_init_val(), and is
----                   what an optimizer starts its master copy from, until something is written to the weight
+--- Runs fn(...), which makes a model whose weights are stored in the recipe's format alone, and returns what it
+--- returns.
+---@param opts table
 function parameters.quantized_model_init(opts, fn, ...)
     local who = "te.quantized_model_init"
     opts = options.check(who, opts, OPTIONS)
@@ -63,6 +64,7 @@ function parameters.quantized_model_init(opts, fn, ...)
         preserve = opts.preserve_high_precision_init_val } or nil
     return pass(core.under(swap, init, fn, ...))
 end
+options.declare(parameters.quantized_model_init, OPTIONS)
 
 -- State -------------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ local te = require "te"
 local fail = require "te.fail"
 local files = require "te.files"
 local options = require "te.options"
+local each = require "te.tokenizer.ids"
 local reader = require "te.tokenizer.reader"
 local byte_level = require "te.tokenizer.byte_level"
 local byte_fallback = require "te.tokenizer.byte_fallback"
@@ -207,15 +208,16 @@ end
 local DECODE = { continues = { "boolean", false, help = "the ids follow others: a space in front is one" } }
 
 --- The bytes that ids stand for, special tokens as they are written. A token may end inside a character. Some files put
---- a space in front of a text: it is left out unless the ids continue one.
----@param ids integer[]
+--- a space in front of a text: it is left out unless the ids continue one. A tensor {batch, n} gives a list of texts.
+---@param ids integer[]|userdata  a list or a tensor {n} or {batch, n}
 ---@param opts table|nil  { continues = true }
----@return string
+---@return string|string[]
 function Bpe:decode(ids, opts)
-    options.argument("te.tokenizer", "ids", ids, { "table" })
     local continues = opts and options.check("te.tokenizer", opts, DECODE).continues
-    local text = self.core:decode(ids)
-    return self.strips and not continues and text:sub(1, 1) == " " and text:sub(2) or text
+    return each(ids, function(list)
+        local text = self.core:decode(list)
+        return self.strips and not continues and text:sub(1, 1) == " " and text:sub(2) or text
+    end)
 end
 
 --- The token that is just this text, such as "<|endoftext|>"; nil where there is none.
@@ -229,6 +231,17 @@ end
 --- A token that a text may begin after: what the file puts in front of one, or else the end of the text before, or the
 --- newline.
 function Bpe:start() return self.before[1] or self:id "<|endoftext|>" or self:id "\n" or 0 end
+
+local ENDS = { "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<|return|>", "</s>", "<eos>",
+    "<end_of_turn>" }
+
+--- The ids that end a text or a turn: those of the file's added tokens whose names are in use for that.
+---@return integer[]
+function Bpe:ends()
+    local ids = {}
+    for _, name in ipairs(ENDS) do ids[#ids + 1] = self.names[name] end
+    return ids
+end
 
 --- Names the file, which te.tokenizer.parse reads again.
 function Bpe:describe() return "bpe " .. self.path end

@@ -1,6 +1,7 @@
 --- te.tools.annotations: tetrain.d.lua, which tells the Lua language server what `te` offers. Made
 --- from te.tools.reference.
 
+local options = require "te.options"
 local reference = require "te.tools.reference"
 
 local HEAD = [[
@@ -57,11 +58,34 @@ local function add_doc(out, doc)
     end
 end
 
-local function add_params(out, params)
+local TYPES = { size = "integer", callable = "function", string = "string", number = "number", boolean = "boolean",
+    integer = "integer", table = "table" }
+
+-- The class te.NAME.Options of what a function or class takes in its table, and the name of that class.
+local function add_options(out, entry)
+    if not entry.options then return nil end
+    local name = ("te.%s.Options"):format(entry.name)
+    out[#out + 1] = "---@class " .. name
+    for _, key in ipairs(options.names(entry.options)) do
+        local d = entry.options[key]
+        local kind = d.choices and '"' .. table.concat(d.choices, '"|"') .. '"' or TYPES[d[1]] or "any"
+        local text = d[2] ~= nil and ("%s (%s)"):format(d.help or "", options.default(d)) or d.help or ""
+        out[#out + 1] = ("---@field %s? %s %s"):format(key, kind, text)
+    end
+    out[#out + 1] = ""
+    return name
+end
+
+local IS_OPTIONS = { opts = true, config = true }
+
+local function add_params(out, params, options_class)
     local names = {}
     for i, p in ipairs(params) do
         names[i] = p.name
         local kind, optional = type_of(p.type):gsub("|nil$", "")
+        if options_class and IS_OPTIONS[p.name] then
+            kind, optional = options_class, (i == #params or optional > 0) and 1 or 0
+        end
         out[#out + 1] = ("---@param %s%s %s%s"):format(p.name, optional > 0 and "?" or "", kind,
             p.doc and " " .. p.doc or "")
     end
@@ -69,8 +93,9 @@ local function add_params(out, params)
 end
 
 local function add_function(out, target, entry, params)
+    local options_class = add_options(out, entry)
     add_doc(out, entry.doc)
-    local names = add_params(out, params)
+    local names = add_params(out, params, options_class)
     for _, result in ipairs(entry.results) do
         out[#out + 1] = "---@return " .. type_of((result:gsub(" %.%.%.$", "")))
     end
@@ -98,7 +123,10 @@ end
 local function add_methods(out, target, class)
     for _, name in ipairs(sorted_names(class)) do
         local known = reference.of_function(class[name])
-        if known then add_function(out, target .. ":" .. name, known, known.params) end
+        if known then
+            known.name, known.options = target .. "." .. name, options.of(class[name])
+            add_function(out, target .. (known.is_method and ":" or ".") .. name, known, known.params)
+        end
     end
 end
 
@@ -108,20 +136,68 @@ local function add_class(out, entry)
         out[#out + 1] = "---@type te.Module\nte.Module = Module\n"
         return
     end
-    out[#out + 1] = ("---@class te.%s: te.Module"):format(entry.name)
-    out[#out + 1] = ("local %s = {}\n"):format(entry.name)
-    add_methods(out, entry.name, entry.class)
+    local here, options_class = entry.name:match "[%w_]+$", add_options(out, entry)
+    local super = entry.class.super.__name == "Decoder" and "Decoder" or "Module"
+    out[#out + 1] = ("---@class te.%s: te.%s"):format(entry.name, super)
+    out[#out + 1] = ("local %s = {}\n"):format(here)
+    add_methods(out, here, entry.class)
     add_doc(out, entry.doc)
-    local names = add_params(out, entry.params)
+    local names = add_params(out, entry.params, options_class)
     out[#out + 1] = ("---@return te.%s\nfunction te.%s(%s) end\n"):format(entry.name, entry.name, names)
 end
 
-local function add_module(out, entry, value)
-    out[#out + 1] = ("te.%s = {}\n"):format(entry.name)
-    for _, name in ipairs(sorted_names(value)) do
-        local known = reference.of_function(value[name])
-        if known then add_function(out, ("te.%s.%s"):format(entry.name, name), known, known.params) end
+-- What is called to make something: an optimizer; a te.KVCache, a table with functions of its own.
+local function add_maker(out, entry)
+    if #entry.results > 0 then return add_function(out, "te." .. entry.name, entry, entry.params) end
+    local options_class = add_options(out, entry)
+    add_doc(out, entry.doc)
+    out[#out + 1] = ("---@class te.%s\n---@overload fun(opts?: %s): te.%s\nte.%s = {}\n"):format(entry.name,
+        options_class or "table", entry.name, entry.name)
+    for _, name in ipairs(sorted_names(entry.value)) do
+        local known = reference.of_function(entry.value[name])
+        if known then add_function(out, ("te.%s%s%s"):format(entry.name, known.is_method and ":" or ".", name), known,
+            known.params) end
     end
+end
+
+local add_entry
+
+local function add_module(out, entry)
+    out[#out + 1] = ("te.%s = {}\n"):format(entry.name)
+    if entry.name == "ops" then return end -- the classes of te
+    local made = {}
+    for _, member in ipairs(reference.members(entry.name)) do
+        local inner = member.name:match "^(.*)%.[^.]+$"
+        if inner ~= entry.name and not made[inner] then
+            made[inner], out[#out + 1] = true, ("te.%s = {}\n"):format(inner)
+        end
+        add_entry(out, member)
+    end
+end
+
+function add_entry(out, entry)
+    if entry.kind == "class" then
+        add_class(out, entry)
+    elseif entry.kind == "maker" then
+        add_maker(out, entry)
+    elseif entry.kind == "module" then
+        add_module(out, entry)
+    else
+        add_function(out, "te." .. entry.name, entry, entry.params)
+    end
+end
+
+-- What optimizers share, and models.
+local function add_bases(out)
+    out[#out + 1] = "---@class te.Optimizer\n---@field groups table[]\nlocal Optimizer = {}\n"
+    local optimizer, methods = require "te.optim.optimizer", {}
+    for name, method in pairs(optimizer) do
+        local known = type(method) == "function" and reference.of_function(method)
+        if known and known.is_method then methods[name] = method end
+    end
+    add_methods(out, "Optimizer", methods)
+    out[#out + 1] = "---@class te.Decoder: te.Module\nlocal Decoder = {}\n"
+    add_methods(out, "Decoder", require "te.decoder")
 end
 
 --- The text of tetrain.d.lua.
@@ -133,15 +209,8 @@ return function()
         local params = entry.native and entry.params or without_first(entry.params)
         add_function(out, "Tensor:" .. entry.name, entry, params)
     end
-    for _, entry in ipairs(reference.entries()) do
-        if entry.kind == "class" then
-            add_class(out, entry)
-        elseif entry.kind == "module" then
-            add_module(out, entry, te[entry.name])
-        else
-            add_function(out, "te." .. entry.name, entry, entry.params)
-        end
-    end
+    add_bases(out)
+    for _, entry in ipairs(reference.entries()) do add_entry(out, entry) end
     for _, op in ipairs(te.ops_list()) do
         if op.inplace then out[#out + 1] = ("te.%s_ = Tensor.%s_\n"):format(op.name, op.name) end
     end

@@ -1,8 +1,11 @@
 --- te.tools.api_source: everything that `te` offers as comments that ldoc makes pages of. From te.tools.reference, so
 --- that operations, which have no Lua source, stand beside what is written in Lua.
 
-local te = require "te"
+local options = require "te.options"
 local reference = require "te.tools.reference"
+
+-- The section of a kind of entry.
+local SECTION = { maker = "class" }
 
 local SECTIONS = {
     { "operation", "Operations",
@@ -26,6 +29,9 @@ local function add_entry(out, name, entry, params)
             out[#out + 1] = ("-- @param %s (`%s`) %s"):format(p.name, p.type, p.doc or "")
         end
     end
+    for _, row in ipairs(entry.options and options.rows(entry.options) or {}) do
+        out[#out + 1] = ("-- @param opts.%s (`%s`) %s"):format(row[1], options.describe(row[2]), row[2].help or "")
+    end
     for _, result in ipairs(entry.results) do out[#out + 1] = ("-- @return `%s`"):format(result) end
     out[#out + 1] = "-- @function " .. name .. "\n"
 end
@@ -35,10 +41,7 @@ local function add_section(out, name, title)
 end
 
 local function add_members(out, entry)
-    for name, member in pairs(te[entry.name]) do
-        local known = type(member) == "function" and reference.of_function(member)
-        if known then add_entry(out, entry.name .. "." .. name, known, known.params) end
-    end
+    for _, member in ipairs(reference.members(entry.name)) do add_entry(out, member.name, member, member.params) end
 end
 
 --- The text of a Lua file for ldoc.
@@ -49,7 +52,8 @@ return function()
     for _, section in ipairs(SECTIONS) do
         add_section(out, section[1], section[2] .. ". " .. section[3])
         for _, entry in ipairs(entries) do
-            if entry.kind == section[1] then add_entry(out, entry.name, entry, entry.params) end
+            local kind = SECTION[entry.kind] or entry.kind
+            if kind == section[1] then add_entry(out, entry.name, entry, entry.params) end
         end
     end
     for _, entry in ipairs(entries) do

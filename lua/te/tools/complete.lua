@@ -56,15 +56,17 @@ local function names_in(value, start, method)
     end
     each_table(value, function(t) for name, what in next, t do add(name, what) end end)
     if value == te then for name in pairs(require "te.modules") do add(name) end end
+    local mt = type(value) == "table" and debug.getmetatable(value)
+    for name in pairs(mt and type(rawget(mt, "names")) == "table" and mt.names or {}) do add(name) end
     if te.is_tensor(value) and not method then for _, name in ipairs(TENSOR_FIELDS) do add(name) end end
     if value == _G and not method then for _, name in ipairs(KEYWORDS) do add(name) end end
     return found
 end
 
--- The value that "a.b[1].c" names, nil when something on the way is not there.
-local function value_of(path)
+-- The value that "a.b[1].c" names among globals, or in a library; nil when something on the way is not there.
+local function value_of(path, library)
     local name, rest = path:match "^([%a_][%w_]*)(.*)$"
-    local value = name and rawget(_G, name)
+    local value = name and (library and field(library, name) or rawget(_G, name))
     while value ~= nil and rest and rest ~= "" do
         local dotted, after = rest:match "^[.:]([%a_][%w_]*)(.*)$"
         local index = not dotted and rest:match "^%[(%d+)%]"
@@ -121,6 +123,7 @@ local function candidates(before)
     local path, separator, start = before:match "([%a_][%w_.%[%]]*)([.:])([%w_]*)$"
     if path then
         local value = value_of(path)
+        if value == nil and before:find "^%s*%?" then value = value_of(path, te) end -- ?optim.AdamW
         return value ~= nil and names_in(value, start, separator == ":") or {}, start
     end
     start = before:match "[%a_][%w_]*$" or ""

@@ -1,6 +1,7 @@
 --- te.tools.help: what a name or value is, for ?name and help(x) at the prompt.
 
 local te = require "te"
+local options = require "te.options"
 local reference = require "te.tools.reference"
 
 local help = {}
@@ -13,12 +14,51 @@ local function parameter_lines(entry)
     return lines
 end
 
+local function result_lines(entry)
+    local lines = {}
+    for _, r in ipairs(entry.returned or {}) do
+        lines[#lines + 1] = ("  returns %s%s"):format(r.type, r.doc and ": " .. r.doc or "")
+    end
+    if #lines == 0 and #entry.results > 0 and entry.kind ~= "operation" then
+        lines[1] = "  returns " .. table.concat(entry.results, ", ")
+    end
+    return lines
+end
+
+-- "  bias (boolean, default true): whether a bias is added".
+local function option_lines(entry)
+    local lines = {}
+    for _, row in ipairs(entry.options and options.rows(entry.options) or {}) do
+        local d = row[2]
+        local kind = d[1] == "callable" and "function" or options.describe(d)
+        lines[#lines + 1] = ("  %s (%s%s)%s"):format(row[1], kind,
+            d[2] == nil and "" or ", default " .. options.default(d), d.help and ": " .. d.help or "")
+    end
+    if #lines > 0 then table.insert(lines, 1, "options:") end
+    return lines
+end
+
+-- "kind: name name …" in lines that fit the terminal.
+local function wrapped(kind, names)
+    local lines, line = {}, kind .. ":"
+    for _, name in ipairs(names) do
+        if #line + #name + 1 > te._core.terminal_width() then
+            lines[#lines + 1], line = line, "   "
+        end
+        line = line .. " " .. name
+    end
+    lines[#lines + 1] = line
+    return table.concat(lines, "\n") .. "\n"
+end
+
 local function describe(entry)
     local lines = { entry.signature }
     if entry.doc ~= "" then lines[#lines + 1] = entry.doc end
-    for _, line in ipairs(parameter_lines(entry)) do lines[#lines + 1] = line end
-    if #entry.results > 0 and entry.kind ~= "operation" then
-        lines[#lines + 1] = "  returns " .. table.concat(entry.results, ", ")
+    for _, part in ipairs { parameter_lines, result_lines, option_lines } do
+        for _, line in ipairs(part(entry)) do lines[#lines + 1] = line end
+    end
+    if entry.kind == "module" then
+        lines[#lines + 1] = wrapped("members", reference.names(entry.value)):gsub("\n$", "")
     end
     return table.concat(lines, "\n")
 end
@@ -46,6 +86,7 @@ local function of_lua_function(fn)
     local names = {}
     for i, p in ipairs(known.params) do names[i] = p.name end
     known.signature = ("function(%s)  %s:%d"):format(table.concat(names, ", "), known.file, known.line)
+    known.options = options.of(fn)
     return describe(known)
 end
 
@@ -55,10 +96,16 @@ local function of_instance(value)
     return mt and mt.__name and ("an instance of %s\n%s"):format(mt.__name, text) or text
 end
 
--- The entry of `te` that holds this very value.
+-- The entry of `te`, or of one of its libraries, that holds this very value.
 local function entry_holding(value)
-    for _, entry in ipairs(reference.entries()) do
+    local entries = reference.entries()
+    for _, entry in ipairs(entries) do
         if rawget(te, entry.name) == value then return entry end
+    end
+    for _, library in ipairs(entries) do
+        for _, entry in ipairs(library.kind == "module" and reference.members(library.name) or {}) do
+            if entry.value == value then return entry end
+        end
     end
 end
 
@@ -73,19 +120,6 @@ local function of_value(value)
     return require("te.tools.show")(value)
 end
 
--- "kind: name name …" in lines that fit the terminal.
-local function wrapped(kind, names)
-    local lines, line = {}, kind .. ":"
-    for _, name in ipairs(names) do
-        if #line + #name + 1 > te._core.terminal_width() then
-            lines[#lines + 1], line = line, "   "
-        end
-        line = line .. " " .. name
-    end
-    lines[#lines + 1] = line
-    return table.concat(lines, "\n") .. "\n"
-end
-
 local overview = [[
 te.NAME: ?NAME explains each of them.
 ]]
@@ -93,15 +127,27 @@ te.NAME: ?NAME explains each of them.
 local function all()
     local kinds, order = {}, { "operation", "function", "class", "module" }
     for _, entry in ipairs(reference.entries()) do
-        kinds[entry.kind] = kinds[entry.kind] or {}
-        table.insert(kinds[entry.kind], entry.name)
+        local kind = entry.kind == "maker" and "class" or entry.kind
+        kinds[kind] = kinds[kind] or {}
+        table.insert(kinds[kind], entry.name)
     end
     local lines = { overview }
     for _, kind in ipairs(order) do lines[#lines + 1] = wrapped(kind, kinds[kind] or {}) end
     return (table.concat(lines, "\n"):gsub("%s+$", ""))
 end
 
---- Text about a value, or about what a string names: an operation, a function, a class, a global, a method of tensors.
+-- The nearest name to one that is not there, among those of the library that it begins with.
+local function nearest(what)
+    local name = what:gsub("^te%.", "")
+    local library, last = name:match "^([%w_.]+)%.([%w_]+)$"
+    local entry = library and reference.find(library)
+    if not entry or entry.kind ~= "module" then return te._core.nearest(name, names_of(reference.entries())) end
+    local near = te._core.nearest(last, reference.names(entry.value))
+    return near and library .. "." .. near
+end
+
+--- Text about a value, or about what a string names: an operation, a function, a class, something in a library
+--- ("optim.AdamW"), a global, a method of tensors.
 ---@param what any
 ---@return string
 function help.text(what)
@@ -115,7 +161,7 @@ function help.text(what)
     for _, candidate in ipairs(reference.methods()) do
         if candidate.name == method then return describe(candidate) end
     end
-    local near = te._core.nearest(what:gsub("^te%.", ""), names_of(reference.entries()))
+    local near = nearest(what)
     error(("nothing is known of %q%s"):format(what, near and ("; did you mean %s?"):format(near) or ""), 0)
 end
 

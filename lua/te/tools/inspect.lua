@@ -40,7 +40,10 @@ end
 
 local function inspect(path, with_values)
     local entries, metadata = te._core.safetensors_entries(path)
-    local tensors = with_values and select(2, te._core.safetensors_read(path)) or {}
+    local readable = {}
+    for _, e in ipairs(entries) do readable[e.name] = e.readable end
+    local function is_readable(name) return readable[name] end
+    local tensors = with_values and select(2, te._core.safetensors_read(path, is_readable)) or {}
     local width, elements, bytes = 0, 0, 0
     for _, e in ipairs(entries) do
         width = math.max(width, #e.name)

@@ -4,6 +4,7 @@
 -- Help, the editor's annotations and the tables of the documentation read it.
 
 local te = require "te"
+local options = require "te.options"
 local natives = require "te.tools.natives"
 
 local reference = {}
@@ -52,39 +53,57 @@ local function names_in(parameters)
     return names
 end
 
---- What the source says of a Lua function: doc, params {name, type, doc}, results (types); nil when it cannot be found.
+-- Whether a function's "..." is there for the check that nothing follows its last argument.
+local function only_counts(lines, info)
+    for i = info.linedefined, math.min(info.lastlinedefined, info.linedefined + 3) do
+        if lines[i]:find "options[()]*%.last%(.*%.%.%.%)" then return true end
+    end
+    return false
+end
+
+--- What the source says of a Lua function: doc, params {name, type, doc}, results (types), returned {type, doc}; nil
+--- when it cannot be found.
 ---@param fn function
 ---@return table|nil
 function reference.of_function(fn)
     local info = debug.getinfo(fn, "S")
     local lines = info.what ~= "C" and source_lines(info.source)
     if not lines or not lines[info.linedefined] then return nil end
-    local typed, results, doc = {}, {}, {}
-    local target = doc
+    local typed, results, returned, doc, tag = {}, {}, {}, {}, nil
     for _, line in ipairs(comment_above(lines, info.linedefined)) do
         local name, rest = line:match "^@param%s+([%w_.]+)%??%s+(.*)$"
         local result = line:match "^@return%s+(.*)$"
         if name then
             local kind, text = rest:match "^(.-)%s%s+(.*)$"
-            typed[name] = { type = kind or rest, doc = text }
+            tag = { type = kind or rest, doc = text }
+            typed[name] = tag
         elseif result then
             results[#results + 1] = result:match "^(fun%b():?%s*%S*)" or result:match "^%S+"
-        elseif not line:find "^@" then
-            target[#target + 1] = line
+            local kind, text = result:match "^(.-)%s%s+(.*)$"
+            tag = { type = kind or result, doc = text }
+            returned[#returned + 1] = tag
+        elseif line:find "^@" then
+            tag = nil
+        elseif tag then -- goes on with what is said of a parameter or a result
+            tag.doc = (tag.doc and tag.doc .. " " or "") .. line:match "^%s*(.-)%s*$"
+        else
+            doc[#doc + 1] = line
         end
     end
-    local params = {}
-    for i, name in ipairs(names_in(lines[info.linedefined]:match "function[^(]*%(([^)]*)%)" or "")) do
+    local head, params = lines[info.linedefined], {}
+    local names = names_in(head:match "function[^(]*%(([^)]*)%)" or "")
+    if only_counts(lines, info) then names[#names] = nil end
+    for i, name in ipairs(names) do
         local known = typed[name] or {}
         params[i] = { name = name, type = known.type or "any", doc = known.doc }
     end
-    return { doc = table.concat(doc, "\n"):gsub("%s+$", ""), params = params, results = results,
+    return { doc = table.concat(doc, "\n"):gsub("%s+$", ""), params = params, results = results, returned = returned,
+        is_method = head:find "function%s+[%w_.]+:" ~= nil or head:find "%(self" ~= nil,
         file = info.source:sub(2), line = info.linedefined }
 end
 
--- The first paragraph of the file in which a function stands.
-local function file_doc(fn)
-    local lines = source_lines(debug.getinfo(fn, "S").source)
+-- The first paragraph of a file.
+local function opening(lines)
     local found = {}
     for _, line in ipairs(lines or {}) do
         local text = line:match "^%-%-%-?%s?(.*)$"
@@ -92,6 +111,12 @@ local function file_doc(fn)
         found[#found + 1] = text
     end
     return table.concat(found, "\n")
+end
+
+-- That of the file in which a function stands.
+local function file_doc(fn)
+    local info = debug.getinfo(fn, "S")
+    return info.what ~= "C" and opening(source_lines(info.source)) or ""
 end
 
 -- Entries -------------------------------------------------------------------------------------------------------------
@@ -105,12 +130,20 @@ local function arguments(params)
     return table.concat(names, ", ")
 end
 
+-- The sentence of the engine's operation of that name.
+local function doc_of_operation(name)
+    for _, op in ipairs(te.ops_list()) do
+        if op.name == name then return op.doc end
+    end
+end
+
 local function class_entry(name, class)
-    local entry = { name = name, kind = "class", params = {}, results = {} }
+    local entry = { name = name, kind = "class", params = {}, results = {}, options = options.of(class) }
     local init = class.init
     local known = type(init) == "function" and reference.of_function(init)
     if known then entry.params, entry.file = known.params, known.file end
-    entry.doc = known and known.doc ~= "" and known.doc or type(init) == "function" and file_doc(init) or ""
+    entry.doc = known and known.doc ~= "" and known.doc or class.sentence or doc_of_operation(class.engine_operation)
+        or type(init) == "function" and file_doc(init) or ""
     entry.signature = ("te.%s(%s)"):format(name, arguments(entry.params))
     entry.class = class
     return entry
@@ -118,8 +151,36 @@ end
 
 local function function_entry(name, fn)
     local known = reference.of_function(fn) or { doc = "", params = {}, results = {} }
+    if known.doc == "" then -- a file that is about this function
+        local doc = file_doc(fn)
+        known.doc = doc:find("^te%." .. name:gsub("%.", "%%.") .. "[:(]") and doc or ""
+    end
     return { name = name, kind = "function", signature = ("te.%s(%s)"):format(name, arguments(known.params)),
-        doc = known.doc, params = known.params, results = known.results, file = known.file }
+        doc = known.doc, params = known.params, results = known.results, returned = known.returned, file = known.file,
+        options = options.of(fn) }
+end
+
+-- What the file says in which a table's functions stand.
+local function doc_of_members(value)
+    for _, name in ipairs(options.names(value)) do
+        local member = rawget(value, name)
+        local doc = type(member) == "function" and not name:find "^_" and file_doc(member) or ""
+        if doc ~= "" then return doc end
+    end
+    return ""
+end
+
+local function call_of(value)
+    local mt = getmetatable(value)
+    return type(mt) == "table" and mt.__call or nil
+end
+
+-- A table that is called to make something and is no class of modules: an optimizer, a te.KVCache.
+local function maker_entry(name, value)
+    local entry = function_entry(name, call_of(value))
+    if entry.doc == "" then entry.doc = doc_of_members(value) end
+    entry.kind, entry.value, entry.options = "maker", value, options.of(value)
+    return entry
 end
 
 -- "shape: te.Shape, opts?: table" as a list.
@@ -155,19 +216,15 @@ local function operation_entry(op)
 end
 
 local function module_entry(name, value)
-    local entry = { name = name, kind = "module", params = {}, results = {}, signature = "te." .. name, doc = "" }
-    for _, member in pairs(value) do
-        if type(member) == "function" then
-            entry.doc = file_doc(member)
-            break
-        end
-    end
-    return entry
+    local lines = source_lines(("=%s.lua"):format((require("te.modules")[name] or ""):gsub("%.", "/")))
+    return { name = name, kind = "module", params = {}, results = {}, signature = "te." .. name, value = value,
+        doc = lines and opening(lines) or doc_of_members(value) }
 end
 
 local function entry_of(name, value)
     if is_class(value) then return class_entry(name, value) end
     if type(value) == "function" then return function_entry(name, value) end
+    if type(value) == "table" and call_of(value) then return maker_entry(name, value) end
     if type(value) == "table" then return module_entry(name, value) end
 end
 
@@ -225,13 +282,59 @@ function reference.methods()
     return entries
 end
 
---- The entry of a name in `te`, "softmax" or "Linear"; nil when there is none.
+--- Names in a library of `te`, those that load when they are named included, sorted.
+---@param library table
+---@return string[]
+function reference.names(library)
+    local names, mt = {}, getmetatable(library)
+    for name in pairs(type(mt) == "table" and mt.names or {}) do names[name] = true end
+    for name, value in pairs(library) do
+        local is_something = type(value) == "function" or type(value) == "table"
+        if type(name) == "string" and not name:find "^_" and is_something then names[name] = true end
+    end
+    return options.names(names)
+end
+
+local function add_members(entries, library, prefix, seen)
+    for _, name in ipairs(reference.names(library)) do
+        local value = library[name]
+        if not seen[value] then
+            seen[value] = true
+            local entry = entry_of(prefix .. name, value)
+            if entry.kind ~= "module" then
+                entry.value = value
+                entries[#entries + 1] = entry
+            else
+                add_members(entries, value, entry.name .. ".", seen)
+            end
+        end
+    end
+end
+
+--- Everything in a library of `te`: entries with names like "optim.AdamW", and the value of each.
+---@param name string
+---@return table[]
+function reference.members(name)
+    local entries = {}
+    add_members(entries, te[name], name .. ".", { [te[name]] = true })
+    return entries
+end
+
+--- The entry of a name in `te`, "softmax", "Linear" or "optim.AdamW"; nil when there is none.
 ---@param name string
 ---@return table|nil
 function reference.find(name)
     for _, entry in ipairs(reference.entries()) do
         if entry.name == name then return entry end
     end
+    local library, path = name:match "^([%w_]+)%.([%w_.]+)$"
+    local found, value = pcall(function() return te[library] end)
+    for part in (path or ""):gmatch "[^.]+" do
+        if not found or type(value) ~= "table" or is_class(value) then return nil end
+        local inside = value
+        found, value = pcall(function() return inside[part] end)
+    end
+    return path and found and entry_of(name, value) or nil
 end
 
 return reference

@@ -93,13 +93,18 @@ local function usual(name)
     return not ok and tostring(made):match("te%.recipe%." .. name .. ": option ([%w_]+)")
 end
 
+local TYPES = { any = "", size = "from 1 on", callable = "function" }
+
 -- "true or false", "E4M3, HYBRID", "1 to 2".
 local function values(declared)
     if declared.choices then return code(table.concat(declared.choices, "` `")) end
     if declared[1] == "boolean" then return "`true` `false`" end
     if declared.min and declared.max then return ("%g to %g"):format(declared.min, declared.max) end
-    return declared[1] == "size" and "from 1 on" or declared.min and ("from %g on"):format(declared.min) or ""
+    if declared.min and declared[1] ~= "size" then return ("from %g on"):format(declared.min) end
+    return TYPES[declared[1]] or declared[1]
 end
+
+local function default(declared) return declared[2] == nil and "" or code(options.default(declared)) end
 
 -- Options of the same kind stand in one row with the recipes that have them.
 tables["options of recipes"] = function()
@@ -113,7 +118,7 @@ tables["options of recipes"] = function()
             if known[key] then
                 known[key][5] = known[key][5] .. ", " .. name
             else
-                known[key] = { code(option), values(d), d[2] == nil and "" or code(tostring(d[2])), d.help, name }
+                known[key] = { code(option), values(d), default(d), d.help, name }
                 rows[#rows + 1] = known[key]
             end
         end
@@ -138,6 +143,70 @@ tables["recipes"] = function()
     table.sort(others, by_name)
     for _, row in ipairs(others) do rows[#rows + 1] = row end
     return markdown({ "", "input", "weight", "gradient" }, rows)
+end
+
+-- Options of everything else ----------------------------------------------------------------------------------------
+
+-- Entries of te.tools.reference with options, in the order of sections: { title, entries }.
+local function with_options()
+    local sections, by_title = {}, {}
+    local function add(title, entry)
+        if not entry.options then return end
+        local section = by_title[title] or { title }
+        if not by_title[title] then sections[#sections + 1], by_title[title] = section, section end
+        table.insert(section, entry)
+    end
+    local function add_method(title, signature, method)
+        local entry = reference.of_function(method)
+        entry.signature, entry.options = signature, options.of(method)
+        add(title, entry)
+    end
+    local entries = reference.entries()
+    for _, entry in ipairs(entries) do
+        if entry.kind == "class" or entry.kind == "maker" then add("Modules", entry) end
+    end
+    for _, entry in ipairs(reference.members "optim") do add("Optimizers", entry) end
+    add_method("Optimizers", "optimizer:step(opts)", require("te.optim.optimizer").step)
+    for _, entry in ipairs(reference.members "models") do add("Models", entry) end
+    add_method("Models", "model(ids, targets, opts)", require("te.decoder").forward)
+    add_method("Models", "model:generate(ids, count, opts)", require("te.decoder").generate)
+    for _, entry in ipairs(reference.members "data") do add("Data", entry) end
+    for _, entry in ipairs(entries) do
+        if entry.kind == "function" then add("Functions", entry) end
+    end
+    for _, library in ipairs { "distributed", "numerics" } do
+        for _, entry in ipairs(reference.members(library)) do add("Functions", entry) end
+    end
+    return sections
+end
+
+local function option_rows(entry)
+    local rows = {}
+    for i, row in ipairs(options.rows(entry.options)) do
+        local d = row[2]
+        rows[i] = { code(row[1]), values(d), default(d), ((d.help or ""):gsub("|", "\\|")) }
+    end
+    return markdown({ "option", "values", "default", "" }, rows)
+end
+
+-- What has the same options stands under one heading.
+tables["options"] = function()
+    local parts = {}
+    for _, section in ipairs(with_options()) do
+        parts[#parts + 1] = "### " .. section[1]
+        local heads, order = {}, {}
+        for i = 2, #section do
+            local entry = section[i]
+            local rows, doc = option_rows(entry), entry.doc:gsub("%s*\n%s*", " ")
+            if not heads[rows] then order[#order + 1], heads[rows] = rows, {} end
+            table.insert(heads[rows], ("* %s: %s"):format(code(entry.signature), doc))
+        end
+        for _, rows in ipairs(order) do
+            parts[#parts + 1] = table.concat(heads[rows], "\n")
+            parts[#parts + 1] = rows
+        end
+    end
+    return table.concat(parts, "\n\n")
 end
 
 -- Documents -------------------------------------------------------------------------------------------------------

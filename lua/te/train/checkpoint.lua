@@ -27,6 +27,7 @@ function checkpoint.steps(folder)
     return steps
 end
 
+--- The path of a step's checkpoint.
 function checkpoint.path(folder, step) return ("%s/" .. NAME):format(folder, step) end
 
 --- The newest checkpoint in a folder; nil when there is none.
@@ -92,6 +93,7 @@ local function with_prefix(tensors, prefix)
     return found
 end
 
+--- Puts the weights of a checkpoint back into the model that it was made of, which it returns.
 function checkpoint.restore_model(saved, model)
     return model:load_state_dict(with_prefix(saved.tensors, "model."))
 end
@@ -144,7 +146,7 @@ end
 local claimed = {}
 
 --- Keeps the folder for this process until it ends: a second run that claims it gets an error. Of a folder that is not
--- there nothing is kept. What a run that was killed was writing is removed.
+--- there nothing is kept. What a run that was killed was writing is removed.
 ---@param make boolean|nil  the folder is made where there is none
 function checkpoint.claim(folder, make)
     files.need "te.train.checkpoint.claim"

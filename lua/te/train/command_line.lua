@@ -25,6 +25,10 @@ local function usage(self, message)
     run.fail(run.exit.usage, ("%s: %s (--help lists the options)"):format(self.script, message))
 end
 
+--- A command line: parse(arg) gives the values of its options, help() the text of --help.
+---@param declared table  script, about, and rows { name, type, default, min =, max =, choices =, help = }; presets:
+---                       values by name, by the name of the preset; arguments { NAME, help =, min =, max = }: words
+---                       that are no options
 local function new(declared)
     local tool = type(arg) == "table" and arg[0] -- "train" for a script that was embedded as a tool
     local embedded = tool and not tool:find("[./]") and tool ~= "-"

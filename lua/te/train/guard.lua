@@ -13,6 +13,8 @@ local PATIENCE = 3
 
 local function finite(x) return x - x == 0 end
 
+--- Keeps what is not finite from the weights: allows(loss, grad_norm) says whether a step may be applied.
+---@param model table
 ---@param ranks table|nil  te.train.ranks of a model that several processes train: rank 0 alone gives the reason
 local function new(model, ranks)
     return setmetatable({ model = model, speaks = not ranks or ranks.leads, skipped = 0, in_a_row = 0 }, Guard)

@@ -51,6 +51,7 @@ function Metrics.open(path, step)
     return setmetatable({ file = file, path = path }, Metrics)
 end
 
+--- Writes texts to the file, at once.
 function Metrics:append(...)
     local ok, problem = self.file:write(...)
     if ok then ok, problem = self.file:flush() end
@@ -86,6 +87,7 @@ function Metrics:write_numerics(step, values)
     end
 end
 
+--- Closes the file.
 function Metrics:close()
     if self.file then self.file:close() end
     self.file = nil

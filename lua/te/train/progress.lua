@@ -7,9 +7,10 @@ Progress.__index = Progress
 
 local REDRAW_EVERY = 0.1 -- seconds: a terminal costs more than a small model's step
 
---- opts: steps, log_interval (plain lines come at the first, every so many and the last step), flops_per_token and
---- peak_flops (for the share of the machine's peak), silent (shows nothing), plain (lines on a
---- terminal, too).
+--- One line that is redrawn on a terminal that can, plain lines otherwise.
+---@param opts table  steps, log_interval (plain lines come at the first, every so many and the last step),
+---                   flops_per_token and peak_flops (for the share of the machine's peak), silent (shows nothing),
+---                   plain (lines on a terminal, too)
 function Progress.new(opts)
     local terminal = te._core.isatty(1) and os.getenv "TERM" ~= "dumb" and not opts.plain
     return setmetatable({

@@ -19,9 +19,11 @@ local core = te._core
 local Steps = {}
 Steps.__index = Steps
 
---- opts: next_batch() and loss(x, y); parameters, optimizer, schedule(step) and guard; device, graph, clip (the largest
---- norm; 0: no limit) and grad_accumulation (batches of a step); ranks (te.train.ranks; this process alone unless
---- given) and interrupted(), whether this process was asked to stop.
+--- The optimizer steps of a run: on the CPU one after the other, on CUDA as launches of a graph.
+---@param opts table  next_batch() and loss(x, y); parameters, optimizer, schedule(step) and guard; device, graph, clip
+---                   (the largest norm; 0: no limit) and grad_accumulation (batches of a step); ranks (te.train.ranks;
+---                   this process alone unless given) and interrupted(), whether this process was asked to stop
+---@return table steps  start(step), finished(all)
 local function new(opts)
     local together = opts.ranks or ranks.alone()
     -- what goes between processes may go through the host, which no graph can record

@@ -20,12 +20,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MAX_PLANS = 64, MAX_TENSORS = 2 * TE_DNN_OFFSETS, WORKSPACE_MIB = 256 };
+enum { MAX_PLANS = 128, MAX_TENSORS = 2 * TE_DNN_OFFSETS, WORKSPACE_MIB = 256 };
+
+/* TE_DNN_SCALE_P to TE_DNN_SCALE_OUT: the largest number of E4M3, its inverse, and twice 1. */
+enum { N_FACTORS = TE_DNN_SCALE_OUT - TE_DNN_SCALE_P + 1 };
+static const float factors[N_FACTORS] = {448, 1.0f / 448, 1, 1};
 
 typedef struct known_plan {
     te_dnn_attention key;
     te_dnn_plan plan; /* its plan NULL: there is none */
-    bool declined;    /* when it was to run, which it may have done before */
+    uint64_t used;
+    bool declined;    /* when it was to run, which it may have done before, or for want of memory */
     char reason[TE_DNN_REASON];
 } known_plan;
 
@@ -33,9 +38,11 @@ struct te_cuda_dnn {
     te_cuda_dnn_library library;
     cudnnHandle_t handle;
     char reason[TE_DNN_REASON]; /* why there is none, empty: there is */
+    float *factors;             /* on the device, of fp8: see bind_factors */
     double most; /* bytes that a plan may work in where the batch can be halved instead */
     known_plan *plans;
     size_t n, capacity;
+    uint64_t clock;
 };
 
 /* One call: memory it works in, and what its plan's numbers stand for. */
@@ -47,9 +54,9 @@ typedef struct call {
     int64_t uids[MAX_TENSORS];
     void *pointers[MAX_TENSORS];
     int n;
-    float numbers[TE_DNN_DESCALE_P + 1];
+    float numbers[TE_DNN_WINDOW + 1];
     te_view rows;  /* packed: lse as cuDNN lays it out */
-    void *lent[5]; /* scratch */
+    void *lent[6]; /* scratch */
     int n_lent;
 } call;
 
@@ -97,17 +104,13 @@ const char *te_cuda_dnn_missing(te_exec *exec, size_t *version)
     return !dnn ? "it cannot be opened" : dnn->reason[0] ? dnn->reason : NULL;
 }
 
-static void forget(struct te_cuda_dnn *dnn, known_plan *known)
-{
-    if (known->plan.plan) dnn->library.cudnnBackendDestroyDescriptor(known->plan.plan);
-}
-
 void te_cuda_dnn_close(te_exec *exec)
 {
     struct te_cuda_dnn *dnn = te_cuda(exec)->dnn;
     if (!dnn) return;
-    for (size_t i = 0; i < dnn->n; i++) forget(dnn, &dnn->plans[i]);
+    for (size_t i = 0; i < dnn->n; i++) te_dnn_plan_close(&dnn->library, &dnn->plans[i].plan);
     if (dnn->handle) dnn->library.cudnnDestroy(dnn->handle);
+    te_cuda_memory_free(exec, dnn->factors, sizeof factors);
     te_mem_free(exec->mem, dnn->plans, dnn->capacity * sizeof *dnn->plans);
     te_mem_free(exec->mem, dnn, sizeof *dnn);
     te_cuda(exec)->dnn = NULL;
@@ -166,31 +169,47 @@ static void fill_key(te_dnn_attention *key, const te_attention *a, const te_atte
 /* false: out of host memory, which says nothing about the shape. */
 static bool make_plan(te_exec *exec, struct te_cuda_dnn *dnn, known_plan *known)
 {
+    te_dnn_engine engine;
     te_dnn_graph *g = te_mem_alloc(exec->mem, sizeof *g);
     if (!g) return false;
+    bool chosen =
+        te_dnn_attention_engine(dnn->library.cudnnGetVersion(), te_cuda(exec)->capability, &known->key, &engine);
     te_dnn_open(g, &dnn->library);
     te_dnn_attention_graph(g, &known->key);
-    if (!te_dnn_finish(g, dnn->handle, NULL, &known->plan)) memcpy(known->reason, g->reason, sizeof known->reason);
+    if (!te_dnn_finish(g, dnn->handle, NULL, chosen ? &engine : NULL, &known->plan))
+        memcpy(known->reason, g->reason, sizeof known->reason);
     te_dnn_close(g);
     te_mem_free(exec->mem, g, sizeof *g);
     return true;
 }
 
+/* The plan that was not wanted for the longest time goes. Graphs hold on to kernels of plans, and so does what is under
+ * way. */
+static void make_room(te_exec *exec, struct te_cuda_dnn *dnn)
+{
+    const te_cuda_device *d = te_cuda(exec);
+    known_plan *oldest = dnn->plans;
+    if (dnn->n < MAX_PLANS || d->capture || d->graphs || te_cuda_await(exec, NULL) != TE_OK) return;
+    for (size_t i = 1; i < dnn->n; i++)
+        if (dnn->plans[i].used < oldest->used) oldest = &dnn->plans[i];
+    te_dnn_plan_close(&dnn->library, &oldest->plan);
+    *oldest = dnn->plans[--dnn->n];
+}
+
 /* NULL: out of host memory. */
 static known_plan *find_plan(te_exec *exec, struct te_cuda_dnn *dnn, const te_dnn_attention *key)
 {
-    for (size_t i = 0; i < dnn->n; i++)
-        if (memcmp(&dnn->plans[i].key, key, sizeof *key) == 0) return &dnn->plans[i];
-    const te_cuda_device *d = te_cuda(exec);
-    if (dnn->n >= MAX_PLANS && !d->capture && !d->graphs) { /* graphs hold on to kernels of plans */
-        d->driver.cuStreamSynchronize(d->stream);           /* and so does what is under way */
-        forget(dnn, &dnn->plans[0]);
-        memmove(dnn->plans, dnn->plans + 1, --dnn->n * sizeof *dnn->plans);
+    for (size_t i = 0; i < dnn->n; i++) {
+        if (memcmp(&dnn->plans[i].key, key, sizeof *key) != 0) continue;
+        dnn->plans[i].used = ++dnn->clock;
+        return &dnn->plans[i];
     }
+    make_room(exec, dnn);
     if (!te_mem_grow(exec->mem, (void **)&dnn->plans, &dnn->capacity, dnn->n + 1, sizeof *dnn->plans)) return NULL;
     known_plan *known = &dnn->plans[dnn->n++];
     memset(known, 0, sizeof *known);
     known->key = *key;
+    known->used = ++dnn->clock;
     if (make_plan(exec, dnn, known)) return known;
     dnn->n--;
     return NULL;
@@ -220,7 +239,7 @@ static void bind_numbers(call *c)
     c->numbers[TE_DNN_WINDOW] = (float)(key->window + 1);
     bind(c, TE_DNN_SCALE, &c->numbers[TE_DNN_SCALE]);
     if (key->packed || key->causal || key->window >= 0) bind(c, TE_DNN_MASKED, &c->numbers[TE_DNN_MASKED]);
-    if (key->backward || c->a->q.quant) bind(c, TE_DNN_ONE, &c->numbers[TE_DNN_ONE]);
+    if (key->backward) bind(c, TE_DNN_ONE, &c->numbers[TE_DNN_ONE]);
     if (key->window >= 0) bind(c, TE_DNN_WINDOW, &c->numbers[TE_DNN_WINDOW]);
 }
 
@@ -291,19 +310,32 @@ static te_status bind_rows(call *c)
     return c->key.packed && c->key.backward ? te_cuda_copy(c->exec, &c->rows, lse) : TE_OK;
 }
 
+/* Written once; while a graph is recorded nothing can be, and the graph brings its own. */
+static const float *factors_on_device(call *c)
+{
+    te_cuda_device *d = te_cuda(c->exec);
+    if (d->dnn->factors) return d->dnn->factors;
+    float *made = d->capture ? te_cuda_upload(c->exec, factors, sizeof factors)
+                             : te_cuda_memory_alloc(c->exec, sizeof factors);
+    if (made && d->capture) return c->lent[c->n_lent++] = made;
+    if (!made || te_cuda_memory_copy(c->exec, made, factors, sizeof factors, TE_COPY_HOST_TO_DEVICE) == TE_OK)
+        return d->dnn->factors = made;
+    te_cuda_memory_free(c->exec, made, sizeof factors);
+    return NULL;
+}
+
 /* Of fp8: what probabilities are rounded as, the operands' factors, and where amaxes go. */
 static te_status bind_factors(call *c)
 {
-    float *amaxes = lend(c, 32);
-    c->numbers[TE_DNN_SCALE_P] = 448;
-    c->numbers[TE_DNN_DESCALE_P] = 1.0f / 448;
-    bind(c, TE_DNN_SCALE_P, &c->numbers[TE_DNN_SCALE_P]);
-    bind(c, TE_DNN_DESCALE_P, &c->numbers[TE_DNN_DESCALE_P]);
+    const float *known = factors_on_device(c);
+    float *amaxes = known ? lend(c, 32) : NULL;
+    if (!amaxes) return TE_ERROR_MEMORY;
+    for (int i = 0; i < N_FACTORS; i++) bind(c, TE_DNN_SCALE_P + i, known + i);
     bind(c, TE_DNN_DESCALE_Q, c->a->q.quant->scale_inv);
     bind(c, TE_DNN_DESCALE_K, c->a->k.quant->scale_inv);
     bind(c, TE_DNN_AMAX_P, amaxes);
     bind(c, TE_DNN_AMAX_OUT, amaxes + 4);
-    return amaxes ? TE_OK : TE_ERROR_MEMORY;
+    return TE_OK;
 }
 
 static te_status bind_tensors(call *c)
@@ -337,8 +369,11 @@ static te_status run(call *c, struct te_cuda_dnn *dnn, known_plan *known, const 
     void *workspace = NULL;
     bind_numbers(c);
     te_status status = bind_tensors(c);
-    if (status == TE_OK && plan->workspace > 0 && !(workspace = lend(c, (size_t)plan->workspace)))
+    if (status == TE_OK && plan->workspace > 0 && !(workspace = lend(c, (size_t)plan->workspace))) {
         status = TE_ERROR_MEMORY;
+        known->declined = true; /* looking for it has emptied the cache of memory, which no step is to do again */
+        snprintf(known->reason, sizeof known->reason, "lacks memory to work in");
+    }
     if (status == TE_OK) status = execute(c, dnn, known, operation, workspace);
     if (status == TE_OK && c->key.packed && c->key.lse && !c->key.backward)
         status = te_cuda_copy(c->exec, &c->a->lse, &c->rows);
@@ -382,7 +417,7 @@ bool te_cuda_attention_dnn(te_exec *exec, const te_attention *a, const te_attent
     if (!reason) reason = !dnn ? "out of host memory" : dnn->reason[0] ? dnn->reason : NULL;
     if (!reason) {
         fill_key(&c.key, a, grad);
-        reason = te_dnn_attention_fault(dnn->library.cudnnGetVersion(), &c.key);
+        reason = te_dnn_attention_fault(dnn->library.cudnnGetVersion(), te_cuda(exec)->capability, &c.key);
     }
     if (!reason) {
         known = find_plan(exec, dnn, &c.key);
@@ -398,7 +433,7 @@ bool te_cuda_attention_dnn(te_exec *exec, const te_attention *a, const te_attent
                   (long long)known->plan.workspace);
     if ((double)known->plan.workspace > dnn->most && !c.key.packed && c.key.batch > 1)
         return in_halves(exec, a, grad, status);
-    if ((double)known->plan.workspace > dnn->most && a->longest > 0) {
+    if ((double)known->plan.workspace > dnn->most && c.key.packed) {
         te_cuda_trace(exec, "dispatch: %s: own kernels, since cuDNN's workspace counts every sequence as long as all\n",
                       operation);
         return false;

@@ -20,9 +20,11 @@ typedef enum te_dnn_uid {
     TE_DNN_MASKED,
     TE_DNN_ONE,
     TE_DNN_WINDOW,
-    TE_DNN_SCALE_P,   /* quantized: likewise, of probabilities, and its inverse */
+    TE_DNN_SCALE_P, /* quantized: one f32 each, on the device: of probabilities and its inverse, of v, of the result */
     TE_DNN_DESCALE_P,
-    TE_DNN_DESCALE_Q, /* one f32 each, on the device: the factors of q and k; the result has that of v */
+    TE_DNN_DESCALE_V,
+    TE_DNN_SCALE_OUT,
+    TE_DNN_DESCALE_Q, /* the factors of q and k; the result has that of v */
     TE_DNN_DESCALE_K,
     TE_DNN_AMAX_P,    /* likewise, written and read by nobody: amaxes of probabilities and of the result */
     TE_DNN_AMAX_OUT,
@@ -41,8 +43,12 @@ typedef struct te_dnn_attention {
 
 /* Why cuDNN is not asked; NULL: it is. grad: NULL in forward. */
 const char *te_dnn_attention_decline(te_exec *exec, const te_attention *a, const te_attention_grad *grad);
-/* What that version of the library gets wrong of this, as NVIDIA's own front end has it; NULL: nothing known. */
-const char *te_dnn_attention_fault(size_t version, const te_dnn_attention *a);
+/* What that version of the library gets wrong of this on a device of that compute capability, or does not do, as
+ * NVIDIA's own front end has it; NULL: nothing known. */
+const char *te_dnn_attention_fault(size_t version, int capability, const te_dnn_attention *a);
+/* The engine that repeats its bits where the library does not say so of those that it offers, likewise from there;
+ * false: its choices will do. */
+bool te_dnn_attention_engine(size_t version, int capability, const te_dnn_attention *a, te_dnn_engine *engine);
 /* The operand that has this number, TE_DNN_Q to TE_DNN_DV. */
 const te_view *te_dnn_attention_view(const te_attention *a, const te_attention_grad *grad, int uid);
 

@@ -77,12 +77,3 @@ const char *te_dnn_attention_decline(te_exec *exec, const te_attention *a, const
     }
     return decline_packed(a);
 }
-
-const char *te_dnn_attention_fault(size_t version, const te_dnn_attention *key)
-{
-    bool ragged_end = key->backward && !key->packed && key->seq_kv % 128 != 0;
-    if (version <= 91500 && ragged_end) return "until 9.15.0 gradients of such lengths are wrong";
-    if (version == 91400 && key->window >= 0 && !key->causal && key->seq_kv > 1024)
-        return "9.14.0 errs in such windows";
-    return NULL;
-}

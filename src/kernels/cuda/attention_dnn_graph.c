@@ -11,7 +11,7 @@
  *   s = scale fq fk q k^T, masked         p = E4M3(448 softmax(s))       out = E4M3(p v / 448)
  *
  * which cuDNN knows with factors of v and out, 1 here since they share theirs, and with the amaxes of p and
- * out, which nobody needs.
+ * out, which nobody needs. All its factors but the scale lie on the device: so it is asked everywhere else.
  *
  * dq is a product of the stored ds: the other known form adds its tiles to memory in any order, which would not give
  * the same bits every time.
@@ -222,15 +222,14 @@ static void forward_quantized(writer *w)
     scores = on_scores(w, CUDNN_POINTWISE_MUL, scores, device_number(w, TE_DNN_DESCALE_K));
     te_dnn_tensor p = softmax(w, mask(w, scores), CUDNN_DATA_FLOAT), rounded = new_scores(w, a->type);
     te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_AMAX, p, device_number(w, TE_DNN_AMAX_P));
-    multiply(w, p, te_dnn_number(w->g, TE_DNN_SCALE_P, CUDNN_DATA_FLOAT), rounded);
+    multiply(w, p, device_number(w, TE_DNN_SCALE_P), rounded);
     te_dnn_tensor v = plain_operand(w, TE_DNN_V, a->kv_heads, a->seq_kv, a->dim_v);
-    te_dnn_tensor one = te_dnn_number(w->g, TE_DNN_ONE, CUDNN_DATA_FLOAT);
     te_dnn_tensor sums = new_result(w), once = new_result(w), twice = new_result(w);
     product(w, rounded, v, sums, true, false, true);
-    multiply(w, sums, te_dnn_number(w->g, TE_DNN_DESCALE_P, CUDNN_DATA_FLOAT), once);
-    multiply(w, once, one, twice);
+    multiply(w, sums, device_number(w, TE_DNN_DESCALE_P), once);
+    multiply(w, once, device_number(w, TE_DNN_DESCALE_V), twice);
     te_dnn_tensor out = plain_operand(w, TE_DNN_OUT, a->heads, a->seq_q, a->dim_v);
-    multiply(w, twice, one, out);
+    multiply(w, twice, device_number(w, TE_DNN_SCALE_OUT), out);
     te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_AMAX, twice, device_number(w, TE_DNN_AMAX_OUT));
 }
 

@@ -23,7 +23,8 @@ struct te_device_peers {
     te_device_peers *next; /* of those of the device */
     int              refs; /* of the group, and of graphs */
     int              rank, size;
-    ncclComm_t       comm; /* NULL: aborted */
+    ncclComm_t       comm; /* NULL: there is none any more */
+    bool             failed;
 };
 
 typedef struct te_cuda_collectives {
@@ -35,10 +36,15 @@ typedef struct te_cuda_collectives {
 
 static const te_cuda_nccl *nccl_of(te_exec *exec) { return &te_cuda(exec)->collectives->nccl; }
 
-/* Lets go of what the communicator has on the device, whatever the others do. */
+/* Lets go of what the communicator has on the device, whatever the others do. NCCL waits for the end of every graph
+ * that holds one of its collectives, so these go first; the one that is being recorded cannot, and te_cuda_peers_reap
+ * comes after it. */
 static void drop(te_exec *exec, te_device_peers *p)
 {
-    if (p->comm) nccl_of(exec)->ncclCommAbort(p->comm);
+    p->failed = true;
+    if (!p->comm || te_cuda(exec)->capture) return;
+    te_cuda_graphs_drop(exec, p);
+    nccl_of(exec)->ncclCommAbort(p->comm);
     p->comm = NULL;
 }
 
@@ -87,7 +93,7 @@ static te_status check_peers(te_exec *exec)
     te_cuda_collectives *c = te_cuda(exec)->collectives;
     for (te_device_peers *p = c->peers; p; p = p->next) {
         ncclResult_t result = ncclSuccess, asked;
-        if (!p->comm) continue;
+        if (p->failed) continue;
         asked = c->nccl.ncclCommGetAsyncError(p->comm, &result);
         if (asked != ncclSuccess) result = asked;
         if (result != ncclSuccess && result != ncclInProgress)
@@ -101,7 +107,7 @@ static bool has_peers(te_exec *exec)
 {
     te_cuda_collectives *c = te_cuda(exec)->collectives;
     for (te_device_peers *p = c ? c->peers : NULL; p; p = p->next)
-        if (p->comm) return true;
+        if (!p->failed) return true;
     return false;
 }
 
@@ -201,7 +207,7 @@ static void close_peers(te_exec *exec, te_device_peers *p)
 {
     const te_cuda_nccl *n = nccl_of(exec);
     ncclResult_t        result = ncclInProgress;
-    if (te_cuda_enter(exec) == TE_OK && p->comm && te_cuda_await(exec, NULL) == TE_OK && p->comm)
+    if (te_cuda_enter(exec) == TE_OK && !p->failed && te_cuda_await(exec, NULL) == TE_OK && !p->failed)
         result = n->ncclCommFinalize(p->comm);
     else
         drop(exec, p);
@@ -212,6 +218,19 @@ static void close_peers(te_exec *exec, te_device_peers *p)
     if (p->comm && result == ncclSuccess && n->ncclCommDestroy(p->comm) == ncclSuccess) p->comm = NULL;
     drop(exec, p);
     unlink_peers(exec, p);
+}
+
+void te_cuda_peers_reap(te_exec *exec)
+{
+    te_cuda_collectives *c = te_cuda(exec)->collectives;
+    for (te_device_peers *p = c ? c->peers : NULL; p; p = p->next)
+        if (p->failed) drop(exec, p);
+}
+
+te_status te_cuda_peers_check(te_exec *exec, const te_device_peers *p, const char *what)
+{
+    if (!p->failed) return TE_OK;
+    return te_exec_fail(exec, TE_ERROR_DEVICE, "NCCL: %s: the group has failed before", what);
 }
 
 /* While a graph is recorded nothing can be waited for: then the device's end is the connection's. */
@@ -260,10 +279,8 @@ static te_status begin(transfer *t)
     te_status status = te_cuda_enter(t->exec);
     t->type = type_of(t->dtype);
     t->size = te_dtype_size(t->dtype);
-    if (status != TE_OK) return status;
-    if (!t->peers->comm)
-        return te_exec_fail(t->exec, TE_ERROR_DEVICE, "NCCL: %s: the group has failed before", t->name);
-    if (te_cuda(t->exec)->capture) status = te_cuda_graph_keep_peers(t->exec, t->peers);
+    if (status == TE_OK) status = te_cuda_peers_check(t->exec, t->peers, t->name);
+    if (status == TE_OK && te_cuda(t->exec)->capture) status = te_cuda_graph_keep_peers(t->exec, t->peers);
     if (status == TE_OK) te_cuda_note(t->exec, t->name);
     return status;
 }

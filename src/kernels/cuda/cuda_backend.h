@@ -112,6 +112,10 @@ te_status te_cuda_await(te_exec *exec, CUevent event);
 void      te_cuda_collectives_close(te_exec *exec);
 struct te_device_peers *te_cuda_peers_retain(struct te_device_peers *peers);
 void      te_cuda_peers_release(te_exec *exec, struct te_device_peers *peers);
+/* An error that names `what` where the connection has failed. */
+te_status te_cuda_peers_check(te_exec *exec, const struct te_device_peers *peers, const char *what);
+/* Ends connections that failed while a graph was being recorded, now that it is not any more. */
+void      te_cuda_peers_reap(te_exec *exec);
 #else
 static inline te_status te_cuda_await(te_exec *exec, CUevent event)
 {
@@ -121,6 +125,8 @@ static inline te_status te_cuda_await(te_exec *exec, CUevent event)
 #define te_cuda_collectives_close(exec)     ((void)(exec))
 #define te_cuda_peers_retain(peers)         (peers)
 #define te_cuda_peers_release(exec, peers)  ((void)(exec), (void)(peers))
+#define te_cuda_peers_check(exec, peers, what) ((void)(exec), (void)(peers), (void)(what), TE_OK)
+#define te_cuda_peers_reap(exec)            ((void)(exec))
 #endif
 
 /* reading.c */
@@ -150,13 +156,17 @@ te_status te_cuda_graph_keep_peers(te_exec *exec, struct te_device_peers *peers)
 /* Likewise: a word on the device for the report of an operation, read after the graph has run; NULL
  * with the message set. */
 uint64_t *te_cuda_graph_report(te_exec *exec, const te_cuda_check *check);
-/* What graphs that have finished reported. */
+/* What graphs that have finished reported; all that was launched has to be waited for first. And whether there is
+ * something, which may be asked at any time; false while a graph is recorded. */
 te_status te_cuda_graph_reports(te_exec *exec);
+bool      te_cuda_graph_reported(te_exec *exec);
 te_status te_cuda_capture_begin(te_exec *);
 te_status te_cuda_capture_end(te_exec *, bool keep, void **graph);
 te_status te_cuda_graph_launch(te_exec *, void *graph);
 void      te_cuda_graph_free(te_exec *, void *graph);
 void      te_cuda_graphs_close(te_exec *);
+/* Destroys what the driver has of the graphs that go through the connection: they cannot be launched any more. */
+void      te_cuda_graphs_drop(te_exec *, const struct te_device_peers *peers);
 
 /* Entries of the table, by file. */
 te_status te_cuda_program_run(te_exec *, te_program *, const te_run *runs, int n_runs); /* program.c */

@@ -51,11 +51,20 @@ typedef struct te_dnn_graph {
     char                       reason[TE_DNN_REASON]; /* of the first failure */
 } te_dnn_graph;
 
-/* A plan, and the device memory it works in. */
+/* A plan with the configuration that it was made from, and the device memory it works in. */
 typedef struct te_dnn_plan {
-    cudnnBackendDescriptor_t plan;
+    cudnnBackendDescriptor_t plan, configuration;
     int64_t                  workspace;
 } te_dnn_plan;
+
+/* An engine by its number, with values for its knobs. */
+enum { TE_DNN_KNOBS = 6 };
+typedef struct te_dnn_engine {
+    int64_t index;
+    int     n_knobs;
+    int32_t knob[TE_DNN_KNOBS]; /* cudnnBackendKnobType_t */
+    int64_t value[TE_DNN_KNOBS];
+} te_dnn_engine;
 
 void te_dnn_open(te_dnn_graph *g, const te_cuda_dnn_library *dnn);
 void te_dnn_close(te_dnn_graph *g);
@@ -80,9 +89,12 @@ void te_dnn_reshape(te_dnn_graph *g, te_dnn_tensor x, te_dnn_tensor y);
 
 /* Describes a device in JSON. Destroyed by the caller; NULL with the reason. */
 cudnnBackendDescriptor_t te_dnn_device(const te_cuda_dnn_library *dnn, const char *json, char reason[TE_DNN_REASON]);
-/* The first plan of the library's choices that gives the same bits every time; false with g's reason. For the device of
- * `handle`, where it can be run, or for a described one, where it cannot: one of the two is NULL. */
-bool te_dnn_finish(te_dnn_graph *g, cudnnHandle_t handle, cudnnBackendDescriptor_t device, te_dnn_plan *plan);
+/* The plan of `engine`, or where that is NULL the first one of the library's choices that gives the same bits every
+ * time; false with g's reason. For the device of `handle`, where it can be run, or for a described one, where it
+ * cannot: one of the two is NULL. */
+bool te_dnn_finish(te_dnn_graph *g, cudnnHandle_t handle, cudnnBackendDescriptor_t device, const te_dnn_engine *engine,
+                   te_dnn_plan *plan);
+void te_dnn_plan_close(const te_cuda_dnn_library *dnn, te_dnn_plan *plan);
 /* Of a call that failed: the library's words. */
 void te_dnn_describe(const te_cuda_dnn_library *dnn, const char *what, cudnnStatus_t status,
                      char reason[TE_DNN_REASON]);

@@ -12,7 +12,8 @@ void te_dnn_open(te_dnn_graph *g, const te_cuda_dnn_library *dnn)
 
 void te_dnn_close(te_dnn_graph *g)
 {
-    while (g->n_made > 0) g->dnn->cudnnBackendDestroyDescriptor(g->made[--g->n_made]);
+    while (g->n_made > 0)
+        if (g->made[--g->n_made]) g->dnn->cudnnBackendDestroyDescriptor(g->made[g->n_made]);
 }
 
 /* --- descriptors -------------------------------------------------------------------------------------------------- */
@@ -206,6 +207,7 @@ static bool repeats(te_dnn_graph *g, cudnnBackendDescriptor_t choice)
         status = g->dnn->cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
                                                   CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &n, notes);
     if (status != CUDNN_STATUS_SUCCESS) n = 0; /* an engine without notes */
+    if (n > CUDNN_NUMERICAL_NOTE_TYPE_COUNT) n = CUDNN_NUMERICAL_NOTE_TYPE_COUNT; /* it has more than fit */
     for (int64_t i = 0; i < n; i++)
         if (notes[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) return false;
     return true;
@@ -233,15 +235,20 @@ static cudnnBackendDescriptor_t plan_choice(te_dnn_graph *g, cudnnBackendDescrip
     return NULL;
 }
 
-static int64_t choices_for(te_dnn_graph *g, cudnnHandle_t handle, cudnnBackendDescriptor_t device,
-                           cudnnBackendDescriptor_t choices[MAX_CHOICES])
+static cudnnBackendDescriptor_t finish_operations(te_dnn_graph *g, cudnnHandle_t handle)
 {
-    cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
-    int64_t n = 0;
     cudnnBackendDescriptor_t all = make(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, "the graph");
     set(g, all, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->n_operations, g->operations);
     if (handle) set(g, all, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
     finalize(g, all, "the graph");
+    return all;
+}
+
+static int64_t choices_for(te_dnn_graph *g, cudnnBackendDescriptor_t all, cudnnBackendDescriptor_t device,
+                           cudnnBackendDescriptor_t choices[MAX_CHOICES])
+{
+    cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
+    int64_t n = 0;
     cudnnBackendDescriptor_t heuristics = make(g, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, "the choice of an engine");
     set(g, heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &all);
     set(g, heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
@@ -253,25 +260,69 @@ static int64_t choices_for(te_dnn_graph *g, cudnnHandle_t handle, cudnnBackendDe
              g->dnn->cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
                                               MAX_CHOICES, &n, choices),
              "the choice of an engine");
+    if (n > MAX_CHOICES) n = MAX_CHOICES; /* there are more than were asked for */
     return g->status == CUDNN_STATUS_SUCCESS ? n : 0;
 }
 
-bool te_dnn_finish(te_dnn_graph *g, cudnnHandle_t handle, cudnnBackendDescriptor_t device, te_dnn_plan *plan)
+static cudnnBackendDescriptor_t configure(te_dnn_graph *g, cudnnBackendDescriptor_t all,
+                                          cudnnBackendDescriptor_t device, const te_dnn_engine *e)
 {
-    cudnnBackendDescriptor_t choices[MAX_CHOICES];
-    int64_t n = choices_for(g, handle, device, choices), got = 0;
+    cudnnBackendDescriptor_t knobs[TE_DNN_KNOBS];
+    cudnnBackendDescriptor_t engine = make(g, CUDNN_BACKEND_ENGINE_DESCRIPTOR, "an engine");
+    set(g, engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &all);
+    set(g, engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &e->index);
+    if (device) set(g, engine, CUDNN_ATTR_ENGINE_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
+    finalize(g, engine, "an engine");
+    for (int i = 0; i < e->n_knobs; i++) {
+        knobs[i] = make(g, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, "a knob");
+        set(g, knobs[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &e->knob[i]);
+        set(g, knobs[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, &e->value[i]);
+        finalize(g, knobs[i], "a knob");
+    }
+    cudnnBackendDescriptor_t made = make(g, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, "an engine with knobs");
+    set(g, made, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &engine);
+    set(g, made, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, e->n_knobs, knobs);
+    finalize(g, made, "an engine with knobs");
+    return g->status == CUDNN_STATUS_SUCCESS ? made : NULL;
+}
+
+void te_dnn_plan_close(const te_cuda_dnn_library *dnn, te_dnn_plan *plan)
+{
+    if (plan->plan) dnn->cudnnBackendDestroyDescriptor(plan->plan);
+    if (plan->configuration) dnn->cudnnBackendDestroyDescriptor(plan->configuration);
     *plan = (te_dnn_plan){.plan = NULL};
-    if (g->status == CUDNN_STATUS_SUCCESS)
-        snprintf(g->reason, sizeof g->reason, n > 0 ? "no engine that repeats its bits" : "no engine");
-    for (int64_t i = 0; i < n && !plan->plan; i++)
-        if (repeats(g, choices[i])) plan->plan = plan_choice(g, choices[i], handle, device);
+}
+
+/* The plan lives longer than the graph, and so must what it was made from. */
+static void keep_configuration(te_dnn_graph *g, cudnnBackendDescriptor_t configuration, te_dnn_plan *plan)
+{
+    for (int i = 0; i < g->n_made; i++)
+        if (g->made[i] == configuration) g->made[i] = NULL;
+    plan->configuration = configuration;
+}
+
+bool te_dnn_finish(te_dnn_graph *g, cudnnHandle_t handle, cudnnBackendDescriptor_t device, const te_dnn_engine *engine,
+                   te_dnn_plan *plan)
+{
+    cudnnBackendDescriptor_t choices[MAX_CHOICES], all = finish_operations(g, handle);
+    int64_t n = 1, got = 0;
+    *plan = (te_dnn_plan){.plan = NULL};
+    if (engine)
+        choices[0] = configure(g, all, device, engine);
+    else
+        n = choices_for(g, all, device, choices);
+    if (g->status != CUDNN_STATUS_SUCCESS) return false;
+    snprintf(g->reason, sizeof g->reason, n > 0 ? "no engine that repeats its bits" : "no engine");
+    for (int64_t i = 0; i < n && !plan->plan; i++) {
+        if (engine || repeats(g, choices[i])) plan->plan = plan_choice(g, choices[i], handle, device);
+        if (plan->plan) keep_configuration(g, choices[i], plan);
+    }
     if (!plan->plan) return false;
     cudnnStatus_t status = g->dnn->cudnnBackendGetAttribute(plan->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
                                                             CUDNN_TYPE_INT64, 1, &got, &plan->workspace);
     if (status == CUDNN_STATUS_SUCCESS) return true;
     te_dnn_describe(g->dnn, "a plan's workspace", status, g->reason);
-    g->dnn->cudnnBackendDestroyDescriptor(plan->plan);
-    plan->plan = NULL;
+    te_dnn_plan_close(g->dnn, plan);
     return false;
 }
 

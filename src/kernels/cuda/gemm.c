@@ -239,22 +239,25 @@ static te_cuda_product describe(te_exec *exec, const te_gemm *g, const batches *
     return p;
 }
 
-static void align(te_cuda_product *p, const void *a, const void *b, const void *d)
+static void align(te_cuda_product *p, const te_cuda_product_data *data)
 {
-    p->align_a = alignment(a);
-    p->align_b = alignment(b);
-    p->align_d = alignment(d);
+    p->align_a = alignment(data->a);
+    p->align_b = alignment(data->b);
+    p->align_d = alignment(data->d);
+    p->align_bias = data->bias ? alignment(data->bias) : 0;
+    p->align_aux = data->aux && p->ld_aux > 0 ? alignment(data->aux) : 0;
 }
 
-bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, bool scales, const te_cuda_narrow *narrow,
-                         te_cuda_product *p)
+bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, const void *bias, bool scales,
+                         const te_cuda_narrow *narrow, te_cuda_product *p)
 {
     te_gemm g = *gemm;
     batches r = batches_of(&g);
     join_rows(&r, &g);
     *p = describe(exec, &g, &r, scales, narrow);
     bool swap = row_major(&g.c);
-    align(p, swap ? g.b.data : g.a.data, swap ? g.a.data : g.b.data, g.c.data);
+    align(p, &(te_cuda_product_data){.a = swap ? g.b.data : g.a.data, .b = swap ? g.a.data : g.b.data, .d = g.c.data,
+                                     .bias = bias, .aux = g.aux.data});
     return r.n <= 1;
 }
 
@@ -270,7 +273,7 @@ static te_status run_batch(te_exec *exec, te_cuda_product p, const te_cuda_produ
         data.a = (const char *)whole->a + first * p.step_a * in_a;
         data.b = (const char *)whole->b + first * p.step_b * in_b;
         data.d = (char *)whole->d + first * p.step_d * out;
-        align(&p, data.a, data.b, data.d);
+        align(&p, &data);
         status = te_cuda_product_run(exec, &p, &data);
     }
     return status;
@@ -369,6 +372,7 @@ void te_cuda_gemm_close(te_exec *exec)
     te_cuda_plans_close(exec, blas);
     te_cuda_finishes_close(exec, blas);
     te_cuda_ends_close(exec, blas);
+    te_cuda_sizes_close(exec, blas);
     te_cuda_kept_close(exec, blas);
     blas->library.cublasLtDestroy(blas->handle);
     te_mem_free(exec->mem, blas, sizeof *blas);

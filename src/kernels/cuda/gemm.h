@@ -1,7 +1,7 @@
 /* gemm.h - matrix products: gemm.c finds the form that cuBLASLt takes, gemm_plan.c chooses and runs its algorithms,
- * gemm_end.c decides whether bias and activation are its epilogue or a pass of their own, which gemm_finish.c does.
- * Quantized operands go as bytes with their factors where the device multiplies them (gemm_narrow.c), else decoded
- * (gemm_quantized.c). */
+ * gemm_sizes.c says which sizes are worth timing, gemm_end.c decides whether bias and activation are its epilogue or a
+ * pass of their own, which gemm_finish.c does. Quantized operands go as bytes with their factors where the device
+ * multiplies them (gemm_narrow.c), else decoded (gemm_quantized.c). */
 #ifndef TE_KERNELS_CUDA_GEMM_H
 #define TE_KERNELS_CUDA_GEMM_H
 
@@ -20,6 +20,7 @@ typedef struct te_cuda_product {
     int32_t align_a, align_b, align_d, tf32;  /* bytes that the addresses are known to be multiples of, at most 256 */
     int32_t device_scales, narrow;            /* narrow: A and B are bytes, and factors belong to them */
     int32_t mode_a, mode_b, fast;             /* cublasLtMatmulMatrixScale_t of the factors */
+    int32_t align_bias, align_aux;            /* likewise, which the library sees; 0: there is none */
 } te_cuda_product;
 
 typedef struct te_cuda_product_data {
@@ -40,11 +41,14 @@ typedef struct te_cuda_blas {
     te_cuda_blas_library library;
     cublasLtHandle_t     handle;
     te_cuda_gemm_plan       **plans; /* open addressing by hash of the product */
-    size_t               capacity, n_plans;
+    size_t               capacity, n_plans, n_passing; /* passing: those that can be made again at any time */
+    uint64_t             plan_clock;
     int                  candidates; /* algorithms that are timed for a product */
     te_program          *finish[TE_CUDA_FINISHES];
     struct te_cuda_end  *ends; /* gemm_end.c, open addressing */
     size_t               ends_capacity, n_ends;
+    struct te_cuda_series *series; /* gemm_sizes.c, likewise */
+    size_t               series_capacity, n_series;
     struct te_cuda_kept *kept; /* gemm_kept.c */
     size_t               n_kept, kept_bytes;
     uint64_t             kept_clock;
@@ -56,9 +60,12 @@ te_status te_cuda_blas_open(te_exec *exec, te_cuda_blas **blas);
 /* TE_ERROR_UNSUPPORTED: the library has no algorithm for it. */
 te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, const te_cuda_product_data *data);
 /* Whether it is large enough for its ways to be timed; and what measurements of it are kept under on disk. */
-bool       te_cuda_product_timed(const te_cuda_product *product);
+bool       te_cuda_product_large(const te_cuda_product *product);
 te_hash128 te_cuda_product_key(te_exec *exec, const te_cuda_product *product);
 void      te_cuda_plans_close(te_exec *exec, te_cuda_blas *blas);
+/* gemm_sizes.c. Whether they are timed, or have been, which from now on is so. */
+bool te_cuda_product_timed(te_exec *exec, const te_cuda_product *product);
+void te_cuda_sizes_close(te_exec *exec, te_cuda_blas *blas);
 
 /* gemm_quantized.c: te_cuda_gemm where a or b is quantized. */
 te_status te_cuda_gemm_quantized(te_exec *exec, const te_gemm *gemm);
@@ -76,8 +83,8 @@ te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *s
  * where it is a single one. */
 te_status te_cuda_gemm_batches(te_exec *exec, const te_gemm *gemm, const void *bias, const float *scales,
                                const te_cuda_narrow *narrow);
-bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, bool scales, const te_cuda_narrow *narrow,
-                         te_cuda_product *p);
+bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, const void *bias, bool scales,
+                         const te_cuda_narrow *narrow, te_cuda_product *p);
 /* A dense view of v's shape on lent memory; dimensions in which v repeats itself are stored once. data NULL: failed. */
 te_view te_cuda_gemm_room(te_exec *exec, const te_view *v, te_dtype dtype);
 

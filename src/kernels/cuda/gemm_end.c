@@ -5,7 +5,7 @@
  * more than a pass over the result costs. So of a product that is large enough for its algorithms to be timed both ways
  * are timed as well, once, each with its own fastest algorithm, and the answer is kept in memory and on disk beside the
  * algorithms. Only where a repetition changes nothing: not where the product is added to its result. While a graph is
- * recorded nothing runs, so that what is not known yet stays fused.
+ * recorded nothing runs, so that what is not known yet stays fused, and so do sizes that are not timed (gemm_sizes.c).
  */
 #include "gemm.h"
 
@@ -59,12 +59,13 @@ static void remember(te_exec *exec, te_hash128 key, way found)
 }
 
 /* Of the key in memory, else on disk. */
-static way known_way(te_exec *exec, te_hash128 key)
+static way known_way(te_exec *exec, const te_cuda_product *described, te_hash128 key)
 {
     const te_cuda_blas *blas = te_cuda(exec)->blas;
     way known = blas->ends_capacity ? find(blas->ends, blas->ends_capacity, key)->way : UNKNOWN;
     size_t length = 0;
     if (known != UNKNOWN) return known;
+    if (!te_cuda_product_timed(exec, described)) return FUSED;
     uint32_t *kept = te_disk_cache_read(&te_cuda(exec)->cache, key, ".gemm", &length);
     if (kept && length == sizeof *kept && (*kept == FUSED || *kept == APART)) known = (way)*kept;
     if (kept) te_mem_free(exec->mem, kept, length);
@@ -159,10 +160,11 @@ static te_status end_product(te_exec *exec, product *p)
     te_cuda_blas *blas;
     te_status status = te_cuda_blas_open(exec, &blas);
     if (status != TE_OK) return status;
-    bool chosen = p->gemm->beta == 0 && te_cuda_gemm_single(exec, p->gemm, p->scales != NULL, p->narrow, &described) &&
-                  te_cuda_product_timed(&described);
+    bool chosen = p->gemm->beta == 0 &&
+                  te_cuda_gemm_single(exec, p->gemm, p->bias, p->scales != NULL, p->narrow, &described) &&
+                  te_cuda_product_large(&described);
     te_hash128 key = chosen ? te_hash128_add(te_cuda_product_key(exec, &described), "end", 3) : TE_HASH128_START;
-    way known = chosen ? known_way(exec, key) : FUSED;
+    way known = chosen ? known_way(exec, &described, key) : FUSED;
     if (known == APART) return run_apart(exec, p);
     status = run_fused(exec, p);
     if (status == TE_ERROR_UNSUPPORTED) {

@@ -2,7 +2,8 @@
  *
  * For each product (shape, layout, types, epilogue) the library's heuristic names candidates; they are timed once on
  * the operands at hand, and the winner is kept in memory and on disk. A product that adds to its result is timed on a
- * copy's memory. Small products take the first candidate: measuring would cost more than it can win.
+ * copy's memory. Small products, and sizes beyond the few that are timed (gemm_sizes.c), take the first candidate:
+ * measuring would cost more than it can win. Of their plans only the latest are kept, since there is no end of them.
  */
 #include "gemm.h"
 
@@ -10,7 +11,7 @@
 
 #include <stdio.h>
 
-enum { WORKSPACE = 32 << 20 };
+enum { WORKSPACE = 32 << 20, MOST_PASSING = 512 };
 static const double worth_timing = 4e6; /* multiplications */
 
 struct te_cuda_gemm_plan {
@@ -20,7 +21,9 @@ struct te_cuda_gemm_plan {
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algorithm;
     size_t workspace;
+    uint64_t used;
     bool unsupported; /* the library has no algorithm for it */
+    bool passing;     /* chosen by a rule, so that it would be the same again */
 };
 
 static te_hash128 hash_of(const te_cuda_product *p) { return te_hash128_add(TE_HASH128_START, p, sizeof *p); }
@@ -260,9 +263,16 @@ static bool remembered(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_pla
     return good;
 }
 
-bool te_cuda_product_timed(const te_cuda_product *p)
+bool te_cuda_product_large(const te_cuda_product *p)
 {
     return (double)p->rows * (double)p->columns * (double)p->inner * (double)p->batch >= worth_timing;
+}
+
+static int first_possible(const cublasLtMatmulHeuristicResult_t *found, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (found[i].state == CUBLAS_STATUS_SUCCESS) return i;
+    return -1;
 }
 
 /* The fastest of the heuristic's candidates, or the first; `found` has room for them. */
@@ -270,14 +280,15 @@ static cublasStatus_t choose_among(te_exec *exec, const te_cuda_blas *blas, te_c
                                    const te_cuda_product_data *data, cublasLtMatmulHeuristicResult_t *found)
 {
     const te_cuda_product *p = &plan->product;
-    int n = 0, best = 0;
+    int n = 0;
     te_hash128 key = te_cuda_product_key(exec, p);
-    bool timed = te_cuda_product_timed(p);
+    bool timed = te_cuda_product_timed(exec, p);
+    plan->passing = !timed && !(te_cuda(exec)->capture && te_cuda_product_large(p));
     if (timed && remembered(exec, blas, plan, key)) return CUBLAS_STATUS_SUCCESS;
     cublasStatus_t r = ask_heuristic(blas, plan, found, &n);
     if (r != CUBLAS_STATUS_SUCCESS) return r;
     if (timed && te_cuda(exec)->capture) timed = false; /* nothing runs now: the first choice, and not for other runs */
-    if (timed && n > 1) best = fastest(exec, blas, plan, found, n, *data);
+    int best = timed && n > 1 ? fastest(exec, blas, plan, found, n, *data) : first_possible(found, n);
     if (best < 0) return CUBLAS_STATUS_NOT_SUPPORTED;
     plan->algorithm = found[best].algo;
     plan->workspace = found[best].workspaceSize;
@@ -318,7 +329,7 @@ void te_cuda_plans_close(te_exec *exec, te_cuda_blas *blas)
         if (blas->plans[i]) free_plan(exec, blas, blas->plans[i]);
     te_mem_free(exec->mem, blas->plans, blas->capacity * sizeof *blas->plans);
     blas->plans = NULL;
-    blas->capacity = blas->n_plans = 0;
+    blas->capacity = blas->n_plans = blas->n_passing = 0;
 }
 
 static te_cuda_gemm_plan **find_slot(te_cuda_gemm_plan **slots, size_t capacity, te_hash128 hash)
@@ -340,6 +351,33 @@ static bool grow_plans(te_exec *exec, te_cuda_blas *blas)
     blas->plans = slots;
     blas->capacity = capacity;
     return true;
+}
+
+/* Those behind it that are there because it was in their way move up. */
+static void remove_plan(te_exec *exec, te_cuda_blas *blas, size_t at)
+{
+    size_t mask = blas->capacity - 1, hole = at;
+    blas->n_passing -= blas->plans[at]->passing;
+    blas->n_plans--;
+    free_plan(exec, blas, blas->plans[at]);
+    for (size_t i = (at + 1) & mask; blas->plans[i]; i = (i + 1) & mask) {
+        size_t home = (size_t)blas->plans[i]->hash.a & mask;
+        if (((i - home) & mask) < ((i - hole) & mask)) continue;
+        blas->plans[hole] = blas->plans[i];
+        hole = i;
+    }
+    blas->plans[hole] = NULL;
+}
+
+static void remove_oldest(te_exec *exec, te_cuda_blas *blas)
+{
+    size_t oldest = blas->capacity;
+    for (size_t i = 0; i < blas->capacity; i++) {
+        const te_cuda_gemm_plan *plan = blas->plans[i];
+        if (!plan || !plan->passing) continue;
+        if (oldest == blas->capacity || plan->used < blas->plans[oldest]->used) oldest = i;
+    }
+    if (oldest < blas->capacity) remove_plan(exec, blas, oldest);
 }
 
 static te_status make_plan(te_exec *exec, te_cuda_blas *blas, const te_cuda_product *p, te_hash128 hash,
@@ -379,8 +417,11 @@ te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, con
         status = make_plan(exec, blas, product, hash, data, slot);
         if (status != TE_OK) return status;
         blas->n_plans++;
+        blas->n_passing += (*slot)->passing;
     }
     te_cuda_gemm_plan *plan = *slot;
+    plan->used = ++blas->plan_clock;
+    if (blas->n_passing > MOST_PASSING) remove_oldest(exec, blas);
     if (plan->unsupported) return fail_unsupported(exec, product);
     void *workspace = plan->workspace ? exec->scratch(exec, plan->workspace) : NULL;
     if (plan->workspace && !workspace) return TE_ERROR_MEMORY;

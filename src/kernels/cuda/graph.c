@@ -23,7 +23,7 @@ struct te_cuda_graph {
     te_cuda_graph *next;
     bool dead; /* freed while another one was being recorded, and nothing could be waited for */
     CUgraph graph;
-    CUgraphExec runnable;
+    CUgraphExec runnable; /* both NULL: a connection that it goes through has failed */
     kept_memory *kept;
     kept_peers *peers;
     uint64_t *words, *seen; /* reports, on the device and on the host */
@@ -96,11 +96,35 @@ uint64_t *te_cuda_graph_report(te_exec *exec, const te_cuda_check *check)
 
 /* --- life --------------------------------------------------------------------------------------------------------- */
 
+/* A launch that is under way is not ended by this, but keeps what it needs. */
+static void destroy(te_cuda_device *d, te_cuda_graph *g)
+{
+    if (g->runnable) d->driver.cuGraphExecDestroy(g->runnable);
+    if (g->graph) d->driver.cuGraphDestroy(g->graph);
+    g->runnable = NULL;
+    g->graph = NULL;
+}
+
+void te_cuda_graphs_drop(te_exec *exec, const struct te_device_peers *peers)
+{
+    te_cuda_device *d = te_cuda(exec);
+    for (te_cuda_graph *g = d->graphs; g; g = g->next)
+        for (const kept_peers *kept = g->peers; kept; kept = kept->next)
+            if (kept->peers == peers) destroy(d, g);
+}
+
+static te_status check_all_peers(te_exec *exec, const te_cuda_graph *g, const char *what)
+{
+    te_status status = TE_OK;
+    for (const kept_peers *kept = g->peers; kept && status == TE_OK; kept = kept->next)
+        status = te_cuda_peers_check(exec, kept->peers, what);
+    return status;
+}
+
 static void discard(te_exec *exec, te_cuda_graph *g)
 {
     te_cuda_device *d = te_cuda(exec);
-    if (g->runnable) d->driver.cuGraphExecDestroy(g->runnable);
-    if (g->graph) d->driver.cuGraphDestroy(g->graph);
+    destroy(d, g);
     for (kept_memory *kept = g->kept; kept;) {
         kept_memory *next = kept->next;
         d->driver.cuMemFreeHost(kept->pinned);
@@ -153,18 +177,20 @@ te_status te_cuda_capture_end(te_exec *exec, bool keep, void **graph)
     d->capture = NULL;
     if (r == CUDA_SUCCESS) r = end;
     if (r == CUDA_SUCCESS && keep) r = d->driver.cuGraphInstantiateWithFlags(&g->runnable, g->graph, 0);
-    bury_the_dead(exec);
     d->n_recent = 0; /* nothing of what was recorded is under way */
     if (status == TE_OK && keep) status = te_cuda_result(exec, r, "recording a graph");
+    if (status == TE_OK && keep) status = check_all_peers(exec, g, "recording a graph");
     if (status == TE_OK && keep) status = clear_reports(exec, g);
-    if (status != TE_OK || !keep) {
+    if (status == TE_OK && keep) {
+        g->next = d->graphs;
+        d->graphs = g;
+        *graph = g;
+    } else {
         discard(exec, g);
-        return status;
     }
-    g->next = d->graphs;
-    d->graphs = g;
-    *graph = g;
-    return TE_OK;
+    te_cuda_peers_reap(exec);
+    bury_the_dead(exec);
+    return status;
 }
 
 te_status te_cuda_graph_launch(te_exec *exec, void *graph)
@@ -173,10 +199,20 @@ te_status te_cuda_graph_launch(te_exec *exec, void *graph)
     te_cuda_graph *g = graph;
     te_status status = te_cuda_enter(exec);
     if (status == TE_OK) status = te_cuda_outside_graph(exec, "another graph");
+    if (status == TE_OK) status = check_all_peers(exec, g, "launching a graph");
     if (status != TE_OK) return status;
     te_cuda_note(exec, "graph");
     te_cuda_forget_all(exec);
     return te_cuda_result(exec, d->driver.cuGraphLaunch(g->runnable, d->stream), "launching a graph");
+}
+
+bool te_cuda_graph_reported(te_exec *exec)
+{
+    const te_cuda_device *d = te_cuda(exec);
+    for (const te_cuda_graph *g = d->capture ? NULL : d->graphs; g; g = g->next)
+        for (int i = 0; i < g->n_reports; i++)
+            if (((const volatile uint64_t *)g->seen)[i] != UINT64_MAX) return true;
+    return false;
 }
 
 te_status te_cuda_graph_reports(te_exec *exec)

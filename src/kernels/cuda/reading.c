@@ -76,7 +76,8 @@ te_status te_cuda_read_end(te_exec *exec, void *reading, void *dst)
     status = result == CUDA_ERROR_NOT_READY ? te_cuda_await(exec, r->arrived) : te_cuda_waited(exec, result);
     if (status != TE_OK) return status;
     memcpy(dst, r->pinned, r->bytes);
-    return te_cuda_graph_reports(exec);
+    /* launches after this reading may carry the same report to the host once more */
+    return te_cuda_graph_reported(exec) ? te_cuda_synchronize(exec) : TE_OK;
 }
 
 void te_cuda_readings_close(te_exec *exec)

@@ -1,6 +1,6 @@
 /* dnn.c - cuDNN's backend interface: descriptors, and the engines that a graph is offered. The first of them says that
- * its bits do not repeat, and must not be taken. Whether the real library takes a graph is another test's question
- * (test_cuda_dnn.c).
+ * its bits do not repeat, and must not be taken; there are more of them than anybody asks for. Whether the real library
+ * takes a graph is another test's question (test_cuda_dnn.c).
  */
 #include "dnn.h"
 
@@ -106,6 +106,7 @@ TE_FAKE cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t han
     ENTER();
     if (d->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR && d->final && te_fake_queued())
         te_fake_broken(CUDA_ERROR_LAUNCH_FAILED);
+    d->dropped = true;
     release(d);
     return CUDNN_STATUS_SUCCESS;
 }
@@ -144,6 +145,7 @@ TE_FAKE cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t handle)
     if (d->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR &&
         !is_handle(te_fake_attribute(d, CUDNN_ATTR_EXECUTION_PLAN_HANDLE)))
         return CUDNN_STATUS_BAD_PARAM;
+    if (d->type == CUDNN_BACKEND_ENGINE_DESCRIPTOR) te_fake_enter("an engine that was named");
     if (d->type == CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR &&
         !is_handle(te_fake_attribute(d, CUDNN_ATTR_OPERATIONGRAPH_HANDLE)))
         return CUDNN_STATUS_BAD_PARAM;
@@ -156,13 +158,18 @@ static int32_t enumerator(const descriptor *d, int name)
     return ((const int32_t *)te_fake_attribute(d, name)->values)[0];
 }
 
+static bool is_host_number(const descriptor *tensor)
+{
+    return tensor && ((const bool *)te_fake_attribute(tensor, CUDNN_ATTR_TENSOR_IS_BY_VALUE)->values)[0];
+}
+
 /* Of fp8 operands the real library knows on Hopper: attention with the amaxes of its probabilities and its result,
- * which is fp8 as well, and with lse. */
+ * which is fp8 as well, and with lse. Here all factors but the scale have to lie on the device. */
 static bool is_known(const descriptor *graph)
 {
     const attribute *operations = te_fake_attribute(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS);
     bool fp8 = false;
-    int amaxes = 0, results = 0, rows = 0;
+    int amaxes = 0, results = 0, rows = 0, host_factors = 0;
     for (int64_t i = 0; i < operations->n; i++) {
         const descriptor *d = ((descriptor **)operations->values)[i];
         if (d->type == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)
@@ -172,18 +179,21 @@ static bool is_known(const descriptor *graph)
             amaxes += enumerator(te_fake_part(d, CUDNN_ATTR_OPERATION_REDUCTION_DESC), CUDNN_ATTR_REDUCTION_OPERATOR) ==
                       CUDNN_REDUCE_TENSOR_AMAX;
         if (d->type != CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR) continue;
-        const descriptor *y = te_fake_part(d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC);
+        const descriptor *y = te_fake_part(d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC),
+                         *kind = te_fake_part(d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
+        if (enumerator(kind, CUDNN_ATTR_POINTWISE_MODE) == CUDNN_POINTWISE_MUL)
+            host_factors += is_host_number(te_fake_part(d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC));
         if (((const bool *)te_fake_attribute(y, CUDNN_ATTR_TENSOR_IS_VIRTUAL)->values)[0]) continue;
         results += enumerator(y, CUDNN_ATTR_TENSOR_DATA_TYPE) == CUDNN_DATA_FP8_E4M3;
         rows += enumerator(y, CUDNN_ATTR_TENSOR_DATA_TYPE) == CUDNN_DATA_FLOAT;
     }
-    return !fp8 || (amaxes == 2 && results == 1 && rows == 1);
+    return !fp8 || (amaxes == 2 && results == 1 && rows == 1 && host_factors == 1);
 }
 
 static cudnnStatus_t offer_engines(const descriptor *heuristics, int64_t wanted, int64_t *n, descriptor **engines)
 {
     descriptor *graph = te_fake_part(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
-    int64_t most = is_known(graph) ? 2 : 0;
+    int64_t most = is_known(graph) ? wanted : 0;
     for (*n = 0; *n < most && *n < wanted; ++*n) {
         descriptor *engine = engines[*n];
         engine->choice = (int)*n;
@@ -194,6 +204,7 @@ static cudnnStatus_t offer_engines(const descriptor *heuristics, int64_t wanted,
             (attribute){CUDNN_ATTR_ENGINE_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, kept};
         engine->final = true;
     }
+    if (most > 0) *n = 100;
     return CUDNN_STATUS_SUCCESS;
 }
 
@@ -212,6 +223,10 @@ TE_FAKE cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const ha
     } else if (name == CUDNN_ATTR_ENGINE_NUMERICAL_NOTE && d->choice == 0) {
         *(cudnnBackendNumericalNote_t *)values = CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC;
         *n = 1;
+    } else if (name == CUDNN_ATTR_ENGINE_NUMERICAL_NOTE) {
+        for (int64_t i = 0; i < wanted; i++)
+            ((cudnnBackendNumericalNote_t *)values)[i] = CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
+        *n = 100; /* more than there is room for */
     } else if (name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE) {
         *(int64_t *)values = 1000;
         *n = 1;

@@ -21,7 +21,7 @@ struct descriptor {
     cudnnBackendDescriptorType_t type;
     attribute attributes[MAX_ATTRIBUTES];
     int n, refs, choice;
-    bool final;
+    bool final, dropped; /* dropped: by whoever made it; others may hold it still */
 };
 
 /* NULL where it was not told. */

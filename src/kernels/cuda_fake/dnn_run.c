@@ -291,8 +291,9 @@ static void run_execution(void *work)
     machine m = {.uids = e->uids, .pointers = e->pointers, .n_bound = e->n};
     for (int i = 0; i < e->n; i++)
         if (!e->pointers[i]) e->pointers[i] = &e->numbers[i];
-    run_graph(&m, te_fake_part(te_fake_part(e->plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG),
-                               CUDNN_ATTR_ENGINE_OPERATION_GRAPH));
+    const descriptor *configuration = te_fake_part(e->plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG),
+                     *engine = te_fake_part(configuration, CUDNN_ATTR_ENGINECFG_ENGINE);
+    run_graph(&m, te_fake_part(engine ? engine : configuration, CUDNN_ATTR_ENGINE_OPERATION_GRAPH));
     for (int i = 0; i < m.n; i++)
         if (m.tensors[i].owned) free(m.tensors[i].memory);
     for (int i = 0; i < e->n; i++)
@@ -309,6 +310,7 @@ TE_FAKE cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDesc
     execution e = {.plan = plan, .n = (int)uids->n};
     (void)handle;
     ENTER();
+    if (te_fake_part(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG)->dropped) return CUDNN_STATUS_BAD_PARAM;
     if (uids->n != pointers->n || uids->n > MAX_BOUND ||
         !te_fake_contains((CUdeviceptr)(uintptr_t) * (void **)workspace->values, 1000))
         return CUDNN_STATUS_BAD_PARAM;

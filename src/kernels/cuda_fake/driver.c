@@ -322,6 +322,7 @@ TE_FAKE CUresult cuGraphInstantiateWithFlags(CUgraphExec *runnable, CUgraph grap
     ENTER();
     if (flags) return CUDA_ERROR_INVALID_VALUE;
     *runnable = (CUgraphExec)(void *)graph;
+    te_fake_record_retain((te_fake_record *)(void *)graph);
     te_fake_made(1);
     return CUDA_SUCCESS;
 }
@@ -333,10 +334,11 @@ TE_FAKE CUresult cuGraphLaunch(CUgraphExec runnable, CUstream stream)
     return te_fake_record_queue((const te_fake_record *)(void *)runnable);
 }
 
+/* Launches that are under way have copies of what they run. */
 TE_FAKE CUresult cuGraphExecDestroy(CUgraphExec runnable)
 {
-    (void)runnable;
     ENTER();
+    te_fake_record_free((te_fake_record *)(void *)runnable);
     te_fake_made(-1);
     return CUDA_SUCCESS;
 }
@@ -344,7 +346,6 @@ TE_FAKE CUresult cuGraphExecDestroy(CUgraphExec runnable)
 TE_FAKE CUresult cuGraphDestroy(CUgraph graph)
 {
     ENTER();
-    te_fake_flush();
     te_fake_record_free((te_fake_record *)(void *)graph);
     te_fake_made(-1);
     return CUDA_SUCCESS;
@@ -352,6 +353,7 @@ TE_FAKE CUresult cuGraphDestroy(CUgraph graph)
 
 typedef struct event {
     uint64_t time;
+    int left; /* recordings that have not been reached */
 } event;
 
 TE_FAKE CUresult cuEventCreate(CUevent *out, unsigned flags)
@@ -377,30 +379,32 @@ static void run_event(void *work)
 {
     event *e = *(event **)work;
     e->time = te_fake_time;
+    if (e->left > 0) e->left--;
 }
 
 TE_FAKE CUresult cuEventRecord(CUevent e, CUstream stream)
 {
     ENTER();
-    return te_fake_queue(stream, run_event, &e, sizeof e, 0);
+    CUresult result = te_fake_queue(stream, run_event, &e, sizeof e, 0);
+    if (result == CUDA_SUCCESS && !te_fake_recording() && !te_fake_idle()) ((event *)(void *)e)->left++;
+    return result;
 }
 
-/* The device gets on while the host does other things: whoever asks finds the work done. */
+/* The device gets on while the host does other things: whoever asks finds the work done, but nothing behind it. */
 TE_FAKE CUresult cuEventQuery(CUevent e)
 {
-    (void)e;
     ENTER();
-    return te_fake_poll();
+    return te_fake_poll_until(&((const event *)(void *)e)->left);
 }
 
 TE_FAKE CUresult cuEventSynchronize(CUevent e)
 {
-    (void)e;
     ENTER();
-    return te_fake_flush();
+    return te_fake_flush_until(&((const event *)(void *)e)->left);
 }
 
 #undef cuEventElapsedTime /* drivers for CUDA before 12.8 have no other */
+
 TE_FAKE CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to);
 TE_FAKE CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to)
 {

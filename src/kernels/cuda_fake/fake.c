@@ -13,8 +13,16 @@ typedef struct work {
     _Alignas(16) char bytes[];
 } work;
 
+typedef struct hold {
+    struct hold *next;
+    te_fake_function *release;
+    void *what;
+} hold;
+
 struct te_fake_record {
     work *first, **last;
+    hold *holds;
+    int refs;
     bool spoilt, hasty;
 };
 static te_fake_record *recording;
@@ -123,6 +131,7 @@ void te_fake_record_begin(void)
 {
     recording = calloc(1, sizeof *recording);
     recording->last = &recording->first;
+    recording->refs = 1;
 }
 
 te_fake_record *te_fake_record_end(void)
@@ -143,8 +152,27 @@ CUresult te_fake_record_queue(const te_fake_record *r)
     return result;
 }
 
+void te_fake_record_retain(te_fake_record *r) { r->refs++; }
+
+bool te_fake_record_hold(te_fake_function *release, void *what)
+{
+    if (!recording) return false;
+    hold *h = malloc(sizeof *h);
+    if (!h) abort();
+    *h = (hold){recording->holds, release, what};
+    recording->holds = h;
+    return true;
+}
+
 void te_fake_record_free(te_fake_record *r)
 {
+    if (--r->refs > 0) return;
+    for (hold *h = r->holds; h;) {
+        hold *next = h->next;
+        h->release(h->what);
+        free(h);
+        h = next;
+    }
     for (work *w = r->first; w;) {
         work *next = w->next;
         free(w);
@@ -165,15 +193,20 @@ static bool stands;
 
 void te_fake_stand_still(void) { stands = true; }
 
-CUresult te_fake_flush(void)
+bool te_fake_recording(void) { return recording != NULL; }
+
+CUresult te_fake_flush(void) { return te_fake_flush_until(NULL); }
+CUresult te_fake_poll(void) { return te_fake_poll_until(NULL); }
+
+CUresult te_fake_flush_until(const int *left)
 {
-    CUresult result = te_fake_poll();
+    CUresult result = te_fake_poll_until(left);
     if (result != CUDA_ERROR_NOT_READY) return result;
     fprintf(stderr, "fake CUDA: a wait that has no end: a collective's other processes are gone\n");
     abort();
 }
 
-CUresult te_fake_poll(void)
+CUresult te_fake_poll_until(const int *left)
 {
     if (recording) {
         recording->spoilt = true;
@@ -182,7 +215,7 @@ CUresult te_fake_poll(void)
     if (!first) return (CUresult)broken;
     stands = false;
     te_fake_open_memory(true);
-    while (first && !stands) {
+    while (first && !stands && !(left && *left == 0)) {
         work *w = first;
         if (!broken && work_countdown >= 0 && work_countdown-- == 0) broken = work_code;
         if (!broken) w->run(w->bytes);

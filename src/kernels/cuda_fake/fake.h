@@ -63,7 +63,11 @@ typedef struct te_fake_record te_fake_record;
 void            te_fake_record_begin(void);
 te_fake_record *te_fake_record_end(void);
 CUresult        te_fake_record_queue(const te_fake_record *record);
-void            te_fake_record_free(te_fake_record *record);
+/* One more owner of a record; it goes with its last one, and then calls what it was told to. */
+void te_fake_record_retain(te_fake_record *record);
+void te_fake_record_free(te_fake_record *record);
+/* What is recorded now calls `release` with `what` at its end; false: nothing is recorded. */
+bool te_fake_record_hold(te_fake_function *release, void *what);
 /* Whether the stream's device is the thread's current one. */
 bool te_fake_takes_work(CUstream stream);
 /* Whether the device does nothing but copies of so many bytes. */
@@ -73,6 +77,10 @@ bool te_fake_idle(void);
 CUresult te_fake_flush(void);
 /* Likewise, but CUDA_ERROR_NOT_READY where work stands still; everything else that waits would do so for ever. */
 CUresult te_fake_poll(void);
+/* These until *left is 0, which running work sees to. */
+CUresult te_fake_flush_until(const int *left);
+CUresult te_fake_poll_until(const int *left);
+bool     te_fake_recording(void);
 /* Called by running work that has no end, or not yet: it and all behind it stay queued. */
 void te_fake_stand_still(void);
 /* What has just been queued begins at once, and with each launch of what is recorded: others wait for it. */

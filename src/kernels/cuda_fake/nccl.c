@@ -2,7 +2,8 @@
  * processes. Each process sends its part to each other one with a few words that say what the call is.
  *
  * Communicators connect while somebody asks about them, and do not block. What a partner does not join in within a
- * minute fails. Work whose partner is gone stands still, as kernels of NCCL do, until the communicator is aborted.
+ * minute fails. Work whose partner is gone stands still, as kernels of NCCL do, until the communicator is aborted. No
+ * communicator comes to its end while a graph that holds a collective of it lives.
  */
 #include "fake.h"
 
@@ -38,6 +39,7 @@ struct ncclComm {
     ncclUniqueId id;
     ncclResult_t state;
     bool         aborted, finalized;
+    int          recorded; /* collectives that graphs hold */
     char         last[200];
 };
 
@@ -184,7 +186,12 @@ static ncclResult_t end(ncclComm_t c)
 TE_FAKE ncclResult_t ncclCommAbort(ncclComm_t c)
 {
     ENTER();
-    return is_comm(c) ? end(c) : complain(NULL, ncclInvalidArgument, "no communicator, or one that is gone");
+    if (!is_comm(c)) return complain(NULL, ncclInvalidArgument, "no communicator, or one that is gone");
+    if (c->recorded > 0) {
+        fprintf(stderr, "fake NCCL: an abort that has no end: graphs hold %d collectives\n", c->recorded);
+        abort();
+    }
+    return end(c);
 }
 
 TE_FAKE ncclResult_t ncclCommFinalize(ncclComm_t c)
@@ -192,7 +199,7 @@ TE_FAKE ncclResult_t ncclCommFinalize(ncclComm_t c)
     ENTER();
     if (!is_comm(c) || c->finalized || c->state != ncclSuccess)
         return complain(NULL, ncclInvalidUsage, "a communicator that cannot be finalized");
-    if (te_fake_poll() == CUDA_ERROR_NOT_READY) c->state = ncclInProgress;
+    if (te_fake_poll() == CUDA_ERROR_NOT_READY || c->recorded > 0) c->state = ncclInProgress;
     c->finalized = true;
     return c->state;
 }
@@ -535,8 +542,11 @@ static ncclResult_t check(ncclComm_t c, int type, size_t count)
     return ncclSuccess;
 }
 
+static void forget_recorded(void *comm) { ((ncclComm_t)comm)->recorded--; }
+
 static ncclResult_t queue(job *j, CUstream stream)
 {
+    if (te_fake_record_hold(forget_recorded, j->comm)) j->comm->recorded++;
     if (te_fake_queue(stream, run_job, j, sizeof *j, 5000) != CUDA_SUCCESS)
         return complain(j->comm, ncclUnhandledCudaError, "the stream takes no work");
     te_fake_hasten();

@@ -1,0 +1,272 @@
+--- Continuing texts with a model of te.decoder: how tokens are chosen, and batches of prompts that differ in length.
+--
+-- All rows of a batch stand at the same position. They begin together after the shortest prompt; where the prompt of a
+-- row goes on, the row takes its prompt's token instead of the chosen one. So every row is computed at positions of its
+-- own, with no padding that attention would have to leave out, whatever a model does with positions and windows. Rows
+-- that have ended leave the batch, and when all that are left still read their prompts, they do so at once.
+
+local te = require "te"
+local fail = require "te.fail"
+local options = require "te.options"
+local settle = require "te.settle"
+local KVCache = require "te.kv_cache"
+
+local generate = {}
+
+local function wrong_top_p(p)
+    if p == 0 then return "top_p: expected a number above 0, got 0" end
+end
+
+generate.OPTIONS = {
+    temperature = { "number", 1, min = 0, help = "0: always the likeliest token" },
+    top_k = { "size", help = "choose among this many likeliest tokens; all unless given" },
+    top_p = { "number", nil, min = 0, max = 1, wrong = wrong_top_p,
+        help = "choose among the likeliest tokens that together have this probability; all unless given" },
+    eos = { "any", help = "the id, or a list of ids, after which a row has ended; generation stops when all have" },
+    use_cache = { "boolean", true, help = "keep keys and values of the tokens before, up to block_size tokens" },
+    on_token = { "callable", help = "called with the tokens {batch, 1} at every new position, those of prompts that "
+        .. "go on and the padding of ended rows included; returning false stops" },
+}
+
+-- Choosing --------------------------------------------------------------------------------------------------------
+
+local SORTED, HALVINGS = 1024, 30 -- so many candidates are put in order; among more, a bound is sought
+
+-- The probabilities, 0 where likelier tokens together have top_p: what is above a bound that lies within 2^-30 of the
+-- largest below the right one.
+local function nucleus(p, top_p)
+    local high = te.max(p, -1, true)
+    local low = high * 0
+    for _ = 1, HALVINGS do
+        local middle = (low + high) / 2
+        local enough = te.ge(te.sum(te.where(te.gt(p, middle), p, 0), -1, true), top_p)
+        low, high = te.where(enough, middle, low), te.where(enough, high, middle)
+    end
+    return te.where(te.gt(p, low), p, 0)
+end
+
+-- Probabilities, 0 where a token is not among those to choose from. Of equal ones all stay.
+local function probabilities(logits, opts)
+    local n, top_p = logits:size(-1), opts.top_p ~= 1 and opts.top_p
+    local k = math.min(opts.top_k or n, n)
+    local sorts = top_p and k <= SORTED
+    if k < n or sorts then
+        local best = te.topk(logits, k, -1)
+        local least = best:narrow(-1, k, 1)
+        if sorts then
+            local p = te.softmax(best, -1)
+            least = te.min(te.where(te.lt(te.cumsum(p, -1) - p, top_p), best, math.huge), -1, true)
+        end
+        logits = te.where(te.lt(logits, least), -math.huge, logits)
+    end
+    local p = te.softmax(logits, -1)
+    return top_p and not sorts and nucleus(p, top_p) or p
+end
+
+local function choose(logits, opts)
+    if opts.temperature == 0 then return te.argmax(logits, -1, true) end
+    logits = logits:to("float32")
+    logits = (logits - te.max(logits, -1, true)) / opts.temperature -- however low, the likeliest stays finite
+    return te.multinomial(probabilities(logits, opts), 1)
+end
+
+-- Logits after the last of ids; where they are longer than block_size, its last block alone is read: positions move
+-- then, so that nothing in a cache holds any more.
+local function next_logits(model, ids, cache)
+    local seq, limit = ids:size(2), model.config.block_size
+    if seq > limit then return model:forward(ids:narrow(2, seq - limit + 1, limit):contiguous()) end
+    if not cache then return model:forward(ids) end
+    return cache:run(model, ids:narrow(2, cache.length + 1, seq - cache.length):contiguous())
+end
+
+-- Arguments -------------------------------------------------------------------------------------------------------
+
+local function check_id(who, name, id, vocab_size)
+    if type(id) == "number" and id % 1 == 0 and id >= 0 and id < vocab_size then return id end
+    fail("%s: %s: expected a token from 0 to %d, got %s", who, name, vocab_size - 1, options.shown(id))
+end
+
+-- The ids that end a row, as a set, and the first one; nil for none.
+local function ends_of(who, eos, vocab_size)
+    if eos == nil then return nil end
+    local list, set = type(eos) == "table" and eos or { eos }, {}
+    if options.list(who, "option eos", list) == 0 then fail("%s: option eos: the list is empty", who) end
+    for _, id in ipairs(list) do set[check_id(who, "option eos", id, vocab_size)] = true end
+    return set, list[1]
+end
+
+local function prompt_of(who, i, prompt, vocab_size)
+    local name = ("ids: prompt %d"):format(i)
+    if te.is_tensor(prompt) and prompt:dim() == 1 then prompt = prompt:totable() end
+    if type(prompt) ~= "table" or getmetatable(prompt) then
+        fail("%s: %s: expected a list of ids or a tensor {seq}, got %s", who, name,
+            te.is_tensor(prompt) and options.shape(prompt) or options.shown(prompt))
+    end
+    local n = options.list(who, name, prompt)
+    if n == 0 then fail("%s: %s: there is no token", who, name) end
+    for k = 1, n do check_id(who, name, prompt[k], vocab_size) end
+    return prompt, n
+end
+
+-- Prompts {batch, longest}, filled up with `pad`, and their lengths, nil for those of a tensor, which are all alike.
+local function read_prompts(who, ids, pad, model)
+    if te.is_tensor(ids) or type(ids) ~= "table" or getmetatable(ids) then
+        if not te.is_tensor(ids) or ids:dim() ~= 2 or ids:size(2) == 0 then
+            fail("%s: ids: expected {batch, seq} of at least one token, got %s", who,
+                te.is_tensor(ids) and options.shape(ids) or type(ids))
+        end
+        return ids
+    end
+    local rows, lengths, longest = {}, {}, 0
+    for i = 1, options.list(who, "ids", ids) do
+        local prompt, n = prompt_of(who, i, ids[i], model.config.vocab_size)
+        rows[i], lengths[i], longest = prompt, n, math.max(longest, n)
+    end
+    if #rows == 0 then fail("%s: ids: there is no prompt", who) end
+    for i, prompt in ipairs(rows) do
+        rows[i] = {}
+        for k = 1, longest do rows[i][k] = prompt[k] or pad end
+    end
+    return te.tensor(rows, { dtype = "int32", device = model:head().device }), lengths
+end
+
+-- The batch -------------------------------------------------------------------------------------------------------
+
+-- Rows are those that have not ended: their numbers, prompts and ids so far. `done` has the ids of the others.
+local Batch = {}
+Batch.__index = Batch
+
+local function new_batch(prompts, lengths, count, pad, ends)
+    local self = setmetatable({ size = prompts:size(1), given = prompts, prompts = prompts, lengths = lengths or {},
+        rows = {}, done = {}, count = count, pad = pad, ends = ends }, Batch)
+    for i = 1, self.size do
+        self.rows[i], self.lengths[i] = i, self.lengths[i] or prompts:size(2)
+    end
+    return self
+end
+
+-- Takes in what all rows have of their prompts.
+function Batch:read()
+    local position, shortest = self.ids and self.ids:size(2) or 0, self.rows[1] and math.huge or 0
+    for _, row in ipairs(self.rows) do shortest = math.min(shortest, self.lengths[row]) end
+    if shortest == self.prompts:size(2) and position == 0 then
+        self.ids = self.prompts
+    elseif shortest > position then
+        local more = self.prompts:narrow(2, position + 1, shortest - position)
+        self.ids = self.ids and te.cat({ self.ids, more }, 2) or more:contiguous()
+    end
+end
+
+-- One token {rows, 1} for every row, of the logits after its last. As many are drawn as there were rows at first: what
+-- a row gets does not depend on when others end.
+function Batch:choose(logits, opts)
+    if not self.places then return choose(logits, opts):to(self.ids.dtype) end
+    local tokens = choose(te.index_select(logits, 1, self.places), opts)
+    return te.index_select(tokens, 1, self.active):to(self.ids.dtype)
+end
+
+-- The tokens of prompts that go on in place of chosen ones.
+function Batch:keep_prompts(tokens)
+    local position, reads, some = self.ids:size(2) + 1, {}, false
+    if position > self.prompts:size(2) then return tokens end
+    for i, row in ipairs(self.rows) do
+        reads[i] = { self.lengths[row] >= position }
+        some = some or reads[i][1]
+    end
+    if not some then return tokens end
+    return te.where(te.tensor(reads, { device = tokens.device }), self.prompts:narrow(2, position, 1), tokens)
+end
+
+-- Tokens of all rows of the beginning {batch, 1}.
+function Batch:whole(tokens)
+    if not self.places then return tokens end
+    return te.where(self.is_active, te.index_select(tokens, 1, self.places), self.pad):to(tokens.dtype)
+end
+
+-- Drops rows that have ended with these tokens, from the cache as well.
+function Batch:retire(tokens, cache)
+    local values, position, rows, kept = self.ends and tokens:totable(), self.ids:size(2), {}, {}
+    for i, row in ipairs(self.rows) do
+        local new = position - self.lengths[row]
+        if new == self.count or self.ends and new > 0 and self.ends[values[i][1]] then
+            self.done[row] = self.ids:narrow(1, i, 1)
+        else
+            rows[#rows + 1], kept[#kept + 1] = row, i - 1
+        end
+    end
+    if #rows == #self.rows then return end
+    self.rows = rows
+    if #rows == 0 then return end
+    local places, active, is_active, integers = {}, {}, {}, { dtype = "int64", device = tokens.device }
+    for row = 1, self.size do places[row], is_active[row] = 0, { false } end
+    for i, row in ipairs(rows) do places[row], active[i], is_active[row] = i - 1, row - 1, { true } end
+    self.places, self.active = te.tensor(places, integers), te.tensor(active, integers)
+    self.is_active = te.tensor(is_active, { device = tokens.device })
+    kept = te.tensor(kept, integers)
+    self.ids, self.prompts = te.index_select(self.ids, 1, kept), te.index_select(self.prompts, 1, kept)
+    if cache then cache:select(kept) end
+end
+
+-- All rows {batch, longest}, filled up with `pad`, and their lengths {batch}; a prompt that was not read to its end
+-- stands there as a whole.
+function Batch:result()
+    local position, lengths, longest = self.ids:size(2), {}, 0
+    for i, row in ipairs(self.rows) do
+        local reads = self.lengths[row] > position
+        self.done[row] = reads and self.given:narrow(1, row, 1):narrow(2, 1, self.lengths[row])
+            or self.ids:narrow(1, i, 1)
+    end
+    for row = 1, self.size do
+        lengths[row] = self.done[row]:size(2)
+        longest = math.max(longest, lengths[row])
+    end
+    local all = te.full({ self.size, longest }, self.pad, { dtype = self.ids.dtype, device = self.ids.device })
+    for row, n in ipairs(lengths) do all:narrow(1, row, 1):narrow(2, 1, n):copy_(self.done[row]) end
+    return all, te.tensor(lengths, { dtype = "int64", device = self.ids.device })
+end
+
+local function go_on(model, batch, opts)
+    local cache = opts.use_cache and KVCache() or nil
+    batch:read()
+    while batch.count > 0 and #batch.rows > 0 do
+        local tokens = batch:keep_prompts(batch:choose(next_logits(model, batch.ids, cache), opts))
+        batch.ids = te.cat({ batch.ids, tokens }, 2)
+        if opts.on_token and opts.on_token(batch:whole(tokens)) == false then break end
+        batch:retire(tokens, cache)
+        batch:read()
+    end
+end
+
+--- What a model's method generate does.
+function generate.run(model, ids, count, opts)
+    local who = model.__name .. ":generate"
+    options.argument(who, "count", count, { "integer", min = 0 })
+    opts = options.check(who, opts, generate.OPTIONS)
+    local ends, pad = ends_of(who, opts.eos, model.config.vocab_size)
+    local prompts, lengths = read_prompts(who, ids, pad or 0, model)
+    local batch, trains = new_batch(prompts, lengths, count, pad or 0, ends), {}
+    local group, comm_type = model.cp_group, model.cp_comm_type
+    for _, module in model:named_modules() do
+        if module.training then trains[#trains + 1] = module end
+    end
+    local function train_again()
+        for _, module in ipairs(trains) do module.training = true end
+        if group then model:set_context_parallel_group(group, comm_type) end
+    end
+    settle.unfinished[model] = train_again
+    model:eval()
+    if group then model:set_context_parallel_group(nil) end
+    local ok, result, sizes = pcall(te.no_grad, function()
+        go_on(model, batch, opts)
+        if lengths or ends then return batch:result() end
+        return batch.ids
+    end)
+    train_again()
+    settle.unfinished[model] = nil
+    if not ok then error(result, 0) end
+    return result, sizes
+end
+
+require "te.uncompiled"(generate.run, go_on, next_logits, Batch.retire, Batch.choose)
+
+return generate

@@ -1,0 +1,246 @@
+--- What te.help, completion and the editor's annotations say of options, against what constructors and functions check.
+
+local te = require "te"
+local complete = require "te.tools.complete"
+local options = require "te.options"
+local reference = require "te.tools.reference"
+
+local function has(text, part) assert.is_truthy(text:find(part, 1, true), ("%s\nis not in\n%s"):format(part, text)) end
+
+local function nothing() end
+local function double(x) return x * 2 end
+
+-- Everything with declared options, and everything else that is a class.
+local function entries()
+    local found = {}
+    for _, entry in ipairs(reference.entries()) do
+        if entry.kind == "module" then
+            for _, member in ipairs(reference.members(entry.name)) do
+                if member.options then found[member.name] = member end
+            end
+        elseif entry.options or entry.kind == "class" then
+            found[entry.name] = entry
+        end
+    end
+    return found
+end
+
+-- Arguments before the options, by name.
+local ARGUMENTS = {
+    Linear = { 4, 4 }, BasicLinear = { 4, 4 }, Bias = { 4 }, GroupedLinear = { 2, 4, 4 }, LayerNorm = { 4 },
+    RMSNorm = { 4 }, Embedding = { 4, 4 }, MultiHeadedSelfAttention = { 8, 2 }, GroupedQueryAttention = { 8, 2, 1 },
+    MultiQuerySelfAttention = { 8, 2 }, MoE = { 8, 8, 4 }, Dropout = { 0.1 }, StochasticDepth = { 0.1 },
+    ConstantScale = { 2 }, Reshape = { { 2 } }, Pointwise = { double }, ["optim.AdamW"] = { { te.ones { 1 } } },
+    ["optim.SGD"] = { { te.ones { 1 } } }, ["optim.grad_clip"] = { {} }, rope_frequencies = { 4 },
+    graph = { double, {} }, make_graphed_callables = { double, {} }, ["numerics.watch"] = { te.Linear(2, 2) },
+    ["distributed.average_gradients"] = { {} }, ["distributed.broadcast_parameters"] = { {} },
+    ["models.from_hugging_face"] = { "/none" }, register_forward_fusion = { double },
+    register_backward_fusion = { double }, parallel_cross_entropy = { te.ones { 1, 2 }, te.zeros { 1 } },
+    ["data.write_tokens"] = { "/none.bin", {} },
+}
+local OPTIONS_FIRST = { autocast = true, fp8_autocast = true, quantized_model_init = true, fp8_model_init = true }
+local BASES = { Module = true, BasicOperation = true, FusedOperation = true, Sequential = true }
+
+local function value_of(name)
+    local value = te
+    for part in name:gmatch "[^.]+" do value = value[part] end
+    return value
+end
+
+-- Names of the options that it checks, from what it says to one that there is nowhere.
+local function checked(name)
+    local args = { unpack(ARGUMENTS[name] or {}) }
+    args[#args + 1] = { zzzzzzzz = 1 }
+    if OPTIONS_FIRST[name] then args[2] = nothing end
+    local ok, message = pcall(value_of(name), unpack(args))
+    assert.is_false(ok, name .. " takes any option")
+    if message:find "it takes none" then return {} end
+    local known = message:match 'unknown option "zzzzzzzz"; known are (.*)$'
+    assert(known, ("%s: %s"):format(name, message))
+    local names = {}
+    for option in known:gmatch "[%w_]+" do names[#names + 1] = option end
+    return names
+end
+
+describe("declared options", function()
+    it("are those that are checked", function()
+        local n = 0
+        for name, entry in pairs(entries()) do
+            if not BASES[name] then
+                assert.same(checked(name), options.names(entry.options or {}), name)
+                n = n + 1
+            end
+        end
+        assert.is_true(n > 60)
+    end)
+
+    it("have a sentence each, which help gives", function()
+        for name, entry in pairs(entries()) do
+            local text = te.help(name)
+            for _, row in ipairs(options.rows(entry.options or {})) do
+                assert.is_truthy(row[2].help and #row[2].help > 3, ("%s: %s has no help"):format(name, row[1]))
+                has(text, ("\n  %s ("):format(row[1]))
+                has(text, "): " .. row[2].help)
+            end
+        end
+    end)
+
+    it("of methods, too", function()
+        local optimizer, model = te.optim.SGD { te.ones { 1 } }, te.models.gpt { vocab_size = 2, n_layer = 1,
+            n_embd = 8, n_head = 1, block_size = 4 }
+        has(te.help(optimizer.step), "  grad_scale (number, default 1): ")
+        has(te.help(model.generate), "  top_k (positive integer): ")
+    end)
+
+    it("of a class are those of a class that derives from it, unless that has an init of its own", function()
+        local Mine, Own = te.Linear:extend("Mine"), te.Linear:extend("Own")
+        function Own:init() end
+        assert.equal(options.of(te.Linear), options.of(Mine))
+        assert.is_nil(options.of(Own))
+        assert.is_nil(options.of({}))
+        assert.is_nil(options.of(3))
+    end)
+end)
+
+describe("te.help", function()
+    it("gives signature, sentence and options with type, range and default", function()
+        local text = te.help "MultiHeadedSelfAttention"
+        assert.equal("te.MultiHeadedSelfAttention(hidden_size, num_heads, opts)", text:match "^[^\n]*")
+        has(text, "\nSelf-attention: ")
+        has(text, "\n  window_left (integer, at least -1, default -1): how many tokens back one sees")
+        has(text, "\n  dropout (number from 0 to 1, default 0): of attention probabilities")
+        has(text, "\n  init_method (function): ")
+        has(text, "\n  softmax_type (one of vanilla, off-by-one, learnable, default vanilla): ")
+        has(text, "\n  rope.scaling.factor (number, default 1): ")
+        has(te.help "optim.AdamW", "\n  betas (table, default { 0.9, 0.999 }): ")
+        has(te.help "optim.SGD", "\n  momentum (number, at least 0, default 0): ")
+        has(te.help "GELU", "Gaussian error linear unit")
+        has(te.help "AllReduce", "The sum over all processes.")
+        has(te.help "Pointwise", "stay what they are then")
+        has(te.help "pointwise", "pass numbers that change as arguments")
+        has(te.help "data.open", "\n  returns table set: n_tokens, n_train")
+    end)
+
+    it("knows what stands in libraries, by name and by value", function()
+        for _, name in ipairs { "optim.AdamW", "optim.SGD", "models.gpt", "models.llama", "data.open",
+            "recipe.DelayedScaling", "train.steps", "train.checkpoint.save", "numerics.watch",
+            "distributed.average_gradients", "initializers.normal", "tokenizer.load" } do
+            local text = te.help(name)
+            assert.equal("te." .. name .. "(", text:match "^[^\n(]*%(")
+            assert.equal(text, te.help("te." .. name))
+            assert.equal(text, te.help(value_of(name)))
+        end
+        has(te.help "optim", "\nmembers: AdamW SGD ")
+        has(te.help "models", " gpt llama")
+        has(te.help(te.optim), "te.optim: optimizers")
+    end)
+
+    it("names the nearest in a library", function()
+        for wrong, right in pairs { ["optim.Adam"] = "optim.AdamW", ["te.models.gtp"] = "models.gpt" } do
+            assert.error_matches(function() te.help(wrong) end, ('did you mean "%s"?'):format(right), 1, true)
+        end
+        for _, name in ipairs { "optim.", "optim.AdamW.x", ".optim", "no.such.thing", "te.no.such" } do
+            assert.error_matches(function() te.help(name) end, "te.help: no operation ", 1, true)
+        end
+    end)
+
+    it("has no argument for what checks that there are no more", function()
+        assert.equal("te.save(path, tensors, metadata)", te.help("save"):match "^[^\n]*")
+        assert.equal("te.no_grad(fn, ...)", te.help("no_grad"):match "^[^\n]*")
+    end)
+end)
+
+describe("annotations of several lines", function()
+    local path = os.tmpname()
+    after_each(function() os.remove(path) end)
+
+    it("belong to their parameter or result", function()
+        local file = assert(io.open(path, "w"))
+        assert(file:write [[
+--- Does something,
+--- and says so.
+---@param first table|nil  one: which
+---                        goes on; two:
+---  and on
+---@param second fun(a: integer, b: table): table
+---@return table made  a thing
+---  of parts
+---@return string|nil
+return function(first, second) return first, second end]])
+        file:close()
+        local known = reference.of_function(dofile(path))
+        assert.equal("Does something,\nand says so.", known.doc)
+        assert.same({ { name = "first", type = "table|nil", doc = "one: which goes on; two: and on" },
+            { name = "second", type = "fun(a: integer, b: table): table" } }, known.params)
+        assert.same({ "table", "string|nil" }, known.results)
+        assert.same({ { type = "table made", doc = "a thing of parts" }, { type = "string|nil" } }, known.returned)
+    end)
+
+    it("of the library are whole", function()
+        has(te.help "save", "or with tables in it, like an optimizer's state_dict, which may hold numbers")
+        has(te.help "quantize", "refused where factors follow from the values; seed of stochastic rounding")
+        for _, name in ipairs { "save", "quantize", "quantized_model_init", "numerics.watch" } do
+            local entry = reference.find(name)
+            assert.is_truthy(entry.doc:find "%.$", entry.doc)
+            for _, p in ipairs(entry.params) do assert.is_falsy(p.doc and p.doc:find "[,;]$", p.doc) end
+        end
+        assert.equal("Updates the parameters from their gradients: all of them, or none when something fails.",
+            reference.of_function(require("te.optim.optimizer").step).doc)
+    end)
+end)
+
+describe("completion", function()
+    it("knows what stands in libraries, also behind ?", function()
+        rawset(_G, "te", te)
+        for before, name in pairs { ["?optim.Ad"] = "AdamW", ["?te.optim.SG"] = "SGD", ["te.models.ll"] = "llama",
+            ["? data.op"] = "open", ["te.distributed.average_"] = "average_gradients" } do
+            assert.same({ name }, (complete.candidates(before)), before)
+        end
+        rawset(_G, "te", nil)
+    end)
+end)
+
+describe("tetrain.d.lua", function()
+    local text = require "te.tools.annotations"()
+
+    it("has a class of the options of everything that takes some", function()
+        for name, entry in pairs(entries()) do
+            if entry.options then
+                local fields = text:match(("\n%%-%%-%%-@class te%%.%s%%.Options\n(.-)\n\n"):format((name:gsub("%.",
+                    "%%."))))
+                assert(fields, name)
+                for option in pairs(entry.options) do has(fields .. "\n", ("---@field %s? "):format(option)) end
+            end
+        end
+        has(text, '---@field approximate? "tanh"|"none" ')
+        has(text, "---@field bias? boolean whether a bias is added (true)")
+        has(text, "---@param opts? te.Linear.Options\n---@return te.Linear\nfunction te.Linear(")
+        has(text, "---@return te.Optimizer\nfunction te.optim.AdamW(params, opts) end")
+        has(text, "---@param opts te.autocast.Options\n---@param fn any\n")
+    end)
+
+    it("declares what stands in libraries", function()
+        local chunk = assert(loadstring(text, "=tetrain.d.lua"))()
+        for _, entry in ipairs(reference.entries()) do
+            if entry.kind == "module" and entry.name ~= "ops" then
+                for _, member in ipairs(reference.members(entry.name)) do
+                    local value = chunk
+                    for part in member.name:gmatch "[^.]+" do value = value and value[part] end
+                    assert.is_not_nil(value, member.name)
+                end
+            end
+        end
+        has(text, "\nfunction Decoder:generate(ids, count, opts) end")
+    end)
+end)
+
+describe("docs/operations.md", function()
+    it("lists the options of everything that takes some", function()
+        local file = assert(io.open "docs/operations.md")
+        local text = file:read "*a"
+        file:close()
+        for name, entry in pairs(entries()) do
+            if entry.options and not name:find "^recipe%." then has(text, ("\n* `te.%s("):format(name)) end
+        end
+    end)
+end)

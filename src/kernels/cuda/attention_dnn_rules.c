@@ -1,0 +1,58 @@
+/* attention_dnn_rules.c - what cuDNN gets wrong or does not do, by its version and the device's compute capability, as
+ * NVIDIA's front end has it (FE: cudnn-frontend 1.23, sdpa_support_surface.h and scaled_dot_product_flash_attention.h).
+ * Where it is not sure that a rule concerns our graphs, it is taken to: own kernels do what is declined.
+ */
+#include "attention_dnn.h"
+
+#include <string.h>
+
+/* Of gradients. Our graph is FE's deterministic one, and the numbers of rows of packed sequences lie without holes. */
+static const char *backward_fault(size_t version, int major, const te_dnn_attention *key)
+{
+    bool same_as_deepseek = key->dim == 192 && key->dim_v == 128, narrow = key->dim <= 128 && key->dim_v <= 128;
+    bool near_deepseek = key->dim > 128 && key->dim <= 192 && key->dim_v > 64 && key->dim_v <= 128;
+    if (version <= 91500 && !key->packed && key->seq_kv % 128 != 0)
+        return "until 9.15.0 gradients of such lengths are wrong";
+    if (major == 9 && version >= 91100 && version < 91300 && near_deepseek && !same_as_deepseek)
+        return "before 9.13 no gradients of such heads";
+    if (major == 10 && version < 91800) return "before 9.18 gradients do not repeat their bits on this device";
+    if (major != 9 && !narrow && !(major == 10 && same_as_deepseek)) return "no gradients of such heads on this device";
+    if (key->packed && (major == 8 || major == 12)) return "no gradients of packed sequences on this device";
+    if (key->packed && (key->dim % 16 || key->dim_v % 16))
+        return "gradients of packed sequences are wrong where heads are no multiple of 16";
+    return NULL;
+}
+
+static const char *quantized_fault(size_t version, int major, const te_dnn_attention *key)
+{
+    bool narrow = key->dim <= 128 && key->dim_v <= 128;
+    bool same_as_deepseek = version >= 91900 && key->dim == 192 && key->dim_v == 128;
+    if (major >= 10 && !narrow && !same_as_deepseek) return "no fp8 with such heads on this device";
+    return key->packed && major == 12 ? "no fp8 of packed sequences on this device" : NULL;
+}
+
+const char *te_dnn_attention_fault(size_t version, int capability, const te_dnn_attention *key)
+{
+    int major = capability / 10;
+    if (version == 91400 && key->window >= 0 && !key->causal && key->seq_kv > 1024)
+        return "9.14.0 errs in such windows";
+    if (key->packed && capability < 90 && version < 91801) return "before 9.18.1 no packed sequences on this device";
+    if (key->type == CUDNN_DATA_FP8_E4M3) return quantized_fault(version, major, key);
+    return key->backward ? backward_fault(version, major, key) : NULL;
+}
+
+/* Its headers have had these only of late. */
+enum { KNOB_STREAM_K = 38, KNOB_TILE_M = 40, KNOB_TILE_N = 41 };
+
+bool te_dnn_attention_engine(size_t version, int capability, const te_dnn_attention *key, te_dnn_engine *engine)
+{
+    if (capability / 10 != 10 || !key->backward) return false;
+    *engine = (te_dnn_engine){.index = capability > 103 ? 17 : 5, .n_knobs = 2,
+                              .knob = {CUDNN_KNOB_TYPE_KERNEL_CFG, CUDNN_KNOB_TYPE_STAGES}, .value = {31, 2}};
+    if (version < 92300) return true;
+    engine->n_knobs = 6;
+    memcpy(engine->knob, (int32_t[]){KNOB_TILE_M, KNOB_TILE_N, CUDNN_KNOB_TYPE_KERNEL_CFG, KNOB_STREAM_K,
+                                     CUDNN_KNOB_TYPE_TILE_CGA_M, CUDNN_KNOB_TYPE_STAGES}, sizeof engine->knob);
+    memcpy(engine->value, (int64_t[]){3, 2, 2, 0, 0, 2}, sizeof engine->value);
+    return true;
+}

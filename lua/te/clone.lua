@@ -2,7 +2,8 @@
 --
 -- Whatever the module refers to in its fields and plain tables is copied once, so that what is shared within it is
 -- shared within the copy. Weights that are stored quantized belong to the product that multiplies with them, whose
--- scales and histories are copied as well; such tensors are copied last, when all products are known.
+-- scales and histories are copied as well; such tensors are copied last, when all products are known. A class that
+-- keeps more than its fields has a method cloned(), which is called on the copy.
 
 local te = require "te"
 local tree = require "te.module_tree"
@@ -70,7 +71,7 @@ return function(module)
         rawset(holder, key, state.known[value])
     end
     for _, part in ipairs(state.modules) do
-        if part.cloned then part:cloned() end -- what refers to the module from where it cannot be copied
+        if part.cloned then part:cloned() end
     end
     return new
 end

@@ -50,7 +50,7 @@ local function new(_, opts)
 end
 
 local HOW = "te.KVCache.active:append(self, k, v) appends keys and values and returns those of all tokens, to be "
-    .. "attended to with bottom_right = true"
+    .. "attended to with bottom_right = true, and use_cache = false has generate go without"
 
 -- Takes in what a run appended, or forgets it.
 local function finish(self, ok, ...)

@@ -186,6 +186,17 @@ describe("the prompt on a terminal", function()
         wait_for("\27[?2004h> ", select(2, read(screen):find(text, from or 1, true)))
     end
 
+    -- How much is on the terminal, when nothing has come for a while.
+    local function settled()
+        local shown, quiet = -1, 0
+        while quiet < 20 do
+            te._core.sleep(0.01)
+            local now = #read(screen)
+            shown, quiet = now, now == shown and quiet + 1 or 0
+        end
+        return shown
+    end
+
     -- Starts the prompt; the function returned types text.
     local function start()
         screen = folder .. "/screen"
@@ -257,9 +268,10 @@ describe("the prompt on a terminal", function()
         local type_text = start()
         type_text(("x"):rep(200) .. "\1") -- three rows, and the cursor in the first one
         wait_for(("x"):rep(40))
+        local before = settled()
         type_text "\5\1y"
-        wait_for "y"
-        local shown = #read(screen)
+        wait_for("y", before + 1)
+        local shown = settled()
         type_text "\3"
         wait_for("\27[?2004h> ", shown)
         local downwards = select(2, read(screen):sub(shown + 1):gsub("\n", ""))

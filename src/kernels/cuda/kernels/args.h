@@ -105,8 +105,9 @@ typedef struct te_attention_args {
     const int32_t *cu_q, *cu_kv;
     int64_t        n_seqs, tiles; /* tiles: blocks per head and sequence */
     int64_t        left, right, bottom_right;
-    int64_t        lse_wide, bias_dtype;
+    int64_t        lse_wide;
     double         scale, kept_scale; /* kept_scale: 1 / (1 - dropout) */
+    float          scale_f32, kept_scale_f32; /* the same, rounded */
     int64_t        dropout;           /* whether there is any */
     uint64_t       threshold, rng[4];
     const float   *factor[3];         /* of q, k and v where they are quantized */

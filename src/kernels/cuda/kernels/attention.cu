@@ -83,9 +83,10 @@ extern "C" __global__ void __launch_bounds__(128, 4) te_attention(const __grid_c
     te_sequence s = te_sequence_of(a, block, a.cu_q, TE_TILE, &first);
     if (first >= s.n_q) return;
     int rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
-    te_load_rows(q, pitch, a.q, s.batch, head, s.q_start + first, rows, (te_real)a.scale);
+    te_load_rows(q, pitch, a.q, s.batch, head, s.q_start + first, rows, TE_ATTENTION_SCALE(a));
     te_clear(out, TE_TILE * dim_v);
-    te_real sink = te_sink_of(a, head);
+    te_dropout z = te_dropout_of(a);
+    te_real    sink = te_sink_of(a, head);
     for (int i = threadIdx.x; i < TE_TILE; i += TE_ATTENTION_THREADS) top[i] = sink, sum[i] = te_sink_weight(sink);
     int64_t end = te_end_key(s, first + rows - 1);
     for (int64_t key = te_first_key(s, first) / TE_TILE * TE_TILE; key < end; key += TE_TILE) {
@@ -104,8 +105,10 @@ extern "C" __global__ void __launch_bounds__(128, 4) te_attention(const __grid_c
             te_softmax_row(p + i * TE_TILE, top + i, sum + i, shrink + i);
         __syncthreads();
         if (a.dropout) {
-            for (int e = threadIdx.x; e < rows * TE_TILE; e += TE_ATTENTION_THREADS)
-                p[e] = te_drop(a, s, head, first + e / TE_TILE, key + e % TE_TILE, p[e]);
+            for (int e = threadIdx.x; e < rows * TE_TILE; e += TE_ATTENTION_THREADS) {
+                uint64_t element = te_dropout_row(a, s, head, first + e / TE_TILE) + key + e % TE_TILE;
+                p[e] = te_drop(a, te_kept_one(z, element), p[e]);
+            }
             __syncthreads();
         }
         for (int e = threadIdx.x; e < rows * dim_v; e += TE_ATTENTION_THREADS) {
@@ -126,9 +129,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) te_attention(const __grid_c
     }
     for (int i = threadIdx.x; a.lse.data && i < rows; i += TE_ATTENTION_THREADS) {
         te_real lse = sum[i] == 0 ? TE_LOWEST : top[i] + TE_ATTENTION_LOG(sum[i]);
-        int64_t at = te_lse_offset(a, s, head, first + i);
-        if (a.lse_wide) ((double *)a.lse.data)[at] = (double)lse;
-        else ((float *)a.lse.data)[at] = (float)lse;
+        te_store_lse(a, s, head, first + i, lse);
     }
 }
 
@@ -161,7 +162,7 @@ __device__ static inline te_backward te_backward_at(const te_attention_args &a, 
 __device__ static inline void te_load_queries(const te_attention_args &a, const te_backward &b, const te_sequence &s,
                                               int64_t head, int64_t query, int rows)
 {
-    te_load_rows(b.q, b.pitch, a.q, s.batch, head, s.q_start + query, rows, (te_real)a.scale);
+    te_load_rows(b.q, b.pitch, a.q, s.batch, head, s.q_start + query, rows, TE_ATTENTION_SCALE(a));
     te_load_rows(b.dout, b.pitch_v, a.dout, s.batch, head, s.q_start + query, rows, 1);
 }
 
@@ -174,7 +175,8 @@ __device__ static inline void te_load_keys(const te_attention_args &a, const te_
 
 /* P Z and dS of a tile; p < 0 marks what is not seen. */
 __device__ static inline void te_backward_scores(const te_attention_args &a, const te_backward &b, const te_sequence &s,
-                                                 int64_t head, int64_t query, int rows, int64_t key, int n)
+                                                 const te_dropout &z, int64_t head, int64_t query, int rows,
+                                                 int64_t key, int n)
 {
     const te_real *d = (const te_real *)a.bound.scratch + (s.batch * a.q.shape[1] + head) * a.q.shape[2] + s.q_start;
     for (int e = threadIdx.x; e < rows * TE_TILE; e += TE_ATTENTION_THREADS) {
@@ -186,8 +188,14 @@ __device__ static inline void te_backward_scores(const te_attention_args &a, con
             te_dot(b.q + i * b.pitch, b.k + j * b.pitch, b.dim) + te_bias_at(a, s, head, query + i, key + j);
         te_real weight = TE_ATTENTION_EXP(score - lse),
                 dp = te_dot(b.dout + i * b.pitch_v, b.v + j * b.pitch_v, b.dim_v);
-        b.p[e] = te_drop(a, s, head, query + i, key + j, weight);
-        b.ds[e] = weight * (te_drop(a, s, head, query + i, key + j, dp) - d[query + i]);
+        if (a.dropout) {
+            bool kept = te_kept_one(z, te_dropout_row(a, s, head, query + i) + key + j);
+            b.p[e] = te_drop(a, kept, weight);
+            dp = te_drop(a, kept, dp);
+        } else {
+            b.p[e] = weight;
+        }
+        b.ds[e] = weight * (dp - d[query + i]);
     }
 }
 
@@ -195,6 +203,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) te_attention_dq(const __gri
 {
     TE_DYNAMIC_SHARED(te_real, shared);
     te_backward b = te_backward_at(a, shared);
+    te_dropout  z = te_dropout_of(a);
     te_block    block = te_block_of(a, a.q.shape[1]);
     int64_t     head = block.head, kv_head = block.kv_head;
     int64_t     first;
@@ -208,10 +217,13 @@ extern "C" __global__ void __launch_bounds__(128, 4) te_attention_dq(const __gri
         int n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);
         te_load_keys(a, b, s, kv_head, key, n);
         __syncthreads();
-        te_backward_scores(a, b, s, head, first, rows, key, n);
+        te_backward_scores(a, b, s, z, head, first, rows, key, n);
         __syncthreads();
+#if TE_HAS_BIAS
         for (int e = threadIdx.x; a.dbias.data && e < rows * TE_TILE; e += TE_ATTENTION_THREADS)
-            if (!(b.p[e] < 0)) te_store_dbias(a, s, head, first + e / TE_TILE, key + e % TE_TILE, b.ds[e]);
+            if (!(b.p[e] < 0))
+                te_dbias_row(a, s, head, first + e / TE_TILE)[(key + e % TE_TILE) * a.dbias.stride[3]] = b.ds[e];
+#endif
         for (int e = threadIdx.x; e < rows * b.dim; e += TE_ATTENTION_THREADS) {
             int     i = e / b.dim, d = e % b.dim;
             te_real sum = b.sum[e];
@@ -223,13 +235,14 @@ extern "C" __global__ void __launch_bounds__(128, 4) te_attention_dq(const __gri
         __syncthreads();
     }
     __syncthreads();
-    te_store_rows(a.dq, s.batch, head, s.q_start + first, rows, b.sum, (te_real)a.scale);
+    te_store_rows(a.dq, s.batch, head, s.q_start + first, rows, b.sum, TE_ATTENTION_SCALE(a));
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4) te_attention_dkv(const __grid_constant__ te_attention_args a)
 {
     TE_DYNAMIC_SHARED(te_real, shared);
     te_backward b = te_backward_at(a, shared);
+    te_dropout  z = te_dropout_of(a);
     te_real    *dk = b.sum, *dv = b.sum + TE_TILE * b.dim;
     te_block    block = te_block_of(a, a.k.shape[1]);
     int64_t     kv_head = block.head, group = (uint32_t)a.q.shape[1] / (uint32_t)a.k.shape[1];
@@ -245,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) te_attention_dkv(const __gr
             int rows = (int)(s.n_q - query < TE_TILE ? s.n_q - query : TE_TILE);
             te_load_queries(a, b, s, head, query, rows);
             __syncthreads();
-            te_backward_scores(a, b, s, head, query, rows, key, n);
+            te_backward_scores(a, b, s, z, head, query, rows, key, n);
             __syncthreads();
             for (int e = threadIdx.x; e < n * b.dim; e += TE_ATTENTION_THREADS) {
                 int     j = e / b.dim, d = e % b.dim;

@@ -32,9 +32,7 @@ __device__ static inline void te_close_sums(const te_attention_args &a, const te
     for (int i = threadIdx.x; i < rows; i += TE_ATTENTION_THREADS) {
         if (a.lse.data) {
             te_real lse = sum[i] == 0 ? TE_LOWEST : top[i] + TE_ATTENTION_LOG(sum[i]);
-            int64_t at = te_lse_offset(a, s, head, first + i);
-            if (a.lse_wide) ((double *)a.lse.data)[at] = (double)lse;
-            else ((float *)a.lse.data)[at] = (float)lse;
+            te_store_lse(a, s, head, first + i, lse);
         }
         sum[i] = sum[i] == 0 ? (te_real)0 : (te_real)448 / sum[i];
     }
@@ -56,7 +54,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_rounded(const __g
     te_real times = (te_real)((a.codes ? 1.0 : (double)*a.factor[2]) / 448 * (a.dropout ? a.kept_scale : 1.0));
     te_load_rows(q, pitch, a.q, s.batch, head, s.q_start + first, rows, 1);
     te_clear(out, TE_TILE * dim_v);
-    te_real sink = te_sink_of(a, head);
+    te_dropout z = te_dropout_of(a);
+    te_real    sink = te_sink_of(a, head);
     for (int i = threadIdx.x; i < TE_TILE; i += TE_ATTENTION_THREADS) top[i] = sink, sum[i] = te_sink_weight(sink);
     int64_t end = te_end_key(s, first + rows - 1);
     for (int walk = 0; walk < 2; walk++) {
@@ -76,8 +75,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_rounded(const __g
             for (int e = threadIdx.x; e < rows * TE_TILE; e += TE_ATTENTION_THREADS) {
                 int     i = e / TE_TILE;
                 te_real most = top[i] == TE_LOWEST ? (te_real)0 : top[i];
-                te_real kept = te_drop(a, s, head, first + i, key + e % TE_TILE, 1);
-                p[e] = kept != 0 ? te_round_probability(TE_ATTENTION_EXP(p[e] - most) * sum[i]) : (te_real)0;
+                bool    kept = !a.dropout || te_kept_one(z, te_dropout_row(a, s, head, first + i) + key + e % TE_TILE);
+                p[e] = kept ? te_round_probability(TE_ATTENTION_EXP(p[e] - most) * sum[i]) : (te_real)0;
             }
             __syncthreads();
             for (int e = threadIdx.x; e < rows * dim_v; e += TE_ATTENTION_THREADS) {

@@ -18,9 +18,10 @@ static te_attention_args args_for(const te_attention *a)
     args.left = a->window_left < 0 || a->window_left > open ? open : a->window_left;
     args.right = a->window_right < 0 || a->window_right > open ? open : a->window_right;
     args.lse_wide = a->lse.dtype == TE_F64;
-    args.bias_dtype = a->bias.dtype;
     args.dropout = a->dropout > 0;
     args.kept_scale = a->dropout < 1 ? 1 / (1 - a->dropout) : 0;
+    args.scale_f32 = (float)args.scale;
+    args.kept_scale_f32 = (float)args.kept_scale;
     args.threshold = te_rng_threshold(a->dropout);
     args.rng[0] = a->rng.seed;
     args.rng[1] = a->rng.stream;
@@ -86,15 +87,24 @@ static int unit_of(const te_view *const *views, int n)
     return unit;
 }
 
+static uint8_t bias_of(const te_attention *a)
+{
+    return te_view_present(&a->bias) ? (uint8_t)(1 + a->bias.dtype) : 0;
+}
+
 /* g: NULL in forward. */
 static te_cuda_kernel kernel_for(const te_attention *a, const te_attention_grad *g)
 {
-    te_cuda_kernel kernel = {.file = TE_CUDA_FILE_ATTENTION, .wide = a->q.dtype == TE_F64};
-    const te_view *views[4] = {&a->q, &a->k, &a->v, g ? &g->dout : NULL};
+    te_cuda_kernel kernel = {.file = TE_CUDA_FILE_ATTENTION, .wide = a->q.dtype == TE_F64, .bias = bias_of(a)};
+    const te_view *forward[] = {&a->q, &a->k, &a->v, &a->out};
     kernel.dtype[0] = kernel.dtype[1] = (uint8_t)a->q.dtype;
     kernel.vector = (uint16_t)tile_rows(a, g != NULL);
     if (!uses_mma(a)) return kernel;
-    kernel.vector = (uint16_t)unit_of(views, g ? 4 : 3);
+    kernel.vector = (uint16_t)unit_of(forward, 4);
+    if (g) {
+        const te_view *backward[] = {&a->q, &a->k, &a->v, &g->dout, &g->dq, &g->dk, &g->dv};
+        kernel.vector = (uint16_t)unit_of(backward, 7);
+    }
     kernel.dim[0] = (uint16_t)((a->q.shape[3] + 15) / 16 * 16);
     kernel.dim[1] = (uint16_t)((a->v.shape[3] + 15) / 16 * 16);
     return kernel;
@@ -155,7 +165,7 @@ static te_status plan_quantized(te_exec *exec, te_cuda_plan *plan, const te_atte
     te_cuda_call *call =
         te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rounded", blocks, THREADS, &args, sizeof args);
     call->kernel = (te_cuda_kernel){.file = TE_CUDA_FILE_ATTENTION, .dtype = {TE_F8E4M3, (uint8_t)a->out.dtype},
-                                    .vector = (uint16_t)tile};
+                                    .vector = (uint16_t)tile, .bias = bias_of(a)};
     call->launch.shared = (uint32_t)(shared_numbers(a, tile, false) * 4);
     return TE_OK;
 }
@@ -187,6 +197,8 @@ static te_status check_gradients(te_exec *exec, const te_attention_grad *g)
                                 names[i], te_describe_view(like[i]).text);
     const te_view *b = &g->dbias, *q = &g->forward.q;
     int64_t        scores[4] = {q->shape[0], q->shape[1], q->shape[2], g->forward.k.shape[2]};
+    if (te_view_present(b) && !te_view_present(&g->forward.bias))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention backward: dbias of scores without a bias");
     if (te_view_present(b) && (!te_view_has_shape(b, 4, scores) || b->dtype != (q->dtype == TE_F64 ? TE_F64 : TE_F32)))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention backward: dbias %s %s does not fit the scores",
                             te_dtype_name(b->dtype), te_describe_view(b).text);

@@ -1,0 +1,1 @@
+/* attention_mma_decode.cu */

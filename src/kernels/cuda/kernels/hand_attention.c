@@ -128,6 +128,57 @@ static te_status add_call(te_exec *exec, te_cuda_plan *plan, const char *name, c
     return TE_OK;
 }
 
+/* --- few queries ------------------------------------------------------------------------------------------------- */
+
+enum {
+    DECODE_ROWS = 16,    /* of a tile, and the most queries */
+    DECODE_STEP = 64,    /* keys of a block at a time */
+    DECODE_KEYS = 256,   /* at least, of a split */
+    DECODE_SPLITS = 64,  /* at most */
+    DECODE_BLOCKS = 512, /* that fill any device */
+};
+
+/* Few queries, as in generation, leave most rows of a tile empty and most of a device idle: unless there are few keys,
+ * too, these are split among blocks. */
+static bool decodes(const te_attention *a)
+{
+    return uses_mma(a) && !a->cu_seqlens_q && a->dropout == 0 && a->q.shape[2] <= DECODE_ROWS &&
+           a->k.shape[2] >= 2 * DECODE_STEP;
+}
+
+static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+
+/* Splits of the keys that are seen; from shapes and the mask alone, so that sums have one order on every device. */
+static void split_keys(const te_attention *a, te_attention_args *args)
+{
+    int64_t n_q = a->q.shape[2], n_kv = a->k.shape[2], delta = a->bottom_right ? n_kv - n_q : 0;
+    int64_t first = clamp(delta - args->left, 0, n_kv) / DECODE_STEP * DECODE_STEP;
+    int64_t keys = clamp(clamp(n_q + delta + args->right, 0, n_kv) - first, 1, n_kv);
+    int64_t rows = a->q.shape[1] / a->k.shape[1] * n_q, most = (keys + DECODE_KEYS - 1) / DECODE_KEYS;
+    args->tiles = (rows + DECODE_ROWS - 1) / DECODE_ROWS;
+    int64_t others = a->q.shape[0] * a->k.shape[1] * args->tiles;
+    int64_t splits = clamp((DECODE_BLOCKS + others - 1) / others, 1, most < DECODE_SPLITS ? most : DECODE_SPLITS);
+    args->split_keys = ((keys + splits - 1) / splits + DECODE_STEP - 1) / DECODE_STEP * DECODE_STEP;
+    args->splits = (keys + args->split_keys - 1) / args->split_keys;
+}
+
+static te_status plan_decode(te_exec *exec, te_cuda_plan *plan, const te_attention *a, te_attention_args *args)
+{
+    int64_t rows = a->q.shape[0] * a->q.shape[1] * a->q.shape[2], blocks = 0;
+    split_keys(a, args);
+    te_status status = count_blocks(exec, a, args->tiles * args->splits, a->k.shape[1], &blocks);
+    if (status != TE_OK) return status;
+    plan->scratch_bytes = (size_t)(rows * args->splits * (2 + a->v.shape[3])) * sizeof(float);
+    te_cuda_kernel kernel = kernel_for(a, NULL);
+    int64_t        merging = (rows + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK;
+    kernel.decode = 1;
+    te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_decode", blocks, THREADS, args, sizeof *args)->kernel =
+        kernel;
+    te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_decoded", merging, THREADS, args,
+                     sizeof *args)->kernel = kernel;
+    return TE_OK;
+}
+
 /* --- quantized operands ------------------------------------------------------------------------------------------ */
 
 static te_status check_quantized(te_exec *exec, const te_attention *a)
@@ -179,6 +230,7 @@ te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_att
     te_status status = te_check_attention(exec, "attention", a);
     if (status != TE_OK || a->q.shape[0] * a->q.shape[1] * a->q.shape[2] == 0) return status;
     te_attention_args args = args_for(a);
+    if (decodes(a)) return plan_decode(exec, plan, a, &args);
     return add_call(exec, plan, "te_attention", "te_attention_mma", &args, a->q.shape[2], a->q.shape[1], a, NULL);
 }
 

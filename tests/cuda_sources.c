@@ -171,7 +171,7 @@ int main(int argc, char **argv)
     failed += write_kernel(argv[1], "attention_mma_128",
                            (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F16, TE_F16}, 8, {128, 128}, 0, 0});
     failed += write_kernel(argv[1], "attention_mma_bias",
-                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {128, 128}, 1 + TE_BF16, 0});
+                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {64, 64}, 1 + TE_F32, 0});
     failed += write_kernel(argv[1], "attention_decode",
                            (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {128, 128}, 0, 1});
     failed += write_kernel(argv[1], "quantize_bfloat16",

@@ -303,6 +303,23 @@ static void check_hostile(void)
     CHECK(te_cuda_plan_attention(&cuda.exec, &plan, &wrong) == TE_ERROR_ARGUMENT);
 }
 
+/* Tiles keep 32 rows as long as shared memory that a device gives on request holds them. */
+static void check_tiles(void)
+{
+    te_attention_grad g = problem(TE_F32, (extents){1, 2, 1, 40, 70, 128, 128});
+    g.forward.window_right = 0;
+    CHECK(te_cuda_plan_attention(&cuda.exec, &plan, &g.forward) == TE_OK);
+    CHECK_MSG(plan.calls[0].kernel.vector == 32 && plan.calls[0].launch.shared > 48 << 10 &&
+                  plan.calls[0].launch.shared <= 96 << 10, "%u rows, %u bytes", plan.calls[0].kernel.vector,
+              plan.calls[0].launch.shared);
+    check(&g, "heads of 128 in float32");
+    release(&g);
+    g = problem(TE_F32, (extents){1, 1, 1, 70, 70, 6, 10}); /* rows end within a unit */
+    g.forward.dropout = 0.2;
+    check(&g, "heads of no whole units");
+    release(&g);
+}
+
 /* E4M3 operands: where exp or a sum differ in the last place a probability may be rounded to the next number. */
 static void check_quantized(te_dtype dtype, const te_attention *options)
 {
@@ -364,6 +381,7 @@ int main(void)
     check_all_quantized();
     check_hostile();
     check_grids();
+    check_tiles();
     fprintf(stderr, "%d sources through NVRTC\n", cuda.nvrtc.compiled);
     test_exec_close(&cuda.exec);
     return TEST_END();

@@ -101,6 +101,24 @@ TE_HD static inline bool te_sees(const te_sequence &s, int64_t i, int64_t key)
     return key >= i + s.delta - s.left && key <= i + s.delta + s.right;
 }
 
+/* Columns of a tile that a row sees: first … first + n - 1. */
+struct te_span {
+    int      first;
+    unsigned n;
+};
+
+TE_HD static inline bool te_in_span(const te_span &span, int column)
+{
+    return (unsigned)(column - span.first) < span.n;
+}
+
+/* Of a tile's first `columns` columns those from `from` to `end` - 1. */
+TE_HD static inline te_span te_span_between(int from, int end, int columns)
+{
+    int first = from > 0 ? from : 0, behind = end < columns ? end : columns;
+    return {first, behind > first ? (unsigned)(behind - first) : 0u};
+}
+
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
 TE_HD static inline te_a *te_row_of(const te_cuda_view &v, int64_t batch, int64_t head, int64_t row)

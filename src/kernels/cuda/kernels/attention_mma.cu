@@ -267,24 +267,6 @@ __device__ static inline void te_mma_store(const te_rows &rows, int n, const flo
 
 /* --- what is seen ------------------------------------------------------------------------------------------------ */
 
-/* Columns of a tile that a row sees: first … first + n - 1. */
-struct te_span {
-    int      first;
-    unsigned n;
-};
-
-TE_HD static inline bool te_in_span(const te_span &span, int column)
-{
-    return (unsigned)(column - span.first) < span.n;
-}
-
-/* Of a tile's first `columns` columns those from `from` to `end` - 1. */
-TE_HD static inline te_span te_span_between(int from, int end, int columns)
-{
-    int first = from > 0 ? from : 0, behind = end < columns ? end : columns;
-    return {first, behind > first ? (unsigned)(behind - first) : 0u};
-}
-
 /* Of N columns, spans of a lane's two rows, where the warp's first row sees the columns low … high and each further row
  * the same, one further. Rows from `rows` and columns from `columns` on do not exist. */
 template <int N>

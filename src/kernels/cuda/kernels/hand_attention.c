@@ -3,7 +3,13 @@
 
 #include "kernels/philox.h"
 
-enum { THREADS = 128, SHARED_BYTES = 48 << 10, ROWS_PER_BLOCK = 4, MMA_ROWS = 64, MMA_MAX_DIM = 128 };
+enum {
+    THREADS = 128,
+    SHARED_BYTES = 96 << 10, /* that every device has for a block which asks for them */
+    ROWS_PER_BLOCK = 4,
+    MMA_ROWS = 64,
+    MMA_MAX_DIM = 128
+};
 
 /* --- arguments --------------------------------------------------------------------------------------------------- */
 
@@ -50,12 +56,14 @@ static te_status count_blocks(te_exec *exec, const te_attention *a, int64_t tile
     return TE_OK;
 }
 
-/* Numbers in shared memory for tiles of that many rows: see te_attention and te_backward_at. */
+/* Numbers in shared memory for tiles of that many rows: see te_forward_at and te_backward_at. Rows are of whole units
+ * of 16 bytes, and where they are read side by side of an odd number. */
 static int64_t shared_numbers(const te_attention *a, int64_t tile, bool backward)
 {
-    int64_t dim = a->q.shape[3], dim_v = a->v.shape[3], pitch = (dim > dim_v ? dim : dim_v) + 1;
-    if (backward) return tile * (2 * (dim + 1) + 2 * (dim_v + 1) + 2 * tile + dim + dim_v);
-    return tile * (2 * pitch + tile + dim_v + 3);
+    int64_t unit = a->q.dtype == TE_F64 ? 2 : 4, dim = (a->q.shape[3] + unit - 1) / unit,
+            dim_v = (a->v.shape[3] + unit - 1) / unit, pitch = (dim | 1) * unit, pitch_v = (dim_v | 1) * unit;
+    if (backward) return tile * (2 * pitch + 2 * pitch_v + (dim + dim_v) * unit + 2 * tile + 4) + 1;
+    return tile * (2 * (pitch > pitch_v ? pitch : pitch_v) + dim_v * unit + tile + 5);
 }
 
 static int tile_rows(const te_attention *a, bool backward)

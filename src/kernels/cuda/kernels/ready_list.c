@@ -1,6 +1,7 @@
 /* ready_list.c - the kernels that the build compiles: those that a first training step, sampling and a recipe would
  * wait for longest. Embeddings, sampling from float32, attention by float32 arithmetic and on tensor cores with the
- * usual sizes of heads, there also of few queries; quantizing bfloat16. Each costs the build seconds and the module up to 700 KB for all targets.
+ * usual sizes of heads, there also of few queries; quantizing bfloat16. Each costs the build seconds and the module up
+ * to 700 KB for all targets.
  */
 #include "../ready.h"
 

@@ -18,7 +18,7 @@
 enum {
     TE_MMA_ROWS = 64,     /* queries (keys) of a block */
     TE_MMA_FORWARD = TE_DIM + TE_DIM_V >= 128 ? 32 : 64, /* keys of a tile in forward, as registers allow */
-    TE_MMA_FORWARD_BLOCKS = TE_DIM + TE_DIM_V > 128 ? 2 : 3, /* of a processor, for which there are registers */
+    TE_MMA_FORWARD_BLOCKS = TE_DIM + TE_DIM_V > 128 || TE_HAS_BIAS ? 2 : 3, /* of a processor, as registers allow */
     TE_MMA_BACKWARD = 32, /* keys or queries of a tile in backward */
     TE_MMA_STEP = TE_DIM + TE_DIM_V > 128 ? 16 : 32 /* of these at a time, as registers allow */
 };
@@ -204,7 +204,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) te_attention_mma_dq(const _
 
 /* Where a tile of queries begins. */
 struct te_queries {
-    int64_t head, query;
+    uint32_t head;
+    int64_t  query;
 };
 
 /* Sends it, with lse and D of its queries as `numbers`. */
@@ -232,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) te_attention_mma_dkv(const 
     __shared__ __align__(16) te_a q[2][N * TE_PITCH], dout[2][N * TE_PITCH_V];
     __shared__ __align__(16) float numbers[2][2 * N]; /* lse and D */
     te_block    block = te_block_of(a, a.k.shape[1]);
-    int64_t     kv_head = block.head, group = (uint32_t)a.q.shape[1] / (uint32_t)a.k.shape[1];
+    uint32_t    kv_head = block.head, group = (uint32_t)a.q.shape[1] / (uint32_t)a.k.shape[1];
     int64_t     first;
     te_sequence s = te_sequence_of(a, block, a.cu_kv, TE_MMA_ROWS, &first);
     if (first >= s.n_kv) return;
@@ -249,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) te_attention_mma_dkv(const 
     int64_t    begin = te_clamp(first - s.delta - s.right, 0, s.n_q) / N * N;
     int64_t    end = te_clamp(first + keys - s.delta + s.left, 0, s.n_q);
     te_queries at = {kv_head * group, begin};
-    int64_t    tiles = end > begin ? (int64_t)((uint32_t)(end - begin + N - 1) / N) * group : 0;
+    uint32_t   tiles = end > begin ? (uint32_t)((end - begin + N - 1) / N) * group : 0;
     if (tiles > 0) te_mma_send_queries(a, s, q[0], dout[0], numbers[0], at);
     te_mma_sent();
     for (int place = 0; tiles > 0; tiles--, place ^= 1) {

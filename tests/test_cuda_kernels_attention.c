@@ -192,6 +192,9 @@ static void check_bias_and_dropout(te_dtype dtype)
     check(&g, "bias and dropout");
     a->dropout = 1;
     check(&g, "everything dropped");
+    te_attention_grad without = g;
+    without.forward.bias = (te_view){0};
+    CHECK(te_cuda_plan_attention_backward(&cuda.exec, &plan, &without) == TE_ERROR_ARGUMENT);
     release(&g);
 }
 

@@ -280,6 +280,12 @@ __device__ static inline void te_mma_spans(te_span (&span)[2], int64_t low, int6
     }
 }
 
+/* Whether any of these rows sees any of the columns. */
+template <int N> TE_HD static inline bool te_mma_meets(int64_t low, int64_t high, int rows)
+{
+    return rows > 0 && low < N && high + rows > 0;
+}
+
 /* Whether a warp's rows see the whole tile; `also` of every lane. */
 template <int N> __device__ static inline bool te_mma_whole(const te_span (&span)[2], bool also)
 {

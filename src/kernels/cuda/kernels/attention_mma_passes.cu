@@ -12,7 +12,8 @@
  *      dv = P' do         S's place     do, along columns
  *      dk = dS' q         S's place     q, along columns
  *
- * Weights of what is not seen are 0, so a value that is not finite gets through to the queries of its tile.
+ * Weights of what is not seen are 0, so a value that is not finite gets through to the queries of its tile. Where a
+ * warp's queries see nothing of a tile it leaves it out; in dkv there are no registers for the question.
  */
 
 enum {
@@ -72,8 +73,9 @@ extern "C" __global__ void __launch_bounds__(128, TE_MMA_FORWARD_BLOCKS)
         te_span  span[2];
         float    c[N / 8][4];
         uint32_t p[N / 16][4];
-        te_mma_spans<N>(span, query + s.delta - s.left - key, query + s.delta + s.right - key, mine,
-                        (int)te_clamp(s.n_kv - key, 0, N));
+        int64_t  low = query + s.delta - s.left - key, high = query + s.delta + s.right - key;
+        if (!te_mma_meets<N>(low, high, mine)) continue;
+        te_mma_spans<N>(span, low, high, mine, (int)te_clamp(s.n_kv - key, 0, N));
         te_mma_clear(c);
         te_mma_tile<true, N, TE_DIM>(c, q, k[place], TE_PITCH);
         te_mma_scale(c, a.scale_f32);
@@ -170,11 +172,12 @@ extern "C" __global__ void __launch_bounds__(128, 2) te_attention_mma_dq(const _
         for (int step = 0; step < N; step += STEP) {
             const te_a *k_step = k[place] + step * TE_PITCH, *v_step = v[place] + step * TE_PITCH_V;
             int64_t     at = key + step;
+            int64_t     low = query + s.delta - s.left - at, high = query + s.delta + s.right - at;
             te_span     span[2];
             float       c[STEP / 8][4], dp[STEP / 8][4];
             uint32_t    ds[STEP / 16][4], kept = 0;
-            te_mma_spans<STEP>(span, query + s.delta - s.left - at, query + s.delta + s.right - at, mine,
-                               (int)te_clamp(s.n_kv - at, 0, STEP));
+            if (!te_mma_meets<STEP>(low, high, mine)) continue;
+            te_mma_spans<STEP>(span, low, high, mine, (int)te_clamp(s.n_kv - at, 0, STEP));
             te_mma_clear(c);
             te_mma_clear(dp);
             te_mma_tile<true, STEP, TE_DIM>(c, q, k_step, TE_PITCH);

@@ -155,25 +155,29 @@ int main(int argc, char **argv)
     int     failed = 0;
     for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++) failed += write_sample(&exec, argv[1], &samples[i]);
     failed += write_kernel(argv[1], "index_float32",
-                           (te_cuda_kernel){TE_CUDA_FILE_INDEX, 0, {TE_F32, TE_F32}, 4, {0}});
+                           (te_cuda_kernel){TE_CUDA_FILE_INDEX, 0, {TE_F32, TE_F32}, 4, {0}, 0, 0});
     failed += write_kernel(argv[1], "index_bfloat16",
-                           (te_cuda_kernel){TE_CUDA_FILE_INDEX, 0, {TE_BF16, TE_F32}, 4, {0}});
+                           (te_cuda_kernel){TE_CUDA_FILE_INDEX, 0, {TE_BF16, TE_F32}, 4, {0}, 0, 0});
     failed += write_kernel(argv[1], "select_float32",
-                           (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_F32, TE_F32}, 1, {0}});
+                           (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_F32, TE_F32}, 1, {0}, 0, 0});
     failed += write_kernel(argv[1], "select_int64",
-                           (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_I64, TE_I64}, 1, {0}});
+                           (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_I64, TE_I64}, 1, {0}, 0, 0});
     failed += write_kernel(argv[1], "attention_float32",
-                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F32, TE_F32}, 32, {0}});
+                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F32, TE_F32}, 32, {0}, 0, 0});
     failed += write_kernel(argv[1], "attention_rounded",
-                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F8E4M3, TE_F8E4M3}, 32, {0}});
+                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F8E4M3, TE_F8E4M3}, 32, {0}, 0, 0});
     failed += write_kernel(argv[1], "attention_mma_64",
-                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {64, 64}});
+                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {64, 64}, 0, 0});
     failed += write_kernel(argv[1], "attention_mma_128",
-                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F16, TE_F16}, 8, {128, 128}});
+                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F16, TE_F16}, 8, {128, 128}, 0, 0});
+    failed += write_kernel(argv[1], "attention_mma_bias",
+                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {64, 64}, 1 + TE_F32, 0});
+    failed += write_kernel(argv[1], "attention_decode",
+                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {128, 128}, 0, 1});
     failed += write_kernel(argv[1], "quantize_bfloat16",
-                           (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_BF16, TE_BF16}, 1, {0}});
+                           (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_BF16, TE_BF16}, 1, {0}, 0, 0});
     failed += write_kernel(argv[1], "quantize_float32",
-                           (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_F32, TE_F32}, 1, {0}});
+                           (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_F32, TE_F32}, 1, {0}, 0, 0});
     test_exec_close(&exec);
     CHECK(failed == 0);
     return TEST_END();

@@ -91,33 +91,38 @@ static double tolerance_of(te_dtype dtype)
     return dtype == TE_F64 ? 1e-12 : dtype == TE_F32 ? 5e-6 : dtype == TE_F16 ? 3e-3 : 2e-2;
 }
 
-/* Kernel and CPU on the same operands. */
-static void check(te_attention_grad *g, const char *name)
+/* Kernel and CPU on the same operands, forward or both. What lies in rng.base the CPU is told as numbers. */
+static void check_passes(te_attention_grad *g, const char *name, bool backward)
 {
     te_attention_grad again = *g, cpu = *g;
     double            tolerance = tolerance_of(g->forward.q.dtype);
+    te_rng           *rng = &cpu.forward.rng;
     te_view          *results[6] = {&g->forward.out, &g->forward.lse, &g->dq, &g->dk, &g->dv, &g->dbias};
     te_view          *wanted[6] = {&cpu.forward.out, &cpu.forward.lse, &cpu.dq, &cpu.dk, &cpu.dv, &cpu.dbias};
     te_view *repeated[6] = {&again.forward.out, &again.forward.lse, &again.dq, &again.dk, &again.dv, &again.dbias};
     static const char *const names[6] = {"out", "lse", "dq", "dk", "dv", "dbias"};
-    int               n = te_view_present(&g->dbias) ? 6 : 5;
+    int               n = !backward ? 2 : te_view_present(&g->dbias) ? 6 : 5;
+    if (rng->base) *rng = (te_rng){rng->base[0], rng->stream, rng->offset + rng->base[1], NULL};
     for (int i = 0; i < n; i++) *wanted[i] = another(results[i]), *repeated[i] = another(results[i]);
     te_attention_grad *both[2] = {g, &again};
     for (int i = 0; i < 2; i++) {
         CHECK_MSG(te_cuda_plan_attention(&cuda.exec, &plan, &both[i]->forward) == TE_OK &&
                   cuda_plan_run(&cuda, &plan) == TE_OK, "%s: %s", name, cuda.exec.message);
+        if (!backward) continue;
         CHECK_MSG(te_cuda_plan_attention_backward(&cuda.exec, &plan, both[i]) == TE_OK &&
                   cuda_plan_run(&cuda, &plan) == TE_OK, "%s: %s", name, cuda.exec.message);
     }
-    CHECK_MSG(te_cpu_attention(&cuda.exec, &cpu.forward) == TE_OK &&
-                  te_cpu_attention_backward(&cuda.exec, &cpu) == TE_OK,
-              "%s", cuda.exec.message);
+    te_status status = te_cpu_attention(&cuda.exec, &cpu.forward);
+    if (status == TE_OK && backward) status = te_cpu_attention_backward(&cuda.exec, &cpu);
+    CHECK_MSG(status == TE_OK, "%s", cuda.exec.message);
     for (int i = 0; i < n; i++) {
         CHECK_MSG(agree(names[i], results[i], wanted[i], tolerance), "%s: %s", name, names[i]);
         CHECK_MSG(agree(names[i], results[i], repeated[i], 0), "%s: %s does not repeat", name, names[i]);
         free(wanted[i]->data), free(repeated[i]->data);
     }
 }
+
+static void check(te_attention_grad *g, const char *name) { check_passes(g, name, true); }
 
 /* --- cases ------------------------------------------------------------------------------------------------------- */
 
@@ -187,6 +192,78 @@ static void check_bias_and_dropout(te_dtype dtype)
     check(&g, "bias and dropout");
     a->dropout = 1;
     check(&g, "everything dropped");
+    te_attention_grad without = g;
+    without.forward.bias = (te_view){0};
+    CHECK(te_cuda_plan_attention_backward(&cuda.exec, &plan, &without) == TE_ERROR_ARGUMENT);
+    release(&g);
+}
+
+/* Dropout without a bias, in heads and lengths that fill tiles; rows that begin with the first word of a generator call
+ * and others; packed; from a base on the device. */
+static void check_dropout(te_dtype dtype)
+{
+    static const int32_t  q[] = {0, 33, 70}, kv[] = {1, 40, 66};
+    static const uint64_t base[2] = {77, 1000};
+    static const int64_t  keys[] = {64, 66};
+    for (int i = 0; i < 2; i++) {
+        te_attention_grad g = problem(dtype, (extents){1, 2, 1, 70, keys[i], 64, 64});
+        g.forward.dropout = 0.4;
+        if (i == 0) g.forward.rng.base = base;
+        check(&g, i ? "dropout, rows of 66" : "dropout from a base, rows of 64");
+        g.forward.window_right = 0;
+        g.forward.cu_seqlens_q = q;
+        g.forward.cu_seqlens_kv = kv;
+        g.forward.n_seqs = 2;
+        if (i == 1) check(&g, "dropout of packed sequences");
+        release(&g);
+    }
+}
+
+/* Few queries: keys are split among blocks, by shapes alone. */
+static void check_decoding(te_dtype dtype)
+{
+    static const extents cases[] = {{1, 4, 1, 1, 128, 64, 64},  {2, 2, 2, 1, 255, 64, 64},  {1, 6, 2, 3, 256, 64, 64},
+                                    {1, 2, 1, 1, 257, 64, 64},  {1, 20, 1, 1, 512, 64, 64}, {1, 3, 1, 16, 513, 64, 64},
+                                    {1, 8, 2, 1, 1100, 64, 64}, {1, 2, 2, 2, 300, 40, 80}};
+    static const unsigned blocks[] = {1, 4, 2, 2, 4, 9, 10, 4};
+    for (int i = 0; i < 8; i++) {
+        te_attention_grad g = problem(dtype, cases[i]);
+        te_attention     *a = &g.forward;
+        double            sinks[20];
+        int64_t           shape[4] = {cases[i].batch, cases[i].heads, cases[i].seq_q, cases[i].seq_kv};
+        CHECK(te_cuda_plan_attention(&cuda.exec, &plan, a) == TE_OK);
+        CHECK_MSG(strcmp(plan.calls[0].launch.name, "te_attention_decode") == 0 && plan.n_calls == 2, "case %d: %s", i,
+                  plan.calls[0].launch.name);
+        CHECK_MSG(plan.calls[0].launch.grid[0] == blocks[i], "case %d: %u blocks", i, plan.calls[0].launch.grid[0]);
+        check_passes(&g, "few queries", false);
+        a->window_right = 0;
+        a->bottom_right = true;
+        check_passes(&g, "few queries, causal from the bottom right", false);
+        a->window_left = 70;
+        for (int h = 0; h < 20; h++) te_store_f64(sinks, TE_F32, h, h == 1 ? -INFINITY : 0.5 * h - 1);
+        a->sinks = test_view(sinks, TE_F32, 1, &a->q.shape[1]);
+        check_passes(&g, "few queries, window and sinks", false);
+        a->window_left = -1;
+        a->bias = test_view(test_scratch(&cuda.exec, (size_t)cases[i].seq_kv * 4), TE_F32, 4, shape);
+        a->bias.stride[0] = a->bias.stride[1] = a->bias.stride[2] = 0;
+        for (int64_t j = 0; j < cases[i].seq_kv; j++)
+            te_store_f64(a->bias.data, TE_F32, j, j % 5 == 0 ? -INFINITY : test_uniform(&state, -1, 1));
+        if (i % 2) check_passes(&g, "few queries, bias", false);
+        for (int64_t j = 0; j < cases[i].seq_kv; j++) te_store_f64(a->bias.data, TE_F32, j, -INFINITY);
+        a->sinks = (te_view){0};
+        if (i == 3) check_passes(&g, "few queries that see nothing", false);
+        release(&g);
+    }
+    te_attention_grad g = problem(dtype, (extents){1, 2, 1, 1, 127, 64, 64});
+    for (int i = 0; i < 2; i++) {
+        g.forward.dropout = 0.5 * i;
+        CHECK(te_cuda_plan_attention(&cuda.exec, &plan, &g.forward) == TE_OK);
+        CHECK_MSG(strcmp(plan.calls[0].launch.name, "te_attention_mma") == 0, "%s", plan.calls[0].launch.name);
+        release(&g);
+        g = problem(dtype, (extents){1, 2, 1, 1, 300, 64, 64});
+    }
+    g.forward.dropout = 0.5;
+    check(&g, "one query with dropout");
     release(&g);
 }
 
@@ -227,6 +304,23 @@ static void check_hostile(void)
     release(&g);
     te_attention wrong = {0};
     CHECK(te_cuda_plan_attention(&cuda.exec, &plan, &wrong) == TE_ERROR_ARGUMENT);
+}
+
+/* Tiles keep 32 rows as long as shared memory that a device gives on request holds them. */
+static void check_tiles(void)
+{
+    te_attention_grad g = problem(TE_F32, (extents){1, 2, 1, 40, 70, 128, 128});
+    g.forward.window_right = 0;
+    CHECK(te_cuda_plan_attention(&cuda.exec, &plan, &g.forward) == TE_OK);
+    CHECK_MSG(plan.calls[0].kernel.vector == 32 && plan.calls[0].launch.shared > 48 << 10 &&
+                  plan.calls[0].launch.shared <= 96 << 10, "%u rows, %u bytes", plan.calls[0].kernel.vector,
+              plan.calls[0].launch.shared);
+    check(&g, "heads of 128 in float32");
+    release(&g);
+    g = problem(TE_F32, (extents){1, 1, 1, 70, 70, 6, 10}); /* rows end within a unit */
+    g.forward.dropout = 0.2;
+    check(&g, "heads of no whole units");
+    release(&g);
 }
 
 /* E4M3 operands: where exp or a sum differ in the last place a probability may be rounded to the next number. */
@@ -284,10 +378,13 @@ int main(void)
         check_masks(dtypes[i]);
         check_packed(dtypes[i]);
         check_bias_and_dropout(dtypes[i]);
+        check_dropout(dtypes[i]);
+        if (i > 0) check_decoding(dtypes[i]);
     }
     check_all_quantized();
     check_hostile();
     check_grids();
+    check_tiles();
     fprintf(stderr, "%d sources through NVRTC\n", cuda.nvrtc.compiled);
     test_exec_close(&cuda.exec);
     return TEST_END();

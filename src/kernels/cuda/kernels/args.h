@@ -99,14 +99,16 @@ typedef struct te_choose_args {
 
 /* q, k, v, out, lse, bias and gradients as in te_attention and te_attention_grad; an absent view has no data. */
 typedef struct te_attention_args {
-    te_cuda_bound  bound; /* backward: scratch holds rowsum(dout out) per query */
+    te_cuda_bound  bound; /* scratch: in backward rowsum(dout out) per query, in decoding what the splits found */
     te_cuda_view   q, k, v, out, lse, bias, dout, dq, dk, dv, dbias;
     const void    *sinks; /* float, double beside double; NULL: none */
     const int32_t *cu_q, *cu_kv;
     int64_t        n_seqs, tiles; /* tiles: blocks per head and sequence */
+    int64_t        splits, split_keys; /* in decoding, each of so many keys */
     int64_t        left, right, bottom_right;
-    int64_t        lse_wide, bias_dtype;
+    int64_t        lse_wide;
     double         scale, kept_scale; /* kept_scale: 1 / (1 - dropout) */
+    float          scale_f32, kept_scale_f32; /* the same, rounded */
     int64_t        dropout;           /* whether there is any */
     uint64_t       threshold, rng[4];
     const float   *factor[3];         /* of q, k and v where they are quantized */

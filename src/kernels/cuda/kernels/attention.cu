@@ -4,20 +4,42 @@
  * side that its mask reaches, with online softmax in forward (Dao et al., arXiv:2205.14135). In backward, dk and dv
  * have one owner and dq another, each of which computes the scores anew; so nothing is added from two places, and
  * gradients repeat to the bit. What a query does not see is never multiplied: a value that is not finite does not get
- * through.
+ * through. Threads hold parts of results in registers and read operands by 16 bytes, which serve several sums.
  */
 
-enum { TE_TILE = TE_VECTOR };
+enum {
+    TE_TILE = TE_VECTOR,
+    TE_UNIT = 16 / sizeof(te_real),                       /* numbers that shared memory gives at a time */
+    TE_ROWS = TE_TILE >= 32 ? 4 : TE_TILE >= 16 ? 2 : 1,  /* what a thread holds of a tile: that many rows ... */
+    TE_COLUMNS = TE_TILE >= 32 ? 2 : 1,                   /* ... and columns of scores, or units of results */
+    TE_WEIGHTS = TE_TILE >= TE_UNIT ? TE_UNIT : 1         /* that are loaded at a time */
+};
+typedef te_unit<te_real, TE_UNIT> te_numbers;
 
 /* --- memory ------------------------------------------------------------------------------------------------------ */
+
+/* Units of a row in shared memory, the last one filled up with zeros; and how far apart rows lie that lanes read side
+ * by side: an odd number of units, so that they lie in different banks. */
+TE_HD static inline int te_units(int64_t dim) { return ((int)dim + TE_UNIT - 1) / TE_UNIT; }
+TE_HD static inline int te_pitch(int64_t dim) { return (te_units(dim) | 1) * TE_UNIT; }
 
 /* Rows first … first + n of a head into shared memory, `pitch` apart. */
 __device__ static inline void te_load_rows(te_real *to, int pitch, const te_cuda_view &v, int64_t batch, int64_t head,
                                            int64_t first, int n, te_real scale)
 {
-    int dim = (int)v.shape[3];
-    for (int e = threadIdx.x; e < n * dim; e += TE_ATTENTION_THREADS)
-        to[e / dim * pitch + e % dim] = scale * te_from_a(te_row_of(v, batch, head, first + e / dim)[e % dim]);
+    const int   warps = TE_ATTENTION_THREADS / 32, most = (TE_TILE + warps - 1) / warps; /* rows of a warp */
+    int         dim = (int)v.shape[3], end = te_units(dim) * TE_UNIT, warp = threadIdx.x / 32;
+    const te_a *from = te_row_of(v, batch, head, first);
+#pragma unroll 1
+    for (int d = threadIdx.x % 32; d < end; d += 32) {
+        te_a x[most]; /* all on their way before the first is waited for */
+#pragma unroll
+        for (int k = 0; k < most; k++)
+            x[k] = d < dim && warp + k * warps < n ? from[(warp + k * warps) * v.stride[2] + d] : (te_a)0;
+#pragma unroll
+        for (int k = 0; k < most; k++)
+            if (warp + k * warps < n) to[(warp + k * warps) * pitch + d] = scale * te_from_a(x[k]);
+    }
 }
 
 __device__ static inline void te_clear(te_real *to, int n)
@@ -28,16 +50,173 @@ __device__ static inline void te_clear(te_real *to, int n)
 __device__ static inline void te_store_rows(const te_cuda_view &v, int64_t batch, int64_t head, int64_t first, int n,
                                             const te_real *from, te_real scale)
 {
-    int dim = (int)v.shape[3];
-    for (int e = threadIdx.x; e < n * dim; e += TE_ATTENTION_THREADS)
-        te_row_of(v, batch, head, first + e / dim)[e % dim] = te_as_a(scale * from[e]);
+    int dim = (int)v.shape[3], pitch = te_units(dim) * TE_UNIT;
+    for (int row = threadIdx.x / 32; row < n; row += TE_ATTENTION_THREADS / 32)
+#pragma unroll 1
+        for (int d = threadIdx.x % 32; d < dim; d += 32)
+            te_row_of(v, batch, head, first + row)[d] = te_as_a(scale * from[row * pitch + d]);
 }
 
-TE_HD static inline te_real te_dot(const te_real *x, const te_real *y, int n)
+/* Which of a tile's scores are kept: a byte for four keys of a row. */
+enum { TE_FOURS = (TE_TILE + 3) / 4 };
+__device__ static inline void te_draw_tile(uint8_t *kept, const te_attention_args &a, const te_sequence &s,
+                                           const te_dropout &z, int64_t head, int64_t query, int64_t key)
 {
-    te_real sum = 0;
-    for (int d = 0; d < n; d++) sum = TE_ATTENTION_FMA(x[d], y[d], sum);
-    return sum;
+    for (int e = threadIdx.x; a.dropout && e < TE_TILE * TE_FOURS; e += TE_ATTENTION_THREADS)
+        kept[e] = (uint8_t)te_kept_four(z, te_dropout_row(a, s, head, query + e / TE_FOURS) + key + e % TE_FOURS * 4);
+}
+
+TE_HD static inline bool te_kept_of(const uint8_t *kept, int row, int column)
+{
+    return kept[row * TE_FOURS + column / 4] >> column % 4 & 1;
+}
+
+/* --- products ---------------------------------------------------------------------------------------------------- */
+
+/* This thread's part of the scores of a tile: rows first_row + TE_TILE / TE_ROWS r, and columns likewise. */
+enum { TE_ROW_STEP = TE_TILE / TE_ROWS, TE_COLUMN_STEP = TE_TILE / TE_COLUMNS };
+struct te_part {
+    int row, column;
+};
+
+/* False: it has none. */
+__device__ static inline bool te_part_of(te_part *part)
+{
+    *part = {(int)threadIdx.x / TE_COLUMN_STEP, (int)threadIdx.x % TE_COLUMN_STEP};
+    return part->row < TE_ROW_STEP;
+}
+
+/* The products of its rows of x with its rows of y. */
+__device__ static inline void te_dots(te_real (&dot)[TE_ROWS][TE_COLUMNS], const te_real *x, const te_real *y,
+                                      int pitch, int units, const te_part &part)
+{
+#pragma unroll
+    for (int r = 0; r < TE_ROWS; r++)
+#pragma unroll
+        for (int c = 0; c < TE_COLUMNS; c++) dot[r][c] = 0;
+    x += part.row * pitch, y += part.column * pitch;
+#pragma unroll 2
+    for (int u = 0; u < units; u++) {
+        te_numbers p[TE_ROWS], q[TE_COLUMNS];
+#pragma unroll
+        for (int r = 0; r < TE_ROWS; r++)
+            p[r] = te_unit_load<te_real, TE_UNIT>(x + r * TE_ROW_STEP * pitch + u * TE_UNIT);
+#pragma unroll
+        for (int c = 0; c < TE_COLUMNS; c++)
+            q[c] = te_unit_load<te_real, TE_UNIT>(y + c * TE_COLUMN_STEP * pitch + u * TE_UNIT);
+#pragma unroll
+        for (int k = 0; k < TE_UNIT; k++)
+#pragma unroll
+            for (int r = 0; r < TE_ROWS; r++)
+#pragma unroll
+                for (int c = 0; c < TE_COLUMNS; c++)
+                    dot[r][c] = TE_ATTENTION_FMA(p[r].e[k], q[c].e[k], dot[r][c]);
+    }
+}
+
+/* Of a result in shared memory, TE_TILE rows of `units` units, what thread by thread is done: a unit of TE_ROWS
+ * rows. */
+#define TE_EACH_RESULT(row, unit, units)                                                                  \
+    for (int te_at = threadIdx.x, row, unit;                                                              \
+         te_at < TE_ROW_STEP * (units) && (row = te_at / (units) * TE_ROWS, unit = te_at % (units), true); \
+         te_at += TE_ATTENTION_THREADS)
+
+__device__ static inline void te_add_weighted(te_numbers &x, te_real weight, const te_numbers &y)
+{
+#pragma unroll
+    for (int k = 0; k < TE_UNIT; k++) x.e[k] = TE_ATTENTION_FMA(weight, y.e[k], x.e[k]);
+}
+
+/* Adds n rows of y to each row of x, with weights that lie along a row of the tile; only those within its span, unless
+ * all are. */
+template <bool ALL>
+__device__ static inline void te_weigh_along(te_numbers (&x)[TE_ROWS], const te_real *weights, const te_real *y,
+                                             int pitch, int n, const te_span (&span)[TE_ROWS])
+{
+    for (int j = 0; j < n; j += TE_WEIGHTS) {
+        te_unit<te_real, TE_WEIGHTS> w[TE_ROWS];
+#pragma unroll
+        for (int r = 0; r < TE_ROWS; r++) w[r] = te_unit_load<te_real, TE_WEIGHTS>(weights + r * TE_TILE + j);
+#pragma unroll
+        for (int k = 0; k < TE_WEIGHTS; k++) {
+            te_numbers from = te_unit_load<te_real, TE_UNIT>(y + (j + k) * pitch);
+#pragma unroll
+            for (int r = 0; r < TE_ROWS; r++)
+                if (ALL || te_in_span(span[r], j + k)) te_add_weighted(x[r], w[r].e[k], from);
+        }
+    }
+}
+
+/* The same with weights that lie across the rows of the tile, of which those without an lse are left out. */
+template <bool ALL>
+__device__ static inline void te_weigh_across(te_numbers (&x)[TE_ROWS], const te_real *weights, const te_real *y,
+                                              int pitch, int n, const te_span (&span)[TE_ROWS], const te_real *lse)
+{
+#pragma unroll 2
+    for (int i = 0; i < n; i++) {
+        te_unit<te_real, TE_ROWS> w = te_unit_load<te_real, TE_ROWS>(weights + i * TE_TILE);
+        te_numbers                from = te_unit_load<te_real, TE_UNIT>(y + i * pitch);
+#pragma unroll
+        for (int r = 0; r < TE_ROWS; r++)
+            if (ALL || (te_in_span(span[r], i) && lse[i] != TE_LOWEST)) te_add_weighted(x[r], w.e[r], from);
+    }
+}
+
+/* Keys of a tile of n that queries see from `query` on; rows beyond the last see none. Whether all see the whole
+ * tile. */
+__device__ static inline bool te_key_spans(te_span (&span)[TE_ROWS], const te_sequence &s, int64_t query, int rows,
+                                           int64_t key, int n)
+{
+    bool all = n == TE_TILE;
+#pragma unroll
+    for (int r = 0; r < TE_ROWS; r++) {
+        int from = (int)te_clamp(te_first_key(s, query + r) - key, 0, n);
+        int end = (int)te_clamp(te_end_key(s, query + r) - key, 0, n);
+        span[r] = te_span_between(from, end, r < rows ? n : 0);
+        all &= span[r].n == TE_TILE;
+    }
+    return all;
+}
+
+/* Likewise queries that see keys from `key` on. */
+__device__ static inline bool te_query_spans(te_span (&span)[TE_ROWS], const te_sequence &s, int64_t key, int keys,
+                                             int64_t query, int n)
+{
+    bool all = n == TE_TILE;
+#pragma unroll
+    for (int r = 0; r < TE_ROWS; r++) {
+        int from = (int)te_clamp(key + r - s.delta - s.right - query, 0, n);
+        int end = (int)te_clamp(key + r - s.delta + s.left + 1 - query, 0, n);
+        span[r] = te_span_between(from, end, r < keys ? n : 0);
+        all &= span[r].n == TE_TILE;
+    }
+    return all;
+}
+
+/* Adds the values of a tile to results of queries, which are brought to a new maximum before. */
+__device__ static inline void te_weigh_values(te_real *out, const te_real *p, const te_real *shrink, const te_real *v,
+                                              int pitch, int units, const te_sequence &s, int64_t query, int rows,
+                                              int64_t key, int n)
+{
+    TE_EACH_RESULT (i, unit, units) {
+        te_span    span[TE_ROWS];
+        te_numbers x[TE_ROWS];
+        te_real   *at = out + (i * units + unit) * TE_UNIT;
+        if (i >= rows) break;
+#pragma unroll
+        for (int r = 0; r < TE_ROWS; r++) {
+            x[r] = te_unit_load<te_real, TE_UNIT>(at + r * units * TE_UNIT);
+            te_real by = !shrink || i + r >= rows ? (te_real)1 : shrink[i + r];
+#pragma unroll
+            for (int k = 0; k < TE_UNIT; k++) x[r].e[k] *= by;
+        }
+        if (te_key_spans(span, s, query + i, rows - i, key, n))
+            te_weigh_along<true>(x, p + i * TE_TILE, v + unit * TE_UNIT, pitch, n, span);
+        else
+            te_weigh_along<false>(x, p + i * TE_TILE, v + unit * TE_UNIT, pitch, n, span);
+#pragma unroll
+        for (int r = 0; r < TE_ROWS; r++) te_unit_store<te_real, TE_UNIT>(at + r * units * TE_UNIT, x[r]);
+    }
 }
 
 /* --- forward ----------------------------------------------------------------------------------------------------- */
@@ -51,16 +230,17 @@ __device__ static inline te_real te_warp_max(te_real x)
     return x;
 }
 
-/* Scores of a row of the tile into weights relative to the new maximum, a warp per row. shrink: what brings the sums so
- * far to that maximum. */
-__device__ static inline void te_softmax_row(te_real *p, te_real *top, te_real *sum, te_real *shrink)
+/* Scores of a row of the tile into weights relative to the new maximum, a warp per row; where `kept` is given, weights
+ * of which the sum is made, and dropout after that. shrink: what brings the sums so far to that maximum. */
+__device__ static inline void te_softmax_row(const te_attention_args &a, te_real *p, te_real *top, te_real *sum,
+                                             te_real *shrink, const uint8_t *kept)
 {
     int     lane = threadIdx.x % 32;
     te_real score = lane < TE_TILE ? p[lane] : TE_LOWEST, before = *top, most = te_warp_max(score);
     te_real now = most > before ? most : before;
     te_real weight = TE_ATTENTION_EXP(score - (now == TE_LOWEST ? (te_real)0 : now));
     te_real total = te_warp_sum(weight), factor = before == TE_LOWEST ? (te_real)0 : TE_ATTENTION_EXP(before - now);
-    if (lane < TE_TILE) p[lane] = weight;
+    if (lane < TE_TILE) p[lane] = kept ? te_drop(a, te_kept_of(kept, 0, lane), weight) : weight;
     __syncwarp();
     if (lane == 0) {
         *top = now;
@@ -69,67 +249,88 @@ __device__ static inline void te_softmax_row(te_real *p, te_real *top, te_real *
     }
 }
 
-/* Four blocks of a processor, which shared memory allows: without a number the compiler takes 64 registers, and
+/* What the forward kernels hold in shared memory; p is [query][key]. */
+struct te_forward {
+    int      units, units_v, pitch;
+    te_real *q, *kv, *out, *p, *top, *sum, *shrink;
+    uint8_t *kept;
+};
+
+__device__ static inline te_forward te_forward_at(const te_attention_args &a, te_real *shared)
+{
+    te_forward f = {te_units(a.q.shape[3]), te_units(a.v.shape[3]), 0, shared, 0, 0, 0, 0, 0, 0, 0};
+    f.pitch = te_pitch(a.q.shape[3] > a.v.shape[3] ? a.q.shape[3] : a.v.shape[3]);
+    f.kv = f.q + TE_TILE * f.pitch;
+    f.out = f.kv + TE_TILE * f.pitch;
+    f.p = f.out + TE_TILE * f.units_v * TE_UNIT;
+    f.top = f.p + TE_TILE * TE_TILE;
+    f.sum = f.top + TE_TILE;
+    f.shrink = f.sum + TE_TILE;
+    f.kept = (uint8_t *)(f.shrink + TE_TILE);
+    return f;
+}
+
+/* Scores of the tile's rows against n keys in shared memory. */
+__device__ static inline void te_tile_scores(const te_attention_args &a, const te_forward &f, const te_sequence &s,
+                                             int64_t head, int64_t query, int rows, int64_t key, int n, te_real scale)
+{
+    te_part part;
+    te_real dot[TE_ROWS][TE_COLUMNS];
+    if (!te_part_of(&part)) return;
+    te_dots(dot, f.q, f.kv, f.pitch, f.units, part);
+#pragma unroll
+    for (int r = 0; r < TE_ROWS; r++)
+#pragma unroll
+        for (int c = 0; c < TE_COLUMNS; c++) {
+            int  i = part.row + r * TE_ROW_STEP, j = part.column + c * TE_COLUMN_STEP;
+            bool seen = i < rows && j < n && te_sees(s, query + i, key + j);
+            f.p[i * TE_TILE + j] =
+                seen ? scale * dot[r][c] + te_bias_at(a, s, head, query + i, key + j) : TE_LOWEST;
+        }
+}
+
+/* Four blocks of a processor, as far as shared memory allows: without a number the compiler takes 64 registers, and
  * spills. */
 extern "C" __global__ void __launch_bounds__(128, 4) te_attention(const __grid_constant__ te_attention_args a)
 {
     TE_DYNAMIC_SHARED(te_real, shared);
-    const int   dim = (int)a.q.shape[3], dim_v = (int)a.v.shape[3], pitch = (dim > dim_v ? dim : dim_v) + 1;
-    te_real    *q = shared, *kv = q + TE_TILE * pitch, *p = kv + TE_TILE * pitch, *out = p + TE_TILE * TE_TILE;
-    te_real    *top = out + TE_TILE * dim_v, *sum = top + TE_TILE, *shrink = sum + TE_TILE;
+    te_forward  f = te_forward_at(a, shared);
     te_block    block = te_block_of(a, a.q.shape[1]);
     int64_t     head = block.head, kv_head = block.kv_head;
     int64_t     first;
     te_sequence s = te_sequence_of(a, block, a.cu_q, TE_TILE, &first);
     if (first >= s.n_q) return;
     int rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
-    te_load_rows(q, pitch, a.q, s.batch, head, s.q_start + first, rows, (te_real)a.scale);
-    te_clear(out, TE_TILE * dim_v);
-    te_real sink = te_sink_of(a, head);
-    for (int i = threadIdx.x; i < TE_TILE; i += TE_ATTENTION_THREADS) top[i] = sink, sum[i] = te_sink_weight(sink);
+    te_load_rows(f.q, f.pitch, a.q, s.batch, head, s.q_start + first, rows, TE_ATTENTION_SCALE(a));
+    te_clear(f.out, TE_TILE * f.units_v * TE_UNIT);
+    te_dropout z = te_dropout_of(a);
+    te_real    sink = te_sink_of(a, head);
+    for (int i = threadIdx.x; i < TE_TILE; i += TE_ATTENTION_THREADS) f.top[i] = sink, f.sum[i] = te_sink_weight(sink);
     int64_t end = te_end_key(s, first + rows - 1);
     for (int64_t key = te_first_key(s, first) / TE_TILE * TE_TILE; key < end; key += TE_TILE) {
         int n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);
-        te_load_rows(kv, pitch, a.k, s.batch, kv_head, s.kv_start + key, n, 1);
+        te_load_rows(f.kv, f.pitch, a.k, s.batch, kv_head, s.kv_start + key, n, 1);
+        te_draw_tile(f.kept, a, s, z, head, first, key);
         __syncthreads();
-        for (int e = threadIdx.x; e < rows * TE_TILE; e += TE_ATTENTION_THREADS) {
-            int i = e / TE_TILE, j = e % TE_TILE;
-            p[e] = j < n && te_sees(s, first + i, key + j)
-                       ? te_dot(q + i * pitch, kv + j * pitch, dim) + te_bias_at(a, s, head, first + i, key + j)
-                       : TE_LOWEST;
-        }
+        te_tile_scores(a, f, s, head, first, rows, key, n, 1);
         __syncthreads();
-        te_load_rows(kv, pitch, a.v, s.batch, kv_head, s.kv_start + key, n, 1);
+        te_load_rows(f.kv, f.pitch, a.v, s.batch, kv_head, s.kv_start + key, n, 1);
         for (int i = threadIdx.x / 32; i < rows; i += TE_ATTENTION_THREADS / 32)
-            te_softmax_row(p + i * TE_TILE, top + i, sum + i, shrink + i);
+            te_softmax_row(a, f.p + i * TE_TILE, f.top + i, f.sum + i, f.shrink + i,
+                           a.dropout ? f.kept + i * TE_FOURS : 0);
         __syncthreads();
-        if (a.dropout) {
-            for (int e = threadIdx.x; e < rows * TE_TILE; e += TE_ATTENTION_THREADS)
-                p[e] = te_drop(a, s, head, first + e / TE_TILE, key + e % TE_TILE, p[e]);
-            __syncthreads();
-        }
-        for (int e = threadIdx.x; e < rows * dim_v; e += TE_ATTENTION_THREADS) {
-            int     i = e / dim_v, d = e % dim_v;
-            te_real x = out[e] * shrink[i];
-            int     low = (int)te_clamp(te_first_key(s, first + i) - key, 0, n);
-            int     high = (int)te_clamp(te_end_key(s, first + i) - key, 0, n);
-            for (int j = low; j < high; j++) x = TE_ATTENTION_FMA(p[i * TE_TILE + j], kv[j * pitch + d], x);
-            out[e] = x;
-        }
+        te_weigh_values(f.out, f.p, f.shrink, f.kv, f.pitch, f.units_v, s, first, rows, key, n);
         __syncthreads();
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < rows * dim_v; e += TE_ATTENTION_THREADS) {
-        int i = e / dim_v;
-        te_row_of(a.out, s.batch, head, s.q_start + first + i)[e % dim_v] =
-            te_as_a(sum[i] == 0 ? (te_real)0 : out[e] * ((te_real)1 / sum[i]));
+    for (int i = threadIdx.x / 32; i < rows; i += TE_ATTENTION_THREADS / 32) {
+        te_real factor = f.sum[i] == 0 ? (te_real)0 : (te_real)1 / f.sum[i];
+        te_a   *out = te_row_of(a.out, s.batch, head, s.q_start + first + i);
+        for (int d = threadIdx.x % 32; d < a.v.shape[3]; d += 32)
+            out[d] = te_as_a(f.sum[i] == 0 ? (te_real)0 : f.out[i * f.units_v * TE_UNIT + d] * factor);
     }
-    for (int i = threadIdx.x; a.lse.data && i < rows; i += TE_ATTENTION_THREADS) {
-        te_real lse = sum[i] == 0 ? TE_LOWEST : top[i] + TE_ATTENTION_LOG(sum[i]);
-        int64_t at = te_lse_offset(a, s, head, first + i);
-        if (a.lse_wide) ((double *)a.lse.data)[at] = (double)lse;
-        else ((float *)a.lse.data)[at] = (float)lse;
-    }
+    for (int i = threadIdx.x; a.lse.data && i < rows; i += TE_ATTENTION_THREADS)
+        te_store_lse(a, s, head, first + i, f.sum[i] == 0 ? TE_LOWEST : f.top[i] + TE_ATTENTION_LOG(f.sum[i]));
 }
 
 /* --- backward -----------------------------------------------------------------------------------------------------
@@ -141,28 +342,40 @@ extern "C" __global__ void __launch_bounds__(128, 4) te_attention(const __grid_c
 
 /* What both kernels hold in shared memory; p and ds are [query][key]. */
 struct te_backward {
-    int      dim, dim_v, pitch, pitch_v;
-    te_real *q, *k, *v, *dout, *p, *ds, *sum;
+    int      units, units_v, pitch, pitch_v;
+    te_real *q, *k, *v, *dout, *sum, *p, *ds, *lse, *d, *blind; /* blind: whether a query has no lse */
+    uint8_t *kept;
 };
 
 __device__ static inline te_backward te_backward_at(const te_attention_args &a, te_real *shared)
 {
-    te_backward b = {(int)a.q.shape[3], (int)a.v.shape[3], (int)a.q.shape[3] + 1, (int)a.v.shape[3] + 1,
-                     shared, 0, 0, 0, 0, 0, 0};
+    te_backward b = {te_units(a.q.shape[3]), te_units(a.v.shape[3]), te_pitch(a.q.shape[3]), te_pitch(a.v.shape[3]),
+                     shared, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     b.k = b.q + TE_TILE * b.pitch;
     b.v = b.k + TE_TILE * b.pitch;
     b.dout = b.v + TE_TILE * b.pitch_v;
-    b.p = b.dout + TE_TILE * b.pitch_v;
+    b.sum = b.dout + TE_TILE * b.pitch_v;
+    b.p = b.sum + TE_TILE * (b.units + b.units_v) * TE_UNIT;
     b.ds = b.p + TE_TILE * TE_TILE;
-    b.sum = b.ds + TE_TILE * TE_TILE;
+    b.lse = b.ds + TE_TILE * TE_TILE;
+    b.d = b.lse + TE_TILE;
+    b.kept = (uint8_t *)(b.d + TE_TILE);
+    b.blind = b.d + 3 * TE_TILE;
     return b;
 }
 
 __device__ static inline void te_load_queries(const te_attention_args &a, const te_backward &b, const te_sequence &s,
                                               int64_t head, int64_t query, int rows)
 {
-    te_load_rows(b.q, b.pitch, a.q, s.batch, head, s.q_start + query, rows, (te_real)a.scale);
+    te_load_rows(b.q, b.pitch, a.q, s.batch, head, s.q_start + query, rows, TE_ATTENTION_SCALE(a));
     te_load_rows(b.dout, b.pitch_v, a.dout, s.batch, head, s.q_start + query, rows, 1);
+    if (threadIdx.x >= 32) return;
+    const te_real *d = (const te_real *)a.bound.scratch + (s.batch * a.q.shape[1] + head) * a.q.shape[2] + s.q_start;
+    int            i = threadIdx.x;
+    te_real        lse = i < rows ? te_lse_at(a, s, head, query + i) : (te_real)0;
+    bool           blind = __any_sync(0xffffffffu, lse == TE_LOWEST);
+    if (i < rows) b.lse[i] = lse, b.d[i] = d[query + i];
+    if (i == 0) *b.blind = blind ? (te_real)1 : (te_real)0;
 }
 
 __device__ static inline void te_load_keys(const te_attention_args &a, const te_backward &b, const te_sequence &s,
@@ -172,29 +385,42 @@ __device__ static inline void te_load_keys(const te_attention_args &a, const te_
     te_load_rows(b.v, b.pitch_v, a.v, s.batch, kv_head, s.kv_start + key, n, 1);
 }
 
-/* P Z and dS of a tile; p < 0 marks what is not seen. */
+/* P Z and dS of a tile, and the gradient of its bias where `dbias` wants that; 0 where nothing is seen. */
 __device__ static inline void te_backward_scores(const te_attention_args &a, const te_backward &b, const te_sequence &s,
-                                                 int64_t head, int64_t query, int rows, int64_t key, int n)
+                                                 int64_t head, int64_t query, int rows, int64_t key, int n, bool dbias)
 {
-    const te_real *d = (const te_real *)a.bound.scratch + (s.batch * a.q.shape[1] + head) * a.q.shape[2] + s.q_start;
-    for (int e = threadIdx.x; e < rows * TE_TILE; e += TE_ATTENTION_THREADS) {
-        int     i = e / TE_TILE, j = e % TE_TILE;
-        te_real lse = te_lse_at(a, s, head, query + i);
-        b.p[e] = -1;
-        if (j >= n || lse == TE_LOWEST || !te_sees(s, query + i, key + j)) continue;
-        te_real score =
-            te_dot(b.q + i * b.pitch, b.k + j * b.pitch, b.dim) + te_bias_at(a, s, head, query + i, key + j);
-        te_real weight = TE_ATTENTION_EXP(score - lse),
-                dp = te_dot(b.dout + i * b.pitch_v, b.v + j * b.pitch_v, b.dim_v);
-        b.p[e] = te_drop(a, s, head, query + i, key + j, weight);
-        b.ds[e] = weight * (te_drop(a, s, head, query + i, key + j, dp) - d[query + i]);
-    }
+    te_part part;
+    te_real dot[TE_ROWS][TE_COLUMNS], dp[TE_ROWS][TE_COLUMNS];
+    if (!te_part_of(&part)) return;
+    te_dots(dot, b.q, b.k, b.pitch, b.units, part);
+    te_dots(dp, b.dout, b.v, b.pitch_v, b.units_v, part);
+#pragma unroll
+    for (int r = 0; r < TE_ROWS; r++)
+#pragma unroll
+        for (int c = 0; c < TE_COLUMNS; c++) {
+            int     i = part.row + r * TE_ROW_STEP, j = part.column + c * TE_COLUMN_STEP;
+            bool    seen = i < rows && j < n && te_sees(s, query + i, key + j);
+            te_real lse = i < rows ? b.lse[i] : TE_LOWEST, p = 0, ds = 0;
+            if (seen && lse != TE_LOWEST) {
+                bool    kept = !a.dropout || te_kept_of(b.kept, i, j);
+                te_real x = dp[r][c];
+                p = TE_ATTENTION_EXP(dot[r][c] + te_bias_at(a, s, head, query + i, key + j) - lse);
+                ds = p * ((a.dropout ? te_drop(a, kept, x) : x) - b.d[i]);
+                if (a.dropout) p = te_drop(a, kept, p);
+            }
+            b.p[i * TE_TILE + j] = p;
+            b.ds[i * TE_TILE + j] = ds;
+#if TE_HAS_BIAS
+            if (dbias && seen) te_dbias_row(a, s, head, query + i)[(key + j) * a.dbias.stride[3]] = ds;
+#endif
+        }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 4) te_attention_dq(const __grid_constant__ te_attention_args a)
+extern "C" __global__ void __launch_bounds__(128, 3) te_attention_dq(const __grid_constant__ te_attention_args a)
 {
     TE_DYNAMIC_SHARED(te_real, shared);
     te_backward b = te_backward_at(a, shared);
+    te_dropout  z = te_dropout_of(a);
     te_block    block = te_block_of(a, a.q.shape[1]);
     int64_t     head = block.head, kv_head = block.kv_head;
     int64_t     first;
@@ -202,35 +428,64 @@ extern "C" __global__ void __launch_bounds__(128, 4) te_attention_dq(const __gri
     if (first >= s.n_q) return;
     int rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
     te_load_queries(a, b, s, head, first, rows);
-    te_clear(b.sum, TE_TILE * b.dim);
+    te_clear(b.sum, TE_TILE * b.units * TE_UNIT);
     int64_t end = te_end_key(s, first + rows - 1);
     for (int64_t key = te_first_key(s, first) / TE_TILE * TE_TILE; key < end; key += TE_TILE) {
         int n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);
         te_load_keys(a, b, s, kv_head, key, n);
+        te_draw_tile(b.kept, a, s, z, head, first, key);
         __syncthreads();
-        te_backward_scores(a, b, s, head, first, rows, key, n);
+        te_backward_scores(a, b, s, head, first, rows, key, n, a.dbias.data != 0);
         __syncthreads();
-        for (int e = threadIdx.x; a.dbias.data && e < rows * TE_TILE; e += TE_ATTENTION_THREADS)
-            if (!(b.p[e] < 0)) te_store_dbias(a, s, head, first + e / TE_TILE, key + e % TE_TILE, b.ds[e]);
-        for (int e = threadIdx.x; e < rows * b.dim; e += TE_ATTENTION_THREADS) {
-            int     i = e / b.dim, d = e % b.dim;
-            te_real sum = b.sum[e];
-            for (int j = 0; j < n; j++)
-                if (!(b.p[i * TE_TILE + j] < 0))
-                    sum = TE_ATTENTION_FMA(b.ds[i * TE_TILE + j], b.k[j * b.pitch + d], sum);
-            b.sum[e] = sum;
+        TE_EACH_RESULT (i, unit, b.units) {
+            te_span    span[TE_ROWS];
+            te_numbers x[TE_ROWS];
+            te_real   *at = b.sum + (i * b.units + unit) * TE_UNIT;
+            if (i >= rows) break;
+            bool all = te_key_spans(span, s, first + i, rows - i, key, n);
+#pragma unroll
+            for (int r = 0; r < TE_ROWS; r++) {
+                if (i + r < rows && b.lse[i + r] == TE_LOWEST) span[r].n = 0, all = false;
+                x[r] = te_unit_load<te_real, TE_UNIT>(at + r * b.units * TE_UNIT);
+            }
+            if (all) te_weigh_along<true>(x, b.ds + i * TE_TILE, b.k + unit * TE_UNIT, b.pitch, n, span);
+            else te_weigh_along<false>(x, b.ds + i * TE_TILE, b.k + unit * TE_UNIT, b.pitch, n, span);
+#pragma unroll
+            for (int r = 0; r < TE_ROWS; r++) te_unit_store<te_real, TE_UNIT>(at + r * b.units * TE_UNIT, x[r]);
         }
         __syncthreads();
     }
     __syncthreads();
-    te_store_rows(a.dq, s.batch, head, s.q_start + first, rows, b.sum, (te_real)a.scale);
+    te_store_rows(a.dq, s.batch, head, s.q_start + first, rows, b.sum, TE_ATTENTION_SCALE(a));
 }
 
-extern "C" __global__ void __launch_bounds__(128, 4) te_attention_dkv(const __grid_constant__ te_attention_args a)
+/* Adds rows of queries, weighted, to the gradient of keys or values. */
+__device__ static inline void te_weigh_queries(const te_backward &b, te_real *sum, const te_real *weights,
+                                               const te_real *y, int pitch, int units, const te_sequence &s,
+                                               int64_t key, int keys, int64_t query, int rows)
+{
+    TE_EACH_RESULT (j, unit, units) {
+        te_span    span[TE_ROWS];
+        te_numbers x[TE_ROWS];
+        te_real   *at = sum + (j * units + unit) * TE_UNIT;
+        if (j >= keys) break;
+#pragma unroll
+        for (int r = 0; r < TE_ROWS; r++) x[r] = te_unit_load<te_real, TE_UNIT>(at + r * units * TE_UNIT);
+        if (te_query_spans(span, s, key + j, keys - j, query, rows) && *b.blind == 0)
+            te_weigh_across<true>(x, weights + j, y + unit * TE_UNIT, pitch, rows, span, b.lse);
+        else
+            te_weigh_across<false>(x, weights + j, y + unit * TE_UNIT, pitch, rows, span, b.lse);
+#pragma unroll
+        for (int r = 0; r < TE_ROWS; r++) te_unit_store<te_real, TE_UNIT>(at + r * units * TE_UNIT, x[r]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(128, 3) te_attention_dkv(const __grid_constant__ te_attention_args a)
 {
     TE_DYNAMIC_SHARED(te_real, shared);
     te_backward b = te_backward_at(a, shared);
-    te_real    *dk = b.sum, *dv = b.sum + TE_TILE * b.dim;
+    te_dropout  z = te_dropout_of(a);
+    te_real    *dk = b.sum, *dv = b.sum + TE_TILE * b.units * TE_UNIT;
     te_block    block = te_block_of(a, a.k.shape[1]);
     int64_t     kv_head = block.head, group = (uint32_t)a.q.shape[1] / (uint32_t)a.k.shape[1];
     int64_t     key;
@@ -239,30 +494,17 @@ extern "C" __global__ void __launch_bounds__(128, 4) te_attention_dkv(const __gr
     int     n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);
     int64_t first = te_clamp(key - s.delta - s.right, 0, s.n_q), end = te_clamp(key + n - s.delta + s.left, 0, s.n_q);
     te_load_keys(a, b, s, kv_head, key, n);
-    te_clear(b.sum, TE_TILE * (b.dim + b.dim_v));
+    te_clear(b.sum, TE_TILE * (b.units + b.units_v) * TE_UNIT);
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
         for (int64_t query = first / TE_TILE * TE_TILE; query < end; query += TE_TILE) {
             int rows = (int)(s.n_q - query < TE_TILE ? s.n_q - query : TE_TILE);
             te_load_queries(a, b, s, head, query, rows);
+            te_draw_tile(b.kept, a, s, z, head, query, key);
             __syncthreads();
-            te_backward_scores(a, b, s, head, query, rows, key, n);
+            te_backward_scores(a, b, s, head, query, rows, key, n, false);
             __syncthreads();
-            for (int e = threadIdx.x; e < n * b.dim; e += TE_ATTENTION_THREADS) {
-                int     j = e / b.dim, d = e % b.dim;
-                te_real sum = dk[e];
-                for (int i = 0; i < rows; i++)
-                    if (!(b.p[i * TE_TILE + j] < 0))
-                        sum = TE_ATTENTION_FMA(b.ds[i * TE_TILE + j], b.q[i * b.pitch + d], sum);
-                dk[e] = sum;
-            }
-            for (int e = threadIdx.x; e < n * b.dim_v; e += TE_ATTENTION_THREADS) {
-                int     j = e / b.dim_v, d = e % b.dim_v;
-                te_real sum = dv[e];
-                for (int i = 0; i < rows; i++)
-                    if (!(b.p[i * TE_TILE + j] < 0))
-                        sum = TE_ATTENTION_FMA(b.p[i * TE_TILE + j], b.dout[i * b.pitch_v + d], sum);
-                dv[e] = sum;
-            }
+            te_weigh_queries(b, dk, b.ds, b.q, b.pitch, b.units, s, key, n, query, rows);
+            te_weigh_queries(b, dv, b.p, b.dout, b.pitch_v, b.units_v, s, key, n, query, rows);
             __syncthreads();
         }
     }

@@ -8,10 +8,14 @@ enum { TE_ATTENTION_THREADS = 128 };
 #define TE_ATTENTION_EXP(x)       te_exp(x)
 #define TE_ATTENTION_LOG(x)       te_log(x)
 #define TE_ATTENTION_FMA(a, b, c) TE_FMA(a, b, c)
+#define TE_ATTENTION_SCALE(a)     ((a).scale_f32)
+#define TE_ATTENTION_KEPT(a)      ((a).kept_scale_f32)
 #else
 #define TE_ATTENTION_EXP(x)       exp(x)
 #define TE_ATTENTION_LOG(x)       log(x)
 #define TE_ATTENTION_FMA(a, b, c) TE_FMA64(a, b, c)
+#define TE_ATTENTION_SCALE(a)     ((a).scale)
+#define TE_ATTENTION_KEPT(a)      ((a).kept_scale)
 #endif
 #define TE_LOWEST (-(te_real)TE_INFINITY)
 
@@ -97,6 +101,24 @@ TE_HD static inline bool te_sees(const te_sequence &s, int64_t i, int64_t key)
     return key >= i + s.delta - s.left && key <= i + s.delta + s.right;
 }
 
+/* Columns of a tile that a row sees: first … first + n - 1. */
+struct te_span {
+    int      first;
+    unsigned n;
+};
+
+TE_HD static inline bool te_in_span(const te_span &span, int column)
+{
+    return (unsigned)(column - span.first) < span.n;
+}
+
+/* Of a tile's first `columns` columns those from `from` to `end` - 1. */
+TE_HD static inline te_span te_span_between(int from, int end, int columns)
+{
+    int first = from > 0 ? from : 0, behind = end < columns ? end : columns;
+    return {first, behind > first ? (unsigned)(behind - first) : 0u};
+}
+
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
 TE_HD static inline te_a *te_row_of(const te_cuda_view &v, int64_t batch, int64_t head, int64_t row)
@@ -106,35 +128,89 @@ TE_HD static inline te_a *te_row_of(const te_cuda_view &v, int64_t batch, int64_
 
 /* --- scores ------------------------------------------------------------------------------------------------------ */
 
+#if TE_HAS_BIAS
+/* Bias of a query at its sequence's first key; those of the next keys lie bias.stride[3] apart. */
+TE_HD static inline const te_c *te_bias_row(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i)
+{
+    return (const te_c *)a.bias.data + s.batch * a.bias.stride[0] + head * a.bias.stride[1] +
+           (s.q_start + i) * a.bias.stride[2] + s.kv_start * a.bias.stride[3];
+}
+
+/* Likewise the gradient of the bias, which is dS: stored by the kernels that make dq, which meet each pair once. */
+TE_HD static inline te_real *te_dbias_row(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i)
+{
+    return (te_real *)a.dbias.data + s.batch * a.dbias.stride[0] + head * a.dbias.stride[1] +
+           (s.q_start + i) * a.dbias.stride[2] + s.kv_start * a.dbias.stride[3];
+}
+#endif
+
 TE_HD static inline te_real te_bias_at(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i,
                                        int64_t key)
 {
-    if (!a.bias.data) return 0;
-    int64_t at = s.batch * a.bias.stride[0] + head * a.bias.stride[1] + (s.q_start + i) * a.bias.stride[2] +
-                 (s.kv_start + key) * a.bias.stride[3];
-    return (te_real)te_load_f64(a.bias.data, (te_dtype)a.bias_dtype, at);
+#if TE_HAS_BIAS
+    return te_from_c(te_bias_row(a, s, head, i)[key * a.bias.stride[3]]);
+#else
+    return 0;
+#endif
 }
 
-/* dS of a pair as the gradient of its bias, where that is wanted; by the kernels that make dq, which meet each pair
- * once. */
-TE_HD static inline void te_store_dbias(const te_attention_args &a, const te_sequence &s, int64_t head,
-                                        int64_t i, int64_t key, te_real ds)
+/* --- dropout ----------------------------------------------------------------------------------------------------- */
+
+/* What all draws of a kernel have in common, read once. */
+struct te_dropout {
+    te_rng   rng;
+    uint32_t threshold, all; /* all: the bits of four keys, or 0 where nothing is kept */
+};
+
+__device__ static inline te_dropout te_dropout_of(const te_attention_args &a)
 {
-    if (!a.dbias.data || i >= s.n_q || key >= s.n_kv || !te_sees(s, i, key)) return;
-    ((te_real *)a.dbias.data)[s.batch * a.dbias.stride[0] + head * a.dbias.stride[1] +
-                              (s.q_start + i) * a.dbias.stride[2] +
-                              (s.kv_start + key) * a.dbias.stride[3]] = ds;
+    const uint64_t *base = (const uint64_t *)a.rng[3];
+    te_dropout      z = {{a.rng[0], a.rng[1], a.rng[2], 0}, (uint32_t)a.threshold, a.threshold >> 32 ? 0u : 15u};
+    if (a.dropout && base) z.rng.seed = base[0], z.rng.offset += base[1];
+    return z;
+}
+
+/* The element whose word belongs to a query and its sequence's first key; those of the next keys follow. */
+__device__ static inline uint64_t te_dropout_row(const te_attention_args &a, const te_sequence &s, int64_t head,
+                                                 int64_t i)
+{
+    uint64_t row = (uint64_t)((s.batch * a.q.shape[1] + head) * a.q.shape[2] + s.q_start + i);
+    return row * (uint64_t)a.k.shape[2] + (uint64_t)s.kv_start;
+}
+
+/* Whether the first of four keys, when it is a multiple of 4, has the first word of a generator call in every row. */
+__device__ static inline bool te_dropout_aligned(const te_attention_args &a, const te_sequence &s)
+{
+    return ((a.k.shape[2] | s.kv_start) & 3) == 0;
+}
+
+/* Bits of the elements 4 group … 4 group + 3: whether each is kept. */
+__device__ static inline uint32_t te_kept_group(const te_dropout &z, uint64_t group)
+{
+    te_philox_words four = te_rng_group(z.rng, group);
+    uint32_t        kept = (uint32_t)(four.word[0] >= z.threshold) | (uint32_t)(four.word[1] >= z.threshold) << 1 |
+                    (uint32_t)(four.word[2] >= z.threshold) << 2 | (uint32_t)(four.word[3] >= z.threshold) << 3;
+    return kept & z.all;
+}
+
+/* Whether an element is kept. */
+__device__ static inline bool te_kept_one(const te_dropout &z, uint64_t element)
+{
+    return te_kept_group(z, element / 4) >> ((uint32_t)element & 3) & 1;
+}
+
+/* The same of any four neighbours. */
+__device__ static inline uint32_t te_kept_four(const te_dropout &z, uint64_t first)
+{
+    uint32_t at = (uint32_t)first & 3, kept = te_kept_group(z, first / 4);
+    if (at != 0) kept = (kept | te_kept_group(z, first / 4 + 1) << 4) >> at & 15;
+    return kept;
 }
 
 /* x with dropout: 0, or scaled up. */
-__device__ static inline te_real te_drop(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i,
-                                         int64_t key, te_real x)
+__device__ static inline te_real te_drop(const te_attention_args &a, bool kept, te_real x)
 {
-    if (!a.dropout) return x;
-    te_rng   rng = {a.rng[0], a.rng[1], a.rng[2], (const uint64_t *)a.rng[3]};
-    uint64_t row = (uint64_t)((s.batch * a.q.shape[1] + head) * a.q.shape[2] + s.q_start + i);
-    uint32_t word = te_unit_words<1>(rng, row * (uint64_t)a.k.shape[2] + (uint64_t)(s.kv_start + key)).e[0];
-    return word >= a.threshold ? x * (te_real)a.kept_scale : (te_real)0;
+    return kept ? x * TE_ATTENTION_KEPT(a) : (te_real)0;
 }
 
 TE_HD static inline int64_t te_lse_offset(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i)
@@ -146,6 +222,14 @@ TE_HD static inline te_real te_lse_at(const te_attention_args &a, const te_seque
 {
     int64_t at = te_lse_offset(a, s, head, i);
     return a.lse_wide ? (te_real)((const double *)a.lse.data)[at] : (te_real)((const float *)a.lse.data)[at];
+}
+
+TE_HD static inline void te_store_lse(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i,
+                                      te_real lse)
+{
+    int64_t at = te_lse_offset(a, s, head, i);
+    if (a.lse_wide) ((double *)a.lse.data)[at] = (double)lse;
+    else ((float *)a.lse.data)[at] = (float)lse;
 }
 
 /* --- row sums ---------------------------------------------------------------------------------------------------- */

@@ -11,20 +11,6 @@ TE_HD static inline te_real te_round_probability(te_real x)
     return (te_real)te_f8e4m3_to_f32(te_f32_to_f8e4m3((float)x));
 }
 
-/* Scores of the tile's rows against n keys in shared memory. */
-__device__ static inline void te_tile_scores(const te_attention_args &a, const te_sequence &s, int64_t head,
-                                             int64_t first, int rows, int64_t key, int n, const te_real *q,
-                                             const te_real *k, int pitch, te_real scale, te_real *p)
-{
-    for (int e = threadIdx.x; e < rows * TE_TILE; e += TE_ATTENTION_THREADS) {
-        int i = e / TE_TILE, j = e % TE_TILE;
-        p[e] = j < n && te_sees(s, first + i, key + j)
-                   ? scale * te_dot(q + i * pitch, k + j * pitch, (int)a.q.shape[3]) +
-                         te_bias_at(a, s, head, first + i, key + j)
-                   : TE_LOWEST;
-    }
-}
-
 /* lse; what exp(score - maximum) is multiplied by takes the place of the sums. */
 __device__ static inline void te_close_sums(const te_attention_args &a, const te_sequence &s, int64_t head,
                                             int64_t first, int rows, const te_real *top, te_real *sum)
@@ -32,9 +18,7 @@ __device__ static inline void te_close_sums(const te_attention_args &a, const te
     for (int i = threadIdx.x; i < rows; i += TE_ATTENTION_THREADS) {
         if (a.lse.data) {
             te_real lse = sum[i] == 0 ? TE_LOWEST : top[i] + TE_ATTENTION_LOG(sum[i]);
-            int64_t at = te_lse_offset(a, s, head, first + i);
-            if (a.lse_wide) ((double *)a.lse.data)[at] = (double)lse;
-            else ((float *)a.lse.data)[at] = (float)lse;
+            te_store_lse(a, s, head, first + i, lse);
         }
         sum[i] = sum[i] == 0 ? (te_real)0 : (te_real)448 / sum[i];
     }
@@ -43,9 +27,7 @@ __device__ static inline void te_close_sums(const te_attention_args &a, const te
 extern "C" __global__ void __launch_bounds__(128) te_attention_rounded(const __grid_constant__ te_attention_args a)
 {
     TE_DYNAMIC_SHARED(te_real, shared);
-    const int   dim = (int)a.q.shape[3], dim_v = (int)a.v.shape[3], pitch = (dim > dim_v ? dim : dim_v) + 1;
-    te_real    *q = shared, *kv = q + TE_TILE * pitch, *p = kv + TE_TILE * pitch, *out = p + TE_TILE * TE_TILE;
-    te_real    *top = out + TE_TILE * dim_v, *sum = top + TE_TILE, *shrink = sum + TE_TILE;
+    te_forward  f = te_forward_at(a, shared);
     te_block    block = te_block_of(a, a.q.shape[1]);
     int64_t     head = block.head, kv_head = block.kv_head;
     int64_t     first;
@@ -54,49 +36,45 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_rounded(const __g
     int     rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
     te_real scale = (te_real)(a.scale * (double)*a.factor[0] * (double)*a.factor[1]);
     te_real times = (te_real)((a.codes ? 1.0 : (double)*a.factor[2]) / 448 * (a.dropout ? a.kept_scale : 1.0));
-    te_load_rows(q, pitch, a.q, s.batch, head, s.q_start + first, rows, 1);
-    te_clear(out, TE_TILE * dim_v);
-    te_real sink = te_sink_of(a, head);
-    for (int i = threadIdx.x; i < TE_TILE; i += TE_ATTENTION_THREADS) top[i] = sink, sum[i] = te_sink_weight(sink);
+    te_load_rows(f.q, f.pitch, a.q, s.batch, head, s.q_start + first, rows, 1);
+    te_clear(f.out, TE_TILE * f.units_v * TE_UNIT);
+    te_dropout z = te_dropout_of(a);
+    te_real    sink = te_sink_of(a, head);
+    for (int i = threadIdx.x; i < TE_TILE; i += TE_ATTENTION_THREADS) f.top[i] = sink, f.sum[i] = te_sink_weight(sink);
     int64_t end = te_end_key(s, first + rows - 1);
     for (int walk = 0; walk < 2; walk++) {
         for (int64_t key = te_first_key(s, first) / TE_TILE * TE_TILE; key < end; key += TE_TILE) {
             int n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);
-            te_load_rows(kv, pitch, a.k, s.batch, kv_head, s.kv_start + key, n, 1);
+            te_load_rows(f.kv, f.pitch, a.k, s.batch, kv_head, s.kv_start + key, n, 1);
+            if (walk == 1) te_draw_tile(f.kept, a, s, z, head, first, key);
             __syncthreads();
-            te_tile_scores(a, s, head, first, rows, key, n, q, kv, pitch, scale, p);
+            te_tile_scores(a, f, s, head, first, rows, key, n, scale);
             __syncthreads();
             if (walk == 0) {
                 for (int i = threadIdx.x / 32; i < rows; i += TE_ATTENTION_THREADS / 32)
-                    te_softmax_row(p + i * TE_TILE, top + i, sum + i, shrink + i);
+                    te_softmax_row(a, f.p + i * TE_TILE, f.top + i, f.sum + i, f.shrink + i, 0);
                 __syncthreads();
                 continue;
             }
-            te_load_rows(kv, pitch, a.v, s.batch, kv_head, s.kv_start + key, n, 1);
+            te_load_rows(f.kv, f.pitch, a.v, s.batch, kv_head, s.kv_start + key, n, 1);
             for (int e = threadIdx.x; e < rows * TE_TILE; e += TE_ATTENTION_THREADS) {
                 int     i = e / TE_TILE;
-                te_real most = top[i] == TE_LOWEST ? (te_real)0 : top[i];
-                te_real kept = te_drop(a, s, head, first + i, key + e % TE_TILE, 1);
-                p[e] = kept != 0 ? te_round_probability(TE_ATTENTION_EXP(p[e] - most) * sum[i]) : (te_real)0;
+                te_real most = f.top[i] == TE_LOWEST ? (te_real)0 : f.top[i];
+                bool    kept = !a.dropout || te_kept_of(f.kept, i, e % TE_TILE);
+                f.p[e] = kept ? te_round_probability(TE_ATTENTION_EXP(f.p[e] - most) * f.sum[i]) : (te_real)0;
             }
             __syncthreads();
-            for (int e = threadIdx.x; e < rows * dim_v; e += TE_ATTENTION_THREADS) {
-                int i = e / dim_v, d = e % dim_v;
-                int low = (int)te_clamp(te_first_key(s, first + i) - key, 0, n);
-                int high = (int)te_clamp(te_end_key(s, first + i) - key, 0, n);
-                te_real x = out[e];
-                for (int j = low; j < high; j++) x = TE_ATTENTION_FMA(p[i * TE_TILE + j], kv[j * pitch + d], x);
-                out[e] = x;
-            }
+            te_weigh_values(f.out, f.p, 0, f.kv, f.pitch, f.units_v, s, first, rows, key, n);
             __syncthreads();
         }
         __syncthreads();
-        if (walk == 0) te_close_sums(a, s, head, first, rows, top, sum);
+        if (walk == 0) te_close_sums(a, s, head, first, rows, f.top, f.sum);
         __syncthreads();
     }
-    for (int e = threadIdx.x; e < rows * dim_v; e += TE_ATTENTION_THREADS) {
+    for (int i = threadIdx.x / 32; i < rows; i += TE_ATTENTION_THREADS / 32) {
         te_b *row = (te_b *)a.out.data + s.batch * a.out.stride[0] + head * a.out.stride[1] +
-                    (s.q_start + first + e / dim_v) * a.out.stride[2];
-        row[e % dim_v] = te_as_b(times * out[e]);
+                    (s.q_start + first + i) * a.out.stride[2];
+        for (int d = threadIdx.x % 32; d < a.v.shape[3]; d += 32)
+            row[d] = te_as_b(times * f.out[i * f.units_v * TE_UNIT + d]);
     }
 }

@@ -5,7 +5,8 @@
 
 extern const char te_cuda_program_prelude[], te_cuda_hand_device[], te_cuda_hand_index[], te_cuda_hand_select[],
     te_cuda_hand_attention_common[], te_cuda_hand_attention[], te_cuda_hand_attention_mma[],
-    te_cuda_hand_attention_rounded[], te_cuda_hand_quantize[], te_cuda_hand_routes[]; /* made by the build */
+    te_cuda_hand_attention_mma_passes[], te_cuda_hand_attention_mma_decode[], te_cuda_hand_attention_rounded[],
+    te_cuda_hand_quantize[], te_cuda_hand_routes[]; /* made by the build */
 
 /* --- views ------------------------------------------------------------------------------------------------------- */
 
@@ -111,12 +112,18 @@ te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out)
     te_text_write(out, te_cuda_hand_device, strlen(te_cuda_hand_device));
     write_type(out, 'a', (te_dtype)kernel->dtype[0]);
     write_type(out, 'b', (te_dtype)kernel->dtype[1]);
+    te_text_print(out, "#define TE_HAS_BIAS %d\n", kernel->bias > 0);
+    if (kernel->bias) write_type(out, 'c', (te_dtype)(kernel->bias - 1));
     te_text_write(out, files[kernel->file], strlen(files[kernel->file]));
     if (kernel->file == TE_CUDA_FILE_ATTENTION) {
-        const char *kernels = kernel->dim[0] ? te_cuda_hand_attention_mma : te_cuda_hand_attention;
-        te_text_write(out, kernels, strlen(kernels));
-        if (kernel->dtype[0] == TE_F8E4M3)
-            te_text_write(out, te_cuda_hand_attention_rounded, strlen(te_cuda_hand_attention_rounded));
+        const char *parts[2] = {te_cuda_hand_attention, ""};
+        if (kernel->dim[0]) {
+            parts[0] = te_cuda_hand_attention_mma;
+            parts[1] = kernel->decode ? te_cuda_hand_attention_mma_decode : te_cuda_hand_attention_mma_passes;
+        } else if (kernel->dtype[0] == TE_F8E4M3) {
+            parts[1] = te_cuda_hand_attention_rounded;
+        }
+        for (int i = 0; i < 2; i++) te_text_write(out, parts[i], strlen(parts[i]));
     }
     return out->failed ? TE_ERROR_MEMORY : TE_OK;
 }

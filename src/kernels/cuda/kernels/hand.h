@@ -35,6 +35,8 @@ typedef struct te_cuda_kernel {
     uint8_t  dtype[2]; /* te_a and te_b */
     uint16_t vector;   /* INDEX: elements of a unit; ATTENTION: rows of a tile, on tensor cores elements of a unit */
     uint16_t dim[2];   /* ATTENTION on tensor cores: head sizes rounded up to 16, else 0 */
+    uint8_t  bias;     /* ATTENTION: 1 + the dtype of a bias, 0: there is none */
+    uint8_t  decode;   /* ATTENTION on tensor cores: the kernels for few queries */
 } te_cuda_kernel;
 
 typedef struct te_cuda_call {

@@ -3,7 +3,13 @@
 
 #include "kernels/philox.h"
 
-enum { THREADS = 128, SHARED_BYTES = 48 << 10, ROWS_PER_BLOCK = 4, MMA_ROWS = 64, MMA_MAX_DIM = 128 };
+enum {
+    THREADS = 128,
+    SHARED_BYTES = 96 << 10, /* that every device has for a block which asks for them */
+    ROWS_PER_BLOCK = 4,
+    MMA_ROWS = 64,
+    MMA_MAX_DIM = 128
+};
 
 /* --- arguments --------------------------------------------------------------------------------------------------- */
 
@@ -18,9 +24,10 @@ static te_attention_args args_for(const te_attention *a)
     args.left = a->window_left < 0 || a->window_left > open ? open : a->window_left;
     args.right = a->window_right < 0 || a->window_right > open ? open : a->window_right;
     args.lse_wide = a->lse.dtype == TE_F64;
-    args.bias_dtype = a->bias.dtype;
     args.dropout = a->dropout > 0;
     args.kept_scale = a->dropout < 1 ? 1 / (1 - a->dropout) : 0;
+    args.scale_f32 = (float)args.scale;
+    args.kept_scale_f32 = (float)args.kept_scale;
     args.threshold = te_rng_threshold(a->dropout);
     args.rng[0] = a->rng.seed;
     args.rng[1] = a->rng.stream;
@@ -49,12 +56,14 @@ static te_status count_blocks(te_exec *exec, const te_attention *a, int64_t tile
     return TE_OK;
 }
 
-/* Numbers in shared memory for tiles of that many rows: see te_attention and te_backward_at. */
+/* Numbers in shared memory for tiles of that many rows: see te_forward_at and te_backward_at. Rows are of whole units
+ * of 16 bytes, and where they are read side by side of an odd number. */
 static int64_t shared_numbers(const te_attention *a, int64_t tile, bool backward)
 {
-    int64_t dim = a->q.shape[3], dim_v = a->v.shape[3], pitch = (dim > dim_v ? dim : dim_v) + 1;
-    if (backward) return tile * (2 * (dim + 1) + 2 * (dim_v + 1) + 2 * tile + dim + dim_v);
-    return tile * (2 * pitch + tile + dim_v + 3);
+    int64_t unit = a->q.dtype == TE_F64 ? 2 : 4, dim = (a->q.shape[3] + unit - 1) / unit,
+            dim_v = (a->v.shape[3] + unit - 1) / unit, pitch = (dim | 1) * unit, pitch_v = (dim_v | 1) * unit;
+    if (backward) return tile * (2 * pitch + 2 * pitch_v + (dim + dim_v) * unit + 2 * tile + 4) + 1;
+    return tile * (2 * (pitch > pitch_v ? pitch : pitch_v) + dim_v * unit + tile + 5);
 }
 
 static int tile_rows(const te_attention *a, bool backward)
@@ -86,15 +95,24 @@ static int unit_of(const te_view *const *views, int n)
     return unit;
 }
 
+static uint8_t bias_of(const te_attention *a)
+{
+    return te_view_present(&a->bias) ? (uint8_t)(1 + a->bias.dtype) : 0;
+}
+
 /* g: NULL in forward. */
 static te_cuda_kernel kernel_for(const te_attention *a, const te_attention_grad *g)
 {
-    te_cuda_kernel kernel = {.file = TE_CUDA_FILE_ATTENTION, .wide = a->q.dtype == TE_F64};
-    const te_view *views[4] = {&a->q, &a->k, &a->v, g ? &g->dout : NULL};
+    te_cuda_kernel kernel = {.file = TE_CUDA_FILE_ATTENTION, .wide = a->q.dtype == TE_F64, .bias = bias_of(a)};
+    const te_view *forward[] = {&a->q, &a->k, &a->v, &a->out};
     kernel.dtype[0] = kernel.dtype[1] = (uint8_t)a->q.dtype;
     kernel.vector = (uint16_t)tile_rows(a, g != NULL);
     if (!uses_mma(a)) return kernel;
-    kernel.vector = (uint16_t)unit_of(views, g ? 4 : 3);
+    kernel.vector = (uint16_t)unit_of(forward, 4);
+    if (g) {
+        const te_view *backward[] = {&a->q, &a->k, &a->v, &g->dout, &g->dq, &g->dk, &g->dv};
+        kernel.vector = (uint16_t)unit_of(backward, 7);
+    }
     kernel.dim[0] = (uint16_t)((a->q.shape[3] + 15) / 16 * 16);
     kernel.dim[1] = (uint16_t)((a->v.shape[3] + 15) / 16 * 16);
     return kernel;
@@ -115,6 +133,57 @@ static te_status add_call(te_exec *exec, te_cuda_plan *plan, const char *name, c
                                           THREADS, args, sizeof *args);
     call->kernel = kernel;
     if (!kernel.dim[0]) call->launch.shared = (uint32_t)(shared_numbers(a, tile, g != NULL) * (kernel.wide ? 8 : 4));
+    return TE_OK;
+}
+
+/* --- few queries ------------------------------------------------------------------------------------------------- */
+
+enum {
+    DECODE_ROWS = 16,    /* of a tile, and the most queries */
+    DECODE_STEP = 64,    /* keys of a block at a time */
+    DECODE_KEYS = 256,   /* at least, of a split */
+    DECODE_SPLITS = 64,  /* at most */
+    DECODE_BLOCKS = 512, /* that fill any device */
+};
+
+/* Few queries, as in generation, leave most rows of a tile empty and most of a device idle: unless there are few keys,
+ * too, these are split among blocks. */
+static bool decodes(const te_attention *a)
+{
+    return uses_mma(a) && !a->cu_seqlens_q && a->dropout == 0 && a->q.shape[2] <= DECODE_ROWS &&
+           a->k.shape[2] >= 2 * DECODE_STEP;
+}
+
+static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+
+/* Splits of the keys that are seen; from shapes and the mask alone, so that sums have one order on every device. */
+static void split_keys(const te_attention *a, te_attention_args *args)
+{
+    int64_t n_q = a->q.shape[2], n_kv = a->k.shape[2], delta = a->bottom_right ? n_kv - n_q : 0;
+    int64_t first = clamp(delta - args->left, 0, n_kv) / DECODE_STEP * DECODE_STEP;
+    int64_t keys = clamp(clamp(n_q + delta + args->right, 0, n_kv) - first, 1, n_kv);
+    int64_t rows = a->q.shape[1] / a->k.shape[1] * n_q, most = (keys + DECODE_KEYS - 1) / DECODE_KEYS;
+    args->tiles = (rows + DECODE_ROWS - 1) / DECODE_ROWS;
+    int64_t others = a->q.shape[0] * a->k.shape[1] * args->tiles;
+    int64_t splits = clamp((DECODE_BLOCKS + others - 1) / others, 1, most < DECODE_SPLITS ? most : DECODE_SPLITS);
+    args->split_keys = ((keys + splits - 1) / splits + DECODE_STEP - 1) / DECODE_STEP * DECODE_STEP;
+    args->splits = (keys + args->split_keys - 1) / args->split_keys;
+}
+
+static te_status plan_decode(te_exec *exec, te_cuda_plan *plan, const te_attention *a, te_attention_args *args)
+{
+    int64_t rows = a->q.shape[0] * a->q.shape[1] * a->q.shape[2], blocks = 0;
+    split_keys(a, args);
+    te_status status = count_blocks(exec, a, args->tiles * args->splits, a->k.shape[1], &blocks);
+    if (status != TE_OK) return status;
+    plan->scratch_bytes = (size_t)(rows * args->splits * (2 + a->v.shape[3])) * sizeof(float);
+    te_cuda_kernel kernel = kernel_for(a, NULL);
+    int64_t        merging = (rows + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK;
+    kernel.decode = 1;
+    te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_decode", blocks, THREADS, args, sizeof *args)->kernel =
+        kernel;
+    te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_decoded", merging, THREADS, args,
+                     sizeof *args)->kernel = kernel;
     return TE_OK;
 }
 
@@ -155,7 +224,7 @@ static te_status plan_quantized(te_exec *exec, te_cuda_plan *plan, const te_atte
     te_cuda_call *call =
         te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rounded", blocks, THREADS, &args, sizeof args);
     call->kernel = (te_cuda_kernel){.file = TE_CUDA_FILE_ATTENTION, .dtype = {TE_F8E4M3, (uint8_t)a->out.dtype},
-                                    .vector = (uint16_t)tile};
+                                    .vector = (uint16_t)tile, .bias = bias_of(a)};
     call->launch.shared = (uint32_t)(shared_numbers(a, tile, false) * 4);
     return TE_OK;
 }
@@ -169,6 +238,7 @@ te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_att
     te_status status = te_check_attention(exec, "attention", a);
     if (status != TE_OK || a->q.shape[0] * a->q.shape[1] * a->q.shape[2] == 0) return status;
     te_attention_args args = args_for(a);
+    if (decodes(a)) return plan_decode(exec, plan, a, &args);
     return add_call(exec, plan, "te_attention", "te_attention_mma", &args, a->q.shape[2], a->q.shape[1], a, NULL);
 }
 
@@ -187,6 +257,8 @@ static te_status check_gradients(te_exec *exec, const te_attention_grad *g)
                                 names[i], te_describe_view(like[i]).text);
     const te_view *b = &g->dbias, *q = &g->forward.q;
     int64_t        scores[4] = {q->shape[0], q->shape[1], q->shape[2], g->forward.k.shape[2]};
+    if (te_view_present(b) && !te_view_present(&g->forward.bias))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention backward: dbias of scores without a bias");
     if (te_view_present(b) && (!te_view_has_shape(b, 4, scores) || b->dtype != (q->dtype == TE_F64 ? TE_F64 : TE_F32)))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "attention backward: dbias %s %s does not fit the scores",
                             te_dtype_name(b->dtype), te_describe_view(b).text);

@@ -33,6 +33,9 @@ file(GLOB TE_CORE_SOURCES CONFIGURE_DEPENDS
 set_source_files_properties(${TE_CORE_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_NOTHING_THROWN}")
 set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/program_f64.c PROPERTIES COMPILE_OPTIONS
   "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
+# Its loops say which of them are to be vectors.
+set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/program_whole.c PROPERTIES COMPILE_OPTIONS
+  "${TE_NOTHING_THROWN}")
 if(TE_FORETELL)
   file(GLOB sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c)
   set_property(SOURCE ${sources} APPEND PROPERTY

@@ -64,7 +64,8 @@ describe("te.cross_entropy", function()
             for _, a in ipairs { 0, 0.25 } do
                 local losses = {}
                 for i, row in ipairs(LOGITS) do losses[i] = cross(row, smooth(P[i], a), weight or nil) end
-                local opts = { label_smoothing = a, weight = weight and te.tensor(weight, { dtype = "float64" }) or nil }
+                local opts = { label_smoothing = a }
+                if weight then opts.weight = te.tensor(weight, { dtype = "float64" }) end
                 each_reduction(losses, 3, function(reduction)
                     opts.reduction = reduction
                     return te.cross_entropy(logits, te.tensor(P, { dtype = "float64" }), opts)

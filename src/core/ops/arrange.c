@@ -157,29 +157,41 @@ static te_tensor *dim_last(te_tensor *t, int dim)
     return apart(t, t->ndim, shape, stride);
 }
 
+static te_tensor *order_by_kernel(te_call *call, te_tensor *x, int dim, bool descending)
+{
+    te_exec *exec = te_call_exec(call, x);
+    te_tensor *order = te_tensor_new(call->ctx, x->storage->device, TE_I64, x->ndim, x->shape);
+    te_tensor *rows = order ? dim_last(x, dim) : NULL, *to = rows ? dim_last(order, dim) : NULL;
+    te_status status = to ? TE_OK : call->ctx->status;
+    if (to) {
+        te_view src = te_tensor_view(rows), indices = te_tensor_view(to);
+        status = te_call_kernel(call, exec, exec->backend->sort(exec, &indices, &src, descending));
+    }
+    te_tensor_release(rows);
+    te_tensor_release(to);
+    if (status == TE_OK) return order;
+    te_tensor_release(order);
+    return NULL;
+}
+
+enum { LONGEST_BY_CHOICE = 4096 }; /* the time for which grows with the square */
+
 /* Positions of the elements in order along attribute 0; attribute 1: descending. */
 static te_tensor *order_of(te_call *call, int *dim)
 {
-    te_tensor *x = call->in[0];
-    bool descending = call->attr[1].number != 0;
-    te_exec *exec = te_call_exec(call, x);
+    te_tensor *x = call->in[0], *order = NULL;
+    bool descending = call->attr[1].number != 0, sorts = te_call_exec(call, x)->backend->sort != NULL;
     if ((*dim = dim_of(call, (int64_t)call->attr[0].number, x)) < 0) return NULL;
-    te_tensor *plain = apart(x, 0, NULL, NULL), *order = NULL;
-    if (plain && !exec->backend->sort) {
+    te_tensor *plain = apart(x, 0, NULL, NULL);
+    if (plain && !sorts && x->shape[*dim] <= LONGEST_BY_CHOICE) {
         order = order_by_choice(call->ctx, plain, *dim, descending);
-    } else if (plain && (order = te_tensor_new(call->ctx, x->storage->device, TE_I64, x->ndim, x->shape))) {
-        te_tensor *rows = dim_last(plain, *dim), *to = rows ? dim_last(order, *dim) : NULL;
-        te_status status = to ? TE_OK : call->ctx->status;
-        if (to) {
-            te_view src = te_tensor_view(rows), indices = te_tensor_view(to);
-            status = te_call_kernel(call, exec, exec->backend->sort(exec, &indices, &src, descending));
-        }
-        te_tensor_release(rows);
-        te_tensor_release(to);
-        if (status != TE_OK) {
-            te_tensor_release(order);
-            order = NULL;
-        }
+    } else if (plain) {
+        te_device *host = te_context_device(call->ctx, "cpu");
+        te_tensor *near = sorts ? te_tensor_retain(plain) : te_tensor_on_device(plain, host);
+        te_tensor *found = near ? order_by_kernel(call, near, *dim, descending) : NULL;
+        order = found ? te_tensor_on_device(found, x->storage->device) : NULL;
+        te_tensor_release(found);
+        te_tensor_release(near);
     }
     te_tensor_release(plain);
     return order;
@@ -414,7 +426,7 @@ const te_op_def te_ops_arrange[] = {
      .forward = index_add_forward},
     {.signature = "sort(x, dim: dim = -1, descending: bool = false)",
      .doc = "The values along dim in ascending order, and their positions (from 0, int64). Equal ones stay in order, "
-            "NaN is the largest.",
+            "NaN is the largest. Rows of more than 4096 on a GPU are sorted by the host.",
      .flags = TE_OP_METHOD,
      .outputs = "values indices",
      .forward = sort_forward},

@@ -245,3 +245,54 @@ describe("tensors like others", function()
         assert.error_matches(function() return (te.randperm(-1)) end, "te.randperm: n: -1 is no size", 1, true)
     end)
 end)
+
+describe("on a device that records graphs", function()
+    local devices, reason = te.devices()
+    if not devices[2] then
+        pending(reason)
+        return
+    end
+
+    local function graph(fn, x) return te.graph(fn, { x:to "cuda" }, { device = "cuda", warmup = 1 }) end
+
+    it("arrangements whose sizes are known are part of a graph", function()
+        local function arranged(x)
+            local values, indices = te.sort(x)
+            return te.roll(te.flip(te.pad(values, { 1, 0 }), 1), 2, 1), indices,
+                te.index_add(x, 2, indices:select(1, 1), x * x)
+        end
+        local run = graph(arranged, te.rand { 3, 4 })
+        for _ = 1, 3 do
+            local x = te.rand({ 3, 3 }, { device = "cpu" })
+            local given = te.cat({ x, te.full({ 3, 1 }, 0, { device = "cpu" }) }, 2) -- the smallest is the last one
+            local found, expected = { run(given) }, { arranged(given) }
+            for i = 1, 3 do assert.same(expected[i]:totable(), found[i]:totable()) end
+        end
+        local drawn = graph(function(x) return te.randperm(50), x end, te.ones { 1 })
+        local seen = {}
+        for i = 1, 4 do
+            local list = drawn(te.ones { 1 }):totable()
+            seen[i] = table.concat(list, " ")
+            table.sort(list)
+            for k = 1, 50 do assert.equal(k - 1, list[k]) end
+        end
+        assert.is_true(seen[3] ~= seen[4] and seen[2] ~= seen[3])
+    end)
+
+    it("what the host reads says so", function()
+        for name, fn in pairs {
+            ["te.nonzero: the mask is read by the host: .*a copy to the host cannot be part of a graph"] = te.nonzero,
+            ["te.masked_select: the mask is read by the host"] = function(x)
+                return te.masked_select(x, te.gt(x, 0))
+            end,
+            ["te.argsort: long rows are sorted by the host: .*cannot be part of a graph"] = function(x)
+                return te.argsort(te.cat({ x, te.zeros { 5000 } }, 1))
+            end,
+        } do
+            local run = graph(fn, te.ones { 2 })
+            run(te.ones { 2 })
+            assert.error_matches(function() run(te.ones { 2 }) end, name)
+            te.synchronize "cuda"
+        end
+    end)
+end)

@@ -21,6 +21,14 @@ static te_tensor *apart(te_tensor *t, int ndim, const int64_t *shape, const int6
                  : te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset);
 }
 
+/* What the host was to do and could not, as while a graph is recorded. */
+static void fail_host(te_call *call, const char *what)
+{
+    char reason[256];
+    snprintf(reason, sizeof reason, "%s", te_context_error(call->ctx));
+    te_call_fail(call, call->ctx->status, "%s by the host: %s", what, reason);
+}
+
 /* --- adding at positions ------------------------------------------------------------------------------------------ */
 
 static te_status check_scatter(te_call *call, int dim)
@@ -188,6 +196,7 @@ static te_tensor *order_of(te_call *call, int *dim)
     } else if (plain) {
         te_device *host = te_context_device(call->ctx, "cpu");
         te_tensor *near = sorts ? te_tensor_retain(plain) : te_tensor_on_device(plain, host);
+        if (!near && !sorts) fail_host(call, "long rows are sorted");
         te_tensor *found = near ? order_by_kernel(call, near, *dim, descending) : NULL;
         order = found ? te_tensor_on_device(found, x->storage->device) : NULL;
         te_tensor_release(found);
@@ -221,10 +230,8 @@ static te_tensor *places_of(te_call *call, te_tensor *mask, bool flat)
     te_tensor *holds = mask->dtype == TE_BOOL ? te_tensor_retain(mask) : te_op_call(ctx, "ne", 2, ne);
     te_tensor *read = holds ? te_tensor_empty(ctx, TE_BOOL, 1, &all) : NULL, *list = NULL, *places = NULL;
     bool *set = read ? te_tensor_data(read) : NULL;
-    if (read && te_tensor_read(holds, TE_BOOL, set) != TE_OK) { /* as while a graph is recorded */
-        char reason[256];
-        snprintf(reason, sizeof reason, "%s", te_context_error(ctx));
-        te_call_fail(call, ctx->status, "the mask is read by the host: %s", reason);
+    if (read && te_tensor_read(holds, TE_BOOL, set) != TE_OK) {
+        fail_host(call, "the mask is read");
         te_tensor_release(read);
         read = NULL;
     }

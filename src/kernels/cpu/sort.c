@@ -97,6 +97,7 @@ te_status te_cpu_sort(te_exec *exec, const te_view *indices, const te_view *src,
                             (long long)te_row_length(indices), te_dtype_name(indices->dtype), (long long)n);
     if (rows == 0 || n == 0) return TE_OK;
     int     threads = te_threads_for_rows(exec, rows, rows * n);
+    if (threads > rows) threads = (int)rows;
     record *records = exec->scratch(exec, (size_t)threads * 2 * (size_t)n * sizeof(record));
     if (!records) return TE_ERROR_MEMORY;
     sort_job job = {exec, te_copy_blocks_of(exec), src, indices, records, descending};

@@ -54,6 +54,14 @@ describe("whole numbers", function()
                 end
             end
         end
+        local a, b, both, one = {}, {}, {}, {}
+        for i = 1, n do
+            a[i], b[i] = i % 3 == 0, i % 5 < 2
+            both[i], one[i] = a[i] and b[i], a[i] or b[i]
+        end
+        local x, y = te.tensor(a), te.tensor(b)
+        assert.same({ both, both, one, one },
+            { (x * y):totable(), te.minimum(x, y):totable(), (x + y):totable(), te.maximum(x, y):totable() })
         local most = te.full({ 2000 }, 2 ^ 62, { dtype = "int64" })
         assert.equal(2 ^ 63, most:sum():to("float64"):item()) -- the largest that there is
         assert.equal(2 ^ 63, (most + most):max():to("float64"):item())

@@ -142,6 +142,15 @@ typedef struct whole_job {
 IN_BLOCKS(int64_t, uint64_t, 52, 26, te_f64_to_i64)
 IN_BLOCKS(int32_t, uint32_t, 30, 15, te_f64_to_i32)
 
+/* Their product and the smaller one are true where both are, their sum and the larger one where one is. */
+static void block_bool(const whole_job *job, uint8_t *y, const uint8_t *a, const uint8_t *b, int64_t n)
+{
+    if (job->op == TE_PW_MUL || job->op == TE_PW_MIN)
+        EACH y[i] = (a[i] != 0) & (b[i] != 0);
+    else
+        EACH y[i] = (a[i] | b[i]) != 0;
+}
+
 static void pairs_in_parts(void *context, int64_t first, int64_t end, int thread)
 {
     const whole_job *job = context;
@@ -160,7 +169,8 @@ static void pairs_in_parts(void *context, int64_t first, int64_t end, int thread
         for (int k = 0; k < 2; k++)
             from[k] = job->from[k] ? (const void *)(job->from[k] + (size_t)at * size) : numbers[k];
         if (size == 8) block_int64_t(job, to, from[0], from[1], n);
-        else block_int32_t(job, to, from[0], from[1], n);
+        else if (size == 4) block_int32_t(job, to, from[0], from[1], n);
+        else block_bool(job, to, from[0], from[1], n);
     }
 }
 
@@ -168,13 +178,17 @@ static void extremes_of_rows(void *context, int64_t first, int64_t end, int thre
 {
     const whole_job *job = context;
     (void)thread;
-    for (int64_t r = first; r < end && !te_cpu_stopping(job->exec); r++) {
-        const void *row = job->from[0] + (size_t)(r * job->n) * te_dtype_size(job->dtype);
-        bool        largest = job->op == TE_PW_ROWMAX;
-        if (job->dtype == TE_I64)
-            ((int64_t *)(void *)job->to)[r] = te_f64_to_i64((double)extreme_int64_t(row, job->n, largest));
-        else
-            ((int32_t *)(void *)job->to)[r] = extreme_int32_t(row, job->n, largest);
+    bool largest = job->op == TE_PW_ROWMAX;
+    for (int64_t r = first; r < end; r++) {
+        int64_t best = 0;
+        for (int64_t at = 0; at < job->n && !te_cpu_stopping(job->exec); at += PART) {
+            const void *x = job->from[0] + (size_t)(r * job->n + at) * te_dtype_size(job->dtype);
+            int64_t     n = job->n - at < PART ? job->n - at : PART;
+            int64_t     v = job->dtype == TE_I64 ? extreme_int64_t(x, n, largest) : extreme_int32_t(x, n, largest);
+            if (at == 0 || (largest ? v > best : v < best)) best = v;
+        }
+        if (job->dtype == TE_I64) ((int64_t *)(void *)job->to)[r] = te_f64_to_i64((double)best);
+        else ((int32_t *)(void *)job->to)[r] = (int32_t)best;
     }
 }
 
@@ -237,7 +251,7 @@ static bool is_pair(int op)
 
 bool te_program_whole_run(te_exec *exec, const te_program *program, const te_run *runs, int n_runs)
 {
-    if (n_runs != 1 || !runs->compute_f64 || program->n_outputs != 1 || program->n_insns > 3) return false;
+    if (n_runs != 1 || program->n_outputs != 1 || program->n_insns > 3) return false;
     const te_operand *out = runs->outputs;
     const te_insn    *last = &program->insns[program->outputs[0].value];
     int               kind = program->outputs[0].kind, outer = runs->ndim - 1;
@@ -251,15 +265,19 @@ bool te_program_whole_run(te_exec *exec, const te_program *program, const te_run
         job.n *= runs->shape[d];
         rows *= d < outer ? runs->shape[d] : 1;
     }
-    if ((job.dtype != TE_I64 && job.dtype != TE_I32) || job.n < BLOCK) return false;
+    bool    of_bools = job.dtype == TE_BOOL && kind == TE_OUT_ELEM && last->op != TE_PW_SUB;
+    bool    of_whole = (job.dtype == TE_I64 || job.dtype == TE_I32) && runs->compute_f64;
+    if (!(of_bools || of_whole) || job.n < BLOCK) return false;
     if (out->dtype != (sum ? TE_I64 : job.dtype) || !is_dense(runs, out, sum ? 0 : extreme ? outer : runs->ndim))
         return false;
     if (!take_side(&job, 0, program, runs, sum ? program->outputs[0].value : last->arg[0]) || (!job.from[0] && extreme))
         return false;
     if (kind == TE_OUT_ELEM && !take_side(&job, 1, program, runs, last->arg[1])) return false;
+    if (of_bools && !(job.from[0] && job.from[1])) return false;
     int64_t parts = (job.n + PART - 1) / PART;
     int     threads = parts > 4 ? exec->threads : 1;
     if (extreme) {
+        if (threads > 4 && rows < threads) return false; /* these are better cut */
         job.n /= rows;
         te_cpu_loop(exec, rows > 1 ? threads : 1, rows, te_cpu_even_grain(rows, threads), extremes_of_rows, &job);
     } else if (!sum) {

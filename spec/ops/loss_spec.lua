@@ -48,8 +48,8 @@ describe("te.cross_entropy", function()
                 by = by + (t < 0 and 0 or WEIGHT[t + 1])
             end
             each_reduction(losses, by, function(reduction)
-                return te.cross_entropy(logits, classes(targets), te.tensor(WEIGHT),
-                    { reduction = reduction, label_smoothing = a })
+                return te.cross_entropy(logits, classes(targets),
+                    { weight = te.tensor(WEIGHT), reduction = reduction, label_smoothing = a })
             end)
             local by_name = { weight = te.tensor(WEIGHT), label_smoothing = a }
             close(sum(losses) / by, te.cross_entropy(logits, classes(targets), by_name), 1e-12)
@@ -98,11 +98,11 @@ describe("te.cross_entropy", function()
     it("says which shapes do not fit", function()
         assert.error_matches(function() te.cross_entropy(logits, te.ones { 3, 2 }) end, "te.cross_entropy: targets of "
             .. "float32 are probabilities in the shape of logits, {3,4}, not {3,2}", 1, true)
-        assert.error_matches(function() te.cross_entropy(logits, classes { 1, 2, 3 }, te.ones { 3 }) end,
+        assert.error_matches(function() te.cross_entropy(logits, classes { 1, 2, 3 }, { weight = te.ones { 3 } }) end,
             "te.cross_entropy: weight must have one number for each class of logits {3,4}, not {3}", 1, true)
         local weight = te.ones({ 4 }, { requires_grad = true })
-        assert.error_matches(function() te.cross_entropy(logits, classes { 1, 2, 3 }, weight) end, "weight:detach()", 1,
-            true)
+        assert.error_matches(function() te.cross_entropy(logits, classes { 1, 2, 3 }, { weight = weight }) end,
+            "weight:detach()", 1, true)
     end)
 end)
 

@@ -75,7 +75,7 @@ static te_status reduce_loss(te_call *call, te_tensor *each, double reduction)
 
 /* --- cross entropy ------------------------------------------------------------------------------------------------ */
 
-/* cross_entropy(logits, targets, weight; ignore_index, label_smoothing, reduction) */
+/* cross_entropy(logits, targets; ignore_index, label_smoothing, reduction, weight) */
 enum { IGNORED, SMOOTHING, REDUCTION };
 
 /* Targets that are probabilities. */
@@ -213,8 +213,8 @@ static te_status kl_div_forward(te_call *call)
 }
 
 const te_op_def te_ops_loss[] = {
-    {.signature = "cross_entropy(logits, targets, weight = nil; ignore_index: int = -100, label_smoothing: number = 0, "
-                  "reduction: mean|sum|none = mean)",
+    {.signature = "cross_entropy(logits, targets; ignore_index: int = -100, label_smoothing: number = 0, reduction: "
+                  "mean|sum|none = mean, weight = nil)",
      .doc =
          "Cross entropy of softmax(logits) with class ids from 0: (1-a) (lse - x[target]) + a (lse - mean(x)), a = "
          "label_smoothing. logits {..., classes}, targets {...}. "

@@ -1,4 +1,5 @@
-/* program_whole.c - whole numbers as float64 and back, for programs that compute in it.
+/* program_whole.c - programs on whole numbers, which compute in float64: conversions, and single operations in integers
+ * where the results are the same.
  *
  * Processors without AVX-512 have no instruction that converts several 64-bit integers. Those below 2^51 in magnitude
  * are converted by their bits: 1.5 * 2^52 + v has v in its lowest ones.

@@ -31,8 +31,14 @@ set_source_files_properties(${TE_KERNEL_SOURCES} PROPERTIES COMPILE_OPTIONS "${T
 file(GLOB TE_CORE_SOURCES CONFIGURE_DEPENDS
   ${CMAKE_SOURCE_DIR}/src/core/*.c ${CMAKE_SOURCE_DIR}/src/core/ops/*.c ${CMAKE_SOURCE_DIR}/src/core/fuser/*.c)
 set_source_files_properties(${TE_CORE_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_NOTHING_THROWN}")
+# Operations prepare calls of kernels; most of their code sees little data.
+file(GLOB TE_OP_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/core/ops/*.c)
+set_source_files_properties(${TE_OP_SOURCES} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
 set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/program_f64.c PROPERTIES COMPILE_OPTIONS
   "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
+# Its loops say which of them are to be vectors.
+set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/program_whole.c PROPERTIES COMPILE_OPTIONS
+  "${TE_NOTHING_THROWN}")
 if(TE_FORETELL)
   file(GLOB sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c)
   set_property(SOURCE ${sources} APPEND PROPERTY

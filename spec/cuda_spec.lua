@@ -52,7 +52,7 @@ end
 
 -- In float64 these are the C library's on the CPU, and CUDA's on the device.
 local FROM_LIBRARY = { exp = true, log = true, pow = true, sin = true, cos = true, tanh = true, sigmoid = true,
-    erf = true }
+    erf = true, expm1 = true, log1p = true }
 
 -- Results of an operation and gradients of their weighted sum.
 local function evaluate(op, args, device, wanted)

@@ -109,6 +109,12 @@ static te_status run_topk(te_exec *exec)
     return te_cpu_topk(exec, &values, &indices, &from, true);
 }
 
+static te_status run_sort(te_exec *exec)
+{
+    te_view from = matrix(x, TE_F32), indices = matrix(ids, TE_I64);
+    return te_cpu_sort(exec, &indices, &from, true);
+}
+
 static te_status run_cumsum(te_exec *exec)
 {
     te_view from = matrix(x, TE_F32), to = matrix(y, TE_F32);
@@ -198,7 +204,7 @@ static const struct {
                {"gemm", run_gemm},             {"copy", run_copy},
                {"embedding", run_embedding},   {"embedding backward", run_embedding_backward},
                {"gather", run_gather},         {"scatter_add", run_scatter_add},
-               {"arg_reduce", run_arg_reduce}, {"topk", run_topk},
+               {"arg_reduce", run_arg_reduce}, {"topk", run_topk}, {"sort", run_sort},
                {"cumsum", run_cumsum},         {"multinomial", run_multinomial},
                {"integers", run_integers},
                {"quantize", run_quantize},     {"quantize blocks", run_quantize_blocks},

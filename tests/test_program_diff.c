@@ -94,8 +94,33 @@ static void test_choices(void)
         }
         program_eval(gradient.backward, &(eval_space){1, 3, sources, NULL, false}, outputs);
         double *chosen = i == 0 ? dx : dy, *other = i == 0 ? dy : dx;
-        CHECK(chosen[0] == INFINITY && chosen[1] == 0 && chosen[2] == 5);
-        CHECK(other[0] == 0 && isnan(other[1]) && other[2] == 0);
+        CHECK(chosen[0] == INFINITY && chosen[1] == 0 && chosen[2] == 2.5);
+        CHECK(other[0] == 0 && isnan(other[1]) && other[2] == 2.5);
+        te_gradient_clear(&gradient);
+        te_program_free(p);
+    }
+}
+
+/* Beside a constant a tie goes to the first of min and to the second of max. */
+static void test_choices_of_constants(void)
+{
+    static const te_opcode ops[] = {TE_PW_MIN, TE_PW_MAX};
+    bool wanted[] = {true};
+    te_output_kind reduce[] = {TE_OUT_ELEM};
+    for (int i = 0; i < 4; i++) {
+        te_program *p = te_program_new(&te_mem_libc, "choice");
+        int x = te_program_input(p, TE_RATE_ELEM), one = te_program_const(p, 1);
+        bool first = i < 2;
+        te_program_output(p, TE_OUT_ELEM, emit(p, ops[i % 2], first ? x : one, first ? one : x));
+        te_gradient_request request = {.forward = p, .wanted = wanted, .reduce = reduce};
+        te_gradient gradient;
+        CHECK(te_program_differentiate(&request, &gradient, NULL) == TE_OK);
+        double values[] = {1}, d[] = {5}, dx[1], *outputs[] = {dx};
+        eval_operand sources[2];
+        for (int k = 0; k < gradient.n_sources; k++)
+            sources[k] = (eval_operand){gradient.sources[k].kind == TE_GRAD_FROM_DOUT ? d : values, 1, 1};
+        program_eval(gradient.backward, &(eval_space){1, 1, sources, NULL, false}, outputs);
+        CHECK(dx[0] == (first == (ops[i % 2] == TE_PW_MIN) ? 5 : 0));
         te_gradient_clear(&gradient);
         te_program_free(p);
     }
@@ -267,6 +292,7 @@ int main(void)
     test_opcodes();
     test_no_gradient();
     test_choices();
+    test_choices_of_constants();
     test_joints();
     test_broadcasts();
     test_random_programs();

@@ -121,6 +121,20 @@ define("chunk", function(x, n, dim, ...)
     return x:split(math.max(1, math.ceil(x:size(dim) / n)), dim)
 end)
 
+-- Drawn -----------------------------------------------------------------------------------------------------------
+
+--- The whole numbers from 0 to n - 1 in random order, int64: positions, as te.index_select takes them.
+---@param n integer
+---@param opts table|nil  dtype, device
+---@return te.Tensor
+function te.randperm(n, opts, ...)
+    options().last("te.randperm", 2, ...)
+    if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then fail(2, "randperm", "n: %s is no size", shown(n)) end
+    opts = options().check("te.randperm", opts, { dtype = { "string" }, device = { "string" } })
+    local keys = te.rand({ n }, { dtype = "float64", device = opts.device }) -- of 24 bits, and 24 more
+    return te.cast(te.argsort(keys:mul_(2 ^ 24):add_(te.rand_like(keys))), opts.dtype or "int64")
+end
+
 -- In place --------------------------------------------------------------------------------------------------------
 
 if not rawget(te, "zero_") then define("zero_", function(x) return x:fill_(0) end) end

@@ -15,6 +15,74 @@ describe("whole numbers", function()
         assert.equal(2 ^ 24 + 3, te.ones({ 2 ^ 24 + 3 }, { dtype = "bool" }):sum():item())
     end)
 
+    it("are computed as in float64 and limited to what they hold, however many there are", function()
+        local n = 5000
+        local function list(seed, large, every)
+            local values = {}
+            for i = 1, n do
+                values[i] = (i * seed) % 2001 - 1000
+                if every and i % every == 0 then values[i] = values[i] * large end
+            end
+            return values
+        end
+        local two, low, high = {
+            add = function(a, b) return a + b end, sub = function(a, b) return a - b end,
+            mul = function(a, b) return a * b end, maximum = math.max, minimum = math.min,
+        }, { int64 = -2 ^ 63, int32 = -2 ^ 31 }, { int64 = 2 ^ 63, int32 = 2 ^ 31 - 1 }
+        for dtype in pairs(low) do
+            for _, case in ipairs { { 1 }, { 2 ^ 20, 7 }, { 2 ^ 20, 700 }, { 2 ^ 43, 1500, dtype == "int64" } } do
+                if case[3] ~= false then
+                    local a, b = list(37, case[1], case[2]), list(91, case[1], case[2])
+                    local x, y = of(a, dtype), of(b, dtype)
+                    for name, fn in pairs(two) do
+                        local function limited(v, w) return math.min(math.max(fn(v, w), low[dtype]), high[dtype]) end
+                        local pairs_of, beside, before = {}, {}, {}
+                        for i = 1, n do
+                            pairs_of[i], beside[i] = limited(a[i], b[i]), limited(a[i], 77)
+                            before[i] = limited(77, a[i])
+                        end
+                        assert.same(pairs_of, float64_of(te[name](x, y)))
+                        assert.same(beside, float64_of(te[name](x, 77)))
+                        assert.same(before, float64_of(te[name](77, x)))
+                        assert.same(pairs_of, float64_of(x:clone()[name .. "_"](x:clone(), y)))
+                    end
+                    local sum, most, least = 0, -math.huge, math.huge
+                    for i = 1, n do sum, most, least = sum + a[i], math.max(most, a[i]), math.min(least, a[i]) end
+                    assert.same({ sum, most, least }, { x:sum():item(), x:max():item(), x:min():item() })
+                    local rows = x:reshape(4, -1):max(2):totable()
+                    for r = 1, 4 do assert.equal(math.max(unpack(a, (r - 1) * 1250 + 1, r * 1250)), rows[r]) end
+                end
+            end
+        end
+        local a, b, both, one = {}, {}, {}, {}
+        for i = 1, n do
+            a[i], b[i] = i % 3 == 0, i % 5 < 2
+            both[i], one[i] = a[i] and b[i], a[i] or b[i]
+        end
+        local x, y = te.tensor(a), te.tensor(b)
+        assert.same({ both, both, one, one },
+            { (x * y):totable(), te.minimum(x, y):totable(), (x + y):totable(), te.maximum(x, y):totable() })
+        local most = te.full({ 2000 }, 2 ^ 62, { dtype = "int64" })
+        assert.equal(2 ^ 63, most:sum():to("float64"):item()) -- the largest that there is
+        assert.equal(2 ^ 63, (most + most):max():to("float64"):item())
+        assert.equal(2 ^ 62, most:max():item())
+    end)
+
+    it("lose the fraction of what is computed for them, of any size and sign", function()
+        for _, step in ipairs { 0.37, -0.37, 2 ^ 43 + 0.5, -2 ^ 44, 2 ^ 56, -2 ^ 70, 1e-9 } do
+            for dtype, most in pairs { int64 = 2 ^ 63, int32 = 2 ^ 31 - 1 } do
+                local x = te.zeros({ 701 }, { dtype = dtype })
+                local found = float64_of(x:sequence_(-100.75, step))
+                for i, v in ipairs(found) do
+                    local exact = -100.75 + step * (i - 1)
+                    local whole = exact < 0 and math.ceil(exact) or math.floor(exact)
+                    local least = dtype == "int64" and -2 ^ 63 or -2 ^ 31
+                    assert.equal(math.max(math.min(whole, most), least) + 0, v + 0)
+                end
+            end
+        end
+    end)
+
     it("give exact results beside numbers", function()
         local n = 2 ^ 40 + 1
         for _, case in ipairs {

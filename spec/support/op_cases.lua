@@ -22,6 +22,17 @@ local cases = {
     layer_norm = function(draw) return { draw { 3, 4 }, draw { 4 }, draw { 4 } } end,
     rms_norm = function(draw) return { draw { 3, 4 }, draw { 4 } } end,
     cross_entropy = function(draw) return { draw { 3, 4 }, ids { 0, 3, 1 } }, { 1 } end,
+    binary_cross_entropy_with_logits = function(draw)
+        return { draw { 3, 4 }, te.sigmoid(draw { 3, 4 }), draw { 3, 1 }, draw { 4 } }
+    end,
+    scatter_add = function(draw)
+        return { draw { 3, 4 }, 2, ids { { 0, 3 }, { 1, 1 }, { 2, 0 } }, draw { 3, 3 } }, { 1, 4 }
+    end,
+    index_add = function(draw) return { draw { 3, 4 }, 1, ids { 2, 0, 2, 2 }, draw { 4, 4 } }, { 1, 4 } end,
+    masked_select = function(draw) return { draw { 3, 4 }, te.gt(draw { 3, 4 }, 0) }, { 1 } end,
+    flip = function(draw) return { draw { 3, 2, 4 }, { 1, 3 } } end,
+    roll = function(draw) return { draw { 3, 4 }, { 1, -2 }, { 1, 2 } } end,
+    pad = function(draw) return { draw { 3, 4 }, { 1, 2, -1, 1 }, 0.5 } end,
     view = function(draw) return { draw { 3, 4 }, { 2, 6 } } end,
     reshape = function(draw) return { draw { 3, 4 }, { 6, 2 } } end,
     unsqueeze = function(draw) return { draw { 3, 4 }, 2 } end,

@@ -232,6 +232,8 @@ STAND_IN(arg_reduce, (te_exec * exec, const te_view *index, const te_view *src, 
          (exec, index, src, largest), view_bytes(src) + view_bytes(index))
 STAND_IN(topk, (te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest),
          (exec, values, indices, src, largest), view_bytes(src) + view_bytes(values) + view_bytes(indices))
+STAND_IN(sort, (te_exec * exec, const te_view *indices, const te_view *src, bool descending),
+         (exec, indices, src, descending), view_bytes(src) + view_bytes(indices))
 STAND_IN(cumsum, (te_exec *exec, const te_view *dst, const te_view *src, bool reverse), (exec, dst, src, reverse),
          view_bytes(src) + view_bytes(dst))
 STAND_IN(multinomial, (te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng),
@@ -272,6 +274,7 @@ static void stand_in(profiled_device *p, te_device *device)
     p->table.scatter_add = scatter_add;
     p->table.arg_reduce = arg_reduce;
     p->table.topk = topk;
+    if (p->real->sort) p->table.sort = sort;
     p->table.cumsum = cumsum;
     p->table.multinomial = multinomial;
     p->table.route_map = route_map;

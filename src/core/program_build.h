@@ -56,8 +56,8 @@ int te_program_dump(const te_program *program, char *text, size_t size);
  * Statements are separated by ';'. Operators by falling precedence: unary - and ^ (right associative, binds tighter
  * than unary minus, as in Lua), * /, + -, comparisons (< <= > >= == ~=), `and`, `or`, parentheses. Functions: every
  * opcode's text, plus rowmean(v) = rowsum(v) / n where n is the built-in name of the row's length, relu(v) = max(v, 0),
- * clamp(v, lo, hi) = min(max(lo, v), hi), square(v), log1p is absent on purpose, keep(p) (takes the next free
- * generator slot), random(), normal(), column(). `inf`, `nan`, `pi` are numbers.
+ * clamp(v, lo, hi) = min(max(lo, v), hi), square(v), keep(p) (takes the next free generator slot), random(), normal(),
+ * column(). `inf`, `nan`, `pi` are numbers.
  * Names: inputs, parameters, names assigned before, and `n`.
  */
 typedef struct te_formula {

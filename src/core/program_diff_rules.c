@@ -145,15 +145,27 @@ static void pow_rule(const rule *r)
     }
 }
 
-/* min(a, b) is a where a <= b, max(a, b) is a where b < a. */
+static bool is_given(const te_diff *diff, int value)
+{
+    return te_program_is_op(diff->backward, value, TE_PW_CONST) || te_program_is_op(diff->backward, value, TE_PW_PARAM);
+}
+
+/* min(a, b) is a where a < b, max(a, b) is a where b < a. Equal ones have half of the gradient each; beside a constant
+ * min(a, b) is then a, and max(a, b) is b. */
 static void extreme_rule(const rule *r)
 {
     te_diff *diff = r->diff;
-    int a = argument(r, 0), b = argument(r, 1);
-    bool minimum = r->insn.op == TE_PW_MIN;
-    int first = minimum ? te_diff_emit(diff, TE_PW_LE, a, b, -1) : te_diff_emit(diff, TE_PW_LT, b, a, -1);
-    if (wants(r, 0)) give(r, 0, te_diff_where(diff, first, r->d, TE_VALUE_NONE));
-    if (wants(r, 1)) give(r, 1, te_diff_where(diff, first, TE_VALUE_NONE, r->d));
+    int a = argument(r, 0), b = argument(r, 1), d = r->d;
+    bool minimum = r->insn.op == TE_PW_MIN, shared = !is_given(diff, a) && !is_given(diff, b);
+    int low = minimum ? a : b, high = minimum ? b : a;
+    if (shared)
+        d = te_diff_where(diff, te_diff_emit(diff, TE_PW_EQ, a, b, -1), te_diff_mul(diff, d, te_diff_const(diff, 0.5)),
+                          d);
+    te_opcode only = TE_PW_LT, or_equal = TE_PW_LE;
+    int first = te_diff_emit(diff, shared || minimum ? or_equal : only, low, high, -1);
+    int taken = te_diff_emit(diff, shared || !minimum ? only : or_equal, low, high, -1);
+    if (wants(r, 0)) give(r, 0, te_diff_where(diff, first, d, TE_VALUE_NONE));
+    if (wants(r, 1)) give(r, 1, te_diff_where(diff, taken, TE_VALUE_NONE, d));
 }
 
 static void binary_rule(const rule *r)

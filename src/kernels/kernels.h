@@ -305,6 +305,9 @@ struct te_backend {
     te_status (*arg_reduce)(te_exec *exec, const te_view *index, const te_view *src, bool largest);
     /* Along the last dimension: the k largest (smallest), sorted; values and int64 indices. */
     te_status (*topk)(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest);
+    /* Along the last dimension: positions (int64) of the elements in order; equal ones stay in order, NaN is the
+     * largest. NULL: by topk. */
+    te_status (*sort)(te_exec *exec, const te_view *indices, const te_view *src, bool descending);
     /* along the last dimension */
     te_status (*cumsum)(te_exec *exec, const te_view *dst, const te_view *src, bool reverse);
     /* Row i of out (int64): samples drawn by the weights (non-negative, finite, not all zero) in row i of src; without

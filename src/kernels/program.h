@@ -64,14 +64,15 @@
     X(TO_BF16, "to_bf16", 1, "a rounded to bfloat16 (nearest, ties to even)")                                      \
     X(TO_F16, "to_f16", 1, "a rounded to float16 (nearest, ties to even)")                                         \
     X(TO_F32, "to_f32", 1, "a rounded to float32; the identity unless computing in float64")                       \
-    /* two arguments */                                                                                            \
+    /* two arguments. Equal ones of min and max have half of the gradient each; where one is a constant or a       \
+       parameter, all of it goes to a of min and to b of max */                                                    \
     X(ADD, "add", 2, "a + b")                                                                                      \
     X(SUB, "sub", 2, "a - b")                                                                                      \
     X(MUL, "mul", 2, "a * b")                                                                                      \
     X(DIV, "div", 2, "a / b")                                                                                      \
     X(POW, "pow", 2, "a^b as C's pow: small whole b by repeated multiplication, otherwise through exp and log")    \
-    X(MIN, "min", 2, "smaller of both; NaN when either is NaN. Gradient at a tie: all to a")                       \
-    X(MAX, "max", 2, "larger of both; NaN when either is NaN. Gradient at a tie: all to b")                        \
+    X(MIN, "min", 2, "smaller of both; NaN when either is NaN.")                                                   \
+    X(MAX, "max", 2, "larger of both; NaN when either is NaN.")                                                    \
     X(LT, "lt", 2, "1 when a < b, else 0")                                                                         \
     X(LE, "le", 2, "1 when a <= b, else 0")                                                                        \
     X(EQ, "eq", 2, "1 when a == b, else 0")                                                                        \

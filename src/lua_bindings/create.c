@@ -129,6 +129,39 @@ static int create_full(lua_State *L)
     return finish(rt, L, &c, te_tensor_fill(push_empty(rt, L, &c, ndim, shape), value));
 }
 
+/* As argument 1, of which the options at `index` say what is different. */
+static creation read_like(te_lua *rt, lua_State *L, int index, const char *function, te_tensor **x)
+{
+    *x = te_lua_check_tensor(L, 1, function, "x");
+    creation c = read_creation(rt, L, index, function, (*x)->dtype);
+    bool     elsewhere = false;
+    if (lua_istable(L, index)) {
+        lua_getfield(L, index, "device");
+        elsewhere = !lua_isnil(L, -1);
+        lua_pop(L, 1);
+    }
+    if (!elsewhere) c.device = (*x)->storage->device;
+    return c;
+}
+
+static int filled_like(lua_State *L, const char *function, int options, const double *value)
+{
+    te_lua    *rt = te_lua_runtime(L);
+    te_tensor *x;
+    creation   c = read_like(rt, L, options, function, &x);
+    te_tensor *t = push_empty(rt, L, &c, x->ndim, x->shape);
+    return finish(rt, L, &c, value ? te_tensor_fill(t, *value) : TE_OK);
+}
+
+static int create_empty_like(lua_State *L) { return filled_like(L, "empty_like", 2, NULL); }
+static int create_zeros_like(lua_State *L) { return filled_like(L, "zeros_like", 2, &(double){0}); }
+static int create_ones_like(lua_State *L) { return filled_like(L, "ones_like", 2, &(double){1}); }
+static int create_full_like(lua_State *L)
+{
+    double value = te_lua_check_number(L, 2, "full_like", "value");
+    return filled_like(L, "full_like", 3, &value);
+}
+
 static int create_eye(lua_State *L)
 {
     te_lua  *rt = te_lua_runtime(L);
@@ -277,14 +310,10 @@ static int create_tensor(lua_State *L)
 
 /* --- random ------------------------------------------------------------------------------------------------------- */
 
-static int drawn(lua_State *L, const char *function, const char *op_name)
+static int drawn(te_lua *rt, lua_State *L, creation c, int ndim, const int64_t *shape, const char *op_name)
 {
-    te_lua      *rt = te_lua_runtime(L);
-    int          ndim;
-    int64_t      shape[TE_MAX_DIMS];
-    creation     c = read_shape(rt, L, 1, function, TE_F32, &ndim, shape);
     if (!te_dtype_is_float(c.dtype))
-        return te_lua_fail(L, function, "dtype: %s holds no such numbers; te.randint draws whole ones",
+        return te_lua_fail(L, c.function, "dtype: %s holds no such numbers; te.randint draws whole ones",
                            te_dtype_name(c.dtype));
     te_tensor   *t = push_empty(rt, L, &c, ndim, shape);
     const te_op *op = te_op_find(rt->ctx, op_name);
@@ -292,8 +321,27 @@ static int drawn(lua_State *L, const char *function, const char *op_name)
     return finish(rt, L, &c, op ? te_op_run_inplace(rt->ctx, op, &self, 1) : rt->ctx->status);
 }
 
-static int create_rand(lua_State *L) { return drawn(L, "rand", "uniform"); }
-static int create_randn(lua_State *L) { return drawn(L, "randn", "normal"); }
+static int drawn_shape(lua_State *L, const char *function, const char *op_name)
+{
+    te_lua  *rt = te_lua_runtime(L);
+    int      ndim;
+    int64_t  shape[TE_MAX_DIMS];
+    creation c = read_shape(rt, L, 1, function, TE_F32, &ndim, shape);
+    return drawn(rt, L, c, ndim, shape, op_name);
+}
+
+static int drawn_like(lua_State *L, const char *function, const char *op_name)
+{
+    te_lua    *rt = te_lua_runtime(L);
+    te_tensor *x;
+    creation   c = read_like(rt, L, 2, function, &x);
+    return drawn(rt, L, c, x->ndim, x->shape, op_name);
+}
+
+static int create_rand(lua_State *L) { return drawn_shape(L, "rand", "uniform"); }
+static int create_randn(lua_State *L) { return drawn_shape(L, "randn", "normal"); }
+static int create_rand_like(lua_State *L) { return drawn_like(L, "rand_like", "uniform"); }
+static int create_randn_like(lua_State *L) { return drawn_like(L, "randn_like", "normal"); }
 
 /* Whether a dtype of whole numbers holds all from low to high. */
 static bool holds(te_dtype dtype, int64_t low, int64_t high)
@@ -461,7 +509,9 @@ static int create_from_file(lua_State *L)
 const luaL_Reg te_lua_create_functions[] = {
     {"tensor", create_tensor},   {"empty", create_empty}, {"zeros", create_zeros}, {"ones", create_ones},
     {"full", create_full},       {"eye", create_eye},     {"arange", create_arange}, {"rand", create_rand},
-    {"randn", create_randn},     {"randint", create_randint}, {NULL, NULL},
+    {"randn", create_randn},     {"randint", create_randint},
+    {"empty_like", create_empty_like}, {"zeros_like", create_zeros_like}, {"ones_like", create_ones_like},
+    {"full_like", create_full_like}, {"rand_like", create_rand_like}, {"randn_like", create_randn_like}, {NULL, NULL},
 };
 
 const luaL_Reg te_lua_create_file_functions[] = {{"from_file", create_from_file}, {NULL, NULL}};

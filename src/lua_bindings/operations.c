@@ -419,7 +419,7 @@ static void bind(lua_State *L, int table, int other, const char *name, const te_
 static const struct {
     const char *event, *op;
 } operators[] = {{"__add", "add"}, {"__sub", "sub"}, {"__mul", "mul"},
-                 {"__div", "div"}, {"__pow", "pow"}, {"__unm", "neg"}};
+                 {"__div", "div"}, {"__pow", "pow"}, {"__mod", "remainder"}, {"__unm", "neg"}};
 
 void te_lua_open_operations(te_lua *rt, lua_State *L)
 {

@@ -185,7 +185,8 @@ end
 
 -- Symbols -----------------------------------------------------------------------------------------------------------
 
-for event, name in pairs { __add = "add", __sub = "sub", __mul = "mul", __div = "div", __pow = "pow" } do
+for event, name in pairs { __add = "add", __sub = "sub", __mul = "mul", __div = "div", __pow = "pow",
+    __mod = "remainder" } do
     Symbol[event] = function(a, b) return Symbol.__te_operation(name, a, b) end
 end
 function Symbol.__unm(x) return Symbol.__te_operation("neg", x) end
@@ -202,7 +203,6 @@ Symbol.__concat = misuse("a traced value is no text")
 Symbol.__tostring = misuse("a traced value is no text")
 Symbol.__len = misuse("a traced value has no length")
 Symbol.__call = misuse("a traced value is no function")
-Symbol.__mod = misuse("a traced value has no remainder; use te.floor")
 Symbol.__newindex = misuse("a traced value has no fields")
 
 function Symbol.__index(x, name)

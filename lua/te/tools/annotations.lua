@@ -33,6 +33,7 @@ local HEAD = [[
 ---@operator sub(te.Tensor|number): te.Tensor
 ---@operator mul(te.Tensor|number): te.Tensor
 ---@operator div(te.Tensor|number): te.Tensor
+---@operator mod(te.Tensor|number): te.Tensor
 ---@operator pow(te.Tensor|number): te.Tensor
 ---@operator unm: te.Tensor
 ---@operator len: integer

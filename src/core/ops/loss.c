@@ -1,6 +1,8 @@
 /* loss.c - losses. Cross entropy is one row program: probabilities are never written. */
 #include "ops.h"
 
+#include "../autograd.h"
+
 #include <math.h>
 
 /* Every target is a class or the ignored index: found by the device, for which nobody waits, or by the host. */
@@ -46,19 +48,95 @@ static te_status check_shapes(te_call *call, const te_tensor *x, const te_tensor
     return TE_OK;
 }
 
-/* cross_entropy(logits, targets; ignore_index, label_smoothing, reduction) */
-static te_status cross_entropy_forward(te_call *call)
+static te_status check_alike(te_call *call)
 {
     te_tensor *x = call->in[0], *target = call->in[1];
-    double smoothing = call->attr[1].number;
-    te_status status = check_shapes(call, x, target);
+    if (te_same_shape(x, target)) return TE_OK;
+    return te_call_fail(call, TE_ERROR_ARGUMENT, "x is %s, target %s: both must have one shape", TE_SHAPE_TEXT(x),
+                        TE_SHAPE_TEXT(target));
+}
+
+enum { MEAN, SUM, NONE, BATCHMEAN }; /* reductions */
+
+/* The loss from those of all elements, which it takes over. */
+static te_status reduce_loss(te_call *call, te_tensor *each, double reduction)
+{
+    if (!each || reduction == NONE) return te_call_result(call, each);
+    te_tensor *y = te_op_call(call->ctx, reduction == MEAN ? "mean" : "sum", 1, &TE_A_TENSOR(each));
+    if (y && reduction == BATCHMEAN && each->ndim > 0) {
+        te_arg scale[] = {TE_A_TENSOR(y), TE_A_NUMBER((double)each->shape[0])};
+        te_tensor *sum = y;
+        y = te_op_call(call->ctx, "div", 2, scale);
+        te_tensor_release(sum);
+    }
+    te_tensor_release(each);
+    return te_call_result(call, y);
+}
+
+/* --- cross entropy ------------------------------------------------------------------------------------------------ */
+
+/* cross_entropy(logits, targets; ignore_index, label_smoothing, reduction, weight) */
+enum { IGNORED, SMOOTHING, REDUCTION };
+
+/* Targets that are probabilities. */
+static te_status soft_cross_entropy(te_call *call)
+{
+    te_arg rows[] = {TE_A_TENSOR(call->in[0]), TE_A_TENSOR(call->in[1]), TE_A_ABSENT,
+                     TE_A_NUMBER(call->attr[SMOOTHING].number)};
+    if (call->in[2]) rows[2] = TE_A_TENSOR(call->in[2]);
+    if (!te_same_shape(call->in[0], call->in[1]))
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "targets of %s are probabilities in the shape of logits, %s, not %s",
+                            te_dtype_name(call->in[1]->dtype), TE_SHAPE_TEXT(call->in[0]), TE_SHAPE_TEXT(call->in[1]));
+    return reduce_loss(call, te_op_call(call->ctx, "cross_entropy_soft", 4, rows), call->attr[REDUCTION].number);
+}
+
+/* Classes with weights: the mean is that of the weights of the targets. */
+static te_status weighted_cross_entropy(te_call *call, bool captured)
+{
+    te_context *ctx = call->ctx;
+    te_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2], *each[2] = {NULL};
+    double reduction = call->attr[REDUCTION].number;
+    if (ctx->grad_enabled && te_needs_grad(weight))
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "weight gets no gradient beside classes; use weight:detach()");
+    te_arg rows[] = {TE_A_TENSOR(x), TE_A_TENSOR(target), TE_A_TENSOR(weight),
+                     TE_A_NUMBER(call->attr[IGNORED].number), TE_A_NUMBER(call->attr[SMOOTHING].number)};
+    te_status status = te_op_run(ctx, te_op_find(ctx, "cross_entropy_weighted"), rows, 5, each, 2);
+    if (status != TE_OK) return status;
+    if (captured) each[0] = mark_targets(call, each[0], target, x->shape[x->ndim - 1]);
+    te_tensor *weights = te_tensor_alias(each[1], each[1]->ndim, each[1]->shape, each[1]->stride, each[1]->offset);
+    te_tensor_release(each[1]);
+    status = weights ? reduce_loss(call, each[0], reduction == MEAN ? SUM : reduction) : ctx->status;
+    if (status == TE_OK && reduction == MEAN) {
+        te_tensor *sum = call->out[0], *by = te_op_call(ctx, "sum", 1, &TE_A_TENSOR(weights));
+        te_arg args[] = {TE_A_TENSOR(sum), TE_A_TENSOR(by)};
+        status = te_call_result(call, by ? te_op_call(ctx, "div", 2, args) : NULL);
+        te_tensor_release(sum);
+        te_tensor_release(by);
+    }
+    if (!weights) te_tensor_release(each[0]);
+    te_tensor_release(weights);
+    return status;
+}
+
+static te_status cross_entropy_forward(te_call *call)
+{
+    te_tensor *x = call->in[0], *target = call->in[1], *weight = call->in[2];
+    double smoothing = call->attr[SMOOTHING].number;
+    bool soft = te_dtype_is_float(target->dtype) && target->ndim == x->ndim;
+    te_status status = soft ? TE_OK : check_shapes(call, x, target);
     if (status != TE_OK) return status;
     if (!(smoothing >= 0 && smoothing <= 1))
         return te_call_fail(call, TE_ERROR_ARGUMENT, "label_smoothing must lie in [0, 1], not %g", smoothing);
+    if (weight && (x->ndim == 0 || weight->ndim != 1 || weight->shape[0] != x->shape[x->ndim - 1]))
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "weight must have one number for each class of logits %s, not %s",
+                            TE_SHAPE_TEXT(x), TE_SHAPE_TEXT(weight));
+    if (soft) return soft_cross_entropy(call);
     int64_t classes = x->shape[x->ndim - 1];
     bool captured = call->ctx->capture != NULL;
     status = check_targets(call, target, classes, call->attr[0].number);
     if (status != TE_OK) return status;
+    if (weight) return weighted_cross_entropy(call, captured);
     te_arg rows[] = {TE_A_TENSOR(x), TE_A_TENSOR(target), TE_A_NUMBER(call->attr[0].number), TE_A_NUMBER(smoothing)};
     bool smooth = smoothing != 0;
     te_tensor *losses =
@@ -90,27 +168,61 @@ static te_status parallel_forward(te_call *call)
     return te_op_run(call->ctx, te_op_find(call->ctx, "cross_entropy_statistics"), args, 3, call->out, 4);
 }
 
+/* --- others ------------------------------------------------------------------------------------------------------- */
+
 static te_status mse_forward(te_call *call)
 {
+    te_status status = check_alike(call);
+    if (status != TE_OK) return status;
     te_arg sub[] = {TE_A_TENSOR(call->in[0]), TE_A_TENSOR(call->in[1])};
     te_tensor *d = te_op_call(call->ctx, "sub", 2, sub);
     te_tensor *s = d ? te_op_call(call->ctx, "square", 1, &TE_A_TENSOR(d)) : NULL;
-    te_tensor *y = s && call->attr[0].number < 2
-                       ? te_op_call(call->ctx, call->attr[0].number == 0 ? "mean" : "sum", 1, &TE_A_TENSOR(s))
-                       : te_tensor_retain(s);
     te_tensor_release(d);
-    te_tensor_release(s);
-    return te_call_result(call, y);
+    return reduce_loss(call, s, call->attr[0].number);
+}
+
+/* binary_cross_entropy_with_logits(x, target, weight, pos_weight; reduction) */
+static te_status binary_forward(te_call *call)
+{
+    te_tensor *x = call->in[0];
+    te_arg args[] = {TE_A_TENSOR(x), TE_A_TENSOR(call->in[1]), TE_A_ABSENT, TE_A_ABSENT};
+    te_status status = check_alike(call);
+    for (int i = 2; i < 4 && status == TE_OK; i++) {
+        te_tensor *w = call->in[i];
+        int64_t shape[TE_MAX_DIMS];
+        int ndim = x->ndim;
+        if (!w) continue;
+        args[i] = TE_A_TENSOR(w);
+        memcpy(shape, x->shape, sizeof shape);
+        if (w->ndim > x->ndim || !te_broadcast(&ndim, shape, w->ndim, w->shape) ||
+            memcmp(shape, x->shape, (size_t)ndim * sizeof *shape) != 0)
+            status = te_call_fail(call, TE_ERROR_ARGUMENT, "%s %s does not fit x %s", call->op->params[i].name,
+                                  TE_SHAPE_TEXT(w), TE_SHAPE_TEXT(x));
+    }
+    if (status != TE_OK) return status;
+    return reduce_loss(call, te_op_call(call->ctx, "binary_cross_entropy_of", 4, args), call->attr[0].number);
+}
+
+/* kl_div(x, target; reduction, log_target) */
+static te_status kl_div_forward(te_call *call)
+{
+    te_arg args[] = {TE_A_TENSOR(call->in[0]), TE_A_TENSOR(call->in[1])};
+    const char *op = call->attr[1].number != 0 ? "kl_div_of_logs" : "kl_div_of";
+    te_status status = check_alike(call);
+    return status == TE_OK ? reduce_loss(call, te_op_call(call->ctx, op, 2, args), call->attr[0].number) : status;
 }
 
 const te_op_def te_ops_loss[] = {
     {.signature = "cross_entropy(logits, targets; ignore_index: int = -100, label_smoothing: number = 0, reduction: "
-                  "mean|sum|none = mean)",
+                  "mean|sum|none = mean, weight = nil)",
      .doc =
          "Cross entropy of softmax(logits) with class ids from 0: (1-a) (lse - x[target]) + a (lse - mean(x)), a = "
          "label_smoothing. logits {..., classes}, targets {...}. "
-         "Rows whose target is ignore_index count nothing; mean divides by the others. Arithmetic and "
-         "result in float32, of float64 logits in float64.",
+         "Rows whose target is ignore_index count nothing; mean divides by the others. With weight {classes} each "
+         "class's term has its weight, and mean divides by the sum of the targets' weights. Floating point targets "
+         "are probabilities of all classes, in the shape of logits: sum(weight ((1-a) target + a / classes) (lse - "
+         "x)), and mean divides by the number of rows. Arithmetic and result in float32, of float64 logits in "
+         "float64.",
      .forward = cross_entropy_forward,
      .domain = "-2 2"},
     {.signature = "cross_entropy_row(x, target; ignore: number = -100)",
@@ -129,6 +241,26 @@ const te_op_def te_ops_loss[] = {
                 "where(target == ignore, 0, smooth)",
      .gradient = "dx = where(target == ignore, 0, dy * (exp(x - lse) - where(column() == target, 1 - smoothing, 0) - "
                  "smoothing / n))"},
+    {.signature = "cross_entropy_weighted(x, target, weight; ignore: number = -100, smoothing: number = 0)",
+     .doc = "Cross entropy of every row with weights of classes, and its target's weight.",
+     .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
+     .rows = "target",
+     .outputs = "y w",
+     .formula = "hit = column() == target; m = rowmax(x); lse = m + log(rowsum(exp(x - m))); "
+                "own = rowsum(where(hit, weight, 0)); picked = rowsum(where(hit, x, 0)); "
+                "all = rowsum(where(smoothing == 0 or weight == 0, 0, weight * (lse - x))); "
+                "y = where(target == ignore, 0, (1 - smoothing) * own * (lse - picked) + smoothing / n * all); "
+                "w = where(target == ignore, 0, own)",
+     .gradient = "share = smoothing / n; dx = where(target == ignore, 0, dy * (((1 - smoothing) * own + share * "
+                 "rowsum(weight)) * exp(x - lse) - where(column() == target, (1 - smoothing) * weight, 0) - share * "
+                 "weight))"},
+    {.signature = "cross_entropy_soft(x, target, weight = 1; smoothing: number = 0)",
+     .doc = "Cross entropy of every row with probabilities.",
+     .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
+     .formula = "m = rowmax(x); lse = m + log(rowsum(exp(x - m))); p = weight * ((1 - smoothing) * target + smoothing "
+                "/ n); y = rowsum(where(p == 0, 0, p * (lse - x)))",
+     .gradient = "q = (1 - smoothing) * target + smoothing / n; p = weight * q; g = dy * (lse - x); "
+                 "dx = dy * (rowsum(p) * exp(x - lse) - p); dtarget = (1 - smoothing) * weight * g; dweight = q * g"},
     {.signature = "parallel_cross_entropy(logits, targets; first: int = 0, classes: int = 0, ignore_index: int = -100)",
      .doc = "Of every row of logits whose classes count from first: maximum, sum of exp(x - maximum), the target's "
             "logit or 0, sum.",
@@ -164,7 +296,30 @@ const te_op_def te_ops_loss[] = {
      .flags = TE_OP_LASTROW | TE_OP_HIDDEN,
      .formula = "y = rowsum(x)"},
     {.signature = "mse_loss(x, target; reduction: mean|sum|none = mean)",
-     .doc = "Squared difference.",
+     .doc = "Squared difference of tensors of one shape.",
      .forward = mse_forward},
+    {.signature = "binary_cross_entropy_with_logits(x, target, weight = nil, pos_weight = nil; reduction: "
+                  "mean|sum|none = mean)",
+     .doc = "weight (pos_weight target softplus(-x) + (1 - target) softplus(x)): cross entropy of sigmoid(x) with "
+            "probabilities in x's shape.",
+     .forward = binary_forward},
+    {.signature = "binary_cross_entropy_of(x, target, weight = 1, pos_weight = 1)",
+     .doc = "The same of every element.",
+     .flags = TE_OP_FLOAT | TE_OP_HIDDEN,
+     .formula = TE_LOG1P_EXP
+     "y = weight * (pos_weight * target * (l - min(x, 0)) + (1 - target) * (max(x, 0) + l))"},
+    {.signature = "kl_div(x, target; reduction: mean|sum|none|batchmean = mean, log_target: bool = false)",
+     .doc = "Kullback-Leibler divergence target (log(target) - x) of log-probabilities x from probabilities in x's "
+            "shape, or with log_target their logarithms. batchmean divides the sum by the first extent.",
+     .forward = kl_div_forward,
+     .domain = "0.1 2"},
+    {.signature = "kl_div_of(x, target)",
+     .doc = "The same of every element.",
+     .flags = TE_OP_FLOAT | TE_OP_HIDDEN,
+     .formula = "y = where(target == 0, 0, target * (log(target) - x))"},
+    {.signature = "kl_div_of_logs(x, target)",
+     .doc = "The same of logarithms.",
+     .flags = TE_OP_FLOAT | TE_OP_HIDDEN,
+     .formula = "y = where(target == -inf, 0, exp(target) * (target - x))"},
     {0},
 };

@@ -12,8 +12,8 @@ typedef struct te_op_group {
 extern const te_op_group te_op_groups[]; /* ends with a NULL name */
 
 extern const te_op_def te_ops_pointwise[], te_ops_activation[], te_ops_norm[], te_ops_loss[], te_ops_reduce[],
-    te_ops_view[], te_ops_index[], te_ops_linear[], te_ops_attention[], te_ops_random[], te_ops_convert[],
-    te_ops_quantized[], te_ops_moe[], te_ops_moe_router[];
+    te_ops_view[], te_ops_index[], te_ops_arrange[], te_ops_linear[], te_ops_attention[], te_ops_random[],
+    te_ops_convert[], te_ops_quantized[], te_ops_moe[], te_ops_moe_router[];
 
 /* Compiled programs of program ops, kept in the context. */
 te_status te_variants_open(te_context *ctx);
@@ -27,6 +27,10 @@ typedef struct te_utility {
 } te_utility;
 
 te_program *te_utility_program(te_context *ctx, const te_utility *utility);
+
+/* In formulas over x: l = log(1 + exp(-|x|)), to the last digits where exp(-|x|) is small too. Its derivative at 0 is
+ * the one that max(x, 0) + l needs. */
+#define TE_LOG1P_EXP "e = exp(where(x > 0, -x, x)); u = 1 + e; l = log(u) + (e - (u - 1)) / u; "
 
 /* Shorthand for calling ops from ops. */
 #define TE_A_TENSOR(t)    ((te_arg){.kind = TE_ARG_TENSOR, .as.tensor = (t)})

@@ -5,14 +5,34 @@
 #define BINARY (TE_OP_METHOD | TE_OP_INPLACE | TE_OP_NUMBERS)
 #define TEST   (TE_OP_METHOD | TE_OP_NUMBERS | TE_OP_BOOL | TE_OP_NOGRAD)
 
+/* Of bools there is no difference: all would be true where they differ, and -x would be x. */
+static te_status refuse_bools(te_call *call)
+{
+    bool all = true;
+    for (int i = 0; i < call->op->n_inputs; i++) all &= call->in[i] && call->in[i]->dtype == TE_BOOL;
+    if (!all) return TE_OK;
+    return te_call_fail(call, TE_ERROR_ARGUMENT, "bools cannot be subtracted; %s, or x:to(\"int64\")",
+                        call->op->n_inputs > 1 ? "te.ne says where they differ" : "te.eq(x, 0) inverts a mask");
+}
+
 const te_op_def te_ops_pointwise[] = {
     {.signature = "add(x, other)", .doc = "Sum, x + other.", .flags = BINARY, .formula = "y = x + other"},
-    {.signature = "sub(x, other)", .doc = "Difference, x - other.", .flags = BINARY, .formula = "y = x - other"},
+    {.signature = "sub(x, other)",
+     .doc = "Difference, x - other; not of two tensors of bool.",
+     .flags = BINARY,
+     .formula = "y = x - other",
+     .check = refuse_bools},
     {.signature = "mul(x, other)", .doc = "Product, x * other.", .flags = BINARY, .formula = "y = x * other"},
     {.signature = "div(x, other)",
      .doc = "Quotient, x / other; whole numbers give float32.",
      .flags = BINARY | TE_OP_FLOAT,
      .formula = "y = x / other",
+     .domain = "0.3 2"},
+    {.signature = "remainder(x, other)",
+     .doc = "Remainder of x / other with the sign of other, as Lua's %: x - floor(x / other) * other.",
+     .flags = BINARY,
+     .formula = "q = floor(x / other); r = where(q == 0, x, x - q * other); "
+                "y = where(r ~= 0 and (r < 0) ~= (other < 0), r + other, r)",
      .domain = "0.3 2"},
     {.signature = "pow(x, other)",
      .doc = "Power, x ^ other, with the sign rules of C's pow.",
@@ -20,11 +40,11 @@ const te_op_def te_ops_pointwise[] = {
      .formula = "y = x ^ other",
      .domain = "0.3 2"},
     {.signature = "maximum(x, other)",
-     .doc = "Larger of both; NaN when either is NaN.",
+     .doc = "Larger of both; NaN when either is NaN. Equal tensors share the gradient.",
      .flags = BINARY,
      .formula = "y = max(x, other)"},
     {.signature = "minimum(x, other)",
-     .doc = "Smaller of both; NaN when either is NaN.",
+     .doc = "Smaller of both; NaN when either is NaN. Equal tensors share the gradient.",
      .flags = BINARY,
      .formula = "y = min(x, other)"},
     {.signature = "lerp(x, other, weight)",
@@ -41,7 +61,11 @@ const te_op_def te_ops_pointwise[] = {
      .formula = "y = x + value * a / b",
      .domain = "0.3 2"},
 
-    {.signature = "neg(x)", .doc = "Negation, -x.", .flags = TE_OP_METHOD | TE_OP_INPLACE, .formula = "y = -x"},
+    {.signature = "neg(x)",
+     .doc = "Negation, -x; not of bool.",
+     .flags = TE_OP_METHOD | TE_OP_INPLACE,
+     .formula = "y = -x",
+     .check = refuse_bools},
     {.signature = "abs(x)", .doc = "Absolute value.", .flags = TE_OP_METHOD | TE_OP_INPLACE, .formula = "y = abs(x)"},
     {.signature = "sign(x)", .doc = "-1, 0 or 1.", .flags = TE_OP_METHOD | TE_OP_INPLACE, .formula = "y = sign(x)"},
     {.signature = "floor(x)",
@@ -60,6 +84,17 @@ const te_op_def te_ops_pointwise[] = {
     {.signature = "square(x)", .doc = "x * x.", .flags = TE_OP_METHOD | TE_OP_INPLACE, .formula = "y = x * x"},
     {.signature = "exp(x)", .doc = "e ^ x.", .flags = UNARY, .formula = "y = exp(x)"},
     {.signature = "log(x)", .doc = "Natural logarithm.", .flags = UNARY, .formula = "y = log(x)", .domain = "0.2 3"},
+    {.signature = "expm1(x)",
+     .doc = "e ^ x - 1, exact for small x too.",
+     .flags = UNARY,
+     .formula = "t = tanh(0.5 * x); y = where(abs(x) < 1, 2 * t / (1 - t), exp(x) - 1)",
+     .gradient = "dx = dy * exp(x)"},
+    {.signature = "log1p(x)",
+     .doc = "log(1 + x), exact for small x too.",
+     .flags = UNARY,
+     .formula = "u = 1 + x; d = u - 1; y = log(u) + where(d == x, 0, (x - d) / u)",
+     .gradient = "dx = dy / (1 + x)",
+     .domain = "-0.8 3"},
     {.signature = "sqrt(x)", .doc = "Square root.", .flags = UNARY, .formula = "y = sqrt(x)", .domain = "0.2 3"},
     {.signature = "rsqrt(x)", .doc = "1 / sqrt(x).", .flags = UNARY, .formula = "y = rsqrt(x)", .domain = "0.2 3"},
     {.signature = "reciprocal(x)", .doc = "1 / x.", .flags = UNARY, .formula = "y = recip(x)", .domain = "0.2 3"},

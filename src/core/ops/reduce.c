@@ -182,6 +182,12 @@ static te_status var_forward(te_call *call)
     return reduce_rows(call, "var_row", 1, &TE_A_NUMBER(call->attr[2].number));
 }
 
+static te_status std_forward(te_call *call)
+{
+    return reduce_rows(call, "std_row", 1, &TE_A_NUMBER(call->attr[2].number));
+}
+static te_status logsumexp_forward(te_call *call) { return reduce_rows(call, "logsumexp_row", 0, NULL); }
+
 static te_status norm_forward(te_call *call)
 {
     double p = call->attr[2].number;
@@ -219,6 +225,14 @@ const te_op_def te_ops_reduce[] = {
      .doc = "Variance over dim: sum of squared deviations over max(count - correction, 0).",
      .flags = REDUCTION,
      .forward = var_forward},
+    {.signature = "std(x, dim: dims = nil, keepdim: bool = false; correction: number = 1)",
+     .doc = "Standard deviation over dim, the square root of te.var.",
+     .flags = REDUCTION,
+     .forward = std_forward},
+    {.signature = "logsumexp(x, dim: dims = nil, keepdim: bool = false)",
+     .doc = "log(sum(exp(x))) over dim, shifted by the maximum.",
+     .flags = REDUCTION,
+     .forward = logsumexp_forward},
     {.signature = "norm(x, dim: dims = nil, keepdim: bool = false; p: number = 2)",
      .doc = "p-norm over dim.",
      .flags = REDUCTION,
@@ -246,6 +260,16 @@ const te_op_def te_ops_reduce[] = {
      .doc = "Variance of a row.",
      .flags = ROW | TE_OP_FLOAT,
      .formula = "d = x - rowmean(x); y = rowsum(d * d) / max(n - correction, 0)"},
+    {.signature = "std_row(x; correction: number = 1)",
+     .doc = "Standard deviation of a row.",
+     .flags = ROW | TE_OP_FLOAT,
+     .formula = "m = rowmean(x); d = x - m; y = sqrt(rowsum(d * d) / max(n - correction, 0))",
+     .gradient = "dx = where(y == 0, 0, dy / y * (x - m) / max(n - correction, 0))"},
+    {.signature = "logsumexp_row(x)",
+     .doc = "Logarithm of the sum of exponentials of a row.",
+     .flags = ROW | TE_OP_FLOAT,
+     .formula = "m = rowmax(x); s = where(isfinite(m), m, 0); t = rowsum(exp(x - s)); y = s + log(t)",
+     .gradient = "dx = where(x == -inf, 0, dy * exp(x - s) / t)"},
     {.signature = "norm1_row(x)",
      .doc = "1-norm of a row.",
      .flags = ROW | TE_OP_FLOAT,

@@ -107,6 +107,7 @@ const te_backend te_backend_cpu = {
     .scatter_add = te_cpu_scatter_add,
     .arg_reduce = te_cpu_arg_reduce,
     .topk = te_cpu_topk,
+    .sort = te_cpu_sort,
     .cumsum = te_cpu_cumsum,
     .multinomial = te_cpu_multinomial,
     .route_map = te_cpu_route_map,

@@ -83,6 +83,7 @@ te_status te_cpu_multinomial(te_exec *, const te_view *out, const te_view *src, 
 te_status te_cpu_integers(te_exec *, int64_t *values, int64_t n, const te_integers *drawn);      /* integers.c */
 te_status te_cpu_topk(te_exec *, const te_view *values, const te_view *indices, const te_view *src,
                       bool largest); /* topk.c */
+te_status te_cpu_sort(te_exec *, const te_view *indices, const te_view *src, bool descending); /* sort.c */
 te_status te_cpu_route_map(te_exec *, const te_view *map, const te_view *counts, const te_view *routing,
                            int64_t rows); /* routes.c */
 te_status te_cpu_route_rows(te_exec *, const te_routes *, const te_view *rows, const te_view *tokens);

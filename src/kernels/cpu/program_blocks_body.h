@@ -235,7 +235,12 @@ TE_LOAD_STORE(f16, uint16_t, te_f16_to_f32, TE_REAL_FN(to_f16))
 #endif
 TE_LOAD_STORE(f8e4m3, uint8_t, te_f8e4m3_to_f32, TE_REAL_FN(to_f8e4m3))
 TE_LOAD_STORE(f8e5m2, uint8_t, te_f8e5m2_to_f32, TE_REAL_FN(to_f8e5m2))
+#if TE_REAL_IS_F32
 TE_LOAD_STORE(i64, int64_t, TE_SAME, TE_REAL_FN(to_i64))
+#else
+#define load_i64  te_whole_load_i64
+#define store_i64 te_whole_store_i64
+#endif
 TE_LOAD_STORE(i32, int32_t, TE_SAME, TE_REAL_FN(to_i32))
 TE_LOAD_STORE(u8, uint8_t, TE_SAME, TE_REAL_FN(to_u8))
 TE_LOAD_STORE(bool, uint8_t, TE_FROM_BOOL, TE_TO_BOOL)

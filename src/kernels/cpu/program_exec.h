@@ -93,6 +93,9 @@ bool te_program_run_again(te_exec *exec, te_program *program, const te_run *runs
 /* Does a single run by copying where that is all there is to do; false: nothing was done. program_copy.c */
 bool te_program_copy_run(te_exec *exec, const te_program *program, const te_run *runs, int n_runs, te_status *status);
 
+/* Does a single run of whole numbers without float64, to the same values; false: nothing was done. program_whole.c */
+bool te_program_whole_run(te_exec *exec, const te_program *program, const te_run *runs, int n_runs);
+
 /* A run with dense copies of the inputs that are `turned`, bits by input. program_straight.c */
 enum { TE_STRAIGHT_INPUTS = 8 };
 typedef struct te_straight {

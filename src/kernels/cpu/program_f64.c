@@ -37,7 +37,6 @@ static inline double sigmoid64(double x)
 #define f64_to_f16    te_f64_to_f16
 #define f64_to_f8e4m3 te_f64_to_f8e4m3
 #define f64_to_f8e5m2 te_f64_to_f8e5m2
-#define f64_to_i64    te_f64_to_i64
 #define f64_to_i32    te_f64_to_i32
 #define f64_to_u8     te_f64_to_u8
 

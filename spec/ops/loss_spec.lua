@@ -1,0 +1,175 @@
+--- Losses against sums over numbers.
+
+local te = require "te"
+local reference = require "spec.support.reference"
+
+local close = reference.assert_close
+local INF = math.huge
+
+local function classes(values) return te.tensor(values, { dtype = "int64" }) end
+
+local LOGITS = { { 1, -2, 3.5, 0 }, { 0.25, 4, -6, 1 }, { 2, 2, -1, 0.5 } }
+local WEIGHT = { 0.5, 2, 1, 3 }
+local P = { { 0.1, 0.2, 0.7, 0 }, { 1, 0, 0, 0 }, { 0.25, 0.25, 0.25, 0.25 } }
+
+local function log_softmax(row) return reference.map(math.log, reference.softmax(row)) end
+
+-- -sum(w_c p_c log q_c) of a row.
+local function cross(row, p, w)
+    local sum, logs = 0, log_softmax(row)
+    for c = 1, #row do if p[c] ~= 0 then sum = sum - (w and w[c] or 1) * p[c] * logs[c] end end
+    return sum
+end
+
+local function smooth(p, a) return reference.map(function(v) return (1 - a) * v + a / #p end, p) end
+
+local function sum(list)
+    local s = 0
+    for _, v in ipairs(list) do s = s + v end
+    return s
+end
+
+local function each_reduction(losses, by, fn, reductions)
+    close(losses, fn("none"), 1e-12)
+    close(sum(reference.flatten(losses)), fn("sum"), 1e-12)
+    close(sum(reference.flatten(losses)) / by, fn("mean"), 1e-12)
+end
+
+describe("te.cross_entropy", function()
+    local logits = te.tensor(LOGITS, { dtype = "float64" })
+
+    it("weighs classes", function()
+        for _, a in ipairs { 0, 0.25 } do
+            local targets, losses, by = { 2, -100, 1 }, {}, 0
+            for i, t in ipairs(targets) do
+                local p = { 0, 0, 0, 0 }
+                if t >= 0 then p[t + 1] = 1 end
+                losses[i] = t < 0 and 0 or cross(LOGITS[i], smooth(p, a), WEIGHT)
+                by = by + (t < 0 and 0 or WEIGHT[t + 1])
+            end
+            each_reduction(losses, by, function(reduction)
+                return te.cross_entropy(logits, classes(targets),
+                    { weight = te.tensor(WEIGHT), reduction = reduction, label_smoothing = a })
+            end)
+            local by_name = { weight = te.tensor(WEIGHT), label_smoothing = a }
+            close(sum(losses) / by, te.cross_entropy(logits, classes(targets), by_name), 1e-12)
+            assert.is_true(te.gradcheck(function(x)
+                return te.cross_entropy(x, classes(targets), by_name)
+            end, { logits }))
+        end
+    end)
+
+    it("takes probabilities", function()
+        for _, weight in ipairs { false, WEIGHT } do
+            for _, a in ipairs { 0, 0.25 } do
+                local losses = {}
+                for i, row in ipairs(LOGITS) do losses[i] = cross(row, smooth(P[i], a), weight or nil) end
+                local opts = { label_smoothing = a }
+                if weight then opts.weight = te.tensor(weight, { dtype = "float64" }) end
+                each_reduction(losses, 3, function(reduction)
+                    opts.reduction = reduction
+                    return te.cross_entropy(logits, te.tensor(P, { dtype = "float64" }), opts)
+                end)
+                opts.reduction = nil
+                assert.is_true(te.gradcheck(function(x, p, w)
+                    return te.cross_entropy(x, p, { label_smoothing = a, weight = w })
+                end, { logits, te.tensor(P, { dtype = "float64" }), opts.weight }))
+            end
+        end
+        local deep = te.cross_entropy(logits:reshape(1, 3, 4), te.tensor(P):reshape(1, 3, 4), { reduction = "none" })
+        assert.same({ 1, 3 }, deep.shape)
+    end)
+
+    it("agrees with classes where one has all the probability", function()
+        local rows = te.randn { 5, 7 }
+        local ids = classes { 0, 6, 3, 3, 1 }
+        local one_hot = te.zeros({ 5, 7 }):scatter_add(2, ids:unsqueeze(2), te.ones { 5, 1 })
+        close(te.cross_entropy(rows, ids):item(), te.cross_entropy(rows, one_hot), 1e-6)
+    end)
+
+    it("takes no notice of impossible classes that have no probability", function()
+        local x = te.tensor({ { -INF, 1, 2 } }, { requires_grad = true })
+        local loss = te.cross_entropy(x, te.tensor { { 0, 0.5, 0.5 } })
+        loss:backward()
+        close(cross({ 1, 2 }, { 0.5, 0.5 }), loss, 1e-6)
+        assert.equal(0, x.grad:totable()[1][1])
+    end)
+
+    it("says which shapes do not fit", function()
+        assert.error_matches(function() te.cross_entropy(logits, te.ones { 3, 2 }) end, "te.cross_entropy: targets of "
+            .. "float32 are probabilities in the shape of logits, {3,4}, not {3,2}", 1, true)
+        assert.error_matches(function() te.cross_entropy(logits, classes { 1, 2, 3 }, { weight = te.ones { 3 } }) end,
+            "te.cross_entropy: weight must have one number for each class of logits {3,4}, not {3}", 1, true)
+        local weight = te.ones({ 4 }, { requires_grad = true })
+        assert.error_matches(function() te.cross_entropy(logits, classes { 1, 2, 3 }, { weight = weight }) end,
+            "weight:detach()", 1, true)
+    end)
+end)
+
+describe("te.binary_cross_entropy_with_logits", function()
+    local X, T = { { 2, -1 }, { 0, 3 }, { -30, 30 } }, { { 1, 0 }, { 0.3, 0.9 }, { 0, 1 } }
+    local function softplus(x) return x < -20 and math.exp(x) or math.log(1 + math.exp(x)) end
+
+    it("is the cross entropy of two classes", function()
+        for _, weight in ipairs { 1, 0.5 } do
+            for _, positive in ipairs { 1, 3 } do
+                local losses = reference.map(function(x, t)
+                    return weight * (positive * t * softplus(-x) + (1 - t) * softplus(x))
+                end, X, T)
+                each_reduction(losses, 6, function(reduction)
+                    return te.binary_cross_entropy_with_logits(te.tensor(X, { dtype = "float64" }),
+                        te.tensor(T, { dtype = "float64" }), {
+                            reduction = reduction, weight = te.tensor({ weight, weight }, { dtype = "float64" }),
+                            pos_weight = te.tensor({ positive, positive }, { dtype = "float64" }) })
+                end)
+            end
+        end
+    end)
+
+    it("keeps the digits of small losses, and the gradient at 0", function()
+        local x = te.tensor({ -30, 0, 200 }, { requires_grad = true })
+        local loss = te.binary_cross_entropy_with_logits(x, te.tensor { 0, 1, 1 }, { reduction = "none" })
+        local found = loss:totable()
+        assert.is_true(math.abs(found[1] / math.exp(-30) - 1) < 1e-6)
+        assert.is_true(math.abs(found[2] - math.log(2)) < 1e-7 and found[3] == 0)
+        loss:sum():backward()
+        assert.is_true(math.abs(x.grad:totable()[1] / math.exp(-30) - 1) < 1e-6)
+        close({ -0.5, 0 }, x.grad:narrow(1, 2, 2), 1e-7)
+    end)
+
+    it("refuses other shapes", function()
+        for name in pairs { binary_cross_entropy_with_logits = 1, mse_loss = 1, kl_div = 1 } do
+            assert.error_matches(function() te[name](te.ones { 4, 1 }, te.ones { 4 }) end,
+                "te." .. name .. ": x is {4,1}, target {4}: both must have one shape", 1, true)
+        end
+        assert.error_matches(function()
+            te.binary_cross_entropy_with_logits(te.ones { 4 }, te.ones { 4 }, { pos_weight = te.ones { 2, 4 } })
+        end, "te.binary_cross_entropy_with_logits: pos_weight {2,4} does not fit x {4}", 1, true)
+    end)
+end)
+
+describe("te.kl_div", function()
+    it("is the divergence of probabilities", function()
+        local q = {}
+        for i, row in ipairs(LOGITS) do q[i] = log_softmax(row) end
+        local losses = reference.map(function(x, t) return t == 0 and 0 or t * (math.log(t) - x) end, q, P)
+        local x, p = te.tensor(q, { dtype = "float64" }), te.tensor(P, { dtype = "float64" })
+        for _, log_target in ipairs { false, true } do
+            local function loss(reduction)
+                return te.kl_div(x, log_target and te.log(p) or p, { reduction = reduction, log_target = log_target })
+            end
+            each_reduction(losses, 12, loss)
+            close(sum(reference.flatten(losses)) / 3, loss "batchmean", 1e-12)
+        end
+        assert.is_true(te.gradcheck(function(a, b) return te.kl_div(a, b, { log_target = true }) end,
+            { x, te.log(p + 0.1) }))
+    end)
+
+    it("has no gradient through what has no probability", function()
+        local x = te.tensor({ -INF, -1 }, { requires_grad = true })
+        local loss = te.kl_div(x, te.tensor { 0, 1 }, { reduction = "sum" })
+        loss:backward()
+        assert.equal(1, loss:item())
+        assert.same({ 0, -1 }, x.grad:totable())
+    end)
+end)

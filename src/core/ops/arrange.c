@@ -1,0 +1,470 @@
+/* arrange.c - elements put elsewhere: added at positions, in order, chosen by a mask, turned round, with a border. */
+#include "ops.h"
+
+#include "../autograd.h"
+
+#include <stdio.h>
+
+static int dim_of(te_call *call, int64_t dim, const te_tensor *x)
+{
+    int i = te_dim_index(dim, x->ndim);
+    if (i < 0)
+        te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is not in a tensor with %d dimensions",
+                     (long long)(dim < 0 ? dim : dim + 1), x->ndim);
+    return i;
+}
+
+/* Outside the graph, in another geometry where shape is not NULL. */
+static te_tensor *apart(te_tensor *t, int ndim, const int64_t *shape, const int64_t *stride)
+{
+    return shape ? te_tensor_alias(t, ndim, shape, stride, t->offset)
+                 : te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset);
+}
+
+/* What the host was to do and could not, as while a graph is recorded. */
+static void fail_host(te_call *call, const char *what)
+{
+    char reason[256];
+    snprintf(reason, sizeof reason, "%s", te_context_error(call->ctx));
+    te_call_fail(call, call->ctx->status, "%s by the host: %s", what, reason);
+}
+
+/* --- adding at positions ------------------------------------------------------------------------------------------ */
+
+static te_status check_scatter(te_call *call, int dim)
+{
+    te_tensor *x = call->in[0], *index = call->in[1], *src = call->in[2];
+    if (index->dtype != TE_I64 && index->dtype != TE_I32)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "index must be int64 or int32, not %s",
+                            te_dtype_name(index->dtype));
+    if (src->dtype != x->dtype || x->dtype == TE_BOOL)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "x is %s, src %s: both must have one dtype, which is not bool",
+                            te_dtype_name(x->dtype), te_dtype_name(src->dtype));
+    bool fits = index->ndim == x->ndim && src->ndim == x->ndim;
+    for (int i = 0; i < x->ndim && fits; i++)
+        fits = index->shape[i] <= src->shape[i] && (i == dim || index->shape[i] <= x->shape[i]);
+    if (fits) return TE_OK;
+    return te_call_fail(call, TE_ERROR_ARGUMENT, "index %s does not fit src %s and x %s", TE_SHAPE_TEXT(index),
+                        TE_SHAPE_TEXT(src), TE_SHAPE_TEXT(x));
+}
+
+/* scatter_add(x, dim, index, src); src may be larger than index. */
+static te_status scatter_add_forward(te_call *call)
+{
+    te_tensor *x = call->in[0], *index = call->in[1], *src = call->in[2];
+    int dim = dim_of(call, (int64_t)call->attr[0].number, x);
+    te_status status = dim < 0 ? call->ctx->status : check_scatter(call, dim);
+    if (status != TE_OK) return status;
+    te_tensor *y = call->out[0] = call->inplace ? te_tensor_retain(call->inplace) : te_tensor_clone_data(x);
+    te_tensor *part = y ? apart(src, index->ndim, index->shape, src->stride) : NULL;
+    if (part && part->storage == y->storage) { /* which is written meanwhile */
+        te_tensor *own = te_tensor_clone_data(part);
+        te_tensor_release(part);
+        part = own;
+    }
+    if (!part) return call->ctx->status;
+    te_exec *exec = te_call_exec(call, x);
+    te_view out = te_tensor_view(y), from = te_tensor_view(part), at = te_tensor_view(index);
+    if (call->inplace) te_tensor_written(y);
+    status = te_call_kernel(call, exec, exec->backend->scatter_add(exec, &out, &from, &at, dim));
+    te_tensor_release(part);
+    call->memo[0] = dim;
+    if (status == TE_OK && call->record && te_call_save(call, index) < 0) status = call->ctx->status;
+    return status;
+}
+
+static te_status scatter_add_backward(te_call *call)
+{
+    te_tensor *index = call->saved[0], *dy = call->dout[0];
+    if (te_grad_wanted(call, 0) && te_grad_give(call, 0, te_tensor_retain(dy)) != TE_OK) return call->ctx->status;
+    if (!te_grad_wanted(call, 2)) return TE_OK;
+    const te_grad_meta *src = te_grad_input(call, 2);
+    te_tensor *d = te_tensor_new(call->ctx, dy->storage->device, dy->dtype, src->ndim, src->shape);
+    te_tensor *part = d ? apart(d, index->ndim, index->shape, d->stride) : NULL;
+    te_status status = !part                                                 ? call->ctx->status
+                       : te_tensor_numel(part) == te_tensor_numel(d) ? TE_OK
+                                                                             : te_tensor_fill(d, 0);
+    if (status == TE_OK) {
+        te_exec *exec = te_call_exec(call, index);
+        te_view out = te_tensor_view(part), from = te_tensor_view(dy), at = te_tensor_view(index);
+        status = te_call_kernel(call, exec, exec->backend->gather(exec, &out, &from, &at, (int)call->memo[0]));
+    }
+    te_tensor_release(part);
+    if (status == TE_OK) return te_grad_give(call, 2, d);
+    te_tensor_release(d);
+    return status;
+}
+
+/* index_add(x, dim, index, src): scatter_add with the index spread over the other dimensions. */
+static te_status index_add_forward(te_call *call)
+{
+    te_tensor *x = call->in[0], *index = call->in[1], *src = call->in[2];
+    int dim = dim_of(call, (int64_t)call->attr[0].number, x);
+    if (dim < 0) return call->ctx->status;
+    int64_t stride[TE_MAX_DIMS] = {0};
+    bool fits = index->ndim == 1 && src->ndim == x->ndim;
+    for (int i = 0; i < x->ndim && fits; i++) fits = src->shape[i] == (i == dim ? index->shape[0] : x->shape[i]);
+    if (!fits)
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "index %s and src %s do not fit x %s: src has x's shape, dimension %d that of index",
+                            TE_SHAPE_TEXT(index), TE_SHAPE_TEXT(src), TE_SHAPE_TEXT(x), dim + 1);
+    stride[dim] = index->stride[0];
+    te_tensor *spread = apart(index, x->ndim, src->shape, stride);
+    if (!spread) return call->ctx->status;
+    te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_TENSOR(spread), TE_A_TENSOR(src)};
+    te_status status = call->inplace
+                           ? te_op_run_inplace(call->ctx, te_op_find(call->ctx, "scatter_add"), args, 4)
+                           : te_call_delegate(call, "scatter_add", 4, args);
+    if (call->inplace && status == TE_OK) call->out[0] = te_tensor_retain(call->inplace);
+    te_tensor_release(spread);
+    return status;
+}
+
+/* --- order -------------------------------------------------------------------------------------------------------- */
+
+static te_tensor *positions_of(te_context *ctx, te_tensor *x, int dim, bool largest)
+{
+    te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER((double)x->shape[dim]), TE_A_NUMBER(dim), TE_A_NUMBER(largest)};
+    te_tensor *out[2] = {NULL};
+    const te_op *topk = te_op_find(ctx, "topk");
+    if (topk && te_op_run(ctx, topk, args, 4, out, 2) == TE_OK) te_tensor_release(out[0]);
+    return out[1];
+}
+
+static te_tensor *picked(te_context *ctx, te_tensor *x, int dim, te_tensor *index)
+{
+    te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_TENSOR(index)};
+    return index ? te_op_call(ctx, "gather", 3, args) : NULL;
+}
+
+/* Where no kernel sorts: the largest of all are all in order, and so are the smallest but for NaNs, which come first
+ * and are brought behind. */
+static te_tensor *order_by_choice(te_context *ctx, te_tensor *x, int dim, bool descending)
+{
+    te_tensor *order = positions_of(ctx, x, dim, descending);
+    if (!order || descending || !te_dtype_is_float(x->dtype)) return order;
+    te_tensor *values = picked(ctx, x, dim, order), *last = values ? te_op_apply(ctx, "isnan", 1, &values) : NULL;
+    te_tensor *behind = last ? positions_of(ctx, last, dim, false) : NULL;
+    te_tensor *all = picked(ctx, order, dim, behind);
+    te_tensor_release(behind);
+    te_tensor_release(last);
+    te_tensor_release(values);
+    te_tensor_release(order);
+    return all;
+}
+
+/* t with `dim` exchanged with the last one, outside the graph. */
+static te_tensor *dim_last(te_tensor *t, int dim)
+{
+    int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
+    for (int i = 0; i < t->ndim; i++) {
+        int from = i == dim ? t->ndim - 1 : i == t->ndim - 1 ? dim : i;
+        shape[i] = t->shape[from];
+        stride[i] = t->stride[from];
+    }
+    return apart(t, t->ndim, shape, stride);
+}
+
+static te_tensor *order_by_kernel(te_call *call, te_tensor *x, int dim, bool descending)
+{
+    te_exec *exec = te_call_exec(call, x);
+    te_tensor *order = te_tensor_new(call->ctx, x->storage->device, TE_I64, x->ndim, x->shape);
+    te_tensor *rows = order ? dim_last(x, dim) : NULL, *to = rows ? dim_last(order, dim) : NULL;
+    te_status status = to ? TE_OK : call->ctx->status;
+    if (to) {
+        te_view src = te_tensor_view(rows), indices = te_tensor_view(to);
+        status = te_call_kernel(call, exec, exec->backend->sort(exec, &indices, &src, descending));
+    }
+    te_tensor_release(rows);
+    te_tensor_release(to);
+    if (status == TE_OK) return order;
+    te_tensor_release(order);
+    return NULL;
+}
+
+enum { LONGEST_BY_CHOICE = 4096 }; /* the time for which grows with the square */
+
+/* Positions of the elements in order along attribute 0; attribute 1: descending. */
+static te_tensor *order_of(te_call *call, int *dim)
+{
+    te_tensor *x = call->in[0], *order = NULL;
+    bool descending = call->attr[1].number != 0, sorts = te_call_exec(call, x)->backend->sort != NULL;
+    if ((*dim = dim_of(call, (int64_t)call->attr[0].number, x)) < 0) return NULL;
+    te_tensor *plain = apart(x, 0, NULL, NULL);
+    if (plain && !sorts && x->shape[*dim] <= LONGEST_BY_CHOICE) {
+        order = order_by_choice(call->ctx, plain, *dim, descending);
+    } else if (plain) {
+        te_device *host = te_context_device(call->ctx, "cpu");
+        te_tensor *near = sorts ? te_tensor_retain(plain) : te_tensor_on_device(plain, host);
+        if (!near && !sorts) fail_host(call, "long rows are sorted");
+        te_tensor *found = near ? order_by_kernel(call, near, *dim, descending) : NULL;
+        order = found ? te_tensor_on_device(found, x->storage->device) : NULL;
+        te_tensor_release(found);
+        te_tensor_release(near);
+    }
+    te_tensor_release(plain);
+    return order;
+}
+
+static te_status argsort_forward(te_call *call)
+{
+    int dim;
+    return te_call_result(call, order_of(call, &dim));
+}
+
+static te_status sort_forward(te_call *call)
+{
+    int dim;
+    te_tensor *order = call->out[1] = order_of(call, &dim);
+    return te_call_result(call, picked(call->ctx, call->in[0], dim, order));
+}
+
+/* --- by a mask ---------------------------------------------------------------------------------------------------- */
+
+/* The elements of mask that are not 0: {n, dimensions}, or with flat {n} in the flattened tensor. The host reads it. */
+static te_tensor *places_of(te_call *call, te_tensor *mask, bool flat)
+{
+    te_context *ctx = call->ctx;
+    int64_t all = te_tensor_numel(mask), columns = flat ? 1 : mask->ndim, n = 0;
+    te_arg ne[] = {TE_A_TENSOR(mask), TE_A_NUMBER(0)};
+    te_tensor *holds = mask->dtype == TE_BOOL ? te_tensor_retain(mask) : te_op_call(ctx, "ne", 2, ne);
+    te_tensor *read = holds ? te_tensor_empty(ctx, TE_BOOL, 1, &all) : NULL, *list = NULL, *places = NULL;
+    bool *set = read ? te_tensor_data(read) : NULL;
+    if (read && te_tensor_read(holds, TE_BOOL, set) != TE_OK) {
+        fail_host(call, "the mask is read");
+        te_tensor_release(read);
+        read = NULL;
+    }
+    for (int64_t i = 0; read && i < all; i++) n += set[i];
+    int64_t shape[] = {n, columns};
+    if (read) list = te_tensor_empty(ctx, TE_I64, flat ? 1 : 2, shape);
+    int64_t *to = list ? te_tensor_data(list) : NULL;
+    for (int64_t i = 0; list && i < all; i++) {
+        if (!set[i]) continue;
+        int64_t rest = i;
+        for (int64_t k = columns - 1; k >= 0; k--) {
+            to[k] = flat ? rest : rest % mask->shape[k];
+            rest = flat ? 0 : rest / mask->shape[k];
+        }
+        to += columns;
+    }
+    if (list) places = te_tensor_on_device(list, mask->storage->device);
+    te_tensor_release(list);
+    te_tensor_release(read);
+    te_tensor_release(holds);
+    return places;
+}
+
+static te_status nonzero_forward(te_call *call)
+{
+    te_tensor *x = call->in[0];
+    return te_call_result(call, places_of(call, x, false));
+}
+
+/* t in another shape, recorded; takes t over. */
+static te_tensor *shaped(te_context *ctx, const char *op, te_tensor *t, int ndim, const int64_t *shape)
+{
+    te_arg args[] = {TE_A_TENSOR(t), TE_A_INTS(shape, ndim)};
+    te_tensor *y = t ? te_op_call(ctx, op, 2, args) : NULL;
+    te_tensor_release(t);
+    return y;
+}
+
+static te_status masked_select_forward(te_call *call)
+{
+    te_context *ctx = call->ctx;
+    te_tensor *x = call->in[0], *mask = call->in[1];
+    int64_t shape[TE_MAX_DIMS], line = -1;
+    int ndim = x->ndim;
+    memcpy(shape, x->shape, sizeof shape);
+    if (mask->dtype != TE_BOOL)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "mask must be bool, not %s", te_dtype_name(mask->dtype));
+    if (!te_broadcast(&ndim, shape, mask->ndim, mask->shape))
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "mask %s does not fit x %s", TE_SHAPE_TEXT(mask),
+                            TE_SHAPE_TEXT(x));
+    te_tensor *wide = shaped(ctx, "expand", te_tensor_retain(mask), ndim, shape);
+    te_tensor *places = wide ? places_of(call, wide, true) : NULL;
+    te_tensor *all = places ? shaped(ctx, "expand", te_tensor_retain(x), ndim, shape) : NULL;
+    int64_t n = te_tensor_numel(wide);
+    all = shaped(ctx, "reshape", all, 1, n ? &line : &n);
+    te_tensor *y = all ? picked(ctx, all, 0, places) : NULL;
+    te_tensor_release(all);
+    te_tensor_release(places);
+    te_tensor_release(wide);
+    return te_call_result(call, y);
+}
+
+/* --- turned round and shifted ------------------------------------------------------------------------------------- */
+
+/* flip(x, dims): positions in reverse. */
+static te_status flip_forward(te_call *call)
+{
+    te_context *ctx = call->ctx;
+    te_tensor *y = te_op_call(ctx, "clone", 1, &TE_A_TENSOR(call->in[0]));
+    bool seen[TE_MAX_DIMS] = {false};
+    for (int i = 0; i < call->attr[0].n && y; i++) {
+        int dim = dim_of(call, call->attr[0].ints[i], y);
+        te_tensor *index = NULL, *x = y;
+        if (dim >= 0 && seen[dim]) te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %d is named twice", dim + 1);
+        if (dim >= 0 && !seen[dim]) index = te_tensor_new(ctx, x->storage->device, TE_I64, 1, &x->shape[dim]);
+        te_arg count[] = {TE_A_TENSOR(index), TE_A_NUMBER((double)(index ? x->shape[dim] - 1 : 0)), TE_A_NUMBER(-1)};
+        te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_TENSOR(index)};
+        y = index && te_op_run_inplace(ctx, te_op_find(ctx, "sequence"), count, 3) == TE_OK
+                ? te_op_call(ctx, "index_select", 3, args)
+                : NULL;
+        if (dim >= 0) seen[dim] = true;
+        te_tensor_release(index);
+        te_tensor_release(x);
+    }
+    return te_call_result(call, y);
+}
+
+/* x with the last `shift` positions of dim in front; takes x over. */
+static te_tensor *rolled(te_context *ctx, te_tensor *x, int dim, int64_t shift)
+{
+    int64_t n = x->shape[dim], front = n ? (shift % n + n) % n : 0;
+    if (front == 0) return x;
+    te_tensor *parts[2] = {NULL}, *y = NULL;
+    for (int i = 0; i < 2; i++) {
+        te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_NUMBER((double)(i ? 0 : n - front)),
+                         TE_A_NUMBER((double)(i ? n - front : front))};
+        parts[i] = te_op_call(ctx, "narrow", 4, args);
+    }
+    te_arg args[] = {{.kind = TE_ARG_TENSORS, .n = 2, .as.tensors = parts}, TE_A_NUMBER(dim)};
+    if (parts[0] && parts[1]) y = te_op_call(ctx, "cat", 2, args);
+    te_tensor_release(parts[0]);
+    te_tensor_release(parts[1]);
+    te_tensor_release(x);
+    return y;
+}
+
+static te_status roll_forward(te_call *call)
+{
+    te_context *ctx = call->ctx;
+    te_tensor *x = call->in[0], *y;
+    const te_attr *shifts = &call->attr[0], *dims = &call->attr[1];
+    int n = dims->set ? dims->n : 1;
+    if (shifts->n != n)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "%d shifts for %d dimensions%s", shifts->n, n,
+                            dims->set ? "" : ": without dims for the flattened tensor");
+    y = te_op_call(ctx, "clone", 1, &TE_A_TENSOR(x));
+    if (dims->set) {
+        for (int i = 0; i < n && y; i++) {
+            int dim = dim_of(call, dims->ints[i], x);
+            te_tensor *now = y;
+            y = dim < 0 ? NULL : rolled(ctx, now, dim, shifts->ints[i]);
+            if (dim < 0) te_tensor_release(now);
+        }
+    } else if (te_tensor_numel(x)) {
+        y = shaped(ctx, "reshape", y, 1, &(int64_t){-1});
+        y = shaped(ctx, "reshape", y ? rolled(ctx, y, 0, shifts->ints[0]) : NULL, x->ndim, x->shape);
+    }
+    return te_call_result(call, y);
+}
+
+/* --- border ------------------------------------------------------------------------------------------------------- */
+
+/* What x and the padded y have in common, as a part of t, which is either; memo: how many positions are put before
+ * each dimension of x. */
+static te_tensor *common(te_call *call, te_tensor *t, const int64_t *x, const int64_t *y, bool of_x)
+{
+    int64_t shape[TE_MAX_DIMS], offset = t->offset;
+    for (int i = 0; i < t->ndim; i++) {
+        int64_t before = call->memo[i], first = before < 0 ? -before : 0, end = y[i] - before;
+        shape[i] = (end < x[i] ? end : x[i]) - first; /* positions of x */
+        if (shape[i] < 0) shape[i] = 0;
+        offset += (of_x ? first : before + first) * (shape[i] ? t->stride[i] : 0);
+    }
+    return te_tensor_alias(t, t->ndim, shape, t->stride, offset);
+}
+
+static te_status pad_forward(te_call *call)
+{
+    te_tensor *x = call->in[0];
+    const te_attr *pad = &call->attr[0];
+    int64_t shape[TE_MAX_DIMS];
+    if (pad->n % 2 != 0 || pad->n / 2 > x->ndim)
+        return te_call_fail(call, TE_ERROR_ARGUMENT,
+                            "pad has %d entries, but needs two for each of the last dimensions of %s", pad->n,
+                            TE_SHAPE_TEXT(x));
+    for (int i = 0; i < x->ndim; i++) {
+        int at = 2 * (x->ndim - 1 - i);
+        int64_t before = at < pad->n ? pad->ints[at] : 0, after = at < pad->n ? pad->ints[at + 1] : 0;
+        call->memo[i] = before;
+        if (__builtin_add_overflow(x->shape[i], before, &shape[i]) ||
+            __builtin_add_overflow(shape[i], after, &shape[i]) || shape[i] < 0)
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "%lld before and %lld behind %lld positions of dimension %d",
+                                (long long)before, (long long)after, (long long)x->shape[i], i + 1);
+    }
+    te_tensor *y = call->out[0] = te_tensor_new(call->ctx, x->storage->device, x->dtype, x->ndim, shape);
+    te_status status = y ? te_tensor_fill(y, call->attr[1].number) : call->ctx->status;
+    if (status != TE_OK) return status;
+    te_tensor *to = common(call, y, x->shape, y->shape, false), *from = common(call, x, x->shape, y->shape, true);
+    status = to && from ? te_tensor_copy_data(to, from) : call->ctx->status;
+    te_tensor_release(to);
+    te_tensor_release(from);
+    return status;
+}
+
+static te_status pad_backward(te_call *call)
+{
+    const te_grad_meta *x = te_grad_input(call, 0);
+    te_tensor *dy = call->dout[0];
+    bool accumulate;
+    te_tensor *dx = te_grad_target(call, 0, &accumulate);
+    if (!dx || (!accumulate && te_tensor_fill(dx, 0) != TE_OK)) return call->ctx->status;
+    te_tensor *to = common(call, dx, x->shape, dy->shape, true), *from = common(call, dy, x->shape, dy->shape, false);
+    te_status status = to && from ? te_add_to(to, from) : call->ctx->status;
+    te_tensor_release(to);
+    te_tensor_release(from);
+    return status;
+}
+
+const te_op_def te_ops_arrange[] = {
+    {.signature = "scatter_add(x, dim: dim, index, src)",
+     .doc = "x with the elements of src added at positions of dim: y[...index[...i...]...] += src[...i...], in the "
+            "order of src. index counts from 0.",
+     .flags = TE_OP_METHOD | TE_OP_INPLACE,
+     .forward = scatter_add_forward,
+     .backward = scatter_add_backward},
+    {.signature = "index_add(x, dim: dim, index, src)",
+     .doc = "x with the slices of src along dim added at the positions in index {n}, counting from 0, in order.",
+     .flags = TE_OP_METHOD | TE_OP_INPLACE,
+     .forward = index_add_forward},
+    {.signature = "sort(x, dim: dim = -1, descending: bool = false)",
+     .doc = "The values along dim in ascending order, and their positions (from 0, int64). Equal ones stay in order, "
+            "NaN is the largest. Rows of more than 4096 on a GPU are sorted by the host.",
+     .flags = TE_OP_METHOD,
+     .outputs = "values indices",
+     .forward = sort_forward},
+    {.signature = "argsort(x, dim: dim = -1, descending: bool = false)",
+     .doc = "The positions (from 0, int64) of te.sort.",
+     .flags = TE_OP_METHOD | TE_OP_NOGRAD,
+     .forward = argsort_forward},
+    {.signature = "nonzero(x)",
+     .doc = "Positions (from 0, int64) of the elements that are not 0: {n, dimensions of x}, in order. Waits for a "
+            "device.",
+     .flags = TE_OP_METHOD | TE_OP_NOGRAD,
+     .forward = nonzero_forward},
+    {.signature = "masked_select(x, mask)",
+     .doc = "The elements of x where mask (bool) holds, in order, in one dimension; both broadcast. Waits for a "
+            "device.",
+     .flags = TE_OP_METHOD,
+     .forward = masked_select_forward},
+    {.signature = "flip(x, dims: dims)",
+     .doc = "x with the positions of dims in reverse.",
+     .flags = TE_OP_METHOD,
+     .forward = flip_forward},
+    {.signature = "roll(x, shifts: shape, dims: dims = nil)",
+     .doc = "x with positions of dims moved up by shifts, those at the end to the front; without dims in the flattened "
+            "tensor.",
+     .flags = TE_OP_METHOD,
+     .forward = roll_forward},
+    {.signature = "pad(x, pad: shape, value: number = 0)",
+     .doc = "x with a border of value: pad has how many positions come before and behind the last dimension, then the "
+            "one before it, and so on; negative ones take away.",
+     .flags = TE_OP_METHOD,
+     .forward = pad_forward,
+     .backward = pad_backward},
+    {0},
+};

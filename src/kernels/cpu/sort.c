@@ -1,0 +1,107 @@
+/* sort.c - the order of every row: stable, by keys of 64 bits (select.h), a digit at a time from the lowest. */
+#include "select.h"
+#include "workers.h"
+
+#include <string.h>
+
+typedef struct record {
+    uint64_t key;
+    int64_t  index;
+} record;
+
+typedef struct sort_job {
+    te_exec              *exec;
+    const te_copy_blocks *blocks;
+    const te_view        *src, *indices;
+    record               *records; /* two rows for each thread */
+    bool                  descending;
+} sort_job;
+
+enum { FEW = 48, WIDE_FROM = 1 << 13, MOST_BITS = 12 };
+
+/* Keys that ascend in the wanted order, a NaN as the largest number. Those of numbers that float32 holds differ in
+ * their upper bits only: returns how many bits do. */
+static int load_records(const sort_job *job, record *to, int64_t row)
+{
+    uint64_t       keys[TE_COPY_BLOCK];
+    const te_view *src = job->src;
+    int64_t        n = te_row_length(src);
+    const char    *data = te_row_at(src, row);
+    int            unused = te_value_class_of(src->dtype) == TE_CLASS_F32 ? 29 : 0;
+    for (int64_t at = 0; at < n && !te_cpu_stopping(job->exec); at += TE_COPY_BLOCK) {
+        int64_t count = n - at < TE_COPY_BLOCK ? n - at : TE_COPY_BLOCK;
+        te_load_keys(job->blocks, keys, src, te_element(data, src->dtype, at * te_row_stride(src)), count, true);
+        for (int64_t i = 0; i < count; i++)
+            to[at + i] = (record){(job->descending ? ~keys[i] : keys[i]) >> unused, at + i};
+    }
+    return 64 - unused;
+}
+
+static void insert_records(record *r, int64_t n)
+{
+    for (int64_t i = 1; i < n; i++) {
+        record  moving = r[i];
+        int64_t k = i;
+        for (; k > 0 && r[k - 1].key > moving.key; k--) r[k] = r[k - 1];
+        r[k] = moving;
+    }
+}
+
+/* Sorts by the digit of so many bits from `shift`; false where all records have the same one, and nothing was done. */
+static bool pass(te_exec *exec, record *to, const record *from, int64_t n, int shift, int bits)
+{
+    int64_t  counts[1 << MOST_BITS], sum = 0;
+    int      digits = 1 << bits;
+    uint64_t mask = (uint64_t)digits - 1;
+    memset(counts, 0, (size_t)digits * sizeof *counts);
+    for (int64_t i = 0; i < n; i++) counts[from[i].key >> shift & mask]++;
+    if (counts[from[0].key >> shift & mask] == n) return false;
+    for (int d = 0; d < digits; d++) {
+        int64_t count = counts[d];
+        counts[d] = sum;
+        sum += count;
+    }
+    for (int64_t i = 0; i < n && !(i % TE_SELECT_POLL == 0 && te_cpu_stopping(exec)); i++)
+        to[counts[from[i].key >> shift & mask]++] = from[i];
+    return true;
+}
+
+static void sort_rows(void *context, int64_t first, int64_t end, int thread)
+{
+    const sort_job *job = context;
+    int64_t         n = te_row_length(job->src), step = te_row_stride(job->indices);
+    int             digit = n < WIDE_FROM ? 8 : MOST_BITS;
+    for (int64_t row = first; row < end && !te_cpu_stopping(job->exec); row++) {
+        record  *now = job->records + 2 * n * thread, *other = now + n;
+        int64_t *index = te_row_at(job->indices, row);
+        int      bits = load_records(job, now, row);
+        if (n <= FEW) insert_records(now, n);
+        for (int shift = 0; n > FEW && shift < bits && !te_cpu_stopped(job->exec); shift += digit) {
+            record *sorted = other;
+            if (!pass(job->exec, sorted, now, n, shift, digit)) continue;
+            other = now;
+            now = sorted;
+        }
+        if (te_cpu_stopped(job->exec)) return; /* what is there may be no positions */
+        for (int64_t i = 0; i < n; i++) index[i * step] = now[i].index;
+    }
+}
+
+te_status te_cpu_sort(te_exec *exec, const te_view *indices, const te_view *src, bool descending)
+{
+    te_status status = te_check_rows(exec, "sort", indices, src);
+    if (status != TE_OK) return status;
+    int64_t rows = te_rows_of(src), n = te_row_length(src);
+    if (te_row_length(indices) != n || indices->dtype != TE_I64)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "sort: %lld indices of %s for %lld elements; int64 is needed",
+                            (long long)te_row_length(indices), te_dtype_name(indices->dtype), (long long)n);
+    if (rows == 0 || n == 0) return TE_OK;
+    int     threads = te_threads_for_rows(exec, rows, rows * n);
+    if (threads > rows) threads = (int)rows;
+    record *records = exec->scratch(exec, (size_t)threads * 2 * (size_t)n * sizeof(record));
+    if (!records) return TE_ERROR_MEMORY;
+    sort_job job = {exec, te_copy_blocks_of(exec), src, indices, records, descending};
+    te_cpu_loop(exec, threads, rows, te_cpu_even_grain(rows, threads), sort_rows, &job);
+    exec->scratch_free(exec, records);
+    return te_cpu_finish(exec, TE_OK);
+}

@@ -109,6 +109,67 @@ static void check_embeddings(void)
     check_embedding(TE_F64, TE_F64, DENSE, TE_I64, 33);
 }
 
+/* Ids in groups of other kinds, across the borders of blocks, tiles and digits. */
+typedef enum groups { ANY_ID, SAME_ID, ID_AT_ENDS, LONG_GROUPS } groups;
+
+static void check_groups(int64_t n, int64_t vocabulary, int64_t width, groups kind)
+{
+    enum { LENGTH = 256 };
+    twins ids = twins_new(TE_I64, DENSE, 1, &n), dy = twins_new(TE_BF16, DENSE, 2, (int64_t[2]){n, width});
+    twins table = twins_new(TE_F32, DENSE, 2, (int64_t[2]){vocabulary, width});
+    for (int64_t i = 0; i < n; i++) {
+        int64_t id = (int64_t)(test_random(&state) % (uint64_t)vocabulary);
+        if (kind == SAME_ID) id = vocabulary - 1;
+        if (kind == ID_AT_ENDS) id = id % 2 ? vocabulary - 1 : 0;
+        if (kind == LONG_GROUPS) id = i / (LENGTH - 1 + id % 3) % vocabulary; /* some of exactly LENGTH */
+        ((int64_t *)ids.gpu.data)[i] = ((int64_t *)ids.cpu.data)[i] = id;
+    }
+    CHECK_PLAN(te_cuda_plan_embedding_backward(&cuda.exec, &plan, &table.gpu, &dy.gpu, &ids.gpu));
+    CHECK((plan.n_calls == 0) == (n == 0));
+    CHECK(te_cpu_embedding_backward(&cuda.exec, &table.cpu, &dy.cpu, &ids.cpu, NULL) == TE_OK);
+    CHECK_MSG(same(&table, 0), "%lld ids of %lld by %lld, kind %d", (long long)n, (long long)vocabulary,
+              (long long)width, kind);
+    twins_free(&ids), twins_free(&dy), twins_free(&table);
+}
+
+static void check_all_groups(void)
+{
+    static const int64_t counts[] = {0, 1, 255, 256, 257, 512, 2047, 2048, 2049, 4097};
+    for (int i = 0; i < 10; i++)
+        for (int kind = ANY_ID; kind <= LONG_GROUPS; kind++) check_groups(counts[i], 300, 3, (groups)kind);
+    check_groups(3000, 1, 2, SAME_ID);
+    check_groups(5000, 511, 2, ANY_ID);
+    check_groups(5000, 512, 2, ID_AT_ENDS); /* digits change the halves of the scratch memory an even number of times */
+    check_groups(5000, 300000, 1, ANY_ID);  /* three digits */
+    check_groups(20000, 40, 1, ANY_ID);     /* more ids than blocks */
+    check_groups(600, 5, 515, ANY_ID);
+}
+
+/* Passes follow from the number of rows, and grids are within what a GPU takes; nothing is run. */
+static void check_plans(void)
+{
+    static const struct {
+        int64_t rows, n;
+        int     calls;
+    } sorts[] = {{511, 5000, 4}, {512, 5000, 6}, {50257, 5000, 6}, {300000, 5000, 8}, {300000, 2048, 3}};
+    for (size_t i = 0; i < sizeof sorts / sizeof sorts[0]; i++) {
+        te_view table = test_view(NULL, TE_F32, 2, (int64_t[2]){sorts[i].rows, 4});
+        te_view ids = test_view(NULL, TE_I64, 1, &sorts[i].n);
+        te_view dy = test_view(NULL, TE_F32, 2, (int64_t[2]){sorts[i].n, 4});
+        CHECK(te_cuda_plan_embedding_backward(&cuda.exec, &plan, &table, &dy, &ids) == TE_OK);
+        CHECK_MSG(plan.n_calls == sorts[i].calls, "%d calls for %lld rows", plan.n_calls, (long long)sorts[i].rows);
+    }
+    int64_t n = INT64_C(1) << 31, width = INT64_C(1) << 25, most = n << 1;
+    te_view table = test_view(NULL, TE_F32, 2, (int64_t[2]){4, width});
+    te_view ids = test_view(NULL, TE_I64, 1, &n), dy = test_view(NULL, TE_F32, 2, (int64_t[2]){n, width});
+    CHECK(te_cuda_plan_embedding_backward(&cuda.exec, &plan, &table, &dy, &ids) == TE_OK);
+    for (int i = 0; i < plan.n_calls; i++)
+        CHECK(plan.calls[i].launch.grid[0] < 65536 && plan.calls[i].launch.grid[1] < 65536);
+    ids.shape[0] = dy.shape[0] = most;
+    CHECK(te_cuda_plan_embedding_backward(&cuda.exec, &plan, &table, &dy, &ids) == TE_ERROR_UNSUPPORTED &&
+          strstr(cuda.exec.message, "4294967296"));
+}
+
 /* --- classes ----------------------------------------------------------------------------------------------------- */
 
 /* The place and the value of the first fault, and of those that are none. */
@@ -244,6 +305,8 @@ int main(void)
     cuda = (cuda_device){.exec = test_exec_open(1), .multiprocessors = 2};
     nvrtc_open(&cuda.nvrtc);
     check_embeddings();
+    check_all_groups();
+    check_plans();
     check_all_classes();
     check_indices();
     check_selects();

@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(256) te_route_keys(const __grid_con
 extern "C" __global__ void __launch_bounds__(256) te_route_sorted(const __grid_constant__ te_route_map_args a)
 {
     int64_t        n = a.tokens * a.columns;
-    const int64_t *positions = (const int64_t *)a.bound.scratch + (2 + a.sorted) * n;
+    const int64_t *positions = (const int64_t *)a.bound.scratch + (2 + te_sort_half(a.bound, n, a.sorted)) * n;
     for (int64_t i = TE_FIRST; i < n; i += TE_STEP)
         a.map[positions[i] % a.columns * a.tokens + positions[i] / a.columns] = (int32_t)(i < a.rows ? i : -1);
 }

@@ -255,6 +255,43 @@ static void check_select(te_dtype dtype, layout l, int64_t n, bool largest)
     twins_free(&src), twins_free(&values), twins_free(&indices), twins_free(&arg);
 }
 
+/* Rows of ties and of other kinds, with lengths about those where blocks become larger. */
+typedef enum ranking { ANY_VALUE, FEW_VALUES, ONE_VALUE, ASCENDING, ONE_THREAD } ranking;
+
+static void check_topk(te_dtype dtype, int64_t rows, int64_t n, int64_t k, ranking kind)
+{
+    int64_t shape[2] = {rows, n}, top_shape[2] = {rows, k};
+    twins   src = twins_new(dtype, DENSE, 2, shape), values = twins_new(dtype, DENSE, 2, top_shape);
+    twins   indices = twins_new(TE_I64, DENSE, 2, top_shape);
+    for (int64_t i = 0; i < rows * n && kind != ANY_VALUE; i++) {
+        double  x = 1;
+        int64_t at = i % n;
+        if (kind == FEW_VALUES) x = (double)(test_random(&state) % 3);
+        if (kind == ASCENDING) x = (double)(at % 2048);
+        if (kind == ONE_THREAD) x = at % 32 == 5 ? (double)(at * 7 % 199) : -1;
+        te_store_f64(src.gpu.data, dtype, i, x);
+    }
+    memcpy(src.cpu.data, src.gpu.data, src.bytes);
+    for (int largest = 0; largest < 2; largest++) {
+        CHECK_PLAN(te_cuda_plan_topk(&cuda.exec, &plan, &values.gpu, &indices.gpu, &src.gpu, largest));
+        CHECK(te_cpu_topk(&cuda.exec, &values.cpu, &indices.cpu, &src.cpu, largest) == TE_OK);
+        CHECK_MSG(same(&values, 0) && same(&indices, 0), "topk %lld of %lld %s, kind %d", (long long)k, (long long)n,
+                  te_dtype_name(dtype), kind);
+    }
+    twins_free(&src), twins_free(&values), twins_free(&indices);
+}
+
+static void check_all_topk(void)
+{
+    static const int64_t lengths[] = {31, 512, 513, 8192, 8193};
+    for (int i = 0; i < 5; i++)
+        for (int kind = ANY_VALUE; kind <= ONE_THREAD; kind++)
+            check_topk(kind % 2 ? TE_F32 : TE_BF16, 3, lengths[i], i < 3 ? 30 : 12, (ranking)kind);
+    check_topk(TE_F32, 2, 300, 300, FEW_VALUES);
+    check_topk(TE_I64, 2, 700, 650, ANY_VALUE);
+    check_topk(TE_F32, 8200, 3, 2, FEW_VALUES); /* more rows than blocks */
+}
+
 static double finite_or_zero(double x) { return isfinite(x) ? x : 0; }
 
 static void check_cumsum(te_dtype from, te_dtype to, layout l, int64_t n, bool reverse)
@@ -295,9 +332,17 @@ static void check_selects(void)
     check_cumsum(TE_BF16, TE_F64, PADDED, 300, true);
     check_cumsum(TE_I64, TE_I64, SWAPPED, 513, true);
     check_cumsum(TE_U8, TE_I32, DENSE, 5, false);
+    for (int n = 2047; n <= 2049; n++) check_cumsum(TE_I32, TE_I64, DENSE, n, n % 2);
+    for (int n = 255; n <= 257; n++) check_cumsum(TE_U8, TE_I64, DENSE, n, n % 2);
+    check_cumsum(TE_F32, TE_F64, DENSE, 9001, true);
+    check_cumsum(TE_I64, TE_I64, PADDED, 513, false);
+    check_all_topk();
     check_multinomial(TE_F32, DENSE, 1000, 20, true);
     check_multinomial(TE_BF16, SWAPPED, 300, 20, false);
     check_multinomial(TE_F64, PADDED, 33, 1, false);
+    check_multinomial(TE_F32, DENSE, 1, 3, true);
+    check_multinomial(TE_F32, DENSE, 9001, 40, true);
+    check_multinomial(TE_F32, PADDED, 8193, 5, false);
 }
 
 int main(void)

@@ -10,6 +10,11 @@ TE_HD static inline uint64_t te_key(te_a x, bool largest)
 {
 #if TE_A_IS_INTEGER
     uint64_t key = (uint64_t)(int64_t)x ^ (uint64_t)1 << 63;
+#elif TE_REAL_IS_F32 /* of few GPUs arithmetic in float64 is quick */
+    float value = te_from_a(x);
+    if (value != value) return ~(uint64_t)0;
+    uint32_t bits = te_f32_bits(value + 0.0f);
+    uint64_t key = bits >> 31 ? ~bits : bits | (uint32_t)1 << 31;
 #else
     double value = (double)te_from_a(x);
     if (value != value) return ~(uint64_t)0;

@@ -110,18 +110,21 @@ static void check_embeddings(void)
 }
 
 /* Ids in groups of other kinds, across the borders of blocks, tiles and digits. */
-typedef enum groups { ANY_ID, SAME_ID, ID_AT_ENDS, LONG_GROUPS } groups;
+typedef enum groups { ANY_ID, SAME_ID, ID_AT_ENDS, GROUPS, LONG_GROUPS } groups;
 
 static void check_groups(int64_t n, int64_t vocabulary, int64_t width, groups kind)
 {
-    enum { LENGTH = 256 };
+    int64_t length = kind == GROUPS ? 32 : 32 + 256; /* as te_embedding_add takes them */
     twins ids = twins_new(TE_I64, DENSE, 1, &n), dy = twins_new(TE_BF16, DENSE, 2, (int64_t[2]){n, width});
     twins table = twins_new(TE_F32, DENSE, 2, (int64_t[2]){vocabulary, width});
     for (int64_t i = 0; i < n; i++) {
         int64_t id = (int64_t)(test_random(&state) % (uint64_t)vocabulary);
         if (kind == SAME_ID) id = vocabulary - 1;
         if (kind == ID_AT_ENDS) id = id % 2 ? vocabulary - 1 : 0;
-        if (kind == LONG_GROUPS) id = i / (LENGTH - 1 + id % 3) % vocabulary; /* some of exactly LENGTH */
+        if (kind >= GROUPS) { /* one less, that many, one more */
+            int64_t at = i % (3 * length);
+            id = (i / (3 * length) * 3 + (at < length - 1 ? 0 : at < 2 * length - 1 ? 1 : 2)) % vocabulary;
+        }
         ((int64_t *)ids.gpu.data)[i] = ((int64_t *)ids.cpu.data)[i] = id;
     }
     CHECK_PLAN(te_cuda_plan_embedding_backward(&cuda.exec, &plan, &table.gpu, &dy.gpu, &ids.gpu));
@@ -134,9 +137,9 @@ static void check_groups(int64_t n, int64_t vocabulary, int64_t width, groups ki
 
 static void check_all_groups(void)
 {
-    static const int64_t counts[] = {0, 1, 255, 256, 257, 512, 2047, 2048, 2049, 4097};
-    for (int i = 0; i < 10; i++)
-        for (int kind = ANY_ID; kind <= LONG_GROUPS; kind++) check_groups(counts[i], 300, 3, (groups)kind);
+    static const int64_t counts[] = {0, 1, 31, 32, 33, 287, 288, 289, 544, 2047, 2048, 2049, 4097};
+    for (int i = 0; i < 13; i++)
+        for (int kind = ANY_ID; kind <= LONG_GROUPS; kind++) check_groups(counts[i], 300, 2, (groups)kind);
     check_groups(3000, 1, 2, SAME_ID);
     check_groups(5000, 511, 2, ANY_ID);
     check_groups(5000, 512, 2, ID_AT_ENDS); /* digits change the halves of the scratch memory an even number of times */

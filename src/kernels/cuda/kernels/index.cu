@@ -105,11 +105,11 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding_keys(const __grid
 }
 
 /* A block per stretch of the sorted pairs and 256 columns: it makes the sums of the groups that begin in its stretch.
- * The places of a group's rows come to shared memory, 256 at a time; then the loads of AHEAD rows are under way
- * together, and their elements are added in order. */
+ * The places of a group's rows come to shared memory, a few, then 256 at a time, as most groups are short; the loads of
+ * AHEAD rows are under way together, and their elements are added in order. */
 extern "C" __global__ void __launch_bounds__(256) te_embedding_add(const __grid_constant__ te_embedding_args a)
 {
-    enum { THREADS = 256, AHEAD = 16 };
+    enum { THREADS = 256, AHEAD = 16, FEW = 32 };
     __shared__ int64_t places[THREADS]; /* in bytes */
     __shared__ int     found;
     int64_t         half = te_sort_half(a.bound, a.n, a.sorted), last = a.ids.ndim;
@@ -127,14 +127,15 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding_add(const __grid_
             if (key >= (uint64_t)a.table.shape[0] || (first > 0 && keys[first - 1] == key)) continue;
             te_b   *target = (te_b *)a.table.data + (int64_t)key * a.table.stride[0] + column * a.table.stride[1];
             te_real sum = inside ? te_from_b(*target) : (te_real)0;
-            int     count = THREADS;
-            for (int64_t at = first + t; count == THREADS; at += THREADS) {
-                bool here = at < a.n && keys[at] == key, next = at + 1 < a.n && keys[at + 1] == key;
+            int64_t at = first + t;
+            for (int chunk = FEW;; chunk = THREADS) {
+                bool here = t < chunk && at < a.n && keys[at] == key;
                 __syncthreads(); /* places and `found` have been read */
                 if (here) places[t] = te_offset(a.rows, last, positions[at]) * (int64_t)sizeof(te_a);
-                if (here ? t == THREADS - 1 || !next : t == 0) found = here ? t + 1 : 0; /* one thread */
+                if (here && (t == chunk - 1 || at + 1 >= a.n || keys[at + 1] != key)) found = t + 1;
+                if (!here && t == 0) found = 0;
                 __syncthreads();
-                count = found;
+                int count = found;
                 for (int j = 0; j < count && inside; j += AHEAD) {
                     te_a x[AHEAD];
 #pragma unroll
@@ -144,6 +145,8 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding_add(const __grid_
                     for (int k = 0; k < AHEAD; k++)
                         if (k < count - j) sum += te_from_a(x[k]);
                 }
+                if (count < chunk) break;
+                at += chunk;
             }
             if (inside) *target = te_as_b(sum);
         }

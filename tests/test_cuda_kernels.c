@@ -239,6 +239,7 @@ static void check_indices(void)
                     (int64_t[3]){6, 9, 20});
     check_index(TE_F32, DENSE, TE_I64, 2, (int64_t[3]){2, 3, 11}, (int64_t[3]){2, 3, 900}); /* few long lines: sorted */
     check_index(TE_BF16, PADDED, TE_I64, 0, (int64_t[3]){40, 2, 3}, (int64_t[3]){300, 2, 3});
+    check_index(TE_F32, DENSE, TE_I64, 2, (int64_t[3]){1, 1, 2}, (int64_t[3]){1, 1, 2500}); /* several tiles */
     check_index(TE_I32, DENSE, TE_I32, 0, (int64_t[3]){5, 30, 20}, (int64_t[3]){70, 30, 20});
 }
 

@@ -400,8 +400,10 @@ extern "C" __global__ void __launch_bounds__(256) te_scatter_keys(const __grid_c
     }
 }
 
+/* A thread per group: the loads of AHEAD elements are under way together. */
 extern "C" __global__ void __launch_bounds__(256) te_scatter_add(const __grid_constant__ te_index_args a)
 {
+    enum { AHEAD = 4 };
     int64_t         half = te_sort_half(a.bound, a.n, a.sorted);
     const uint64_t *keys = (const uint64_t *)a.bound.scratch + half * a.n;
     const int64_t  *positions = (const int64_t *)a.bound.scratch + (2 + half) * a.n;
@@ -412,8 +414,19 @@ extern "C" __global__ void __launch_bounds__(256) te_scatter_add(const __grid_co
         te_a *to =
             (te_a *)a.whole.data + te_line_offset(a, positions[first]) + (int64_t)(key % bound) * a.whole.stride[a.dim];
         te_a  sum = *to;
-        for (int64_t i = first; i < a.n && keys[i] == key; i++)
-            sum = te_added(sum, ((const te_a *)a.part.data)[te_offset(a.part, a.part.ndim, positions[i])]);
+        for (int64_t i = first, count = AHEAD; count == AHEAD; i += AHEAD) {
+            te_a x[AHEAD];
+            count = 0;
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                if (i + k >= a.n || keys[i + k] != key) continue;
+                x[k] = ((const te_a *)a.part.data)[te_offset(a.part, a.part.ndim, positions[i + k])];
+                count++; /* equal keys are neighbours */
+            }
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+                if (k < count) sum = te_added(sum, x[k]);
+        }
         *to = sum;
     }
 }

@@ -146,6 +146,9 @@ static void check_all_groups(void)
     check_groups(5000, 300000, 1, ANY_ID);  /* three digits */
     check_groups(20000, 40, 1, ANY_ID);     /* more ids than blocks */
     check_groups(600, 5, 515, ANY_ID);
+    for (int i = 0; i < 8; i++)
+        check_groups((int64_t)(test_random(&state) % 7000), 1 + (int64_t)(test_random(&state) % 3000),
+                     1 + (int64_t)(test_random(&state) % 6), ANY_ID);
 }
 
 /* Passes follow from the number of rows, and grids are within what a GPU takes; nothing is run. */
@@ -259,6 +262,20 @@ static void check_select(te_dtype dtype, layout l, int64_t n, bool largest)
     twins_free(&src), twins_free(&values), twins_free(&indices), twins_free(&arg);
 }
 
+static double finite_or_zero(double x) { return isfinite(x) ? x : 0; }
+
+static void check_cumsum(te_dtype from, te_dtype to, layout l, int64_t n, bool reverse)
+{
+    int64_t shape[2] = {5, n};
+    twins   src = twins_new(from, l, 2, shape), dst = twins_new(to, l, 2, shape);
+    each(&src, finite_or_zero, 0);
+    CHECK_PLAN(te_cuda_plan_cumsum(&cuda.exec, &plan, &dst.gpu, &src.gpu, reverse));
+    CHECK(te_cpu_cumsum(&cuda.exec, &dst.cpu, &src.cpu, reverse) == TE_OK);
+    CHECK_MSG(same(&dst, te_dtype_is_integer(to) ? 0 : to == TE_F64 ? 1e-10 : 1e-2), "cumsum of %lld %s to %s",
+              (long long)n, te_dtype_name(from), te_dtype_name(to));
+    twins_free(&src), twins_free(&dst);
+}
+
 /* Rows of ties and of other kinds, with lengths about those where blocks become larger. */
 typedef enum ranking { ANY_VALUE, FEW_VALUES, ONE_VALUE, ASCENDING, ONE_THREAD } ranking;
 
@@ -294,20 +311,11 @@ static void check_all_topk(void)
     check_topk(TE_F32, 2, 300, 300, FEW_VALUES);
     check_topk(TE_I64, 2, 700, 650, ANY_VALUE);
     check_topk(TE_F32, 8200, 3, 2, FEW_VALUES); /* more rows than blocks */
-}
-
-static double finite_or_zero(double x) { return isfinite(x) ? x : 0; }
-
-static void check_cumsum(te_dtype from, te_dtype to, layout l, int64_t n, bool reverse)
-{
-    int64_t shape[2] = {5, n};
-    twins   src = twins_new(from, l, 2, shape), dst = twins_new(to, l, 2, shape);
-    each(&src, finite_or_zero, 0);
-    CHECK_PLAN(te_cuda_plan_cumsum(&cuda.exec, &plan, &dst.gpu, &src.gpu, reverse));
-    CHECK(te_cpu_cumsum(&cuda.exec, &dst.cpu, &src.cpu, reverse) == TE_OK);
-    CHECK_MSG(same(&dst, te_dtype_is_integer(to) ? 0 : to == TE_F64 ? 1e-10 : 1e-2), "cumsum of %lld %s to %s",
-              (long long)n, te_dtype_name(from), te_dtype_name(to));
-    twins_free(&src), twins_free(&dst);
+    for (int i = 0; i < 6; i++) {
+        int64_t n = 1 + (int64_t)(test_random(&state) % 9000), k = 1 + (int64_t)(test_random(&state) % 20);
+        check_topk(i % 2 ? TE_F16 : TE_F64, 2, n, k < n ? k : n, i % 3 ? ANY_VALUE : FEW_VALUES);
+        check_cumsum(TE_I32, TE_I64, DENSE, n, i % 2);
+    }
 }
 
 static void check_multinomial(te_dtype dtype, layout l, int64_t n, int64_t draws, bool replacement)

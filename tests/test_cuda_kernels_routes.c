@@ -148,6 +148,10 @@ static void check_all_maps(void)
     check_map(false, 683, 3, 600, INT32_MAX);       /* two digits of three */
     check_map(false, 683, 3, 1 << 20, INT32_MAX);
     check_map(false, 66000, 8, 60, INT32_MAX); /* several tiles a block */
+    for (int i = 0; i < 8; i++) {
+        int64_t n = (int64_t)(test_random(&seed) % 900), columns = 1 + (int64_t)(test_random(&seed) % 40);
+        check_map(i % 2, n, columns, 1 + (int64_t)(test_random(&seed) % 50), (int64_t)(test_random(&seed) % 5000));
+    }
     int64_t  id = 1 << 20;
     int32_t  to;
     te_view  routing = view(&id, TE_I64, 1, 1), map_view = line(&to, 1), none = {0};
@@ -218,6 +222,12 @@ int main(void)
         check_choosing(8, 8, 4, 256, kind);
         check_choosing(7, 1, 1, 320, kind);
         check_choosing(40, 40, 40, 80, kind);
+        for (int i = 0; i < 6; i++) {
+            int64_t groups = 1 + (int64_t)(test_random(&seed) % 9), size = 1 + (int64_t)(test_random(&seed) % 35);
+            int64_t best = 1 + (int64_t)(test_random(&seed) % (uint64_t)groups);
+            int64_t counted = (int64_t)(test_random(&seed) % (uint64_t)(size < 5 ? size + 1 : 5));
+            check_choosing(best * counted, groups, best, (int)(groups * size), kind);
+        }
     }
 #ifdef TE_ISA_HAS_X86
     te_cpu_isa isa = te_cpu(&cuda.exec)->isa;

@@ -109,6 +109,73 @@ static void check_embeddings(void)
     check_embedding(TE_F64, TE_F64, DENSE, TE_I64, 33);
 }
 
+/* Ids in groups of other kinds, across the borders of blocks, tiles and digits. */
+typedef enum groups { ANY_ID, SAME_ID, ID_AT_ENDS, GROUPS, LONG_GROUPS } groups;
+
+static void check_groups(int64_t n, int64_t vocabulary, int64_t width, groups kind)
+{
+    int64_t length = kind == GROUPS ? 32 : 32 + 256; /* as te_embedding_add takes them */
+    twins ids = twins_new(TE_I64, DENSE, 1, &n), dy = twins_new(TE_BF16, DENSE, 2, (int64_t[2]){n, width});
+    twins table = twins_new(TE_F32, DENSE, 2, (int64_t[2]){vocabulary, width});
+    for (int64_t i = 0; i < n; i++) {
+        int64_t id = (int64_t)(test_random(&state) % (uint64_t)vocabulary);
+        if (kind == SAME_ID) id = vocabulary - 1;
+        if (kind == ID_AT_ENDS) id = id % 2 ? vocabulary - 1 : 0;
+        if (kind >= GROUPS) { /* one less, that many, one more */
+            int64_t at = i % (3 * length);
+            id = (i / (3 * length) * 3 + (at < length - 1 ? 0 : at < 2 * length - 1 ? 1 : 2)) % vocabulary;
+        }
+        ((int64_t *)ids.gpu.data)[i] = ((int64_t *)ids.cpu.data)[i] = id;
+    }
+    CHECK_PLAN(te_cuda_plan_embedding_backward(&cuda.exec, &plan, &table.gpu, &dy.gpu, &ids.gpu));
+    CHECK((plan.n_calls == 0) == (n == 0));
+    CHECK(te_cpu_embedding_backward(&cuda.exec, &table.cpu, &dy.cpu, &ids.cpu, NULL) == TE_OK);
+    CHECK_MSG(same(&table, 0), "%lld ids of %lld by %lld, kind %d", (long long)n, (long long)vocabulary,
+              (long long)width, kind);
+    twins_free(&ids), twins_free(&dy), twins_free(&table);
+}
+
+static void check_all_groups(void)
+{
+    static const int64_t counts[] = {0, 1, 31, 32, 33, 287, 288, 289, 544, 2047, 2048, 2049, 4097};
+    for (int i = 0; i < 13; i++)
+        for (int kind = ANY_ID; kind <= LONG_GROUPS; kind++) check_groups(counts[i], 300, 2, (groups)kind);
+    check_groups(3000, 1, 2, SAME_ID);
+    check_groups(5000, 511, 2, ANY_ID);
+    check_groups(5000, 512, 2, ID_AT_ENDS); /* digits change the halves of the scratch memory an even number of times */
+    check_groups(5000, 300000, 1, ANY_ID);  /* three digits */
+    check_groups(20000, 40, 1, ANY_ID);     /* more ids than blocks */
+    check_groups(600, 5, 515, ANY_ID);
+    for (int i = 0; i < 8; i++)
+        check_groups((int64_t)(test_random(&state) % 7000), 1 + (int64_t)(test_random(&state) % 3000),
+                     1 + (int64_t)(test_random(&state) % 6), ANY_ID);
+}
+
+/* Passes follow from the number of rows, and grids are within what a GPU takes; nothing is run. */
+static void check_plans(void)
+{
+    static const struct {
+        int64_t rows, n;
+        int     calls;
+    } sorts[] = {{511, 5000, 4}, {512, 5000, 6}, {50257, 5000, 6}, {300000, 5000, 8}, {300000, 2048, 3}};
+    for (size_t i = 0; i < sizeof sorts / sizeof sorts[0]; i++) {
+        te_view table = test_view(NULL, TE_F32, 2, (int64_t[2]){sorts[i].rows, 4});
+        te_view ids = test_view(NULL, TE_I64, 1, &sorts[i].n);
+        te_view dy = test_view(NULL, TE_F32, 2, (int64_t[2]){sorts[i].n, 4});
+        CHECK(te_cuda_plan_embedding_backward(&cuda.exec, &plan, &table, &dy, &ids) == TE_OK);
+        CHECK_MSG(plan.n_calls == sorts[i].calls, "%d calls for %lld rows", plan.n_calls, (long long)sorts[i].rows);
+    }
+    int64_t n = INT64_C(1) << 31, width = INT64_C(1) << 25, most = n << 1;
+    te_view table = test_view(NULL, TE_F32, 2, (int64_t[2]){4, width});
+    te_view ids = test_view(NULL, TE_I64, 1, &n), dy = test_view(NULL, TE_F32, 2, (int64_t[2]){n, width});
+    CHECK(te_cuda_plan_embedding_backward(&cuda.exec, &plan, &table, &dy, &ids) == TE_OK);
+    for (int i = 0; i < plan.n_calls; i++)
+        CHECK(plan.calls[i].launch.grid[0] < 65536 && plan.calls[i].launch.grid[1] < 65536);
+    ids.shape[0] = dy.shape[0] = most;
+    CHECK(te_cuda_plan_embedding_backward(&cuda.exec, &plan, &table, &dy, &ids) == TE_ERROR_UNSUPPORTED &&
+          strstr(cuda.exec.message, "4294967296"));
+}
+
 /* --- classes ----------------------------------------------------------------------------------------------------- */
 
 /* The place and the value of the first fault, and of those that are none. */
@@ -175,6 +242,7 @@ static void check_indices(void)
                     (int64_t[3]){6, 9, 20});
     check_index(TE_F32, DENSE, TE_I64, 2, (int64_t[3]){2, 3, 11}, (int64_t[3]){2, 3, 900}); /* few long lines: sorted */
     check_index(TE_BF16, PADDED, TE_I64, 0, (int64_t[3]){40, 2, 3}, (int64_t[3]){300, 2, 3});
+    check_index(TE_F32, DENSE, TE_I64, 2, (int64_t[3]){1, 1, 2}, (int64_t[3]){1, 1, 2500}); /* several tiles */
     check_index(TE_I32, DENSE, TE_I32, 0, (int64_t[3]){5, 30, 20}, (int64_t[3]){70, 30, 20});
 }
 
@@ -208,6 +276,48 @@ static void check_cumsum(te_dtype from, te_dtype to, layout l, int64_t n, bool r
     twins_free(&src), twins_free(&dst);
 }
 
+/* Rows of ties and of other kinds, with lengths about those where blocks become larger. */
+typedef enum ranking { ANY_VALUE, FEW_VALUES, ONE_VALUE, ASCENDING, ONE_THREAD } ranking;
+
+static void check_topk(te_dtype dtype, int64_t rows, int64_t n, int64_t k, ranking kind)
+{
+    int64_t shape[2] = {rows, n}, top_shape[2] = {rows, k};
+    twins   src = twins_new(dtype, DENSE, 2, shape), values = twins_new(dtype, DENSE, 2, top_shape);
+    twins   indices = twins_new(TE_I64, DENSE, 2, top_shape);
+    for (int64_t i = 0; i < rows * n && kind != ANY_VALUE; i++) {
+        double  x = 1;
+        int64_t at = i % n;
+        if (kind == FEW_VALUES) x = (double)(test_random(&state) % 3);
+        if (kind == ASCENDING) x = (double)(at % 2048);
+        if (kind == ONE_THREAD) x = at % 32 == 5 ? (double)(at * 7 % 199) : -1;
+        te_store_f64(src.gpu.data, dtype, i, x);
+    }
+    memcpy(src.cpu.data, src.gpu.data, src.bytes);
+    for (int largest = 0; largest < 2; largest++) {
+        CHECK_PLAN(te_cuda_plan_topk(&cuda.exec, &plan, &values.gpu, &indices.gpu, &src.gpu, largest));
+        CHECK(te_cpu_topk(&cuda.exec, &values.cpu, &indices.cpu, &src.cpu, largest) == TE_OK);
+        CHECK_MSG(same(&values, 0) && same(&indices, 0), "topk %lld of %lld %s, kind %d", (long long)k, (long long)n,
+                  te_dtype_name(dtype), kind);
+    }
+    twins_free(&src), twins_free(&values), twins_free(&indices);
+}
+
+static void check_all_topk(void)
+{
+    static const int64_t lengths[] = {31, 512, 513, 8192, 8193};
+    for (int i = 0; i < 5; i++)
+        for (int kind = ANY_VALUE; kind <= ONE_THREAD; kind++)
+            check_topk(kind % 2 ? TE_F32 : TE_BF16, 3, lengths[i], i < 3 ? 30 : 12, (ranking)kind);
+    check_topk(TE_F32, 2, 300, 300, FEW_VALUES);
+    check_topk(TE_I64, 2, 700, 650, ANY_VALUE);
+    check_topk(TE_F32, 8200, 3, 2, FEW_VALUES); /* more rows than blocks */
+    for (int i = 0; i < 6; i++) {
+        int64_t n = 1 + (int64_t)(test_random(&state) % 9000), k = 1 + (int64_t)(test_random(&state) % 20);
+        check_topk(i % 2 ? TE_F16 : TE_F64, 2, n, k < n ? k : n, i % 3 ? ANY_VALUE : FEW_VALUES);
+        check_cumsum(TE_I32, TE_I64, DENSE, n, i % 2);
+    }
+}
+
 static void check_multinomial(te_dtype dtype, layout l, int64_t n, int64_t draws, bool replacement)
 {
     int64_t shape[2] = {6, n}, out_shape[2] = {6, draws};
@@ -234,9 +344,17 @@ static void check_selects(void)
     check_cumsum(TE_BF16, TE_F64, PADDED, 300, true);
     check_cumsum(TE_I64, TE_I64, SWAPPED, 513, true);
     check_cumsum(TE_U8, TE_I32, DENSE, 5, false);
+    for (int n = 2047; n <= 2049; n++) check_cumsum(TE_I32, TE_I64, DENSE, n, n % 2);
+    for (int n = 255; n <= 257; n++) check_cumsum(TE_U8, TE_I64, DENSE, n, n % 2);
+    check_cumsum(TE_F32, TE_F64, DENSE, 9001, true);
+    check_cumsum(TE_I64, TE_I64, PADDED, 513, false);
+    check_all_topk();
     check_multinomial(TE_F32, DENSE, 1000, 20, true);
     check_multinomial(TE_BF16, SWAPPED, 300, 20, false);
     check_multinomial(TE_F64, PADDED, 33, 1, false);
+    check_multinomial(TE_F32, DENSE, 1, 3, true);
+    check_multinomial(TE_F32, DENSE, 9001, 40, true);
+    check_multinomial(TE_F32, PADDED, 8193, 5, false);
 }
 
 int main(void)
@@ -244,6 +362,8 @@ int main(void)
     cuda = (cuda_device){.exec = test_exec_open(1), .multiprocessors = 2};
     nvrtc_open(&cuda.nvrtc);
     check_embeddings();
+    check_all_groups();
+    check_plans();
     check_all_classes();
     check_indices();
     check_selects();

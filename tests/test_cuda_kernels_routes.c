@@ -108,22 +108,78 @@ static void check_routes(void)
     CHECK(cuda_plan_run(&cuda, &plan) == TE_ERROR_ARGUMENT && strstr(cuda.exec.message, "120"));
 }
 
-static void check_choosing(int64_t k, int64_t groups, int64_t best)
+/* Maps of `n` tokens: masks with so many experts of which one in `rare` is marked, or ids below `rare`. */
+static void check_map(bool masked, int64_t n, int64_t columns, int64_t rare, int64_t limit)
 {
-    enum { ROWS = 40, COLUMNS = 24 };
-    static float   scores[ROWS * COLUMNS];
-    static uint8_t chosen[2][ROWS * COLUMNS];
-    te_view        s = view(scores, TE_F32, ROWS, COLUMNS), to[2];
+    int64_t  all = n * columns, entries = masked ? n * (2 * columns + 1) : all;
+    uint8_t *marks = test_scratch(&cuda.exec, (size_t)all);
+    int32_t *found = test_scratch(&cuda.exec, (size_t)(2 * entries) * sizeof *found), *at = found + entries;
+    int32_t *number = test_scratch(&cuda.exec, (size_t)(2 * columns) * sizeof *number);
+    int32_t *wanted = test_scratch(&cuda.exec, (size_t)all * sizeof *wanted);
+    for (int64_t i = 0; i < all; i++) {
+        wanted[i] = (int32_t)(test_random(&seed) % (uint64_t)rare);
+        marks[i] = wanted[i] == 0;
+    }
+    te_view routing = masked ? view(marks, TE_BOOL, n, columns) : view(wanted, TE_I32, n, columns);
+    te_view counted[2] = {{0}, {0}}, to[2] = {line(found, entries), line(at, entries)};
+    for (int i = 0; i < 2 && masked; i++) {
+        to[i] = view(i ? at : found, TE_I32, n, 2 * columns + 1);
+        counted[i] = line(number + i * columns, columns);
+    }
+    CHECK(te_cpu_route_map(&cuda.exec, &to[0], &counted[0], &routing, limit) == TE_OK);
+    RUN_PLAN(te_cuda_plan_route_map(&cuda.exec, &plan, &to[1], &counted[1], &routing, limit));
+    CHECK_MSG(entries == 0 || memcmp(found, at, (size_t)entries * sizeof *at) == 0, "map of %lld x %lld, one in %lld",
+              (long long)n, (long long)columns, (long long)rare);
+    CHECK(!masked || memcmp(number, number + columns, (size_t)columns * sizeof *number) == 0);
+    free(marks), free(found), free(number), free(wanted);
+}
+
+static void check_all_maps(void)
+{
+    static const int64_t sizes[] = {0, 1, 15, 16, 17, 63, 64, 65, 200};
+    for (int i = 0; i < 9; i++) {
+        check_map(true, sizes[i], 8, 3, 70);
+        check_map(true, sizes[i], 33, 1, INT32_MAX);
+        check_map(false, sizes[i], 3, 7, 100);
+    }
+    check_map(true, 70, 300, 20, 1000);             /* more experts than threads */
+    check_map(true, 64 * 256 + 1, 4, 2, INT32_MAX); /* longer tiles */
+    check_map(false, 683, 3, 1, INT32_MAX);         /* just more than a tile of a sort, all ids alike */
+    check_map(false, 683, 3, 600, INT32_MAX);       /* two digits of three */
+    check_map(false, 683, 3, 1 << 20, INT32_MAX);
+    check_map(false, 66000, 8, 60, INT32_MAX); /* several tiles a block */
+    for (int i = 0; i < 8; i++) {
+        int64_t n = (int64_t)(test_random(&seed) % 900), columns = 1 + (int64_t)(test_random(&seed) % 40);
+        check_map(i % 2, n, columns, 1 + (int64_t)(test_random(&seed) % 50), (int64_t)(test_random(&seed) % 5000));
+    }
+    int64_t  id = 1 << 20;
+    int32_t  to;
+    te_view  routing = view(&id, TE_I64, 1, 1), map_view = line(&to, 1), none = {0};
+    CHECK(te_cuda_plan_route_map(&cuda.exec, &plan, &map_view, &none, &routing, 1) == TE_OK);
+    CHECK(cuda_plan_run(&cuda, &plan) == TE_ERROR_ARGUMENT && strstr(cuda.exec.message, "1048576"));
+}
+
+/* kind: 0 any scores, 1 few different ones, 2 all alike, 3 all NaN */
+static void check_choosing(int64_t k, int64_t groups, int64_t best, int columns, int kind)
+{
+    enum { ROWS = 40, MOST_COLUMNS = 320 };
+    static float   scores[ROWS * MOST_COLUMNS];
+    static uint8_t chosen[2][ROWS * MOST_COLUMNS];
+    te_view        s = view(scores, TE_F32, ROWS, columns), to[2];
     const float    special[] = {INFINITY, -INFINITY, NAN, 0.0f, -0.0f, 1, 1};
-    for (int i = 0; i < ROWS * COLUMNS; i++)
+    for (int i = 0; i < ROWS * columns; i++) {
         scores[i] = test_random(&seed) % 4 ? (float)test_uniform(&seed, -2, 2) : special[test_random(&seed) % 7];
-    for (int i = 0; i < 2; i++) to[i] = view(chosen[i], TE_BOOL, ROWS, COLUMNS);
+        if (kind == 1) scores[i] = special[2 + test_random(&seed) % 4];
+        if (kind >= 2) scores[i] = kind == 2 ? 0.5f : NAN;
+    }
+    for (int i = 0; i < 2; i++) to[i] = view(chosen[i], TE_BOOL, ROWS, columns);
     CHECK(te_cpu_route_choose(&cuda.exec, &to[0], &s, k, groups, best) == TE_OK);
     RUN_PLAN(te_cuda_plan_route_choose(&cuda.exec, &plan, &to[1], &s, k, groups, best));
-    CHECK_MSG(memcmp(chosen[0], chosen[1], sizeof *chosen) == 0, "%d of %d groups", (int)best, (int)groups);
+    CHECK_MSG(memcmp(chosen[0], chosen[1], (size_t)(ROWS * columns)) == 0,
+              "%d of %d experts in %d of %d groups, kind %d", (int)k, columns, (int)best, (int)groups, kind);
     for (int t = 0; t < ROWS; t++) {
         int64_t sum = 0;
-        for (int e = 0; e < COLUMNS; e++) sum += chosen[0][t * COLUMNS + e];
+        for (int e = 0; e < columns; e++) sum += chosen[0][t * columns + e];
         CHECK(sum == k);
     }
 }
@@ -155,10 +211,24 @@ int main(void)
     cuda = (cuda_device){.exec = test_exec_open(2), .multiprocessors = 2};
     nvrtc_open(&cuda.nvrtc);
     check_routes();
-    check_choosing(3, 1, 1);
-    check_choosing(24, 1, 1);
-    check_choosing(6, 4, 2);
-    check_choosing(4, 8, 4);
+    check_all_maps();
+    for (int kind = 0; kind < 4; kind++) {
+        check_choosing(3, 1, 1, 24, kind);
+        check_choosing(24, 1, 1, 24, kind);
+        check_choosing(0, 1, 1, 33, kind);
+        check_choosing(1, 1, 1, 1, kind);
+        check_choosing(6, 4, 2, 24, kind);
+        check_choosing(4, 8, 4, 24, kind);
+        check_choosing(8, 8, 4, 256, kind);
+        check_choosing(7, 1, 1, 320, kind);
+        check_choosing(40, 40, 40, 80, kind);
+        for (int i = 0; i < 6; i++) {
+            int64_t groups = 1 + (int64_t)(test_random(&seed) % 9), size = 1 + (int64_t)(test_random(&seed) % 35);
+            int64_t best = 1 + (int64_t)(test_random(&seed) % (uint64_t)groups);
+            int64_t counted = (int64_t)(test_random(&seed) % (uint64_t)(size < 5 ? size + 1 : 5));
+            check_choosing(best * counted, groups, best, (int)(groups * size), kind);
+        }
+    }
 #ifdef TE_ISA_HAS_X86
     te_cpu_isa isa = te_cpu(&cuda.exec)->isa;
     if (isa >= TE_CPU_AVX2) check_loops(&te_route_rows_portable, &te_route_rows_avx2);

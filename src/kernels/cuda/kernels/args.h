@@ -21,7 +21,7 @@ typedef struct te_embedding_args {
     te_cuda_bound bound;
     te_cuda_view  rows, table, ids; /* rows: out or dy */
     int64_t       n, width, ids_wide;
-    int64_t       sorted; /* backward: 0 or 1, which half of the scratch memory the sort ends in */
+    int64_t       sorted; /* backward: digits that the pairs in scratch memory were sorted by */
 } te_embedding_args;
 
 /* Targets of `bytes` bytes each: int64, int32 or uint8. */
@@ -43,10 +43,15 @@ typedef struct te_packed_args {
     int64_t       batch, n_steps, step[TE_PACKED_STEPS];
 } te_packed_args;
 
-/* Stable sort of n pairs in scratch memory, keys[2][n] and positions[2][n], by the low `bits` of the keys. */
+/* Stable sort of n pairs in scratch memory by one digit after the other, from the lowest on. There lie, of 8 bytes
+ * each, keys[2][n], positions[2][n] and halves[TE_SORT_HALVES], which says where the pairs are after so many digits;
+ * then, of 4 bytes, how many pairs of each block have each value of a digit. A block has a stretch of the pairs, in
+ * tiles. */
+enum { TE_SORT_BITS = 9, TE_SORT_DIGITS = 1 << TE_SORT_BITS, TE_SORT_TILE = 2048, TE_SORT_HALVES = 16 };
 typedef struct te_sort_args {
     te_cuda_bound bound;
-    int64_t       n, bits;
+    int64_t       n, stretch, bits; /* bits: of the keys */
+    int64_t       digit;            /* number of the digit */
 } te_sort_args;
 
 /* whole is indexed along dim by index, whose shape part has. */
@@ -54,7 +59,7 @@ typedef struct te_index_args {
     te_cuda_bound bound;
     te_cuda_view  whole, part, index;
     int64_t       n, dim, index_wide;
-    int64_t       sorted;
+    int64_t       sorted; /* as in te_embedding_args */
 } te_index_args;
 
 /* Rows along the last dimension. */
@@ -67,13 +72,14 @@ typedef struct te_select_args {
     uint64_t      rng[4];
 } te_select_args;
 
-/* te_backend.route_map: counts and scratch {tokens, columns} of int32 for masks, a sort's scratch for ids below
- * `experts`, of int64 where `wide`. */
+/* te_backend.route_map: counts for masks, a sort's scratch for ids below `experts`, of int64 where `wide`. Masks are
+ * counted by `tiles` tiles of `tile` tokens; scratch is int32 places {tokens, columns}, how many tokens of each expert
+ * are in a tile, later before it, {tiles, columns}, and before each expert {columns}. */
 typedef struct te_route_map_args {
     te_cuda_bound bound;
     const void   *routing;
     int32_t      *map, *counts;
-    int64_t       tokens, columns, rows, wide, experts, sorted;
+    int64_t       tokens, columns, rows, wide, experts, sorted, tile, tiles;
 } te_route_map_args;
 
 /* A te_routes with n rows of `width` elements: from `from` to `to`; weights are made of rows `from` and tokens

@@ -26,6 +26,12 @@ static __device__ inline void te_report_id(const te_cuda_bound &bound, int64_t p
     atomicMin((unsigned long long *)bound.fault, (unsigned long long)(place << 32 | (uint32_t)seen));
 }
 
+/* Which half of the pairs being sorted holds them after `digits` digits (te_sort_args). */
+TE_HD static inline int64_t te_sort_half(const te_cuda_bound &bound, int64_t n, int64_t digits)
+{
+    return digits == 0 ? 0 : (int64_t)((const uint64_t *)bound.scratch)[4 * n + digits];
+}
+
 /* The first of a grid-stride loop, and its step. */
 #define TE_FIRST ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
 #define TE_STEP  ((int64_t)gridDim.x * blockDim.x)

@@ -29,7 +29,7 @@ int64_t te_row_count(const te_view *view)
 
 void te_cuda_plan_open(te_cuda_plan *plan)
 {
-    plan->n_calls = 0;
+    plan->n_calls = plan->n_words = 0;
     plan->scratch_bytes = 0;
     plan->check = (te_cuda_check){TE_CUDA_CHECK_NONE, "", 0, 0};
 }
@@ -47,15 +47,17 @@ te_cuda_call *te_cuda_plan_add(te_cuda_plan *plan, te_cuda_file file, const char
     launch->block[1] = launch->block[2] = 1;
     launch->shared = 0;
     launch->args_bytes = (uint32_t)bytes;
-    launch->args = memcpy(call->args, args, bytes);
+    launch->args = memcpy(plan->words + plan->n_words, args, bytes);
+    plan->n_words += (int)(bytes / sizeof *plan->words);
     return call;
 }
 
 void te_cuda_plan_bind(te_cuda_plan *plan, void *scratch, uint64_t *fault)
 {
-    for (int i = 0; i < plan->n_calls; i++) {
-        plan->calls[i].args[0] = (uint64_t)(uintptr_t)scratch;
-        plan->calls[i].args[1] = (uint64_t)(uintptr_t)fault;
+    for (int i = 0, at = 0; i < plan->n_calls; i++) {
+        plan->words[at] = (uint64_t)(uintptr_t)scratch;
+        plan->words[at + 1] = (uint64_t)(uintptr_t)fault;
+        at += (int)(plan->calls[i].launch.args_bytes / sizeof *plan->words);
     }
 }
 

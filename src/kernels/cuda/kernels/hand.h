@@ -41,8 +41,7 @@ typedef struct te_cuda_kernel {
 
 typedef struct te_cuda_call {
     te_cuda_kernel kernel;
-    te_cuda_launch launch; /* of the arguments behind it */
-    uint64_t       args[TE_CUDA_HAND_ARGS / 8];
+    te_cuda_launch launch; /* its arguments lie in the plan */
 } te_cuda_call;
 
 typedef enum te_cuda_check_kind {
@@ -64,13 +63,17 @@ typedef struct te_cuda_check {
     int64_t            count;     /* of lengths */
 } te_cuda_check;
 
-enum { TE_CUDA_MAX_CALLS = 3 };
+/* Calls: two for each digit of a sort, and what stands around it. Words: three calls with the most arguments, which is
+ * more than many with few. */
+enum { TE_CUDA_MAX_CALLS = 18, TE_CUDA_PLAN_WORDS = 3 * TE_CUDA_HAND_ARGS / 8 };
 
 typedef struct te_cuda_plan {
     int           n_calls; /* 0: there is nothing to do */
     size_t        scratch_bytes;
     te_cuda_check check;
     te_cuda_call  calls[TE_CUDA_MAX_CALLS];
+    int           n_words;
+    uint64_t      words[TE_CUDA_PLAN_WORDS]; /* the calls' arguments, one after the other */
 } te_cuda_plan;
 
 te_status te_cuda_plan_embedding(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *table,

@@ -1,7 +1,7 @@
 /* hand_index.c - plans of embedding, the check of classes, gather and scatter_add. */
 #include "hand_internal.h"
 
-enum { THREADS = TE_HAND_THREADS, SORT_THREADS = 512, COLUMN_BLOCK = 256 };
+enum { THREADS = TE_HAND_THREADS, COLUMN_BLOCK = 256, MOST_COLUMN_BLOCKS = 65535 };
 
 static int bits_of(uint64_t n)
 {
@@ -12,10 +12,26 @@ static int bits_of(uint64_t n)
 
 int te_cuda_plan_sort(te_cuda_plan *plan, int64_t n, uint64_t largest)
 {
-    te_sort_args args = {.n = n, .bits = (bits_of(largest) + 3) / 4 * 4};
-    plan->scratch_bytes = (size_t)n * 4 * 8;
-    te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_sort", 1, SORT_THREADS, &args, sizeof args);
-    return (int)(args.bits / 4 % 2);
+    enum { SORT_THREADS = 512, MOST_BLOCKS = 256 /* each reads the counts of all */ };
+    int64_t      tiles = (n + TE_SORT_TILE - 1) / TE_SORT_TILE;
+    te_sort_args args = {.n = n, .stretch = (tiles + MOST_BLOCKS - 1) / MOST_BLOCKS * TE_SORT_TILE,
+                         .bits = bits_of(largest)};
+    int64_t      blocks = tiles > 1 ? (n + args.stretch - 1) / args.stretch : 0;
+    int          digits = (int)((args.bits + TE_SORT_BITS - 1) / TE_SORT_BITS);
+    plan->scratch_bytes = (size_t)(n * 4 + TE_SORT_HALVES) * 8 + (size_t)blocks * TE_SORT_DIGITS * sizeof(uint32_t);
+    if (tiles <= 1) te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_sort", 1, SORT_THREADS, &args, sizeof args);
+    for (; tiles > 1 && args.digit < digits; args.digit++) {
+        te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_sort_count", blocks, SORT_THREADS, &args, sizeof args);
+        te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_sort_pass", blocks, SORT_THREADS, &args, sizeof args);
+    }
+    return digits;
+}
+
+static te_status check_sort(te_exec *exec, const char *operation, int64_t n)
+{
+    if (n <= UINT32_MAX) return TE_OK;
+    return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: a sort on the device takes %lld ids at most, not %lld",
+                        operation, (long long)UINT32_MAX, (long long)n);
 }
 
 static bool is_index(te_dtype dtype) { return dtype == TE_I64 || dtype == TE_I32; }
@@ -83,12 +99,15 @@ te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, con
     if (status != TE_OK || args.n == 0 || args.width == 0) return status;
     if (te_is_whole(dtable->dtype) || te_is_whole(dy->dtype))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "embedding backward: gradients must be floats");
+    if ((status = check_sort(exec, "embedding backward", args.n)) != TE_OK) return status;
     plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "embedding backward", dtable->shape[0], 0};
     te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_keys", te_blocks_for(args.n), THREADS, &args, sizeof args);
     args.sorted = te_cuda_plan_sort(plan, args.n, (uint64_t)dtable->shape[0]);
-    te_cuda_call *call =
-        te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_add", args.n, COLUMN_BLOCK, &args, sizeof args);
-    call->launch.grid[1] = (uint32_t)((args.width + COLUMN_BLOCK - 1) / COLUMN_BLOCK);
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_add",
+                                          args.n < TE_HAND_FULL ? args.n : TE_HAND_FULL, COLUMN_BLOCK, &args,
+                                          sizeof args);
+    int64_t column_blocks = (args.width + COLUMN_BLOCK - 1) / COLUMN_BLOCK;
+    call->launch.grid[1] = (uint32_t)(column_blocks < MOST_COLUMN_BLOCKS ? column_blocks : MOST_COLUMN_BLOCKS);
     set_types(call, dy->dtype, dtable->dtype);
     call->kernel.wide = dtable->dtype == TE_F64;
     return TE_OK;
@@ -160,6 +179,7 @@ te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_v
         call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_lines", te_blocks_for(lines), THREADS, &args,
                                 sizeof args);
     } else {
+        if ((status = check_sort(exec, "scatter_add", args.n)) != TE_OK) return status;
         te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_keys", te_blocks_for(args.n), THREADS, &args,
                          sizeof args);
         args.sorted = te_cuda_plan_sort(plan, args.n, (uint64_t)lines * (uint64_t)dst->shape[dim]);

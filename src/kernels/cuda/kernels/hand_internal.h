@@ -27,7 +27,8 @@ static inline int64_t te_blocks_for(int64_t elements)
     return blocks < TE_HAND_FULL ? blocks : TE_HAND_FULL;
 }
 
-/* Adds the sort of n keys up to `largest` (te_sort_args); returns which half of the scratch memory it ends in. */
+/* Adds the sort of n keys up to `largest` (te_sort_args); returns the number of digits. Sets the plan's scratch memory.
+ */
 int te_cuda_plan_sort(te_cuda_plan *plan, int64_t n, uint64_t largest);
 
 static inline te_dtype te_storage_dtype(te_dtype dtype) /* some dtype of that size, for elements that are only moved */

@@ -1,6 +1,8 @@
 /* hand_routes.c - plans of mixtures of experts. */
 #include "hand_internal.h"
 
+enum { WARP = 32 }; /* threads for a token */
+
 static te_cuda_call *add(te_cuda_plan *plan, const char *name, int64_t blocks, const void *args, size_t bytes,
                          te_dtype dtype)
 {
@@ -27,12 +29,17 @@ te_status te_cuda_plan_route_map(te_exec *exec, te_cuda_plan *plan, const te_vie
                               .experts = TE_MOST_EXPERTS};
     int64_t n = args.tokens * args.columns;
     if (map->ndim == 2) {
+        enum { SHORT_TILE = 64, MOST_TILES = 256 };
         args.counts = counts->data;
-        plan->scratch_bytes = (size_t)n * sizeof(int32_t);
-        add(plan, "te_route_count", args.columns, &args, sizeof args, TE_F32);
+        args.tile = (args.tokens + MOST_TILES - 1) / MOST_TILES;
+        if (args.tile < SHORT_TILE) args.tile = SHORT_TILE;
+        args.tiles = (args.tokens + args.tile - 1) / args.tile;
+        plan->scratch_bytes = (size_t)(n + (args.tiles + 1) * args.columns) * sizeof(int32_t);
+        if (n > 0) add(plan, "te_route_count", te_blocks_for(args.tiles * args.columns), &args, sizeof args, TE_F32);
+        add(plan, "te_route_offsets", 1, &args, sizeof args, TE_F32);
         if (n == 0) return TE_OK;
-        add(plan, "te_route_place", args.columns, &args, sizeof args, TE_F32);
-        add(plan, "te_route_entries", te_blocks_for(args.tokens), &args, sizeof args, TE_F32);
+        add(plan, "te_route_place", te_blocks_for(args.tiles * args.columns), &args, sizeof args, TE_F32);
+        add(plan, "te_route_entries", te_blocks_for(args.tokens * WARP), &args, sizeof args, TE_F32);
         return TE_OK;
     }
     plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "route_map", TE_MOST_EXPERTS, 0};
@@ -116,7 +123,10 @@ te_status te_cuda_plan_route_choose(te_exec *exec, te_cuda_plan *plan, const te_
                            .k = k,
                            .groups = groups,
                            .best_groups = best_groups};
+    if (args.experts > INT32_MAX)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "route_choose: %s has more columns than int32 can number",
+                            te_describe_view(scores).text);
     plan->scratch_bytes = (size_t)(args.tokens * groups) * sizeof(float);
-    add(plan, "te_route_choose", te_blocks_for(args.tokens), &args, sizeof args, TE_F32);
+    add(plan, "te_route_choose", te_blocks_for(args.tokens * WARP), &args, sizeof args, TE_F32);
     return TE_OK;
 }

@@ -1,7 +1,13 @@
 /* hand_select.c - plans of arg_reduce, topk, cumsum and multinomial. */
 #include "hand_internal.h"
 
-enum { THREADS = 256, FULL = 8192, TREES = 256 /* blocks of multinomial, each with a tree in scratch memory */ };
+enum {
+    FULL = 8192,
+    TREES = 256, /* blocks of multinomial, each with a tree in scratch memory */
+    CHOICE_THREADS = 512, /* of a block, at most */
+    SUM_THREADS = 256,
+    TREE_THREADS = 1024
+};
 
 static int64_t row_length(const te_view *v) { return v->shape[v->ndim - 1]; }
 
@@ -10,14 +16,22 @@ static te_select_args args_for(const te_view *src)
     return (te_select_args){.src = te_cuda_view_of(src), .rows = te_row_count(src), .n = row_length(src)};
 }
 
-static void add_call(te_cuda_plan *plan, const char *name, const te_select_args *args, int64_t most, te_dtype a,
-                     te_dtype b, bool wide)
+/* Of a block for rows of n elements: the order of sums depends on it, so nothing else may decide. */
+static int threads_for(int64_t n, int most)
 {
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_SELECT, name, args->rows < most ? args->rows : most,
-                                          THREADS, args, sizeof *args);
+    enum { WARP = 32, SHORT = 512, BLOCK = 256, LONG = 8192 };
+    int threads = n <= SHORT ? WARP : n <= LONG ? BLOCK : most;
+    return threads < most ? threads : most;
+}
+
+static void add_call(te_cuda_plan *plan, const char *name, const te_select_args *args, int64_t most_blocks,
+                     int most_threads, te_dtype a, te_dtype b)
+{
+    te_cuda_call *call =
+        te_cuda_plan_add(plan, TE_CUDA_FILE_SELECT, name, args->rows < most_blocks ? args->rows : most_blocks,
+                         threads_for(args->n, most_threads), args, sizeof *args);
     call->kernel.dtype[0] = (uint8_t)a;
     call->kernel.dtype[1] = (uint8_t)b;
-    call->kernel.wide = wide;
 }
 
 te_status te_cuda_plan_arg_reduce(te_exec *exec, te_cuda_plan *plan, const te_view *index, const te_view *src,
@@ -30,7 +44,8 @@ te_status te_cuda_plan_arg_reduce(te_exec *exec, te_cuda_plan *plan, const te_vi
     if (args.rows == 0) return TE_OK;
     args.indices = te_cuda_view_of(index);
     args.flag = largest;
-    add_call(plan, "te_arg_reduce", &args, FULL, src->dtype, src->dtype, src->dtype == TE_F64);
+    add_call(plan, "te_arg_reduce", &args, FULL, CHOICE_THREADS, src->dtype, src->dtype);
+    plan->calls[0].kernel.wide = src->dtype == TE_F64;
     return TE_OK;
 }
 
@@ -51,7 +66,8 @@ te_status te_cuda_plan_topk(te_exec *exec, te_cuda_plan *plan, const te_view *va
     args.out = te_cuda_view_of(values);
     args.indices = te_cuda_view_of(indices);
     args.flag = largest;
-    add_call(plan, "te_topk", &args, FULL, src->dtype, src->dtype, src->dtype == TE_F64);
+    add_call(plan, "te_topk", &args, FULL, CHOICE_THREADS, src->dtype, src->dtype);
+    plan->calls[0].kernel.wide = src->dtype == TE_F64;
     return TE_OK;
 }
 
@@ -67,7 +83,8 @@ te_status te_cuda_plan_cumsum(te_exec *exec, te_cuda_plan *plan, const te_view *
     if (args.rows == 0 || args.n == 0) return TE_OK;
     args.out = te_cuda_view_of(dst);
     args.flag = reverse;
-    add_call(plan, "te_cumsum", &args, FULL, src->dtype, dst->dtype, true);
+    add_call(plan, "te_cumsum", &args, FULL, SUM_THREADS, src->dtype, dst->dtype);
+    plan->calls[0].kernel.wide = true;
     return TE_OK;
 }
 
@@ -91,6 +108,7 @@ te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_v
     args.rng[3] = (uint64_t)(uintptr_t)rng.base;
     plan->check = (te_cuda_check){TE_CUDA_CHECK_WEIGHTS, "multinomial", 0, 0};
     plan->scratch_bytes = (size_t)(args.rows < TREES ? args.rows : TREES) * (size_t)args.leaves * 2 * sizeof(double);
-    add_call(plan, "te_multinomial", &args, TREES, src->dtype, src->dtype, true);
+    add_call(plan, "te_multinomial", &args, TREES, TREE_THREADS, src->dtype, src->dtype);
+    plan->calls[0].kernel.wide = true;
     return TE_OK;
 }

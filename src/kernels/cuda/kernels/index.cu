@@ -104,62 +104,226 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding_keys(const __grid
     }
 }
 
-/* A block per sorted pair and 256 columns; those that do not begin a group leave. */
+/* A block per stretch of the sorted pairs and 256 columns: it makes the sums of the groups that begin in its stretch.
+ * The places of a group's rows come to shared memory, a few, then 256 at a time, as most groups are short; the loads of
+ * AHEAD rows are under way together, and their elements are added in order. */
 extern "C" __global__ void __launch_bounds__(256) te_embedding_add(const __grid_constant__ te_embedding_args a)
 {
-    const uint64_t *keys = (const uint64_t *)a.bound.scratch + a.sorted * a.n;
-    const int64_t  *positions = (const int64_t *)a.bound.scratch + (2 + a.sorted) * a.n;
-    int64_t         first = blockIdx.x, column = (int64_t)blockIdx.y * 256 + threadIdx.x, last = a.ids.ndim;
-    uint64_t        key = keys[first];
-    if (column >= a.width || key >= (uint64_t)a.table.shape[0] || (first > 0 && keys[first - 1] == key)) return;
-    te_b   *target = (te_b *)a.table.data + (int64_t)key * a.table.stride[0] + column * a.table.stride[1];
-    te_real sum = te_from_b(*target);
-    for (int64_t i = first; i < a.n && keys[i] == key; i++)
-        sum += te_from_a(
-            ((const te_a *)a.rows.data)[te_offset(a.rows, last, positions[i]) + column * a.rows.stride[last]]);
-    *target = te_as_b(sum);
+    enum { THREADS = 256, AHEAD = 16, FEW = 32 };
+    __shared__ int64_t places[THREADS]; /* in bytes */
+    __shared__ int     found;
+    int64_t         half = te_sort_half(a.bound, a.n, a.sorted), last = a.ids.ndim;
+    const uint64_t *keys = (const uint64_t *)a.bound.scratch + half * a.n;
+    const int64_t  *positions = (const int64_t *)a.bound.scratch + (2 + half) * a.n;
+    int64_t stretch = (a.n + gridDim.x - 1) / gridDim.x, begin = stretch * blockIdx.x, end = begin + stretch;
+    int     t = threadIdx.x;
+    if (end > a.n) end = a.n;
+    for (int64_t block = blockIdx.y; block * THREADS < a.width; block += gridDim.y) {
+        int64_t     column = block * THREADS + t;
+        const char *rows = (const char *)((const te_a *)a.rows.data + column * a.rows.stride[last]);
+        bool        inside = column < a.width;
+        for (int64_t first = begin; first < end; first++) {
+            uint64_t key = keys[first];
+            if (key >= (uint64_t)a.table.shape[0] || (first > 0 && keys[first - 1] == key)) continue;
+            te_b   *target = (te_b *)a.table.data + (int64_t)key * a.table.stride[0] + column * a.table.stride[1];
+            te_real sum = inside ? te_from_b(*target) : (te_real)0;
+            int64_t at = first + t;
+            for (int chunk = FEW;; chunk = THREADS) {
+                bool here = t < chunk && at < a.n && keys[at] == key;
+                __syncthreads(); /* places and `found` have been read */
+                if (here) places[t] = te_offset(a.rows, last, positions[at]) * (int64_t)sizeof(te_a);
+                if (here && (t == chunk - 1 || at + 1 >= a.n || keys[at + 1] != key)) found = t + 1;
+                if (!here && t == 0) found = 0;
+                __syncthreads();
+                int count = found;
+                for (int j = 0; j < count && inside; j += AHEAD) {
+                    te_a x[AHEAD];
+#pragma unroll
+                    for (int k = 0; k < AHEAD; k++)
+                        if (k < count - j) x[k] = *(const te_a *)(rows + places[j + k]);
+#pragma unroll
+                    for (int k = 0; k < AHEAD; k++)
+                        if (k < count - j) sum += te_from_a(x[k]);
+                }
+                if (count < chunk) break;
+                at += chunk;
+            }
+            if (inside) *target = te_as_b(sum);
+        }
+    }
 }
 
 /* --- sorting ----------------------------------------------------------------------------------------------------- */
 
-/* One block: each thread owns a stretch of the pairs, counts its digits, and after a scan over digits and threads moves
- * its pairs to their places. */
+/* A tile of pairs goes by at a time. Each warp has neighbouring pairs and goes over them by 32; it counts its pairs of
+ * each digit, so that a pair's number among those of its digit follows the order of the pairs. */
+enum { TE_SORT_THREADS = 512, TE_SORT_WARPS = TE_SORT_THREADS / 32, TE_SORT_EACH = TE_SORT_TILE / TE_SORT_THREADS };
+
+struct te_sort_pairs {
+    uint64_t key[TE_SORT_EACH];
+    int64_t  position[TE_SORT_EACH];
+    uint32_t number[TE_SORT_EACH]; /* within the warp's of its digit */
+};
+
+TE_HD static inline unsigned te_sort_digit(uint64_t key, int64_t digit)
+{
+    return (unsigned)(key >> digit * TE_SORT_BITS) & (TE_SORT_DIGITS - 1);
+}
+
+/* Index of a thread's k-th pair of a tile. */
+__device__ static inline int64_t te_sort_index(int64_t tile, int k)
+{
+    return tile + threadIdx.x / 32 * (32 * TE_SORT_EACH) + k * 32 + threadIdx.x % 32;
+}
+
+/* Takes the pairs of a tile, of which those below `end` are there, and leaves each warp's counts of digits in `counts`.
+ * `bits`: how many of the digit are not 0 everywhere. */
+__device__ static inline void te_sort_take(te_sort_pairs *pairs, uint32_t (*counts)[TE_SORT_DIGITS],
+                                           const uint64_t *keys, const int64_t *positions, int64_t tile, int64_t end,
+                                           int64_t digit, int bits)
+{
+    unsigned  lane = threadIdx.x % 32, below = (1u << lane) - 1;
+    uint32_t *own = counts[threadIdx.x / 32];
+#pragma unroll
+    for (int k = 0; k < TE_SORT_EACH; k++) {
+        int64_t i = te_sort_index(tile, k);
+        pairs->key[k] = i < end ? keys[i] : 0;
+        pairs->position[k] = i < end ? positions[i] : 0;
+    }
+    for (unsigned d = lane; d < TE_SORT_DIGITS; d += 32) own[d] = 0;
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < TE_SORT_EACH; k++) {
+        bool     there = te_sort_index(tile, k) < end;
+        unsigned d = te_sort_digit(pairs->key[k], digit), alike = __ballot_sync(0xffffffffu, there);
+        for (int bit = 0; bit < bits; bit++) {
+            unsigned set = __ballot_sync(0xffffffffu, d >> bit & 1);
+            alike &= d >> bit & 1 ? set : ~set;
+        }
+        uint32_t before = own[d];
+        pairs->number[k] = before + (uint32_t)__popc(alike & below);
+        __syncwarp();
+        if (there && (alike & below) == 0) own[d] = before + (uint32_t)__popc(alike);
+        __syncwarp();
+    }
+}
+
+/* Of a value per thread the sum over the threads before. */
+__device__ static inline uint32_t te_sort_scan(uint32_t x)
+{
+    __shared__ uint32_t sums[TE_SORT_WARPS];
+    int      lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint32_t sum = x;
+#pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+        uint32_t before = __shfl_up_sync(0xffffffffu, sum, by);
+        if (lane >= by) sum += before;
+    }
+    __syncthreads();
+    if (lane == 31) sums[warp] = sum;
+    __syncthreads();
+    for (int w = 0; w < warp; w++) sum += sums[w];
+    return sum - x;
+}
+
+/* Moves the pairs that were taken: those of digit d, the thread's own, to `base` and behind it. Returns the end. */
+__device__ static inline uint32_t te_sort_move(const te_sort_pairs &pairs, uint32_t (*counts)[TE_SORT_DIGITS],
+                                               uint64_t *keys, int64_t *positions, int64_t tile, int64_t end,
+                                               int64_t digit, uint32_t base)
+{
+    for (int w = 0; w < TE_SORT_WARPS; w++) {
+        uint32_t count = counts[w][threadIdx.x];
+        counts[w][threadIdx.x] = base;
+        base += count;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < TE_SORT_EACH; k++) {
+        if (te_sort_index(tile, k) >= end) continue;
+        uint32_t to = counts[threadIdx.x / 32][te_sort_digit(pairs.key[k], digit)] + pairs.number[k];
+        keys[to] = pairs.key[k];
+        positions[to] = pairs.position[k];
+    }
+    __syncthreads();
+    return base;
+}
+
+TE_HD static inline int te_sort_bits(const te_sort_args &a, int64_t digit)
+{
+    int64_t left = a.bits - digit * TE_SORT_BITS;
+    return (int)(left < TE_SORT_BITS ? left : TE_SORT_BITS);
+}
+
+/* One block sorts a single tile, by all digits. */
 extern "C" __global__ void __launch_bounds__(512) te_sort(const __grid_constant__ te_sort_args a)
 {
-    enum { THREADS = 512, DIGITS = 16 };
-    __shared__ uint32_t counts[DIGITS * THREADS], sums[THREADS];
-    int64_t   share = (a.n + THREADS - 1) / THREADS, begin = share * threadIdx.x, end = begin + share;
+    __shared__ uint32_t counts[TE_SORT_WARPS][TE_SORT_DIGITS];
     uint64_t *keys = (uint64_t *)a.bound.scratch;
-    int64_t  *positions = (int64_t *)(keys + 2 * a.n);
-    int       t = threadIdx.x, half = 0;
-    if (begin > a.n) begin = a.n;
+    int64_t  *positions = (int64_t *)(keys + 2 * a.n), digit = 0;
+    for (; digit * TE_SORT_BITS < a.bits; digit++) {
+        te_sort_pairs pairs;
+        int64_t       from = digit % 2 * a.n, to = a.n - from;
+        te_sort_take(&pairs, counts, keys + from, positions + from, 0, a.n, digit, te_sort_bits(a, digit));
+        __syncthreads();
+        uint32_t total = 0;
+        for (int w = 0; w < TE_SORT_WARPS; w++) total += counts[w][threadIdx.x];
+        te_sort_move(pairs, counts, keys + to, positions + to, 0, a.n, digit, te_sort_scan(total));
+    }
+    if (threadIdx.x == 0) keys[4 * a.n + digit] = (uint64_t)(digit % 2);
+}
+
+/* How many pairs of each block's stretch have each value of a digit. */
+extern "C" __global__ void __launch_bounds__(512) te_sort_count(const __grid_constant__ te_sort_args a)
+{
+    __shared__ uint32_t counts[TE_SORT_DIGITS];
+    const uint64_t *keys = (const uint64_t *)a.bound.scratch + te_sort_half(a.bound, a.n, a.digit) * a.n;
+    int64_t         begin = blockIdx.x * a.stretch, end = begin + a.stretch;
     if (end > a.n) end = a.n;
-    for (int64_t shift = 0; shift < a.bits; shift += 4, half ^= 1) {
-        const uint64_t *from = keys + half * a.n;
-        for (int d = 0; d < DIGITS; d++) counts[d * THREADS + t] = 0;
-        for (int64_t i = begin; i < end; i++) counts[(from[i] >> shift & 15) * THREADS + t]++;
+    counts[threadIdx.x] = 0;
+    __syncthreads();
+    for (int64_t tile = begin + threadIdx.x; tile < end; tile += TE_SORT_TILE) {
+        uint64_t key[TE_SORT_EACH];
+#pragma unroll
+        for (int k = 0; k < TE_SORT_EACH; k++)
+            key[k] = tile + k * TE_SORT_THREADS < end ? keys[tile + k * TE_SORT_THREADS] : 0;
+#pragma unroll
+        for (int k = 0; k < TE_SORT_EACH; k++)
+            if (tile + k * TE_SORT_THREADS < end) atomicAdd(&counts[te_sort_digit(key[k], a.digit)], 1u);
+    }
+    __syncthreads();
+    ((uint32_t *)((uint64_t *)a.bound.scratch + 4 * a.n + TE_SORT_HALVES))[blockIdx.x * TE_SORT_DIGITS + threadIdx.x] =
+        counts[threadIdx.x];
+}
+
+/* Moves the pairs by a digit, where they do not all have the same: the upper digits of a few experts' ids are 0. */
+extern "C" __global__ void __launch_bounds__(512) te_sort_pass(const __grid_constant__ te_sort_args a)
+{
+    __shared__ uint32_t counts[TE_SORT_WARPS][TE_SORT_DIGITS];
+    __shared__ int      alike;
+    uint64_t       *keys = (uint64_t *)a.bound.scratch;
+    int64_t        *positions = (int64_t *)(keys + 2 * a.n), half = te_sort_half(a.bound, a.n, a.digit);
+    const uint32_t *of_blocks = (const uint32_t *)(keys + 4 * a.n + TE_SORT_HALVES) + threadIdx.x;
+    int64_t         begin = blockIdx.x * a.stretch, end = begin + a.stretch, from = half * a.n, to = a.n - from;
+    uint32_t        total = 0, before = 0;
+    if (end > a.n) end = a.n;
+#pragma unroll 8
+    for (unsigned b = 0; b < gridDim.x; b++) {
+        uint32_t count = of_blocks[b * TE_SORT_DIGITS];
+        total += count;
+        before += b < blockIdx.x ? count : 0;
+    }
+    if (threadIdx.x == 0) alike = 0;
+    __syncthreads();
+    if (total == a.n) alike = 1;
+    __syncthreads();
+    if (blockIdx.x == 0 && threadIdx.x == 0) keys[4 * a.n + a.digit + 1] = (uint64_t)(alike ? half : 1 - half);
+    if (alike) return;
+    uint32_t base = before + te_sort_scan(total);
+    for (int64_t tile = begin; tile < end; tile += TE_SORT_TILE) {
+        te_sort_pairs pairs;
+        te_sort_take(&pairs, counts, keys + from, positions + from, tile, end, a.digit, te_sort_bits(a, a.digit));
         __syncthreads();
-        uint32_t sum = 0;
-        for (int i = 0; i < DIGITS; i++) {
-            uint32_t count = counts[t * DIGITS + i];
-            counts[t * DIGITS + i] = sum;
-            sum += count;
-        }
-        sums[t] = sum;
-        for (int by = 1; by < THREADS; by *= 2) {
-            __syncthreads();
-            uint32_t before = t >= by ? sums[t - by] : 0;
-            __syncthreads();
-            sums[t] += before;
-        }
-        for (int i = 0; i < DIGITS; i++) counts[t * DIGITS + i] += sums[t] - sum;
-        __syncthreads();
-        for (int64_t i = begin; i < end; i++) {
-            int64_t to = (half ^ 1) * a.n + counts[(from[i] >> shift & 15) * THREADS + t]++;
-            keys[to] = from[i];
-            positions[to] = positions[half * a.n + i];
-        }
-        __syncthreads();
+        base = te_sort_move(pairs, counts, keys + to, positions + to, tile, end, a.digit, base);
     }
 }
 
@@ -236,10 +400,13 @@ extern "C" __global__ void __launch_bounds__(256) te_scatter_keys(const __grid_c
     }
 }
 
+/* A thread per group: the loads of AHEAD elements are under way together. */
 extern "C" __global__ void __launch_bounds__(256) te_scatter_add(const __grid_constant__ te_index_args a)
 {
-    const uint64_t *keys = (const uint64_t *)a.bound.scratch + a.sorted * a.n;
-    const int64_t  *positions = (const int64_t *)a.bound.scratch + (2 + a.sorted) * a.n;
+    enum { AHEAD = 4 };
+    int64_t         half = te_sort_half(a.bound, a.n, a.sorted);
+    const uint64_t *keys = (const uint64_t *)a.bound.scratch + half * a.n;
+    const int64_t  *positions = (const int64_t *)a.bound.scratch + (2 + half) * a.n;
     int64_t         bound = a.whole.shape[a.dim], lines = a.n / a.index.shape[a.dim];
     for (int64_t first = TE_FIRST; first < a.n; first += TE_STEP) {
         uint64_t key = keys[first];
@@ -247,8 +414,19 @@ extern "C" __global__ void __launch_bounds__(256) te_scatter_add(const __grid_co
         te_a *to =
             (te_a *)a.whole.data + te_line_offset(a, positions[first]) + (int64_t)(key % bound) * a.whole.stride[a.dim];
         te_a  sum = *to;
-        for (int64_t i = first; i < a.n && keys[i] == key; i++)
-            sum = te_added(sum, ((const te_a *)a.part.data)[te_offset(a.part, a.part.ndim, positions[i])]);
+        for (int64_t i = first, count = AHEAD; count == AHEAD; i += AHEAD) {
+            te_a x[AHEAD];
+            count = 0;
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                if (i + k >= a.n || keys[i + k] != key) continue;
+                x[k] = ((const te_a *)a.part.data)[te_offset(a.part, a.part.ndim, positions[i + k])];
+                count++; /* equal keys are neighbours */
+            }
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+                if (k < count) sum = te_added(sum, x[k]);
+        }
         *to = sum;
     }
 }

@@ -23,52 +23,115 @@ __device__ static inline int64_t te_route_scan(int64_t x, int64_t *held)
 
 /* --- maps of masks ----------------------------------------------------------------------------------------------- */
 
-/* A block per expert: its tokens. */
+/* Neighbouring threads go down neighbouring columns of a tile; so many elements are read at a time. */
+enum { TE_ROUTE_AHEAD = 16 };
+
+struct te_route_scratch {
+    int32_t *places, *tiles, *before; /* see te_route_map_args */
+};
+
+TE_HD static inline te_route_scratch te_route_scratch_of(const te_route_map_args &a)
+{
+    int32_t *places = (int32_t *)a.bound.scratch, *tiles = places + a.tokens * a.columns;
+    return te_route_scratch{places, tiles, tiles + a.tiles * a.columns};
+}
+
+/* Bit k: whether the token k behind t, if it is below `end`, is one of expert e's. Places are numbered by int32. */
+TE_HD static inline uint32_t te_route_marks(const te_route_map_args &a, uint32_t t, uint32_t end, uint32_t e)
+{
+    uint32_t columns = (uint32_t)a.columns, at = t * columns + e, marks = 0;
+#pragma unroll
+    for (int k = 0; k < TE_ROUTE_AHEAD; k++, at += columns)
+        if (t + k < end && ((const uint8_t *)a.routing)[at] != 0) marks |= 1u << k;
+    return marks;
+}
+
+TE_HD static inline uint32_t te_route_tile_end(const te_route_map_args &a, uint32_t begin)
+{
+    return (uint32_t)(begin + a.tile < a.tokens ? begin + a.tile : a.tokens);
+}
+
+/* A thread per tile and expert: its tokens. */
 extern "C" __global__ void __launch_bounds__(256) te_route_count(const __grid_constant__ te_route_map_args a)
 {
-    __shared__ int64_t held[TE_ROUTE_THREADS];
-    for (int64_t e = blockIdx.x; e < a.columns; e += gridDim.x) {
-        int64_t count = 0;
-        for (int64_t t = threadIdx.x; t < a.tokens; t += TE_ROUTE_THREADS)
-            count += ((const uint8_t *)a.routing)[t * a.columns + e] != 0;
-        count = te_route_scan(count, held);
-        if (threadIdx.x == TE_ROUTE_THREADS - 1) a.counts[e] = (int32_t)count;
+    uint32_t columns = (uint32_t)a.columns, n = (uint32_t)a.tiles * columns;
+    for (uint32_t u = (uint32_t)TE_FIRST; u < n; u += (uint32_t)TE_STEP) {
+        uint32_t begin = u / columns * (uint32_t)a.tile, end = te_route_tile_end(a, begin);
+        int32_t  count = 0;
+        for (uint32_t t = begin; t < end; t += TE_ROUTE_AHEAD) count += __popc(te_route_marks(a, t, end, u % columns));
+        te_route_scratch_of(a).tiles[u] = count;
     }
 }
 
-/* A block per expert: the row of each of its tokens to scratch memory, -1 for others. */
+/* One block, a thread per expert: how many of its tokens there are, and how many before each tile. */
+extern "C" __global__ void __launch_bounds__(256) te_route_offsets(const __grid_constant__ te_route_map_args a)
+{
+    __shared__ int64_t held[TE_ROUTE_THREADS];
+    te_route_scratch scratch = te_route_scratch_of(a);
+    int64_t          before = 0;
+    for (int64_t first = 0; first < a.columns; first += TE_ROUTE_THREADS) {
+        int64_t e = first + threadIdx.x;
+        int32_t sum = 0;
+        for (int64_t tile = 0; tile < a.tiles && e < a.columns; tile += TE_ROUTE_AHEAD) {
+            int32_t *of_tiles = scratch.tiles + tile * a.columns + e, count[TE_ROUTE_AHEAD];
+#pragma unroll
+            for (int k = 0; k < TE_ROUTE_AHEAD; k++) count[k] = tile + k < a.tiles ? of_tiles[k * a.columns] : 0;
+#pragma unroll
+            for (int k = 0; k < TE_ROUTE_AHEAD; k++) {
+                if (tile + k < a.tiles) of_tiles[k * a.columns] = sum;
+                sum += count[k];
+            }
+        }
+        int64_t up_to = te_route_scan(sum, held);
+        if (e < a.columns) {
+            a.counts[e] = sum;
+            scratch.before[e] = (int32_t)(before + up_to - sum);
+        }
+        before += held[TE_ROUTE_THREADS - 1];
+    }
+}
+
+/* A thread per tile and expert: the row of each of its tokens; -1: none, -2: one that stands nowhere. */
 extern "C" __global__ void __launch_bounds__(256) te_route_place(const __grid_constant__ te_route_map_args a)
 {
-    __shared__ int64_t held[TE_ROUTE_THREADS];
-    int32_t *places = (int32_t *)a.bound.scratch;
-    for (int64_t e = blockIdx.x; e < a.columns; e += gridDim.x) {
-        int64_t before = 0;
-        for (int64_t other = threadIdx.x; other < e; other += TE_ROUTE_THREADS) before += a.counts[other];
-        te_route_scan(before, held);
-        before = held[TE_ROUTE_THREADS - 1];
-        for (int64_t first = 0; first < a.tokens; first += TE_ROUTE_THREADS) {
-            int64_t t = first + threadIdx.x;
-            bool    marked = t < a.tokens && ((const uint8_t *)a.routing)[t * a.columns + e] != 0;
-            int64_t at = before + te_route_scan(marked, held) - 1;
-            if (t < a.tokens) places[t * a.columns + e] = marked ? (int32_t)(at < a.rows ? at : -2) : -1;
-            before += held[TE_ROUTE_THREADS - 1];
+    te_route_scratch scratch = te_route_scratch_of(a);
+    uint32_t         columns = (uint32_t)a.columns, n = (uint32_t)a.tiles * columns;
+    for (uint32_t u = (uint32_t)TE_FIRST; u < n; u += (uint32_t)TE_STEP) {
+        uint32_t e = u % columns, begin = u / columns * (uint32_t)a.tile, end = te_route_tile_end(a, begin);
+        int32_t  row = scratch.before[e] + scratch.tiles[u];
+        for (uint32_t t = begin; t < end; t += TE_ROUTE_AHEAD) {
+            uint32_t marks = te_route_marks(a, t, end, e), at = t * columns + e;
+#pragma unroll
+            for (int k = 0; k < TE_ROUTE_AHEAD; k++, at += columns) {
+                bool marked = marks >> k & 1;
+                if (t + k < end) scratch.places[at] = !marked ? -1 : row < a.rows ? row : -2;
+                row += marked;
+            }
         }
     }
 }
 
-/* A thread per token; -2 is a slot that stands nowhere. */
+/* A warp per token. */
 extern "C" __global__ void __launch_bounds__(256) te_route_entries(const __grid_constant__ te_route_map_args a)
 {
-    for (int64_t t = TE_FIRST; t < a.tokens; t += TE_STEP) {
-        const int32_t *places = (const int32_t *)a.bound.scratch + t * a.columns;
-        int32_t       *entry = a.map + t * (2 * a.columns + 1), count = 0;
-        for (int64_t e = 0; e < a.columns; e++) {
-            if (places[e] == -1) continue;
-            entry[count] = places[e] < 0 ? -1 : places[e];
-            entry[a.columns + count++] = (int32_t)e;
+    int      columns = (int)a.columns, lane = threadIdx.x % 32;
+    unsigned below = (1u << lane) - 1;
+    for (int64_t t = TE_FIRST / 32; t < a.tokens; t += TE_STEP / 32) {
+        const int32_t *places = (const int32_t *)a.bound.scratch + t * columns;
+        int32_t       *entry = a.map + t * (2 * a.columns + 1);
+        int            count = 0;
+        for (int first = 0; first < columns; first += 32) {
+            int      e = first + lane, place = e < columns ? places[e] : -1;
+            unsigned marked = __ballot_sync(0xffffffffu, place != -1);
+            int      at = count + __popc(marked & below);
+            if (place != -1) {
+                entry[at] = place < 0 ? -1 : place;
+                entry[columns + at] = e;
+            }
+            count += __popc(marked);
         }
-        entry[2 * a.columns] = count;
-        for (int64_t i = count; i < a.columns; i++) entry[i] = entry[a.columns + i] = -1;
+        if (lane == 0) entry[2 * columns] = count;
+        for (int i = count + lane; i < columns; i += 32) entry[i] = entry[columns + i] = -1;
     }
 }
 
@@ -96,9 +159,11 @@ extern "C" __global__ void __launch_bounds__(256) te_route_keys(const __grid_con
 extern "C" __global__ void __launch_bounds__(256) te_route_sorted(const __grid_constant__ te_route_map_args a)
 {
     int64_t        n = a.tokens * a.columns;
-    const int64_t *positions = (const int64_t *)a.bound.scratch + (2 + a.sorted) * n;
-    for (int64_t i = TE_FIRST; i < n; i += TE_STEP)
-        a.map[positions[i] % a.columns * a.tokens + positions[i] / a.columns] = (int32_t)(i < a.rows ? i : -1);
+    const int64_t *positions = (const int64_t *)a.bound.scratch + (2 + te_sort_half(a.bound, n, a.sorted)) * n;
+    for (int64_t i = TE_FIRST; i < n; i += TE_STEP) {
+        uint32_t position = (uint32_t)positions[i], columns = (uint32_t)a.columns; /* int32 numbers all places */
+        a.map[position % columns * a.tokens + position / columns] = (int32_t)(i < a.rows ? i : -1);
+    }
 }
 
 /* --- rows -------------------------------------------------------------------------------------------------------- */
@@ -225,55 +290,63 @@ extern "C" __global__ void __launch_bounds__(256) te_route_weights(const __grid_
 
 /* --- choosing ---------------------------------------------------------------------------------------------------- */
 
-/* Orders as the number does; NaN above all, both zeros alike. */
-TE_HD static inline int64_t te_score_key(float x)
+/* Score i of a row as a number: a NaN is the largest, both zeros are alike, ties go to the lower index. Above 0 and
+ * below all ones. */
+TE_HD static inline uint64_t te_score_rank(float x, uint32_t i)
 {
-    if (x != x) return INT32_MAX;
-    int32_t bits = (int32_t)te_f32_bits(x + 0.0f);
-    return bits < 0 ? -(int64_t)(bits & 0x7fffffff) : bits;
+    int32_t  bits = (int32_t)te_f32_bits(x + 0.0f), key = bits < 0 ? -(bits & 0x7fffffff) : bits;
+    uint32_t upper = x != x ? 0xffffffffu : (uint32_t)key ^ 0x80000000u;
+    return (uint64_t)upper << 32 | (0xfffffffeu - i);
 }
 
-/* The best of n scores behind `last` (-1: of all), in steps whose heads are marked; ties go to the lower index. */
-TE_HD static inline int64_t te_next_score(const float *scores, int64_t n, int64_t last, const uint8_t *marks,
-                                          int64_t size)
+TE_HD static inline uint32_t te_ranked(uint64_t rank) { return 0xfffffffeu - (uint32_t)rank; }
+
+/* The largest rank below `last` among scores first … end, where they are marked if there are marks; for a warp. */
+__device__ static __forceinline__ uint64_t te_next_score(const float *scores, const uint8_t *marks, uint32_t first,
+                                                         uint32_t end, uint64_t last)
 {
-    int64_t best = -1, most = 0, limit = last < 0 ? 0 : te_score_key(scores[last]);
-    for (int64_t i = 0; i < n; i++) {
-        if (marks && !(marks[i / size * size] & 2)) continue;
-        int64_t key = te_score_key(scores[i]);
-        bool    behind = last < 0 || key < limit || (key == limit && i > last);
-        if (!behind || (best >= 0 && key <= most)) continue;
-        best = i;
-        most = key;
+    uint64_t best = 0;
+    for (uint32_t i = first + threadIdx.x % 32; i < end; i += 32) {
+        uint64_t rank = te_score_rank(scores[i], i);
+        if (rank > best && rank < last && (!marks || marks[i])) best = rank;
+    }
+#pragma unroll
+    for (int by = 16; by > 0; by /= 2) {
+        uint64_t other = __shfl_xor_sync(0xffffffffu, best, by);
+        best = other > best ? other : best;
     }
     return best;
 }
 
-/* A thread per token. Sums of groups are in scratch memory; the first expert of a group that takes part is marked by 2
- * meanwhile. */
+/* A warp per token. Sums of groups are in scratch memory. Until the end the map marks what takes part; each lane reads
+ * only its own marks. */
 extern "C" __global__ void __launch_bounds__(256) te_route_choose(const __grid_constant__ te_choose_args a)
 {
-    int64_t size = a.experts / a.groups, counted = a.k / a.best_groups;
-    for (int64_t t = TE_FIRST; t < a.tokens; t += TE_STEP) {
-        const float *scores = a.scores + t * a.experts;
-        float       *sums = (float *)a.bound.scratch + t * a.groups;
-        uint8_t     *map = a.map + t * a.experts;
-        for (int64_t e = 0; e < a.experts; e++) map[e] = (uint8_t)(a.groups == 1 && e == 0 ? 2 : 0);
-        for (int64_t g = 0; g < a.groups && a.groups > 1; g++) {
-            sums[g] = 0;
-            for (int64_t i = 0, at = -1; i < counted; i++) {
-                at = te_next_score(scores + g * size, size, at, 0, 1);
-                sums[g] += scores[g * size + at];
+    const uint64_t all = ~(uint64_t)0;
+    uint32_t experts = (uint32_t)a.experts, groups = (uint32_t)a.groups, size = experts / groups;
+    uint32_t lane = threadIdx.x % 32;
+    uint32_t k = (uint32_t)a.k, best_groups = (uint32_t)a.best_groups, counted = k / best_groups;
+    for (int64_t t = TE_FIRST / 32; t < a.tokens; t += TE_STEP / 32) {
+        const float *scores = a.scores + t * experts;
+        float       *sums = (float *)a.bound.scratch + t * groups;
+        uint8_t     *map = a.map + t * experts;
+        uint64_t     last = all;
+        for (uint32_t g = 0; g < groups && groups > 1; g++) {
+            float sum = 0;
+            last = all;
+            for (uint32_t i = 0; i < counted; i++) {
+                last = te_next_score(scores, 0, g * size, (g + 1) * size, last);
+                sum += scores[te_ranked(last)];
             }
+            if (lane == 0) sums[g] = sum;
         }
-        for (int64_t i = 0, g = -1; i < a.best_groups && a.groups > 1; i++) {
-            g = te_next_score(sums, a.groups, g, 0, 1);
-            map[g * size] = 2;
-        }
-        for (int64_t i = 0, at = -1; i < a.k; i++) {
-            at = te_next_score(scores, a.experts, at, map, size);
-            map[at] |= 1;
-        }
-        for (int64_t g = 0; g < a.groups; g++) map[g * size] &= 1;
+        __syncwarp();
+        last = all;
+        for (uint32_t i = 0; i < best_groups && groups > 1; i++) last = te_next_score(sums, 0, 0, groups, last);
+        for (uint32_t e = lane; e < experts; e += 32)
+            map[e] = groups == 1 || te_score_rank(sums[e / size], e / size) >= last;
+        last = all;
+        for (uint32_t i = 0; i < k; i++) last = te_next_score(scores, groups > 1 ? map : 0, 0, experts, last);
+        for (uint32_t e = lane; e < experts; e += 32) map[e] = map[e] && te_score_rank(scores[e], e) >= last;
     }
 }

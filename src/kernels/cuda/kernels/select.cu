@@ -1,15 +1,20 @@
 /* select.cu - what looks at whole rows to choose or accumulate: arg_reduce, topk, cumsum, multinomial; a block per row.
  *
+ * Blocks have as many threads as suit the rows' length (hand_select.c): a warp up to 1024.
+ *
  * Comparisons are made on 64-bit keys that order as the values do: any type, NaN above everything (below everything
  * when the smallest is wanted, so it is always the extreme), -0 equal to +0. Ties go to the lower index.
  */
-
-enum { TE_SELECT_THREADS = 256 };
 
 TE_HD static inline uint64_t te_key(te_a x, bool largest)
 {
 #if TE_A_IS_INTEGER
     uint64_t key = (uint64_t)(int64_t)x ^ (uint64_t)1 << 63;
+#elif TE_REAL_IS_F32 /* of few GPUs arithmetic in float64 is quick */
+    float value = te_from_a(x);
+    if (value != value) return ~(uint64_t)0;
+    uint32_t bits = te_f32_bits(value + 0.0f);
+    uint64_t key = bits >> 31 ? ~bits : bits | (uint32_t)1 << 31;
 #else
     double value = (double)te_from_a(x);
     if (value != value) return ~(uint64_t)0;
@@ -29,59 +34,93 @@ TE_HD static inline bool te_worse(te_choice a, te_choice b)
     return a.key < b.key || (a.key == b.key && a.index > b.index);
 }
 
+__device__ static inline te_choice te_best_of_warp(te_choice mine)
+{
+#pragma unroll
+    for (int by = 16; by > 0; by /= 2) {
+        te_choice other = {__shfl_xor_sync(0xffffffffu, mine.key, by), __shfl_xor_sync(0xffffffffu, mine.index, by)};
+        if (te_worse(mine, other)) mine = other;
+    }
+    return mine;
+}
+
 /* The best of all threads' choices, for every thread. */
 __device__ static inline te_choice te_best(te_choice mine)
 {
-    __shared__ te_choice held[TE_SELECT_THREADS];
+    __shared__ te_choice held[32];
+    unsigned lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    mine = te_best_of_warp(mine);
+    if (warps == 1) return mine;
     __syncthreads();
-    held[threadIdx.x] = mine;
-    for (unsigned half = TE_SELECT_THREADS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half && te_worse(held[threadIdx.x], held[threadIdx.x + half]))
-            held[threadIdx.x] = held[threadIdx.x + half];
-    }
+    if (lane == 0) held[threadIdx.x / 32] = mine;
     __syncthreads();
-    return held[0];
-}
-
-/* The best of a row among those worse than `last`. */
-__device__ static inline te_choice te_next_best(const te_select_args &a, const te_a *row, te_choice last)
-{
-    te_choice best = {0, -1};
-    int64_t   stride = a.src.stride[a.src.ndim - 1];
-    for (int64_t i = threadIdx.x; i < a.n; i += TE_SELECT_THREADS) {
-        te_choice c = {te_key(row[i * stride], a.flag != 0), i};
-        if ((last.index < 0 || te_worse(c, last)) && te_worse(best, c)) best = c;
-    }
-    return te_best(best);
+    return te_best_of_warp(lane < warps ? held[lane] : te_choice{0, -1});
 }
 
 /* --- arg_reduce and topk ----------------------------------------------------------------------------------------- */
 
-extern "C" __global__ void __launch_bounds__(256) te_arg_reduce(const __grid_constant__ te_select_args a)
+/* The best of a thread's elements, from the best on, every blockDim-th of the row, among those worse than `last`. */
+template <int N> __device__ static inline void te_collect(te_choice (&best)[N], const te_select_args &a,
+                                                          const te_a *row, te_choice last)
+{
+    enum { AHEAD = 8 };
+    int64_t stride = a.src.stride[a.src.ndim - 1], step = blockDim.x;
+#pragma unroll
+    for (int d = 0; d < N; d++) best[d] = te_choice{0, -1};
+    for (int64_t first = threadIdx.x; first < a.n; first += AHEAD * step) {
+        te_a x[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            if (first + k * step < a.n) x[k] = row[(first + k * step) * stride];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            if (first + k * step >= a.n) break;
+            te_choice c = {te_key(x[k], a.flag != 0), first + k * step};
+            if (!te_worse(best[N - 1], c) || (last.index >= 0 && !te_worse(c, last))) continue;
+#pragma unroll
+            for (int d = 0; d < N; d++) {
+                if (!te_worse(best[d], c)) continue;
+                te_choice worse = best[d];
+                best[d] = c;
+                c = worse;
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(512) te_arg_reduce(const __grid_constant__ te_select_args a)
 {
     for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
-        const te_a *row = (const te_a *)a.src.data + te_offset(a.src, a.src.ndim - 1, r);
-        te_choice   best = te_next_best(a, row, te_choice{0, -1});
+        te_choice own[1];
+        te_collect(own, a, (const te_a *)a.src.data + te_offset(a.src, a.src.ndim - 1, r), te_choice{0, -1});
+        te_choice best = te_best(own[0]);
         if (threadIdx.x == 0) ((int64_t *)a.indices.data)[te_offset(a.indices, a.indices.ndim, r)] = best.index;
     }
 }
 
-/* k sweeps over the row. */
-extern "C" __global__ void __launch_bounds__(256) te_topk(const __grid_constant__ te_select_args a)
+/* Each thread has the best of its elements at hand; who has given all of them away looks for more. */
+extern "C" __global__ void __launch_bounds__(512) te_topk(const __grid_constant__ te_select_args a)
 {
+    enum { AT_HAND = 4 };
     int64_t last = a.src.ndim - 1;
     for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
         const te_a *row = (const te_a *)a.src.data + te_offset(a.src, last, r);
         te_a       *values = (te_a *)a.out.data + te_offset(a.out, last, r);
         int64_t    *indices = (int64_t *)a.indices.data + te_offset(a.indices, last, r);
-        te_choice   best = {0, -1};
+        te_choice   own[AT_HAND];
+        te_collect(own, a, row, te_choice{0, -1});
         for (int64_t j = 0; j < a.k; j++) {
-            best = te_next_best(a, row, best);
-            if (threadIdx.x != 0) continue;
-            values[j * a.out.stride[last]] = row[best.index * a.src.stride[last]];
-            indices[j * a.indices.stride[last]] = best.index;
+            te_choice best = te_best(own[0]);
+            if (threadIdx.x == 0) indices[j * a.indices.stride[last]] = best.index;
+            if (own[0].index != best.index) continue;
+#pragma unroll
+            for (int d = 1; d < AT_HAND; d++) own[d - 1] = own[d];
+            own[AT_HAND - 1] = te_choice{0, -1};
+            if (own[0].index < 0) te_collect(own, a, row, best);
         }
+        __syncthreads(); /* indices are there */
+        for (int64_t j = threadIdx.x; j < a.k; j += blockDim.x)
+            values[j * a.out.stride[last]] = row[indices[j * a.indices.stride[last]] * a.src.stride[last]];
     }
 }
 
@@ -100,66 +139,102 @@ TE_HD static inline te_sum te_sum_of(te_a x) { return (te_sum)te_from_a(x); }
 TE_HD static inline te_b te_of_sum(te_sum x) { return te_as_b((te_real)x); }
 #endif
 
-/* Inclusive sums over the block's threads. */
-__device__ static inline te_sum te_scan(te_sum x, te_sum *held)
+/* Of a value per thread the sum over the threads before; `all`: over all. */
+__device__ static inline te_sum te_scan(te_sum x, te_sum *all)
 {
-    held[threadIdx.x] = x;
-    for (unsigned by = 1; by < TE_SELECT_THREADS; by *= 2) {
-        __syncthreads();
-        te_sum before = threadIdx.x >= by ? held[threadIdx.x - by] : (te_sum)0;
-        __syncthreads();
-        held[threadIdx.x] += before;
+    __shared__ te_sum held[32];
+    unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (unsigned by = 1; by < 32; by *= 2) {
+        te_sum before = __shfl_up_sync(0xffffffffu, x, by);
+        if (lane >= by) x = before + x;
     }
     __syncthreads();
-    return held[threadIdx.x];
+    if (lane == 31) held[warp] = x;
+    __syncthreads();
+    te_sum before = __shfl_up_sync(0xffffffffu, x, 1), warps = 0;
+    if (lane == 0) before = 0;
+    *all = 0;
+    for (unsigned w = 0; w < blockDim.x / 32; w++) {
+        if (w == warp) warps = *all;
+        *all += held[w];
+    }
+    return warps + before;
 }
 
+/* A thread adds up EACH neighbours, then the block the threads' sums. */
 extern "C" __global__ void __launch_bounds__(256) te_cumsum(const __grid_constant__ te_select_args a)
 {
-    __shared__ te_sum held[TE_SELECT_THREADS];
+    enum { EACH = 8 };
     int64_t last = a.src.ndim - 1;
     for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
         const te_a *row = (const te_a *)a.src.data + te_offset(a.src, last, r);
         te_b       *out = (te_b *)a.out.data + te_offset(a.out, last, r);
-        te_sum      before = 0;
-        for (int64_t first = 0; first < a.n; first += TE_SELECT_THREADS) {
-            int64_t j = first + threadIdx.x, i = a.flag ? a.n - 1 - j : j;
-            te_sum  sum = te_scan(j < a.n ? te_sum_of(row[i * a.src.stride[last]]) : (te_sum)0, held);
-            if (j < a.n) out[i * a.out.stride[last]] = te_of_sum(before + sum);
-            before += held[TE_SELECT_THREADS - 1];
-            __syncthreads();
+        te_sum      before = 0, all;
+        for (int64_t first = EACH * threadIdx.x; first < a.n + EACH * threadIdx.x; first += EACH * blockDim.x) {
+            te_sum x[EACH];
+#pragma unroll
+            for (int k = 0; k < EACH; k++) {
+                int64_t j = first + k, i = a.flag ? a.n - 1 - j : j;
+                x[k] = j < a.n ? te_sum_of(row[i * a.src.stride[last]]) : (te_sum)0;
+            }
+#pragma unroll
+            for (int k = 1; k < EACH; k++) x[k] = x[k - 1] + x[k];
+            te_sum here = te_scan(x[EACH - 1], &all);
+#pragma unroll
+            for (int k = 0; k < EACH; k++) {
+                int64_t j = first + k, i = a.flag ? a.n - 1 - j : j;
+                if (j < a.n) out[i * a.out.stride[last]] = te_of_sum(before + (here + x[k]));
+            }
+            before += all;
         }
     }
 }
 
 /* --- multinomial ------------------------------------------------------------------------------------------------- */
 
-/* As on the CPU: a tree of sums, tree[1] the total, tree[leaves + i] weight i. */
+/* As on the CPU: a tree of sums, tree[1] the total, tree[leaves + i] weight i. AHEAD nodes of a thread at a time. */
 __device__ static inline void te_tree_load(const te_select_args &a, double *tree, const te_a *row, int64_t r)
 {
-    __shared__ int64_t positive[TE_SELECT_THREADS];
-    __shared__ int     bad;
+    enum { AHEAD = 4 };
+    __shared__ unsigned long long positive;
+    __shared__ int                bad;
+    int64_t step = blockDim.x, stride = a.src.stride[a.src.ndim - 1], count = 0;
     __syncthreads();
-    if (threadIdx.x == 0) bad = 0;
-    positive[threadIdx.x] = 0;
+    if (threadIdx.x == 0) bad = 0, positive = 0;
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < a.leaves; i += TE_SELECT_THREADS) {
-        double weight = i < a.n ? (double)te_from_a(row[i * a.src.stride[a.src.ndim - 1]]) : 0.0;
-        if (!(weight >= 0.0)) bad = 1;
-        positive[threadIdx.x] += weight > 0.0;
-        tree[a.leaves + i] = weight;
+    for (int64_t first = threadIdx.x; first < a.leaves; first += AHEAD * step) {
+        double weight[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            weight[k] = first + k * step < a.n ? (double)te_from_a(row[(first + k * step) * stride]) : 0.0;
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            if (!(weight[k] >= 0.0)) bad = 1;
+            count += weight[k] > 0.0;
+            if (first + k * step < a.leaves) tree[a.leaves + first + k * step] = weight[k];
+        }
     }
+    if (count) atomicAdd(&positive, (unsigned long long)count);
     for (int64_t level = a.leaves / 2; level > 0; level /= 2) {
         __syncthreads();
-        for (int64_t i = level + threadIdx.x; i < 2 * level; i += TE_SELECT_THREADS)
-            tree[i] = tree[2 * i] + tree[2 * i + 1];
+        for (int64_t first = level + threadIdx.x; first < 2 * level; first += AHEAD * step) {
+            double sum[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                int64_t i = first + k * step;
+                if (i < 2 * level) sum[k] = tree[2 * i] + tree[2 * i + 1];
+            }
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+                if (first + k * step < 2 * level) tree[first + k * step] = sum[k];
+        }
     }
     __syncthreads();
     if (threadIdx.x != 0) return;
-    int64_t count = 0, fault = -1;
-    for (int i = 0; i < TE_SELECT_THREADS; i++) count += positive[i];
-    if (count < (a.flag ? 1 : a.k)) fault = 3;
-    if (count == 0) fault = 2;
+    int64_t fault = -1;
+    if ((int64_t)positive < (a.flag ? 1 : a.k)) fault = 3;
+    if (positive == 0) fault = 2;
     if (!(tree[1] <= 1.7976931348623157e308)) fault = 1;
     if (bad) fault = 0;
     if (fault >= 0) atomicMin((unsigned long long *)a.bound.fault, (unsigned long long)(r * 4 + fault));
@@ -187,11 +262,11 @@ TE_HD static inline void te_tree_remove(double *tree, int64_t leaves, int64_t le
 }
 
 /* Draws with replacement are independent; without, one thread makes them in order. */
-extern "C" __global__ void __launch_bounds__(256) te_multinomial(const __grid_constant__ te_select_args a)
+extern "C" __global__ void __launch_bounds__(1024) te_multinomial(const __grid_constant__ te_select_args a)
 {
     double *tree = (double *)a.bound.scratch + (int64_t)blockIdx.x * 2 * a.leaves;
     te_rng  rng = {a.rng[0], a.rng[1], a.rng[2], (const uint64_t *)a.rng[3]};
-    int64_t last = a.src.ndim - 1, step = a.flag ? TE_SELECT_THREADS : 1;
+    int64_t last = a.src.ndim - 1, step = a.flag ? blockDim.x : 1;
     for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
         int64_t *sample = (int64_t *)a.indices.data + te_offset(a.indices, last, r);
         te_tree_load(a, tree, (const te_a *)a.src.data + te_offset(a.src, last, r), r);

@@ -77,10 +77,11 @@ static void check_back(const char *name, te_quantize_job job, int side)
     free(by_cpu);
 }
 
+/* Rows of the source are `beyond` elements longer than the matrix: 0 where they may be aligned. */
 static void check_quantizer(const char *name, const te_quantizer *q, te_dtype dtype, int64_t rows, int64_t cols,
-                            bool special)
+                            int64_t beyond, bool special)
 {
-    int64_t stride = cols + 5;
+    int64_t stride = cols + beyond;
     te_quantize_job gpu = {.quantizer = q, .dtype = dtype, .rows = rows, .cols = cols, .source_stride = stride,
                            .scale = 29.7f}, cpu = gpu;
     arrays by_gpu[2], by_cpu[2];
@@ -106,6 +107,30 @@ static void check_quantizer(const char *name, const te_quantizer *q, te_dtype dt
     free(gpu.source);
 }
 
+/* What no recipe has and a quantizer may be: blocks of a thread's eight places and smaller ones, larger ones with two
+ * candidates, options together. */
+#define QUANTIZER(kind, rows, cols)                                                                                    \
+    .element = kind, .block_rows = rows, .block_cols = cols, .has_columnwise = true, .transposed = true
+static const te_quantizer unusual[] = {
+    {QUANTIZER(TE_E4M3, 1, 1)},
+    {QUANTIZER(TE_E5M2, 2, 2), .power_of_two = true},
+    {QUANTIZER(TE_E4M3, 4, 4), .replicated = true},
+    {QUANTIZER(TE_E4M3, 1, 8), .scale = TE_SCALE_E8M0},
+    {QUANTIZER(TE_E4M3, 8, 8)},
+    {QUANTIZER(TE_E4M3, 16, 16), .hadamard = true},
+    {QUANTIZER(TE_E5M2, 1, 64), .replicated = true, .epsilon = 0.5f},
+    {QUANTIZER(TE_E4M3, 64, 64), .scale = TE_SCALE_E8M0},
+    {QUANTIZER(TE_E2M1, 0, 0)},
+    {QUANTIZER(TE_E2M1, 1, 2)},
+    {QUANTIZER(TE_E2M1, 1, 128), .stochastic = true, .hadamard = true},
+    {QUANTIZER(TE_E2M1, 1, 4), .scale = TE_SCALE_E4M3, .scale_max = 256, .four_over_six = TE_46_MSE},
+    {QUANTIZER(TE_E2M1, 4, 4), .scale = TE_SCALE_E4M3, .scale_max = 448, .four_over_six = TE_46_MAE},
+    {QUANTIZER(TE_E2M1, 1, 16), .scale = TE_SCALE_E4M3, .scale_max = 448, .four_over_six = TE_46_MAE,
+     .row_scaled = true},
+    {QUANTIZER(TE_E2M1, 1, 32), .scale = TE_SCALE_E4M3, .scale_max = 448, .four_over_six = TE_46_MSE},
+    {QUANTIZER(TE_E2M1, 64, 64), .scale = TE_SCALE_E4M3, .scale_max = 448, .four_over_six = TE_46_MSE},
+};
+
 int main(void)
 {
     const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F16};
@@ -115,12 +140,18 @@ int main(void)
         for (int role = 0; role < 3; role++) {
             const te_quantizer *q = &quantizer_recipes[r].q[role];
             te_dtype dtype = dtypes[(r + role) % 3];
-            check_quantizer(quantizer_recipes[r].name, q, dtype, 150, 141, false);
-            check_quantizer(quantizer_recipes[r].name, q, TE_BF16, 33, 300, true);
+            check_quantizer(quantizer_recipes[r].name, q, dtype, 150, 141, 5, false);
+            check_quantizer(quantizer_recipes[r].name, q, TE_BF16, 33, 300, 5, true);
+            check_quantizer(quantizer_recipes[r].name, q, dtype, 256, 144, 0, true);
         }
-    check_quantizer("one element", &quantizer_recipes[1].q[0], TE_F32, 1, 1, false);
-    check_quantizer("no rows", &quantizer_recipes[1].q[0], TE_F32, 0, 7, false);
-    check_quantizer("no columns", &quantizer_recipes[7].q[0], TE_F32, 7, 0, false);
+    for (size_t i = 0; i < sizeof unusual / sizeof *unusual; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "unusual %zu", i);
+        check_quantizer(name, &unusual[i], TE_BF16, 150, 144, 8 * (int64_t)(i % 2), i % 3 == 0);
+    }
+    check_quantizer("one element", &quantizer_recipes[1].q[0], TE_F32, 1, 1, 5, false);
+    check_quantizer("no rows", &quantizer_recipes[1].q[0], TE_F32, 0, 7, 5, false);
+    check_quantizer("no columns", &quantizer_recipes[7].q[0], TE_F32, 7, 0, 5, false);
     fprintf(stderr, "%d sources through NVRTC\n", cuda.nvrtc.compiled);
     test_exec_close(&cuda.exec);
     return TEST_END();

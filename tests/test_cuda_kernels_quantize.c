@@ -5,13 +5,14 @@
 
 #include "core/quantizer.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cuda/ready.h"
 #include "quantizers.h"
 
 static cuda_device  cuda;
 static te_cuda_plan plan;
 static uint64_t     state = 0x2545f4914f6cdd1du;
 
-enum { ARRAYS = 3 };
+enum { ARRAYS = 3, SCALE = 32 };
 
 /* The arrays of a side, twice over: by the device and by the CPU. */
 typedef struct arrays {
@@ -51,6 +52,9 @@ static void *random_source(te_dtype dtype, int64_t n, bool special)
     for (int64_t i = 0; i < n; i++) {
         double v = test_uniform(&state, -4, 4) * exp2(test_uniform(&state, -10, 0));
         if (special && test_random(&state) % 200 == 0) v = values[test_random(&state) % 7];
+        else if (special && test_random(&state) % 4 == 0) /* halfway between codes of E2M1, and just beside */
+            v = (double)((int)(test_random(&state) % 129) - 64) / 8 / SCALE *
+                (1 + (double)((int)(test_random(&state) % 3) - 1) / 128);
         te_store_f64(x, dtype, i, v);
     }
     return x;
@@ -83,7 +87,7 @@ static void check_quantizer(const char *name, const te_quantizer *q, te_dtype dt
 {
     int64_t stride = cols + beyond;
     te_quantize_job gpu = {.quantizer = q, .dtype = dtype, .rows = rows, .cols = cols, .source_stride = stride,
-                           .scale = 29.7f}, cpu = gpu;
+                           .scale = special ? SCALE : 29.7f}, cpu = gpu;
     arrays by_gpu[2], by_cpu[2];
     gpu.source = cpu.source = random_source(dtype, rows * stride, special);
     for (int s = 0; s < 2; s++) {
@@ -128,8 +132,20 @@ static const te_quantizer unusual[] = {
     {QUANTIZER(TE_E2M1, 1, 16), .scale = TE_SCALE_E4M3, .scale_max = 448, .four_over_six = TE_46_MAE,
      .row_scaled = true},
     {QUANTIZER(TE_E2M1, 1, 32), .scale = TE_SCALE_E4M3, .scale_max = 448, .four_over_six = TE_46_MSE},
+    {QUANTIZER(TE_E2M1, 0, 0), .needs_history = true},
     {QUANTIZER(TE_E2M1, 64, 64), .scale = TE_SCALE_E4M3, .scale_max = 448, .four_over_six = TE_46_MSE},
 };
+
+/* What the build compiles are variants that recipes have. */
+static void check_ready(void)
+{
+    for (const te_cuda_kernel *k = te_cuda_ready_list; k->file != TE_CUDA_FILE_COUNT; k++) {
+        bool known = k->file != TE_CUDA_FILE_QUANTIZE || k->dim[0] == 0;
+        for (int i = 0; i < 3 * QUANTIZER_RECIPES; i++)
+            known |= k->dim[0] == te_cuda_quantize_variant(&quantizer_recipes[i / 3].q[i % 3]);
+        CHECK_MSG(known, "variant %x", k->dim[0]);
+    }
+}
 
 int main(void)
 {
@@ -149,6 +165,7 @@ int main(void)
         snprintf(name, sizeof name, "unusual %zu", i);
         check_quantizer(name, &unusual[i], TE_BF16, 150, 144, 8 * (int64_t)(i % 2), i % 3 == 0);
     }
+    check_ready();
     check_quantizer("one element", &quantizer_recipes[1].q[0], TE_F32, 1, 1, 5, false);
     check_quantizer("no rows", &quantizer_recipes[1].q[0], TE_F32, 0, 7, 5, false);
     check_quantizer("no columns", &quantizer_recipes[7].q[0], TE_F32, 7, 0, 5, false);

@@ -5,7 +5,8 @@
 
 extern const char te_cuda_program_prelude[], te_cuda_hand_device[], te_cuda_hand_index[], te_cuda_hand_select[],
     te_cuda_hand_attention_common[], te_cuda_hand_attention[], te_cuda_hand_attention_mma[],
-    te_cuda_hand_attention_rounded[], te_cuda_hand_quantize[], te_cuda_hand_quantized[], te_cuda_hand_routes[]; /* made by the build */
+    te_cuda_hand_attention_rounded[], te_cuda_hand_quantize[], te_cuda_hand_quantized[],
+    te_cuda_hand_routes[]; /* made by the build */
 
 /* --- views ------------------------------------------------------------------------------------------------------- */
 

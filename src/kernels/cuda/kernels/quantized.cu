@@ -103,6 +103,11 @@ template <int SCALE> static __device__ float te_factor_at(const te_decode_args &
     return SCALE == TE_SCALE_E8M0 ? te_e8m0_to_f32(code) : te_f8e4m3_to_f32(code);
 }
 
+static __device__ int64_t te_block_of(const te_decode_args &a, int64_t line, int64_t place)
+{
+    return (line >> a.shift[0]) * a.scale_stride[0] + (place >> a.shift[1]) * a.scale_stride[1];
+}
+
 static __device__ float te_whole_factor(const te_decode_args &a, int64_t line, int64_t place)
 {
     return te_two_level_decode(a.amax[line * a.amax_stride[0] + place * a.amax_stride[1]], (float)a.scale_max);
@@ -118,9 +123,7 @@ static __device__ void te_decode_few(const te_decode_args &a, int64_t line, int6
         float   x = ELEMENT == TE_E4M3   ? te_f8e4m3_to_f32(code)
                     : ELEMENT == TE_E5M2 ? te_f8e5m2_to_f32(code)
                                          : te_e2m1_to_f32(code);
-        if (a.scaled)
-            x *= te_factor_at<SCALE>(a, (line >> a.shift[0]) * a.scale_stride[0] +
-                                            (j >> a.shift[1]) * a.scale_stride[1]);
+        if (a.scaled) x *= te_factor_at<SCALE>(a, te_block_of(a, line, j));
         if (SCALE == TE_SCALE_E4M3 && a.whole) x *= te_whole_factor(a, line, j);
         ((te_a *)a.to)[line * a.to_stride[0] + j * a.to_stride[1]] = te_as_a(x);
     }
@@ -152,6 +155,19 @@ static __device__ void te_set_two(te_eight &to, int k, float x, float y)
 #else
     te_set_value(to, k, te_as_a(x));
     te_set_value(to, k + 1, te_as_a(y));
+#endif
+}
+
+/* In accesses of 16 bytes, which the compiler would split. */
+static __device__ void te_store_eight(te_eight *to, const te_eight &x)
+{
+#ifdef __CUDA_ARCH__
+#pragma unroll
+    for (int k = 0; k < (int)sizeof x / 4; k += 4)
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to->word + k)),
+                     "r"(x.word[k]), "r"(x.word[k + 1]), "r"(x.word[k + 2]), "r"(x.word[k + 3]) : "memory");
+#else
+    *to = x;
 #endif
 }
 
@@ -198,7 +214,7 @@ template <int ELEMENT, int SCALE> static __device__ void te_decode_all(const te_
             const uint8_t *from = a.data + line * pitch + (ELEMENT == TE_E2M1 ? place / 2 : place);
             te_a          *to = (te_a *)a.to + line * a.to_stride[0] + place;
             words          codes[TE_DECODE_LINES];
-            float          factor[8];
+            float          factor[8] = {}, one[TE_DECODE_LINES] = {};
             if (!regular || place + 8 > a.places) {
                 for (int i = 0; i < lines; i++) te_decode_few<ELEMENT, SCALE>(a, line + i, place);
                 continue;
@@ -208,16 +224,17 @@ template <int ELEMENT, int SCALE> static __device__ void te_decode_all(const te_
                 if (i < lines) codes[i] = *(const words *)(from + i * pitch);
             if (each) te_find_factors<SCALE>(a, line, place, factor);
 #pragma unroll
+            for (int i = 0; i < TE_DECODE_LINES; i++)
+                if (i < lines && scaled && !each) one[i] = te_factor_at<SCALE>(a, te_block_of(a, line + i, place));
+#pragma unroll
             for (int i = 0; i < TE_DECODE_LINES; i++) {
                 if (i >= lines) break;
-                if (scaled && !each) {
-                    float one = te_factor_at<SCALE>(a, ((line + i) >> a.shift[0]) * a.scale_stride[0] +
-                                                           (place >> a.shift[1]) * a.scale_stride[1]);
 #pragma unroll
-                    for (int k = 0; k < 8; k++) factor[k] = one;
-                }
-                *(te_eight *)(to + i * a.to_stride[0]) = te_decode_eight<ELEMENT>(
-                    codes[i], scaled, factor, again, again ? te_whole_factor(a, line + i, place) : 1.0f);
+                for (int k = 0; k < 8; k++)
+                    if (!each) factor[k] = one[i];
+                te_eight values = te_decode_eight<ELEMENT>(codes[i], scaled, factor, again,
+                                                           again ? te_whole_factor(a, line + i, place) : 1.0f);
+                te_store_eight((te_eight *)(to + i * a.to_stride[0]), values);
             }
         }
 }

@@ -337,7 +337,7 @@ static __device__ void te_join_chunks(const te_quantize_args &a, const te_tile &
         *(quarter *)(x.partial + at.chunk * TE_LINES_PITCH + at.line + q) =
             quarter{{number[q][0], number[q + 1][0], number[q + 2][0], number[q + 3][0]}};
     __syncthreads();
-#pragma unroll
+#pragma unroll 1
     for (int u = threadIdx.x; u < TE_SQUARE / n * TE_SQUARE; u += TE_QUANTIZE_THREADS) {
         int    line = u % TE_SQUARE, block = u / TE_SQUARE;
         float *own = x.partial + block * variant::chunks * TE_LINES_PITCH + line, amax = 0;
@@ -485,6 +485,16 @@ static __device__ uint32_t te_e2m1_code(float x)
     return (size < 1.0f ? small : normal) | (x == x ? u >> 28 & 8u : 0u);
 }
 
+/* te_f32_to_e2m1_stochastic without branches. */
+static __device__ uint32_t te_e2m1_stochastic_code(float x, uint32_t random)
+{
+    float    t = te_f32_from_bits(te_f32_bits(x) & 0x7fffffffu);
+    float    step = t < 2.0f ? 0.5f : t < 4.0f ? 1.0f : 2.0f, raised = t + step * ((float)(int32_t)random * 0x1p-8f);
+    uint32_t low = (uint32_t)(int32_t)(t < 4.0f ? raised * (t < 2.0f ? 2.0f : 1.0f) : 0.0f) + (t < 2.0f ? 0u : 2u);
+    uint32_t high = raised >= 6.0f || x != x ? 7u : 6u;
+    return (t < 4.0f ? low : high) | (x == x ? te_f32_bits(x) >> 28 & 8u : 0u);
+}
+
 /* Eight codes of two a byte, the first in the lowest bits. */
 static __device__ uint32_t te_eight_pairs(const float (&x)[8])
 {
@@ -520,7 +530,7 @@ static __device__ te_codes<VARIANT> te_encode(const float (&x)[8], const uint32_
     } else {
 #pragma unroll
         for (int k = 0; k < 8; k++)
-            codes.word.e[0] |= (uint32_t)te_f32_to_e2m1_stochastic(x[k], random[k / 4] >> k % 4 * 8 & 255u) << 4 * k;
+            codes.word.e[0] |= te_e2m1_stochastic_code(x[k], random[k / 4] >> k % 4 * 8 & 255u) << 4 * k;
     }
     return codes;
 }
@@ -618,8 +628,8 @@ static __device__ void te_store_turned(const te_quantize_args &a, const te_tile 
     __syncthreads();
     bool aligned = ((uint64_t)p.data | (uint64_t)p.row_stride) % 16 == 0;
 #pragma unroll
-    for (int u = threadIdx.x; u < TE_SQUARE * pieces; u += TE_QUANTIZE_THREADS) {
-        int      line = u / pieces, chunk = u % pieces * per_piece;
+    for (int i = 0; i < TE_SQUARE * pieces / TE_QUANTIZE_THREADS; i++) {
+        int      u = threadIdx.x + i * TE_QUANTIZE_THREADS, line = u / pieces, chunk = u % pieces * per_piece;
         int64_t  places = p.cols - at.tile_place - chunk * 8;
         uint8_t *to = p.data + (at.tile_line + line) * p.row_stride + (at.tile_place / 8 + chunk) * bytes;
         if (at.tile_line + line >= p.rows) continue;

@@ -627,7 +627,7 @@ static __device__ void te_store_turned(const te_quantize_args &a, const te_tile 
     }
     __syncthreads();
     bool aligned = ((uint64_t)p.data | (uint64_t)p.row_stride) % 16 == 0;
-#pragma unroll
+#pragma unroll 2
     for (int i = 0; i < TE_SQUARE * pieces / TE_QUANTIZE_THREADS; i++) {
         int      u = threadIdx.x + i * TE_QUANTIZE_THREADS, line = u / pieces, chunk = u % pieces * per_piece;
         int64_t  places = p.cols - at.tile_place - chunk * 8;

@@ -41,6 +41,7 @@ foreach(file index select routes attention_common attention attention_mma attent
   te_embed_text(te_cuda_hand_${file} ${TE_CUDA_HAND}/${file}.cu)
 endforeach()
 te_embed_text(te_cuda_hand_quantize ${TE_CUDA_HAND}/quantize_tile.cu ${TE_CUDA_HAND}/quantize.cu)
+te_embed_text(te_cuda_hand_quantized ${TE_CUDA_HAND}/quantize_tile.cu ${TE_CUDA_HAND}/quantized.cu)
 te_embed_text(te_cuda_program_quantize ${TE_KERNELS}/quant.h ${TE_CUDA_HAND}/args.h ${TE_CUDA_HAND}/quantize_tile.cu)
 te_embed_text(te_cuda_sim_prelude ${TE_KERNELS}/cuda_sim/abi.h ${TE_KERNELS}/cuda_sim/device.h)
 
@@ -48,7 +49,7 @@ te_embed_text(te_cuda_sim_prelude ${TE_KERNELS}/cuda_sim/abi.h ${TE_KERNELS}/cud
 file(GLOB TE_CUDA_TEXT_SOURCES CONFIGURE_DEPENDS ${TE_CUDA_HAND}/*.c)
 foreach(name program_prelude program_device program_quantize hand_device hand_index hand_select hand_routes
     hand_attention_common hand_attention hand_attention_mma hand_attention_mma_passes hand_attention_mma_decode
-    hand_attention_rounded hand_quantize)
+    hand_attention_rounded hand_quantize hand_quantized)
   list(APPEND TE_CUDA_TEXT_SOURCES ${CMAKE_BINARY_DIR}/te_cuda_${name}.c)
 endforeach()
 file(GLOB TE_CUDA_PROGRAM_SOURCES CONFIGURE_DEPENDS ${TE_KERNELS}/cuda/program_source*.c)

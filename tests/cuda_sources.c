@@ -2,6 +2,7 @@
  * each: for nvcc to compile and report on (target cuda_kernels). `cuda_sources FOLDER` */
 #include "core/program_build.h"
 #include "kernels/cuda/kernels/hand.h"
+#include "quantizers.h"
 #include "test.h"
 
 /* A program and the space it runs on; every operand is dense, or a row vector where named so. */
@@ -145,6 +146,21 @@ static int write_kernel(const char *folder, const char *name, te_cuda_kernel ker
     return result;
 }
 
+/* Those of every recipe: of bfloat16, and the weight's of float32. */
+static int write_quantizer(const char *folder, int recipe, int role)
+{
+    char     name[64];
+    uint16_t variant = te_cuda_quantize_variant(&quantizer_recipes[recipe].q[role]);
+    snprintf(name, sizeof name, "quantize_%d_%d", recipe, role);
+    int failed = write_kernel(folder, name,
+                              (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_BF16, TE_BF16}, 1, {variant, 0}});
+    snprintf(name, sizeof name, "quantize_%d_%d_float32", recipe, role);
+    if (role == 1)
+        failed += write_kernel(folder, name,
+                               (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_F32, TE_F32}, 1, {variant, 0}});
+    return failed;
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) {
@@ -182,6 +198,8 @@ int main(int argc, char **argv)
                            (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_BF16, TE_BF16}, 1, {0}, 0, 0});
     failed += write_kernel(argv[1], "quantize_float32",
                            (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_F32, TE_F32}, 1, {0}, 0, 0});
+    for (int r = 0; r < QUANTIZER_RECIPES; r++)
+        for (int q = 0; q < 3; q++) failed += write_quantizer(argv[1], r, q);
     test_exec_close(&exec);
     CHECK(failed == 0);
     return TEST_END();

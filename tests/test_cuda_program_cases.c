@@ -145,6 +145,44 @@ static void check_sums(int64_t rows, int64_t columns)
     }
 }
 
+/* Sums of many columns at once, which all pass through one shared array: a kernel that declares more than 48 KiB of
+ * shared variables does not load. */
+static void check_many_column_sums(void)
+{
+    enum { ROWS = 20, COLUMNS = 1024, SUMS = 14, SHARED = 48 << 10 };
+    static built                    b;
+    static struct te_program_output outputs[SUMS];
+    static uint16_t                 x[ROWS * COLUMNS];
+    static float                    gpu[SUMS][COLUMNS], cpu[SUMS][COLUMNS];
+    te_operand in = operand(x, TE_BF16, COLUMNS, 1), out[2][SUMS];
+    uint64_t   state = 3;
+    for (int i = 0; i < ROWS * COLUMNS; i++) x[i] = te_f32_to_bf16((float)test_uniform(&state, -3, 3));
+    begin(&b, "column sums");
+    int value = input(&b, TE_RATE_ELEM);
+    b.program.outputs = outputs;
+    b.program.n_outputs = SUMS;
+    for (int o = 0; o < SUMS; o++) {
+        outputs[o] = (struct te_program_output){TE_OUT_COLSUM, emit(&b, TE_PW_MUL, value, number(&b, o + 1), -1)};
+        out[0][o] = operand(gpu[o], TE_F32, 0, 1);
+        out[1][o] = operand(cpu[o], TE_F32, 0, 1);
+    }
+    te_run run = {.ndim = 2, .shape = {ROWS, COLUMNS}, .inputs = &in, .outputs = out[0]}, want = run;
+    want.outputs = out[1];
+    run_both(&b, &run, &want, 1, "column sums");
+    for (int o = 0; o < SUMS; o++) CHECK(near(gpu[o], cpu[o], COLUMNS, 1e-3));
+    te_cuda_program_shape shape;
+    te_text               source;
+    te_text_open(&source, &te_mem_libc);
+    CHECK(te_cuda_program_shape_make(&cuda.exec, &b.program, &run, &shape) == TE_OK);
+    CHECK(shape.kind == TE_CUDA_ROWS && te_cuda_program_source(&b.program, &shape, &source) == TE_OK);
+    te_cuda_sim *sim =
+        te_cuda_sim_compile(source.data, NULL, cuda.exec.message, sizeof cuda.exec.message);
+    CHECK(sim && te_cuda_sim_variables(sim) <= SHARED);
+    te_cuda_sim_release(sim);
+    te_text_close(&source);
+    release(&b);
+}
+
 /* --- many runs --------------------------------------------------------------------------------------------------- */
 
 /* Tensors of several sizes and a momentum update in place; the sum of squares of all in one output. */
@@ -332,6 +370,7 @@ int main(void)
     nvrtc_open(&cuda.nvrtc);
     for (int op = TE_PW_NEG; op < TE_PW_ROWSUM; op++) check_operation((te_opcode)op);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) check_sums(shapes[i][0], shapes[i][1]);
+    check_many_column_sums();
     check_many_runs();
     check_turned();
     check_empty();

@@ -188,7 +188,8 @@ static te_status find_function(te_exec *exec, te_cuda_code *code, const char *na
     if (r == CUDA_SUCCESS) r = d->driver.cuFuncGetAttribute(&variables, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, *function);
     if (r != CUDA_SUCCESS) return te_cuda_result(exec, r, name);
     snprintf(code->functions[*index].name, sizeof code->functions[0].name, "%s", name);
-    code->functions[*index].shared = (48u << 10) - (uint32_t)variables; /* what it may ask for without saying so */
+    /* what it may ask for without saying so */
+    code->functions[*index].shared = variables < 48 << 10 ? (48u << 10) - (uint32_t)variables : 0;
     code->n_functions++;
     return TE_OK;
 }

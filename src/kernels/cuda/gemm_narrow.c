@@ -6,7 +6,7 @@
  *      8.9 and later    one float32 factor a tensor     where the quantizer left it
  *      9.0              float32, blocks of 128          M follows M, then the next blocks of K
  *                       float32, blocks of 128 x 128    blocks of K follow one another, lines padded to 4
- *      10.0 and later   E8M0, 32; E4M3, 16              tiles of 128 x 4 factors, see te_arranged (kernels/quantize.cu)
+ *      10.0 and later   E8M0, 32; E4M3, 16              tiles of 128 x 4 factors, see te_arranged, kernels/quantized.cu
  *
  * Both operands have factors of one row of this table, but not both square blocks, and not both E5M2. Before 10.0, on
  * 12.x, and of fp4 always, the elements that are added up lie together, which is how side 0 and the transposed side 1

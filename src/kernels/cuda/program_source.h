@@ -58,7 +58,8 @@ typedef enum te_cuda_access {
 
 typedef struct te_cuda_operand_shape {
     uint8_t dtype, access, accumulate;
-    uint8_t blocked; /* columns alternate with others in blocks */
+    uint8_t blocked;  /* columns alternate with others in blocks */
+    uint16_t variant; /* QUANTIZED: of the quantizer (kernels/args.h) */
 } te_cuda_operand_shape;
 
 typedef struct te_cuda_program_shape {

@@ -133,9 +133,9 @@ static void emit_column_parts(te_emitter *e, int o)
     te_emit(e, "    {\n        te_real *part = a.column_parts + ((int64_t)%d * a.blocks + blockIdx.x) * r.columns;\n",
             n);
     if (at_once > 1)
-        te_emit(e, "        __shared__ te_real column_sums[%d];\n        for (int g = 0; g < %d; g++) {\n"
+        te_emit(e, "        for (int g = 0; g < %d; g++) {\n"
                    "            __syncthreads();\n            if ((int)threadIdx.x / %d != g) continue;\n",
-                lanes * items * unit, at_once, lanes);
+                at_once, lanes);
     te_emit(e, "#pragma unroll\n            for (int i = 0; i < %d; i++)\n#pragma unroll\n"
                "                for (int k = 0; k < %d; k++) {\n"
                "                    const int column = (i * %d + lane) * %d + k;\n", items, unit, lanes, unit);
@@ -148,6 +148,14 @@ static void emit_column_parts(te_emitter *e, int o)
     else
         te_emit(e, "                    if (column < columns) part[column] = c%d[i][k];\n                }\n    }\n",
                 o);
+}
+
+/* One array for all column sums: disjoint scopes do not share the memory of their shared variables. */
+static void emit_column_room(te_emitter *e)
+{
+    int room = e->shape->lanes * e->shape->items * e->shape->vector;
+    if (holds(e) && te_shape_rows_at_once(e->shape) > 1 && te_shape_column_sums(e->program, e->shape) > 0)
+        te_emit(e, "    __shared__ te_real column_sums[%d];\n", room);
 }
 
 static void emit_beginning(te_emitter *e, const char *name)
@@ -201,6 +209,7 @@ void te_emit_rows(te_emitter *e)
     }
     emit_row_outputs(e);
     te_emit(e, "    }\n");
+    emit_column_room(e);
     for (int o = 0; holds(e) && o < e->program->n_outputs; o++)
         if (e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o))
             emit_column_parts(e, o);

@@ -213,7 +213,10 @@ static void reach_operands(sketch *s)
         te_cuda_operand_shape *shape = &s->shape->operand[i];
         shape->access = (uint8_t)access_of(s, i);
         shape->dtype = shape->access == TE_CUDA_ABSENT ? 0 : (uint8_t)operand_of(s, i)->dtype;
-        if (shape->access == TE_CUDA_QUANTIZED) shape->dtype = (uint8_t)operand_of(s, i)->quantized->dtype;
+        if (shape->access == TE_CUDA_QUANTIZED) {
+            shape->dtype = (uint8_t)operand_of(s, i)->quantized->dtype;
+            shape->variant = te_cuda_quantize_variant(operand_of(s, i)->quantized->quantizer);
+        }
         shape->accumulate =
             i >= s->program->n_inputs && operand_of(s, i)->data && operand_of(s, i)->accumulate;
         shape->blocked = shape->access != TE_CUDA_ABSENT && block_of(s, i) != 0;

@@ -30,7 +30,7 @@ static void emit_tiles(te_emitter *e)
     for (int o = 0; o < e->program->n_outputs; o++)
         if (quantizes(e, o)) te_emit(e, "    te_a *const z%d = (te_a *)shared + %d * TE_SQUARE * TE_PITCH;\n", o, n++);
     te_emit(e, "    uint8_t *const codes = (uint8_t *)((te_a *)shared + %d * TE_SQUARE * TE_PITCH);\n"
-               "    float *const partial = (float *)(codes + TE_SQUARE * TE_CODES_PITCH);\n", n);
+               "    float *const partial = (float *)(codes + TE_SQUARE * TE_SQUARE);\n", n);
 }
 
 static void emit_opening(te_emitter *e)
@@ -105,8 +105,8 @@ static void emit_quantizations(te_emitter *e)
     te_emit(e, "        __syncthreads();\n");
     for (int o = 0; o < e->program->n_outputs; o++)
         if (quantizes(e, o))
-            te_emit(e, "        te_quantize_tile(a.quantized[%d], te_tile{z%d, codes, partial, down, right});\n",
-                    n++, o);
+            te_emit(e, "        te_quantize_tile<%d>(a.quantized[%d], te_tile{codes, partial, down, right}, z%d);\n",
+                    te_shape_output(e->program, e->shape, o)->variant, n++, o);
     te_emit(e, "    }\n    for (int s = 0; s < %d && blockIdx.x == 0 && threadIdx.x == 0; s++) "
                "te_put_whole(a.quantized[s / 2], s %% 2);\n", 2 * n);
 }

@@ -133,6 +133,18 @@ typedef struct te_quantize_place {
     int64_t  line_groups;
 } te_quantize_place;
 
+/* A quantizer as far as the code depends on it, in 16 bits that are never all 0: its element, its kind of factor << 2,
+ * 1 + log2 of the length of its blocks << 4 (0: one factor for the whole tensor), and these. TRANSPOSED: side 1 is
+ * stored so, if there is one; FOUR_BITS: where its choice between two factors begins. */
+enum {
+    TE_VARIANT_SQUARE = 1 << 8,
+    TE_VARIANT_TRANSPOSED = 1 << 9,
+    TE_VARIANT_HADAMARD = 1 << 10,
+    TE_VARIANT_STOCHASTIC = 1 << 11,
+    TE_VARIANT_FOUR_BITS = 12,
+    TE_VARIANT_ANY = 1 << 15
+};
+
 /* A te_quantize_job with its quantizer; `from`: the side that is dequantized. Floats as doubles. */
 typedef struct te_quantize_args {
     te_cuda_bound     bound; /* scratch: two amaxes */
@@ -151,17 +163,18 @@ typedef struct te_quantize_args {
     int64_t           force;
 } te_quantize_args;
 
-/* The last two dimensions of a quantized view (te_quant) to dense rows of `cols` elements, `times` the factor of the
- * whole tensor where `whole` asks for that. */
+/* The last two dimensions of a quantized view (te_quant), as lines of places that follow one another where they can:
+ * element (line, place) has the factor (line >> shift[0], place >> shift[1]), where `scaled` asks for that, and times
+ * the factor of the whole tensor where `whole` does. 2^across_bits threads are beside each other along a line. */
 typedef struct te_decode_args {
     te_cuda_bound  bound;
     const uint8_t *data;
     void          *to;
-    int64_t        rows, cols, stride[2], to_stride[2];
-    int64_t        element, scale, block[2], scale_stride[2];
+    int64_t        lines, places, stride[2], to_stride[2];
+    int64_t        element, scale, shift[2], scale_stride[2];
     const void    *scale_inv;
     const float   *amax;
-    int64_t        amax_stride[2], whole;
+    int64_t        amax_stride[2], scaled, whole, across_bits;
     double         scale_max;
 } te_decode_args;
 

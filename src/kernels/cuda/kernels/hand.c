@@ -6,7 +6,7 @@
 extern const char te_cuda_program_prelude[], te_cuda_hand_device[], te_cuda_hand_index[], te_cuda_hand_select[],
     te_cuda_hand_attention_common[], te_cuda_hand_attention[], te_cuda_hand_attention_mma[],
     te_cuda_hand_attention_mma_passes[], te_cuda_hand_attention_mma_decode[], te_cuda_hand_attention_rounded[],
-    te_cuda_hand_quantize[], te_cuda_hand_routes[]; /* made by the build */
+    te_cuda_hand_quantize[], te_cuda_hand_quantized[], te_cuda_hand_routes[]; /* made by the build */
 
 /* --- views ------------------------------------------------------------------------------------------------------- */
 
@@ -104,7 +104,9 @@ te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out)
 {
     static const char *const files[TE_CUDA_FILE_COUNT] = {te_cuda_hand_index, te_cuda_hand_select,
                                                           te_cuda_hand_attention_common,
-                                                          te_cuda_hand_quantize, te_cuda_hand_routes};
+                                                          te_cuda_hand_quantized, te_cuda_hand_routes};
+    bool tiles = kernel->file == TE_CUDA_FILE_QUANTIZE && kernel->dim[0];
+    const char *text = tiles ? te_cuda_hand_quantize : files[kernel->file];
     te_text_write(out, te_cuda_program_prelude, strlen(te_cuda_program_prelude));
     te_text_print(out,
                   "\ntypedef %s te_real;\n#define TE_REAL_IS_F32 %d\n#define TE_VECTOR %d\n#define TE_SAME_TYPE %d\n"
@@ -114,9 +116,9 @@ te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out)
     te_text_write(out, te_cuda_hand_device, strlen(te_cuda_hand_device));
     write_type(out, 'a', (te_dtype)kernel->dtype[0]);
     write_type(out, 'b', (te_dtype)kernel->dtype[1]);
-    te_text_print(out, "#define TE_HAS_BIAS %d\n", kernel->bias > 0);
+    if (kernel->file == TE_CUDA_FILE_ATTENTION) te_text_print(out, "#define TE_HAS_BIAS %d\n", kernel->bias > 0);
     if (kernel->bias) write_type(out, 'c', (te_dtype)(kernel->bias - 1));
-    te_text_write(out, files[kernel->file], strlen(files[kernel->file]));
+    te_text_write(out, text, strlen(text));
     if (kernel->file == TE_CUDA_FILE_ATTENTION) {
         const char *parts[2] = {te_cuda_hand_attention, ""};
         if (kernel->dim[0]) {

@@ -34,7 +34,8 @@ typedef struct te_cuda_kernel {
     uint8_t  wide;     /* te_real is double */
     uint8_t  dtype[2]; /* te_a and te_b */
     uint16_t vector;   /* INDEX: elements of a unit; ATTENTION: rows of a tile, on tensor cores elements of a unit */
-    uint16_t dim[2];   /* ATTENTION on tensor cores: head sizes rounded up to 16, else 0 */
+    uint16_t dim[2];   /* ATTENTION on tensor cores: head sizes rounded up to 16; QUANTIZE: a quantizer's variant, 0
+                        * for the kernels that serve all; else 0 */
     uint8_t  bias;     /* ATTENTION: 1 + the dtype of a bias, 0: there is none */
     uint8_t  decode;   /* ATTENTION on tensor cores: the kernels for few queries */
 } te_cuda_kernel;
@@ -114,10 +115,11 @@ void      te_cuda_plan_ragged(te_cuda_plan *plan, const te_packed_args *args);
 te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_attention *attention);
 te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, const te_attention_grad *grad);
 
-/* For kernels that quantize tiles (quantize_tile.cu): a job as an argument, and shared memory in elements of a tile,
- * bytes of codes, bytes for blocks of several lines. */
-enum { TE_CUDA_SQUARE_TILE = 128 * 129, TE_CUDA_SQUARE_CODES = 128 * 132 };
+/* For kernels that quantize tiles (quantize_tile.cu): a job as an argument, the variant of a quantizer (args.h), and
+ * shared memory in elements of a program's tile, bytes of codes, bytes of numbers for the lines of blocks. */
+enum { TE_CUDA_SQUARE_TILE = 128 * 128, TE_CUDA_SQUARE_CODES = 128 * 128 };
 te_quantize_args te_cuda_quantize_args(const te_quantize_job *job);
+uint16_t         te_cuda_quantize_variant(const te_quantizer *quantizer);
 size_t           te_cuda_quantize_lines(const te_quantizer *quantizer);
 
 /* The job's pointers are device pointers; its quantizer is valid. */

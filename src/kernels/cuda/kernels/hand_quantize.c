@@ -2,7 +2,8 @@
 #include "hand_internal.h"
 
 
-enum { SQUARE = 128, PITCH = 129, THREADS = 256 };
+/* As in quantize_tile.cu. */
+enum { SQUARE = 128, CHUNKS = 16, LINES_PITCH = 132, THREADS = 256 };
 
 static te_quantize_place place_of(const te_quantized_side *s)
 {
@@ -55,40 +56,52 @@ te_quantize_args te_cuda_quantize_args(const te_quantize_job *job)
                               .force = job->force};
 }
 
-static void add_call(te_cuda_plan *plan, const char *name, const te_quantize_job *job, const te_quantize_args *args,
-                     size_t shared)
+uint16_t te_cuda_quantize_variant(const te_quantizer *q)
 {
-    int64_t tiles = (job->rows + SQUARE - 1) / SQUARE * ((job->cols + SQUARE - 1) / SQUARE);
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, name, tiles, THREADS, args, sizeof *args);
-    call->kernel.dtype[0] = call->kernel.dtype[1] = (uint8_t)job->dtype;
-    call->launch.shared = (uint32_t)shared;
+    int variant = (int)q->element | (int)q->scale << 2 | TE_VARIANT_ANY | (int)q->four_over_six << TE_VARIANT_FOUR_BITS;
+    for (int n = q->block_cols; n > 0; n /= 2) variant += 1 << 4;
+    if (q->block_rows > 1) variant |= TE_VARIANT_SQUARE;
+    if (q->transposed || !q->has_columnwise) variant |= TE_VARIANT_TRANSPOSED;
+    if (q->hadamard) variant |= TE_VARIANT_HADAMARD;
+    if (q->stochastic) variant |= TE_VARIANT_STOCHASTIC;
+    return (uint16_t)variant;
+}
+
+static te_cuda_call *add_call(te_cuda_plan *plan, const char *name, te_dtype dtype, int64_t blocks, const void *args,
+                              size_t bytes)
+{
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, name, blocks, THREADS, args, bytes);
+    call->kernel.dtype[0] = call->kernel.dtype[1] = (uint8_t)dtype;
+    return call;
+}
+
+static int64_t tiles_of(const te_quantize_job *job)
+{
+    return (job->rows + SQUARE - 1) / SQUARE * ((job->cols + SQUARE - 1) / SQUARE);
 }
 
 size_t te_cuda_quantize_lines(const te_quantizer *q)
 {
-    size_t units = q->block_cols ? (size_t)(SQUARE / q->block_cols) * SQUARE : 0;
-    size_t arrays = q->four_over_six ? 3 : q->block_rows > 1 ? 1 : 0;
-    return arrays * units * sizeof(float);
-}
-
-/* Values, codes and what blocks need. */
-static size_t shared_bytes(const te_quantize_job *job)
-{
-    return TE_CUDA_SQUARE_TILE * te_dtype_size(job->dtype) + TE_CUDA_SQUARE_CODES +
-           te_cuda_quantize_lines(job->quantizer);
+    size_t blocks = q->block_cols ? (size_t)(SQUARE / q->block_cols) : 0;
+    return (CHUNKS + (q->four_over_six ? 2 * blocks : 0)) * LINES_PITCH * sizeof(float);
 }
 
 te_status te_cuda_plan_quantize(te_cuda_plan *plan, const te_quantize_job *job)
 {
     const te_quantizer *q = job->quantizer;
     te_quantize_args args = te_cuda_quantize_args(job);
-    size_t shared = shared_bytes(job);
+    bool measures = job->step != TE_QUANTIZE_CONVERT && te_quantizer_measures(q);
+    uint16_t variant = te_cuda_quantize_variant(q);
     te_cuda_plan_open(plan);
     plan->scratch_bytes = 64;
-    if (job->step == TE_QUANTIZE_BOTH) add_call(plan, "te_quantize_clear", job, &args, 0);
-    if (job->step != TE_QUANTIZE_CONVERT && te_quantizer_measures(q))
-        add_call(plan, "te_quantize_measure", job, &args, shared);
-    if (job->step != TE_QUANTIZE_MEASURE) add_call(plan, "te_quantize", job, &args, shared);
+    if (job->step == TE_QUANTIZE_BOTH)
+        add_call(plan, "te_quantize_clear", TE_F32, q->row_scaled ? te_blocks_for(job->rows) : 1, &args, sizeof args);
+    if (measures)
+        add_call(plan, "te_quantize_measure", job->dtype, tiles_of(job), &args, sizeof args)->kernel.dim[0] = variant;
+    if (job->step == TE_QUANTIZE_MEASURE) return TE_OK;
+    te_cuda_call *call = add_call(plan, "te_quantize", job->dtype, tiles_of(job), &args, sizeof args);
+    call->kernel.dim[0] = variant;
+    call->launch.shared = (uint32_t)(TE_CUDA_SQUARE_CODES + te_cuda_quantize_lines(q));
     return TE_OK;
 }
 
@@ -98,39 +111,58 @@ te_status te_cuda_plan_dequantize(te_cuda_plan *plan, const te_quantize_job *job
     te_cuda_plan_open(plan);
     args.from = side;
     if (job->rows > 0 && job->cols > 0)
-        add_call(plan, "te_dequantize", job, &args, SQUARE * PITCH * sizeof(float));
+        add_call(plan, "te_dequantize", job->dtype, tiles_of(job), &args, sizeof args)->launch.shared =
+            SQUARE * (SQUARE + 1) * sizeof(float);
     return TE_OK;
 }
 
 /* --- operands of products ----------------------------------------------------------------------------------------- */
 
-te_status te_cuda_plan_decode(te_cuda_plan *plan, const te_view *to, const te_view *from, bool whole)
+/* log2 of a block's extent; one factor for all: what every index is below. */
+static int64_t shift_of(int block)
 {
-    enum { FULL = 16384 };
+    int64_t shift = 0;
+    while (block > 0 && block >> shift > 1) shift++;
+    return block > 0 ? shift : 63;
+}
+
+/* Lines run along whichever dimension the result has its neighbours in. */
+static te_decode_args decode_args(const te_view *to, const te_view *from, bool whole)
+{
     const te_quant *q = from->quant;
-    int d = from->ndim;
+    int last = from->ndim - 1;
+    bool down = to->stride[last - 1] == 1 && to->shape[last - 1] > 1;
+    int line = down ? last : last - 1, place = down ? last - 1 : last;
     te_decode_args args = {.data = from->data,
                            .to = to->data,
-                           .rows = from->shape[d - 2],
-                           .cols = from->shape[d - 1],
-                           .stride = {from->stride[d - 2], from->stride[d - 1]},
-                           .to_stride = {to->stride[d - 2], to->stride[d - 1]},
+                           .lines = from->shape[line],
+                           .places = from->shape[place],
+                           .stride = {from->stride[line], from->stride[place]},
+                           .to_stride = {to->stride[line], to->stride[place]},
                            .element = q->element,
                            .scale = q->scale,
-                           .block = {q->block[0], q->block[1]},
-                           .scale_stride = {q->scale_stride[0], q->scale_stride[1]},
+                           .shift = {shift_of(q->block[down]), shift_of(q->block[!down])},
+                           .scale_stride = {q->scale_stride[down], q->scale_stride[!down]},
                            .scale_inv = q->scale_inv,
                            .amax = q->amax,
-                           .amax_stride = {q->amax_stride[0], q->amax_stride[1]},
+                           .amax_stride = {q->amax_stride[down], q->amax_stride[!down]},
+                           .scaled = q->scale != TE_SCALE_F32 || q->block[0] || whole,
                            .whole = whole,
                            .scale_max = (double)q->scale_max};
+    while (args.across_bits < 8 && args.places > (int64_t)8 << args.across_bits) args.across_bits++;
+    return args;
+}
+
+te_status te_cuda_plan_decode(te_cuda_plan *plan, const te_view *to, const te_view *from, bool whole)
+{
+    enum { LINES = 4, MOST_DOWN = 16384, MOST_ACROSS = 65535 };
+    te_decode_args args = decode_args(to, from, whole);
+    int64_t lines = (int64_t)LINES * (THREADS >> args.across_bits), places = (int64_t)8 << args.across_bits;
+    int64_t down = (args.lines + lines - 1) / lines, across = (args.places + places - 1) / places;
     te_cuda_plan_open(plan);
-    int64_t blocks = (args.rows * args.cols + THREADS - 1) / THREADS;
-    if (blocks == 0) return TE_OK;
-    if (blocks > FULL) blocks = FULL;
-    te_cuda_call *call =
-        te_cuda_plan_add(plan, TE_CUDA_FILE_QUANTIZE, "te_decode", blocks, THREADS, &args, sizeof args);
-    call->kernel.dtype[0] = call->kernel.dtype[1] = (uint8_t)to->dtype;
+    if (down == 0 || across == 0) return TE_OK;
+    add_call(plan, "te_decode", to->dtype, down < MOST_DOWN ? down : MOST_DOWN, &args, sizeof args)->launch.grid[1] =
+        (uint32_t)(across < MOST_ACROSS ? across : MOST_ACROSS);
     return TE_OK;
 }
 

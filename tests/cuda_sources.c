@@ -153,11 +153,11 @@ static int write_quantizer(const char *folder, int recipe, int role)
     uint16_t variant = te_cuda_quantize_variant(&quantizer_recipes[recipe].q[role]);
     snprintf(name, sizeof name, "quantize_%d_%d", recipe, role);
     int failed = write_kernel(folder, name,
-                              (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_BF16, TE_BF16}, 1, {variant, 0}});
+                              (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_BF16, TE_BF16}, 1, {variant, 0}, 0, 0});
     snprintf(name, sizeof name, "quantize_%d_%d_float32", recipe, role);
     if (role == 1)
         failed += write_kernel(folder, name,
-                               (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_F32, TE_F32}, 1, {variant, 0}});
+                               (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_F32, TE_F32}, 1, {variant, 0}, 0, 0});
     return failed;
 }
 

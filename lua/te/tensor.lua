@@ -131,7 +131,8 @@ function te.randperm(n, opts, ...)
     options().last("te.randperm", 2, ...)
     if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then fail(2, "randperm", "n: %s is no size", shown(n)) end
     opts = options().check("te.randperm", opts, { dtype = { "string" }, device = { "string" } })
-    local keys = te.rand({ n }, { dtype = "float64", device = opts.device }) -- of 24 bits, and 24 more
+    local drawn, keys = pcall(te.rand, { n }, { dtype = "float64", device = opts.device }) -- of 24 bits, and 24 more
+    if not drawn then error((tostring(keys):gsub("te%.rand:", "te.randperm:", 1)), 0) end
     return te.cast(te.argsort(keys:mul_(2 ^ 24):add_(te.rand_like(keys))), opts.dtype or "int64")
 end
 

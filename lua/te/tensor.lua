@@ -14,6 +14,7 @@ local function fail(level, name, message, ...) error(("te.%s: "):format(name) ..
 
 local function check_tensor(name, x)
     if not te.is_tensor(x) then fail(3, name, "x: expected a tensor, got %s", type(x)) end
+    if not pcall(x.dim, x) then fail(3, name, "x: tensor was released") end
 end
 
 -- A function that is also a method.
@@ -53,7 +54,7 @@ define("to", function(x, where, device, ...)
             near and ("; did you mean %q?"):format(near) or "")
     end
     if device then x = te.to_device(x, device) end
-    if dtype == nil then return x:dim() and x end -- raises when it was released
+    if dtype == nil then return x end
     return te.cast(x, dtype)
 end)
 

@@ -53,6 +53,11 @@ define("to", function(x, where, device, ...)
         fail(2, "to", "where: expected a dtype or a device, got %s%s", shown(where),
             near and ("; did you mean %q?"):format(near) or "")
     end
+    if dtype ~= nil and not dtypes[dtype] then
+        local near = type(dtype) == "string" and core.nearest(dtype, dtype_names)
+        fail(2, "to", "dtype: expected the name of a dtype, got %s%s", shown(dtype),
+            near and ("; did you mean %q?"):format(near) or "")
+    end
     if device then x = te.to_device(x, device) end
     if dtype == nil then return x end
     return te.cast(x, dtype)

@@ -140,6 +140,7 @@ static creation read_like(te_lua *rt, lua_State *L, int index, const char *funct
         elsewhere = !lua_isnil(L, -1);
         lua_pop(L, 1);
     }
+    *x = te_lua_check_tensor(L, 1, function, "x"); /* options may be a table that runs code */
     if (!elsewhere) c.device = (*x)->storage->device;
     return c;
 }

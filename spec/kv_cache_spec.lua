@@ -199,7 +199,8 @@ describe("te.KVCache", function()
         } do
             local cache = te.KVCache()
             assert.error_matches(function() cache:run(function() cache:append({}, kv[1], kv[2]) end) end,
-                "te.KVCache:append: k and v: expected {batch, heads, seq, size} of the same tokens, " .. message, 1, true)
+                "te.KVCache:append: k and v: expected {batch, heads, seq, size} of the same tokens, " .. message, 1,
+                true)
         end
     end)
 end)

@@ -32,13 +32,30 @@ local function check_parameter(self, name, value)
     end
 end
 
---- Looks at all parameters of a module before it runs with gradients.
-function tree.check_parameters(self)
+--- Notes that a field holds a parameter.
+function tree.register(self, name, tensor)
+    self._registered[name], parameters[tensor] = "parameter", true
+    for _, known in ipairs(self._parameters) do
+        if known == name then return end
+    end
+    table.insert(self._parameters, name)
+end
+
+local function check_all(self)
     if not core.grad_enabled() then return end
     for name, kind in next, self._registered do
         local value = kind == "parameter" and rawget(self, name)
         if value and not parameters[value] then check_parameter(self, name, value) end
     end
+end
+
+--- Looks at all parameters of a module before it runs with gradients. Every call of a module comes by here, most of
+--- modules with two parameters at most: for these there is no loop, which would keep the call from being compiled.
+function tree.check_parameters(self)
+    local names = self._parameters
+    local first, second = names[1], names[2]
+    if first and (not parameters[rawget(self, first)] or names[3]
+        or second and not parameters[rawget(self, second)]) then check_all(self) end
 end
 
 --- What stands at a key of a module, or of a table in it, as programs read it.

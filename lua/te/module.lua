@@ -68,8 +68,8 @@ function Module:forward()
 end
 
 function Module:__call(...)
-    tree.check_parameters(self)
-    return self:forward(...)
+    if tree.may_run(self) then return self:forward(...) end
+    return tree.checked(self, self:forward(...))
 end
 
 -- Runs for names that the instance does not have.

@@ -53,8 +53,10 @@ local function main(words)
     if not ok then train.fail(train.exit.usage, "generate.lua: --prompt: " .. train.plain(prompt)) end
     if #prompt == 0 then prompt = { tokenizer:start() } end
     if o.top_p == 0 then train.fail(train.exit.usage, "generate.lua: --top-p: expected a number above 0, got 0") end
-    local ends, is_end = o.ignore_eos and {} or tokenizer:ends(), {}
-    for _, id in ipairs(ends) do is_end[id] = true end
+    local ends, is_end = {}, {}
+    for _, id in ipairs(o.ignore_eos and {} or tokenizer:ends()) do
+        if id < model.config.vocab_size then ends[#ends + 1], is_end[id] = id, true end -- tokenizers may know more
+    end
 
     for i = 1, o.samples do
         if i > 1 then io.stdout:write("\n----\n") end

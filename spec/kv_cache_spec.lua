@@ -190,6 +190,18 @@ describe("te.KVCache", function()
         assert.has_error(function() te.KVCache { max_sequence_length = 0 } end)
         assert.has_error(function() te.KVCache():run(3) end, "te.KVCache:run: fn: expected callable, got 3")
         assert.has_error(function() te.KVCache():truncate(1) end)
+        local k = te.zeros { 1, 2, 3, 4 }
+        for message, kv in pairs {
+            ["got {1,2,3,4} and {1,2,2,4}"] = { k, te.zeros { 1, 2, 2, 4 } },
+            ["got {1,2,3,4} and {3,4}"] = { k, te.zeros { 3, 4 } },
+            ["got {1,2,3,4} and nil"] = { k },
+            ["got 1 and {1,2,3,4}"] = { 1, k },
+        } do
+            local cache = te.KVCache()
+            assert.error_matches(function() cache:run(function() cache:append({}, kv[1], kv[2]) end) end,
+                "te.KVCache:append: k and v: expected {batch, heads, seq, size} of the same tokens, " .. message, 1,
+                true)
+        end
     end)
 end)
 

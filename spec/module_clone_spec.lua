@@ -120,6 +120,18 @@ describe("te.Module:clone", function()
         assert.equal(moe:num_parameters(), c:num_parameters())
     end)
 
+    it("knows of modules that are held apart that their copies are, too", function()
+        local world, gradients = te.distributed.world(), require "te.distributed.gradients"
+        local held = te.Sequential(te.Linear(2, 2), te.Linear(2, 2))
+        te.distributed.hold_apart(held[1], world)
+        local c = held:clone()
+        assert.equal(world, gradients.apart[c[1]])
+        assert.equal(world, gradients.apart[c[1].weight])
+        assert.equal(world, require("te.distributed.parts")[c[1].weight])
+        assert.is_nil(gradients.apart[c[2]])
+        assert.is_nil(gradients.apart[c[2].weight])
+    end)
+
     for _, name in ipairs(products.names) do
         it("copies weights that are stored quantized, and what recipes remember: " .. name, function()
             local recipe, x = products.recipes[name](), te.randn { 16, 32 }

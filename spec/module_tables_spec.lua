@@ -155,6 +155,56 @@ describe("a tensor assigned over a parameter", function()
     local layer, x
     before_each(function() layer, x = te.Linear(2, 2), te.ones { 1, 2 } end)
 
+    it("may be what the module's forward computes there, with gradients and without", function()
+        local Doubled = te.Linear:extend("Doubled")
+        function Doubled:init(...)
+            te.Linear.init(self, ...)
+            self.half = leaf(2, 2)
+        end
+        function Doubled:forward(y)
+            self.weight = self.half * 2
+            return te.Linear.forward(self, y)
+        end
+        for _, first in ipairs { "train", "evaluate" } do
+            local m = Doubled(2, 2)
+            local function train() m(x):sum():backward() end
+            if first == "train" then train() else te.no_grad(m, x) end
+            for _ = 1, 2 do
+                train()
+                te.no_grad(m, x)
+                assert.equal(3, #m:parameters())
+                assert.is_not_nil(m:state_dict()["weight"])
+                assert.is_true(te.all(te.eq(m(x), m:clone()(x))):item())
+                train()
+            end
+            local n = first == "train" and 5 or 4
+            assert.same({ { 2 * n, 2 * n }, { 2 * n, 2 * n } }, m.half.grad:totable())
+        end
+    end)
+
+    it("is found wherever it stands among parameters, by calls that run a forward of one's own", function()
+        local Own = te.Module:extend("Own")
+        function Own:forward(y) return y end
+        for n = 1, 4 do
+            for wrong = 1, n do
+                local m = Own()
+                for i = 1, n do m["p" .. i] = leaf(2) end
+                m(x)
+                m["p" .. wrong] = nil -- holds none any more
+                m["p" .. wrong] = te.ones { 2 }
+                m(x)
+                m["p" .. wrong] = nil
+                m["p" .. wrong] = leaf(2)
+                m["p" .. wrong] = te.ones { 2 }
+                for _, own in ipairs { m, m:clone() } do
+                    assert.error_matches(function() own(x) end, "Own: field p" .. wrong .. ": a tensor", 1, true)
+                    te.no_grad(own, x)
+                end
+                assert.equal(n, #m._parameters)
+            end
+        end
+    end)
+
     it("has to require a gradient", function()
         layer.weight = te.ones { 2, 2 }
         local message = "Linear: field weight: a tensor that requires no gradient was assigned over a parameter; write "

@@ -13,22 +13,27 @@ local core = te._core
 -- What a module makes anew by itself.
 local MADE = { _programs = true, _script = true, _products = true }
 
--- What is said of a parameter elsewhere, by the parameter.
-local function said_of_parameters()
-    return { require "te.distributed.parts", mode.initial, tree.parameters }
+-- What is said elsewhere of parameters, and of modules, by them.
+local function said_elsewhere()
+    local gradients = package.loaded["te.distributed.gradients"]
+    return { require "te.distributed.parts", mode.initial, tree.parameters, gradients and gradients.apart }
+end
+
+local function said_of_copy(state, old, new)
+    for _, registry in ipairs(state.registries) do registry[new] = registry[old] end
+    return new
 end
 
 local function tensor_like(state, t)
     local new = core.is_quantized(t) and core.quantized_clone(t, state.products) or te.no_grad(te.clone, t)
     new.requires_grad = t.requires_grad and t.is_leaf
-    for _, registry in ipairs(state.registries) do registry[new] = registry[t] end
-    return new
+    return said_of_copy(state, t, new)
 end
 
 local copy
 
 local function copy_module(state, module)
-    local new = setmetatable({}, getmetatable(module))
+    local new = said_of_copy(state, module, setmetatable({}, getmetatable(module)))
     state.known[module] = new
     for key, value in next, module do
         if not MADE[key] then rawset(new, key, copy(state, value, new, key)) end
@@ -63,7 +68,7 @@ function copy(state, value, holder, key)
 end
 
 return function(module)
-    local state = { known = {}, quantized = {}, products = {}, modules = {}, registries = said_of_parameters() }
+    local state = { known = {}, quantized = {}, products = {}, modules = {}, registries = said_elsewhere() }
     local new = copy_module(state, module)
     for _, place in ipairs(state.quantized) do
         local holder, key, value = unpack(place)

@@ -66,7 +66,8 @@ end
 local function choose(logits, opts)
     if opts.temperature == 0 then return te.argmax(logits, -1, true) end
     logits = logits:to("float32")
-    logits = (logits - te.max(logits, -1, true)) / opts.temperature -- however low, the likeliest stays finite
+    -- However low, the likeliest stays finite; of those below a float32 the quotient would be none.
+    logits = (logits - te.max(logits, -1, true)) / math.max(opts.temperature, 1e-30)
     return te.multinomial(probabilities(logits, opts), 1)
 end
 
@@ -237,6 +238,13 @@ local function go_on(model, batch, opts)
     end
 end
 
+-- What comes of a batch in which there is no row.
+local function without_rows(prompts, count, ends)
+    local device = prompts.device
+    return te.zeros({ 0, prompts:size(2) + count }, { dtype = prompts.dtype, device = device }),
+        ends and te.zeros({ 0 }, { dtype = "int64", device = device }) or nil
+end
+
 --- What a model's method generate does.
 function generate.run(model, ids, count, opts)
     local who = model.__name .. ":generate"
@@ -244,6 +252,7 @@ function generate.run(model, ids, count, opts)
     opts = options.check(who, opts, generate.OPTIONS)
     local ends, pad = ends_of(who, opts.eos, model.config.vocab_size)
     local prompts, lengths = read_prompts(who, ids, pad or 0, model)
+    if prompts:size(1) == 0 then return without_rows(prompts, count, ends) end
     local batch, trains = new_batch(prompts, lengths, count, pad or 0, ends), {}
     local group, comm_type = model.cp_group, model.cp_comm_type
     for _, module in model:named_modules() do
@@ -253,7 +262,7 @@ function generate.run(model, ids, count, opts)
         for _, module in ipairs(trains) do module.training = true end
         if group then model:set_context_parallel_group(group, comm_type) end
     end
-    settle.unfinished[model] = train_again
+    settle.unfinished[train_again] = train_again -- on_token may have the same model generate
     model:eval()
     if group then model:set_context_parallel_group(nil) end
     local ok, result, sizes = pcall(te.no_grad, function()
@@ -262,7 +271,7 @@ function generate.run(model, ids, count, opts)
         return batch.ids
     end)
     train_again()
-    settle.unfinished[model] = nil
+    settle.unfinished[train_again] = nil
     if not ok then error(result, 0) end
     return result, sizes
 end

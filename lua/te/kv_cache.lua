@@ -184,6 +184,17 @@ local function entry_for(self, module, k, v, needed)
     return entry
 end
 
+-- Raises unless k and v are keys and values of the same new tokens.
+local function check_new(k, v)
+    local function shape(t) return te.is_tensor(t) and options.shape(t) or options.shown(t) end
+    local fit = te.is_tensor(k) and te.is_tensor(v) and k:dim() == 4 and v:dim() == 4
+    for i = 1, fit and 3 or 0 do fit = fit and k:size(i) == v:size(i) end
+    if not fit then
+        fail("te.KVCache:append: k and v: expected {batch, heads, seq, size} of the same tokens, got %s and %s",
+            shape(k), shape(v))
+    end
+end
+
 --- For attention modules: appends the keys and values {batch, heads, seq, size} of new tokens; returns those of all.
 ---@param module table   what attends: each run appends for the same ones in the same order
 ---@param k userdata
@@ -191,6 +202,7 @@ end
 ---@return userdata k, userdata v
 function KVCache:append(module, k, v)
     if not self.calls then fail("te.KVCache:append: this cache is not running") end
+    check_new(k, v)
     local seq = k:size(3)
     if self.calls > 0 and seq ~= self.appended then
         fail("te.KVCache: attention %d of this run has %d tokens, the first had %d", self.calls + 1, seq, self.appended)

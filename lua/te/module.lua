@@ -39,6 +39,7 @@ local function instantiate(class, ...)
     local self = setmetatable({}, class)
     rawset(self, "_fields", {})
     rawset(self, "_registered", {})
+    rawset(self, "_parameters", {}) -- names of those ever registered as such
     self:init(...)
     return self
 end
@@ -67,8 +68,8 @@ function Module:forward()
 end
 
 function Module:__call(...)
-    tree.check_parameters(self)
-    return self:forward(...)
+    if tree.may_run(self) then return self:forward(...) end
+    return tree.checked(self, self:forward(...))
 end
 
 -- Runs for names that the instance does not have.
@@ -76,8 +77,8 @@ function Module:__newindex(name, value)
     rawset(self, name, value)
     if te.is_tensor(value) then
         if value.requires_grad and value.is_leaf then
-            self._registered[name] = self._registered[name] or "parameter" -- it stays one when it is frozen later
-            parameters[value] = true
+            -- it stays one when it is frozen later
+            if self._registered[name] then parameters[value] = true else tree.register(self, name, value) end
         elseif self._registered[name] == "parameter" and not parameters[value] then
             self._registered[name] = nil
         end
@@ -98,7 +99,7 @@ function Module:register_parameter(name, tensor, ...)
         fail("%s: parameter %s: expected a tensor, got %s", self.__name, tostring(name), type(tensor))
     end
     tensor.requires_grad = true
-    self._registered[name], parameters[tensor] = "parameter", true
+    tree.register(self, name, tensor)
     self[name] = tensor
     return tensor
 end

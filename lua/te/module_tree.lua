@@ -19,26 +19,62 @@ local parameters = setmetatable({}, { __mode = "k" })
 
 tree.parameters = parameters
 
+-- Whether a field may hold the tensor that stands where a parameter was. One that was computed of others may: a forward
+-- of one's own makes it, and without gradients the next one is like any tensor. So such fields are noted among names.
+local function may_hold(self, name, value)
+    if not te.is_tensor(value) or self._parameters[name] == true then return true end
+    if not value.requires_grad then return false end
+    if value.is_leaf then
+        parameters[value] = true
+    elseif type(name) == "string" then
+        self._parameters[name] = true
+    end
+    return true
+end
+
 -- Raises where a tensor that cannot be trained took the place of a parameter: Lua does not tell a module that one of
 -- its fields is assigned anew, so it is found where parameters are asked for, or run with gradients.
 local function check_parameter(self, name, value)
-    if not te.is_tensor(value) then return end
-    if value.requires_grad then
-        parameters[value] = value.is_leaf or nil
-    else
+    if not may_hold(self, name, value) then
         fail("%s: field %s: a tensor that requires no gradient was assigned over a parameter; write its values with "
             .. "te.no_grad(p.copy_, p, values), or assign one with requires_grad = true (a field that is set to nil "
             .. "first holds a parameter no more)", self.__name, name)
     end
+    return true
 end
 
---- Looks at all parameters of a module before it runs with gradients.
-function tree.check_parameters(self)
-    if not core.grad_enabled() then return end
+--- Notes that a field holds a parameter.
+function tree.register(self, name, tensor)
+    self._registered[name], parameters[tensor] = "parameter", true
+    for _, known in ipairs(self._parameters) do
+        if known == name then return end
+    end
+    table.insert(self._parameters, name)
+end
+
+local function look_at_all(self, look)
     for name, kind in next, self._registered do
         local value = kind == "parameter" and rawget(self, name)
-        if value and not parameters[value] then check_parameter(self, name, value) end
+        if value and not parameters[value] and not look(self, name, value) then return false end
     end
+    return true
+end
+
+--- Whether all parameters of a module may stand where they do. Every call of a module comes by here, most of modules
+--- with two parameters at most: for these there is no loop, which would keep the call from being compiled.
+function tree.may_run(self)
+    local names = self._parameters
+    local first, second = names[1], names[2]
+    if not first or parameters[rawget(self, first)] and not names[3]
+        and (not second or parameters[rawget(self, second)]) then return true end
+    return look_at_all(self, may_hold)
+end
+
+--- Returns what a module gave that was not to run as it stood; raises unless its forward has put that right, or ran
+--- without gradients.
+function tree.checked(self, ...)
+    if core.grad_enabled() then look_at_all(self, check_parameter) end
+    return ...
 end
 
 --- What stands at a key of a module, or of a table in it, as programs read it.

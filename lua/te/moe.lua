@@ -150,7 +150,7 @@ function MoE:init(hidden, inner, num_experts, opts)
     end
     self.experts = te.Sequential(products(hidden, 2 * inner, first), te[opts.activation](),
         products(inner, hidden, second))
-    self:cloned()
+    if self.group then te.distributed.hold_apart(self.experts, self.group) end
     if not opts.shared then return end
     self.shared = te.Sequential(
         te.Linear(hidden, 2 * opts.shared, first),
@@ -202,11 +202,6 @@ local function mix(self, x)
     rawset(self, "aux_loss", balances and balance(self, logits, all_sizes) or nil)
     local y = te.moe_unpermute(made, places, probs)
     return self.shared and y + share(self, x) or y
-end
-
--- Says, of a copy as well, whose its experts are.
-function MoE:cloned()
-    if self.group then te.distributed.hold_apart(self.experts, self.group) end
 end
 
 --- x {..., hidden}. In training with aux_loss_coeff > 0 the balancing loss of this call stands in self.aux_loss

@@ -200,9 +200,13 @@ if core.safetensors_write then
         if type(wanted) == "string" then
             local ok, reason = pcall(string.find, "", wanted)
             if not ok then fail(3, "load", "names: %s: %s", shown(wanted), reason) end
-            return function(name) return name:find(wanted) ~= nil end
+            return function(name)
+                local known, found = pcall(string.find, name, wanted) -- some are wrong only beyond what matched
+                if not known then fail(5, "load", "names: %s: %s", shown(wanted), found) end
+                return found ~= nil
+            end
         end
-        if type(wanted) ~= "table" or te.is_tensor(wanted) then
+        if type(wanted) ~= "table" or getmetatable(wanted) then
             fail(3, "load", "names: expected a list, a pattern or a function, got %s", shown(wanted))
         end
         local missing, all = {}, {}

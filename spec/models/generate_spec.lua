@@ -172,6 +172,44 @@ describe("generate", function()
         assert.is_nil(lengths)
     end)
 
+    it("has nothing to continue in a batch without rows", function()
+        local model, none = model_of "gpt", te.zeros({ 0, 3 }, { dtype = "int32" })
+        local all, lengths = model:generate(none, 2)
+        assert.same({ 0, 5 }, all.shape)
+        assert.equal("int32", all.dtype)
+        assert.is_nil(lengths)
+        all, lengths = model:generate(none, 2, { eos = 1 })
+        assert.same({ 0, 5 }, all.shape)
+        assert.same({ 0 }, lengths.shape)
+    end)
+
+    it("takes the likeliest token however low the temperature is", function()
+        local model = model_of "llama"
+        local likeliest = model:generate(PROMPTS, 3, { temperature = 0 })
+        for _, opts in ipairs { {}, { top_p = 0.5 }, { top_k = 3 } } do
+            for _, temperature in ipairs { 1e-30, 1e-40, 1e-300 } do
+                opts.temperature = temperature
+                assert.same(likeliest:totable(), model:generate(PROMPTS, 3, opts):totable())
+            end
+        end
+    end)
+
+    it("puts modes back when it is stopped, also after on_token has had the same model generate", function()
+        local model, settle = model_of "gpt", require "te.settle"
+        local undo
+        model:train()
+        model:generate({ { 1 } }, 2, { on_token = function()
+            model:generate({ { 2 } }, 1)
+            undo = next(settle.unfinished) and select(2, next(settle.unfinished))
+            assert.is_false(model.training)
+            undo() -- what the host does then
+            assert.is_true(model.training)
+            model:eval()
+        end })
+        assert.is_function(undo)
+        assert.is_nil(next(settle.unfinished))
+    end)
+
     it("tells of every position, and stops where it is asked to", function()
         local model, seen = model_of "gpt", {}
         local all = model:generate({ { 5, 6 }, { 1, 2, 3, 4, 5, 6 } }, 3, { temperature = 0, on_token = function(token)

@@ -54,6 +54,22 @@ describe("generate.lua --hugging-face", function()
         assert.equal(tokenizer:decode(ids) .. "\n", output)
     end)
 
+    it("goes without ends that the tokenizer knows and the model does not", function()
+        local options = ("--hugging-face=%s --prompt=Fusion --tokens=6 --temperature=0"):format(folder)
+        local before = generate(options)
+        local file, token = assert(io.open(folder .. "/tokenizer.json", "w")), [["added_tokens": [
+            {"id": 639, "content": "<|im_end|>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true}, ]]
+        local text, n = shell.read("spec/support/tokenizer.json"):gsub([["added_tokens":%s*%[]], token, 1)
+        file:write(text)
+        file:close()
+        assert.equal(1, n)
+        assert.same({ 639 }, { te.tokenizer.load(folder):id "<|im_end|>" })
+        local output, status = generate(options)
+        assert.equal(0, status, output)
+        assert.equal(before, output)
+    end)
+
     it("stops at the end of a text, unless it is not to", function()
         local model, tokenizer = te.models.from_hugging_face(folder), te.tokenizer.load(folder)
         local start, stop = tokenizer:encode "Fusion", tokenizer:id "<|endoftext|>"

@@ -135,6 +135,20 @@ describe("te.help", function()
         has(te.help(te.optim), "te.optim: optimizers")
     end)
 
+    it("knows the methods of classes, with a dot or a colon", function()
+        for _, name in ipairs { "Module:clone", "KVCache:append", "models.gpt:generate", "optim.AdamW:step",
+            "Linear:requires_grad_" } do
+            local text = te.help(name)
+            assert.equal("te." .. name .. "(", text:match "^[^\n(]*%(")
+            assert.equal(text, te.help("te." .. name))
+            assert.equal(text, te.help((name:gsub(":", "."))))
+        end
+        has(te.help "models.gpt:generate", "\n  top_p (number from 0 to 1): ")
+        for _, name in ipairs { "Module:nothing", "Module.__call", "Linear.takes" } do
+            assert.error_matches(function() te.help(name) end, "te.help: no operation ", 1, true)
+        end
+    end)
+
     it("names the nearest in a library", function()
         for wrong, right in pairs { ["optim.Adam"] = "optim.AdamW", ["te.models.gtp"] = "models.gpt" } do
             assert.error_matches(function() te.help(wrong) end, ('did you mean "%s"?'):format(right), 1, true)

@@ -62,12 +62,14 @@ describe("tetrain", function()
 
     it("names dtypes that tensors do not have as the file does", function()
         local json = '{"a":{"dtype":"I8","shape":[2],"data_offsets":[0,2]},'
-            .. '"s":{"dtype":"F8_E8M0","shape":[3],"data_offsets":[2,5]}}'
+            .. '"s":{"dtype":"F8_E8M0","shape":[3],"data_offsets":[2,5]},'
+            .. '"z":{"dtype":"I16","shape":[0],"data_offsets":[5,5]}}'
         local path = write("foreign.safetensors", string.char(#json) .. ("\0"):rep(7) .. json .. "\1\255\1\2\3")
         local out, err, status = run("inspect --values " .. path)
         assert.equal(0, status, err)
         assert.is_truthy(out:find("  a  I8        {2}  2 B  mean 0  std 1  min -1  max 1\n", 1, true), out)
         assert.is_truthy(out:find("  s  F8_E8M0   {3}  3 B\n", 1, true), out)
+        assert.is_truthy(out:find("  z  I16       {0}  0 B\n", 1, true), out)
     end)
 
     it("refuses damaged and missing files", function()

@@ -340,7 +340,7 @@ static void push_entry(lua_State *L, const te_safetensors_entry *e)
     lua_createtable(L, 0, 5);
     lua_pushstring(L, e->name);
     lua_setfield(L, -2, "name");
-    bool same = e->dtype < TE_DTYPE_COUNT && e->size == e->bytes;
+    bool same = e->dtype < TE_DTYPE_COUNT && strcmp(e->stored, te_safetensors_dtype_name(e->dtype)) == 0;
     lua_pushstring(L, same ? te_dtype_name(e->dtype) : e->stored);
     lua_setfield(L, -2, "dtype");
     lua_pushboolean(L, e->dtype < TE_DTYPE_COUNT);

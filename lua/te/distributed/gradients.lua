@@ -19,9 +19,9 @@ local Module = require "te.module"
 local options = require "te.options"
 local parts = require "te.distributed.parts"
 
-local gradients = {}
-
 local apart = setmetatable({}, { __mode = "k" }) -- groups by parameter that is held apart, and by the module of it
+
+local gradients = { apart = apart }
 
 --- Says that each process of the group has parameters of its own in the module, to which gradients come from all of
 --- them. average_gradients then divides those by the group's size, and broadcast_parameters leaves the values alone.

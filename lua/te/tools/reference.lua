@@ -155,7 +155,8 @@ local function function_entry(name, fn)
         local doc = file_doc(fn)
         known.doc = doc:find("^te%." .. name:gsub("%.", "%%.") .. "[:(]") and doc or ""
     end
-    return { name = name, kind = "function", signature = ("te.%s(%s)"):format(name, arguments(known.params)),
+    local called = known.is_method and name:gsub("[.:]([^.:]+)$", ":%1") or name
+    return { name = name, kind = "function", signature = ("te.%s(%s)"):format(called, arguments(known.params)),
         doc = known.doc, params = known.params, results = known.results, returned = known.returned, file = known.file,
         options = options.of(fn) }
 end
@@ -320,19 +321,20 @@ function reference.members(name)
     return entries
 end
 
---- The entry of a name in `te`, "softmax", "Linear" or "optim.AdamW"; nil when there is none.
+--- The entry of a name in `te`, "softmax", "Linear", "optim.AdamW" or "Module:clone"; nil when there is none.
 ---@param name string
 ---@return table|nil
 function reference.find(name)
     for _, entry in ipairs(reference.entries()) do
         if entry.name == name then return entry end
     end
-    local library, path = name:match "^([%w_]+)%.([%w_.]+)$"
+    local library, path = name:gsub(":", "."):match "^([%w_]+)%.([%w_.]+)$"
     local found, value = pcall(function() return te[library] end)
     for part in (path or ""):gmatch "[^.]+" do
-        if not found or type(value) ~= "table" or is_class(value) then return nil end
+        if not found or type(value) ~= "table" then return nil end
         local inside = value
         found, value = pcall(function() return inside[part] end)
+        if is_class(inside) and (type(value) ~= "function" or part:find "^_") then return nil end
     end
     return path and found and entry_of(name, value) or nil
 end

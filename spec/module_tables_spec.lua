@@ -131,6 +131,15 @@ describe("tables in the fields of a te.Module", function()
         assert.equal("Holder()", tostring(m))
     end)
 
+    it("do not hold what is looked up by an object", function()
+        local m = te.Module:extend("Keyed")()
+        local other = te.Linear(2, 2)
+        m.out = te.Linear(2, 1)
+        m.seen = { [other] = other, [other.weight] = { other } }
+        assert.equal(2, #m:parameters())
+        assert.equal(1, #m:children())
+    end)
+
     it("say which key cannot be part of a name", function()
         local wrong = {
             ['field x: a module has no name, because of key "a.b": a text in a name is not empty and has no "."'] =

@@ -115,7 +115,8 @@ end
 local function keys_of(holder)
     local keys, n, sorted = nil, 0, true
     for key, value in next, holder do
-        if type(value) == "table" or type(value) == "userdata" then
+        local kind = type(value)
+        if (kind == "table" or kind == "userdata") and (RANK[type(key)] or type(key) == "boolean") then
             keys, sorted = keys or {}, sorted and (n == 0 or stands_before(keys[n], key))
             n = n + 1
             keys[n] = key

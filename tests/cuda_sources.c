@@ -146,15 +146,15 @@ static int write_kernel(const char *folder, const char *name, te_cuda_kernel ker
     return result;
 }
 
-/* Those of every recipe: of bfloat16, and the weight's of float32. */
+/* Those of every recipe: of bfloat16, and the weight's of float32. Recipes share variants, by which files are named. */
 static int write_quantizer(const char *folder, int recipe, int role)
 {
     char     name[64];
     uint16_t variant = te_cuda_quantize_variant(&quantizer_recipes[recipe].q[role]);
-    snprintf(name, sizeof name, "quantize_%d_%d", recipe, role);
+    snprintf(name, sizeof name, "quantize_%04x", variant);
     int failed = write_kernel(folder, name,
                               (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_BF16, TE_BF16}, 1, {variant, 0}, 0, 0});
-    snprintf(name, sizeof name, "quantize_%d_%d_float32", recipe, role);
+    snprintf(name, sizeof name, "quantize_%04x_float32", variant);
     if (role == 1)
         failed += write_kernel(folder, name,
                                (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_F32, TE_F32}, 1, {variant, 0}, 0, 0});

@@ -1,19 +1,9 @@
 --- te.KVCache: tokens given one after the other, or in pieces, have the results that they have all at once.
 
 local te = require "te"
+local assert_near = require "spec.support.near"
 
 local WIDTH, BATCH, TOKENS = 48, 2, 11
-
-local function values(t) return t:detach():to("cpu"):to("float64"):reshape({ -1 }):totable() end
-
-local function assert_near(expected, got, tolerance)
-    assert.same(expected.shape, got.shape)
-    local a, b = values(expected), values(got)
-    for i = 1, #a do
-        local near = math.abs(a[i] - b[i]) <= tolerance * (1 + math.abs(a[i]))
-        assert(near, ("%d: %.9g, expected %.9g"):format(i, b[i], a[i]))
-    end
-end
 
 local function input() return te.randn { BATCH, TOKENS, WIDTH } end
 

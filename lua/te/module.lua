@@ -138,12 +138,11 @@ function Module:parameters()
     return list
 end
 
---- Iterates over name, parameter, module in order: `for name, p in m:named_parameters() do`. A shared parameter comes
---- once, under its first name.
-function Module:named_parameters()
+-- An iterator over name, tensor, module of parameters, or of what is none; each tensor comes once.
+local function named(self, parameters_wanted)
     local entries, seen = {}, {}
     walk(self, "", function(name, tensor, kind, _, _, module)
-        if kind == "parameter" and not seen[tensor] then
+        if (kind == "parameter") == parameters_wanted and not seen[tensor] then
             seen[tensor] = true
             entries[#entries + 1] = { name, tensor, module }
         end
@@ -151,18 +150,13 @@ function Module:named_parameters()
     return each_entry(entries)
 end
 
+--- Iterates over name, parameter, module in order: `for name, p in m:named_parameters() do`. A shared parameter comes
+--- once, under its first name.
+function Module:named_parameters() return named(self, true) end
+
 --- Iterates over name, buffer, module in order, also over buffers that are not saved. A shared buffer comes once, under
 --- its first name.
-function Module:named_buffers()
-    local entries, seen = {}, {}
-    walk(self, "", function(name, tensor, kind, _, _, module)
-        if kind ~= "parameter" and not seen[tensor] then
-            seen[tensor] = true
-            entries[#entries + 1] = { name, tensor, module }
-        end
-    end)
-    return each_entry(entries)
-end
+function Module:named_buffers() return named(self, false) end
 
 --- Iterates over path, module of the tree, this one first under "". A shared module comes once, under its first path.
 function Module:named_modules()
@@ -432,8 +426,8 @@ end
 
 function Module:__tostring() return print_tree(self, "") end
 
-require "te.uncompiled"(each_entry, find_recipe_state, Module.parameters, Module.named_parameters, Module.named_buffers,
-    Module.named_modules, Module.state_dict, Module.load_state_dict, Module.apply, Module.to)
+require "te.uncompiled"(each_entry, find_recipe_state, Module.parameters, named, Module.named_modules,
+    Module.state_dict, Module.load_state_dict, Module.apply, Module.to)
 
 -- te.Module itself is extended, never run; `is` travels with it so that one file defines both.
 Module.is = is

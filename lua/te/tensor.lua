@@ -129,6 +129,8 @@ end)
 
 -- Drawn -----------------------------------------------------------------------------------------------------------
 
+local RANDPERM = { dtype = { "string" }, device = { "string" } }
+
 --- The whole numbers from 0 to n - 1 in random order, int64: positions, as te.index_select takes them.
 ---@param n integer
 ---@param opts table|nil  dtype, device
@@ -136,7 +138,7 @@ end)
 function te.randperm(n, opts, ...)
     options().last("te.randperm", 2, ...)
     if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then fail(2, "randperm", "n: %s is no size", shown(n)) end
-    opts = options().check("te.randperm", opts, { dtype = { "string" }, device = { "string" } })
+    opts = options().check("te.randperm", opts, RANDPERM)
     local drawn, keys = pcall(te.rand, { n }, { dtype = "float64", device = opts.device }) -- of 24 bits, and 24 more
     if not drawn then error((tostring(keys):gsub("te%.rand:", "te.randperm:", 1)), 0) end
     return te.cast(te.argsort(keys:mul_(2 ^ 24):add_(te.rand_like(keys))), opts.dtype or "int64")

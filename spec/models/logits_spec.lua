@@ -1,6 +1,7 @@
 --- Logits of all positions and hidden states of te.models, against those of prefixes and against loops over numbers.
 
 local te = require "te"
+local assert_near = require "spec.support.near"
 
 local VOCAB, BATCH, SEQ, WIDTH = 19, 2, 6, 16
 
@@ -18,17 +19,6 @@ local function model_of(name)
     config.kind = nil
     te.manual_seed(5)
     return te.models[kind](config), te.randint(0, VOCAB - 1, { BATCH, SEQ }, { dtype = "int32" })
-end
-
-local function values(t) return t:detach():to("cpu"):to("float64"):reshape({ -1 }):totable() end
-
-local function assert_near(expected, got, tolerance)
-    assert.same(expected.shape, got.shape)
-    local a, b = values(expected), values(got)
-    for i = 1, #a do
-        local near = math.abs(a[i] - b[i]) <= tolerance * (1 + math.abs(a[i]))
-        assert(near, ("%d: %.9g, expected %.9g"):format(i, b[i], a[i]))
-    end
 end
 
 -- Sums of products of rows of hidden states and of the head's weight, as numbers.

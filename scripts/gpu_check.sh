@@ -49,6 +49,7 @@ kernels() {
     repeat_training float32 >/dev/null 2>&1
     repeat_training bfloat16 >/dev/null 2>&1
     idle_bench "gpu.lua --once"
+    idle_bench "gpu_sizes.lua --once"
     idle_bench "gpu_steps.lua --quick"
     unset TE_FAKE_IDLE
     printf '%s\n' $made_of |

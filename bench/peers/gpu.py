@@ -35,7 +35,8 @@ class Timer:
             torch.cuda.synchronize()
 
     def measure(self, run, calls):
-        """Medians in milliseconds of a call: until the device is done, and on the host alone."""
+        """Medians in milliseconds of a call: until the device is done, of several in a row, and on the host alone, of one
+        that finds the device idle."""
         calls = 1 if self.quick else calls
         for _ in range(1 if self.quick else 3):
             run()
@@ -43,9 +44,12 @@ class Timer:
         walls, hosts = [], []
         for _ in range(1 if self.quick else 5):
             start = time.perf_counter()
+            run()
+            hosts.append((time.perf_counter() - start) * 1e3)
+            self.wait()
+            start = time.perf_counter()
             for _ in range(calls):
                 run()
-            hosts.append((time.perf_counter() - start) / calls * 1e3)
             self.wait()
             walls.append((time.perf_counter() - start) / calls * 1e3)
         return statistics.median(walls), statistics.median(hosts)

@@ -149,13 +149,12 @@ static te_status turn_projection(te_call *call, const te_attention_state *s, int
     return TE_OK;
 }
 
-/* Room for the gradients of turned queries and keys, to which the views then point. */
+/* Room for the gradients of turned queries and keys, to which the views then point: in rows as wide as the others',
+ * for cuDNN takes it that gradients of packed sequences lie as what they are the gradients of. */
 static te_tensor *open_turned(te_call *call, const te_tensor *dqkv, te_attention_grad *g)
 {
-    int64_t heads = call->memo[0], kv_heads = call->memo[1], dim = g->dq.shape[3], shape[3];
-    memcpy(shape, dqkv->shape, (size_t)dqkv->ndim * sizeof *shape);
-    shape[dqkv->ndim - 1] = (heads + kv_heads) * dim;
-    te_tensor *turned = te_tensor_new(call->ctx, dqkv->storage->device, dqkv->dtype, dqkv->ndim, shape);
+    int64_t heads = call->memo[0], kv_heads = call->memo[1], dim = g->dq.shape[3];
+    te_tensor *turned = te_tensor_new_like(dqkv);
     if (!turned) return NULL;
     g->dq = g->dk = first_heads(turned, heads, dim);
     g->dk.shape[1] = kv_heads;

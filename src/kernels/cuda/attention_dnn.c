@@ -1,8 +1,8 @@
 /* attention_dnn.c - attention through cuDNN, where it takes it: what it is asked for, plans by shape, running them.
  *
  * A plan is a compiled kernel and costs half a second, so plans are kept, and packed sequences are rounded up to few
- * shapes: their number and the longest length to powers of two, the rest being sequences of length 0. Numbers of rows
- * (lse) of packed sequences are [position, head] in cuDNN and copied from and to ours.
+ * shapes: their number and the longest length to powers of two, where one sequence fills the rest (te_packed_args).
+ * Numbers of rows (lse) of packed sequences are [position, head] in cuDNN and copied from and to ours.
  *
  * Declined is what would have other bits than elsewhere (dropout draws from Philox by position), what has no form there
  * (a bias, float32) and what the library refuses; own kernels do it then. TE_TRACE=dispatch says which and why.
@@ -259,9 +259,23 @@ static te_status packed_steps(const call *c, te_packed_args *args, int *uids)
 /* Where the host knows the offsets: as te_ragged writes it. */
 static void write_ragged(const te_packed_args *a, int32_t *out)
 {
-    for (int64_t i = 0; i < a->batch; i++) *out++ = i < a->n ? a->offsets[i + 1] - a->offsets[i] : 0;
+    const int32_t *at = a->offsets;
+    int64_t n = 0, shortest = -1, slot = 0;
+    for (int64_t i = 0; i < a->n; i++) {
+        int32_t length = at[i + 1] - at[i];
+        if (length > 0 && (shortest < 0 || length < at[shortest + 1] - at[shortest])) shortest = i;
+        n += length > 0;
+    }
+    for (int64_t i = 0; i < a->n; i++) {
+        int64_t times = at[i + 1] == at[i] ? 0 : i == shortest ? 1 + a->batch - n : 1;
+        for (; times > 0; times--, slot++) {
+            out[slot] = at[i + 1] - at[i];
+            for (int64_t k = 0; k < a->n_steps; k++)
+                out[a->batch + k * (a->batch + 1) + slot] = (int32_t)(at[i] * a->step[k]);
+        }
+    }
     for (int64_t k = 0; k < a->n_steps; k++)
-        for (int64_t i = 0; i <= a->batch; i++) *out++ = (int32_t)(a->offsets[i < a->n ? i : a->n] * a->step[k]);
+        out[a->batch + k * (a->batch + 1) + a->batch] = (int32_t)(at[a->n] * a->step[k]);
 }
 
 static te_status send_ragged(call *c, te_packed_args *args, size_t bytes)
@@ -275,7 +289,7 @@ static te_status send_ragged(call *c, te_packed_args *args, size_t bytes)
     return args->ragged ? TE_OK : TE_ERROR_MEMORY;
 }
 
-/* Lengths, and where the sequences of every tensor start; the ones added are empty and start at the end. */
+/* Lengths, and where the sequences of every tensor start. */
 static te_status bind_offsets(call *c)
 {
     int uids[TE_PACKED_STEPS];

@@ -33,7 +33,9 @@ typedef struct te_classes_args {
 } te_classes_args;
 
 /* n lengths to offsets[n + 1]; and these, times a step each, to what cuDNN reads: lengths [batch], then offsets
- * [batch + 1] for each step. Sequences beyond n are empty. */
+ * [batch + 1] for each step. Of empty sequences cuDNN makes NaN or worse before 9.25 (cudnn-frontend's issue 943), so
+ * they are left out, and what is missing to `batch` is the shortest sequence again, which has the same numbers written
+ * to the same places. */
 enum { TE_PACKED_STEPS = 9 };
 typedef struct te_packed_args {
     te_cuda_bound bound;

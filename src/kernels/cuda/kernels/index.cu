@@ -78,14 +78,56 @@ extern "C" __global__ void __launch_bounds__(256) te_pack(const __grid_constant_
     if (at != a.tokens) te_report_id(a.bound, a.n, at);
 }
 
+/* The sequence in a slot of what cuDNN reads. */
+__device__ static inline void te_ragged_put(const te_packed_args &a, int64_t slot, int64_t start, int64_t length)
+{
+    if (slot < a.batch) a.ragged[slot] = (int32_t)length;
+    for (int64_t k = 0; k < a.n_steps; k++)
+        a.ragged[a.batch + k * (a.batch + 1) + slot] = (int32_t)(start * a.step[k]);
+}
+
+/* One block. Sequences keep their order, empty ones are left out, and the shortest one is there as often as it takes. */
 extern "C" __global__ void __launch_bounds__(256) te_ragged(const __grid_constant__ te_packed_args a)
 {
-    for (int64_t i = TE_FIRST; i < a.batch + a.n_steps * (a.batch + 1); i += TE_STEP) {
-        int64_t k = i < a.batch ? 0 : (i - a.batch) / (a.batch + 1),
-                s = i < a.batch ? i : (i - a.batch) % (a.batch + 1);
-        int64_t start = a.offsets[s < a.n ? s : a.n], end = a.offsets[s + 1 < a.n ? s + 1 : a.n];
-        a.ragged[i] = (int32_t)(i < a.batch ? end - start : start * a.step[k]);
+    __shared__ int64_t counts[256], least[256], rank;
+    int64_t share = (a.n + 255) / 256, begin = share * threadIdx.x, end = begin + share;
+    int64_t count = 0, shortest = INT64_MAX; /* by length, then by place */
+    int     t = threadIdx.x;
+    if (begin > a.n) begin = a.n;
+    if (end > a.n) end = a.n;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t length = a.offsets[i + 1] - a.offsets[i], key = length << 32 | i;
+        if (length > 0 && key < shortest) shortest = key;
+        count += length > 0;
     }
+    counts[t] = count;
+    least[t] = shortest;
+    if (t == 0) rank = 0;
+    for (int by = 1; by < 256; by *= 2) {
+        __syncthreads();
+        int64_t before = t >= by ? counts[t - by] : 0, other = least[t ^ by];
+        __syncthreads();
+        counts[t] += before;
+        if (other < least[t]) least[t] = other;
+    }
+    int64_t at = counts[t] - count;
+    for (int64_t i = begin, r = at; i < end; i++) {
+        if (shortest == least[t] && i == (int64_t)(uint32_t)shortest && count > 0) rank = r;
+        r += a.offsets[i + 1] > a.offsets[i];
+    }
+    __syncthreads();
+    int64_t extra = a.batch - counts[255], again = (int64_t)(uint32_t)least[t];
+    for (int64_t i = begin; i < end; i++) {
+        int64_t start = a.offsets[i], length = a.offsets[i + 1] - start;
+        if (length > 0) te_ragged_put(a, at > rank ? at + extra : at, start, length);
+        at += length > 0;
+    }
+    bool some = counts[255] > 0;
+    for (int64_t i = t; i < extra; i += 256) {
+        int64_t start = some ? a.offsets[again] : 0, length = some ? a.offsets[again + 1] - start : 0;
+        te_ragged_put(a, some ? rank + 1 + i : i, start, length);
+    }
+    if (t == 0) te_ragged_put(a, a.batch, a.offsets[a.n], 0);
 }
 
 /* --- the gradient of embedding ----------------------------------------------------------------------------------- */

@@ -197,7 +197,7 @@ static void check_rules(void)
         {91800, 100, true, false, false, 64, 64, true},   {91800, 103, true, true, false, 64, 64, true},
         {91800, 100, true, false, false, 192, 128, true}, {91800, 100, true, false, false, 192, 192, false},
         {91800, 100, true, false, false, 136, 64, false}, {91002, 100, false, false, false, 256, 256, true},
-        {91900, 90, false, true, true, 256, 256, true},   {91900, 100, false, true, true, 128, 128, true},
+        {91900, 90, false, true, true, 64, 64, false},    {91900, 100, false, true, true, 128, 128, true},
         {91900, 100, false, false, true, 192, 128, true}, {91801, 100, false, false, true, 192, 128, false},
         {91900, 100, false, false, true, 144, 128, false}, {91900, 120, false, false, true, 64, 64, true},
         {91900, 120, false, true, true, 64, 64, false},

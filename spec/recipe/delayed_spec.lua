@@ -1,6 +1,7 @@
 -- What delayed scaling remembers: scales and histories over steps, scopes, checkpoints and saved states.
 local te = require "te"
 local products = require "spec.support.products"
+local cards = require "spec.support.device"
 
 local recipes, f64, distance, bytes_of, same, linear, step =
     products.recipes, products.f64, products.distance, products.bytes_of, products.same, products.linear, products.step
@@ -41,7 +42,8 @@ describe("delayed scaling", function()
         local qx = te.quantize(x, recipe, "input", { scale = s.input }):dequantize()
         -- the weight is as it was, but its scale is another
         local qw = te.quantize(module.weight:detach(), recipe, "weight", { scale = s.weight }):dequantize()
-        assert.is_true(distance(y, te.matmul(f64(qx), f64(qw):transpose(1, 2))) < 2e-6)
+        local bound = cards.sums_shortly() and 2e-3 or 2e-6
+        assert.is_true(distance(y, te.matmul(f64(qx), f64(qw):transpose(1, 2))) < bound)
     end)
 
     it("keeps its scales without gradients and after an infinite amax", function()

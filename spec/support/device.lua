@@ -13,6 +13,14 @@ function device.has_short_sums()
     return title:find("sm_89", 1, true) ~= nil or title:find("sm_90", 1, true) ~= nil
 end
 
+--- Whether tensors are made on a card unless something else is said; the made-up one is none.
+function device.is_card()
+    return te.get_default_device():find "^cuda" and not te._core.device_title("cuda"):find "^Fake GPU" and true or false
+end
+
+--- Likewise, whether its sums are such short ones.
+function device.sums_shortly() return te.get_default_device():find "^cuda" and device.has_short_sums() end
+
 --- The norm of a - b beside that of b.
 function device.distance(a, b)
     a, b = a:detach():to("cpu"):to("float64"), b:detach():to("cpu"):to("float64")

@@ -37,7 +37,7 @@ static const char *decline_packed(const te_attention *a, const te_attention_grad
 {
     const int32_t *at = a->cu_seqlens_q;
     if (!at && !a->cu_seqlens_kv) return NULL;
-    /* measured with 9.14 on Hopper: gradients are wrong, though every tensor has offsets of its own */
+    /* 9.14 on an H200: such gradients are wrong, though every tensor has offsets of its own */
     if (g && !(lies_like(&g->dq, &a->q) && lies_like(&g->dk, &a->k) && lies_like(&g->dv, &a->v) &&
                lies_like(&g->dout, &a->out)))
         return "gradients of packed sequences that lie otherwise than their operands";

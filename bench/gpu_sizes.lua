@@ -1,5 +1,5 @@
--- Kernels of the CUDA device on sizes as models have them, against the CPU: the specs go through every operation, but on
--- a few numbers. A line per case; the exit status is 1 when a case is too far off.
+-- Kernels of the CUDA device on sizes as models have them, against the CPU: the specs go through every operation, but
+-- on a few numbers. A line per case; the exit status is 1 when a case is too far off.
 --
 --     build/tetrain bench/gpu_sizes.lua [--quick | --once] [NAME…]
 --     build/tetrain bench/gpu_sizes.lua --list
@@ -160,7 +160,8 @@ end)
 for _, size in ipairs { { 4096, 768, 3072 }, { 1000, 1111, 333 }, { 1, 4096, 4096 }, { 128, 1024, 1024 } } do
     for _, dtype in ipairs { "bfloat16", "float16", "float32" } do
         local rows, inner, outer = n(size[1]), n(size[2]), n(size[3])
-        case(("linear %dx%dx%d %s"):format(rows, inner, outer, dtype), dtype == "float32" and 1e-5 or 8e-3, function()
+        case(("linear %dx%dx%d %s"):format(size[1], size[2], size[3], dtype), dtype == "float32" and 1e-5 or 8e-3,
+            function()
             return compare({ randn({ rows, inner }, dtype), randn({ outer, inner }, dtype, inner ^ -0.5),
                 randn({ outer }, dtype) }, te.linear, ALL)
         end)
@@ -207,8 +208,9 @@ for _, recipe in ipairs(RECIPES) do
         case(("steps under %s, %d tokens"):format(recipe[1], rows), recipe[3], function()
             local width = n(1024)
             local how = { cpu = recipe[2](), cuda = recipe[2]() }
-            return compare({ randn({ rows == 37 and 37 or n(rows), width }, "bfloat16"), randn({ 4 * width, width }, nil, 0.03),
-                randn { 4 * width }, randn({ width, 4 * width }, nil, 0.03) }, function(x, ...)
+            return compare({ randn({ rows == 37 and 37 or n(rows), width }, "bfloat16"),
+                randn({ 4 * width, width }, nil, 0.03), randn { 4 * width },
+                randn({ width, 4 * width }, nil, 0.03) }, function(x, ...)
                 return mlp_steps(how[x.device:match "%a+"])(x, ...)
             end)
         end)
@@ -235,9 +237,9 @@ local QUANTIZERS = {
 }
 for _, q in ipairs(QUANTIZERS) do
     for _, dtype in ipairs { "bfloat16", "float32" } do
-        for _, shape in ipairs { { n(1024), n(2048) }, { 208, 176 } } do
-            case(("quantize %dx%d %s: %s"):format(shape[1], shape[2], dtype, q[1]), 0, function()
-                local x = randn(shape, dtype)
+        for _, size in ipairs { { 1024, 2048 }, { 208, 176 } } do
+            case(("quantize %dx%d %s: %s"):format(size[1], size[2], dtype, q[1]), 0, function()
+                local x = randn({ n(size[1]), n(size[2]) }, dtype)
                 te.no_grad(function()
                     x:narrow(1, 1, 1):mul_(1000)
                     x:narrow(2, 3, 1):fill_(0)
@@ -269,8 +271,8 @@ local function attention(name, opts, sizes)
     for _, dtype in ipairs(sizes.dtypes or { "bfloat16", "float16" }) do
         case(("attention %s, head %d %s"):format(name, sizes.dim, dtype), dtype == "float32" and 3e-5 or 1.5e-2,
             function()
-                local batch, heads, kv, dim = sizes.batch or 2, sizes.heads or 4, sizes.kv or sizes.heads or 4, sizes.dim
-                local seq, keys = n(sizes.seq or 512), n(sizes.keys or sizes.seq or 512)
+                local batch, heads, dim = sizes.batch or 2, sizes.heads or 4, sizes.dim
+                local kv, seq, keys = sizes.kv or heads, n(sizes.seq or 512), n(sizes.keys or sizes.seq or 512)
                 local inputs = { randn({ batch, heads, seq, dim }, dtype), randn({ batch, kv, keys, dim }, dtype),
                     randn({ batch, kv, keys, dim }, dtype) }
                 return compare(inputs, function(q, k, v)

@@ -13,8 +13,8 @@
 #                                  REPORT (default gpu_report.txt). --quick: benches of small sizes, which only show
 #                                  that they run
 #
-# `run` exits 0 when all passed, 1 when something failed, 3 when there is no usable GPU. It keeps under nine minutes:
-# every step has a limit, and steps that no time is left for are reported as left out.
+# `run` exits 0 when all passed, 1 when something failed, 3 when there is no usable GPU. It keeps under $SECONDS_TO_RUN
+# (default 520): every step has a limit, and steps that no time is left for are reported as left out.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 bin=$here/bin
@@ -155,6 +155,7 @@ find_python() {
     python=${PYTHON:-python3}
     prefix=$("$python" -c 'import sys; print(sys.prefix)' 2>/dev/null)
     [ -n "$prefix" ] && export VIRTUAL_ENV="${VIRTUAL_ENV:-$prefix}"
+    export python
 }
 
 # What the device and its libraries are, and what they decline of small steps: the kernels that stand in, and why.
@@ -170,24 +171,66 @@ first_look() {
     return $code
 }
 
-# specs DEVICE FILE…: side by side, for most of their time goes to compiling and to the CPU that they compare with.
-# Their lines mix; the names of specs say where they are from.
+# together: the commands that come as lines, side by side, for most of their time goes to compiling and to the CPU that
+# they compare with. What fails is printed, whole.
+together() {
+    mkdir -p "$work/together"
+    tr '\n' '\0' | OMP_NUM_THREADS=2 xargs -0 -P "$(nproc)" -I COMMAND "$here/gpu_check.sh" apart COMMAND
+}
+
+apart() {
+    log=$(mktemp "$work/together/XXXXXX")
+    sh -c "$1" >"$log" 2>&1 && return 0
+    code=$?
+    echo "FAILED ($code): $1"
+    grep -v '^ok ' "$log" | head -n 60
+    return 1
+}
+
+# specs DEVICE FILE…
 specs() {
     device=$1
-    failures=0
-    started_all=
     shift
     for file in "$@"; do
-        TE_DEVICE=$device TETRAIN=$bin/tetrain tetrain "$here/lua/busted_run.lua" -o TAP "$file" &
-        started_all="$started_all $!"
-    done
-    for process in $started_all; do wait "$process" || failures=$((failures + 1)); done
-    [ "$failures" -eq 0 ]
+        echo "TE_DEVICE=$device TETRAIN='$bin/tetrain' '$bin/tetrain' lua/busted_run.lua -o TAP '$file'"
+    done | together
+}
+
+# What compares the device with the CPU; and what PyTorch compiles meanwhile, for its benches to find.
+against_cpu() {
+    {
+        "$python" -c 'import torch' 2>/dev/null && echo "'$python' bench/gpu.py --once $1 || true"
+        for file in $made_of; do
+            echo "TE_DEVICE=cpu TETRAIN='$bin/tetrain' '$bin/tetrain' lua/busted_run.lua -o TAP '$file'"
+        done
+        tetrain bench/gpu_sizes.lua --list | while read -r name; do
+            echo "'$bin/tetrain' bench/gpu_sizes.lua $1 '$name'"
+            case $name in attention*) echo "TETRAIN_CUDNN=0 '$bin/tetrain' bench/gpu_sizes.lua $1 '$name'" ;; esac
+        done
+    } | together
+}
+
+repeats() {
+    for dtype in float32 bfloat16; do
+        echo "work='$work/$dtype' ./gpu_check.sh repeat_training $dtype $1"
+    done | together
+}
+
+# sanitize TOOL: every operation, and own kernels for attention.
+sanitize() {
+    check="compute-sanitizer --tool $1 --error-exitcode 9 --print-limit 5 '$bin/tetrain'"
+    {
+        tetrain bench/gpu_touch.lua --list | xargs -n 9 echo "$check bench/gpu_touch.lua"
+        tetrain bench/gpu_sizes.lua --list | grep attention | while read -r name; do
+            echo "TETRAIN_CUDNN=0 $check bench/gpu_sizes.lua --quick '$name'"
+        done
+    } | together
 }
 
 # The same training in recorded steps, twice, and in plain ones: the files of metrics agree in every loss to the last
 # digit.
 repeat_training() {
+    mkdir -p "$work"
     rm -rf "$work/first" "$work/second" "$work/plain"
     steps=60 sizes="--n-layer=2 --n-head=4 --n-embd=64 --block=64 --batch=8"
     [ "${2:-}" = --quick ] && steps=8 sizes="--n-layer=1 --n-head=2 --n-embd=32 --block=16 --batch=2"
@@ -203,30 +246,20 @@ repeat_training() {
         cmp "$work/first.losses" "$work/plain.losses"
 }
 
-peer() {
-    python=$1
-    shift
-    "$python" "$here/bench/gpu.py" "$@"
-}
-
-sanitize() {
-    tool=$1
-    shift
-    compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5 "$here/bin/tetrain" "$@"
-}
+peer() { "$python" "$here/bench/gpu.py" "$@"; }
 
 run() {
     quick=
     [ "${1:-}" = --quick ] && { quick=--quick; shift; }
     report=${1:-$PWD/gpu_report.txt}
-    deadline=$(($(date +%s) + 520))
+    deadline=$(($(date +%s) + ${SECONDS_TO_RUN:-520}))
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
     summary=$work/summary
     failed=0
     : >"$summary"
     find_libraries
-    export work LUA_PATH="$here/lua/?.lua;$here/lua/?/init.lua;$here/?.lua;;" LUA_CPATH="$here/clua/?.so;;"
+    export work here bin LUA_PATH="$here/lua/?.lua;$here/lua/?/init.lua;$here/?.lua;;" LUA_CPATH="$here/clua/?.so;;"
     export TETRAIN_CACHE="${TETRAIN_CACHE:-$work/cache}"
     mkdir -p "$TETRAIN_CACHE"
     [ -d "$here/kernels" ] && cp -r "$here/kernels/." "$TETRAIN_CACHE/"
@@ -244,26 +277,24 @@ run() {
     # Most telling first: what is compiled for one step is there for the next, and the last ones get the time that is
     # left.
     step "a first look" 40 first_look
-    step "every operation against the CPU" 120 specs cpu $made_of
+    step "every operation against the CPU" 150 against_cpu "$quick"
+    step "training repeats bit for bit" 40 repeats "$quick"
     step "benches of steps" 100 tetrain bench/gpu_steps.lua $quick
     step "benches of kernels" 80 tetrain bench/gpu.lua $quick
     if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-        step "benches of PyTorch" 100 peer "$python" $quick
+        step "benches of PyTorch" 130 peer $quick
     else
         echo "LEFT OUT  benches of PyTorch: no $python with a PyTorch that sees a GPU" >>"$summary"
     fi
-    step "training in float32 repeats bit for bit" 40 repeat_training float32 $quick
-    step "training in bfloat16 repeats bit for bit" 40 repeat_training bfloat16 $quick
     if command -v compute-sanitizer >/dev/null; then
-        step "memcheck" 70 sanitize memcheck bench/gpu_touch.lua
-        step "racecheck" 40 sanitize racecheck bench/gpu_touch.lua --few
+        step "memcheck" 60 sanitize memcheck
+        step "racecheck" 90 sanitize racecheck
     else
         echo "LEFT OUT  memcheck, racecheck: no compute-sanitizer" >>"$summary"
     fi
-    step "specs of gradients, optimizers and models, on the device" 120 specs cuda \
-        spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua spec/sequential_spec.lua \
-        spec/tensor_spec.lua spec/models/*_spec.lua
-    step "specs of operations, on the device" 200 specs cuda spec/ops_spec.lua
+    step "specs on the device" 200 specs cuda spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua \
+        spec/sequential_spec.lua spec/tensor_spec.lua spec/models/*_spec.lua spec/ops_spec.lua spec/ops/*_spec.lua \
+        spec/recipe/*_spec.lua spec/fuser/*_spec.lua
     # The last lines are whole steps, and of those GPT-2's.
     say "== summary"
     cat "$summary" >>"$report"
@@ -285,6 +316,7 @@ case ${1:-} in
 pack) shift; pack "$@" ;;
 run) shift; run "$@" ;;
 kernels) shift; kernels "$@" ;;
-specs | repeat_training | sanitize | tetrain | peer | first_look) "$@" ;; # a step of run
+# a step of run
+specs | against_cpu | repeats | apart | repeat_training | sanitize | tetrain | peer | first_look) "$@" ;;
 *) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -2,9 +2,10 @@
 """The figures of bench/gpu.lua and bench/gpu_steps.lua in PyTorch, on the same GPU: eager, compiled, and FP8 by
 torch._scaled_mm, and by Transformer Engine where that is installed.
 
-Lines that begin with BENCH are the results. Weights are float32 under torch.autocast in bfloat16, AdamW is the fused
-one, as in tetrain's benches; what this PyTorch or card cannot do is a line that says so. --quick: small sizes,
---device: another one.
+Lines that begin with BENCH are the results, the most telling ones first, in case that time runs out. Weights are
+float32 under torch.autocast in bfloat16, AdamW is the fused one, as in tetrain's benches; what this PyTorch or card
+cannot do is a line that says so. --quick: small sizes, --once: everything once, for what PyTorch compiles and keeps,
+--device: another one. FP8 is only compiled: eager it takes twice as long as bfloat16.
 """
 
 import argparse
@@ -27,22 +28,22 @@ def bench(text):
 
 
 class Timer:
-    def __init__(self, device, quick):
-        self.device, self.quick = device, quick
+    def __init__(self, device, once):
+        self.device, self.once = device, once
 
     def wait(self):
         if self.device == "cuda":
             torch.cuda.synchronize()
 
     def measure(self, run, calls):
-        """Medians in milliseconds of a call: until the device is done, of several in a row, and on the host alone, of one
-        that finds the device idle."""
-        calls = 1 if self.quick else calls
-        for _ in range(1 if self.quick else 3):
+        """Medians in milliseconds of a call: until the device is done, of several in a row, and on the host alone, of
+        one that finds the device idle."""
+        calls = 1 if self.once else calls
+        for _ in range(1 if self.once else 3):
             run()
         self.wait()
         walls, hosts = [], []
-        for _ in range(1 if self.quick else 5):
+        for _ in range(1 if self.once else 5):
             start = time.perf_counter()
             run()
             hosts.append((time.perf_counter() - start) * 1e3)
@@ -155,15 +156,15 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
 
 
-MODES = [("eager, bfloat16", nn.Linear, False), ("compiled, bfloat16", nn.Linear, True),
-         ("eager, FP8 _scaled_mm", Fp8Linear, False), ("compiled, FP8 _scaled_mm", Fp8Linear, True)]
+MODES = [("compiled, bfloat16", nn.Linear, True), ("compiled, FP8 _scaled_mm", Fp8Linear, True),
+         ("eager, bfloat16", nn.Linear, False)]
 if engine:
     MODES.append(("eager, FP8 Transformer Engine", engine.Linear, False))  # by its default recipe, delayed scaling
 
 
 class Benches:
-    def __init__(self, device, quick):
-        self.device, self.quick, self.timer = device, quick, Timer(device, quick)
+    def __init__(self, device, quick, once):
+        self.device, self.quick, self.timer = device, quick, Timer(device, quick or once)
 
     def figure(self, name, run):
         try:
@@ -204,8 +205,8 @@ class Benches:
                 bench("%s forward and backward, %s: %.3f ms%s, host %.3f ms" % (name, mode, wall, rate, host))
             self.figure("%s, %s" % (name, mode), run)
 
-    def whole_step(self, name, make, given, loss_of, tokens, modes=MODES):
-        for mode, linear, compiled in modes:
+    def whole_step(self, name, make, given, loss_of, tokens):
+        for mode, linear, compiled in MODES:
             def run(mode=mode, linear=linear, compiled=compiled):
                 model = self.build(make, linear, compiled)
                 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=self.device == "cuda")
@@ -268,11 +269,13 @@ class Benches:
         for name, make in layers:
             self.forward_backward("%s on %d tokens" % (name, rows), make, (rows, width), calls=50)
 
-    def blocks(self):
+    def gpt2_xl_block(self):
         width, heads, seq, batch = (64, 2, 16, 1) if self.quick else (1600, 25, 1024, 8)
         work = 6 * batch * seq * 12 * width**2 + 6 * batch * seq * seq * width
         self.forward_backward("GPT-2 1.5B block, %d x %d" % (batch, seq),
                               lambda linear: gpt2_block(linear, width, heads), (batch, seq, width), work)
+
+    def llama(self):
         c = dict(width=64, inner=128, heads=4, kv_heads=2, tokens=16) if self.quick else \
             dict(width=4096, inner=14336, heads=32, kv_heads=8, tokens=4096)
         weights = 2 * c["width"]**2 * (1 + c["kv_heads"] / c["heads"]) + 3 * c["width"] * c["inner"]
@@ -289,18 +292,18 @@ class Benches:
         self.whole_step("GPT-2 124M, %d x %d" % (batch, seq),
                         lambda linear: GPT(linear, vocabulary, seq, layers, heads, width),
                         lambda: torch.randint(0, 63, (batch, seq), device=self.device), lambda model, ids: model(ids),
-                        batch * seq, [MODES[i] for i in (1, 0, 3, 2)] + MODES[4:])
+                        batch * seq)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--once", action="store_true")
     parser.add_argument("--device", default="cuda")
     o = parser.parse_args()
     bench("%s on %s" % (torch.__version__, torch.cuda.get_device_name() if o.device == "cuda" else o.device))
-    benches = Benches(o.device, o.quick)
-    # if time runs out, the first count
-    for part in (benches.gpt2, benches.kernels, benches.attention, benches.blocks, benches.small):
+    benches = Benches(o.device, o.quick, o.once)
+    for part in (benches.gpt2, benches.kernels, benches.attention, benches.llama, benches.small, benches.gpt2_xl_block):
         benches.figure(part.__name__, part)
 
 

@@ -54,7 +54,8 @@ describe("FP8 attention on CUDA", function()
 
     for name, case in pairs {
         ["cuDNN"] = { runs = 4, heads = 4, kv_heads = 4 },
-        ["cuDNN for gradients alone, grouped queries, packed sequences"] = { runs = 2, heads = 4, kv_heads = 2, lens = { 9, 0, 24, 1 } },
+        ["cuDNN for gradients alone, grouped queries, packed sequences"] =
+            { runs = 2, heads = 4, kv_heads = 2, lens = { 9, 0, 24, 1 } },
         ["cuDNN, a window"] = { runs = 4, heads = 4, kv_heads = 1, opts = { window_left = 5 } },
         ["a kernel of its own, narrow heads"] = { runs = 2, heads = 8, kv_heads = 2 },
         ["a kernel of its own, dropout"] = { runs = 0, heads = 4, kv_heads = 4, opts = { dropout = 0.2 } },

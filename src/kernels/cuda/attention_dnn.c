@@ -72,6 +72,11 @@ static void open_library(te_exec *exec, struct te_cuda_dnn *dnn)
     static const char *const files[] = {"libcudnn.so.9", NULL};
     te_cuda_device *d = te_cuda(exec);
     char message[sizeof exec->message];
+    const char *wish = te_environment(TE_ENV_CUDNN);
+    if (wish && strcmp(wish, "0") == 0) {
+        snprintf(dnn->reason, sizeof dnn->reason, "TETRAIN_CUDNN is 0");
+        return;
+    }
     memcpy(message, exec->message, sizeof message);
     te_status status = te_cuda_load_library(exec, files, names, sizeof names / sizeof *names, &dnn->library);
     if (status != TE_OK) snprintf(dnn->reason, sizeof dnn->reason, "%.*s", TE_DNN_REASON - 1, exec->message);

@@ -86,7 +86,8 @@ __device__ static inline void te_ragged_put(const te_packed_args &a, int64_t slo
         a.ragged[a.batch + k * (a.batch + 1) + slot] = (int32_t)(start * a.step[k]);
 }
 
-/* One block. Sequences keep their order, empty ones are left out, and the shortest one is there as often as it takes. */
+/* One block. Sequences keep their order, empty ones are left out, and the shortest one is there as often as it takes
+ * to make `batch` of them. */
 extern "C" __global__ void __launch_bounds__(256) te_ragged(const __grid_constant__ te_packed_args a)
 {
     __shared__ int64_t counts[256], least[256], rank;

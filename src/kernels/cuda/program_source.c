@@ -79,6 +79,7 @@ static void emit_kernel(te_emitter *e)
     case TE_CUDA_FLAT: te_emit_flat(e); break;
     case TE_CUDA_TILED: te_emit_tiled(e); break;
     case TE_CUDA_SQUARES: te_emit_squares(e); break;
+    case TE_CUDA_COLUMNS: te_emit_columns(e); break;
     default: te_emit_rows(e);
     }
 }
@@ -101,7 +102,7 @@ te_status te_cuda_program_source(const te_program *program, const te_cuda_progra
     if (shape->kind == TE_CUDA_SQUARES) emit_quantizing(&e);
     te_emit_arguments(&e);
     emit_kernel(&e);
-    if (te_shape_sums(program, shape) + te_shape_column_sums(program, shape) > 0) te_emit_join(&e);
+    if (te_shape_sums(program, shape) + te_shape_column_parts(program, shape) > 0) te_emit_join(&e);
     te_mem_free(out->mem, values, bytes);
     return out->failed ? TE_ERROR_MEMORY : TE_OK;
 }

@@ -329,8 +329,9 @@ static void emit_element_output(te_emitter *e, int o, const char *count)
     te_emit(e, "                ");
     if (count && kind != TE_OUT_ELEM) te_emit(e, "if (k < %s) ", count);
     if (kind == TE_OUT_COLSUM && e->shape->kind == TE_CUDA_TILED) te_emit(e, "c%d += ", o);
-    else if (kind == TE_OUT_COLSUM && e->shape->kind == TE_CUDA_SQUARES) te_emit(e, "c%d[k] += ", o);
-    else if (kind == TE_OUT_COLSUM) te_emit(e, e->shape->items ? "c%d%s[k] += " : "c%d%s.e[k] = ", o, e->item);
+    else if (kind == TE_OUT_COLSUM && e->shape->kind != TE_CUDA_ROWS) te_emit(e, "c%d[k] += ", o);
+    else if (kind == TE_OUT_COLSUM && e->shape->items) te_emit(e, "c%d[i * %d + k] += ", o, e->shape->vector);
+    else if (kind == TE_OUT_COLSUM) te_emit(e, "c%d.e[k] = ", o);
     else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_TURNED)
         te_emit(e, "t%d[x][y + j] = te_as_%s(", i, dtype_of(e, i));
     else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_QUANTIZED)

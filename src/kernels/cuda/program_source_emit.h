@@ -63,6 +63,13 @@ void te_emit_tiled(te_emitter *e);
 void te_emit_rows(te_emitter *e); /* program_source_rows.c */
 void te_emit_row_kernel(te_emitter *e); /* values of rows, for SQUARES */
 void te_emit_squares(te_emitter *e);    /* program_source_squares.c */
-void te_emit_join(te_emitter *e);
+void te_emit_columns(te_emitter *e);    /* program_source_columns.c */
+void te_emit_join(te_emitter *e);       /* program_source_join.c */
+
+/* Stores `value`, to which what is there already is joined where the output wants that, and closes the block. */
+void te_emit_joined_store(te_emitter *e, int output, const char *place, bool amax);
+
+/* Where element `at` of a column sum goes. */
+void te_emit_column_place(const te_emitter *e, int output, const char *run, const char *at, char *text, size_t size);
 
 #endif

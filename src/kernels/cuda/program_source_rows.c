@@ -1,4 +1,4 @@
-/* program_source_rows.c - kernels that walk rows, and the one that joins the parts of sums.
+/* program_source_rows.c - kernels that walk rows.
  *
  * A row is walked once per level of reductions, and once more for outputs. What a thread holds of a row: loaded units
  * in the type they have in memory, and values that are dear to compute; the rest is computed anew, which gives the same
@@ -21,7 +21,7 @@ static void emit_opening(te_emitter *e, const char *name)
     if (sums) te_emit_sums(e);
     for (int o = 0; sums && holds(e) && o < e->program->n_outputs; o++)
         if (e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o))
-            te_emit(e, "    te_real c%d[%d][%d] = {};\n", o, e->shape->items, e->shape->vector);
+            te_emit(e, "    te_real c%d[%d] = {};\n", o, e->shape->items * e->shape->vector);
     te_emit(e, "    for (te_index base = (te_index)blockIdx.x * %d; base < rows; base += (te_index)gridDim.x * %d) {\n",
             at_once, at_once);
     te_emit(e, "        const bool live = base + (te_index)threadIdx.x / %d < rows;\n", e->shape->lanes);
@@ -125,35 +125,26 @@ static void emit_row_outputs(te_emitter *e)
     if (any) te_emit(e, "        }\n");
 }
 
-/* The block's part of a column sum: of all its rows' lanes, one row after the other. */
+/* The block's part of a column sum: of all its rows' lanes. */
 static void emit_column_parts(te_emitter *e, int o)
 {
     int unit = e->shape->vector, items = e->shape->items, lanes = e->shape->lanes, n = te_emit_column_number(e, o);
-    int at_once = te_shape_rows_at_once(e->shape);
-    te_emit(e, "    {\n        te_real *part = a.column_parts + ((int64_t)%d * a.blocks + blockIdx.x) * r.columns;\n",
-            n);
-    if (at_once > 1)
-        te_emit(e, "        for (int g = 0; g < %d; g++) {\n"
-                   "            __syncthreads();\n            if ((int)threadIdx.x / %d != g) continue;\n",
-                at_once, lanes);
-    te_emit(e, "#pragma unroll\n            for (int i = 0; i < %d; i++)\n#pragma unroll\n"
-               "                for (int k = 0; k < %d; k++) {\n"
-               "                    const int column = (i * %d + lane) * %d + k;\n", items, unit, lanes, unit);
-    if (at_once > 1)
-        te_emit(e, "                    column_sums[column] = g ? column_sums[column] + c%d[i][k] : c%d[i][k];\n"
-                   "                }\n        }\n        __syncthreads();\n"
-                   "        for (te_index t = threadIdx.x; t < columns; t += %d) part[t] = column_sums[t];\n"
-                   "        __syncthreads();\n    }\n",
-                o, o, te_shape_threads(e->shape));
-    else
-        te_emit(e, "                    if (column < columns) part[column] = c%d[i][k];\n                }\n    }\n",
-                o);
+    if (te_shape_rows_at_once(e->shape) > 1)
+        te_emit(e, "    te_join_groups<%d, %d, %d>(c%d, column_sums);\n", lanes, te_shape_threads(e->shape),
+                items * unit, o);
+    te_emit(e, "    if (threadIdx.x < %d) {\n"
+               "        te_real *part = a.column_parts + ((int64_t)%d * a.blocks + blockIdx.x) * r.columns;\n"
+               "#pragma unroll\n        for (int i = 0; i < %d; i++)\n#pragma unroll\n"
+               "            for (int k = 0; k < %d; k++) {\n"
+               "                const int column = (i * %d + lane) * %d + k;\n"
+               "                if (column < columns) part[column] = c%d[i * %d + k];\n            }\n    }\n",
+            lanes, n, items, unit, lanes, unit, o, unit);
 }
 
 /* One array for all column sums: disjoint scopes do not share the memory of their shared variables. */
 static void emit_column_room(te_emitter *e)
 {
-    int room = e->shape->lanes * e->shape->items * e->shape->vector;
+    int room = te_shape_threads(e->shape) / 2 * e->shape->items * e->shape->vector;
     if (holds(e) && te_shape_rows_at_once(e->shape) > 1 && te_shape_column_sums(e->program, e->shape) > 0)
         te_emit(e, "    __shared__ te_real column_sums[%d];\n", room);
 }
@@ -214,73 +205,5 @@ void te_emit_rows(te_emitter *e)
         if (e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o))
             emit_column_parts(e, o);
     te_emit_sum_parts(e);
-    te_emit(e, "}\n");
-}
-
-/* --- joining ----------------------------------------------------------------------------------------------------- */
-
-static void emit_join_store(te_emitter *e, int o, const char *place, bool amax)
-{
-    int         i = e->program->n_inputs + o;
-    const char *dtype = te_dtype_name((te_dtype)e->shape->operand[i].dtype);
-    if (e->shape->operand[i].accumulate)
-        te_emit(e, amax ? "            const te_real old = te_from_%s(%s);\n            if (old > value) value = old;\n"
-                        : "            value = te_from_%s(%s) + value;\n", dtype, place);
-    te_emit(e, "            %s = te_as_%s(value);\n        }\n", place, dtype);
-}
-
-static void emit_join_columns(te_emitter *e)
-{
-    te_emit(e, "    const te_run_args &first = a.run[0];\n"
-               "    const int64_t column_blocks = (first.columns + 31) / 32, column = (int64_t)blockIdx.x * 32 + "
-               "threadIdx.x;\n"
-               "    if (blockIdx.x < column_blocks) {\n");
-    for (int o = 0; o < e->program->n_outputs; o++) {
-        if (e->program->outputs[o].kind != TE_OUT_COLSUM || !te_shape_wants(e->program, e->shape, o)) continue;
-        int  i = e->program->n_inputs + o;
-        char place[96];
-        if (e->shape->operand[i].blocked)
-            snprintf(place, sizeof place, "first.p%d[te_place(column, first.p%d_block) * first.p%d_column]", i, i, i);
-        else
-            snprintf(place, sizeof place, "first.p%d[column * first.p%d_column]", i, i);
-        te_emit(e,
-                "        const te_real sum%d = te_join_columns(a.column_parts + (int64_t)%d * a.n_column_parts * "
-                "first.columns, "
-                "first.rows ? a.n_column_parts : 0, first.columns);\n"
-                "        if (threadIdx.x < 32 && column < first.columns) {\n            te_real value = sum%d;\n",
-                o, te_emit_column_number(e, o), o);
-        emit_join_store(e, o, place, false);
-    }
-    te_emit(e, "        return;\n    }\n");
-}
-
-/* Where runs share an output one block does them all, in order; else each has a block. */
-void te_emit_join(te_emitter *e)
-{
-    const char *columns = te_shape_column_sums(e->program, e->shape) ? "(int)column_blocks" : "0";
-    int n = 0;
-    te_emit(
-        e,
-        "\nextern \"C\" __global__ void __launch_bounds__(%d) te_program_join(const __grid_constant__ te_args a)\n{\n",
-        TE_CUDA_JOIN_THREADS);
-    if (te_shape_column_sums(e->program, e->shape)) emit_join_columns(e);
-    if (te_shape_sums(e->program, e->shape))
-        te_emit(e,
-                "    for (int at = (int)blockIdx.x - %s; at < a.n_runs; at += (int)gridDim.x - %s) {\n"
-                "        const te_run_args &r = a.run[at];\n",
-                columns, columns);
-    for (int o = 0; o < e->program->n_outputs; o++) {
-        int  kind = e->program->outputs[o].kind;
-        char place[32];
-        if (!te_program_sums(kind) || !te_shape_wants(e->program, e->shape, o)) continue;
-        snprintf(place, sizeof place, "*r.p%d", e->program->n_inputs + o);
-        te_emit(
-            e,
-            "        const double total%d = te_join_parts<%s>(a.sum_parts + %d * a.blocks + r.first_block, r.blocks);\n"
-            "        if (threadIdx.x == 0) {\n            te_real value = (te_real)total%d;\n",
-            o, kind == TE_OUT_AMAX ? "true" : "false", n++, o);
-        emit_join_store(e, o, place, kind == TE_OUT_AMAX);
-    }
-    if (n) te_emit(e, "    }\n");
     te_emit(e, "}\n");
 }

@@ -256,6 +256,16 @@ static void share_row(sketch *s)
     }
 }
 
+/* Neighbours in a warp take neighbouring units. */
+static void share_columns(sketch *s)
+{
+    te_cuda_program_shape *shape = s->shape;
+    int64_t                units = s->columns / shape->vector;
+    shape->kind = TE_CUDA_COLUMNS;
+    while (shape->lanes < 32 && shape->lanes < units) shape->lanes *= 2;
+    shape->direct = te_shape_blocks_down(shape, s->rows, s->columns) == 1;
+}
+
 /* --- tiles ------------------------------------------------------------------------------------------------------- */
 
 static bool turns(const sketch *s, int i, int axis)
@@ -338,7 +348,9 @@ te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, c
     shape->wide = is_wide(&s);
     reach_operands(&s);
     if (!rows && !squares) turn_tiles(&s);
-    if (shape->kind == TE_CUDA_ROWS || squares) {
+    if (shape->kind == TE_CUDA_ROWS && !rows) {
+        share_columns(&s);
+    } else if (shape->kind == TE_CUDA_ROWS || squares) {
         share_row(&s);
         reach_operands(&s); /* units may have changed */
     }

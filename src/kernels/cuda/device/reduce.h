@@ -33,3 +33,23 @@ TE_JOIN(amax)
 #define TE_AGREED(x, lanes) __shfl_sync(0xffffffffu, x, 0, lanes) /* of 0 and -0, lanes may have kept either */
 TE_JOIN(rowmax)
 TE_JOIN(rowmin)
+
+/* Adds c[n] of the threads that are LANES apart in a block, pairwise, to that of the first of them, which alone gets the
+ * sum. `room` is THREADS / 2 * N in shared memory, which the block may use again after its next barrier. */
+template <int LANES, int THREADS, int N> __device__ static inline void te_join_groups(te_real (&c)[N], te_real *room)
+{
+    const int at = threadIdx.x;
+#pragma unroll
+    for (int half = THREADS / 2; half >= LANES; half /= 2) {
+        __syncthreads();
+        if (at >= half && at < 2 * half) {
+#pragma unroll
+            for (int n = 0; n < N; n++) room[n * half + at - half] = c[n];
+        }
+        __syncthreads();
+        if (at < half) {
+#pragma unroll
+            for (int n = 0; n < N; n++) c[n] += room[n * half + at];
+        }
+    }
+}

@@ -43,12 +43,19 @@ static bool dear(int op)
     }
 }
 
-/* Dear values that more than one pass needs are held from the first of them on. */
+/* A sum rounded to bfloat16 takes half a register and one instruction to unpack, its operands more of both. */
+static bool packs(const te_emitter *e, int v)
+{
+    return e->program->insns[v].op == TE_PW_TO_BF16 && !e->shape->compute_f64;
+}
+
+/* Dear values that more than one pass needs, and those that are packed, are held from the first of them on. */
 static void choose_held(te_emitter *e)
 {
     for (int v = 0; v < e->program->n_insns; v++) {
         int passes = 0;
-        if (!dear(e->program->insns[v].op) || e->program->insns[v].rate != TE_RATE_ELEM) continue;
+        e->values[v].packed = packs(e, v);
+        if (!(dear(e->program->insns[v].op) || e->values[v].packed) || e->program->insns[v].rate != TE_RATE_ELEM) continue;
         for (int pass = 0; pass < e->passes; pass++) {
             te_emit_mark(e, pass);
             if (!e->values[v].need) continue;

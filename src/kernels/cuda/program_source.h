@@ -54,6 +54,7 @@ typedef enum te_cuda_program_kind {
 typedef enum te_cuda_access {
     TE_CUDA_ABSENT, /* an output that is not wanted, an input without elements */
     TE_CUDA_VECTOR, /* neighbours in memory, aligned to a whole unit */
+    TE_CUDA_ALIKE,  /* as VECTOR, and the same in every row (not in FLAT and TILED) */
     TE_CUDA_NEXT,   /* neighbours in memory, not aligned */
     TE_CUDA_SAME,   /* one element serves the whole row */
     TE_CUDA_STRIDED,

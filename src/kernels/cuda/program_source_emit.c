@@ -74,6 +74,7 @@ static bool at_hand(const te_emitter *e, int v)
 static void emit_value_name(te_emitter *e, int v)
 {
     if (at_hand(e, v)) te_emit(e, "v%d", v);
+    else if (e->values[v].packed) te_emit(e, "te_from_bfloat16(h%d%s.e[k])", v, e->item);
     else te_emit(e, "h%d%s[k]", v, e->item);
 }
 
@@ -158,7 +159,7 @@ void te_emit_offsets(te_emitter *e, int n)
         int access = e->shape->operand[i].access;
         if (access == TE_CUDA_ABSENT || access == TE_CUDA_QUANTIZED || operand_rate(e, i) == TE_RATE_UNIFORM) continue;
         te_emit(e, "        const te_index o%d = 0", i);
-        for (int d = 0; d < n; d++) te_emit(e, " + q%d * (te_index)r.p%d_%d", d, i, d);
+        for (int d = 0; access != TE_CUDA_ALIKE && d < n; d++) te_emit(e, " + q%d * (te_index)r.p%d_%d", d, i, d);
         te_emit(e, ";\n");
     }
 }
@@ -195,10 +196,11 @@ void te_emit_mark(te_emitter *e, int pass)
 
 /* --- units ------------------------------------------------------------------------------------------------------- */
 
-static bool loads_operand(const te_emitter *e, int i)
+/* Whether the pass, or any of them, reads an operand. */
+static bool loads_operand(const te_emitter *e, int i, bool any)
 {
     for (int v = 0; v < e->program->n_insns; v++)
-        if (e->values[v].need && e->program->insns[v].op == TE_PW_LOAD && e->program->insns[v].slot == i) return true;
+        if ((any ? e->values[v].live : e->values[v].need) && e->program->insns[v].op == TE_PW_LOAD && e->program->insns[v].slot == i) return true;
     return false;
 }
 
@@ -212,31 +214,49 @@ static const char *place_of(const te_emitter *e, int i, char *text)
     return text;
 }
 
-/* An operand's unit at the column: `xN`. */
-static void emit_unit_load(te_emitter *e, const char *name, int i, const char *count)
+/* An operand's unit at the column: `xN`, and behind it `item`. */
+static void emit_unit_load(te_emitter *e, const char *item, int i, const char *count)
 {
     char        text[PLACE_TEXT];
     const char *type = te_emit_type(e, i), *place = place_of(e, i, text);
     int         unit = e->shape->vector;
     switch (e->shape->operand[i].access) {
     case TE_CUDA_VECTOR:
+    case TE_CUDA_ALIKE:
         if (!count)
-            te_emit(e, "%s%d%s = te_unit_load<%s, %d>(r.p%d + o%d + %s);\n", name, i, e->item, type, unit, i, i, place);
+            te_emit(e, "x%d%s = te_unit_load<%s, %d>(r.p%d + o%d + %s);\n", i, item, type, unit, i, i, place);
         else
-            te_emit(e, "%s%d%s = %s == %d ? te_unit_load<%s, %d>(r.p%d + o%d + %s) : "
+            te_emit(e, "x%d%s = %s == %d ? te_unit_load<%s, %d>(r.p%d + o%d + %s) : "
                        "te_unit_gather<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s);\n",
-                    name, i, e->item, count, unit, type, unit, i, i, place, type, unit, i, i, place, count);
+                    i, item, count, unit, type, unit, i, i, place, type, unit, i, i, place, count);
         break;
     case TE_CUDA_NEXT:
-        te_emit(e, "%s%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s);\n", name, i, e->item, type,
-                unit, i, i, place, count ? count : "TE_WHOLE");
+        te_emit(e, "x%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s);\n", i, item, type, unit, i, i,
+                place, count ? count : "TE_WHOLE");
         break;
     default:
         te_emit(
             e,
-            "%s%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + %s * (te_index)r.p%d_column, (te_index)r.p%d_column, "
-            "%s);\n",
-            name, i, e->item, type, unit, i, i, place, i, i, count ? count : "TE_WHOLE");
+            "x%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + %s * (te_index)r.p%d_column, (te_index)r.p%d_column, %s);\n",
+            i, item, type, unit, i, i, place, i, i, count ? count : "TE_WHOLE");
+    }
+}
+
+/* What is the same in every row is near anyway. */
+bool te_emit_holds_input(const te_emitter *e, int i)
+{
+    int access = e->shape->operand[i].access;
+    return e->item[0] && e->program->input_rates[i] == TE_RATE_ELEM && access != TE_CUDA_ABSENT &&
+           access != TE_CUDA_SAME && access != TE_CUDA_ALIKE;
+}
+
+void te_emit_held_loads(te_emitter *e, bool all)
+{
+    for (int i = 0; i < e->program->n_inputs; i++) {
+        if (e->loaded[i] || !te_emit_holds_input(e, i) || !loads_operand(e, i, all)) continue;
+        te_emit(e, "            ");
+        emit_unit_load(e, e->item, i, NULL);
+        e->loaded[i] = true;
     }
 }
 
@@ -245,17 +265,13 @@ static void emit_loads(te_emitter *e, const char *count)
     for (int i = 0; i < e->program->n_inputs; i++) {
         int access = e->shape->operand[i].access;
         if (e->program->input_rates[i] != TE_RATE_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED ||
-            !loads_operand(e, i))
+            !loads_operand(e, i, false))
             continue;
         if (access == TE_CUDA_SAME) {
             te_emit(e, "            const %s x%d = r.p%d[o%d];\n", te_emit_type(e, i), i, i, i);
-        } else if (e->item[0] == 0) {
+        } else if (!te_emit_holds_input(e, i)) {
             te_emit(e, "            const te_unit<%s, %d> ", te_emit_type(e, i), e->shape->vector);
-            emit_unit_load(e, "x", i, count);
-        } else if (!e->loaded[i]) {
-            te_emit(e, "            ");
-            emit_unit_load(e, "x", i, count);
-            e->loaded[i] = true;
+            emit_unit_load(e, "", i, count);
         }
     }
 }
@@ -278,7 +294,7 @@ static void emit_element_load(te_emitter *e, int i)
     case TE_CUDA_ABSENT: te_emit(e, "0"); break;
     case TE_CUDA_SAME: te_emit(e, "te_from_%s(x%d)", dtype_of(e, i), i); break;
     case TE_CUDA_TURNED: te_emit(e, "te_from_%s(t%d[x][y + j])", dtype_of(e, i), i); break;
-    default: te_emit(e, "te_from_%s(x%d%s.e[k])", dtype_of(e, i), i, e->item);
+    default: te_emit(e, "te_from_%s(x%d%s.e[k])", dtype_of(e, i), i, te_emit_holds_input(e, i) ? e->item : "");
     }
 }
 
@@ -298,6 +314,13 @@ static void emit_keep(te_emitter *e, int v)
 static void emit_element_value(te_emitter *e, int v)
 {
     const te_insn *insn = &e->program->insns[v];
+    bool           held = e->values[v].held && e->values[v].first == e->pass;
+    if (held && e->values[v].packed) {
+        te_emit(e, "                h%d%s.e[k] = te_as_bfloat16(", v, e->item);
+        emit_value_name(e, insn->arg[0]);
+        te_emit(e, ");\n                const te_real v%d = te_from_bfloat16(h%d%s.e[k]);\n", v, v, e->item);
+        return;
+    }
     te_emit(e, "                const te_real v%d = ", v);
     switch (insn->op) {
     case TE_PW_LOAD: emit_element_load(e, insn->slot); break;
@@ -308,8 +331,7 @@ static void emit_element_value(te_emitter *e, int v)
     default: emit_operation(e, v);
     }
     te_emit(e, ";\n");
-    if (e->values[v].held && e->values[v].first == e->pass)
-        te_emit(e, "                h%d%s[k] = v%d;\n", v, e->item, v);
+    if (held) te_emit(e, "                h%d%s[k] = v%d;\n", v, e->item, v);
 }
 
 static void emit_reductions(te_emitter *e)
@@ -348,8 +370,6 @@ static void emit_element_output(te_emitter *e, int o, const char *count)
 /* Units about to be stored, holding what is there where that is added to. */
 static void emit_output_units(te_emitter *e, const char *count)
 {
-    const char *item = e->item;
-    e->item = "";
     for (int o = 0; o < e->program->n_outputs; o++) {
         int i = e->program->n_inputs + o, access = e->shape->operand[i].access;
         if (e->program->outputs[o].kind != TE_OUT_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED ||
@@ -358,10 +378,9 @@ static void emit_output_units(te_emitter *e, const char *count)
         te_emit(e, "            te_unit<%s, %d> y%d;\n", te_emit_type(e, i), e->shape->vector, o);
         if (!e->shape->operand[i].accumulate) continue;
         te_emit(e, "            const te_unit<%s, %d> ", te_emit_type(e, i), e->shape->vector);
-        emit_unit_load(e, "x", i, count);
+        emit_unit_load(e, "", i, count);
         te_emit(e, "            y%d = x%d;\n", o, i);
     }
-    e->item = item;
 }
 
 static void emit_unit_stores(te_emitter *e, const char *count)

@@ -16,6 +16,7 @@ typedef struct te_emit_value {
     bool    live;  /* some wanted output follows from it */
     bool    need;  /* the section being written computes it */
     bool    held;  /* computed in one pass, used in later ones */
+    bool    packed; /* held: as the bfloat16 that it is */
     uint8_t level; /* the pass whose reductions it follows */
     uint8_t first; /* held: the pass that computes it */
 } te_emit_value;
@@ -28,7 +29,7 @@ typedef struct te_emitter {
     int                          passes;                       /* levels of reductions + 1 */
     int                          pass;                         /* being written */
     const char                  *item;                         /* "" or "[i]": behind what is held for several units */
-    bool                         loaded[TE_CUDA_MAX_OPERANDS]; /* held inputs that an earlier pass has loaded */
+    bool                         loaded[TE_CUDA_MAX_OPERANDS]; /* held inputs that are loaded */
 } te_emitter;
 
 #define te_emit(e, ...) te_text_print((e)->out, __VA_ARGS__)
@@ -46,6 +47,11 @@ void te_emit_row_values(te_emitter *e, int level);
 
 /* Marks what a pass computes: the arguments of its reductions, or in the last one all that goes to outputs. */
 void te_emit_mark(te_emitter *e, int pass);
+
+/* Inputs of which a thread holds its units from where they are first loaded, and the loading of those units that the
+ * pass, or any (`all`), needs. */
+bool te_emit_holds_input(const te_emitter *e, int input);
+void te_emit_held_loads(te_emitter *e, bool all);
 
 /* The elements of one unit: loads, values, what is done with them, stores. `position` is the row-major position of its
  * first element, `count` the number of its elements, NULL when it is whole. */

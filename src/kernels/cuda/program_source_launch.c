@@ -177,7 +177,7 @@ static int64_t bounded(int64_t n, int64_t most) { return n < 1 ? 1 : n > most ? 
  * the joining to be cheap. */
 static int64_t blocks_of(const writer *w, int multiprocessors)
 {
-    enum { SUM_BLOCKS = 1024, COLUMN_SUM_BLOCKS = 512, UNITS_PER_SUM = 4, PER_MULTIPROCESSOR = 32 };
+    enum { SUM_BLOCKS = 1024, COLUMN_SUM_BLOCKS = 264, UNITS_PER_SUM = 4, PER_MULTIPROCESSOR = 32 };
     const te_cuda_program_shape *shape = w->shape;
     int     sums = te_shape_sums(w->program, shape), columns = te_shape_column_sums(w->program, shape);
     int64_t full = (int64_t)bounded(multiprocessors, 512) * PER_MULTIPROCESSOR;

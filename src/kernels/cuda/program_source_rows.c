@@ -8,12 +8,22 @@
 
 static bool holds(const te_emitter *e) { return e->shape->items > 0; }
 
+/* Column sums take many registers: not so many that one block is alone on a multiprocessor, waiting for memory. */
+static bool two_blocks(const te_emitter *e)
+{
+    return e->shape->kind == TE_CUDA_ROWS && holds(e) && te_shape_column_sums(e->program, e->shape) > 0 &&
+           te_shape_threads(e->shape) <= TE_CUDA_FLAT_THREADS && !e->shape->compute_f64;
+}
+
+/* Whether lanes may have no row: those of a whole warp then leave. */
+static bool may_idle(const te_emitter *e) { return e->shape->lanes < 32; }
+
 static void emit_opening(te_emitter *e, const char *name)
 {
     int threads = te_shape_row_threads(e->shape), at_once = te_shape_rows_at_once(e->shape);
     bool sums = e->shape->kind == TE_CUDA_ROWS;
-    te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d) %s(const __grid_constant__ te_args a)\n{\n", threads,
-            name);
+    te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d%s) %s(const __grid_constant__ te_args a)\n{\n",
+            threads, two_blocks(e) ? ", 2" : "", name);
     te_emit(e, "    __shared__ te_real places[32];\n    const te_run_args &r = a.run[0];\n"
                "    const te_index columns = (te_index)r.columns, rows = (te_index)r.rows;\n"
                "    const int lane = threadIdx.x %% %d;\n", e->shape->lanes);
@@ -24,19 +34,26 @@ static void emit_opening(te_emitter *e, const char *name)
             te_emit(e, "    te_real c%d[%d] = {};\n", o, e->shape->items * e->shape->vector);
     te_emit(e, "    for (te_index base = (te_index)blockIdx.x * %d; base < rows; base += (te_index)gridDim.x * %d) {\n",
             at_once, at_once);
-    te_emit(e, "        const bool live = base + (te_index)threadIdx.x / %d < rows;\n", e->shape->lanes);
-    te_emit(e, "        const te_index row = live ? base + (te_index)threadIdx.x / %d : base;\n", e->shape->lanes);
+    if (may_idle(e))
+        te_emit(e, "        const bool live = base + (te_index)threadIdx.x / %d < rows;\n"
+                   "        const te_index row = live ? base + (te_index)threadIdx.x / %d : base;\n", e->shape->lanes,
+                e->shape->lanes);
+    else if (at_once > 1)
+        te_emit(e, "        const te_index row = base + (te_index)threadIdx.x / %d;\n        if (row >= rows) break;\n",
+                e->shape->lanes);
+    else te_emit(e, "        const te_index row = base;\n");
 }
 
 static void emit_held(te_emitter *e)
 {
-    for (int i = 0; holds(e) && i < e->program->n_inputs; i++) {
-        int access = e->shape->operand[i].access;
-        if (e->program->input_rates[i] == TE_RATE_ELEM && access != TE_CUDA_ABSENT && access != TE_CUDA_SAME)
+    for (int i = 0; i < e->program->n_inputs; i++) {
+        if (te_emit_holds_input(e, i))
             te_emit(e, "        te_unit<%s, %d> x%d[%d];\n", te_emit_type(e, i), e->shape->vector, i, e->shape->items);
     }
     for (int v = 0; v < e->program->n_insns; v++)
-        if (e->values[v].held)
+        if (e->values[v].held && e->values[v].packed)
+            te_emit(e, "        te_unit<uint16_t, %d> h%d[%d];\n", e->shape->vector, v, e->shape->items);
+        else if (e->values[v].held)
             te_emit(e, "        te_real h%d[%d][%d];\n", v, e->shape->items, e->shape->vector);
 }
 
@@ -65,14 +82,45 @@ static void emit_long_column_sums(te_emitter *e, bool before)
     }
 }
 
+static void emit_item_loop(te_emitter *e)
+{
+    te_emit(e, "#pragma unroll\n        for (int i = 0; i < %d; i++) {\n"
+               "            const te_index column = (te_index)(i * %d + lane) * %d;\n",
+            e->shape->items, e->shape->lanes, e->shape->vector);
+    if (!e->shape->full) te_emit(e, "            if (column >= columns) continue;\n");
+}
+
+/* Registers for what a thread holds of the row's inputs. */
+static int held_registers(const te_emitter *e)
+{
+    int bytes = 0;
+    for (int i = 0; i < e->program->n_inputs; i++)
+        if (te_emit_holds_input(e, i))
+            bytes += e->shape->items * e->shape->vector * (int)te_dtype_size((te_dtype)e->shape->operand[i].dtype);
+    return bytes / 4;
+}
+
+/* All loads of a pass are under way before the first is waited for; those of later passes too where there is room. */
+static void emit_held_loads(te_emitter *e)
+{
+    enum { FEW = 48 };
+    bool any = false, all = e->pass == 0 && !two_blocks(e) && held_registers(e) <= FEW;
+    for (int i = 0; i < e->program->n_inputs; i++) any |= !e->loaded[i] && te_emit_holds_input(e, i);
+    if (!any) return;
+    emit_item_loop(e);
+    te_emit_held_loads(e, all);
+    te_emit(e, "        }\n");
+}
+
 static void emit_pass_loop(te_emitter *e)
 {
     int unit = e->shape->vector, lanes = e->shape->lanes;
-    if (holds(e))
-        te_emit(e, "#pragma unroll\n        for (int i = 0; i < %d; i++) {\n"
-                   "            const te_index column = (te_index)(i * %d + lane) * %d;\n"
-                   "            if (!live || column >= columns) continue;\n", e->shape->items, lanes, unit);
-    else /* several units under way at a time */
+    if (holds(e)) emit_held_loads(e);
+    /* what is alike in every row is loaded anew: kept, it would take the registers that a second block needs */
+    if (two_blocks(e) && e->pass > 0) te_emit(e, "        asm volatile(\"\" ::: \"memory\");\n");
+    if (holds(e)) emit_item_loop(e);
+    if (holds(e) && may_idle(e)) te_emit(e, "            if (!live) continue;\n");
+    if (!holds(e)) /* several units under way at a time */
         te_emit(e, "#pragma unroll %d\n"
                    "        for (te_index column = (te_index)lane * %d; column < columns; column += %d) {\n",
                 unit >= 4 ? 2 : 4, unit, lanes * unit);
@@ -115,8 +163,8 @@ static void emit_row_outputs(te_emitter *e)
         if (p->outputs[o].kind != TE_OUT_ROW || !te_shape_wants(p, e->shape, o)) continue;
         int         i = p->n_inputs + o;
         const char *dtype = te_dtype_name((te_dtype)e->shape->operand[i].dtype);
-        if (!any) te_emit(e, "        %s();\n        if (live && lane == 0) {\n",
-                          e->shape->lanes > 32 ? "__syncthreads" : "__syncwarp");
+        if (!any) te_emit(e, "        %s();\n        if (%slane == 0) {\n",
+                          e->shape->lanes > 32 ? "__syncthreads" : "__syncwarp", may_idle(e) ? "live && " : "");
         any = true;
         te_emit(e, "            r.p%d[o%d] = te_as_%s(", i, i, dtype);
         if (e->shape->operand[i].accumulate) te_emit(e, "te_from_%s(r.p%d[o%d]) + ", dtype, i, i);
@@ -162,7 +210,7 @@ static void emit_beginning(te_emitter *e, const char *name)
 static void emit_row_values_stored(te_emitter *e)
 {
     int n = 0;
-    te_emit(e, "        if (live && lane == 0) {\n");
+    te_emit(e, "        if (%slane == 0) {\n", may_idle(e) ? "live && " : "");
     for (int v = 0; v < e->program->n_insns; v++) {
         if (e->program->insns[v].rate != TE_RATE_ROW) continue;
         if (e->values[v].live && e->values[v].level > 0)

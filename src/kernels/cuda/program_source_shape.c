@@ -191,6 +191,18 @@ static int unit_of(const sketch *s)
     return unit;
 }
 
+static bool walks_rows(const sketch *s)
+{
+    return s->shape->kind != TE_CUDA_FLAT && s->shape->kind != TE_CUDA_TILED && s->shape->n_outer > 0;
+}
+
+static bool alike(const sketch *s, const te_operand *operand)
+{
+    for (int d = 0; d < s->shape->n_outer; d++)
+        if (operand->stride[s->shape->axis[d]] != 0) return false;
+    return true;
+}
+
 static te_cuda_access access_of(const sketch *s, int i)
 {
     const te_operand *operand = operand_of(s, i);
@@ -204,7 +216,8 @@ static te_cuda_access access_of(const sketch *s, int i)
     size_t bytes = te_dtype_size(operand->dtype) * (size_t)unit;
     bool   aligned = (uintptr_t)operand->data % (bytes < 16 ? bytes : 16) == 0;
     for (int d = 0; d < s->shape->n_outer; d++) aligned &= operand->stride[s->shape->axis[d]] % unit == 0;
-    return aligned || unit == 1 ? TE_CUDA_VECTOR : TE_CUDA_NEXT;
+    if (!aligned && unit > 1) return TE_CUDA_NEXT;
+    return walks_rows(s) && i < s->program->n_inputs && alike(s, operand) ? TE_CUDA_ALIKE : TE_CUDA_VECTOR;
 }
 
 static void reach_operands(sketch *s)
@@ -352,6 +365,7 @@ te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, c
         share_columns(&s);
     } else if (shape->kind == TE_CUDA_ROWS || squares) {
         share_row(&s);
+        shape->full = s.columns > 0 && s.columns == (int64_t)shape->lanes * shape->items * shape->vector;
         reach_operands(&s); /* units may have changed */
     }
     int quantized = te_shape_quantized(program, shape) * (int)(sizeof(te_quantize_args) / 8);

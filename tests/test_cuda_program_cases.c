@@ -175,7 +175,8 @@ static void check_many_column_sums(bool reduces)
     te_text               source;
     te_text_open(&source, &te_mem_libc);
     CHECK(te_cuda_program_shape_make(&cuda.exec, &b.program, &run, &shape) == TE_OK);
-    CHECK(shape.kind == (reduces ? TE_CUDA_ROWS : TE_CUDA_COLUMNS) && te_cuda_program_source(&b.program, &shape, &source) == TE_OK);
+    CHECK(shape.kind == (reduces ? TE_CUDA_ROWS : TE_CUDA_COLUMNS));
+    CHECK(te_cuda_program_source(&b.program, &shape, &source) == TE_OK);
     te_cuda_sim *sim =
         te_cuda_sim_compile(source.data, NULL, cuda.exec.message, sizeof cuda.exec.message);
     CHECK(sim && te_cuda_sim_variables(sim) <= SHARED);
@@ -184,9 +185,9 @@ static void check_many_column_sums(bool reduces)
     release(&b);
 }
 
-/* Sums of columns on [outer, inner, columns] into every second element, added to what is there, with the scaled elements,
- * their sum and their amax: few rows, whose sums are whole at once, and many, which leave parts. Numbers are whole, so
- * that every order gives the same. */
+/* Sums of columns on [outer, inner, columns] into every second element, added to what is there, with the scaled
+ * elements, their sum and their amax: few rows, whose sums are whole at once, and many, which leave parts. Numbers are
+ * whole, so that every order gives the same. */
 static void check_column_sums(int64_t outer, int64_t inner, int64_t columns, te_dtype dtype, bool direct)
 {
     static built b;
@@ -240,6 +241,84 @@ static void check_columns(void)
     check_column_sums(30, 100, 68, TE_BF16, false);
     check_column_sums(70, 10, 769, TE_F32, false);
     check_column_sums(100, 13, 768, TE_BF16, false);
+}
+
+/* --- losses ------------------------------------------------------------------------------------------------------ */
+
+/* log sum exp, the logit of a target, shares, of rows of a width: one held in registers, one read in pieces. */
+typedef struct loss {
+    float *memory, *y, *top, *sum, *logit, *lse;
+} loss;
+
+static void build_loss(built *b, bool shares)
+{
+    begin(b, "loss");
+    int x = input(b, TE_RATE_ELEM), target = input(b, TE_RATE_ROW), zero = number(b, 0);
+    int top = reduce(b, TE_PW_ROWMAX, x);
+    int e = emit(b, TE_PW_EXP, emit(b, TE_PW_SUB, x, top, -1), -1, -1);
+    int sum = reduce(b, TE_PW_ROWSUM, e);
+    int column = emit_full(b, TE_PW_COLUMN, TE_RATE_ELEM, 0, 0, -1, -1, -1);
+    int here = emit(b, TE_PW_WHERE, emit(b, TE_PW_EQ, column, target, -1), x, zero);
+    output(b, TE_OUT_ROW, top);
+    output(b, TE_OUT_ROW, sum);
+    output(b, TE_OUT_ROW, reduce(b, TE_PW_ROWSUM, here));
+    output(b, TE_OUT_ROW, emit(b, TE_PW_ADD, top, emit(b, TE_PW_LOG, sum, -1, -1), -1));
+    if (shares) output(b, TE_OUT_ELEM, emit(b, TE_PW_DIV, e, sum, -1));
+}
+
+/* Rows of numbers; the first ones hold infinities and NaN, or nothing else. */
+static loss run_loss(built *b, int64_t rows, int64_t columns, int shares, bool on_cuda)
+{
+    size_t   n = (size_t)(rows * columns), height = (size_t)rows;
+    uint64_t state = 21;
+    loss     l = {.memory = test_scratch(&cuda.exec, (n * (size_t)(1 + shares) + 5 * height) * 4)};
+    float   *x = l.memory, *target = x + n;
+    l.top = target + height, l.sum = l.top + height, l.logit = l.sum + height, l.lse = l.logit + height;
+    l.y = l.lse + height;
+    for (size_t i = 0; i < n; i++) x[i] = (float)test_uniform(&state, -60, 30);
+    for (int64_t r = 0; r < rows; r++) target[r] = (float)(r * 7919 % (columns + 1));
+    for (int64_t j = 0; j < columns; j++) {
+        x[j] = -INFINITY;
+        if (j % 64 < 63) x[columns + j] = -INFINITY; /* whole units, and whole threads' */
+        if (j > 0) x[2 * columns + j] = -INFINITY;
+    }
+    x[3 * columns + columns / 2] = INFINITY;
+    x[4 * columns + columns - 1] = NAN;
+    te_operand in[2] = {operand(x, TE_F32, columns, 1), operand(target, TE_F32, 1, 0)};
+    te_operand out[5] = {operand(l.top, TE_F32, 1, 0), operand(l.sum, TE_F32, 1, 0), operand(l.logit, TE_F32, 1, 0),
+                         operand(l.lse, TE_F32, 1, 0), operand(l.y, TE_F32, columns, 1)};
+    te_run run = {.ndim = 2, .shape = {rows, columns}, .inputs = in, .outputs = out};
+    CHECK_MSG((on_cuda ? cuda_program_run(&cuda, &b->program, &run, 1)
+                       : te_cpu_program_run(&cuda.exec, &b->program, &run, 1)) == TE_OK, "%s", cuda.exec.message);
+    return l;
+}
+
+/* Within so many units of the last place; what is below 2^-126 may be 0. */
+static bool close_floats(const float *a, const float *b, size_t n, double units)
+{
+    for (size_t i = 0; i < n; i++) {
+        double error = fabs((double)a[i] - (double)b[i]);
+        if ((isnan(a[i]) && isnan(b[i])) || a[i] == b[i] || error <= units * 0x1p-23 * fabs((double)b[i]) + 0x1p-126)
+            continue;
+        fprintf(stderr, "element %zu of %zu: %.9g, want %.9g\n", i, n, (double)a[i], (double)b[i]);
+        return false;
+    }
+    return true;
+}
+
+static void check_loss(int64_t rows, int64_t columns, bool shares)
+{
+    static built b;
+    size_t       height = (size_t)rows;
+    build_loss(&b, shares);
+    loss gpu = run_loss(&b, rows, columns, shares, true), cpu = run_loss(&b, rows, columns, shares, false);
+    CHECK_MSG(same_floats(gpu.top, cpu.top, height) && same_floats(gpu.logit, cpu.logit, height), "%lld",
+              (long long)columns);
+    CHECK_MSG(close_floats(gpu.sum, cpu.sum, height, 24) && close_floats(gpu.lse, cpu.lse, height, 4), "%lld",
+              (long long)columns);
+    if (shares) CHECK(close_floats(gpu.y, cpu.y, height * (size_t)columns, 24));
+    free(gpu.memory), free(cpu.memory);
+    release(&b);
 }
 
 /* --- many runs --------------------------------------------------------------------------------------------------- */
@@ -431,6 +510,12 @@ int main(void)
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) check_sums(shapes[i][0], shapes[i][1]);
     check_many_column_sums(false);
     check_many_column_sums(true);
+    check_loss(40, 7, true);
+    check_loss(20, 768, true);
+    check_loss(6, 3001, true);
+    check_loss(7, 20001, true);
+    check_loss(9, 50304, false);
+    check_loss(1024, 16640, false);
     check_columns();
     check_many_runs();
     check_turned();

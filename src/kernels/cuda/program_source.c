@@ -19,6 +19,30 @@ static void mark_live(te_emitter *e)
             e->values[p->insns[v].arg[k]].live = true;
 }
 
+/* Rows that are not held are read once for their maximum and the exponentials below it; what those are added to is
+ * rescaled when a larger maximum is met. */
+static bool finds_online(const te_emitter *e, int v)
+{
+    return e->shape->items == 0 && e->values[v].live && te_emit_sums_below_maximum(e, v) &&
+           !e->values[te_emit_maximum_of(e, v)].online;
+}
+
+/* Sums of where(column = c, x, 0) with one c per row, as a loss picks the target's logit: all other terms are 0, so
+ * only the unit that holds c is looked at. */
+static bool picks(const te_emitter *e, int v)
+{
+    const te_insn *insns = e->program->insns, *where = insns[v].op == TE_PW_ROWSUM ? &insns[insns[v].arg[0]] : NULL;
+    if (!where || where->op != TE_PW_WHERE || insns[where->arg[0]].op != TE_PW_EQ) return false;
+    const te_insn *equal = &insns[where->arg[0]], *zero = &insns[where->arg[2]];
+    int columns = 0, rows = 0;
+    for (int k = 0; k < 2; k++) {
+        columns += insns[equal->arg[k]].op == TE_PW_COLUMN;
+        rows += insns[equal->arg[k]].rate != TE_RATE_ELEM;
+    }
+    return columns == 1 && rows == 1 && zero->op == TE_PW_CONST && zero->imm == 0 &&
+           insns[where->arg[1]].op == TE_PW_LOAD && insns[where->arg[1]].rate == TE_RATE_ELEM;
+}
+
 static void find_levels(te_emitter *e)
 {
     e->passes = 1;
@@ -28,6 +52,11 @@ static void find_levels(te_emitter *e)
         for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++)
             if (e->values[insn->arg[k]].level > level) level = e->values[insn->arg[k]].level;
         level += te_opcode_reduces(insn->op);
+        if (finds_online(e, v)) {
+            e->values[v].online = e->values[te_emit_maximum_of(e, v)].online = true;
+            level--;
+        }
+        e->values[v].picked = picks(e, v);
         e->values[v].level = (uint8_t)level;
         if (e->values[v].live && level + 1 > e->passes) e->passes = level + 1;
     }
@@ -55,7 +84,8 @@ static void choose_held(te_emitter *e)
     for (int v = 0; v < e->program->n_insns; v++) {
         int passes = 0;
         e->values[v].packed = packs(e, v);
-        if (!(dear(e->program->insns[v].op) || e->values[v].packed) || e->program->insns[v].rate != TE_RATE_ELEM) continue;
+        bool kept = dear(e->program->insns[v].op) || e->values[v].packed;
+        if (!kept || e->program->insns[v].rate != TE_RATE_ELEM) continue;
         for (int pass = 0; pass < e->passes; pass++) {
             te_emit_mark(e, pass);
             if (!e->values[v].need) continue;

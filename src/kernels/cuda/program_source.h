@@ -23,8 +23,8 @@
  *              ROWS before it.
  *      TILED   an operand's neighbours lie along another dimension than the row: 32 x 32 tiles turned in shared memory.
  *
- * Other sums leave one part per block, which a second kernel adds in a fixed order; the number of blocks then depends on the
- * shape alone, so sums repeat to the bit, on every device.
+ * Other sums leave one part per block, which a second kernel adds in a fixed order; the number of blocks then depends
+ * on the shape alone, so sums repeat to the bit, on every device.
  *
  * Options the source must be compiled with: --fmad=false and IEEE division, square root and subnormal numbers (NVRTC's
  * defaults), C++17.

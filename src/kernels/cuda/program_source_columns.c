@@ -51,11 +51,12 @@ static void emit_result(te_emitter *e, int o)
     int  unit = e->shape->vector;
     char place[96];
     if (te_shape_rows_at_once(e->shape) > 1)
-        te_emit(e, "    te_join_groups<%d, %d, %d>(c%d, column_sums);\n", e->shape->lanes, TE_CUDA_FLAT_THREADS, unit, o);
+        te_emit(e, "    te_join_groups<%d, %d, %d>(c%d, column_sums);\n", e->shape->lanes, TE_CUDA_FLAT_THREADS, unit,
+                o);
     te_emit(e, "    if (threadIdx.x < %d && column < columns) {\n", e->shape->lanes);
     if (!e->shape->direct) {
-        te_emit(e, "        te_real *part = a.column_parts + ((int64_t)%d * a.n_column_parts + down) * r.columns + column;\n"
-                   "#pragma unroll\n        for (int k = 0; k < %d; k++) part[k] = c%d[k];\n    }\n",
+        te_emit(e, "        te_real *part = a.column_parts + ((int64_t)%d * a.n_column_parts + down) * r.columns + "
+                   "column;\n#pragma unroll\n        for (int k = 0; k < %d; k++) part[k] = c%d[k];\n    }\n",
                 te_emit_column_number(e, o), unit, o);
         return;
     }

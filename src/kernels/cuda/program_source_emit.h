@@ -17,6 +17,8 @@ typedef struct te_emit_value {
     bool    need;  /* the section being written computes it */
     bool    held;  /* computed in one pass, used in later ones */
     bool    packed; /* held: as the bfloat16 that it is */
+    bool    online; /* a row's maximum, and the sum of exponentials less it, that are found in one pass */
+    bool    picked; /* a sum over the row whose only term is that at a column given per row */
     uint8_t level; /* the pass whose reductions it follows */
     uint8_t first; /* held: the pass that computes it */
 } te_emit_value;
@@ -45,8 +47,19 @@ void te_emit_coordinates(te_emitter *e, int n, const char *row);
 void te_emit_offsets(te_emitter *e, int n);
 void te_emit_row_values(te_emitter *e, int level);
 
+/* Whether v is e^(x - m), m being the row's maximum of x; whether v is the sum of such. */
+bool te_emit_below_maximum(const te_emitter *e, int v);
+bool te_emit_sums_below_maximum(const te_emitter *e, int v);
+
+/* What follows from the x and the m of those. */
+int te_emit_whose_maximum(const te_emitter *e, int v);
+int te_emit_maximum_of(const te_emitter *e, int v);
+
 /* Marks what a pass computes: the arguments of its reductions, or in the last one all that goes to outputs. */
 void te_emit_mark(te_emitter *e, int pass);
+
+/* Whether the pass, or any of them, reads an input. */
+bool te_emit_loads_operand(const te_emitter *e, int input, bool any);
 
 /* Inputs of which a thread holds its units from where they are first loaded, and the loading of those units that the
  * pass, or any (`all`), needs. */

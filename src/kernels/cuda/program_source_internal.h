@@ -72,6 +72,17 @@ static inline int64_t te_shape_blocks_down(const te_cuda_program_shape *shape, i
     return down < rows / (ROWS_SHARED * at_once) ? down : rows / (ROWS_SHARED * at_once);
 }
 
+/* ROWS that are held, with column sums: blocks per multiprocessor that registers are limited to have room for, more
+ * where a thread holds few elements. Where even that would take more than there are, 0: no limit. */
+static inline int te_shape_column_blocks(const te_program *program, const te_cuda_program_shape *shape)
+{
+    enum { FEW_HELD = 8, MANY_SUMS = 64, THREADS_FEW = 768, THREADS = 512 };
+    int held = shape->items * shape->vector, sums = te_shape_column_sums(program, shape);
+    if (shape->kind != TE_CUDA_ROWS || shape->compute_f64) return 0;
+    if (sums == 0 || held == 0 || sums * held > MANY_SUMS) return 0;
+    return (held <= FEW_HELD ? THREADS_FEW : THREADS) / te_shape_row_threads(shape);
+}
+
 /* --- arguments ---------------------------------------------------------------------------------------------------- */
 
 /* The members of a kernel's te_run_args, 8 bytes each: the source declares them, the launch fills them, both in the

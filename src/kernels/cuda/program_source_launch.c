@@ -177,13 +177,14 @@ static int64_t bounded(int64_t n, int64_t most) { return n < 1 ? 1 : n > most ? 
  * the joining to be cheap. */
 static int64_t blocks_of(const writer *w, int multiprocessors)
 {
-    enum { SUM_BLOCKS = 1024, COLUMN_SUM_BLOCKS = 264, UNITS_PER_SUM = 4, PER_MULTIPROCESSOR = 32 };
+    enum { SUM_BLOCKS = 1024, MULTIPROCESSORS = 132, UNITS_PER_SUM = 4, PER_MULTIPROCESSOR = 32 };
     const te_cuda_program_shape *shape = w->shape;
     int     sums = te_shape_sums(w->program, shape), columns = te_shape_column_sums(w->program, shape);
     int64_t full = (int64_t)bounded(multiprocessors, 512) * PER_MULTIPROCESSOR;
     if (shape->kind == TE_CUDA_ROWS) {
         int64_t blocks = divided_up(w->rows, te_shape_rows_at_once(shape));
-        return bounded(blocks, columns ? COLUMN_SUM_BLOCKS : sums ? SUM_BLOCKS : full);
+        int64_t each = te_shape_column_blocks(w->program, shape); /* so many run at once, and none waits for another */
+        return bounded(blocks, columns ? MULTIPROCESSORS * (each > 2 ? each : 2) : sums ? SUM_BLOCKS : full);
     }
     if (shape->kind == TE_CUDA_COLUMNS)
         return te_shape_blocks_across(shape, w->columns) * te_shape_blocks_down(shape, w->rows, w->columns);

@@ -8,12 +8,8 @@
 
 static bool holds(const te_emitter *e) { return e->shape->items > 0; }
 
-/* Column sums take many registers: not so many that one block is alone on a multiprocessor, waiting for memory. */
-static bool two_blocks(const te_emitter *e)
-{
-    return e->shape->kind == TE_CUDA_ROWS && holds(e) && te_shape_column_sums(e->program, e->shape) > 0 &&
-           te_shape_threads(e->shape) <= TE_CUDA_FLAT_THREADS && !e->shape->compute_f64;
-}
+/* Column sums take many registers: not so many that a block is alone on a multiprocessor, waiting for memory. */
+static bool shares(const te_emitter *e) { return te_shape_column_blocks(e->program, e->shape) > 1; }
 
 /* Whether lanes may have no row: those of a whole warp then leave. */
 static bool may_idle(const te_emitter *e) { return e->shape->lanes < 32; }
@@ -22,8 +18,10 @@ static void emit_opening(te_emitter *e, const char *name)
 {
     int threads = te_shape_row_threads(e->shape), at_once = te_shape_rows_at_once(e->shape);
     bool sums = e->shape->kind == TE_CUDA_ROWS;
+    char blocks[16] = "";
+    if (shares(e)) snprintf(blocks, sizeof blocks, ", %d", te_shape_column_blocks(e->program, e->shape));
     te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d%s) %s(const __grid_constant__ te_args a)\n{\n",
-            threads, two_blocks(e) ? ", 2" : "", name);
+            threads, blocks, name);
     te_emit(e, "    __shared__ te_real places[32];\n    const te_run_args &r = a.run[0];\n"
                "    const te_index columns = (te_index)r.columns, rows = (te_index)r.rows;\n"
                "    const int lane = threadIdx.x %% %d;\n", e->shape->lanes);
@@ -47,7 +45,7 @@ static void emit_opening(te_emitter *e, const char *name)
 static void emit_held(te_emitter *e)
 {
     for (int i = 0; i < e->program->n_inputs; i++) {
-        if (te_emit_holds_input(e, i))
+        if (holds(e) && te_emit_holds_input(e, i))
             te_emit(e, "        te_unit<%s, %d> x%d[%d];\n", te_emit_type(e, i), e->shape->vector, i, e->shape->items);
     }
     for (int v = 0; v < e->program->n_insns; v++)
@@ -82,11 +80,11 @@ static void emit_long_column_sums(te_emitter *e, bool before)
     }
 }
 
-static void emit_item_loop(te_emitter *e)
+static void emit_item_loop(te_emitter *e, int items)
 {
     te_emit(e, "#pragma unroll\n        for (int i = 0; i < %d; i++) {\n"
-               "            const te_index column = (te_index)(i * %d + lane) * %d;\n",
-            e->shape->items, e->shape->lanes, e->shape->vector);
+               "            const te_index column = (te_index)(i * %d + lane) * %d%s;\n",
+            items, e->shape->lanes, e->shape->vector, holds(e) ? "" : " + first");
     if (!e->shape->full) te_emit(e, "            if (column >= columns) continue;\n");
 }
 
@@ -104,30 +102,54 @@ static int held_registers(const te_emitter *e)
 static void emit_held_loads(te_emitter *e)
 {
     enum { FEW = 48 };
-    bool any = false, all = e->pass == 0 && !two_blocks(e) && held_registers(e) <= FEW;
+    bool any = false, all = e->pass == 0 && !shares(e) && held_registers(e) <= FEW;
     for (int i = 0; i < e->program->n_inputs; i++) any |= !e->loaded[i] && te_emit_holds_input(e, i);
     if (!any) return;
-    emit_item_loop(e);
+    emit_item_loop(e, e->shape->items);
     te_emit_held_loads(e, all);
+    te_emit(e, "        }\n");
+}
+
+/* How many units of a row that is not held are under way at a time. */
+static int batch(const te_emitter *e)
+{
+    int n = 0;
+    for (int i = 0; i < e->shape->n_operands; i++)
+        n += i >= e->program->n_inputs ? e->pass == e->passes - 1 && e->shape->operand[i].access != TE_CUDA_ABSENT
+                                       : te_emit_loads_operand(e, i, false);
+    return n > 2 && e->shape->vector >= 4 ? 2 : 4;
+}
+
+/* Their loads; the inputs of a pass are read anew in each. */
+static void emit_batch(te_emitter *e)
+{
+    int n = batch(e);
+    te_emit(e, "        for (te_index first = 0; first < columns; first += %d) {\n",
+            n * e->shape->lanes * e->shape->vector);
+    e->item = "[i]";
+    for (int i = 0; i < e->program->n_inputs; i++) {
+        e->loaded[i] = false;
+        if (te_emit_holds_input(e, i) && te_emit_loads_operand(e, i, false))
+            te_emit(e, "        te_unit<%s, %d> x%d[%d];\n", te_emit_type(e, i), e->shape->vector, i, n);
+    }
+    emit_item_loop(e, n);
+    te_emit_held_loads(e, false);
     te_emit(e, "        }\n");
 }
 
 static void emit_pass_loop(te_emitter *e)
 {
-    int unit = e->shape->vector, lanes = e->shape->lanes;
+    int items = holds(e) ? e->shape->items : batch(e);
     if (holds(e)) emit_held_loads(e);
-    /* what is alike in every row is loaded anew: kept, it would take the registers that a second block needs */
-    if (two_blocks(e) && e->pass > 0) te_emit(e, "        asm volatile(\"\" ::: \"memory\");\n");
-    if (holds(e)) emit_item_loop(e);
+    else emit_batch(e);
+    /* what is alike in every row is loaded anew: kept, it would take the registers that other blocks need */
+    if (shares(e) && e->pass > 0) te_emit(e, "        asm volatile(\"\" ::: \"memory\");\n");
+    emit_item_loop(e, items);
     if (holds(e) && may_idle(e)) te_emit(e, "            if (!live) continue;\n");
-    if (!holds(e)) /* several units under way at a time */
-        te_emit(e, "#pragma unroll %d\n"
-                   "        for (te_index column = (te_index)lane * %d; column < columns; column += %d) {\n",
-                unit >= 4 ? 2 : 4, unit, lanes * unit);
     emit_long_column_sums(e, true);
     te_emit_unit(e, "(uint64_t)row * (uint64_t)columns + (uint64_t)column", NULL);
     emit_long_column_sums(e, false);
-    te_emit(e, "        }\n");
+    te_emit(e, holds(e) ? "        }\n" : "        }\n        }\n");
 }
 
 static const char *neutral(int op)
@@ -148,10 +170,14 @@ static void emit_pass(te_emitter *e, int pass)
     for (int o = 0; pass == e->passes - 1 && o < p->n_outputs; o++)
         any |= p->outputs[o].kind != TE_OUT_ROW && te_shape_wants(p, e->shape, o);
     if (any) emit_pass_loop(e);
-    for (int v = 0; v < p->n_insns; v++)
-        if (te_opcode_reduces(p->insns[v].op) && e->values[v].live && e->values[v].level == pass + 1)
-            te_emit(e, "        const te_real v%d = te_row_%s<%d>(m%d, places);\n", v,
-                    te_opcode_name((te_opcode)p->insns[v].op), e->shape->lanes, v);
+    for (int v = 0; v < p->n_insns; v++) {
+        if (!te_opcode_reduces(p->insns[v].op) || !e->values[v].live || e->values[v].level != pass + 1) continue;
+        te_emit(e, "        const te_real v%d = te_row_%s<%d>(m%d", v, te_opcode_name((te_opcode)p->insns[v].op),
+                e->shape->lanes, v);
+        if (e->values[v].online && p->insns[v].op == TE_PW_ROWSUM)
+            te_emit(e, " * te_row_exp(m%d - v%d)", te_emit_maximum_of(e, v), te_emit_maximum_of(e, v));
+        te_emit(e, ", places);\n");
+    }
 }
 
 /* Row outputs may lie where row inputs do, which all threads of the row read at its beginning. */
@@ -202,7 +228,7 @@ static void emit_beginning(te_emitter *e, const char *name)
     emit_opening(e, name);
     te_emit_coordinates(e, e->shape->n_outer, "row");
     te_emit_offsets(e, e->shape->n_outer);
-    e->item = holds(e) ? "[i]" : "";
+    if (holds(e)) e->item = "[i]";
     emit_held(e);
 }
 

@@ -238,19 +238,20 @@ static void reach_operands(sketch *s)
 
 /* --- rows -------------------------------------------------------------------------------------------------------- */
 
-/* A warp or less while a thread holds at most WARP_HELD elements of a row; then blocks, the smallest whose threads hold
- * at most BLOCK_HELD; longer rows are not held. */
+/* A warp or less while a thread holds at most WARP_HELD elements of a row and WARP_SUMS sums of their columns; then
+ * blocks, the smallest whose threads hold at most BLOCK_HELD. Longer rows are not held, and have large blocks only
+ * where there are few of them. */
 static void share_row(sketch *s)
 {
-    enum { WARP_HELD = 32, WARP_ITEMS = 4, BLOCK_HELD = 16, LONG_ROW = 1024 };
+    enum { WARP_HELD = 32, WARP_ITEMS = 4, BLOCK_HELD = 16, LONG_ROW = 1024, MANY_ROWS = 1024, WARP_SUMS = 48 };
     te_cuda_program_shape *shape = s->shape;
     int64_t                units = s->columns / shape->vector;
     shape->items = 1;
     shape->lanes = 1;
     while (shape->lanes < 32 && shape->lanes < units) shape->lanes *= 2;
     if (units <= shape->lanes) return;
-    int64_t items = (units + 31) / 32;
-    if (items <= WARP_ITEMS && items * shape->vector <= WARP_HELD) {
+    int64_t items = (units + 31) / 32, sums = te_shape_column_sums(s->program, shape);
+    if (items <= WARP_ITEMS && items * shape->vector <= WARP_HELD && items * shape->vector * sums <= WARP_SUMS) {
         shape->items = (uint8_t)items;
         return;
     }
@@ -260,6 +261,7 @@ static void share_row(sketch *s)
         shape->items = items * shape->vector <= BLOCK_HELD ? (uint8_t)items : 0;
         if (shape->items) break;
     }
+    if (!shape->items && s->rows >= MANY_ROWS) shape->lanes = 256; /* several blocks a multiprocessor */
     /* with that many threads registers are few: smaller units where a thread then holds less */
     while (shape->lanes == LONG_ROW && shape->items > 1 && shape->vector > 2) {
         int64_t half = shape->vector / 2, more = (s->columns / half + LONG_ROW - 1) / LONG_ROW;

@@ -88,7 +88,7 @@ typedef struct cuda_device {
     te_exec         exec; /* its message and scratch memory */
     nvrtc_functions nvrtc;
     int             multiprocessors;
-    int             kinds[4]; /* launches of each te_cuda_program_kind */
+    int             kinds[5]; /* launches of each te_cuda_program_kind */
     bool            show;     /* sources of programs that fail */
 } cuda_device;
 

@@ -37,8 +37,9 @@ int main(int argc, char **argv)
     cuda = (cuda_device){.exec = test_exec_open(1), .multiprocessors = 2, .show = argc > 2};
     nvrtc_open(&cuda.nvrtc);
     for (int i = 0; i < first + count; i++) check_random_program(i, i >= first, &state);
-    fprintf(stderr, "launches: %d flat, %d rows, %d tiled; %d sources through NVRTC\n", cuda.kinds[TE_CUDA_FLAT],
-            cuda.kinds[TE_CUDA_ROWS], cuda.kinds[TE_CUDA_TILED], cuda.nvrtc.compiled);
+    fprintf(stderr, "launches: %d flat, %d rows, %d columns, %d tiled; %d sources through NVRTC\n",
+            cuda.kinds[TE_CUDA_FLAT], cuda.kinds[TE_CUDA_ROWS], cuda.kinds[TE_CUDA_COLUMNS], cuda.kinds[TE_CUDA_TILED],
+            cuda.nvrtc.compiled);
     test_exec_close(&cuda.exec);
     return TEST_END();
 }

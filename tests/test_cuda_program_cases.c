@@ -147,7 +147,7 @@ static void check_sums(int64_t rows, int64_t columns)
 
 /* Sums of many columns at once, which all pass through one shared array: a kernel that declares more than 48 KiB of
  * shared variables does not load. */
-static void check_many_column_sums(void)
+static void check_many_column_sums(bool reduces)
 {
     enum { ROWS = 20, COLUMNS = 1024, SUMS = 14, SHARED = 48 << 10 };
     static built                    b;
@@ -159,6 +159,7 @@ static void check_many_column_sums(void)
     for (int i = 0; i < ROWS * COLUMNS; i++) x[i] = te_f32_to_bf16((float)test_uniform(&state, -3, 3));
     begin(&b, "column sums");
     int value = input(&b, TE_RATE_ELEM);
+    if (reduces) value = emit(&b, TE_PW_ADD, value, reduce(&b, TE_PW_ROWMAX, value), -1);
     b.program.outputs = outputs;
     b.program.n_outputs = SUMS;
     for (int o = 0; o < SUMS; o++) {
@@ -174,12 +175,149 @@ static void check_many_column_sums(void)
     te_text               source;
     te_text_open(&source, &te_mem_libc);
     CHECK(te_cuda_program_shape_make(&cuda.exec, &b.program, &run, &shape) == TE_OK);
-    CHECK(shape.kind == TE_CUDA_ROWS && te_cuda_program_source(&b.program, &shape, &source) == TE_OK);
+    CHECK(shape.kind == (reduces ? TE_CUDA_ROWS : TE_CUDA_COLUMNS));
+    CHECK(te_cuda_program_source(&b.program, &shape, &source) == TE_OK);
     te_cuda_sim *sim =
         te_cuda_sim_compile(source.data, NULL, cuda.exec.message, sizeof cuda.exec.message);
     CHECK(sim && te_cuda_sim_variables(sim) <= SHARED);
     te_cuda_sim_release(sim);
     te_text_close(&source);
+    release(&b);
+}
+
+/* Sums of columns on [outer, inner, columns] into every second element, added to what is there, with the scaled
+ * elements, their sum and their amax: few rows, whose sums are whole at once, and many, which leave parts. Numbers are
+ * whole, so that every order gives the same. */
+static void check_column_sums(int64_t outer, int64_t inner, int64_t columns, te_dtype dtype, bool direct)
+{
+    static built b;
+    size_t       n = (size_t)(outer * inner * columns), width = (size_t)columns;
+    uint64_t     state = 11;
+    float       *x = test_scratch(&cuda.exec, n * 4), *y[2], *added[2], total[2] = {1, 1}, amax[2] = {1, 1};
+    float       *factor = test_scratch(&cuda.exec, (size_t)outer * 4);
+    for (size_t i = 0; i < n; i++) {
+        float value = (float)(int)(test_random(&state) % 17) - 8;
+        if (dtype == TE_BF16) ((uint16_t *)x)[i] = te_f32_to_bf16(value);
+        else x[i] = value;
+    }
+    for (int64_t i = 0; i < outer; i++) factor[i] = (float)(i % 3 - 1);
+    begin(&b, "columns");
+    int v = emit(&b, TE_PW_MUL, input(&b, TE_RATE_ELEM), input(&b, TE_RATE_ROW), -1);
+    output(&b, TE_OUT_COLSUM, v);
+    output(&b, TE_OUT_ELEM, v);
+    output(&b, TE_OUT_SUM, v);
+    output(&b, TE_OUT_AMAX, v);
+    te_operand in[2] = {{.data = x, .dtype = dtype, .stride = {inner * columns, columns, 1}},
+                        {.data = factor, .dtype = TE_F32, .stride = {1, 0, 0}}}, out[2][4];
+    te_run runs[2];
+    for (int k = 0; k < 2; k++) {
+        y[k] = test_scratch(&cuda.exec, n * 4);
+        added[k] = test_scratch(&cuda.exec, width * 8);
+        for (size_t i = 0; i < 2 * width; i++) added[k][i] = (float)i;
+        out[k][0] = (te_operand){.data = added[k], .dtype = TE_F32, .stride = {0, 0, 2}, .accumulate = true};
+        out[k][1] = (te_operand){.data = y[k], .dtype = TE_F32, .stride = {inner * columns, columns, 1}};
+        out[k][2] = (te_operand){.data = &total[k], .dtype = TE_F32};
+        out[k][3] = (te_operand){.data = &amax[k], .dtype = TE_F32};
+        runs[k] = (te_run){.ndim = 3, .shape = {outer, inner, columns}, .inputs = in, .outputs = out[k]};
+    }
+    te_cuda_program_shape shape;
+    CHECK(te_cuda_program_shape_make(&cuda.exec, &b.program, &runs[0], &shape) == TE_OK);
+    CHECK_MSG(shape.kind == TE_CUDA_COLUMNS && shape.direct == direct, "%lld columns", (long long)columns);
+    run_both(&b, &runs[0], &runs[1], 1, "columns");
+    CHECK_MSG(same_floats(added[0], added[1], 2 * width) && same_floats(y[0], y[1], n), "%lld columns",
+              (long long)columns);
+    CHECK(total[0] == total[1] && amax[0] == amax[1]);
+    for (int k = 0; k < 2; k++) free(y[k]), free(added[k]);
+    free(x), free(factor);
+    release(&b);
+}
+
+static void check_columns(void)
+{
+    check_column_sums(2, 3, 50001, TE_F32, true);
+    check_column_sums(4, 8, 50000, TE_BF16, true);
+    check_column_sums(3, 5, 1, TE_F32, true);
+    check_column_sums(30, 100, 1, TE_BF16, true);
+    check_column_sums(30, 100, 68, TE_BF16, false);
+    check_column_sums(70, 10, 769, TE_F32, false);
+    check_column_sums(100, 13, 768, TE_BF16, false);
+}
+
+/* --- losses ------------------------------------------------------------------------------------------------------ */
+
+/* log sum exp, the logit of a target, shares, of rows of a width: one held in registers, one read in pieces. */
+typedef struct loss {
+    float *memory, *y, *top, *sum, *logit, *lse;
+} loss;
+
+static void build_loss(built *b, bool shares)
+{
+    begin(b, "loss");
+    int x = input(b, TE_RATE_ELEM), target = input(b, TE_RATE_ROW), zero = number(b, 0);
+    int top = reduce(b, TE_PW_ROWMAX, x);
+    int e = emit(b, TE_PW_EXP, emit(b, TE_PW_SUB, x, top, -1), -1, -1);
+    int sum = reduce(b, TE_PW_ROWSUM, e);
+    int column = emit_full(b, TE_PW_COLUMN, TE_RATE_ELEM, 0, 0, -1, -1, -1);
+    int here = emit(b, TE_PW_WHERE, emit(b, TE_PW_EQ, column, target, -1), x, zero);
+    output(b, TE_OUT_ROW, top);
+    output(b, TE_OUT_ROW, sum);
+    output(b, TE_OUT_ROW, reduce(b, TE_PW_ROWSUM, here));
+    output(b, TE_OUT_ROW, emit(b, TE_PW_ADD, top, emit(b, TE_PW_LOG, sum, -1, -1), -1));
+    if (shares) output(b, TE_OUT_ELEM, emit(b, TE_PW_DIV, e, sum, -1));
+}
+
+/* Rows of numbers; the first ones hold infinities and NaN, or nothing else. */
+static loss run_loss(built *b, int64_t rows, int64_t columns, int shares, bool on_cuda)
+{
+    size_t   n = (size_t)(rows * columns), height = (size_t)rows;
+    uint64_t state = 21;
+    loss     l = {.memory = test_scratch(&cuda.exec, (n * (size_t)(1 + shares) + 5 * height) * 4)};
+    float   *x = l.memory, *target = x + n;
+    l.top = target + height, l.sum = l.top + height, l.logit = l.sum + height, l.lse = l.logit + height;
+    l.y = l.lse + height;
+    for (size_t i = 0; i < n; i++) x[i] = (float)test_uniform(&state, -60, 30);
+    for (int64_t r = 0; r < rows; r++) target[r] = (float)(r * 7919 % (columns + 1));
+    for (int64_t j = 0; j < columns; j++) {
+        x[j] = -INFINITY;
+        if (j % 64 < 63) x[columns + j] = -INFINITY; /* whole units, and whole threads' */
+        if (j > 0) x[2 * columns + j] = -INFINITY;
+    }
+    x[3 * columns + columns / 2] = INFINITY;
+    x[4 * columns + columns - 1] = NAN;
+    te_operand in[2] = {operand(x, TE_F32, columns, 1), operand(target, TE_F32, 1, 0)};
+    te_operand out[5] = {operand(l.top, TE_F32, 1, 0), operand(l.sum, TE_F32, 1, 0), operand(l.logit, TE_F32, 1, 0),
+                         operand(l.lse, TE_F32, 1, 0), operand(l.y, TE_F32, columns, 1)};
+    te_run run = {.ndim = 2, .shape = {rows, columns}, .inputs = in, .outputs = out};
+    CHECK_MSG((on_cuda ? cuda_program_run(&cuda, &b->program, &run, 1)
+                       : te_cpu_program_run(&cuda.exec, &b->program, &run, 1)) == TE_OK, "%s", cuda.exec.message);
+    return l;
+}
+
+/* Within so many units of the last place; what is below 2^-126 may be 0. */
+static bool close_floats(const float *a, const float *b, size_t n, double units)
+{
+    for (size_t i = 0; i < n; i++) {
+        double error = fabs((double)a[i] - (double)b[i]);
+        if ((isnan(a[i]) && isnan(b[i])) || a[i] == b[i] || error <= units * 0x1p-23 * fabs((double)b[i]) + 0x1p-126)
+            continue;
+        fprintf(stderr, "element %zu of %zu: %.9g, want %.9g\n", i, n, (double)a[i], (double)b[i]);
+        return false;
+    }
+    return true;
+}
+
+static void check_loss(int64_t rows, int64_t columns, bool shares)
+{
+    static built b;
+    size_t       height = (size_t)rows;
+    build_loss(&b, shares);
+    loss gpu = run_loss(&b, rows, columns, shares, true), cpu = run_loss(&b, rows, columns, shares, false);
+    CHECK_MSG(same_floats(gpu.top, cpu.top, height) && same_floats(gpu.logit, cpu.logit, height), "%lld",
+              (long long)columns);
+    CHECK_MSG(close_floats(gpu.sum, cpu.sum, height, 24) && close_floats(gpu.lse, cpu.lse, height, 4), "%lld",
+              (long long)columns);
+    if (shares) CHECK(close_floats(gpu.y, cpu.y, height * (size_t)columns, 24));
+    free(gpu.memory), free(cpu.memory);
     release(&b);
 }
 
@@ -370,14 +508,23 @@ int main(void)
     nvrtc_open(&cuda.nvrtc);
     for (int op = TE_PW_NEG; op < TE_PW_ROWSUM; op++) check_operation((te_opcode)op);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) check_sums(shapes[i][0], shapes[i][1]);
-    check_many_column_sums();
+    check_many_column_sums(false);
+    check_many_column_sums(true);
+    check_loss(40, 7, true);
+    check_loss(20, 768, true);
+    check_loss(6, 3001, true);
+    check_loss(7, 20001, true);
+    check_loss(9, 50304, false);
+    check_loss(1024, 16640, false);
+    check_columns();
     check_many_runs();
     check_turned();
     check_empty();
     check_errors();
     check_memory();
-    fprintf(stderr, "launches: %d flat, %d rows, %d tiled; %d sources through NVRTC\n", cuda.kinds[TE_CUDA_FLAT],
-            cuda.kinds[TE_CUDA_ROWS], cuda.kinds[TE_CUDA_TILED], cuda.nvrtc.compiled);
+    fprintf(stderr, "launches: %d flat, %d rows, %d columns, %d tiled; %d sources through NVRTC\n",
+            cuda.kinds[TE_CUDA_FLAT], cuda.kinds[TE_CUDA_ROWS], cuda.kinds[TE_CUDA_COLUMNS], cuda.kinds[TE_CUDA_TILED],
+            cuda.nvrtc.compiled);
     test_exec_close(&cuda.exec);
     return TEST_END();
 }

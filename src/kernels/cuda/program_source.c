@@ -19,6 +19,30 @@ static void mark_live(te_emitter *e)
             e->values[p->insns[v].arg[k]].live = true;
 }
 
+/* Rows that are not held are read once for their maximum and the exponentials below it; what those are added to is
+ * rescaled when a larger maximum is met. */
+static bool finds_online(const te_emitter *e, int v)
+{
+    return e->shape->items == 0 && e->values[v].live && te_emit_sums_below_maximum(e, v) &&
+           !e->values[te_emit_maximum_of(e, v)].online;
+}
+
+/* Sums of where(column = c, x, 0) with one c per row, as a loss picks the target's logit: all other terms are 0, so
+ * only the unit that holds c is looked at. */
+static bool picks(const te_emitter *e, int v)
+{
+    const te_insn *insns = e->program->insns, *where = insns[v].op == TE_PW_ROWSUM ? &insns[insns[v].arg[0]] : NULL;
+    if (!where || where->op != TE_PW_WHERE || insns[where->arg[0]].op != TE_PW_EQ) return false;
+    const te_insn *equal = &insns[where->arg[0]], *zero = &insns[where->arg[2]];
+    int columns = 0, rows = 0;
+    for (int k = 0; k < 2; k++) {
+        columns += insns[equal->arg[k]].op == TE_PW_COLUMN;
+        rows += insns[equal->arg[k]].rate != TE_RATE_ELEM;
+    }
+    return columns == 1 && rows == 1 && zero->op == TE_PW_CONST && zero->imm == 0 &&
+           insns[where->arg[1]].op == TE_PW_LOAD && insns[where->arg[1]].rate == TE_RATE_ELEM;
+}
+
 static void find_levels(te_emitter *e)
 {
     e->passes = 1;
@@ -28,6 +52,11 @@ static void find_levels(te_emitter *e)
         for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++)
             if (e->values[insn->arg[k]].level > level) level = e->values[insn->arg[k]].level;
         level += te_opcode_reduces(insn->op);
+        if (finds_online(e, v)) {
+            e->values[v].online = e->values[te_emit_maximum_of(e, v)].online = true;
+            level--;
+        }
+        e->values[v].picked = picks(e, v);
         e->values[v].level = (uint8_t)level;
         if (e->values[v].live && level + 1 > e->passes) e->passes = level + 1;
     }
@@ -43,12 +72,20 @@ static bool dear(int op)
     }
 }
 
-/* Dear values that more than one pass needs are held from the first of them on. */
+/* A sum rounded to bfloat16 takes half a register and one instruction to unpack, its operands more of both. */
+static bool packs(const te_emitter *e, int v)
+{
+    return e->program->insns[v].op == TE_PW_TO_BF16 && !e->shape->compute_f64;
+}
+
+/* Dear values that more than one pass needs, and those that are packed, are held from the first of them on. */
 static void choose_held(te_emitter *e)
 {
     for (int v = 0; v < e->program->n_insns; v++) {
         int passes = 0;
-        if (!dear(e->program->insns[v].op) || e->program->insns[v].rate != TE_RATE_ELEM) continue;
+        e->values[v].packed = packs(e, v);
+        bool kept = dear(e->program->insns[v].op) || e->values[v].packed;
+        if (!kept || e->program->insns[v].rate != TE_RATE_ELEM) continue;
         for (int pass = 0; pass < e->passes; pass++) {
             te_emit_mark(e, pass);
             if (!e->values[v].need) continue;
@@ -79,6 +116,7 @@ static void emit_kernel(te_emitter *e)
     case TE_CUDA_FLAT: te_emit_flat(e); break;
     case TE_CUDA_TILED: te_emit_tiled(e); break;
     case TE_CUDA_SQUARES: te_emit_squares(e); break;
+    case TE_CUDA_COLUMNS: te_emit_columns(e); break;
     default: te_emit_rows(e);
     }
 }
@@ -101,7 +139,7 @@ te_status te_cuda_program_source(const te_program *program, const te_cuda_progra
     if (shape->kind == TE_CUDA_SQUARES) emit_quantizing(&e);
     te_emit_arguments(&e);
     emit_kernel(&e);
-    if (te_shape_sums(program, shape) + te_shape_column_sums(program, shape) > 0) te_emit_join(&e);
+    if (te_shape_sums(program, shape) + te_shape_column_parts(program, shape) > 0) te_emit_join(&e);
     te_mem_free(out->mem, values, bytes);
     return out->failed ? TE_ERROR_MEMORY : TE_OK;
 }

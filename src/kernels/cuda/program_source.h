@@ -12,16 +12,19 @@
  *
  *      FLAT    no value depends on a whole row: units of `vector` consecutive elements, one per thread, grid-stride.
  *              Runs of one shape whose operands are flat are served by one launch, a share of the blocks each.
- *      ROWS    row reductions, row outputs, column sums: `lanes` threads walk a row (1 to 32: part of a warp, several
- *              rows a block; more: the whole block). Up to `items` units of a row stay in a thread's registers; rows
- *              too long for that (items 0) are read anew in each pass.
+ *      ROWS    row reductions, row outputs: `lanes` threads walk a row (1 to 32: part of a warp, several rows a block;
+ *              more: the whole block). Up to `items` units of a row stay in a thread's registers; rows too long for
+ *              that (items 0) are read anew in each pass.
+ *      COLUMNS column sums where nothing is reduced along a row: a thread keeps to its unit of the columns, `lanes` of
+ *              them side by side, and walks down the rows. Where that fills a device, or rows are few, the sums go
+ *              straight to the result (`direct`).
  *      SQUARES an output is left quantized: 128 x 128 elements at a time gather in shared memory, from where they are
  *              quantized along rows and columns (kernels/quantize_tile.cu). Values of a row come from a kernel like
  *              ROWS before it.
  *      TILED   an operand's neighbours lie along another dimension than the row: 32 x 32 tiles turned in shared memory.
  *
- * Sums leave one part per block, which a second kernel adds in a fixed order; the number of blocks then depends on the
- * shape alone, so sums repeat to the bit, on every device.
+ * Other sums leave one part per block, which a second kernel adds in a fixed order; the number of blocks then depends
+ * on the shape alone, so sums repeat to the bit, on every device.
  *
  * Options the source must be compiled with: --fmad=false and IEEE division, square root and subnormal numbers (NVRTC's
  * defaults), C++17.
@@ -44,11 +47,14 @@ typedef struct te_cuda_launch {
     const uint64_t *args;
 } te_cuda_launch;
 
-typedef enum te_cuda_program_kind { TE_CUDA_FLAT, TE_CUDA_ROWS, TE_CUDA_TILED, TE_CUDA_SQUARES } te_cuda_program_kind;
+typedef enum te_cuda_program_kind {
+    TE_CUDA_FLAT, TE_CUDA_ROWS, TE_CUDA_TILED, TE_CUDA_SQUARES, TE_CUDA_COLUMNS
+} te_cuda_program_kind;
 
 typedef enum te_cuda_access {
     TE_CUDA_ABSENT, /* an output that is not wanted, an input without elements */
     TE_CUDA_VECTOR, /* neighbours in memory, aligned to a whole unit */
+    TE_CUDA_ALIKE,  /* as VECTOR, and the same in every row (not in FLAT and TILED) */
     TE_CUDA_NEXT,   /* neighbours in memory, not aligned */
     TE_CUDA_SAME,   /* one element serves the whole row */
     TE_CUDA_STRIDED,
@@ -73,7 +79,9 @@ typedef struct te_cuda_program_shape {
     uint8_t               column_axis;       /* the run's dimension behind the columns */
     uint8_t               n_operands;        /* inputs, then outputs */
     uint8_t               runs;              /* that a launch has room for */
-    uint16_t              lanes;             /* ROWS, SQUARES: threads per row */
+    uint8_t               direct;            /* COLUMNS: sums are whole when a block is done, and leave no parts */
+    uint8_t               full; /* ROWS, SQUARES: a row is as many units as its threads hold */
+    uint16_t              lanes;             /* ROWS, SQUARES: threads per row; COLUMNS: units side by side */
     te_cuda_operand_shape operand[TE_CUDA_MAX_OPERANDS];
 } te_cuda_program_shape;
 

@@ -74,13 +74,52 @@ static bool at_hand(const te_emitter *e, int v)
 static void emit_value_name(te_emitter *e, int v)
 {
     if (at_hand(e, v)) te_emit(e, "v%d", v);
+    else if (e->values[v].packed) te_emit(e, "te_from_bfloat16(h%d%s.e[k])", v, e->item);
     else te_emit(e, "h%d%s[k]", v, e->item);
+}
+
+/* --- exponentials below the row's maximum ---
+ *
+ * They are the one elementary function whose bits are not the CPU's: their argument is 0 or below, and only sums over
+ * the row, which no two backends take in the same order, or quotients by such sums make sense of them. Which they are
+ * follows from the instructions alone: an operation whose formula holds both the maximum and the exponential has them
+ * wherever it is fused. An exponential of anything else, before or behind a reduction, is te_exp.
+ */
+bool te_emit_below_maximum(const te_emitter *e, int v)
+{
+    const te_insn *insns = e->program->insns;
+    if (insns[v].op != TE_PW_EXP || insns[insns[v].arg[0]].op != TE_PW_SUB) return false;
+    const te_insn *difference = &insns[insns[v].arg[0]], *maximum = &insns[difference->arg[1]];
+    return maximum->op == TE_PW_ROWMAX && maximum->arg[0] == difference->arg[0];
+}
+
+bool te_emit_sums_below_maximum(const te_emitter *e, int v)
+{
+    return e->program->insns[v].op == TE_PW_ROWSUM && te_emit_below_maximum(e, e->program->insns[v].arg[0]);
+}
+
+static const te_insn *difference_of(const te_emitter *e, int v)
+{
+    const te_insn *insns = e->program->insns;
+    return &insns[insns[insns[v].arg[0]].arg[0]];
+}
+
+int te_emit_whose_maximum(const te_emitter *e, int v) { return difference_of(e, v)->arg[0]; }
+int te_emit_maximum_of(const te_emitter *e, int v) { return difference_of(e, v)->arg[1]; }
+
+/* Whether v is such an exponential over the sum of them all. */
+static bool is_share(const te_emitter *e, int v)
+{
+    const te_insn *insns = e->program->insns;
+    return insns[v].op == TE_PW_DIV && te_emit_below_maximum(e, insns[v].arg[0]) &&
+           insns[insns[v].arg[1]].op == TE_PW_ROWSUM && insns[insns[v].arg[1]].arg[0] == insns[v].arg[0];
 }
 
 static void emit_operation(te_emitter *e, int v)
 {
     const te_insn *insn = &e->program->insns[v];
-    te_emit(e, "te_op_%s(", te_opcode_name((te_opcode)insn->op));
+    if (is_share(e, v)) te_emit(e, "te_row_share(");
+    else te_emit(e, te_emit_below_maximum(e, v) ? "te_row_%s(" : "te_op_%s(", te_opcode_name((te_opcode)insn->op));
     for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) {
         if (k) te_emit(e, ", ");
         emit_value_name(e, insn->arg[k]);
@@ -158,7 +197,7 @@ void te_emit_offsets(te_emitter *e, int n)
         int access = e->shape->operand[i].access;
         if (access == TE_CUDA_ABSENT || access == TE_CUDA_QUANTIZED || operand_rate(e, i) == TE_RATE_UNIFORM) continue;
         te_emit(e, "        const te_index o%d = 0", i);
-        for (int d = 0; d < n; d++) te_emit(e, " + q%d * (te_index)r.p%d_%d", d, i, d);
+        for (int d = 0; access != TE_CUDA_ALIKE && d < n; d++) te_emit(e, " + q%d * (te_index)r.p%d_%d", d, i, d);
         te_emit(e, ";\n");
     }
 }
@@ -179,6 +218,14 @@ static void mark_arguments(te_emitter *e)
     }
 }
 
+/* What a reduction needs of every element. */
+static int reduced(const te_emitter *e, int v)
+{
+    int arg = e->program->insns[v].arg[0];
+    if (e->values[v].picked) return e->program->insns[arg].arg[1];
+    return e->values[v].online && te_emit_sums_below_maximum(e, v) ? te_emit_whose_maximum(e, v) : arg;
+}
+
 void te_emit_mark(te_emitter *e, int pass)
 {
     const te_program *p = e->program;
@@ -186,7 +233,7 @@ void te_emit_mark(te_emitter *e, int pass)
     for (int v = 0; v < p->n_insns; v++) e->values[v].need = false;
     for (int v = 0; v < p->n_insns; v++)
         if (te_opcode_reduces(p->insns[v].op) && e->values[v].live && e->values[v].level == pass + 1)
-            e->values[p->insns[v].arg[0]].need = true;
+            e->values[reduced(e, v)].need = true;
     for (int o = 0; pass == e->passes - 1 && o < p->n_outputs; o++)
         if (p->outputs[o].kind != TE_OUT_ROW && te_shape_wants(p, e->shape, o))
             e->values[p->outputs[o].value].need = true;
@@ -195,10 +242,12 @@ void te_emit_mark(te_emitter *e, int pass)
 
 /* --- units ------------------------------------------------------------------------------------------------------- */
 
-static bool loads_operand(const te_emitter *e, int i)
+bool te_emit_loads_operand(const te_emitter *e, int i, bool any)
 {
     for (int v = 0; v < e->program->n_insns; v++)
-        if (e->values[v].need && e->program->insns[v].op == TE_PW_LOAD && e->program->insns[v].slot == i) return true;
+        if ((any ? e->values[v].live : e->values[v].need) && e->program->insns[v].op == TE_PW_LOAD &&
+            e->program->insns[v].slot == i)
+            return true;
     return false;
 }
 
@@ -212,31 +261,49 @@ static const char *place_of(const te_emitter *e, int i, char *text)
     return text;
 }
 
-/* An operand's unit at the column: `xN`. */
-static void emit_unit_load(te_emitter *e, const char *name, int i, const char *count)
+/* An operand's unit at the column: `xN`, and behind it `item`. */
+static void emit_unit_load(te_emitter *e, const char *item, int i, const char *count)
 {
     char        text[PLACE_TEXT];
     const char *type = te_emit_type(e, i), *place = place_of(e, i, text);
     int         unit = e->shape->vector;
     switch (e->shape->operand[i].access) {
     case TE_CUDA_VECTOR:
+    case TE_CUDA_ALIKE:
         if (!count)
-            te_emit(e, "%s%d%s = te_unit_load<%s, %d>(r.p%d + o%d + %s);\n", name, i, e->item, type, unit, i, i, place);
+            te_emit(e, "x%d%s = te_unit_load<%s, %d>(r.p%d + o%d + %s);\n", i, item, type, unit, i, i, place);
         else
-            te_emit(e, "%s%d%s = %s == %d ? te_unit_load<%s, %d>(r.p%d + o%d + %s) : "
+            te_emit(e, "x%d%s = %s == %d ? te_unit_load<%s, %d>(r.p%d + o%d + %s) : "
                        "te_unit_gather<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s);\n",
-                    name, i, e->item, count, unit, type, unit, i, i, place, type, unit, i, i, place, count);
+                    i, item, count, unit, type, unit, i, i, place, type, unit, i, i, place, count);
         break;
     case TE_CUDA_NEXT:
-        te_emit(e, "%s%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s);\n", name, i, e->item, type,
-                unit, i, i, place, count ? count : "TE_WHOLE");
+        te_emit(e, "x%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s);\n", i, item, type, unit, i, i,
+                place, count ? count : "TE_WHOLE");
         break;
     default:
         te_emit(
             e,
-            "%s%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + %s * (te_index)r.p%d_column, (te_index)r.p%d_column, "
-            "%s);\n",
-            name, i, e->item, type, unit, i, i, place, i, i, count ? count : "TE_WHOLE");
+            "x%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + %s * (te_index)r.p%d_column, (te_index)r.p%d_column, %s);\n",
+            i, item, type, unit, i, i, place, i, i, count ? count : "TE_WHOLE");
+    }
+}
+
+/* What is the same in every row is near anyway. */
+bool te_emit_holds_input(const te_emitter *e, int i)
+{
+    int access = e->shape->operand[i].access;
+    return e->item[0] && e->program->input_rates[i] == TE_RATE_ELEM && access != TE_CUDA_ABSENT &&
+           access != TE_CUDA_SAME && access != TE_CUDA_ALIKE;
+}
+
+void te_emit_held_loads(te_emitter *e, bool all)
+{
+    for (int i = 0; i < e->program->n_inputs; i++) {
+        if (e->loaded[i] || !te_emit_holds_input(e, i) || !te_emit_loads_operand(e, i, all)) continue;
+        te_emit(e, "            ");
+        emit_unit_load(e, e->item, i, NULL);
+        e->loaded[i] = true;
     }
 }
 
@@ -245,17 +312,13 @@ static void emit_loads(te_emitter *e, const char *count)
     for (int i = 0; i < e->program->n_inputs; i++) {
         int access = e->shape->operand[i].access;
         if (e->program->input_rates[i] != TE_RATE_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED ||
-            !loads_operand(e, i))
+            !te_emit_loads_operand(e, i, false))
             continue;
         if (access == TE_CUDA_SAME) {
             te_emit(e, "            const %s x%d = r.p%d[o%d];\n", te_emit_type(e, i), i, i, i);
-        } else if (e->item[0] == 0) {
+        } else if (!te_emit_holds_input(e, i)) {
             te_emit(e, "            const te_unit<%s, %d> ", te_emit_type(e, i), e->shape->vector);
-            emit_unit_load(e, "x", i, count);
-        } else if (!e->loaded[i]) {
-            te_emit(e, "            ");
-            emit_unit_load(e, "x", i, count);
-            e->loaded[i] = true;
+            emit_unit_load(e, "", i, count);
         }
     }
 }
@@ -278,7 +341,7 @@ static void emit_element_load(te_emitter *e, int i)
     case TE_CUDA_ABSENT: te_emit(e, "0"); break;
     case TE_CUDA_SAME: te_emit(e, "te_from_%s(x%d)", dtype_of(e, i), i); break;
     case TE_CUDA_TURNED: te_emit(e, "te_from_%s(t%d[x][y + j])", dtype_of(e, i), i); break;
-    default: te_emit(e, "te_from_%s(x%d%s.e[k])", dtype_of(e, i), i, e->item);
+    default: te_emit(e, "te_from_%s(x%d%s.e[k])", dtype_of(e, i), i, te_emit_holds_input(e, i) ? e->item : "");
     }
 }
 
@@ -298,6 +361,13 @@ static void emit_keep(te_emitter *e, int v)
 static void emit_element_value(te_emitter *e, int v)
 {
     const te_insn *insn = &e->program->insns[v];
+    bool           held = e->values[v].held && e->values[v].first == e->pass;
+    if (held && e->values[v].packed) {
+        te_emit(e, "                h%d%s.e[k] = te_as_bfloat16(", v, e->item);
+        emit_value_name(e, insn->arg[0]);
+        te_emit(e, ");\n                const te_real v%d = te_from_bfloat16(h%d%s.e[k]);\n", v, v, e->item);
+        return;
+    }
     te_emit(e, "                const te_real v%d = ", v);
     switch (insn->op) {
     case TE_PW_LOAD: emit_element_load(e, insn->slot); break;
@@ -308,18 +378,64 @@ static void emit_element_value(te_emitter *e, int v)
     default: emit_operation(e, v);
     }
     te_emit(e, ";\n");
-    if (e->values[v].held && e->values[v].first == e->pass)
-        te_emit(e, "                h%d%s[k] = v%d;\n", v, e->item, v);
+    if (held) te_emit(e, "                h%d%s[k] = v%d;\n", v, e->item, v);
+}
+
+static bool reduces_now(const te_emitter *e, int v)
+{
+    return te_opcode_reduces(e->program->insns[v].op) && e->values[v].live && e->values[v].level == e->pass + 1;
 }
 
 static void emit_reductions(te_emitter *e)
 {
     for (int v = 0; v < e->program->n_insns; v++) {
         const te_insn *insn = &e->program->insns[v];
-        if (!te_opcode_reduces(insn->op) || !e->values[v].live || e->values[v].level != e->pass + 1) continue;
-        te_emit(e, "                m%d = te_op_join_%s(m%d, ", v, te_opcode_name((te_opcode)insn->op), v);
+        if (!reduces_now(e, v) || e->values[v].picked) continue;
+        if (e->values[v].online) {
+            if (!te_emit_sums_below_maximum(e, v)) continue;
+            te_emit(e, "                u%d[k] = ", v);
+            emit_value_name(e, te_emit_whose_maximum(e, v));
+            te_emit(e, ";\n");
+            continue;
+        }
+        if (insn->op == TE_PW_ROWMAX) te_emit(e, "                m%d = te_row_max(m%d, ", v, v);
+        else te_emit(e, "                m%d = te_op_join_%s(m%d, ", v, te_opcode_name((te_opcode)insn->op), v);
         emit_value_name(e, insn->arg[0]);
         te_emit(e, ");\n");
+    }
+}
+
+/* Where the values of a unit stand until all of them are known. */
+static void emit_unit_values(te_emitter *e)
+{
+    for (int v = 0; v < e->program->n_insns; v++)
+        if (reduces_now(e, v) && e->values[v].online && te_emit_sums_below_maximum(e, v))
+            te_emit(e, "            te_real u%d[%d];\n", v, e->shape->vector);
+}
+
+/* The number of the column that a sum picks its term at. */
+static int picked_column(const te_emitter *e, int v)
+{
+    const te_insn *insns = e->program->insns, *equal = &insns[insns[insns[v].arg[0]].arg[0]];
+    return insns[equal->arg[0]].op == TE_PW_COLUMN ? equal->arg[1] : equal->arg[0];
+}
+
+static void emit_unit_reductions(te_emitter *e)
+{
+    const te_insn *insns = e->program->insns;
+    for (int v = 0; v < e->program->n_insns; v++) {
+        if (!reduces_now(e, v)) continue;
+        if (e->values[v].online && te_emit_sums_below_maximum(e, v))
+            te_emit(e, "            te_join_online<%d>(m%d, m%d, u%d);\n", e->shape->vector, te_emit_maximum_of(e, v),
+                    v, v);
+        if (!e->values[v].picked) continue;
+        int column = picked_column(e, v), unit = e->shape->vector;
+        te_emit(e, "            if (v%d >= (te_real)column && v%d <= (te_real)(column + %d)) {\n#pragma unroll\n"
+                   "                for (int k = 0; k < %d; k++)\n"
+                   "                    if ((te_real)(column + k) == v%d) m%d += ",
+                column, column, unit - 1, unit, column, v);
+        emit_element_load(e, insns[insns[insns[v].arg[0]].arg[1]].slot);
+        te_emit(e, ";\n            }\n");
     }
 }
 
@@ -329,8 +445,9 @@ static void emit_element_output(te_emitter *e, int o, const char *count)
     te_emit(e, "                ");
     if (count && kind != TE_OUT_ELEM) te_emit(e, "if (k < %s) ", count);
     if (kind == TE_OUT_COLSUM && e->shape->kind == TE_CUDA_TILED) te_emit(e, "c%d += ", o);
-    else if (kind == TE_OUT_COLSUM && e->shape->kind == TE_CUDA_SQUARES) te_emit(e, "c%d[k] += ", o);
-    else if (kind == TE_OUT_COLSUM) te_emit(e, e->shape->items ? "c%d%s[k] += " : "c%d%s.e[k] = ", o, e->item);
+    else if (kind == TE_OUT_COLSUM && e->shape->kind != TE_CUDA_ROWS) te_emit(e, "c%d[k] += ", o);
+    else if (kind == TE_OUT_COLSUM && e->shape->items) te_emit(e, "c%d[i * %d + k] += ", o, e->shape->vector);
+    else if (kind == TE_OUT_COLSUM) te_emit(e, "c%d.e[k] = ", o);
     else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_TURNED)
         te_emit(e, "t%d[x][y + j] = te_as_%s(", i, dtype_of(e, i));
     else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_QUANTIZED)
@@ -347,8 +464,6 @@ static void emit_element_output(te_emitter *e, int o, const char *count)
 /* Units about to be stored, holding what is there where that is added to. */
 static void emit_output_units(te_emitter *e, const char *count)
 {
-    const char *item = e->item;
-    e->item = "";
     for (int o = 0; o < e->program->n_outputs; o++) {
         int i = e->program->n_inputs + o, access = e->shape->operand[i].access;
         if (e->program->outputs[o].kind != TE_OUT_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED ||
@@ -357,10 +472,9 @@ static void emit_output_units(te_emitter *e, const char *count)
         te_emit(e, "            te_unit<%s, %d> y%d;\n", te_emit_type(e, i), e->shape->vector, o);
         if (!e->shape->operand[i].accumulate) continue;
         te_emit(e, "            const te_unit<%s, %d> ", te_emit_type(e, i), e->shape->vector);
-        emit_unit_load(e, "x", i, count);
+        emit_unit_load(e, "", i, count);
         te_emit(e, "            y%d = x%d;\n", o, i);
     }
-    e->item = item;
 }
 
 static void emit_unit_stores(te_emitter *e, const char *count)
@@ -401,6 +515,7 @@ void te_emit_unit(te_emitter *e, const char *position, const char *count)
     emit_loads(e, count);
     emit_random_words(e, position);
     if (last) emit_output_units(e, count);
+    emit_unit_values(e);
     te_emit(e, "#pragma unroll\n            for (int k = 0; k < %d; k++) {\n", e->shape->vector);
     for (int v = 0; v < e->program->n_insns; v++)
         if (e->values[v].need) emit_element_value(e, v);
@@ -409,6 +524,7 @@ void te_emit_unit(te_emitter *e, const char *position, const char *count)
         if (e->program->outputs[o].kind != TE_OUT_ROW && te_shape_wants(e->program, e->shape, o))
             emit_element_output(e, o, count);
     te_emit(e, "            }\n");
+    emit_unit_reductions(e);
     if (last) emit_unit_stores(e, count);
 }
 

@@ -16,6 +16,9 @@ typedef struct te_emit_value {
     bool    live;  /* some wanted output follows from it */
     bool    need;  /* the section being written computes it */
     bool    held;  /* computed in one pass, used in later ones */
+    bool    packed; /* held: as the bfloat16 that it is */
+    bool    online; /* a row's maximum, and the sum of exponentials less it, that are found in one pass */
+    bool    picked; /* a sum over the row whose only term is that at a column given per row */
     uint8_t level; /* the pass whose reductions it follows */
     uint8_t first; /* held: the pass that computes it */
 } te_emit_value;
@@ -28,7 +31,7 @@ typedef struct te_emitter {
     int                          passes;                       /* levels of reductions + 1 */
     int                          pass;                         /* being written */
     const char                  *item;                         /* "" or "[i]": behind what is held for several units */
-    bool                         loaded[TE_CUDA_MAX_OPERANDS]; /* held inputs that an earlier pass has loaded */
+    bool                         loaded[TE_CUDA_MAX_OPERANDS]; /* held inputs that are loaded */
 } te_emitter;
 
 #define te_emit(e, ...) te_text_print((e)->out, __VA_ARGS__)
@@ -44,8 +47,24 @@ void te_emit_coordinates(te_emitter *e, int n, const char *row);
 void te_emit_offsets(te_emitter *e, int n);
 void te_emit_row_values(te_emitter *e, int level);
 
+/* Whether v is e^(x - m), m being the row's maximum of x; whether v is the sum of such. */
+bool te_emit_below_maximum(const te_emitter *e, int v);
+bool te_emit_sums_below_maximum(const te_emitter *e, int v);
+
+/* What follows from the x and the m of those. */
+int te_emit_whose_maximum(const te_emitter *e, int v);
+int te_emit_maximum_of(const te_emitter *e, int v);
+
 /* Marks what a pass computes: the arguments of its reductions, or in the last one all that goes to outputs. */
 void te_emit_mark(te_emitter *e, int pass);
+
+/* Whether the pass, or any of them, reads an input. */
+bool te_emit_loads_operand(const te_emitter *e, int input, bool any);
+
+/* Inputs of which a thread holds its units from where they are first loaded, and the loading of those units that the
+ * pass, or any (`all`), needs. */
+bool te_emit_holds_input(const te_emitter *e, int input);
+void te_emit_held_loads(te_emitter *e, bool all);
 
 /* The elements of one unit: loads, values, what is done with them, stores. `position` is the row-major position of its
  * first element, `count` the number of its elements, NULL when it is whole. */
@@ -63,6 +82,13 @@ void te_emit_tiled(te_emitter *e);
 void te_emit_rows(te_emitter *e); /* program_source_rows.c */
 void te_emit_row_kernel(te_emitter *e); /* values of rows, for SQUARES */
 void te_emit_squares(te_emitter *e);    /* program_source_squares.c */
-void te_emit_join(te_emitter *e);
+void te_emit_columns(te_emitter *e);    /* program_source_columns.c */
+void te_emit_join(te_emitter *e);       /* program_source_join.c */
+
+/* Stores `value`, to which what is there already is joined where the output wants that, and closes the block. */
+void te_emit_joined_store(te_emitter *e, int output, const char *place, bool amax);
+
+/* Where element `at` of a column sum goes. */
+void te_emit_column_place(const te_emitter *e, int output, const char *run, const char *at, char *text, size_t size);
 
 #endif

@@ -24,6 +24,12 @@ static inline bool te_shape_wants(const te_program *program, const te_cuda_progr
 int te_shape_sums(const te_program *program, const te_cuda_program_shape *shape);
 int te_shape_column_sums(const te_program *program, const te_cuda_program_shape *shape);
 
+/* Column sums that are joined from parts. */
+static inline int te_shape_column_parts(const te_program *program, const te_cuda_program_shape *shape)
+{
+    return shape->direct ? 0 : te_shape_column_sums(program, shape);
+}
+
 /* Outputs that are left quantized. */
 int te_shape_quantized(const te_program *program, const te_cuda_program_shape *shape);
 
@@ -48,6 +54,33 @@ static inline int te_shape_threads(const te_cuda_program_shape *shape)
 static inline int te_shape_rows_at_once(const te_cuda_program_shape *shape)
 {
     return te_shape_row_threads(shape) / shape->lanes;
+}
+
+/* COLUMNS: blocks side by side, and how many share the rows of their columns: enough to fill a device, while each
+ * thread still has several rows. */
+static inline int64_t te_shape_blocks_across(const te_cuda_program_shape *shape, int64_t columns)
+{
+    int64_t width = (int64_t)shape->lanes * shape->vector;
+    return columns > width ? (columns + width - 1) / width : 1;
+}
+
+static inline int64_t te_shape_blocks_down(const te_cuda_program_shape *shape, int64_t rows, int64_t columns)
+{
+    enum { ENOUGH_BLOCKS = 1056, ROWS_ALONE = 32, ROWS_SHARED = 8 };
+    int64_t at_once = te_shape_rows_at_once(shape), down = ENOUGH_BLOCKS / te_shape_blocks_across(shape, columns);
+    if (rows <= ROWS_ALONE * at_once || down <= 1) return 1;
+    return down < rows / (ROWS_SHARED * at_once) ? down : rows / (ROWS_SHARED * at_once);
+}
+
+/* ROWS that are held, with column sums: blocks per multiprocessor that registers are limited to have room for, more
+ * where a thread holds few elements. Where even that would take more than there are, 0: no limit. */
+static inline int te_shape_column_blocks(const te_program *program, const te_cuda_program_shape *shape)
+{
+    enum { FEW_HELD = 8, MANY_SUMS = 64, THREADS_FEW = 768, THREADS = 512 };
+    int held = shape->items * shape->vector, sums = te_shape_column_sums(program, shape);
+    if (shape->kind != TE_CUDA_ROWS || shape->compute_f64) return 0;
+    if (sums == 0 || held == 0 || sums * held > MANY_SUMS) return 0;
+    return (held <= FEW_HELD ? THREADS_FEW : THREADS) / te_shape_row_threads(shape);
 }
 
 /* --- arguments ---------------------------------------------------------------------------------------------------- */

@@ -177,14 +177,17 @@ static int64_t bounded(int64_t n, int64_t most) { return n < 1 ? 1 : n > most ? 
  * the joining to be cheap. */
 static int64_t blocks_of(const writer *w, int multiprocessors)
 {
-    enum { SUM_BLOCKS = 1024, COLUMN_SUM_BLOCKS = 512, UNITS_PER_SUM = 4, PER_MULTIPROCESSOR = 32 };
+    enum { SUM_BLOCKS = 1024, MULTIPROCESSORS = 132, UNITS_PER_SUM = 4, PER_MULTIPROCESSOR = 32 };
     const te_cuda_program_shape *shape = w->shape;
     int     sums = te_shape_sums(w->program, shape), columns = te_shape_column_sums(w->program, shape);
     int64_t full = (int64_t)bounded(multiprocessors, 512) * PER_MULTIPROCESSOR;
     if (shape->kind == TE_CUDA_ROWS) {
         int64_t blocks = divided_up(w->rows, te_shape_rows_at_once(shape));
-        return bounded(blocks, columns ? COLUMN_SUM_BLOCKS : sums ? SUM_BLOCKS : full);
+        int64_t each = te_shape_column_blocks(w->program, shape); /* so many run at once, and none waits for another */
+        return bounded(blocks, columns ? MULTIPROCESSORS * (each > 2 ? each : 2) : sums ? SUM_BLOCKS : full);
     }
+    if (shape->kind == TE_CUDA_COLUMNS)
+        return te_shape_blocks_across(shape, w->columns) * te_shape_blocks_down(shape, w->rows, w->columns);
     if (shape->kind == TE_CUDA_SQUARES) {
         int64_t squares = divided_up(w->rows, TE_CUDA_SQUARE) * divided_up(w->columns, TE_CUDA_SQUARE);
         return bounded(squares, sums + columns ? SUM_BLOCKS : full);
@@ -238,12 +241,14 @@ int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_prog
     return n;
 }
 
-/* Rows of parts that a column sum is joined from: one per block, in TILED and SQUARES one per row of tiles. */
+/* Rows of parts that a column sum is joined from: one per block, in TILED and SQUARES one per row of tiles, in COLUMNS
+ * one per row of blocks. */
 static int64_t column_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *run,
                             int64_t blocks)
 {
     writer w = writer_for(program, shape, run);
     if (shape->kind == TE_CUDA_SQUARES) return divided_up(w.rows, TE_CUDA_SQUARE);
+    if (shape->kind == TE_CUDA_COLUMNS) return te_shape_blocks_down(shape, w.rows, w.columns);
     if (shape->kind != TE_CUDA_TILED) return blocks;
     int64_t across = outer_extent(shape, run, shape->n_outer - 1);
     return across ? w.rows / across * divided_up(across, TE_CUDA_TILE) : 0;
@@ -253,7 +258,7 @@ static int64_t column_parts(const te_program *program, const te_cuda_program_sha
 static size_t column_bytes(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                            int64_t blocks)
 {
-    size_t bytes = (size_t)te_shape_column_sums(program, shape) *
+    size_t bytes = (size_t)te_shape_column_parts(program, shape) *
                    (size_t)column_parts(program, shape, &runs[0], blocks) * (size_t)row_length(shape, &runs[0]) *
                    (shape->compute_f64 ? 8u : 4u);
     return (bytes + 63) / 64 * 64;
@@ -270,7 +275,7 @@ static size_t row_value_bytes(const te_program *program, const te_cuda_program_s
 size_t te_cuda_program_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                              int n_runs)
 {
-    int sums = te_shape_sums(program, shape), columns = te_shape_column_sums(program, shape);
+    int sums = te_shape_sums(program, shape), columns = te_shape_column_parts(program, shape);
     size_t rows = row_value_bytes(program, shape, runs);
     if (sums + columns == 0) return rows;
     int64_t blocks = all_blocks(program, shape, runs, n_runs, 1);
@@ -325,7 +330,7 @@ int te_cuda_program_launch(const te_program *program, const te_cuda_program_shap
                            int n_runs, int multiprocessors, void *parts, uint64_t args[TE_CUDA_ARGS / 8],
                            te_cuda_launch launches[TE_CUDA_LAUNCHES])
 {
-    int       words = te_cuda_run_words(program, shape), columns = te_shape_column_sums(program, shape);
+    int       words = te_cuda_run_words(program, shape), columns = te_shape_column_parts(program, shape);
     uint64_t *tail = args + (size_t)words * shape->runs;
     int64_t   blocks = 0;
     uint64_t *end = tail + TE_CUDA_TAIL_WORDS;

@@ -1,4 +1,4 @@
-/* program_source_rows.c - kernels that walk rows, and the one that joins the parts of sums.
+/* program_source_rows.c - kernels that walk rows.
  *
  * A row is walked once per level of reductions, and once more for outputs. What a thread holds of a row: loaded units
  * in the type they have in memory, and values that are dear to compute; the rest is computed anew, which gives the same
@@ -8,12 +8,20 @@
 
 static bool holds(const te_emitter *e) { return e->shape->items > 0; }
 
+/* Column sums take many registers: not so many that a block is alone on a multiprocessor, waiting for memory. */
+static bool shares(const te_emitter *e) { return te_shape_column_blocks(e->program, e->shape) > 1; }
+
+/* Whether lanes may have no row: those of a whole warp then leave. */
+static bool may_idle(const te_emitter *e) { return e->shape->lanes < 32; }
+
 static void emit_opening(te_emitter *e, const char *name)
 {
     int threads = te_shape_row_threads(e->shape), at_once = te_shape_rows_at_once(e->shape);
     bool sums = e->shape->kind == TE_CUDA_ROWS;
-    te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d) %s(const __grid_constant__ te_args a)\n{\n", threads,
-            name);
+    char blocks[16] = "";
+    if (shares(e)) snprintf(blocks, sizeof blocks, ", %d", te_shape_column_blocks(e->program, e->shape));
+    te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d%s) %s(const __grid_constant__ te_args a)\n{\n",
+            threads, blocks, name);
     te_emit(e, "    __shared__ te_real places[32];\n    const te_run_args &r = a.run[0];\n"
                "    const te_index columns = (te_index)r.columns, rows = (te_index)r.rows;\n"
                "    const int lane = threadIdx.x %% %d;\n", e->shape->lanes);
@@ -21,22 +29,29 @@ static void emit_opening(te_emitter *e, const char *name)
     if (sums) te_emit_sums(e);
     for (int o = 0; sums && holds(e) && o < e->program->n_outputs; o++)
         if (e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o))
-            te_emit(e, "    te_real c%d[%d][%d] = {};\n", o, e->shape->items, e->shape->vector);
+            te_emit(e, "    te_real c%d[%d] = {};\n", o, e->shape->items * e->shape->vector);
     te_emit(e, "    for (te_index base = (te_index)blockIdx.x * %d; base < rows; base += (te_index)gridDim.x * %d) {\n",
             at_once, at_once);
-    te_emit(e, "        const bool live = base + (te_index)threadIdx.x / %d < rows;\n", e->shape->lanes);
-    te_emit(e, "        const te_index row = live ? base + (te_index)threadIdx.x / %d : base;\n", e->shape->lanes);
+    if (may_idle(e))
+        te_emit(e, "        const bool live = base + (te_index)threadIdx.x / %d < rows;\n"
+                   "        const te_index row = live ? base + (te_index)threadIdx.x / %d : base;\n", e->shape->lanes,
+                e->shape->lanes);
+    else if (at_once > 1)
+        te_emit(e, "        const te_index row = base + (te_index)threadIdx.x / %d;\n        if (row >= rows) break;\n",
+                e->shape->lanes);
+    else te_emit(e, "        const te_index row = base;\n");
 }
 
 static void emit_held(te_emitter *e)
 {
-    for (int i = 0; holds(e) && i < e->program->n_inputs; i++) {
-        int access = e->shape->operand[i].access;
-        if (e->program->input_rates[i] == TE_RATE_ELEM && access != TE_CUDA_ABSENT && access != TE_CUDA_SAME)
+    for (int i = 0; i < e->program->n_inputs; i++) {
+        if (holds(e) && te_emit_holds_input(e, i))
             te_emit(e, "        te_unit<%s, %d> x%d[%d];\n", te_emit_type(e, i), e->shape->vector, i, e->shape->items);
     }
     for (int v = 0; v < e->program->n_insns; v++)
-        if (e->values[v].held)
+        if (e->values[v].held && e->values[v].packed)
+            te_emit(e, "        te_unit<uint16_t, %d> h%d[%d];\n", e->shape->vector, v, e->shape->items);
+        else if (e->values[v].held)
             te_emit(e, "        te_real h%d[%d][%d];\n", v, e->shape->items, e->shape->vector);
 }
 
@@ -65,21 +80,76 @@ static void emit_long_column_sums(te_emitter *e, bool before)
     }
 }
 
+static void emit_item_loop(te_emitter *e, int items)
+{
+    te_emit(e, "#pragma unroll\n        for (int i = 0; i < %d; i++) {\n"
+               "            const te_index column = (te_index)(i * %d + lane) * %d%s;\n",
+            items, e->shape->lanes, e->shape->vector, holds(e) ? "" : " + first");
+    if (!e->shape->full) te_emit(e, "            if (column >= columns) continue;\n");
+}
+
+/* Registers for what a thread holds of the row's inputs. */
+static int held_registers(const te_emitter *e)
+{
+    int bytes = 0;
+    for (int i = 0; i < e->program->n_inputs; i++)
+        if (te_emit_holds_input(e, i))
+            bytes += e->shape->items * e->shape->vector * (int)te_dtype_size((te_dtype)e->shape->operand[i].dtype);
+    return bytes / 4;
+}
+
+/* All loads of a pass are under way before the first is waited for; those of later passes too where there is room. */
+static void emit_held_loads(te_emitter *e)
+{
+    enum { FEW = 48 };
+    bool any = false, all = e->pass == 0 && !shares(e) && held_registers(e) <= FEW;
+    for (int i = 0; i < e->program->n_inputs; i++) any |= !e->loaded[i] && te_emit_holds_input(e, i);
+    if (!any) return;
+    emit_item_loop(e, e->shape->items);
+    te_emit_held_loads(e, all);
+    te_emit(e, "        }\n");
+}
+
+/* How many units of a row that is not held are under way at a time. */
+static int batch(const te_emitter *e)
+{
+    int n = 0;
+    for (int i = 0; i < e->shape->n_operands; i++)
+        n += i >= e->program->n_inputs ? e->pass == e->passes - 1 && e->shape->operand[i].access != TE_CUDA_ABSENT
+                                       : te_emit_loads_operand(e, i, false);
+    return n > 2 && e->shape->vector >= 4 ? 2 : 4;
+}
+
+/* Their loads; the inputs of a pass are read anew in each. */
+static void emit_batch(te_emitter *e)
+{
+    int n = batch(e);
+    te_emit(e, "        for (te_index first = 0; first < columns; first += %d) {\n",
+            n * e->shape->lanes * e->shape->vector);
+    e->item = "[i]";
+    for (int i = 0; i < e->program->n_inputs; i++) {
+        e->loaded[i] = false;
+        if (te_emit_holds_input(e, i) && te_emit_loads_operand(e, i, false))
+            te_emit(e, "        te_unit<%s, %d> x%d[%d];\n", te_emit_type(e, i), e->shape->vector, i, n);
+    }
+    emit_item_loop(e, n);
+    te_emit_held_loads(e, false);
+    te_emit(e, "        }\n");
+}
+
 static void emit_pass_loop(te_emitter *e)
 {
-    int unit = e->shape->vector, lanes = e->shape->lanes;
-    if (holds(e))
-        te_emit(e, "#pragma unroll\n        for (int i = 0; i < %d; i++) {\n"
-                   "            const te_index column = (te_index)(i * %d + lane) * %d;\n"
-                   "            if (!live || column >= columns) continue;\n", e->shape->items, lanes, unit);
-    else /* several units under way at a time */
-        te_emit(e, "#pragma unroll %d\n"
-                   "        for (te_index column = (te_index)lane * %d; column < columns; column += %d) {\n",
-                unit >= 4 ? 2 : 4, unit, lanes * unit);
+    int items = holds(e) ? e->shape->items : batch(e);
+    if (holds(e)) emit_held_loads(e);
+    else emit_batch(e);
+    /* what is alike in every row is loaded anew: kept, it would take the registers that other blocks need */
+    if (shares(e) && e->pass > 0) te_emit(e, "        asm volatile(\"\" ::: \"memory\");\n");
+    emit_item_loop(e, items);
+    if (holds(e) && may_idle(e)) te_emit(e, "            if (!live) continue;\n");
     emit_long_column_sums(e, true);
     te_emit_unit(e, "(uint64_t)row * (uint64_t)columns + (uint64_t)column", NULL);
     emit_long_column_sums(e, false);
-    te_emit(e, "        }\n");
+    te_emit(e, holds(e) ? "        }\n" : "        }\n        }\n");
 }
 
 static const char *neutral(int op)
@@ -100,10 +170,14 @@ static void emit_pass(te_emitter *e, int pass)
     for (int o = 0; pass == e->passes - 1 && o < p->n_outputs; o++)
         any |= p->outputs[o].kind != TE_OUT_ROW && te_shape_wants(p, e->shape, o);
     if (any) emit_pass_loop(e);
-    for (int v = 0; v < p->n_insns; v++)
-        if (te_opcode_reduces(p->insns[v].op) && e->values[v].live && e->values[v].level == pass + 1)
-            te_emit(e, "        const te_real v%d = te_row_%s<%d>(m%d, places);\n", v,
-                    te_opcode_name((te_opcode)p->insns[v].op), e->shape->lanes, v);
+    for (int v = 0; v < p->n_insns; v++) {
+        if (!te_opcode_reduces(p->insns[v].op) || !e->values[v].live || e->values[v].level != pass + 1) continue;
+        te_emit(e, "        const te_real v%d = te_row_%s<%d>(m%d", v, te_opcode_name((te_opcode)p->insns[v].op),
+                e->shape->lanes, v);
+        if (e->values[v].online && p->insns[v].op == TE_PW_ROWSUM)
+            te_emit(e, " * te_row_exp(m%d - v%d)", te_emit_maximum_of(e, v), te_emit_maximum_of(e, v));
+        te_emit(e, ", places);\n");
+    }
 }
 
 /* Row outputs may lie where row inputs do, which all threads of the row read at its beginning. */
@@ -115,8 +189,8 @@ static void emit_row_outputs(te_emitter *e)
         if (p->outputs[o].kind != TE_OUT_ROW || !te_shape_wants(p, e->shape, o)) continue;
         int         i = p->n_inputs + o;
         const char *dtype = te_dtype_name((te_dtype)e->shape->operand[i].dtype);
-        if (!any) te_emit(e, "        %s();\n        if (live && lane == 0) {\n",
-                          e->shape->lanes > 32 ? "__syncthreads" : "__syncwarp");
+        if (!any) te_emit(e, "        %s();\n        if (%slane == 0) {\n",
+                          e->shape->lanes > 32 ? "__syncthreads" : "__syncwarp", may_idle(e) ? "live && " : "");
         any = true;
         te_emit(e, "            r.p%d[o%d] = te_as_%s(", i, i, dtype);
         if (e->shape->operand[i].accumulate) te_emit(e, "te_from_%s(r.p%d[o%d]) + ", dtype, i, i);
@@ -125,35 +199,26 @@ static void emit_row_outputs(te_emitter *e)
     if (any) te_emit(e, "        }\n");
 }
 
-/* The block's part of a column sum: of all its rows' lanes, one row after the other. */
+/* The block's part of a column sum: of all its rows' lanes. */
 static void emit_column_parts(te_emitter *e, int o)
 {
     int unit = e->shape->vector, items = e->shape->items, lanes = e->shape->lanes, n = te_emit_column_number(e, o);
-    int at_once = te_shape_rows_at_once(e->shape);
-    te_emit(e, "    {\n        te_real *part = a.column_parts + ((int64_t)%d * a.blocks + blockIdx.x) * r.columns;\n",
-            n);
-    if (at_once > 1)
-        te_emit(e, "        for (int g = 0; g < %d; g++) {\n"
-                   "            __syncthreads();\n            if ((int)threadIdx.x / %d != g) continue;\n",
-                at_once, lanes);
-    te_emit(e, "#pragma unroll\n            for (int i = 0; i < %d; i++)\n#pragma unroll\n"
-               "                for (int k = 0; k < %d; k++) {\n"
-               "                    const int column = (i * %d + lane) * %d + k;\n", items, unit, lanes, unit);
-    if (at_once > 1)
-        te_emit(e, "                    column_sums[column] = g ? column_sums[column] + c%d[i][k] : c%d[i][k];\n"
-                   "                }\n        }\n        __syncthreads();\n"
-                   "        for (te_index t = threadIdx.x; t < columns; t += %d) part[t] = column_sums[t];\n"
-                   "        __syncthreads();\n    }\n",
-                o, o, te_shape_threads(e->shape));
-    else
-        te_emit(e, "                    if (column < columns) part[column] = c%d[i][k];\n                }\n    }\n",
-                o);
+    if (te_shape_rows_at_once(e->shape) > 1)
+        te_emit(e, "    te_join_groups<%d, %d, %d>(c%d, column_sums);\n", lanes, te_shape_threads(e->shape),
+                items * unit, o);
+    te_emit(e, "    if (threadIdx.x < %d) {\n"
+               "        te_real *part = a.column_parts + ((int64_t)%d * a.blocks + blockIdx.x) * r.columns;\n"
+               "#pragma unroll\n        for (int i = 0; i < %d; i++)\n#pragma unroll\n"
+               "            for (int k = 0; k < %d; k++) {\n"
+               "                const int column = (i * %d + lane) * %d + k;\n"
+               "                if (column < columns) part[column] = c%d[i * %d + k];\n            }\n    }\n",
+            lanes, n, items, unit, lanes, unit, o, unit);
 }
 
 /* One array for all column sums: disjoint scopes do not share the memory of their shared variables. */
 static void emit_column_room(te_emitter *e)
 {
-    int room = e->shape->lanes * e->shape->items * e->shape->vector;
+    int room = te_shape_threads(e->shape) / 2 * e->shape->items * e->shape->vector;
     if (holds(e) && te_shape_rows_at_once(e->shape) > 1 && te_shape_column_sums(e->program, e->shape) > 0)
         te_emit(e, "    __shared__ te_real column_sums[%d];\n", room);
 }
@@ -163,7 +228,7 @@ static void emit_beginning(te_emitter *e, const char *name)
     emit_opening(e, name);
     te_emit_coordinates(e, e->shape->n_outer, "row");
     te_emit_offsets(e, e->shape->n_outer);
-    e->item = holds(e) ? "[i]" : "";
+    if (holds(e)) e->item = "[i]";
     emit_held(e);
 }
 
@@ -171,7 +236,7 @@ static void emit_beginning(te_emitter *e, const char *name)
 static void emit_row_values_stored(te_emitter *e)
 {
     int n = 0;
-    te_emit(e, "        if (live && lane == 0) {\n");
+    te_emit(e, "        if (%slane == 0) {\n", may_idle(e) ? "live && " : "");
     for (int v = 0; v < e->program->n_insns; v++) {
         if (e->program->insns[v].rate != TE_RATE_ROW) continue;
         if (e->values[v].live && e->values[v].level > 0)
@@ -214,73 +279,5 @@ void te_emit_rows(te_emitter *e)
         if (e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o))
             emit_column_parts(e, o);
     te_emit_sum_parts(e);
-    te_emit(e, "}\n");
-}
-
-/* --- joining ----------------------------------------------------------------------------------------------------- */
-
-static void emit_join_store(te_emitter *e, int o, const char *place, bool amax)
-{
-    int         i = e->program->n_inputs + o;
-    const char *dtype = te_dtype_name((te_dtype)e->shape->operand[i].dtype);
-    if (e->shape->operand[i].accumulate)
-        te_emit(e, amax ? "            const te_real old = te_from_%s(%s);\n            if (old > value) value = old;\n"
-                        : "            value = te_from_%s(%s) + value;\n", dtype, place);
-    te_emit(e, "            %s = te_as_%s(value);\n        }\n", place, dtype);
-}
-
-static void emit_join_columns(te_emitter *e)
-{
-    te_emit(e, "    const te_run_args &first = a.run[0];\n"
-               "    const int64_t column_blocks = (first.columns + 31) / 32, column = (int64_t)blockIdx.x * 32 + "
-               "threadIdx.x;\n"
-               "    if (blockIdx.x < column_blocks) {\n");
-    for (int o = 0; o < e->program->n_outputs; o++) {
-        if (e->program->outputs[o].kind != TE_OUT_COLSUM || !te_shape_wants(e->program, e->shape, o)) continue;
-        int  i = e->program->n_inputs + o;
-        char place[96];
-        if (e->shape->operand[i].blocked)
-            snprintf(place, sizeof place, "first.p%d[te_place(column, first.p%d_block) * first.p%d_column]", i, i, i);
-        else
-            snprintf(place, sizeof place, "first.p%d[column * first.p%d_column]", i, i);
-        te_emit(e,
-                "        const te_real sum%d = te_join_columns(a.column_parts + (int64_t)%d * a.n_column_parts * "
-                "first.columns, "
-                "first.rows ? a.n_column_parts : 0, first.columns);\n"
-                "        if (threadIdx.x < 32 && column < first.columns) {\n            te_real value = sum%d;\n",
-                o, te_emit_column_number(e, o), o);
-        emit_join_store(e, o, place, false);
-    }
-    te_emit(e, "        return;\n    }\n");
-}
-
-/* Where runs share an output one block does them all, in order; else each has a block. */
-void te_emit_join(te_emitter *e)
-{
-    const char *columns = te_shape_column_sums(e->program, e->shape) ? "(int)column_blocks" : "0";
-    int n = 0;
-    te_emit(
-        e,
-        "\nextern \"C\" __global__ void __launch_bounds__(%d) te_program_join(const __grid_constant__ te_args a)\n{\n",
-        TE_CUDA_JOIN_THREADS);
-    if (te_shape_column_sums(e->program, e->shape)) emit_join_columns(e);
-    if (te_shape_sums(e->program, e->shape))
-        te_emit(e,
-                "    for (int at = (int)blockIdx.x - %s; at < a.n_runs; at += (int)gridDim.x - %s) {\n"
-                "        const te_run_args &r = a.run[at];\n",
-                columns, columns);
-    for (int o = 0; o < e->program->n_outputs; o++) {
-        int  kind = e->program->outputs[o].kind;
-        char place[32];
-        if (!te_program_sums(kind) || !te_shape_wants(e->program, e->shape, o)) continue;
-        snprintf(place, sizeof place, "*r.p%d", e->program->n_inputs + o);
-        te_emit(
-            e,
-            "        const double total%d = te_join_parts<%s>(a.sum_parts + %d * a.blocks + r.first_block, r.blocks);\n"
-            "        if (threadIdx.x == 0) {\n            te_real value = (te_real)total%d;\n",
-            o, kind == TE_OUT_AMAX ? "true" : "false", n++, o);
-        emit_join_store(e, o, place, kind == TE_OUT_AMAX);
-    }
-    if (n) te_emit(e, "    }\n");
     te_emit(e, "}\n");
 }

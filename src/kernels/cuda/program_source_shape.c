@@ -191,6 +191,18 @@ static int unit_of(const sketch *s)
     return unit;
 }
 
+static bool walks_rows(const sketch *s)
+{
+    return s->shape->kind != TE_CUDA_FLAT && s->shape->kind != TE_CUDA_TILED && s->shape->n_outer > 0;
+}
+
+static bool alike(const sketch *s, const te_operand *operand)
+{
+    for (int d = 0; d < s->shape->n_outer; d++)
+        if (operand->stride[s->shape->axis[d]] != 0) return false;
+    return true;
+}
+
 static te_cuda_access access_of(const sketch *s, int i)
 {
     const te_operand *operand = operand_of(s, i);
@@ -204,7 +216,8 @@ static te_cuda_access access_of(const sketch *s, int i)
     size_t bytes = te_dtype_size(operand->dtype) * (size_t)unit;
     bool   aligned = (uintptr_t)operand->data % (bytes < 16 ? bytes : 16) == 0;
     for (int d = 0; d < s->shape->n_outer; d++) aligned &= operand->stride[s->shape->axis[d]] % unit == 0;
-    return aligned || unit == 1 ? TE_CUDA_VECTOR : TE_CUDA_NEXT;
+    if (!aligned && unit > 1) return TE_CUDA_NEXT;
+    return walks_rows(s) && i < s->program->n_inputs && alike(s, operand) ? TE_CUDA_ALIKE : TE_CUDA_VECTOR;
 }
 
 static void reach_operands(sketch *s)
@@ -225,19 +238,20 @@ static void reach_operands(sketch *s)
 
 /* --- rows -------------------------------------------------------------------------------------------------------- */
 
-/* A warp or less while a thread holds at most WARP_HELD elements of a row; then blocks, the smallest whose threads hold
- * at most BLOCK_HELD; longer rows are not held. */
+/* A warp or less while a thread holds at most WARP_HELD elements of a row and WARP_SUMS sums of their columns; then
+ * blocks, the smallest whose threads hold at most BLOCK_HELD. Longer rows are not held, and have large blocks only
+ * where there are few of them. */
 static void share_row(sketch *s)
 {
-    enum { WARP_HELD = 32, WARP_ITEMS = 4, BLOCK_HELD = 16, LONG_ROW = 1024 };
+    enum { WARP_HELD = 32, WARP_ITEMS = 4, BLOCK_HELD = 16, LONG_ROW = 1024, MANY_ROWS = 1024, WARP_SUMS = 48 };
     te_cuda_program_shape *shape = s->shape;
     int64_t                units = s->columns / shape->vector;
     shape->items = 1;
     shape->lanes = 1;
     while (shape->lanes < 32 && shape->lanes < units) shape->lanes *= 2;
     if (units <= shape->lanes) return;
-    int64_t items = (units + 31) / 32;
-    if (items <= WARP_ITEMS && items * shape->vector <= WARP_HELD) {
+    int64_t items = (units + 31) / 32, sums = te_shape_column_sums(s->program, shape);
+    if (items <= WARP_ITEMS && items * shape->vector <= WARP_HELD && items * shape->vector * sums <= WARP_SUMS) {
         shape->items = (uint8_t)items;
         return;
     }
@@ -247,6 +261,7 @@ static void share_row(sketch *s)
         shape->items = items * shape->vector <= BLOCK_HELD ? (uint8_t)items : 0;
         if (shape->items) break;
     }
+    if (!shape->items && s->rows >= MANY_ROWS) shape->lanes = 256; /* several blocks a multiprocessor */
     /* with that many threads registers are few: smaller units where a thread then holds less */
     while (shape->lanes == LONG_ROW && shape->items > 1 && shape->vector > 2) {
         int64_t half = shape->vector / 2, more = (s->columns / half + LONG_ROW - 1) / LONG_ROW;
@@ -254,6 +269,16 @@ static void share_row(sketch *s)
         shape->vector = (uint8_t)half;
         shape->items = (uint8_t)more;
     }
+}
+
+/* Neighbours in a warp take neighbouring units. */
+static void share_columns(sketch *s)
+{
+    te_cuda_program_shape *shape = s->shape;
+    int64_t                units = s->columns / shape->vector;
+    shape->kind = TE_CUDA_COLUMNS;
+    while (shape->lanes < 32 && shape->lanes < units) shape->lanes *= 2;
+    shape->direct = te_shape_blocks_down(shape, s->rows, s->columns) == 1;
 }
 
 /* --- tiles ------------------------------------------------------------------------------------------------------- */
@@ -338,8 +363,11 @@ te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, c
     shape->wide = is_wide(&s);
     reach_operands(&s);
     if (!rows && !squares) turn_tiles(&s);
-    if (shape->kind == TE_CUDA_ROWS || squares) {
+    if (shape->kind == TE_CUDA_ROWS && !rows) {
+        share_columns(&s);
+    } else if (shape->kind == TE_CUDA_ROWS || squares) {
         share_row(&s);
+        shape->full = s.columns > 0 && s.columns == (int64_t)shape->lanes * shape->items * shape->vector;
         reach_operands(&s); /* units may have changed */
     }
     int quantized = te_shape_quantized(program, shape) * (int)(sizeof(te_quantize_args) / 8);

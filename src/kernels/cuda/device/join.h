@@ -33,6 +33,7 @@ __device__ static inline te_real te_join_columns(const te_real *parts, int64_t n
     int64_t  column = (int64_t)blockIdx.x * 32 + x;
     te_real  sum = 0;
     if (column < columns)
+#pragma unroll 8
         for (int64_t i = y; i < n; i += 32) sum += parts[i * columns + column];
     __syncthreads();
     held[y][x] = sum;

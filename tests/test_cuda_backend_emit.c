@@ -135,9 +135,9 @@ static void check(te_context *ctx, const char *recipe, const te_quantizer *q, te
     a.y = tensor(cpu, dtype, rows, cols);
     CHECK_MSG(run(&b, cpu, &a, whole(a.y, cols, 1)) == TE_OK, "%s: %s", name, cpu->exec.message);
     CHECK_MSG(te_quantize(a.y, q, &options, &a.q) == TE_OK, "%s: %s", name, te_context_error(ctx));
-    if (te_quantized_open(gpu, q, dtype, 2, a.x->shape, want, &g.q) != TE_OK) abort();
+    if (te_quantized_open(gpu, q, dtype, 2, a.x->shape, want, false, &g.q) != TE_OK) abort();
     te_tensor *factor = q->needs_history ? te_tensor_scalar(ctx, gpu, TE_F32, 11) : NULL;
-    te_quantize_job job = te_quantized_job(&g.q, factor);
+    te_quantize_job job = te_quantized_job(&g.q, factor, NULL);
     te_tensor *amaxes = tensor(gpu, TE_F32, 1, 2);
     job.amaxes = te_tensor_pointer(amaxes);
     if (te_quantizer_measures(q)) {
@@ -170,8 +170,8 @@ static void check_refusals(te_context *ctx)
         made g;
         build(&b, false);
         make(&g, gpu, TE_BF16, 33, 48, values);
-        if (te_quantized_open(gpu, refused[i], TE_BF16, 2, g.x->shape, (bool[]){true, true}, &g.q) != TE_OK) abort();
-        te_quantize_job job = te_quantized_job(&g.q, NULL);
+        if (te_quantized_open(gpu, refused[i], TE_BF16, 2, g.x->shape, (bool[]){true, true}, false, &g.q) != TE_OK) abort();
+        te_quantize_job job = te_quantized_job(&g.q, NULL, NULL);
         CHECK(run(&b, gpu, &g, (te_operand){.quantized = &job}) == TE_ERROR_ARGUMENT);
         CHECK(strstr(gpu->exec.message, "output 0 cannot be left quantized") != NULL);
         unmake(&g);

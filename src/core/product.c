@@ -62,14 +62,27 @@ static te_status run(te_tensor *c, const te_gemm *gemm)
     return status == TE_OK ? TE_OK : te_fail_exec(c->ctx, status, exec, "linear");
 }
 
+te_status te_product_bias(const te_tensor *y, te_tensor *bias, te_view *view, te_tensor **held)
+{
+    *held = NULL;
+    if (!bias) return TE_OK;
+    *view = te_tensor_view(bias); /* by which a graph knows it */
+    if (y->storage->device->exec.backend->host_memory || (y->dtype != TE_BF16 && y->dtype != TE_F16)) return TE_OK;
+    *held = te_tensor_cast_cached(bias, y->dtype);
+    if (!*held) return y->ctx->status;
+    *view = te_tensor_view(*held);
+    return TE_OK;
+}
+
 te_status te_linear_product(te_tensor *y, te_tensor *x, te_tensor *w, te_tensor *bias)
 {
     te_gemm gemm = {.b = te_matrix_transposed(te_tensor_view(w)), .alpha = 1, .b_key = te_content_key(w)};
-    te_tensor *rows = te_rows_tensor(x, &gemm.a);
+    te_tensor *rows = te_rows_tensor(x, &gemm.a), *held;
     if (!rows) return y->ctx->status;
     te_rows_view(y, &gemm.c);
-    if (bias) gemm.bias = te_tensor_view(bias);
-    te_status status = run(y, &gemm);
+    te_status status = te_product_bias(y, bias, &gemm.bias, &held);
+    if (status == TE_OK) status = run(y, &gemm);
+    te_tensor_release(held);
     te_tensor_release(rows);
     return status;
 }

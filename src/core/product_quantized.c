@@ -57,14 +57,14 @@ static te_status view_factor(const te_factor *f, int side, bool turn, te_view *v
     return TE_OK;
 }
 
-/* c = (or +=) a b + bias. a and b are released. */
-static te_status multiply(te_tensor *c, te_gemm *gemm, operand *a, operand *b)
+/* c = (or +=) a b + bias, unless something has failed before. a and b are released. */
+static te_status multiply(te_tensor *c, te_status before, te_gemm *gemm, operand *a, operand *b)
 {
     te_exec *exec = &c->storage->device->exec;
-    te_status status = exec->backend->gemm(exec, gemm);
+    te_status status = before == TE_OK ? exec->backend->gemm(exec, gemm) : before;
     te_tensor_release(a->copy);
     te_tensor_release(b->copy);
-    return status == TE_OK ? TE_OK : te_fail_exec(c->ctx, status, exec, "linear");
+    return status == TE_OK || before != TE_OK ? status : te_fail_exec(c->ctx, status, exec, "linear");
 }
 
 static te_status product(te_tensor *c, const te_factor *a, int a_side, bool turn_a, const te_factor *b, int b_side,
@@ -79,8 +79,11 @@ static te_status product(te_tensor *c, const te_factor *a, int a_side, bool turn
         return status;
     }
     te_rows_view(c, &gemm.c);
-    if (bias) gemm.bias = te_tensor_view(bias);
-    return multiply(c, &gemm, &oa, &ob);
+    te_tensor *held;
+    status = te_product_bias(c, bias, &gemm.bias, &held);
+    status = multiply(c, status, &gemm, &oa, &ob);
+    te_tensor_release(held);
+    return status;
 }
 
 static uint64_t weight_key(const te_factor *weight, int side)
@@ -219,7 +222,7 @@ bool te_product_may_recall(const te_product_recipe *recipe)
 te_status te_quantized_recall(te_product_saved *saved, te_tensor *x)
 {
     const te_product_recipe *recipe = saved->recipe;
-    te_quantize_options options = {.want = {false, true}, .scale = 1, .factor = saved->scale};
+    te_quantize_options options = {.want = {false, true}, .scale = 1, .factor = saved->scale, .passing = true};
     if (recipe->quantized[TE_ROLE_INPUT] && recipe->backward == TE_BACKWARD_QUANTIZED)
         return te_quantize(x, &recipe->quantizers[TE_ROLE_INPUT], &options, &saved->x.quantized);
     saved->x.plain = te_tensor_retain(x);

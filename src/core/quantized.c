@@ -72,23 +72,37 @@ static int data_shape(const te_quantized *z, int side, const te_quantized_layout
     return z->ndim;
 }
 
-static te_status make_part(te_quantized *z, te_device *device, int side, const te_quantized_layout *l)
+/* The factors of a side; `turned`: one line's after the other's, block by block. */
+static te_tensor *make_factors(te_device *device, const te_quantized_layout *l, bool turned)
+{
+    const int64_t *shape = l->scale_shape;
+    if (!turned) return te_tensor_new(device->ctx, device, l->scale_dtype, l->scale_ndim, shape);
+    te_tensor *across = te_tensor_new(device->ctx, device, l->scale_dtype, 2, (int64_t[]){shape[1], shape[0]});
+    te_tensor *factors = across ? te_tensor_alias(across, 2, shape, (int64_t[]){1, shape[0]}, 0) : NULL;
+    te_tensor_release(across);
+    return factors;
+}
+
+static te_status make_part(te_quantized *z, te_device *device, int side, const te_quantized_layout *l, bool passing)
 {
     te_context *ctx = device->ctx;
     te_quantized_part *part = &z->side[side];
+    const te_quantizer *q = &z->quantizer;
     int64_t shape[TE_MAX_DIMS];
     int ndim = data_shape(z, side, l, shape);
-    bool shared = side == 1 && z->side[0].data && !z->quantizer.block_rows; /* one factor serves both */
+    bool shared = side == 1 && z->side[0].data && !q->block_rows; /* one factor serves both */
+    passing &= !device->exec.backend->host_memory;
     part->data = te_tensor_new(ctx, device, l->data_dtype, ndim, shape);
     if (!part->data) return ctx->status;
-    part->scale_inv = shared ? te_tensor_retain(z->side[0].scale_inv)
-                             : te_tensor_new(ctx, device, l->scale_dtype, l->scale_ndim, l->scale_shape);
+    bool turned = passing && q->scale == TE_SCALE_F32 && q->block_rows == 1 && l->scale_row_stride != 1;
+    part->scale_inv = shared ? te_tensor_retain(z->side[0].scale_inv) : make_factors(device, l, turned);
     if (!part->scale_inv) return ctx->status;
-    if (l->amaxes < 0) return TE_OK;
+    if (l->amaxes < 0 || (passing && q->needs_history)) return TE_OK;
     part->amax = shared ? te_tensor_retain(z->side[0].amax) : te_tensor_new(ctx, device, TE_F32, 1, &l->amaxes);
     return part->amax ? TE_OK : ctx->status;
 }
 
+/* Strides of the factors are their tensor's, which has the layout's shape. */
 static te_quantized_side bind_side(const te_quantized_part *part, const te_quantized_layout *l)
 {
     te_quantized_side side = {.rows = l->rows, .cols = l->cols};
@@ -99,6 +113,10 @@ static te_quantized_side bind_side(const te_quantized_part *part, const te_quant
     side.scale_inv = te_tensor_pointer(part->scale_inv);
     side.scale_row_stride = l->scale_row_stride;
     side.scale_col_stride = l->scale_col_stride;
+    if (l->scale_ndim == 2 && !te_tensor_contiguous(part->scale_inv)) {
+        side.scale_row_stride = part->scale_inv->stride[0];
+        side.scale_col_stride = part->scale_inv->stride[1];
+    }
     side.amax = part->amax ? te_tensor_pointer(part->amax) : NULL;
     side.amax_stride = l->amaxes != 1;
     return side;
@@ -212,7 +230,8 @@ te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantiz
     te_tensor *read = as_it_is ? te_tensor_retain(source) : te_tensor_contiguous_copy(source);
     if (!read) return source->ctx->status;
     if (!options->again)
-        status = te_quantized_open(device, q, source->dtype, source->ndim, source->shape, options->want, result);
+        status = te_quantized_open(device, q, source->dtype, source->ndim, source->shape, options->want,
+                                   options->passing, result);
     if (status == TE_OK) {
         te_quantize_job job = bind(result);
         job.source = te_tensor_pointer(read);
@@ -233,7 +252,7 @@ te_status te_quantize(te_tensor *source, const te_quantizer *q, const te_quantiz
 /* --- in stripes --------------------------------------------------------------------------------------------------- */
 
 te_status te_quantized_open(te_device *device, const te_quantizer *q, te_dtype dtype, int ndim, const int64_t *shape,
-                            const bool want[2], te_quantized *result)
+                            const bool want[2], bool passing, te_quantized *result)
 {
     int64_t rows, cols;
     te_status status = TE_OK;
@@ -242,7 +261,7 @@ te_status te_quantized_open(te_device *device, const te_quantizer *q, te_dtype d
     memcpy(result->shape, shape, (size_t)ndim * sizeof *shape);
     for (int s = 0; s < 2 && status == TE_OK; s++) {
         te_quantized_layout l = te_quantizer_layout(q, s, rows, cols);
-        if (want[s]) status = make_part(result, device, s, &l);
+        if (want[s]) status = make_part(result, device, s, &l, passing);
     }
     if (status != TE_OK) te_quantized_close(result);
     return status;
@@ -311,10 +330,11 @@ te_status te_quantize_rows(te_quantized *z, int64_t row, int64_t n, void *source
     return TE_OK;
 }
 
-te_quantize_job te_quantized_job(const te_quantized *z, te_tensor *factor)
+te_quantize_job te_quantized_job(const te_quantized *z, te_tensor *factor, te_tensor *seen)
 {
     te_quantize_job job = bind(z);
     if (factor) job.given = te_tensor_pointer(factor);
+    if (seen) job.seen = te_tensor_pointer(seen);
     if (z->quantizer.stochastic) draw(data_of(z)->ctx, &job, NULL);
     return job;
 }

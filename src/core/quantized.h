@@ -34,22 +34,25 @@ typedef struct te_quantize_options {
     te_tensor *kept;      /* float32 {2} of a device, for te_quantize_job; not with an amax per row. NULL: none */
     const float *stale;   /* likewise; NULL: the copies are there for the first time */
     bool again;           /* the result holds copies of the same source already, with what was kept of them */
+    bool passing;         /* nobody but products will read the result: see te_quantized_open */
 } te_quantize_options;
 
 static inline bool te_quantized_is_there(const te_quantized *z) { return z->side[0].data || z->side[1].data; }
 
-/* Room for the wanted directions of a matrix that te_quantize_rows fills; on failure it holds nothing. */
+/* Room for the wanted directions of a matrix that te_quantize_rows fills; on failure it holds nothing. `passing`: on a
+ * device there is none for an amax that only a history is to know of, and factors of blocks lie as products read them:
+ * one line's after the other's, block by block. */
 te_status te_quantized_open(te_device *device, const te_quantizer *q, te_dtype dtype, int ndim, const int64_t *shape,
-                            const bool want[2], te_quantized *result);
+                            const bool want[2], bool passing, te_quantized *result);
 /* Quantizes n rows from `row` on, a multiple of 128, from dense memory in the dtype of the matrix; all at once where
  * rounding is stochastic. With a history *amax becomes the largest so far. Where factors follow from the whole tensor,
  * amax[0] and [1] are those that te_measure_rows took of all rows, beginning at 0. Both on host memory. */
 te_status te_quantize_rows(te_quantized *z, int64_t row, int64_t n, void *source, float scale, float *amax);
 te_status te_measure_rows(const te_quantized *z, int64_t row, int64_t n, void *source, float *amax);
 
-/* The same all at once, for a backend that makes the source itself (te_operand.quantized). factor: as
- * in te_quantize_options. */
-te_quantize_job te_quantized_job(const te_quantized *z, te_tensor *factor);
+/* The same all at once, for a backend that makes the source itself (te_operand.quantized). factor and seen: as in
+ * te_quantize_options. */
+te_quantize_job te_quantized_job(const te_quantized *z, te_tensor *factor, te_tensor *seen);
 
 /* Fills `result`, to be closed by the caller; on failure it holds nothing. Both directions are made in one pass.
  * Of a parameter that is stored quantized the values are quantized. */

@@ -237,7 +237,7 @@ te_status te_quantized_parameter_open(te_tensor *param, te_quantized *copies)
         return TE_OK;
     }
     bool want[2] = {true, s->copies.side[1].data != NULL};
-    return te_quantized_open(param->storage->device, q, param->dtype, param->ndim, param->shape, want, copies);
+    return te_quantized_open(param->storage->device, q, param->dtype, param->ndim, param->shape, want, false, copies);
 }
 
 static bool is_its_own(const te_tensor *param, const te_quantized *copies)

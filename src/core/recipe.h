@@ -62,10 +62,12 @@ struct te_recipe_state {
     te_product_recipe *recipe; /* NULL: none yet */
     te_tensor *scale[TE_ROLE_COUNT], *history[TE_ROLE_COUNT];
     te_quantized weight; /* of the weight below, under `recipe` */
-    uint64_t weight_id, weight_version, weight_scale_version; /* the last: of scale[TE_ROLE_WEIGHT] */
+    uint64_t weight_id, weight_version;
+    uint64_t weight_scale_id, weight_scale_version; /* of scale[TE_ROLE_WEIGHT] then */
     int64_t weight_offset, weight_stride[TE_MAX_DIMS]; /* which part of its storage it was */
     uint64_t weight_graph;   /* made while this graph was recorded; 0: none was */
-    te_tensor *weight_scale; /* float32 {1}: what it was multiplied by, where that is given; nobody writes it */
+    te_tensor *weight_scale; /* float32 {1}: what it was multiplied by, where that is given; nobody writes it, or it is
+                                scale[TE_ROLE_WEIGHT] itself */
     te_tensor *weight_kept;  /* on devices: te_quantize_job.kept; NULL: none */
     bool weight_collected;   /* its amax counts in this step already */
     struct te_numerics *watched; /* numerics.h; NULL: nobody looks */
@@ -136,10 +138,12 @@ void te_quantized_values_free(te_storage *storage);
  * come from an earlier call. */
 te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
                            bool columnwise, te_quantized *result);
-/* The same for what a program makes: room, and the factor that is held for the caller (NULL: the quantizer's own); and
- * what closes the step's account of it. Not for weights. */
+/* The same for what a program makes: room, the factor that is held for the caller (NULL: the quantizer's own), and
+ * what kernels of a device raise to its amax (NULL: it does not count); on the host _close raises that. Not for
+ * weights. */
 te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, te_dtype dtype, int ndim,
                        const int64_t *shape, const bool want[2], te_quantized *result, te_tensor **factor);
+te_tensor *te_role_seen(const te_recipe_state *state, te_role role);
 te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized *z);
 
 /* An input's row-wise copy, where the column-wise one is made in backward, from x computed again: result->factor is

@@ -38,8 +38,15 @@ static te_status record(te_recipe_state *state, te_role role, te_tensor *factor)
     return TE_OK;
 }
 
-/* The factor that delayed scaling has for a tensor on `device`, held for the caller: of a weight a copy of its own, or
- * that of the quantized weight which is there; from the tape where a stretch runs again. */
+/* Whether the factor of a weight's copies has to be there by itself: the host compares it with the factor of now, and a
+ * tape gives it back as the one that the copies were made with. A device compares with what kernels have kept. */
+static bool copies_factor(const te_recipe_state *state, const te_device *device)
+{
+    return device->exec.backend->host_memory || state->ctx->recorded_scales.on;
+}
+
+/* The factor that delayed scaling has for a tensor on `device`, held for the caller: of a weight possibly a copy of its
+ * own, or that of the quantized weight which is there; from the tape where a stretch runs again. */
 static te_status take_factor(te_recipe_state *state, te_role role, te_device *device, bool current, te_tensor **factor)
 {
     te_context *ctx = state->ctx;
@@ -52,7 +59,8 @@ static te_status take_factor(te_recipe_state *state, te_role role, te_device *de
     if (from_tape)
         *factor = te_tensor_retain(replayed->values[replayed->at++]);
     else
-        *factor = role == TE_ROLE_WEIGHT && !current ? te_tensor_clone_data(own) : te_tensor_retain(own);
+        *factor = role == TE_ROLE_WEIGHT && !current && copies_factor(state, device) ? te_tensor_clone_data(own)
+                                                                                     : te_tensor_retain(own);
     if (!*factor) return ctx->status;
     return role == TE_ROLE_GRAD_OUTPUT ? TE_OK : record(state, role, *factor);
 }
@@ -116,7 +124,7 @@ static bool factor_is_current(const te_recipe_state *state)
     const te_tensor *now = state->scale[TE_ROLE_WEIGHT], *then = state->weight_scale;
     if (!then || now->storage->device != then->storage->device) return !then;
     if (now->storage->device == &state->ctx->devices[0]) return number(now) == number(then);
-    return state->weight_scale_version == now->storage->version;
+    return state->weight_scale_id == now->storage->id && state->weight_scale_version == now->storage->version;
 }
 
 static te_status check_dtype(const te_recipe_state *state, te_role role, te_dtype dtype)
@@ -248,12 +256,19 @@ te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, 
     *factor = NULL;
     te_status status = check_dtype(state, role, dtype);
     if (status == TE_OK && q->needs_history) status = take_factor(state, role, device, false, factor);
-    return status == TE_OK ? te_quantized_open(device, q, dtype, ndim, shape, want, result) : status;
+    return status == TE_OK ? te_quantized_open(device, q, dtype, ndim, shape, want, true, result) : status;
+}
+
+te_tensor *te_role_seen(const te_recipe_state *state, te_role role)
+{
+    return counts(state, role) ? state->history[role] : NULL;
 }
 
 te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized *z)
 {
-    return counts(state, role) ? te_quantized_count(z, state->history[role]) : TE_OK;
+    te_tensor *seen = te_role_seen(state, role);
+    bool by_host = seen && seen->storage->device->exec.backend->host_memory;
+    return by_host ? te_quantized_count(z, seen) : TE_OK;
 }
 
 te_status te_role_keep_factor(te_recipe_state *state, te_role role, te_tensor *factor, te_quantized *z)
@@ -312,8 +327,9 @@ static void keep_weight(te_recipe_state *state, const te_tensor *t, const te_qua
     state->weight_graph = te_graph_id(state->ctx->capture);
     te_tensor_release(state->weight_scale);
     state->weight_scale = factor ? te_tensor_retain(factor) : NULL;
-    bool of_now = !state->ctx->replayed_scales.on;
-    state->weight_scale_version = !factor ? 0 : of_now ? state->scale[TE_ROLE_WEIGHT]->storage->version : UINT64_MAX;
+    bool of_now = factor && !state->ctx->replayed_scales.on;
+    state->weight_scale_id = of_now ? state->scale[TE_ROLE_WEIGHT]->storage->id : 0;
+    state->weight_scale_version = of_now ? state->scale[TE_ROLE_WEIGHT]->storage->version : UINT64_MAX;
     state->weight_collected = collected;
 }
 
@@ -361,7 +377,7 @@ static te_status quantize_role(te_recipe_state *state, te_role role, te_tensor *
     }
     bool same = role == TE_ROLE_WEIGHT && weight_is_current(state, t, compute, rowwise, columnwise);
     bool current = same && factor_is_current(state);
-    te_quantize_options options = {.want = {rowwise, columnwise}, .scale = 1};
+    te_quantize_options options = {.want = {rowwise, columnwise}, .scale = 1, .passing = role != TE_ROLE_WEIGHT};
     memset(result, 0, sizeof *result);
     te_status status = check_dtype(state, role, compute);
     if (status == TE_OK && q->needs_history)
@@ -371,7 +387,7 @@ static te_status quantize_role(te_recipe_state *state, te_role role, te_tensor *
         status = collect_weight(state);
         if (status == TE_OK) te_quantized_share(&state->weight, rowwise, columnwise, result);
     } else if (status == TE_OK) {
-        options.seen = counts(state, role) ? state->history[role] : NULL;
+        options.seen = te_role_seen(state, role);
         if (role == TE_ROLE_WEIGHT)
             status = quantize_weight(state, t, compute, same, &options, result);
         else
@@ -397,13 +413,13 @@ te_status te_role_quantize_first(te_recipe_state *state, te_tensor *x, te_dtype 
 te_status te_role_observe(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute)
 {
     const te_quantizer *q = &state->recipe->quantizers[role];
-    te_quantize_options options = {.want = {true, false}, .scale = 1};
+    te_quantize_options options = {.want = {true, false}, .scale = 1, .passing = true};
     te_quantized z;
     if (!state->recipe->quantized[role] || !q->needs_history || te_tensor_is_quantized(t)) return TE_OK;
     te_status status = check_dtype(state, role, compute);
     if (status == TE_OK) status = settle(state, role, t->storage->device);
     if (status != TE_OK) return status;
-    if (counts(state, role)) options.seen = state->history[role];
+    options.seen = te_role_seen(state, role);
     status = quantize(t, compute, q, &options, &z);
     if (status == TE_OK) te_quantized_close(&z);
     return status;

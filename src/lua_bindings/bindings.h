@@ -29,7 +29,8 @@ typedef struct te_lua {
     struct te_lua_link *link;  /* how graph nodes find their way back */
     lua_State         *thread; /* a thread of its own, for callbacks without a Lua caller */
     lua_State         *L;      /* innermost caller of the engine; NULL: none */
-    size_t             collect_at; /* bytes of live tensors at which the collector runs next */
+    size_t             collect_at; /* bytes of live tensors of the host at which the collector runs next … */
+    size_t             collect_device_at; /* … and of those on devices */
     bool               restricted; /* no files */
     int                threads;    /* at the start */
     bool               reclaiming; /* a collection inside an allocation: the engine must not be entered again */

@@ -22,11 +22,18 @@ static const char *const field_names[] = {
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
-static size_t live_bytes(const te_context *ctx)
+static size_t host_bytes(const te_context *ctx) { return ctx->devices[0].allocator.current; }
+
+static size_t device_bytes(const te_context *ctx)
 {
     size_t bytes = 0;
-    for (int i = 0; i < TE_MAX_DEVICES; i++) bytes += ctx->devices[i].allocator.current;
+    for (int i = 1; i < TE_MAX_DEVICES; i++) bytes += ctx->devices[i].allocator.current;
     return bytes;
+}
+
+static bool is_due(const te_lua *rt)
+{
+    return host_bytes(rt->ctx) > rt->collect_at || device_bytes(rt->ctx) > rt->collect_device_at;
 }
 
 /* Goes on to the end of a cycle of the collector. A full collection sweeps all before its cycle, too, which takes half
@@ -38,23 +45,26 @@ static void finish_cycle(lua_State *L)
 
 /* A collection takes some 0.13 ns a byte of Lua's heap; a result written to memory that the caches do not hold takes
  * some 20 us a megabyte more than one that is in them. So the smaller the heap, the sooner it pays to collect: then
- * memory of garbage is used again while the caches hold it. A large heap is not walked for little. */
+ * memory of garbage is used again while the caches hold it. A large heap is not walked for little. A device's memory is
+ * worth less of the host's time: its caches hold no tensor for long, and what a step leaves behind is small beside what
+ * a device has. */
 static void set_threshold(te_lua *rt, lua_State *L)
 {
-    enum { LEAST = 2 << 20, MOST = 32 << 20, GROWTH_PER_HEAP = 28 };
-    size_t live = live_bytes(rt->ctx), heap = (size_t)lua_gc(L, LUA_GCCOUNT, 0) << 10;
+    enum { LEAST = 2 << 20, MOST = 32 << 20, GROWTH_PER_HEAP = 28, DEVICE_LEAST = 256 << 20, DEVICE_PART = 32 };
+    size_t live = host_bytes(rt->ctx), there = device_bytes(rt->ctx), heap = (size_t)lua_gc(L, LUA_GCCOUNT, 0) << 10;
     size_t growth = GROWTH_PER_HEAP * heap, most = live / 2 + 2 * heap;
     if (most < MOST) most = MOST;
     if (growth < LEAST) growth = LEAST;
     rt->collect_at = live + (growth < most ? growth : most);
+    rt->collect_device_at = there + (there / DEVICE_PART < DEVICE_LEAST ? DEVICE_LEAST : there / DEVICE_PART);
 }
 
 void te_lua_charge(te_lua *rt, lua_State *L)
 {
-    if (live_bytes(rt->ctx) <= rt->collect_at) return;
+    if (!is_due(rt)) return;
     finish_cycle(L);
     /* one that Lua had begun by itself leaves what has become garbage since */
-    if (rt->ctx && live_bytes(rt->ctx) > rt->collect_at) finish_cycle(L);
+    if (rt->ctx && is_due(rt)) finish_cycle(L);
     if (rt->ctx) set_threshold(rt, L);
 }
 

@@ -117,7 +117,7 @@ static te_status open_emission(te_emitting *e, te_emission *m)
     if (m->again) {
         m->factor = m->again->scale ? te_tensor_retain(m->again->scale) : NULL;
         return te_quantized_open(e->state->device, &m->again->recipe->quantizers[m->role], m->dtype, e->space->ndim,
-                                 shape, m->want, m->target);
+                                 shape, m->want, true, m->target);
     }
     return te_role_open(m->state, m->role, e->state->device, m->dtype, e->space->ndim, shape, m->want, m->target,
                         &m->factor);
@@ -253,7 +253,7 @@ static te_status run_in_tiles(te_emitting *e, te_program *program, const te_run 
     int n = 0;
     for (int i = 0; i < e->n && status == TE_OK; i++) {
         te_emission *m = &e->of[i];
-        te_quantize_job job = te_quantized_job(m->target, m->factor);
+        te_quantize_job job = te_quantized_job(m->target, m->factor, m->again ? NULL : te_role_seen(m->state, m->role));
         int64_t half = m->width / 2;
         status = open_amaxes(e, m, &job);
         jobs[n++] = m->second < 0 ? job : half_of(&m->target->quantizer, job, 0, half);

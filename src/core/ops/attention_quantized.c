@@ -55,7 +55,7 @@ te_tensor *te_attention_result(te_call *call, te_attention_state *s, te_dtype dt
     const te_quantized *v = s->n_operands ? &s->operands[s->n_operands - 1] : NULL;
     const bool want[2] = {true, false};
     if (!v || s->a.dropout > 0) return te_tensor_new(call->ctx, device, dtype, 4, rows);
-    if (te_quantized_open(device, &v->quantizer, dtype, 4, rows, want, &s->result) != TE_OK) return NULL;
+    if (te_quantized_open(device, &v->quantizer, dtype, 4, rows, want, false, &s->result) != TE_OK) return NULL;
     te_tensor_release(s->result.side[0].scale_inv);
     s->result.side[0].scale_inv = te_tensor_retain(v->side[0].scale_inv);
     return te_tensor_retain(s->result.side[0].data);

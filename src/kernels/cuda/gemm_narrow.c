@@ -177,6 +177,17 @@ static te_status pad(te_exec *exec, const narrow_operand *o, int64_t step, te_vi
 
 /* --- factors ------------------------------------------------------------------------------------------------------ */
 
+/* Whether factors lie as they are wanted already: no line and no block beyond theirs, and neighbours where they are
+ * looked for. */
+static bool is_arranged(const te_arrange_args *a)
+{
+    bool by_blocks = a->layout == TE_ARRANGE_BY_BLOCKS;
+    if (a->layout == TE_ARRANGE_TILES || a->lines != a->padded_lines || a->blocks != a->padded_blocks) return false;
+    bool lines = a->lines == 1 || a->stride[0] == (by_blocks ? 1 : a->padded_blocks);
+    bool blocks = a->blocks == 1 || a->stride[1] == (by_blocks ? a->padded_lines : 1);
+    return lines && blocks && (uintptr_t)a->from % 16 == 0;
+}
+
 /* The factors of blocks in the order in which cuBLASLt reads them; memory that is lent is in *lent. */
 static te_status arrange(te_exec *exec, const narrow_operand *o, int mode, const void **factors, void **lent)
 {
@@ -198,6 +209,7 @@ static te_status arrange(te_exec *exec, const narrow_operand *o, int mode, const
                         : args.layout == TE_ARRANGE_BY_BLOCKS ? round_up(args.lines, 16)
                                                               : args.lines;
     args.padded_blocks = args.layout == TE_ARRANGE_BY_BLOCKS ? args.blocks : round_up(args.blocks, 4);
+    if (is_arranged(&args)) return TE_OK;
     const int64_t form[7] = {args.layout,    args.lines,        args.blocks,       args.stride[0],
                              args.stride[1], args.padded_lines, args.padded_blocks};
     bool there;

@@ -7,12 +7,24 @@
 #include "kernels/args.h"
 #include "kernels/hand.h"
 
+enum { LISTS = 8 };
+
+/* A list of delayed scaling's tensors, on the host and on the device. */
+typedef struct delayed_list {
+    te_delayed *tensors;
+    void *there;
+    int64_t n; /* 0: a free entry */
+    uint64_t used;
+} delayed_list;
+
 struct te_cuda_hand {
     size_t n, capacity;
     struct hand_code {
         te_cuda_kernel kernel;
         te_cuda_code *code;
     } * codes;
+    delayed_list lists[LISTS];
+    uint64_t list_clock;
 };
 
 static te_status open_hand(te_exec *exec, struct te_cuda_hand **out)
@@ -25,10 +37,19 @@ static te_status open_hand(te_exec *exec, struct te_cuda_hand **out)
     return TE_OK;
 }
 
+static void drop_list(te_exec *exec, delayed_list *list)
+{
+    if (list->there) exec->scratch_free(exec, list->there);
+    te_mem_free(exec->mem, list->tensors, (size_t)list->n * sizeof *list->tensors);
+    *list = (delayed_list){.n = 0};
+}
+
 void te_cuda_hand_close(te_exec *exec)
 {
     struct te_cuda_hand *hand = te_cuda(exec)->hand;
     if (!hand) return;
+    for (int i = 0; i < LISTS; i++)
+        if (hand->lists[i].n) drop_list(exec, &hand->lists[i]);
     te_mem_free(exec->mem, hand->codes, hand->capacity * sizeof *hand->codes);
     te_mem_free(exec->mem, hand, sizeof *hand);
     te_cuda(exec)->hand = NULL;
@@ -181,15 +202,47 @@ te_status te_cuda_dequantize(te_exec *exec, const te_quantize_job *job, int side
     RUN("dequantize", te_cuda_plan_dequantize(&plan, job, side));
 }
 
+/* The list on the device. The same tensors come in every step, with the same addresses, so the last few lists stay
+ * there; in place of the one that nobody has asked for longest comes a new one. */
+static void *list_there(te_exec *exec, struct te_cuda_hand *hand, const te_delayed *tensors, int64_t n)
+{
+    delayed_list *oldest = &hand->lists[0];
+    size_t bytes = (size_t)n * sizeof *tensors;
+    for (int i = 0; i < LISTS; i++) {
+        delayed_list *list = &hand->lists[i];
+        if (list->n == n && memcmp(list->tensors, tensors, bytes) == 0) {
+            list->used = ++hand->list_clock;
+            return list->there;
+        }
+        if (list->used < oldest->used) oldest = list;
+    }
+    if (oldest->n) drop_list(exec, oldest);
+    te_delayed *kept = te_mem_alloc(exec->mem, bytes);
+    void *there = kept ? te_cuda_upload(exec, tensors, bytes) : NULL;
+    if (there) {
+        memcpy(kept, tensors, bytes);
+        *oldest = (delayed_list){kept, there, n, ++hand->list_clock};
+        return there;
+    }
+    if (!kept) te_exec_fail(exec, TE_ERROR_MEMORY, "delayed scaling: out of host memory");
+    te_mem_free(exec->mem, kept, bytes);
+    return NULL;
+}
+
 te_status te_cuda_delayed_update(te_exec *exec, const te_delayed *tensors, int64_t n, uint64_t *skipped)
 {
     te_cuda_plan plan;
+    struct te_cuda_hand *hand;
+    bool lent = te_cuda(exec)->capture != NULL; /* a graph brings its own */
     te_status status = te_cuda_enter(exec);
-    void *list = status == TE_OK ? te_cuda_upload(exec, tensors, (size_t)n * sizeof *tensors) : NULL;
-    if (!list) return status == TE_OK ? TE_ERROR_MEMORY : status;
+    if (status == TE_OK) status = open_hand(exec, &hand);
+    if (status != TE_OK) return status;
+    void *list =
+        lent ? te_cuda_upload(exec, tensors, (size_t)n * sizeof *tensors) : list_there(exec, hand, tensors, n);
+    if (!list) return TE_ERROR_MEMORY;
     status = te_cuda_plan_delayed(&plan, list, n, skipped);
     if (status == TE_OK) status = run_plan(exec, &plan, "delayed scaling");
-    exec->scratch_free(exec, list);
+    if (lent) exec->scratch_free(exec, list);
     return status;
 }
 

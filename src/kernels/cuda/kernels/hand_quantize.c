@@ -86,15 +86,23 @@ size_t te_cuda_quantize_lines(const te_quantizer *q)
     return (CHUNKS + (q->four_over_six ? 2 * blocks : 0)) * LINES_PITCH * sizeof(float);
 }
 
+/* Whether something has to be 0 before tiles raise it, or to be decided before they are looked at. */
+static bool wants_clear(const te_quantize_job *job)
+{
+    const te_quantizer *q = job->quantizer;
+    bool raised = q->needs_history && (job->side[0].amax || job->side[1].amax);
+    return job->step == TE_QUANTIZE_BOTH && (te_quantizer_measures(q) || raised || job->kept);
+}
+
 te_status te_cuda_plan_quantize(te_cuda_plan *plan, const te_quantize_job *job)
 {
     const te_quantizer *q = job->quantizer;
     te_quantize_args args = te_cuda_quantize_args(job);
-    bool measures = job->step != TE_QUANTIZE_CONVERT && te_quantizer_measures(q);
+    bool measures = job->step != TE_QUANTIZE_CONVERT && te_quantizer_measures(q), clears = wants_clear(job);
     uint16_t variant = te_cuda_quantize_variant(q);
     te_cuda_plan_open(plan);
-    plan->scratch_bytes = 64;
-    if (job->step == TE_QUANTIZE_BOTH)
+    plan->scratch_bytes = clears ? 64 : 0;
+    if (clears)
         add_call(plan, "te_quantize_clear", TE_F32, q->row_scaled ? te_blocks_for(job->rows) : 1, &args, sizeof args);
     if (measures)
         add_call(plan, "te_quantize_measure", job->dtype, tiles_of(job), &args, sizeof args)->kernel.dim[0] = variant;

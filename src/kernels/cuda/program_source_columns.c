@@ -56,8 +56,10 @@ static void emit_result(te_emitter *e, int o)
     te_emit(e, "    if (threadIdx.x < %d && column < columns) {\n", e->shape->lanes);
     if (!e->shape->direct) {
         te_emit(e, "        te_real *part = a.column_parts + ((int64_t)%d * a.n_column_parts + down) * r.columns + "
-                   "column;\n#pragma unroll\n        for (int k = 0; k < %d; k++) part[k] = c%d[k];\n    }\n",
-                te_emit_column_number(e, o), unit, o);
+                   "column;\n        te_unit<te_real, %d> sums;\n#pragma unroll\n"
+                   "        for (int k = 0; k < %d; k++) sums.e[k] = c%d[k];\n"
+                   "        te_unit_store<te_real, %d>(part, sums);\n    }\n",
+                te_emit_column_number(e, o), unit, unit, o, unit);
         return;
     }
     te_emit_column_place(e, o, "r", "at", place, sizeof place);

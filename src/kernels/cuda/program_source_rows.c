@@ -1,8 +1,9 @@
 /* program_source_rows.c - kernels that walk rows.
  *
  * A row is walked once per level of reductions, and once more for outputs. What a thread holds of a row: loaded units
- * in the type they have in memory, and values that are dear to compute; the rest is computed anew, which gives the same
- * bits. Outputs are stored in the last pass, after everything else is read, so they may lie where inputs do.
+ * in the type they have in memory, values that are dear to compute, and those rounded to bfloat16, packed; the rest is
+ * computed anew, which gives the same bits. A pass begins with all its loads. Outputs are stored in the last one, after
+ * everything else is read, so they may lie where inputs do.
  */
 #include "program_source_emit.h"
 
@@ -137,7 +138,8 @@ static void emit_batch(te_emitter *e)
     te_emit(e, "        }\n");
 }
 
-/* Where few warps are there to wait for memory, the next row is brought as near as the L2 while this one is worked on. */
+/* Where few warps are there to wait for memory, the next row is brought as near as the L2 while this one is worked
+ * on. */
 static void emit_prefetches(te_emitter *e)
 {
     if (!shares(e) || e->pass > 0 || e->shape->n_outer != 1) return;

@@ -19,8 +19,9 @@
  *
  * Arithmetic: values are float32 (or float64 when the run asks for it); each instruction rounds once, nothing is
  * contracted, and elementary functions are those of elementary.h. Hence the bits of an ELEM value do not depend on the
- * device, the instruction set, the thread count or on what else is in the program. The order of sums is fixed per
- * backend and independent of the number of threads.
+ * device, the instruction set, the thread count or on what else is in the program, but for what follows from a row's
+ * sum. The order of sums is fixed per backend and independent of the number of threads. A device may have an exp of its
+ * own for exp(x - rowmax(x)), which is added up or divided by such a sum.
  *
  * Programs are built, simplified and differentiated in src/core; backends only run them.
  */

@@ -15,9 +15,11 @@ static bool sums_columns(const te_emitter *e, int o)
 
 static void emit_opening(te_emitter *e)
 {
-    int lanes = e->shape->lanes, unit = e->shape->vector, at_once = te_shape_rows_at_once(e->shape);
-    te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d) te_program(const __grid_constant__ te_args a)\n{\n",
-            TE_CUDA_FLAT_THREADS);
+    int  lanes = e->shape->lanes, unit = e->shape->vector, at_once = te_shape_rows_at_once(e->shape);
+    char blocks[16] = "";
+    if (!e->shape->compute_f64) snprintf(blocks, sizeof blocks, ", %d", TE_CUDA_COLUMN_BLOCKS);
+    te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d%s) te_program(const __grid_constant__ te_args a)\n"
+               "{\n", TE_CUDA_FLAT_THREADS, blocks);
     if (te_shape_sums(e->program, e->shape)) te_emit(e, "    __shared__ te_real places[32];\n");
     if (at_once > 1) te_emit(e, "    __shared__ te_real column_sums[%d];\n", TE_CUDA_FLAT_THREADS / 2 * unit);
     te_emit(e, "    const te_run_args &r = a.run[0];\n"
@@ -32,12 +34,24 @@ static void emit_opening(te_emitter *e)
         if (sums_columns(e, o)) te_emit(e, "    te_real c%d[%d] = {};\n", o, unit);
 }
 
-/* Several rows under way at a time. */
+/* Programs of few instructions wait for memory: several rows are under way at a time. */
+static int rows_under_way(const te_emitter *e)
+{
+    enum { FEW_INSTRUCTIONS = 12, UNITS = 4 };
+    int instructions = 0, inputs = 0;
+    for (int v = 0; v < e->program->n_insns; v++) {
+        bool element = e->values[v].live && e->program->insns[v].rate == TE_RATE_ELEM;
+        instructions += element;
+        inputs += element && e->program->insns[v].op == TE_PW_LOAD;
+    }
+    return instructions > FEW_INSTRUCTIONS || inputs == 0 ? 1 : inputs > UNITS ? 1 : UNITS / inputs;
+}
+
 static void emit_walk(te_emitter *e)
 {
-    te_emit(e, "    if (column < columns) {\n#pragma unroll 4\n"
+    te_emit(e, "    if (column < columns) {\n#pragma unroll %d\n"
                "        for (te_index row = down * %d + (te_index)threadIdx.x / %d; row < rows; row += step) {\n",
-            te_shape_rows_at_once(e->shape), e->shape->lanes);
+            rows_under_way(e), te_shape_rows_at_once(e->shape), e->shape->lanes);
     te_emit_coordinates(e, e->shape->n_outer, "row");
     te_emit_offsets(e, e->shape->n_outer);
     te_emit_row_values(e, 0);
@@ -56,8 +70,10 @@ static void emit_result(te_emitter *e, int o)
     te_emit(e, "    if (threadIdx.x < %d && column < columns) {\n", e->shape->lanes);
     if (!e->shape->direct) {
         te_emit(e, "        te_real *part = a.column_parts + ((int64_t)%d * a.n_column_parts + down) * r.columns + "
-                   "column;\n#pragma unroll\n        for (int k = 0; k < %d; k++) part[k] = c%d[k];\n    }\n",
-                te_emit_column_number(e, o), unit, o);
+                   "column;\n        te_unit<te_real, %d> sums;\n#pragma unroll\n"
+                   "        for (int k = 0; k < %d; k++) sums.e[k] = c%d[k];\n"
+                   "        te_unit_store<te_real, %d>(part, sums);\n    }\n",
+                te_emit_column_number(e, o), unit, unit, o, unit);
         return;
     }
     te_emit_column_place(e, o, "r", "at", place, sizeof place);

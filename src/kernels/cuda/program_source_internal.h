@@ -56,8 +56,9 @@ static inline int te_shape_rows_at_once(const te_cuda_program_shape *shape)
     return te_shape_row_threads(shape) / shape->lanes;
 }
 
-/* COLUMNS: blocks side by side, and how many share the rows of their columns: enough to fill a device, while each
- * thread still has several rows. */
+/* COLUMNS: blocks side by side, and how many share the rows of their columns: as many as run at once on a large device,
+ * while each thread still has several rows. */
+enum { TE_CUDA_COLUMN_BLOCKS = 4 };
 static inline int64_t te_shape_blocks_across(const te_cuda_program_shape *shape, int64_t columns)
 {
     int64_t width = (int64_t)shape->lanes * shape->vector;
@@ -66,7 +67,7 @@ static inline int64_t te_shape_blocks_across(const te_cuda_program_shape *shape,
 
 static inline int64_t te_shape_blocks_down(const te_cuda_program_shape *shape, int64_t rows, int64_t columns)
 {
-    enum { ENOUGH_BLOCKS = 1056, ROWS_ALONE = 32, ROWS_SHARED = 8 };
+    enum { ENOUGH_BLOCKS = 132 * TE_CUDA_COLUMN_BLOCKS, ROWS_ALONE = 32, ROWS_SHARED = 8 };
     int64_t at_once = te_shape_rows_at_once(shape), down = ENOUGH_BLOCKS / te_shape_blocks_across(shape, columns);
     if (rows <= ROWS_ALONE * at_once || down <= 1) return 1;
     return down < rows / (ROWS_SHARED * at_once) ? down : rows / (ROWS_SHARED * at_once);

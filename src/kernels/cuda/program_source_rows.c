@@ -1,8 +1,9 @@
 /* program_source_rows.c - kernels that walk rows.
  *
  * A row is walked once per level of reductions, and once more for outputs. What a thread holds of a row: loaded units
- * in the type they have in memory, and values that are dear to compute; the rest is computed anew, which gives the same
- * bits. Outputs are stored in the last pass, after everything else is read, so they may lie where inputs do.
+ * in the type they have in memory, values that are dear to compute, and those rounded to bfloat16, packed; the rest is
+ * computed anew, which gives the same bits. A pass begins with all its loads. Outputs are stored in the last one, after
+ * everything else is read, so they may lie where inputs do.
  */
 #include "program_source_emit.h"
 
@@ -137,11 +138,27 @@ static void emit_batch(te_emitter *e)
     te_emit(e, "        }\n");
 }
 
+/* Where few warps are there to wait for memory, the next row is brought as near as the L2 while this one is worked
+ * on. */
+static void emit_prefetches(te_emitter *e)
+{
+    if (!shares(e) || e->pass > 0 || e->shape->n_outer != 1) return;
+    te_emit(e, "        const te_index step = (te_index)gridDim.x * %d;\n        if (row + step < rows) {\n",
+            te_shape_rows_at_once(e->shape));
+    emit_item_loop(e, e->shape->items);
+    for (int i = 0; i < e->program->n_inputs; i++)
+        if (te_emit_holds_input(e, i) && e->shape->operand[i].access == TE_CUDA_VECTOR &&
+            !e->shape->operand[i].blocked && te_emit_loads_operand(e, i, true))
+            te_emit(e, "            te_prefetch(r.p%d + o%d + step * (te_index)r.p%d_0 + column);\n", i, i, i);
+    te_emit(e, "        }\n        }\n");
+}
+
 static void emit_pass_loop(te_emitter *e)
 {
     int items = holds(e) ? e->shape->items : batch(e);
     if (holds(e)) emit_held_loads(e);
     else emit_batch(e);
+    emit_prefetches(e);
     /* what is alike in every row is loaded anew: kept, it would take the registers that other blocks need */
     if (shares(e) && e->pass > 0) te_emit(e, "        asm volatile(\"\" ::: \"memory\");\n");
     emit_item_loop(e, items);
@@ -208,11 +225,12 @@ static void emit_column_parts(te_emitter *e, int o)
                 items * unit, o);
     te_emit(e, "    if (threadIdx.x < %d) {\n"
                "        te_real *part = a.column_parts + ((int64_t)%d * a.blocks + blockIdx.x) * r.columns;\n"
-               "#pragma unroll\n        for (int i = 0; i < %d; i++)\n#pragma unroll\n"
-               "            for (int k = 0; k < %d; k++) {\n"
-               "                const int column = (i * %d + lane) * %d + k;\n"
-               "                if (column < columns) part[column] = c%d[i * %d + k];\n            }\n    }\n",
-            lanes, n, items, unit, lanes, unit, o, unit);
+               "#pragma unroll\n        for (int i = 0; i < %d; i++) {\n"
+               "            const te_index column = (te_index)(i * %d + lane) * %d;\n"
+               "            te_unit<te_real, %d> sums;\n#pragma unroll\n"
+               "            for (int k = 0; k < %d; k++) sums.e[k] = c%d[i * %d + k];\n"
+               "            if (column < columns) te_unit_store<te_real, %d>(part + column, sums);\n        }\n    }\n",
+            lanes, n, items, lanes, unit, unit, unit, o, unit, unit);
 }
 
 /* One array for all column sums: disjoint scopes do not share the memory of their shared variables. */

@@ -1,6 +1,16 @@
 /* reduce.h - what rows are reduced with, and joining what the threads of a row or block hold. Every thread of the group
  * gets the result; the order of additions is a tree that depends on the group's size alone. */
 
+/* Brings what will be read soon nearer. */
+TE_HD static inline void te_prefetch(const void *at)
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("prefetch.L2 [%0];" ::"l"(at));
+#else
+    (void)at;
+#endif
+}
+
 /* The larger one, NaN if either is. Of 0 and -0 it may be either. */
 TE_HD static inline te_real te_row_max(te_real x, te_real y)
 {

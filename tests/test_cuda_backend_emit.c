@@ -170,7 +170,8 @@ static void check_refusals(te_context *ctx)
         made g;
         build(&b, false);
         make(&g, gpu, TE_BF16, 33, 48, values);
-        if (te_quantized_open(gpu, refused[i], TE_BF16, 2, g.x->shape, (bool[]){true, true}, false, &g.q) != TE_OK) abort();
+        const bool both[2] = {true, true};
+        if (te_quantized_open(gpu, refused[i], TE_BF16, 2, g.x->shape, both, false, &g.q) != TE_OK) abort();
         te_quantize_job job = te_quantized_job(&g.q, NULL, NULL);
         CHECK(run(&b, gpu, &g, (te_operand){.quantized = &job}) == TE_ERROR_ARGUMENT);
         CHECK(strstr(gpu->exec.message, "output 0 cannot be left quantized") != NULL);

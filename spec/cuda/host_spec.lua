@@ -48,7 +48,8 @@ describe("the host's part of a training step", function()
         local function count()
             return { waits = total(WAITS), memory = total(MEMORY), launches = total(LAUNCHES),
                 graphs = total { "cuGraphLaunch" }, copies = total { "cuMemcpyHtoDAsync_v2" },
-                reads = total { "cuMemcpyDtoHAsync_v2" }, asks = total { "cuEventQuery" } }
+                reads = total { "cuMemcpyDtoHAsync_v2" }, asks = total { "cuEventQuery" },
+                moves = total { "cuMemcpyDtoDAsync_v2" } }
         end
         local before = count()
         fn()
@@ -136,6 +137,56 @@ describe("the host's part of a training step", function()
             assert.equal(layers + 1, sums)
             assert.is_true(biases >= 4 * layers, biases .. " biases")
         end
+    end)
+
+    -- Calls of a forward and backward pass once all is measured, compiled and where it stays.
+    local function calls_of_layer(model, recipe)
+        model:to "cuda"
+        local x = te.randn({ 128, 128 }, { device = "cuda", dtype = "bfloat16" })
+        local dy = te.randn({ 128, 128 }, { device = "cuda", dtype = "bfloat16" })
+        local function step()
+            te.autocast({ dtype = "bfloat16", recipe = recipe }, model, x):backward(dy)
+            model:zero_grad()
+        end
+        x.requires_grad = true
+        for _ = 1, 3 do step() end
+        te.synchronize "cuda"
+        return calls_of(step)
+    end
+
+    -- Beside three products: a bias gradient in two kernels, of a norm's gradient as well; x and dy quantized by one
+    -- each; under delayed scaling the weight by two, of which one decides, and two updates. What is measured, cleared,
+    -- converted or brought along would add to these.
+    local MOST = {
+        Linear = { ["no recipe"] = 5, ["delayed scaling"] = 11, ["blocks"] = 7, rules = { copies = 0, moves = 0 } },
+        Norm = { ["no recipe"] = 8, ["delayed scaling"] = 15, ["blocks"] = 11, rules = { copies = 0, moves = 1 } },
+    }
+    RECIPES.blocks = function() return te.recipe.Float8BlockScaling {} end
+    local LAYERS = {
+        Linear = function() return te.Linear(128, 128) end,
+        Norm = function() return te.Sequential(te.LayerNorm(128), te.Linear(128, 128)) end,
+    }
+    for name, make in pairs(LAYERS) do
+        it("launches no more than a layer needs: " .. name, function()
+            for recipe, made in pairs(RECIPES) do
+                local seen, most = calls_of_layer(make(), made()), MOST[name]
+                assert.is_true(seen.launches <= most[recipe], recipe .. ": " .. seen.launches .. " launches")
+                assert.is_true(seen.copies <= most.rules.copies, recipe .. ": " .. seen.copies .. " copies")
+                assert.is_true(seen.moves <= most.rules.moves, recipe .. ": " .. seen.moves .. " copies on the device")
+                assert.equal(0, seen.waits + seen.reads + seen.asks)
+            end
+        end)
+    end
+
+    it("walks the heap for what the device has left behind only once that is much", function()
+        te.empty_cache()
+        local live = te.memory_stats("cuda").current
+        for _ = 1, 100 do te.zeros({ 2 ^ 18 }, { device = "cuda" }) end
+        assert.is_true(te.memory_stats("cuda").current >= live + 100 * 2 ^ 20)
+        for _ = 1, 500 do te.zeros({ 2 ^ 18 }, { device = "cuda" }) end
+        local most = live + live / 32 + 260 * 2 ^ 20
+        assert.is_true(te.memory_stats("cuda").current <= most)
+        collectgarbage()
     end)
 
     it("is never more than so many operations ahead where these check their ids, and waits for no more", function()

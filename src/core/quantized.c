@@ -341,8 +341,11 @@ te_quantize_job te_quantized_job(const te_quantized *z, te_tensor *factor, te_te
 
 te_view te_quantized_operand(const te_quantized *quantized, int side, bool transposed, te_quant *quant)
 {
-    te_quantize_job job = bind(quantized);
-    return te_quantized_view(&quantized->quantizer, &job.side[side], transposed, quant);
+    int64_t rows, cols;
+    matrix_of(quantized->ndim, quantized->shape, &rows, &cols);
+    te_quantized_layout l = te_quantizer_layout(&quantized->quantizer, side, rows, cols);
+    te_quantized_side bound = bind_side(&quantized->side[side], &l);
+    return te_quantized_view(&quantized->quantizer, &bound, transposed, quant);
 }
 
 /* --- back --------------------------------------------------------------------------------------------------------- */

@@ -23,10 +23,14 @@ local OPTIONS = {
         .. "te.autocast around it unless given" },
 }
 
+local CALLABLE = { "callable" }
+local recipes -- te.recipe, once one is given
+
 local function check(who, opts)
     opts = options.check(who, opts, OPTIONS)
     options.group(who, "option group", opts.group)
-    if opts.recipe ~= nil and not require("te.recipe").is_recipe(opts.recipe) then
+    recipes = recipes or opts.recipe ~= nil and require "te.recipe"
+    if opts.recipe ~= nil and not recipes.is_recipe(opts.recipe) then
         fail("%s: option recipe: expected one of te.recipe's, got %s", who, tostring(opts.recipe))
     end
     return opts
@@ -51,15 +55,14 @@ local function inner(opts)
     }
 end
 
--- The beginning of the outermost scope of a step.
-local function begin(scope, before)
-    if before.enabled or before.calibrating or mode.replaying or not scope.enabled then return end
+-- The beginning of the outermost scope of a step, where none is around it.
+local function begin(scope)
+    if mode.replaying or not scope.enabled then return end
     if core.grad_enabled() or mode.recording then mode.watching() end
 end
 
--- The end of the outermost scope of a step.
-local function finish(scope, before)
-    if before.enabled or before.calibrating then return end
+-- Its end.
+local function finish(scope)
     local trains = core.grad_enabled() or mode.recording or scope.calibrating
     if trains and mode.products and (scope.enabled or scope.calibrating) then
         mode.products.update("input", "weight")
@@ -73,21 +76,21 @@ local function swap(new)
     return before
 end
 
-local function pass(scope, before, ok, ...)
+local function pass(scope, outermost, ok, ...)
     if not ok then error((...), 0) end
-    finish(scope, before)
+    if outermost then finish(scope) end
     return ...
 end
 
 local function run(who, opts, fn, ...)
     opts = check(who, opts)
-    if options.reason({ "callable" }, fn) then fail("%s: expected a function, got %s", who, type(fn)) end
+    if options.reason(CALLABLE, fn) then fail("%s: expected a function, got %s", who, type(fn)) end
     local dtype = opts.dtype
     if not opts.enabled then dtype = nil elseif dtype == nil then dtype = core.compute_dtype() end
-    local scope, before = inner(opts), mode.get()
+    local scope, outermost = inner(opts), not mode.on
     scope.dtype = dtype
-    if mode.watching then begin(scope, before) end
-    return pass(scope, before, core.under(swap, scope, fn, ...))
+    if mode.watching and outermost then begin(scope) end
+    return pass(scope, outermost, core.under(swap, scope, fn, ...))
 end
 
 local autocast = {}

@@ -315,6 +315,8 @@ te_status te_cuda_gemm_batches(te_exec *exec, const te_gemm *gemm, const void *b
 
 te_status te_cuda_gemm(te_exec *exec, const te_gemm *gemm)
 {
+    te_status status = te_cuda_enter(exec); /* once for all that a product consists of */
+    if (status != TE_OK) return status;
     if (gemm->a.quant || gemm->b.quant) return te_cuda_gemm_quantized(exec, gemm);
     return te_cuda_gemm_scaled(exec, gemm, NULL, NULL);
 }
@@ -323,8 +325,7 @@ te_status te_cuda_gemm_scaled(te_exec *exec, const te_gemm *gemm, const float *s
 {
     te_gemm g = *gemm;
     void *lent_a = NULL, *lent_b = NULL;
-    te_status status = te_cuda_enter(exec);
-    if (status == TE_OK) status = te_check_gemm(exec, gemm, narrow != NULL);
+    te_status status = te_check_gemm(exec, gemm, narrow != NULL);
     if (status != TE_OK || te_view_numel(&g.c) == 0) return status;
     const char *reason = decline_direct(&g, narrow != NULL);
     if (reason) te_cuda_trace(exec, "dispatch: matrix product in two passes: %s\n", reason);

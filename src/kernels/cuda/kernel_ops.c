@@ -13,7 +13,7 @@ enum { LISTS = 8 };
 typedef struct delayed_list {
     te_delayed *tensors;
     void *there;
-    int64_t n; /* 0: a free entry */
+    int64_t n, room; /* tensors that it has, and has memory for */
     uint64_t used;
 } delayed_list;
 
@@ -39,8 +39,9 @@ static te_status open_hand(te_exec *exec, struct te_cuda_hand **out)
 
 static void drop_list(te_exec *exec, delayed_list *list)
 {
-    if (list->there) exec->scratch_free(exec, list->there);
-    te_mem_free(exec->mem, list->tensors, (size_t)list->n * sizeof *list->tensors);
+    size_t bytes = (size_t)list->room * sizeof *list->tensors;
+    te_cuda_memory_free(exec, list->there, bytes);
+    te_mem_free(exec->mem, list->tensors, bytes);
     *list = (delayed_list){.n = 0};
 }
 
@@ -48,8 +49,7 @@ void te_cuda_hand_close(te_exec *exec)
 {
     struct te_cuda_hand *hand = te_cuda(exec)->hand;
     if (!hand) return;
-    for (int i = 0; i < LISTS; i++)
-        if (hand->lists[i].n) drop_list(exec, &hand->lists[i]);
+    for (int i = 0; i < LISTS; i++) drop_list(exec, &hand->lists[i]);
     te_mem_free(exec->mem, hand->codes, hand->capacity * sizeof *hand->codes);
     te_mem_free(exec->mem, hand, sizeof *hand);
     te_cuda(exec)->hand = NULL;
@@ -114,6 +114,12 @@ static te_status run_plan(te_exec *exec, te_cuda_plan *plan, const char *operati
     te_status status = te_cuda_enter(exec);                                                                            \
     if (status == TE_OK) status = make;                                                                                \
     return status == TE_OK ? run_plan(exec, &plan, operation)        : status
+
+/* The same as part of another operation, which has entered it. */
+#define RUN_PART(operation, make)                                                                                      \
+    te_cuda_plan plan;                                                                                                 \
+    te_status status = make;                                                                                           \
+    return status == TE_OK ? run_plan(exec, &plan, operation) : status
 
 te_status te_cuda_embedding(te_exec *exec, const te_view *out, const te_view *table, const te_view *ids)
 {
@@ -202,8 +208,24 @@ te_status te_cuda_dequantize(te_exec *exec, const te_quantize_job *job, int side
     RUN("dequantize", te_cuda_plan_dequantize(&plan, job, side));
 }
 
-/* The list on the device. The same tensors come in every step, with the same addresses, so the last few lists stay
- * there; in place of the one that nobody has asked for longest comes a new one. */
+/* Memory for n tensors, which the device gives up seldom, since that waits for it. */
+static bool has_room(te_exec *exec, delayed_list *list, int64_t n)
+{
+    if (n <= list->room) return true;
+    int64_t room = 64;
+    while (room < n) room *= 2;
+    drop_list(exec, list);
+    te_delayed *tensors = te_mem_alloc(exec->mem, (size_t)room * sizeof *tensors);
+    void *there = tensors ? te_cuda_memory_alloc(exec, (size_t)room * sizeof *tensors) : NULL;
+    if (there)
+        *list = (delayed_list){.tensors = tensors, .there = there, .room = room};
+    else
+        te_mem_free(exec->mem, tensors, (size_t)room * sizeof *tensors);
+    return there != NULL;
+}
+
+/* The list on the device; NULL: it cannot stay there. The same tensors come in every step, with the same addresses, so
+ * the last few lists stay; a new one takes the place of the one that nobody has asked for longest. */
 static void *list_there(te_exec *exec, struct te_cuda_hand *hand, const te_delayed *tensors, int64_t n)
 {
     delayed_list *oldest = &hand->lists[0];
@@ -216,29 +238,25 @@ static void *list_there(te_exec *exec, struct te_cuda_hand *hand, const te_delay
         }
         if (list->used < oldest->used) oldest = list;
     }
-    if (oldest->n) drop_list(exec, oldest);
-    te_delayed *kept = te_mem_alloc(exec->mem, bytes);
-    void *there = kept ? te_cuda_upload(exec, tensors, bytes) : NULL;
-    if (there) {
-        memcpy(kept, tensors, bytes);
-        *oldest = (delayed_list){kept, there, n, ++hand->list_clock};
-        return there;
-    }
-    if (!kept) te_exec_fail(exec, TE_ERROR_MEMORY, "delayed scaling: out of host memory");
-    te_mem_free(exec->mem, kept, bytes);
-    return NULL;
+    oldest->n = 0;
+    if (!has_room(exec, oldest, n)) return NULL;
+    if (te_cuda_memory_copy(exec, oldest->there, tensors, bytes, TE_COPY_HOST_TO_DEVICE) != TE_OK) return NULL;
+    memcpy(oldest->tensors, tensors, bytes);
+    oldest->n = n;
+    oldest->used = ++hand->list_clock;
+    return oldest->there;
 }
 
 te_status te_cuda_delayed_update(te_exec *exec, const te_delayed *tensors, int64_t n, uint64_t *skipped)
 {
     te_cuda_plan plan;
     struct te_cuda_hand *hand;
-    bool lent = te_cuda(exec)->capture != NULL; /* a graph brings its own */
     te_status status = te_cuda_enter(exec);
     if (status == TE_OK) status = open_hand(exec, &hand);
     if (status != TE_OK) return status;
-    void *list =
-        lent ? te_cuda_upload(exec, tensors, (size_t)n * sizeof *tensors) : list_there(exec, hand, tensors, n);
+    void *list = te_cuda(exec)->capture ? NULL : list_there(exec, hand, tensors, n); /* a graph brings its own */
+    bool lent = list == NULL;
+    if (lent) list = te_cuda_upload(exec, tensors, (size_t)n * sizeof *tensors);
     if (!list) return TE_ERROR_MEMORY;
     status = te_cuda_plan_delayed(&plan, list, n, skipped);
     if (status == TE_OK) status = run_plan(exec, &plan, "delayed scaling");
@@ -248,22 +266,22 @@ te_status te_cuda_delayed_update(te_exec *exec, const te_delayed *tensors, int64
 
 te_status te_cuda_decode(te_exec *exec, const te_view *to, const te_view *from, bool whole)
 {
-    RUN("matrix product", te_cuda_plan_decode(&plan, to, from, whole));
+    RUN_PART("matrix product", te_cuda_plan_decode(&plan, to, from, whole));
 }
 
 te_status te_cuda_arrange_factors(te_exec *exec, const te_arrange_args *args)
 {
-    RUN("matrix product", te_cuda_plan_arrange(&plan, args));
+    RUN_PART("matrix product", te_cuda_plan_arrange(&plan, args));
 }
 
 te_status te_cuda_pad_lines(te_exec *exec, const te_pad_args *args)
 {
-    RUN("matrix product", te_cuda_plan_pad(&plan, args));
+    RUN_PART("matrix product", te_cuda_plan_pad(&plan, args));
 }
 
 te_status te_cuda_product_scales(te_exec *exec, const te_gemm *gemm, float *scales)
 {
-    RUN("matrix product", te_cuda_plan_scales(&plan, gemm, scales));
+    RUN_PART("matrix product", te_cuda_plan_scales(&plan, gemm, scales));
 }
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */

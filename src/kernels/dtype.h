@@ -91,8 +91,15 @@ TE_HD static inline uint16_t te_f32_to_bf16(float x)
 TE_HD static inline float te_f32_round_bf16(float x)
 {
     uint32_t u = te_f32_bits(x);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint32_t rounded;
+    asm("{\n.reg .b16 code, none;\ncvt.rn.bf16.f32 code, %1;\nmov.b16 none, 0;\nmov.b32 %0, {none, code};\n}"
+        : "=r"(rounded) : "f"(x));
+    return te_f32_from_bits(x != x ? (u & 0xffff0000u) | 0x400000u : rounded);
+#else
     uint32_t rounded = u + 0x7fffu + (u >> 16 & 1u);
     return te_f32_from_bits(((u & 0x7fffffffu) > 0x7f800000u ? (u | 0x400000u) : rounded) & 0xffff0000u);
+#endif
 }
 
 /* Below the smallest normal number, adding a power of two whose last place is the format's smallest number rounds and

@@ -35,6 +35,52 @@
 /* |x| with x's NaN kept. */
 TE_HD static inline float te_abs(float x) { return te_f32_from_bits(te_f32_bits(x) & 0x7fffffffu); }
 
+/* The smaller or larger of two numbers, a NaN where x is one. */
+TE_HD static inline float te_at_most(float x, float limit)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    float y;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(limit));
+    return y;
+#else
+    return x > limit ? limit : x;
+#endif
+}
+
+TE_HD static inline float te_at_least(float x, float limit)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(limit));
+    return y;
+#else
+    return x < limit ? limit : x;
+#endif
+}
+
+/* te_abs for arithmetic: GPUs have it in the instruction that reads it, but change the bits of a NaN. */
+TE_HD static inline float te_size(float x)
+{
+#ifdef __CUDA_ARCH__
+    return fabsf(x);
+#else
+    return te_abs(x);
+#endif
+}
+
+/* 1 / d, rounded once, for d from 1 to 2^100. On GPUs this is what a division does where it needs no care for other
+ * numbers, without asking whether it does. */
+TE_HD static inline float te_inverse(float d)
+{
+#ifdef __CUDA_ARCH__
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+    return TE_FMA(TE_FMA(-d, r, 1.0f), r, r);
+#else
+    return 1.0f / d;
+#endif
+}
+
 /* `magnitude` (>= 0) with the sign of `sign`. */
 TE_HD static inline float te_with_sign(float magnitude, float sign)
 {
@@ -45,32 +91,40 @@ TE_HD static inline float te_with_sign(float magnitude, float sign)
 
 /* x = n ln 2 + r with |r| <= ln 2 / 2; expm1 is e^r - 1. Wants |x| < 2^21. */
 typedef struct te_exp_parts {
-    float   n, expm1;
-    int32_t exponent; /* n as an integer */
+    float    n, expm1;
+    uint32_t exponent; /* n + `more` in its low bits */
 } te_exp_parts;
 
-TE_HD static inline te_exp_parts te_exp_reduce(float x)
+/* `more` is even. */
+TE_HD static inline te_exp_parts te_exp_reduce(float x, float more)
 {
-    float shifted = TE_FMA(x, 1.44269504f, TE_ROUND_MAGIC);
-    float n = shifted - TE_ROUND_MAGIC;
+    float shifted = TE_FMA(x, 1.44269504f, TE_ROUND_MAGIC + more);
+    float n = shifted - (TE_ROUND_MAGIC + more);
     float r = TE_FMA(n, -0.693145751953125f, x); /* exact: the factor has 16 bits */
     r = TE_FMA(n, -1.42860682e-6f, r);
     float rr = r * r;
     float q = TE_FMA(TE_FMA(1.38823967e-3f, r, 8.36718082e-3f), rr, TE_FMA(4.1667223e-2f, r, 0.16666539f));
     q = TE_FMA(q, r, 0.49999997f);
-    te_exp_parts parts = {n, TE_FMA(rr, q, r), (int32_t)(te_f32_bits(shifted) - te_f32_bits(TE_ROUND_MAGIC))};
+    te_exp_parts parts = {n, TE_FMA(rr, q, r), te_f32_bits(shifted)};
     return parts;
 }
 
-/* The scaling goes in two steps, of which the last rounds, so that results may be subnormal or overflow. */
+/* The scaling goes in two steps, of which the last rounds, so that results may be subnormal or overflow. The exponents
+ * of the two powers, with their bias of 127 each, add up to n + 254. */
 TE_HD static inline float te_exp(float x)
 {
-    float v = x > 89.0f ? 89.0f : x;
-    v = v < -105.0f ? -105.0f : v;
-    te_exp_parts parts = te_exp_reduce(v);
-    uint32_t     exponent = (uint32_t)parts.exponent, half = (uint32_t)(parts.exponent >> 1);
-    float        low = te_f32_from_bits((half + 127u) << 23), high = te_f32_from_bits((exponent - half + 127u) << 23);
+    te_exp_parts parts = te_exp_reduce(te_at_least(te_at_most(x, 89.0f), -105.0f), 254.0f);
+    uint32_t     half = te_f32_bits(TE_FMA(parts.n, 0.5f, TE_ROUND_MAGIC + 127.0f)) << 23;
+    float        low = te_f32_from_bits(half), high = te_f32_from_bits((parts.exponent << 23) - half);
     return (1.0f + parts.expm1) * low * high;
+}
+
+/* The same for x <= 0: powers down to 2^-151 are normal numbers when multiplied by 2^64. */
+TE_HD static inline float te_exp_negative(float x)
+{
+    te_exp_parts parts = te_exp_reduce(te_at_least(x, -105.0f), 64.0f);
+    float        power = te_f32_from_bits((parts.exponent << 23) + 0x3f800000u);
+    return (1.0f + parts.expm1) * power * 0x1p-64f;
 }
 
 /* Below 0.55 an odd polynomial; beyond, 1 - 2 / (e^2|x| + 1); from 9.1 on the result is 1. */
@@ -81,18 +135,22 @@ TE_HD static inline float te_tanh(float x)
     p = TE_FMA(p, t, -0.333333135f);
     float near = TE_FMA(size * t, p, size);
 
-    float v = size > 10.0f ? 10.0f : size;
-    te_exp_parts parts = te_exp_reduce(v + v);
-    float        scale = te_f32_from_bits(((uint32_t)parts.exponent + 127u) << 23);
-    float        far = 1.0f - 2.0f / TE_FMA(scale, parts.expm1, scale + 1.0f);
+    float v = te_at_most(te_size(x), 10.0f);
+    te_exp_parts parts = te_exp_reduce(v + v, 0.0f);
+    float        scale = te_f32_from_bits((parts.exponent << 23) + 0x3f800000u);
+    float        far = 1.0f - 2.0f * te_inverse(TE_FMA(scale, parts.expm1, scale + 1.0f));
     return te_with_sign(size < 0.55f ? near : far, x);
 }
 
 /* With e = e^-|x| and q = e / (1 + e): q below 0, where e - e q has q's value and a smaller error, and 1 - q above. */
 TE_HD static inline float te_sigmoid(float x)
 {
-    float e = te_exp(-te_abs(x));
-    float q = e / (1.0f + e);
+    float e = te_exp_negative(-te_size(x)), d = 1.0f + e;
+#ifdef __CUDA_ARCH__
+    float inverse = te_inverse(d), near = e * inverse, q = TE_FMA(TE_FMA(-d, near, e), inverse, near);
+#else
+    float q = e / d;
+#endif
     return x < 0.0f ? TE_FMA(-e, q, e) : 1.0f - q;
 }
 
@@ -134,9 +192,8 @@ TE_HD static inline float te_log_erfc(float v)
  * accuracy. From 4 on the result is 1. */
 TE_HD static inline float te_erf(float x)
 {
-    float        size = te_abs(x);
-    te_exp_parts parts = te_exp_reduce(te_log_erfc(size > 4.0f ? 4.0f : size));
-    float        scale = te_f32_from_bits(((uint32_t)parts.exponent + 127u) << 23);
+    te_exp_parts parts = te_exp_reduce(te_log_erfc(te_at_most(te_size(x), 4.0f)), 0.0f);
+    float        scale = te_f32_from_bits((parts.exponent << 23) + 0x3f800000u);
     return te_with_sign(TE_FMA(-scale, parts.expm1, 1.0f - scale), x);
 }
 

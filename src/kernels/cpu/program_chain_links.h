@@ -183,7 +183,7 @@ TE_PART part_exp(te_strip_part x)
     memcpy(v, &x, sizeof v);
     TE_LANES
     {
-        te_exp_parts parts = te_exp_reduce(v[i]);
+        te_exp_parts parts = te_exp_reduce(v[i], 0.0f);
         v[i] = 1.0f + parts.expm1;
         n[i] = parts.n;
     }
@@ -208,7 +208,7 @@ TE_PART part_erf(te_strip_part x)
     memcpy(v, &size, sizeof v);
     TE_LANES
     {
-        te_exp_parts parts = te_exp_reduce(te_log_erfc(v[i]));
+        te_exp_parts parts = te_exp_reduce(te_log_erfc(v[i]), 0.0f);
         v[i] = parts.expm1;
         n[i] = parts.n;
     }

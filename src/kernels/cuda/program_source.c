@@ -105,8 +105,9 @@ static void emit_quantizing(te_emitter *e)
     int i = 0;
     while (e->shape->operand[i].access != TE_CUDA_QUANTIZED) i++;
     const char *dtype = te_dtype_name((te_dtype)e->shape->operand[i].dtype);
-    te_emit(e, "typedef %s te_a;\n#define te_from_a te_from_%s\n#define te_as_a te_as_%s\n", te_emit_type(e, i), dtype,
-            dtype);
+    te_emit(e,
+            "typedef %s te_a;\n#define te_from_a te_from_%s\n#define te_as_a te_as_%s\n#define TE_A_IS_BF16 %d\n",
+            te_emit_type(e, i), dtype, dtype, e->shape->operand[i].dtype == TE_BF16);
     emit_text(e, te_cuda_program_quantize);
 }
 

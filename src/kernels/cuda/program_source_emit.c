@@ -115,11 +115,21 @@ static bool is_share(const te_emitter *e, int v)
            insns[insns[v].arg[1]].op == TE_PW_ROWSUM && insns[insns[v].arg[1]].arg[0] == insns[v].arg[0];
 }
 
+/* Values that follow from their makers to be at most 0, or NaN: of those, an exponential takes fewer instructions. */
+static bool never_positive(const te_program *program, int v)
+{
+    const te_insn *insn = &program->insns[v], *last = &program->insns[insn->arg[0]];
+    return insn->op == TE_PW_NEG &&
+           (last->op == TE_PW_ABS || (last->op == TE_PW_MUL && last->arg[0] == last->arg[1]));
+}
+
 static void emit_operation(te_emitter *e, int v)
 {
     const te_insn *insn = &e->program->insns[v];
+    bool           negative = insn->op == TE_PW_EXP && never_positive(e->program, insn->arg[0]);
     if (is_share(e, v)) te_emit(e, "te_row_share(");
-    else te_emit(e, te_emit_below_maximum(e, v) ? "te_row_%s(" : "te_op_%s(", te_opcode_name((te_opcode)insn->op));
+    else if (te_emit_below_maximum(e, v)) te_emit(e, "te_row_exp(");
+    else te_emit(e, "te_op_%s(", negative ? "exp_negative" : te_opcode_name((te_opcode)insn->op));
     for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) {
         if (k) te_emit(e, ", ");
         emit_value_name(e, insn->arg[k]);
@@ -153,6 +163,8 @@ static void emit_scalar_value(te_emitter *e, int v)
 
 void te_emit_uniform(te_emitter *e)
 {
+    for (int i = 0; i < e->program->n_rngs; i++)
+        te_emit(e, "    const te_rng rng%d = te_rng_begin(r.rng%d);\n", i, i);
     for (int v = 0; v < e->program->n_insns; v++)
         if (e->values[v].live && e->program->insns[v].rate == TE_RATE_UNIFORM) {
             te_emit(e, "    ");
@@ -273,9 +285,8 @@ static void emit_unit_load(te_emitter *e, const char *item, int i, const char *c
         if (!count)
             te_emit(e, "x%d%s = te_unit_load<%s, %d>(r.p%d + o%d + %s);\n", i, item, type, unit, i, i, place);
         else
-            te_emit(e, "x%d%s = %s == %d ? te_unit_load<%s, %d>(r.p%d + o%d + %s) : "
-                       "te_unit_gather<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s);\n",
-                    i, item, count, unit, type, unit, i, i, place, type, unit, i, i, place, count);
+            te_emit(e, "x%d%s = te_unit_load_part<%s, %d>(r.p%d + o%d + %s, %s);\n", i, item, type, unit, i, i, place,
+                    count);
         break;
     case TE_CUDA_NEXT:
         te_emit(e, "x%d%s = te_unit_gather<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s);\n", i, item, type, unit, i, i,
@@ -329,7 +340,7 @@ static void emit_random_words(te_emitter *e, const char *position)
         const te_insn *insn = &e->program->insns[v];
         if (!e->values[v].need || !te_opcode_is_random(insn->op)) continue;
         bool normal = insn->op == TE_PW_NORMAL;
-        te_emit(e, "            const te_unit<%s, %d> w%d = %s<%d>(r.rng%d, %s);\n", normal ? "float" : "uint32_t",
+        te_emit(e, "            const te_unit<%s, %d> w%d = %s<%d>(rng%d, %s);\n", normal ? "float" : "uint32_t",
                 e->shape->vector, v, normal ? "te_unit_normals" : "te_unit_words", e->shape->vector, insn->slot,
                 position);
     }
@@ -348,13 +359,13 @@ static void emit_element_load(te_emitter *e, int i)
 static void emit_keep(te_emitter *e, int v)
 {
     int given = e->program->insns[v].arg[0], op = e->program->insns[given].op;
-    te_emit(e, "TE_TRUE(w%d.e[k] >= ", v);
+    te_emit(e, "TE_TRUE(te_rng_keeps(w%d.e[k], ", v);
     if (op == TE_PW_CONST || op == TE_PW_PARAM) {
-        te_emit(e, "r.keep%d)", v);
+        te_emit(e, "r.keep%d))", v);
     } else {
         te_emit(e, "te_rng_threshold((double)");
         emit_value_name(e, given);
-        te_emit(e, "))");
+        te_emit(e, ")))");
     }
 }
 
@@ -452,16 +463,16 @@ static void emit_element_output(te_emitter *e, int o, const char *count)
         te_emit(e, "t%d[x][y + j] = te_as_%s(", i, dtype_of(e, i));
     else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_QUANTIZED)
         te_emit(e, "z%d[y * TE_PITCH + x + k] = te_as_%s(", o, dtype_of(e, i));
-    else if (kind == TE_OUT_ELEM) te_emit(e, "y%d.e[k] = te_as_%s(", o, dtype_of(e, i));
+    else if (kind == TE_OUT_ELEM) te_emit(e, "y%d[k] = (", o);
     else te_emit(e, "s%d = te_op_join_%s(s%d, ", o, kind == TE_OUT_SUM ? "sum" : "amax", o);
     if (kind == TE_OUT_ELEM && e->shape->operand[i].accumulate)
-        te_emit(e, "te_from_%s(y%d.e[k]) + ", dtype_of(e, i), o);
+        te_emit(e, "te_from_%s(x%d.e[k]) + ", dtype_of(e, i), i);
     if (kind == TE_OUT_COLSUM && e->shape->kind == TE_CUDA_ROWS && !e->shape->items) te_emit(e, "c%d.e[k] + ", o);
     emit_value_name(e, v);
     te_emit(e, kind == TE_OUT_COLSUM ? ";\n" : ");\n");
 }
 
-/* Units about to be stored, holding what is there where that is added to. */
+/* Room for values about to be stored, and what is there where that is added to. */
 static void emit_output_units(te_emitter *e, const char *count)
 {
     for (int o = 0; o < e->program->n_outputs; o++) {
@@ -469,11 +480,10 @@ static void emit_output_units(te_emitter *e, const char *count)
         if (e->program->outputs[o].kind != TE_OUT_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED ||
             access == TE_CUDA_QUANTIZED)
             continue;
-        te_emit(e, "            te_unit<%s, %d> y%d;\n", te_emit_type(e, i), e->shape->vector, o);
+        te_emit(e, "            te_real y%d[%d];\n", o, e->shape->vector);
         if (!e->shape->operand[i].accumulate) continue;
         te_emit(e, "            const te_unit<%s, %d> ", te_emit_type(e, i), e->shape->vector);
         emit_unit_load(e, "", i, count);
-        te_emit(e, "            y%d = x%d;\n", o, i);
     }
 }
 
@@ -483,27 +493,29 @@ static void emit_unit_stores(te_emitter *e, const char *count)
         int         i = e->program->n_inputs + o, unit = e->shape->vector;
         char        text[PLACE_TEXT];
         const char *type = te_emit_type(e, i), *place = place_of(e, i, text);
-        if (e->program->outputs[o].kind != TE_OUT_ELEM) continue;
-        switch (e->shape->operand[i].access) {
-        case TE_CUDA_ABSENT:
-        case TE_CUDA_TURNED:
-        case TE_CUDA_QUANTIZED: break;
+        int         access = e->shape->operand[i].access;
+        if (e->program->outputs[o].kind != TE_OUT_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED ||
+            access == TE_CUDA_QUANTIZED)
+            continue;
+        te_emit(e, "            const te_unit<%s, %d> z%d = te_unit_as_%s<%d>(y%d);\n", type, unit, o, dtype_of(e, i),
+                unit, o);
+        switch (access) {
         case TE_CUDA_VECTOR:
             if (count)
                 te_emit(
                     e,
-                    "            if (%s < %d) te_unit_scatter<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s, y%d);\n"
+                    "            if (%s < %d) te_unit_scatter<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s, z%d);\n"
                     "            else\n    ",
                     count, unit, type, unit, i, i, place, count, o);
-            te_emit(e, "            te_unit_store<%s, %d>(r.p%d + o%d + %s, y%d);\n", type, unit, i, i, place, o);
+            te_emit(e, "            te_unit_store<%s, %d>(r.p%d + o%d + %s, z%d);\n", type, unit, i, i, place, o);
             break;
         case TE_CUDA_NEXT:
-            te_emit(e, "            te_unit_scatter<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s, y%d);\n", type, unit,
+            te_emit(e, "            te_unit_scatter<%s, %d>(r.p%d + o%d + %s, (te_index)1, %s, z%d);\n", type, unit,
                     i, i, place, count ? count : "TE_WHOLE", o);
             break;
         default:
             te_emit(e, "            te_unit_scatter<%s, %d>(r.p%d + o%d + %s * (te_index)r.p%d_column, "
-                       "(te_index)r.p%d_column, %s, y%d);\n",
+                       "(te_index)r.p%d_column, %s, z%d);\n",
                     type, unit, i, i, place, i, i, count ? count : "TE_WHOLE", o);
         }
     }

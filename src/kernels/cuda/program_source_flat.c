@@ -26,22 +26,27 @@ static void emit_closing(te_emitter *e)
     te_emit(e, "}\n");
 }
 
-/* Without outer dimensions the row is everything, and its last unit may be a part of one. */
+/* Without outer dimensions the row is everything, and its last unit may be a part of one. With them, a thread finds its
+ * first row by a division, and each further one by adding. */
 void te_emit_flat(te_emitter *e)
 {
     int         unit = e->shape->vector;
     bool        rows = e->shape->n_outer > 0;
     const char *position = rows ? "(uint64_t)row * (uint64_t)columns + (uint64_t)column" : "(uint64_t)column";
     emit_opening(e);
-    te_emit(e, "    const te_index units = (columns + %d) / %d, end = %sunits;\n", unit - 1, unit,
-            rows ? "(te_index)r.rows * " : "");
     te_emit(e,
-            "    for (te_index u = (te_index)(blockIdx.x - r.first_block) * %d + (te_index)threadIdx.x; u < end; u += "
-            "(te_index)r.blocks * %d) {\n",
-            TE_CUDA_FLAT_THREADS, TE_CUDA_FLAT_THREADS);
+            "    const te_index units = (columns + %d) / %d, step = (te_index)r.blocks * %d;\n"
+            "    const te_index begin = (te_index)(blockIdx.x - r.first_block) * %d + (te_index)threadIdx.x;\n",
+            unit - 1, unit, TE_CUDA_FLAT_THREADS, TE_CUDA_FLAT_THREADS);
     if (rows) {
-        te_emit(e, "        const te_index row = u / units, column = (u - row * units) * %d;\n", unit);
+        te_emit(e,
+                "    const te_index width = units > 0 ? units : 1, rows = units > 0 ? (te_index)r.rows : 0;\n"
+                "    const te_index down = step / width, along = step - down * width;\n"
+                "    te_index row = begin / width, u = begin - row * width;\n"
+                "    for (; row < rows; row += down, u += along, row += u >= width, u -= u >= width ? width : 0) {\n"
+                "        const te_index column = u * %d;\n", unit);
     } else {
+        te_emit(e, "    for (te_index u = begin; u < units; u += step) {\n");
         te_emit(e, "        const te_index column = u * %d;\n", unit);
         if (unit > 1)
             te_emit(e, "        const int n = columns - column < %d ? (int)(columns - column) : %d;\n", unit, unit);

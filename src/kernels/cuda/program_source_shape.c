@@ -182,6 +182,12 @@ static int unit_of(const sketch *s)
         if (bytes < size) size = bytes;
         any = true;
     }
+    /* threads side by side should store side by side: no unit of what is stored is wider than one access */
+    for (int o = 0; s->shape->kind == TE_CUDA_FLAT && o < s->program->n_outputs; o++) {
+        const te_operand *output = &s->run->outputs[o];
+        int bytes = (int)te_dtype_size(output->dtype);
+        if (s->program->outputs[o].kind == TE_OUT_ELEM && output->data && bytes > size) size = bytes;
+    }
     int unit = any ? 16 / size : 1;
     if (unit > most) unit = most;
     bool tail = s->shape->kind == TE_CUDA_FLAT && s->shape->n_outer == 0;

@@ -73,8 +73,8 @@ static void dropout_row(const te_attention *a, const te_attention_seq *seq, int6
 /* e^x for x that is not much above 0, as softmax has them: below -87, near the smallest normal number, it is 0. */
 static inline float exp_of_score(float x)
 {
-    te_exp_parts parts = te_exp_reduce(x < -87.0f ? -87.0f : x);
-    float scale = te_f32_from_bits(((uint32_t)parts.exponent + 127u) << 23);
+    te_exp_parts parts = te_exp_reduce(x < -87.0f ? -87.0f : x, 0.0f);
+    float scale = te_f32_from_bits((parts.exponent << 23) + 0x3f800000u);
     float result = TE_FMA(scale, parts.expm1, scale);
     return x < -87.0f ? 0.0f : result;
 }

@@ -11,7 +11,7 @@ TE_HD static inline float te_ceil(float x) { return ceilf(x); }
 TE_HD static inline float te_rint(float x) { return rintf(x); }
 TE_HD static inline float te_trunc(float x) { return truncf(x); }
 TE_HD static inline float te_sqrt(float x) { return TE_SQRT(x); }
-TE_HD static inline float te_round_bf16(float x) { return te_bf16_to_f32(te_f32_to_bf16(x)); }
+TE_HD static inline float te_round_bf16(float x) { return te_f32_round_bf16(x); }
 TE_HD static inline uint16_t te_to_f16(float x) { return te_f32_to_f16(x); }
 #else
 #define TE_REAL_FN(name) te_wide_##name
@@ -22,6 +22,7 @@ TE_HD static inline double te_wide_rint(double x) { return rint(x); }
 TE_HD static inline double te_wide_trunc(double x) { return trunc(x); }
 TE_HD static inline double te_wide_sqrt(double x) { return sqrt(x); }
 TE_HD static inline double te_wide_exp(double x) { return exp(x); }
+TE_HD static inline double te_wide_exp_negative(double x) { return exp(x); }
 TE_HD static inline double te_wide_log(double x) { return log(x); }
 TE_HD static inline double te_wide_sin(double x) { return sin(x); }
 TE_HD static inline double te_wide_cos(double x) { return cos(x); }
@@ -42,6 +43,7 @@ TE_HD static inline uint16_t te_wide_to_f16(double x) { return te_f64_to_f16(x);
     TE_HD static inline te_real te_op_##name(te_real x, te_real y) { return expression; }
 #define TE_TRUE(condition)          ((condition) ? (te_real)1 : (te_real)0)
 
+TE_UNARY(exp_negative, TE_REAL_FN(exp_negative)(x)) /* exp of what is not above 0 */
 TE_UNARY(sin, TE_REAL_FN(sin)(x))
 TE_UNARY(cos, TE_REAL_FN(cos)(x))
 TE_BINARY(pow, TE_REAL_FN(pow)(x, y))

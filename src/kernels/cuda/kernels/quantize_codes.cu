@@ -2,39 +2,9 @@
 
 /* --- codes ------------------------------------------------------------------------------------------------------- */
 
-/* GPUs convert two at a time, to the same codes: to nearest, ties to even, saturating; the first source goes to the
- * upper half. Their one NaN is 0x7f. */
 template <te_element_kind ELEMENT> static __device__ uint32_t te_four_codes(float x, float y, float z, float w)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    uint32_t codes;
-    if (ELEMENT == TE_E4M3)
-        asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
-            "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}"
-            : "=r"(codes) : "f"(x), "f"(y), "f"(z), "f"(w));
-    else
-        asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e5m2x2.f32 low, %2, %1;\n"
-            "cvt.rn.satfinite.e5m2x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}"
-            : "=r"(codes) : "f"(x), "f"(y), "f"(z), "f"(w));
-    return codes;
-#else
-    if (ELEMENT == TE_E4M3)
-        return te_f32_to_f8e4m3(x) | (uint32_t)te_f32_to_f8e4m3(y) << 8 | (uint32_t)te_f32_to_f8e4m3(z) << 16 |
-               (uint32_t)te_f32_to_f8e4m3(w) << 24;
-    return te_f32_to_f8e5m2(x) | (uint32_t)te_f32_to_f8e5m2(y) << 8 | (uint32_t)te_f32_to_f8e5m2(z) << 16 |
-           (uint32_t)te_f32_to_f8e5m2(w) << 24;
-#endif
-}
-
-/* te_f32_to_e2m1 as the conversions of dtype.h work, in fewer instructions than it compares. */
-static __device__ uint32_t te_e2m1_code(float x)
-{
-    uint32_t u = te_f32_bits(x);
-    float    size = te_f32_from_bits(u & 0x7fffffffu);
-    size = size < 6.0f ? size : 6.0f; /* of a NaN, too */
-    uint32_t bits = te_f32_bits(size), small = te_f32_bits(size + 0x1p22f) - 0x4a800000u;
-    uint32_t normal = (bits + 0x1fffffu + (bits >> 22 & 1u) - (126u << 23)) >> 22;
-    return (size < 1.0f ? small : normal) | (x == x ? u >> 28 & 8u : 0u);
+    return ELEMENT == TE_E4M3 ? te_four_e4m3(x, y, z, w) : te_four_e5m2(x, y, z, w);
 }
 
 /* te_f32_to_e2m1_stochastic without branches. */
@@ -47,6 +17,15 @@ static __device__ uint32_t te_e2m1_stochastic_code(float x, uint32_t random)
     return (t < 4.0f ? low : high) | (x == x ? te_f32_bits(x) >> 28 & 8u : 0u);
 }
 
+/* The magnitude's code of te_f32_to_e2m1 in the lowest three bits, 7 for a NaN. Adding a number whose last place is the
+ * distance of neighbouring values rounds, and leaves in the low bits how many such distances the value is away from 0;
+ * the even part of it that lies beyond the larger distance is compensated for. */
+static __device__ uint32_t te_e2m1_magnitude(float x)
+{
+    float size = te_size(x), t = size < 6.0f ? size : 6.0f;
+    return te_f32_bits(t + (t < 2.0f ? 0x1p22f : t < 4.0f ? 0x1p23f + 2.0f : 0x1p24f + 8.0f));
+}
+
 /* Eight codes of two a byte, the first in the lowest bits. */
 static __device__ uint32_t te_eight_pairs(const float (&x)[8])
 {
@@ -57,8 +36,18 @@ static __device__ uint32_t te_eight_pairs(const float (&x)[8])
         "cvt.rn.satfinite.e2m1x2.f32 b3, %8, %7;\nmov.b32 %0, {b0, b1, b2, b3};\n}"
         : "=r"(codes) : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "f"(x[4]), "f"(x[5]), "f"(x[6]), "f"(x[7]));
 #else
+    bool none = false;
 #pragma unroll
-    for (int k = 0; k < 8; k++) codes |= te_e2m1_code(x[k]) << 4 * k;
+    for (int k = 0; k < 8; k++) {
+        uint32_t code = te_e2m1_magnitude(x[k]);
+        codes |= (code << 4 * k & 7u << 4 * k) | (te_f32_bits(x[k]) >> (28 - 4 * k) & 8u << 4 * k);
+        none |= x[k] != x[k];
+    }
+    if (none) {
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            if (x[k] != x[k]) codes &= ~(8u << 4 * k); /* they have 7 already */
+    }
 #endif
     return codes;
 }

@@ -70,6 +70,17 @@ static __device__ void te_set_value(te_eight &x, int k, te_a value)
     else x.word[k / 2] = (x.word[k / 2] & 0xffff0000u >> k % 2 * 16) | te_bits_of(value) << k % 2 * 16;
 }
 
+/* Two values as they lie in memory. A NaN may get another payload than te_as_a gives it. */
+static __device__ void te_set_two(te_eight &to, int k, float x, float y)
+{
+#if TE_A_IS_BF16
+    to.word[k / 2] = te_pair_bf16(x, y);
+#else
+    te_set_value(to, k, te_as_a(x));
+    te_set_value(to, k + 1, te_as_a(y));
+#endif
+}
+
 static __device__ int te_column_chunk() { return threadIdx.x % TE_CHUNKS; }
 static __device__ int te_row_chunk() { return threadIdx.x / TE_CHUNKS; }
 
@@ -100,27 +111,33 @@ static __device__ void te_transform(te_eight (&v)[8])
 {
     bool     low = te_row_chunk() % 2 != 0;
     uint32_t signs = low ? 0xd7u : 0xe8u;
+    float    side = low ? -1.0f : 1.0f; /* a product with it is exact */
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
-        float t[8];
+    for (int k = 0; k < 8; k += 2) {
+        float t[2][8];
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            t[j] = te_f32_from_bits(te_f32_bits(te_value(v[j], k)) ^ (signs >> j & 1u) << 31);
+        for (int i = 0; i < 2; i++) {
 #pragma unroll
-        for (int distance = 1; distance < 8; distance *= 2) {
+            for (int j = 0; j < 8; j++)
+                t[i][j] = te_f32_from_bits(te_f32_bits(te_value(v[j], k + i)) ^ (signs >> j & 1u) << 31);
+#pragma unroll
+            for (int distance = 1; distance < 8; distance *= 2) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    if (j & distance) continue;
+                    float one = t[i][j], other = t[i][j + distance];
+                    t[i][j] = one + other;
+                    t[i][j + distance] = one - other;
+                }
+            }
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                if (j & distance) continue;
-                float one = t[j], other = t[j + distance];
-                t[j] = one + other;
-                t[j + distance] = one - other;
+                float other = __shfl_xor_sync(0xffffffffu, t[i][j], 16);
+                t[i][j] = TE_FMA(t[i][j], side, other) * 0.25f;
             }
         }
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float other = __shfl_xor_sync(0xffffffffu, t[j], 16);
-            te_set_value(v[j], k, te_as_a((low ? other - t[j] : t[j] + other) * 0.25f));
-        }
+        for (int j = 0; j < 8; j++) te_set_two(v[j], k, t[0][j], t[1][j]);
     }
 }
 

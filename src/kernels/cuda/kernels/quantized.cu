@@ -147,17 +147,6 @@ static __device__ void te_find_factors(const te_decode_args &a, int64_t line, in
     for (int k = 0; k < 8; k++) factor[k] = te_factor_at<SCALE>(a, at + k * a.scale_stride[1]);
 }
 
-/* Two values as they lie in memory. A NaN may get another payload than te_as_a gives it. */
-static __device__ void te_set_two(te_eight &to, int k, float x, float y)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800 && TE_A_IS_BF16
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(to.word[k / 2]) : "f"(y), "f"(x));
-#else
-    te_set_value(to, k, te_as_a(x));
-    te_set_value(to, k + 1, te_as_a(y));
-#endif
-}
-
 /* In accesses of 16 bytes, which the compiler would split. */
 static __device__ void te_store_eight(te_eight *to, const te_eight &x)
 {

@@ -208,9 +208,41 @@ static void check_random_values(void)
     CHECK(te_rng_threshold(0.1) == 429496730u && te_rng_threshold(NAN) == (uint64_t)1 << 32);
 }
 
+/* The exponential of what is not positive has te_exp's bits. */
+static void check_exp_negative(void)
+{
+    uint32_t wrong = 0;
+    for (uint64_t bits = 0x80000000u; bits <= 0xff800000u; bits += 97) {
+        float x = te_f32_from_bits((uint32_t)bits);
+        wrong += te_f32_bits(te_exp_negative(x)) != te_f32_bits(te_exp(x));
+    }
+    CHECK(wrong == 0);
+    CHECK(te_exp_negative(-TE_INFINITY) == 0.0f && te_exp_negative(0.0f) == 1.0f);
+    CHECK(te_exp_negative(TE_NAN) != te_exp_negative(TE_NAN));
+}
+
+/* How GPUs divide in te_inverse and te_sigmoid, from inverses up to one place off, which is what theirs may be. */
+static void check_quotients(void)
+{
+    uint32_t inverses = 0, quotients = 0;
+    for (uint32_t bits = 0x3f800000u; bits < 0x40000000u; bits += 7)
+        for (uint32_t off = 0; off < 3; off++) {
+            float d = te_f32_from_bits(bits), r = te_f32_from_bits(te_f32_bits(1.0f / d) + off - 1u);
+            if (fabs((double)r - 1.0 / (double)d) > 0x1p-24) continue;
+            inverses += TE_FMA(TE_FMA(-d, r, 1.0f), r, r) != te_inverse(d);
+        }
+    for (uint32_t bits = 0; bits <= 0x3f800000u; bits += 101) {
+        float e = te_f32_from_bits(bits), d = 1.0f + e, near = e * te_inverse(d);
+        quotients += TE_FMA(TE_FMA(-d, near, e), te_inverse(d), near) != e / d;
+    }
+    CHECK(inverses == 0 && quotients == 0);
+}
+
 int main(void)
 {
     check_unary("exp", te_exp, exp);
+    check_exp_negative();
+    check_quotients();
     check_unary("log", te_log, log);
     check_unary("tanh", te_tanh, tanh);
     check_unary("sigmoid", te_sigmoid, sigmoid64);

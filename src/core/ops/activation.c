@@ -65,7 +65,9 @@ const te_op_def te_ops_activation[] = {
     {.signature = "gelu_erf(x)",
      .doc = "GELU through erf.",
      .flags = TE_OP_FLOAT | TE_OP_HIDDEN,
-     .formula = "y = 0.5 * x * (1 + erf(x * 0.70710678118654752))"},
+     .formula = "y = 0.5 * x * (1 + erf(x * 0.70710678118654752))",
+     .gradient = "h = x * 0.70710678118654752; "
+                 "dx = dy * (0.5 * (1 + erf(h)) + x * (0.3989422804014327 * exp(-(h * h))))"},
     {.signature = "quick_gelu(x)",
      .doc = "x sigmoid(1.702 x).",
      .flags = ACTIVATION,

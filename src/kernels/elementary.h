@@ -4,8 +4,9 @@
  * One source for C and CUDA C. Only additions, multiplications, divisions, explicit fused multiply-adds and moves of
  * bits, each rounded once, so the bits are the same on every device as long as the compiler contracts nothing
  * (-ffp-contract=off, -fmad=false) and keeps subnormal numbers. No branches: alternatives are computed and selected, so
- * a loop over an array vectorizes. GPUs have limits, magnitudes and divisions of a narrow range in fewer instructions of
- * their own, with the same results but for the bits of a NaN. The exception are angles beyond TE_ANGLE_LIMIT, see te_sin.
+ * a loop over an array vectorizes. GPUs have limits, magnitudes and divisions of a narrow range in fewer instructions
+ * of their own, with the same results but for the bits of a NaN. The exception are angles beyond TE_ANGLE_LIMIT, see
+ * te_sin.
  *
  * The usual scheme: reduce the argument to a short interval, evaluate a minimax polynomial there (coefficients by the
  * Remez algorithm, then rounded), put the result together so that the last operation carries the leading part. Terms

@@ -1,9 +1,9 @@
 /* program_source_emit.h - writing the parts that every kind of kernel is made of.
  *
- * Names in the source: rN the run's arguments, vN the value of instruction N, qN the coordinates of the row at hand, oN
- * the offset of operand N at it, xN its elements, wN random words, yN values about to be stored and zN the unit that they
- * become or the tile that is quantized, hN values held from one pass to a later one, mN what a thread has of reduction N,
- * uN a unit's values for it, sN and cN sums and column sums of output N.
+ * Names in the source: rN the run's arguments, vN the value of instruction N, qN the coordinates of the row at hand,
+ * oN the offset of operand N at it, xN its elements, wN random words, yN values about to be stored and zN the unit that
+ * they become or the tile that is quantized, hN values held from one pass to a later one, mN what a thread has of
+ * reduction N, uN a unit's values for it, sN and cN sums and column sums of output N.
  */
 #ifndef TE_KERNELS_CUDA_PROGRAM_SOURCE_EMIT_H
 #define TE_KERNELS_CUDA_PROGRAM_SOURCE_EMIT_H

@@ -199,7 +199,9 @@ specs() {
 # What compares the device with the CPU; and what PyTorch compiles meanwhile, for its benches to find.
 against_cpu() {
     {
-        "$python" -c 'import torch' 2>/dev/null && echo "'$python' bench/gpu.py --once $1 || true"
+        "$python" -c 'import torch' 2>/dev/null && for part in gpt2 llama small gpt2_xl_block; do
+            echo "'$python' bench/gpu.py --once --parts=$part $1 || true"
+        done
         for file in $made_of; do
             echo "TE_DEVICE=cpu TETRAIN='$bin/tetrain' '$bin/tetrain' lua/busted_run.lua -o TAP '$file'"
         done
@@ -274,13 +276,12 @@ run() {
     echo "tetrain $(tetrain --version), $(uname -srm), $(date -u)" >"$report"
     { nvidia-smi || true; } >>"$report" 2>&1
 
-    # Most telling first: what is compiled for one step is there for the next, and the last ones get the time that is
-    # left.
+    # Most telling first; the last ones get the time that is left.
     step "a first look" 40 first_look
-    step "every operation against the CPU" 150 against_cpu "$quick"
-    step "training repeats bit for bit" 40 repeats "$quick"
     step "benches of steps" 100 tetrain bench/gpu_steps.lua $quick
     step "benches of kernels" 80 tetrain bench/gpu.lua $quick
+    step "every operation against the CPU" 150 against_cpu "$quick"
+    step "training repeats bit for bit" 40 repeats "$quick"
     if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
         step "benches of PyTorch" 130 peer $quick
     else

@@ -15,7 +15,7 @@
     X(CUDA_LIBRARIES, "TETRAIN_CUDA_LIBRARIES", "the one folder to load NVIDIA's libraries from")                     \
     X(CACHE, "TETRAIN_CACHE", "folder of compiled kernels and tuning; otherwise tetrain in the user's cache folder")  \
     X(CUDNN, "TETRAIN_CUDNN", "0: attention never goes through cuDNN")                                                \
-    X(CUDNN_WORKSPACE, "TETRAIN_CUDNN_WORKSPACE", "MiB that attention may work in before its batch is split; 256")    \
+    X(CUDNN_WORKSPACE, "TETRAIN_CUDNN_WORKSPACE", "MiB that attention may work in before its batch is split")          \
     X(GEMM_CANDIDATES, "TETRAIN_GEMM_CANDIDATES", "algorithms of cuBLASLt that are timed for each product; 8")
 
 /* Those of other programs. */

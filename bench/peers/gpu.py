@@ -5,7 +5,7 @@ torch._scaled_mm, and by Transformer Engine where that is installed.
 Lines that begin with BENCH are the results, the most telling ones first, in case that time runs out. Weights are
 float32 under torch.autocast in bfloat16, AdamW is the fused one, as in tetrain's benches; what this PyTorch or card
 cannot do is a line that says so. --quick: small sizes, --once: everything once, for what PyTorch compiles and keeps,
---parts: some of gpt2,kernels,attention,llama,small,gpt2_xl_block, --device: another one. FP8 is only compiled: eager it
+--parts: some of gpt2,llama,small,attention,kernels,gpt2_xl_block, --device: another one. FP8 is only compiled: eager it
 takes twice as long as bfloat16.
 """
 
@@ -300,7 +300,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--once", action="store_true")
-    parser.add_argument("--parts", default="gpt2,kernels,attention,llama,small,gpt2_xl_block")
+    parser.add_argument("--parts", default="gpt2,llama,small,attention,kernels,gpt2_xl_block")
     parser.add_argument("--device", default="cuda")
     o = parser.parse_args()
     bench("%s on %s" % (torch.__version__, torch.cuda.get_device_name() if o.device == "cuda" else o.device))

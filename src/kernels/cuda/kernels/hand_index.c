@@ -55,7 +55,7 @@ static int embedding_vector(const te_view *rows, const te_view *table)
     return flat ? vector : 1;
 }
 
-/* Joins the dimensions of ids that lie behind one another in both views, so that kernels need not take an index apart. */
+/* Joins the dimensions of ids that lie behind one another in both views: kernels need not take an index apart. */
 static void join_dims(te_cuda_view *rows, te_cuda_view *ids)
 {
     int n = 0, last = (int)ids->ndim;

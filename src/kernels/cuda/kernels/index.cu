@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding(const __grid_cons
     enum { AHEAD = 4 };
     int     bits = (int)a.lanes_bits, lanes = 1 << bits, across = (int)threadIdx.x & (lanes - 1);
     int64_t last = a.ids.ndim, rows = blockDim.x >> bits, trips = (a.width / TE_VECTOR - across + lanes - 1) >> bits;
-    int64_t down = (int64_t)lanes * TE_VECTOR * a.table.stride[1], on = (int64_t)lanes * TE_VECTOR * a.rows.stride[last];
+    int64_t next = (int64_t)lanes * TE_VECTOR, down = next * a.table.stride[1], on = next * a.rows.stride[last];
     for (int64_t i = blockIdx.x * rows + (threadIdx.x >> bits); i < a.n; i += gridDim.x * rows) {
         int64_t id = te_whole_at(a.ids, a.ids_wide, te_offset(a.ids, last, i));
         if (id < 0 || id >= a.table.shape[0]) {
@@ -160,8 +160,8 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding_keys(const __grid
     }
 }
 
-/* Adds to sums the elements of as many rows, at most AHEAD, whose offsets lanes from `lane` on have in `place`: all loads
- * are under way together, and their elements are added in order. */
+/* Adds to sums the elements of as many rows, at most AHEAD, whose offsets lanes from `lane` on have in `place`: all
+ * loads are under way together, and their elements are added in order. */
 template <int AHEAD> static __device__ inline void te_embedding_sum(te_real *sums, const te_a *rows, int64_t place,
                                                                     int lane, int count, bool inside)
 {

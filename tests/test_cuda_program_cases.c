@@ -414,6 +414,61 @@ static void check_turned(void)
     release(&b);
 }
 
+/* Dropout of a transposed operand times a plain one to both kinds of output, on [3, rows, columns]: in pairs where
+ * `paired`. The operands begin `from` elements behind where memory does. */
+static void check_turned_units(te_dtype first, te_dtype second, int64_t rows, int64_t columns, int from, bool paired)
+{
+    enum { A = 3, MOST = A * 140 * 150 + 1 };
+    static built    b;
+    static uint32_t memory[6][MOST]; /* of elements of 4 bytes or 2 */
+    uint64_t        state = 6;
+    double          params[1] = {0.25};
+    te_rng          rng = {1, 2, 3, NULL};
+    size_t          sizes[2] = {te_dtype_size(first), te_dtype_size(second)};
+    memset(memory, 0, sizeof memory);
+    for (int64_t i = 0; i < A * rows * columns + from; i++)
+        for (int k = 0; k < 2; k++)
+            te_store_f64(memory[k], k ? second : first, i, (double)(float)test_uniform(&state, -2, 2));
+    begin(&b, "turned units");
+    int v = input(&b, TE_RATE_ELEM), by = input(&b, TE_RATE_ELEM);
+    b.program.n_rngs = 1;
+    int keep = emit_full(&b, TE_PW_KEEP, TE_RATE_ELEM, 0, 0, param(&b), -1, -1);
+    int y = emit(&b, TE_PW_MUL, emit(&b, TE_PW_MUL, v, keep, -1), by, -1);
+    output(&b, TE_OUT_ELEM, y);
+    output(&b, TE_OUT_ELEM, emit(&b, TE_PW_ADD, y, v, -1));
+    te_operand turned = {.dtype = first, .stride = {rows * columns, 1, rows}};
+    te_operand plain = {.dtype = second, .stride = {rows * columns, columns, 1}};
+    te_operand in[2] = {turned, plain}, out[2][2];
+    te_run     runs[2];
+    for (int k = 0; k < 2; k++) in[k].data = (char *)memory[k] + (size_t)from * sizes[k];
+    for (int k = 0; k < 2; k++) {
+        out[k][0] = turned, out[k][1] = plain;
+        for (int o = 0; o < 2; o++) out[k][o].data = (char *)memory[2 + 2 * k + o] + (size_t)from * sizes[o];
+        runs[k] = (te_run){.ndim = 3, .shape = {A, rows, columns}, .inputs = in, .outputs = out[k], .params = params,
+                           .rngs = &rng};
+    }
+    te_cuda_program_shape shape;
+    CHECK(te_cuda_program_shape_make(&cuda.exec, &b.program, &runs[0], &shape) == TE_OK);
+    CHECK(shape.kind == TE_CUDA_TILED && shape.vector == 1 + paired);
+    run_both(&b, &runs[0], &runs[1], 1, "turned units");
+    for (int o = 0; o < 2; o++)
+        CHECK_MSG(memcmp(memory[2 + o], memory[4 + o], sizeof memory[2]) == 0, "output %d, %s and %s, %lld x %lld", o,
+                  te_dtype_name(first), te_dtype_name(second), (long long)rows, (long long)columns);
+    release(&b);
+}
+
+static void check_all_turned_units(void)
+{
+    check_turned_units(TE_BF16, TE_BF16, 64, 128, 0, true);
+    check_turned_units(TE_BF16, TE_BF16, 140, 150, 0, true);
+    check_turned_units(TE_BF16, TE_F32, 66, 62, 0, true);
+    check_turned_units(TE_F32, TE_BF16, 130, 66, 0, true);
+    check_turned_units(TE_F32, TE_F32, 66, 62, 0, false);
+    check_turned_units(TE_BF16, TE_BF16, 65, 62, 0, false);
+    check_turned_units(TE_BF16, TE_BF16, 66, 63, 0, false);
+    check_turned_units(TE_BF16, TE_BF16, 66, 62, 1, false);
+}
+
 /* --- edges ------------------------------------------------------------------------------------------------------- */
 
 static void check_empty(void)
@@ -519,6 +574,7 @@ int main(void)
     check_columns();
     check_many_runs();
     check_turned();
+    check_all_turned_units();
     check_empty();
     check_errors();
     check_memory();

@@ -351,7 +351,9 @@ static void emit_element_load(te_emitter *e, int i)
     switch (e->shape->operand[i].access) {
     case TE_CUDA_ABSENT: te_emit(e, "0"); break;
     case TE_CUDA_SAME: te_emit(e, "te_from_%s(x%d)", dtype_of(e, i), i); break;
-    case TE_CUDA_TURNED: te_emit(e, "te_from_%s(t%d[x][y + j])", dtype_of(e, i), i); break;
+    case TE_CUDA_TURNED:
+        te_emit(e, "te_from_%s(t%d[x * %d + k][y + j])", dtype_of(e, i), i, e->shape->vector);
+        break;
     default: te_emit(e, "te_from_%s(x%d%s.e[k])", dtype_of(e, i), i, te_emit_holds_input(e, i) ? e->item : "");
     }
 }
@@ -460,7 +462,7 @@ static void emit_element_output(te_emitter *e, int o, const char *count)
     else if (kind == TE_OUT_COLSUM && e->shape->items) te_emit(e, "c%d[i * %d + k] += ", o, e->shape->vector);
     else if (kind == TE_OUT_COLSUM) te_emit(e, "c%d.e[k] = ", o);
     else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_TURNED)
-        te_emit(e, "t%d[x][y + j] = te_as_%s(", i, dtype_of(e, i));
+        te_emit(e, "t%d[x * %d + k][y + j] = te_as_%s(", i, e->shape->vector, dtype_of(e, i));
     else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_QUANTIZED)
         te_emit(e, "z%d[y * TE_PITCH + x + k] = te_as_%s(", o, dtype_of(e, i));
     else if (kind == TE_OUT_ELEM) te_emit(e, "y%d[k] = (", o);

@@ -61,6 +61,45 @@ void te_emit_flat(te_emitter *e)
 
 /* --- tiles ------------------------------------------------------------------------------------------------------- */
 
+/* A row of a tile: neighbouring lanes that walk down its columns meet different banks, two at a time where a thread has
+ * a pair. */
+static int pitch_of(const te_emitter *e, int i)
+{
+    return te_shape_tile_pitch(e->shape, te_dtype_size((te_dtype)e->shape->operand[i].dtype));
+}
+
+/* Whether units of the operand can be moved to its tile, and from it, as they are. */
+static bool moves_units(const te_emitter *e, int i) { return pitch_of(e, i) % e->shape->vector == 0; }
+
+/* A turned operand from memory to its tile, all loads under way together, or back. */
+static void emit_tile_move(te_emitter *e, int i, bool output)
+{
+    int         unit = e->shape->vector, edge = te_shape_tile(e->shape);
+    const char *type = te_emit_type(e, i);
+    te_emit(e,
+            "        {\n"
+            "            %s%s *at = r.p%d + o%d + (down + x * %d) + (right + y) * (te_index)r.p%d_column;\n",
+            output ? "" : "const ", type, i, i, unit, i);
+    te_emit(e, "            te_unit<%s, %d> u[%d];\n", type, unit, edge / 8);
+    for (int step = 0; step < 2; step++) {
+        te_emit(e, "#pragma unroll\n            for (int j = 0; j < %d; j += 8)\n"
+                   "                if (down + x * %d < across && right + y + j < columns) ", edge, unit);
+        bool memory = (step == 0) == !output;
+        if (memory && output)
+            te_emit(e, "te_unit_store<%s, %d>(at + j * (te_index)r.p%d_column, u[j / 8]);\n", type, unit, i);
+        else if (memory)
+            te_emit(e, "u[j / 8] = te_unit_load<%s, %d>(at + j * (te_index)r.p%d_column);\n", type, unit, i);
+        else if (moves_units(e, i) && output)
+            te_emit(e, "u[j / 8] = te_unit_load<%s, %d>(&t%d[y + j][x * %d]);\n", type, unit, i, unit);
+        else if (moves_units(e, i))
+            te_emit(e, "te_unit_store<%s, %d>(&t%d[y + j][x * %d], u[j / 8]);\n", type, unit, i, unit);
+        else if (output)
+            te_emit(e, "for (int k = 0; k < %d; k++) u[j / 8].e[k] = t%d[y + j][x * %d + k];\n", unit, i, unit);
+        else te_emit(e, "for (int k = 0; k < %d; k++) t%d[y + j][x * %d + k] = u[j / 8].e[k];\n", unit, i, unit);
+    }
+    te_emit(e, "        }\n");
+}
+
 /* Moves turned operands between memory and their tiles; threads are neighbours along memory's neighbours. */
 static void emit_tile_moves(te_emitter *e, bool outputs)
 {
@@ -69,20 +108,9 @@ static void emit_tile_moves(te_emitter *e, bool outputs)
     for (int i = first; i < end; i++) any |= e->shape->operand[i].access == TE_CUDA_TURNED;
     if (!any) return;
     if (outputs) te_emit(e, "        __syncthreads();\n");
-    te_emit(e, "        for (int j = 0; j < 32; j += 8)\n"
-               "            if (down + x < across && right + y + j < columns) {\n");
-    for (int i = first; i < end; i++) {
-        if (e->shape->operand[i].access != TE_CUDA_TURNED) continue;
-        const char *format = outputs
-                                 ? "                r.p%d[o%d + (down + x) * (te_index)r.p%d_%d + (right + y + j) * "
-                                   "(te_index)r.p%d_column] = t%d[y + j][x];\n"
-                                 : "                t%d[y + j][x] = r.p%d[o%d + (down + x) * (te_index)r.p%d_%d + "
-                                   "(right + y + j) * (te_index)r.p%d_column];\n";
-        int last = e->shape->n_outer - 1;
-        if (outputs) te_text_print(e->out, format, i, i, i, last, i, i);
-        else te_text_print(e->out, format, i, i, i, i, last, i);
-    }
-    te_emit(e, "            }\n        __syncthreads();\n");
+    for (int i = first; i < end; i++)
+        if (e->shape->operand[i].access == TE_CUDA_TURNED) emit_tile_move(e, i, outputs);
+    if (!outputs) te_emit(e, "        __syncthreads();\n");
 }
 
 static void emit_tile_position(te_emitter *e)
@@ -109,7 +137,7 @@ static void emit_tile_column_sums(te_emitter *e)
                 "        column_sums[y][x] = c%d;\n        __syncthreads();\n"
                 "        if (y == 0 && right + x < columns) {\n"
                 "            for (int j = 1; j < 8; j++) c%d += column_sums[j][x];\n"
-                "            a.column_parts[((int64_t)%d * a.n_column_parts + tile / wide) * r.columns + right + x] = "
+                "            a.column_parts[((int64_t)%d * a.n_column_parts + line) * r.columns + right + x] = "
                 "c%d;\n"
                 "        }\n",
                 o, o, te_emit_column_number(e, o), o);
@@ -139,30 +167,34 @@ static void emit_tile_offsets(te_emitter *e, bool inner)
 }
 
 /* t[column][row within the tile]: turned operands are moved with x along the outer dimension, values computed with x
- * along the row. */
+ * along the row. Either way a thread has a unit. */
 void te_emit_tiled(te_emitter *e)
 {
-    int last = e->shape->n_outer - 1;
+    int last = e->shape->n_outer - 1, unit = e->shape->vector, edge = te_shape_tile(e->shape);
     emit_opening(e);
     for (int i = 0; i < e->shape->n_operands; i++)
         if (e->shape->operand[i].access == TE_CUDA_TURNED)
-            te_emit(e, "    __shared__ %s t%d[32][33];\n", te_emit_type(e, i), i);
+            te_emit(e, "    __shared__ __align__(16) %s t%d[%d][%d];\n", te_emit_type(e, i), i, edge, pitch_of(e, i));
     if (te_shape_column_sums(e->program, e->shape)) te_emit(e, "    __shared__ te_real column_sums[8][32];\n");
-    te_emit(
-        e, "    const te_index across = (te_index)r.extent%d, wide = (columns + 31) / 32, high = (across + 31) / 32;\n",
-        last);
-    te_emit(e, "    const te_index tiles = across ? (te_index)(r.rows / r.extent%d) * wide * high : 0;\n", last);
+    te_emit(e,
+            "    const te_index across = (te_index)r.extent%d;\n"
+            "    const te_index wide = (columns + %d) / %d, high = (across + %d) / %d;\n",
+            last, edge - 1, edge, edge - 1, edge);
+    if (last == 0) te_emit(e, "    const te_index tiles = wide * high;\n");
+    else te_emit(e, "    const te_index tiles = across ? (te_index)r.rows / across * wide * high : 0;\n");
     te_emit(e, "    const int x = threadIdx.x %% 32, y = threadIdx.x / 32;\n"
                "    for (te_index tile = blockIdx.x; tile < tiles; tile += (te_index)r.blocks) {\n"
-               "        const te_index right = tile %% wide * 32, down = tile / wide %% high * 32;\n");
-    te_emit_coordinates(e, last, "tile / wide / high");
+               "        const te_index line = tile / wide, right = (tile - line * wide) * %d;\n", edge);
+    if (last == 0) te_emit(e, "        const te_index down = line * %d;\n", edge);
+    else te_emit(e, "        const te_index batch = line / high, down = (line - batch * high) * %d;\n", edge);
+    te_emit_coordinates(e, last, "batch");
     te_emit_offsets(e, last);
     emit_tile_moves(e, false);
     for (int o = 0; o < e->program->n_outputs; o++)
         if (sums_columns(e, o)) te_emit(e, "        te_real c%d = 0;\n", o);
-    te_emit(e, "        for (int j = 0; j < 32; j += 8)\n"
-               "            if (down + y + j < across && right + x < columns) {\n"
-               "            const te_index q%d = down + y + j, column = right + x;\n", last);
+    te_emit(e, "        for (int j = 0; j < %d; j += 8)\n"
+               "            if (down + y + j < across && right + x * %d < columns) {\n"
+               "            const te_index q%d = down + y + j, column = right + x * %d;\n", edge, unit, last, unit);
     if (draws(e)) emit_tile_position(e);
     emit_tile_offsets(e, false);
     te_emit(e, "            {\n");

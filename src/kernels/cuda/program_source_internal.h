@@ -37,6 +37,9 @@ int te_shape_quantized(const te_program *program, const te_cuda_program_shape *s
 bool te_program_needs_rows(const te_program *program);
 
 /* Whether SQUARES needs a kernel for values of rows before it, and how many those are. */
+/* TILED: rows and columns of a tile, and elements of a given size from one of its rows to the next. */
+int te_shape_tile(const te_cuda_program_shape *shape);
+int te_shape_tile_pitch(const te_cuda_program_shape *shape, size_t element);
 bool te_shape_has_row_kernel(const te_program *program, const te_cuda_program_shape *shape);
 int  te_program_row_values(const te_program *program);
 

@@ -194,7 +194,7 @@ static int64_t blocks_of(const writer *w, int multiprocessors)
     }
     if (shape->kind == TE_CUDA_TILED) {
         int64_t across = outer_extent(shape, w->run, shape->n_outer - 1), batch = across ? w->rows / across : 0;
-        int64_t tiles = batch * divided_up(across, TE_CUDA_TILE) * divided_up(w->columns, TE_CUDA_TILE);
+        int64_t edge = te_shape_tile(shape), tiles = batch * divided_up(across, edge) * divided_up(w->columns, edge);
         return bounded(tiles, sums + columns ? SUM_BLOCKS : full);
     }
     int64_t units = w->rows * divided_up(w->columns, shape->vector);
@@ -251,7 +251,7 @@ static int64_t column_parts(const te_program *program, const te_cuda_program_sha
     if (shape->kind == TE_CUDA_COLUMNS) return te_shape_blocks_down(shape, w.rows, w.columns);
     if (shape->kind != TE_CUDA_TILED) return blocks;
     int64_t across = outer_extent(shape, run, shape->n_outer - 1);
-    return across ? w.rows / across * divided_up(across, TE_CUDA_TILE) : 0;
+    return across ? w.rows / across * divided_up(across, te_shape_tile(shape)) : 0;
 }
 
 /* Column parts come first, each of them 64-byte aligned by what precedes it being one number per column and part. */

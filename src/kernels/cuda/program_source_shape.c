@@ -296,6 +296,50 @@ static bool turns(const sketch *s, int i, int axis)
            !s->shape->operand[i].blocked && operand->stride[axis] == 1;
 }
 
+int te_shape_tile(const te_cuda_program_shape *shape) { return TE_CUDA_TILE * shape->vector; }
+
+int te_shape_tile_pitch(const te_cuda_program_shape *shape, size_t element)
+{
+    bool pairs = shape->vector == 2 && element == 2; /* which are words */
+    return te_shape_tile(shape) + (pairs ? 2 : 1);
+}
+
+static size_t tile_bytes(const sketch *s, int i)
+{
+    size_t element = te_dtype_size(operand_of(s, i)->dtype);
+    return (size_t)te_shape_tile(s->shape) * (size_t)te_shape_tile_pitch(s->shape, element) * element;
+}
+
+/* Whether units of two lie whole in memory both ways. */
+static bool in_pairs(const sketch *s, int i, int across)
+{
+    const te_operand *operand = operand_of(s, i);
+    bool              even = block_of(s, i) % 2 == 0;
+    if (!turns(s, i, across)) return even;
+    even &= (uintptr_t)operand->data % (2 * te_dtype_size(operand->dtype)) == 0 && column_stride(s, operand) % 2 == 0;
+    for (int d = 0; d < s->shape->n_outer; d++)
+        even &= s->shape->axis[d] == across || operand->stride[s->shape->axis[d]] % 2 == 0;
+    return even;
+}
+
+/* Small elements are moved in pairs: one at a time, instructions would take longer than memory. Not where that would
+ * make the order of a sum depend on addresses. */
+static void choose_tile(sketch *s, int across, size_t most_shared)
+{
+    te_cuda_program_shape *shape = s->shape;
+    bool   small = false, sums = te_shape_sums(s->program, shape) + te_shape_column_sums(s->program, shape) > 0;
+    bool   pairs = !sums && !shape->compute_f64 && s->columns % 2 == 0 && s->run->shape[across] % 2 == 0;
+    size_t shared = 0;
+    shape->vector = 2;
+    for (int i = 0; i < shape->n_operands; i++) {
+        if (rate_of(s, i) != TE_RATE_ELEM || !operand_of(s, i)->data) continue;
+        pairs &= in_pairs(s, i, across);
+        small |= te_dtype_size(operand_of(s, i)->dtype) <= 2;
+        if (turns(s, i, across)) shared += tile_bytes(s, i);
+    }
+    shape->vector = pairs && small && shared <= most_shared ? 2 : 1;
+}
+
 /* The outer dimension along which most operands have their neighbours becomes the last outer one. */
 static void turn_tiles(sketch *s)
 {
@@ -313,11 +357,11 @@ static void turn_tiles(sketch *s)
     for (int d = best; d + 1 < shape->n_outer; d++) shape->axis[d] = shape->axis[d + 1];
     shape->axis[shape->n_outer - 1] = across;
     shape->kind = TE_CUDA_TILED;
-    shape->vector = 1;
+    choose_tile(s, across, SHARED_BYTES);
     reach_operands(s);
     size_t shared = 0;
     for (int i = 0; i < shape->n_operands; i++) {
-        size_t bytes = TE_CUDA_TILE * (TE_CUDA_TILE + 1) * te_dtype_size(operand_of(s, i)->dtype);
+        size_t bytes = tile_bytes(s, i);
         if (!turns(s, i, across) || shared + bytes > SHARED_BYTES) continue;
         shared += bytes;
         shape->operand[i].access = TE_CUDA_TURNED;

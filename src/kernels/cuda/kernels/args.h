@@ -16,11 +16,12 @@ typedef struct te_cuda_bound {
     uint64_t *fault; /* the lowest report; all ones: none */
 } te_cuda_bound;
 
-/* Ids are int64 where `ids_wide`, else int32. */
+/* Ids are int64 where `ids_wide`, else int32. Dimensions of ids that lie behind one another in both are joined. */
 typedef struct te_embedding_args {
     te_cuda_bound bound;
     te_cuda_view  rows, table, ids; /* rows: out or dy */
     int64_t       n, width, ids_wide;
+    int64_t       lanes_bits; /* forward: 1 << lanes_bits threads take a row */
     int64_t       sorted; /* backward: digits that the pairs in scratch memory were sorted by */
 } te_embedding_args;
 

@@ -1,7 +1,7 @@
 /* hand_index.c - plans of embedding, the check of classes, gather and scatter_add. */
 #include "hand_internal.h"
 
-enum { THREADS = TE_HAND_THREADS, COLUMN_BLOCK = 256, MOST_COLUMN_BLOCKS = 65535 };
+enum { THREADS = TE_HAND_THREADS, MOST_COLUMN_BLOCKS = 65535 };
 
 static int bits_of(uint64_t n)
 {
@@ -55,14 +55,37 @@ static int embedding_vector(const te_view *rows, const te_view *table)
     return flat ? vector : 1;
 }
 
+/* Joins the dimensions of ids that lie behind one another in both views: kernels need not take an index apart. */
+static void join_dims(te_cuda_view *rows, te_cuda_view *ids)
+{
+    int n = 0, last = (int)ids->ndim;
+    for (int i = 0; i < last; i++) {
+        int64_t extent = ids->shape[i];
+        if (n > 0 && ids->stride[n - 1] == extent * ids->stride[i] && rows->stride[n - 1] == extent * rows->stride[i]) {
+            ids->shape[n - 1] *= extent;
+        } else {
+            ids->shape[n++] = extent;
+        }
+        rows->shape[n - 1] = ids->shape[n - 1];
+        ids->stride[n - 1] = ids->stride[i];
+        rows->stride[n - 1] = rows->stride[i];
+    }
+    rows->shape[n] = rows->shape[last];
+    rows->stride[n] = rows->stride[last];
+    ids->ndim = n;
+    rows->ndim = n + 1;
+}
+
 static te_embedding_args embedding_args(const te_view *rows, const te_view *table, const te_view *ids)
 {
-    return (te_embedding_args){.rows = te_cuda_view_of(rows),
-                               .table = te_cuda_view_of(table),
-                               .ids = te_cuda_view_of(ids),
-                               .n = te_view_numel(ids),
-                               .width = table->shape[1],
-                               .ids_wide = ids->dtype == TE_I64};
+    te_embedding_args args = {.rows = te_cuda_view_of(rows),
+                              .table = te_cuda_view_of(table),
+                              .ids = te_cuda_view_of(ids),
+                              .n = te_view_numel(ids),
+                              .width = table->shape[1],
+                              .ids_wide = ids->dtype == TE_I64};
+    join_dims(&args.rows, &args.ids);
+    return args;
 }
 
 static void set_types(te_cuda_call *call, te_dtype a, te_dtype b)
@@ -75,6 +98,7 @@ static void set_types(te_cuda_call *call, te_dtype a, te_dtype b)
 te_status te_cuda_plan_embedding(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *table,
                                  const te_view *ids)
 {
+    enum { EACH = 4 /* what a thread loads of a row at a time */ };
     te_cuda_plan_open(plan);
     te_status status = te_check_embedding(exec, "embedding", out, table, ids);
     te_embedding_args args = embedding_args(out, table, ids);
@@ -82,8 +106,9 @@ te_status te_cuda_plan_embedding(te_exec *exec, te_cuda_plan *plan, const te_vie
     bool same = out->dtype == table->dtype;
     int  vector = embedding_vector(out, table);
     plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "embedding", table->shape[0], 0};
+    while (args.lanes_bits < 8 && (int64_t)EACH * vector << args.lanes_bits < args.width) args.lanes_bits++;
     te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding",
-                                          te_blocks_for(args.n * args.width / vector), THREADS, &args, sizeof args);
+                                          te_blocks_for(args.n << args.lanes_bits), THREADS, &args, sizeof args);
     set_types(call, same ? te_storage_dtype(out->dtype) : out->dtype,
               same ? te_storage_dtype(out->dtype) : table->dtype);
     call->kernel.vector = (uint16_t)vector;
@@ -103,13 +128,14 @@ te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, con
     plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "embedding backward", dtable->shape[0], 0};
     te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_keys", te_blocks_for(args.n), THREADS, &args, sizeof args);
     args.sorted = te_cuda_plan_sort(plan, args.n, (uint64_t)dtable->shape[0]);
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_add",
-                                          args.n < TE_HAND_FULL ? args.n : TE_HAND_FULL, COLUMN_BLOCK, &args,
-                                          sizeof args);
-    int64_t column_blocks = (args.width + COLUMN_BLOCK - 1) / COLUMN_BLOCK;
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_add", te_blocks_for(args.n * 32),
+                                          THREADS, &args, sizeof args);
+    int     vector = embedding_vector(dy, dtable);
+    int64_t column_blocks = (args.width + 32 * vector - 1) / (32 * vector);
     call->launch.grid[1] = (uint32_t)(column_blocks < MOST_COLUMN_BLOCKS ? column_blocks : MOST_COLUMN_BLOCKS);
     set_types(call, dy->dtype, dtable->dtype);
     call->kernel.wide = dtable->dtype == TE_F64;
+    call->kernel.vector = (uint16_t)vector;
     return TE_OK;
 }
 

@@ -7,28 +7,41 @@
 
 /* --- embedding --------------------------------------------------------------------------------------------------- */
 
-/* Rows of the table (te_b) to rows (te_a), TE_VECTOR columns a thread. */
+/* Rows of the table (te_b) to rows (te_a), TE_VECTOR columns at a time; 1 << a.lanes_bits threads, neighbours, take a
+ * row. */
 extern "C" __global__ void __launch_bounds__(256) te_embedding(const __grid_constant__ te_embedding_args a)
 {
-    int64_t units = a.width / TE_VECTOR, last = a.ids.ndim;
-    for (int64_t u = TE_FIRST; u < a.n * units; u += TE_STEP) {
-        int64_t i = u / units, column = u % units * TE_VECTOR;
-        int64_t id = te_whole_at(a.ids, a.ids_wide, te_offset(a.ids, a.ids.ndim, i));
+    enum { AHEAD = 4 };
+    int     bits = (int)a.lanes_bits, lanes = 1 << bits, across = (int)threadIdx.x & (lanes - 1);
+    int64_t last = a.ids.ndim, rows = blockDim.x >> bits, trips = (a.width / TE_VECTOR - across + lanes - 1) >> bits;
+    int64_t next = (int64_t)lanes * TE_VECTOR, down = next * a.table.stride[1], on = next * a.rows.stride[last];
+    for (int64_t i = blockIdx.x * rows + (threadIdx.x >> bits); i < a.n; i += gridDim.x * rows) {
+        int64_t id = te_whole_at(a.ids, a.ids_wide, te_offset(a.ids, last, i));
         if (id < 0 || id >= a.table.shape[0]) {
-            if (column == 0) te_report_id(a.bound, i, id);
+            if (across == 0) te_report_id(a.bound, i, id);
             continue;
         }
-        const te_b *from = (const te_b *)a.table.data + id * a.table.stride[0] + column * a.table.stride[1];
-        te_a       *to = (te_a *)a.rows.data + te_offset(a.rows, last, i) + column * a.rows.stride[last];
-#if TE_SAME_TYPE
-        te_unit_store<te_a, TE_VECTOR>(to, te_unit_load<te_a, TE_VECTOR>(from));
-#else
-        te_unit<te_b, TE_VECTOR> x = te_unit_load<te_b, TE_VECTOR>(from);
-        te_unit<te_a, TE_VECTOR> y;
+        const te_b *from =
+            (const te_b *)a.table.data + id * a.table.stride[0] + across * TE_VECTOR * a.table.stride[1];
+        te_a *to = (te_a *)a.rows.data + te_offset(a.rows, last, i) + across * TE_VECTOR * a.rows.stride[last];
+        for (int64_t left = trips; left > 0; left -= AHEAD, from += AHEAD * down, to += AHEAD * on) {
+            te_unit<te_b, TE_VECTOR> x[AHEAD];
 #pragma unroll
-        for (int k = 0; k < TE_VECTOR; k++) y.e[k] = te_as_a(te_from_b(x.e[k]));
-        te_unit_store<te_a, TE_VECTOR>(to, y);
+            for (int k = 0; k < AHEAD; k++)
+                if (k < left) x[k] = te_unit_load<te_b, TE_VECTOR>(from + k * down);
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                if (k >= left) break;
+#if TE_SAME_TYPE
+                te_unit_store<te_a, TE_VECTOR>(to + k * on, x[k]);
+#else
+                te_unit<te_a, TE_VECTOR> y;
+#pragma unroll
+                for (int v = 0; v < TE_VECTOR; v++) y.e[v] = te_as_a(te_from_b(x[k].e[v]));
+                te_unit_store<te_a, TE_VECTOR>(to + k * on, y);
 #endif
+            }
+        }
     }
 }
 
@@ -147,51 +160,59 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding_keys(const __grid
     }
 }
 
-/* A block per stretch of the sorted pairs and 256 columns: it makes the sums of the groups that begin in its stretch.
- * The places of a group's rows come to shared memory, a few, then 256 at a time, as most groups are short; the loads of
- * AHEAD rows are under way together, and their elements are added in order. */
-extern "C" __global__ void __launch_bounds__(256) te_embedding_add(const __grid_constant__ te_embedding_args a)
+/* Adds to sums the elements of as many rows, at most AHEAD, whose offsets lanes from `lane` on have in `place`: all
+ * loads are under way together, and their elements are added in order. */
+template <int AHEAD> static __device__ inline void te_embedding_sum(te_real *sums, const te_a *rows, int64_t place,
+                                                                    int lane, int count, bool inside)
 {
-    enum { THREADS = 256, AHEAD = 16, FEW = 32 };
-    __shared__ int64_t places[THREADS]; /* in bytes */
-    __shared__ int     found;
+    te_unit<te_a, TE_VECTOR> x[AHEAD];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+        int64_t at = __shfl_sync(0xffffffffu, place, lane + k);
+        if (k < count && inside) x[k] = te_unit_load<te_a, TE_VECTOR>(rows + at);
+    }
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++)
+        if (k < count && inside)
+#pragma unroll
+            for (int v = 0; v < TE_VECTOR; v++) sums[v] += te_from_a(x[k].e[v]);
+}
+
+/* A warp per sorted pair and TE_VECTOR columns a lane: it makes the sums of the group that begins there, if one does.
+ * Its lanes find the places of 32 rows at a time. Most groups are short. */
+extern "C" __global__ void __launch_bounds__(256, 4) te_embedding_add(const __grid_constant__ te_embedding_args a)
+{
+    enum { WARPS = 8, ACROSS = 32 * TE_VECTOR, AHEAD = 8, FEW = 2 };
     int64_t         half = te_sort_half(a.bound, a.n, a.sorted), last = a.ids.ndim;
     const uint64_t *keys = (const uint64_t *)a.bound.scratch + half * a.n;
     const int64_t  *positions = (const int64_t *)a.bound.scratch + (2 + half) * a.n;
-    int64_t stretch = (a.n + gridDim.x - 1) / gridDim.x, begin = stretch * blockIdx.x, end = begin + stretch;
-    int     t = threadIdx.x;
-    if (end > a.n) end = a.n;
-    for (int64_t block = blockIdx.y; block * THREADS < a.width; block += gridDim.y) {
-        int64_t     column = block * THREADS + t;
-        const char *rows = (const char *)((const te_a *)a.rows.data + column * a.rows.stride[last]);
-        bool        inside = column < a.width;
-        for (int64_t first = begin; first < end; first++) {
-            uint64_t key = keys[first];
-            if (key >= (uint64_t)a.table.shape[0] || (first > 0 && keys[first - 1] == key)) continue;
-            te_b   *target = (te_b *)a.table.data + (int64_t)key * a.table.stride[0] + column * a.table.stride[1];
-            te_real sum = inside ? te_from_b(*target) : (te_real)0;
-            int64_t at = first + t;
-            for (int chunk = FEW;; chunk = THREADS) {
-                bool here = t < chunk && at < a.n && keys[at] == key;
-                __syncthreads(); /* places and `found` have been read */
-                if (here) places[t] = te_offset(a.rows, last, positions[at]) * (int64_t)sizeof(te_a);
-                if (here && (t == chunk - 1 || at + 1 >= a.n || keys[at + 1] != key)) found = t + 1;
-                if (!here && t == 0) found = 0;
-                __syncthreads();
-                int count = found;
-                for (int j = 0; j < count && inside; j += AHEAD) {
-                    te_a x[AHEAD];
+    int             lane = threadIdx.x % 32;
+    for (int64_t first = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; first < a.n;
+         first += (int64_t)gridDim.x * WARPS) {
+        uint64_t key = keys[first], before = first > 0 ? keys[first - 1] : UINT64_MAX;
+        if (key >= (uint64_t)a.table.shape[0] || before == key) continue;
+        for (int64_t block = blockIdx.y; block * ACROSS < a.width; block += gridDim.y) {
+            int64_t     column = block * ACROSS + lane * TE_VECTOR;
+            bool        inside = column < a.width;
+            const te_a *rows = (const te_a *)a.rows.data + column * a.rows.stride[last];
+            te_b       *target = (te_b *)a.table.data + (int64_t)key * a.table.stride[0] + column * a.table.stride[1];
+            te_unit<te_b, TE_VECTOR> sum;
+            te_real                  sums[TE_VECTOR];
+            if (inside) sum = te_unit_load<te_b, TE_VECTOR>(target);
 #pragma unroll
-                    for (int k = 0; k < AHEAD; k++)
-                        if (k < count - j) x[k] = *(const te_a *)(rows + places[j + k]);
-#pragma unroll
-                    for (int k = 0; k < AHEAD; k++)
-                        if (k < count - j) sum += te_from_a(x[k]);
-                }
-                if (count < chunk) break;
-                at += chunk;
+            for (int v = 0; v < TE_VECTOR; v++) sums[v] = inside ? te_from_b(sum.e[v]) : (te_real)0;
+            for (int64_t at = first + lane, count = 32; count == 32; at += 32) {
+                bool    here = at < a.n && keys[at] == key; /* equal keys are neighbours */
+                int64_t place = here ? te_offset(a.rows, last, positions[at]) : 0;
+                count = __popc(__ballot_sync(0xffffffffu, here));
+                int j = 0, left = (int)count;
+                for (; left - j > FEW; j += AHEAD)
+                    te_embedding_sum<AHEAD>(sums, rows, place, j, left - j, inside);
+                if (j < left) te_embedding_sum<FEW>(sums, rows, place, j, left - j, inside);
             }
-            if (inside) *target = te_as_b(sum);
+#pragma unroll
+            for (int v = 0; v < TE_VECTOR; v++) sum.e[v] = te_as_b(sums[v]);
+            if (inside) te_unit_store<te_b, TE_VECTOR>(target, sum);
         }
     }
 }

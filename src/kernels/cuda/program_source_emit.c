@@ -461,8 +461,6 @@ static void emit_element_output(te_emitter *e, int o, const char *count)
     else if (kind == TE_OUT_COLSUM) te_emit(e, "c%d.e[k] = ", o);
     else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_TURNED)
         te_emit(e, "t%d[x][y + j] = te_as_%s(", i, dtype_of(e, i));
-    else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_QUANTIZED)
-        te_emit(e, "z%d[y * TE_PITCH + x + k] = te_as_%s(", o, dtype_of(e, i));
     else if (kind == TE_OUT_ELEM) te_emit(e, "y%d[k] = (", o);
     else te_emit(e, "s%d = te_op_join_%s(s%d, ", o, kind == TE_OUT_SUM ? "sum" : "amax", o);
     if (kind == TE_OUT_ELEM && e->shape->operand[i].accumulate)
@@ -477,8 +475,7 @@ static void emit_output_units(te_emitter *e, const char *count)
 {
     for (int o = 0; o < e->program->n_outputs; o++) {
         int i = e->program->n_inputs + o, access = e->shape->operand[i].access;
-        if (e->program->outputs[o].kind != TE_OUT_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED ||
-            access == TE_CUDA_QUANTIZED)
+        if (e->program->outputs[o].kind != TE_OUT_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED)
             continue;
         te_emit(e, "            te_real y%d[%d];\n", o, e->shape->vector);
         if (!e->shape->operand[i].accumulate) continue;

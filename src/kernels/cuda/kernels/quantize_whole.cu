@@ -1,0 +1,155 @@
+/* quantize_whole.cu - what a program computes, in FP8 with one factor for all that is known beforehand.
+ *
+ * Codes are made where the values are, in registers, and the same ones go to both sides: row by row from there, and for
+ * a side that is stored transposed as bytes to a tile of 128 x 128 in shared memory. From it a thread takes 16 rows of
+ * four columns, and lanes that follow one another store neighbours:
+ *
+ *      lanes       0 …  7      columns 0 … 3       rows 0 … 15, 16 … 31, …
+ *                  8 … 15      columns 4 … 7
+ *                   …
+ *
+ * The four columns of a word stand apart by rows, so that neither those lanes nor those that store rows wait for a
+ * bank.
+ */
+static __device__ int te_whole_place(int row, int column)
+{
+    return row * TE_SQUARE + (column ^ row / 16 * 16);
+}
+
+/* Bytes of x (0 … 3) and y (4 … 7) as the selector's digits say, the last one first. */
+static __device__ uint32_t te_bytes(uint32_t x, uint32_t y, uint32_t selector)
+{
+#ifdef __CUDA_ARCH__
+    return __byte_perm(x, y, selector);
+#else
+    uint64_t both = (uint64_t)y << 32 | x;
+    uint32_t bytes = 0;
+    for (int k = 0; k < 4; k++) bytes |= (uint32_t)(both >> (selector >> 4 * k & 7u) * 8 & 255u) << 8 * k;
+    return bytes;
+#endif
+}
+
+/* Rows of four bytes become columns. */
+static __device__ void te_turn_four(const uint32_t (&row)[4], uint32_t (&column)[4])
+{
+    uint32_t left[2], right[2];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        left[k] = te_bytes(row[2 * k], row[2 * k + 1], 0x5140u);
+        right[k] = te_bytes(row[2 * k], row[2 * k + 1], 0x7362u);
+    }
+    column[0] = te_bytes(left[0], left[1], 0x5410u);
+    column[1] = te_bytes(left[0], left[1], 0x7632u);
+    column[2] = te_bytes(right[0], right[1], 0x5410u);
+    column[3] = te_bytes(right[0], right[1], 0x7632u);
+}
+
+/* Values as they are in te_a; of a NaN another one. */
+template <int V> static __device__ void te_round_values(const float (&x)[V], float (&rounded)[V])
+{
+#if TE_A_IS_BF16
+    if constexpr (V % 2 == 0) {
+#pragma unroll
+        for (int k = 0; k < V; k += 2) {
+            uint32_t two = te_pair_bf16(x[k], x[k + 1]);
+            rounded[k] = te_f32_from_bits(two << 16);
+            rounded[k + 1] = te_f32_from_bits(two & 0xffff0000u);
+        }
+        return;
+    }
+#endif
+#pragma unroll
+    for (int k = 0; k < V; k++) rounded[k] = te_from_a(te_as_a(x[k]));
+}
+
+template <int VARIANT> struct te_whole {
+    typedef te_variant<VARIANT> variant;
+    uint8_t *codes;       /* the tile's */
+    float    scale, amax; /* of the values this thread has had */
+
+    __device__ te_whole(const te_quantize_args &a, uint8_t *tile)
+        : codes(tile), scale(a.measures ? 1.0f : te_whole_scale(a)), amax(0)
+    {
+    }
+
+    static __device__ bool turns(const te_quantize_args &a)
+    {
+        return variant::transposed && a.side[1].data && !a.measures;
+    }
+
+    template <int V>
+    static __device__ void put_row(uint8_t *data, int64_t stride, int64_t row, int64_t column,
+                                   const te_unit<uint8_t, V> &unit)
+    {
+        uint8_t *to = data + row * stride + column;
+        if (((uint64_t)data | (uint64_t)stride) % V == 0) te_unit_store<uint8_t, V>(to, unit);
+        else te_unit_scatter<uint8_t, V>(to, 1, V, unit);
+    }
+
+    /* Values of neighbours in a row; (y, x) is the place of the first in the square. */
+    template <int V>
+    __device__ void put(const te_quantize_args &a, int64_t row, int64_t column, int y, int x, const float (&value)[V])
+    {
+        float v[V];
+        te_round_values<V>(value, v);
+#pragma unroll
+        for (int k = 0; k < V; k++) amax = te_larger(amax, v[k]);
+        if (a.measures) return;
+#pragma unroll
+        for (int k = 0; k < V; k++) v[k] *= scale;
+        te_unit<uint8_t, V> unit;
+        if constexpr (variant::element == TE_E4M3) unit = te_unit_as_float8_e4m3<V>(v);
+        else unit = te_unit_as_float8_e5m2<V>(v);
+        if (a.side[0].data) put_row<V>(a.side[0].data, a.side[0].row_stride, row, column, unit);
+        if (!a.side[1].data) return;
+        if constexpr (variant::transposed) te_unit_store<uint8_t, V>(codes + te_whole_place(y, x), unit);
+        else put_row<V>(a.side[1].data, a.side[1].col_stride, row, column, unit);
+    }
+
+    /* The square to the transposed side, when all its values have been put and before others are. */
+    __device__ void turn(const te_quantize_args &a, int64_t down, int64_t right) const
+    {
+        const te_quantize_place &p = a.side[1];
+        if (!turns(a)) return;
+        int      y = threadIdx.x % 8 * 16, x = threadIdx.x / 8 * 4;
+        int64_t  places = p.cols - down - y;
+        uint8_t *to = p.data + (right + x) * p.row_stride + down + y;
+        te_unit<uint32_t, 4> line[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            uint32_t row[4], column[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) row[k] = *(const uint32_t *)(codes + te_whole_place(y + 4 * n + k, x));
+            te_turn_four(row, column);
+#pragma unroll
+            for (int k = 0; k < 4; k++) line[k].e[n] = column[k];
+        }
+        bool whole = ((uint64_t)p.data | (uint64_t)p.row_stride) % 16 == 0 && places >= 16;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            if (right + x + k >= p.rows) break;
+            if (whole) {
+                te_unit_store<uint32_t, 4>((uint32_t *)(to + k * p.row_stride), line[k]);
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < 16; j++)
+                if (j < places) to[k * p.row_stride + j] = (uint8_t)(line[k].e[j / 4] >> j % 4 * 8);
+        }
+    }
+
+    /* The amaxes that want it are raised to that of all values. */
+    __device__ void finish(const te_quantize_args &a) const
+    {
+        if (!a.measures && !a.needs_history) return;
+        float most = te_block_amax(amax);
+        if (threadIdx.x != 0) return;
+        if (a.measures) {
+            te_raise(&te_amaxes(a)[0], most);
+            return;
+        }
+        if (a.seen) te_raise(a.seen, most);
+        for (int s = 0; s < 2; s++)
+            if (a.side[s].amax) te_raise(a.side[s].amax, most);
+    }
+};

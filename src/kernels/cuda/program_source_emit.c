@@ -450,6 +450,13 @@ static void emit_unit_reductions(te_emitter *e)
     }
 }
 
+/* Whether v is its argument rounded to what operand i stores, which storing it does anyway, two values at a time. */
+static bool rounds_as_stored(const te_emitter *e, int i, int v)
+{
+    return e->program->insns[v].op == TE_PW_TO_BF16 && !e->values[v].held && !e->shape->compute_f64 &&
+           e->shape->operand[i].dtype == TE_BF16 && !e->shape->operand[i].accumulate;
+}
+
 static void emit_element_output(te_emitter *e, int o, const char *count)
 {
     int i = e->program->n_inputs + o, v = e->program->outputs[o].value, kind = e->program->outputs[o].kind;
@@ -466,7 +473,7 @@ static void emit_element_output(te_emitter *e, int o, const char *count)
     if (kind == TE_OUT_ELEM && e->shape->operand[i].accumulate)
         te_emit(e, "te_from_%s(x%d.e[k]) + ", dtype_of(e, i), i);
     if (kind == TE_OUT_COLSUM && e->shape->kind == TE_CUDA_ROWS && !e->shape->items) te_emit(e, "c%d.e[k] + ", o);
-    emit_value_name(e, v);
+    emit_value_name(e, kind == TE_OUT_ELEM && rounds_as_stored(e, i, v) ? e->program->insns[v].arg[0] : v);
     te_emit(e, kind == TE_OUT_COLSUM ? ";\n" : ");\n");
 }
 

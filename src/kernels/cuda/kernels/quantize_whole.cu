@@ -44,8 +44,15 @@ static __device__ void te_turn_four(const uint32_t (&row)[4], uint32_t (&column)
     column[3] = te_bytes(right[0], right[1], 0x7632u);
 }
 
-/* Values as they are in te_a; of a NaN another one. */
-template <int V> static __device__ void te_round_values(const float (&x)[V], float (&rounded)[V])
+/* Amaxes, as values are packed in a word where they are bfloat16. */
+struct te_running_amax {
+    uint32_t pair;
+    float    one;
+};
+
+/* Values as they are in te_a, of a NaN another one; the amax is raised to theirs. */
+template <int V>
+static __device__ void te_round_values(const float (&x)[V], float (&rounded)[V], te_running_amax &amax)
 {
 #if TE_A_IS_BF16
     if constexpr (V % 2 == 0) {
@@ -54,21 +61,66 @@ template <int V> static __device__ void te_round_values(const float (&x)[V], flo
             uint32_t two = te_pair_bf16(x[k], x[k + 1]);
             rounded[k] = te_f32_from_bits(two << 16);
             rounded[k + 1] = te_f32_from_bits(two & 0xffff0000u);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+            asm("{\n.reg .b32 size;\nabs.bf16x2 size, %1;\nmax.bf16x2 %0, %0, size;\n}" : "+r"(amax.pair) : "r"(two));
+#else
+            amax.one = te_larger(te_larger(amax.one, rounded[k]), rounded[k + 1]);
+#endif
         }
         return;
     }
 #endif
 #pragma unroll
-    for (int k = 0; k < V; k++) rounded[k] = te_from_a(te_as_a(x[k]));
+    for (int k = 0; k < V; k++) {
+        rounded[k] = te_from_a(te_as_a(x[k]));
+        amax.one = te_larger(amax.one, rounded[k]);
+    }
 }
+
+static __device__ float te_amax_so_far(const te_running_amax &amax)
+{
+    float one = te_larger(amax.one, te_f32_from_bits(amax.pair << 16));
+    return te_larger(one, te_f32_from_bits(amax.pair & 0xffff0000u));
+}
+
+/* The codes of V neighbours, in words where they fill some; as bytes they would be taken apart to be put together. */
+template <int V> struct te_row_codes {
+    static constexpr bool words = V % 4 == 0;
+    static constexpr int  n = words ? V / 4 : V;
+    te_unit<uint32_t, n>  part;
+
+    template <te_element_kind ELEMENT> __device__ void encode(const float (&x)[V])
+    {
+#pragma unroll
+        for (int k = 0; k < n; k++) {
+            if constexpr (words)
+                part.e[k] = te_four_codes<ELEMENT>(x[4 * k % V], x[(4 * k + 1) % V], x[(4 * k + 2) % V],
+                                                   x[(4 * k + 3) % V]);
+            else part.e[k] = ELEMENT == TE_E4M3 ? te_f32_to_f8e4m3(x[k]) : te_f32_to_f8e5m2(x[k]);
+        }
+    }
+
+    /* aligned: `to` is, to V bytes. */
+    __device__ void store(uint8_t *to, bool aligned) const
+    {
+        if (words && aligned) {
+            te_unit_store<uint32_t, n>((uint32_t *)to, part);
+            return;
+        }
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            to[k] = (uint8_t)(words ? part.e[k / 4 % n] >> k % 4 * 8 : part.e[k % n]);
+    }
+};
 
 template <int VARIANT> struct te_whole {
     typedef te_variant<VARIANT> variant;
-    uint8_t *codes;       /* the tile's */
-    float    scale, amax; /* of the values this thread has had */
+    uint8_t        *codes; /* the tile's */
+    float           scale;
+    te_running_amax amax; /* of the values this thread has had */
 
     __device__ te_whole(const te_quantize_args &a, uint8_t *tile)
-        : codes(tile), scale(a.measures ? 1.0f : te_whole_scale(a)), amax(0)
+        : codes(tile), scale(a.measures ? 1.0f : te_whole_scale(a)), amax{0, 0}
     {
     }
 
@@ -79,11 +131,9 @@ template <int VARIANT> struct te_whole {
 
     template <int V>
     static __device__ void put_row(uint8_t *data, int64_t stride, int64_t row, int64_t column,
-                                   const te_unit<uint8_t, V> &unit)
+                                   const te_row_codes<V> &unit)
     {
-        uint8_t *to = data + row * stride + column;
-        if (((uint64_t)data | (uint64_t)stride) % V == 0) te_unit_store<uint8_t, V>(to, unit);
-        else te_unit_scatter<uint8_t, V>(to, 1, V, unit);
+        unit.store(data + row * stride + column, ((uint64_t)data | (uint64_t)stride) % V == 0);
     }
 
     /* Values of neighbours in a row; (y, x) is the place of the first in the square. */
@@ -91,18 +141,15 @@ template <int VARIANT> struct te_whole {
     __device__ void put(const te_quantize_args &a, int64_t row, int64_t column, int y, int x, const float (&value)[V])
     {
         float v[V];
-        te_round_values<V>(value, v);
-#pragma unroll
-        for (int k = 0; k < V; k++) amax = te_larger(amax, v[k]);
+        te_round_values<V>(value, v, amax);
         if (a.measures) return;
 #pragma unroll
         for (int k = 0; k < V; k++) v[k] *= scale;
-        te_unit<uint8_t, V> unit;
-        if constexpr (variant::element == TE_E4M3) unit = te_unit_as_float8_e4m3<V>(v);
-        else unit = te_unit_as_float8_e5m2<V>(v);
+        te_row_codes<V> unit;
+        unit.template encode<variant::element>(v);
         if (a.side[0].data) put_row<V>(a.side[0].data, a.side[0].row_stride, row, column, unit);
         if (!a.side[1].data) return;
-        if constexpr (variant::transposed) te_unit_store<uint8_t, V>(codes + te_whole_place(y, x), unit);
+        if constexpr (variant::transposed) unit.store(codes + te_whole_place(y, x), true);
         else put_row<V>(a.side[1].data, a.side[1].col_stride, row, column, unit);
     }
 
@@ -142,7 +189,7 @@ template <int VARIANT> struct te_whole {
     __device__ void finish(const te_quantize_args &a) const
     {
         if (!a.measures && !a.needs_history) return;
-        float most = te_block_amax(amax);
+        float most = te_block_amax(te_amax_so_far(amax));
         if (threadIdx.x != 0) return;
         if (a.measures) {
             te_raise(&te_amaxes(a)[0], most);

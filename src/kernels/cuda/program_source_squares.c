@@ -20,6 +20,13 @@ static bool quantizes(const te_emitter *e, int o)
     return te_shape_output(e->program, e->shape, o)->access == TE_CUDA_QUANTIZED;
 }
 
+/* A tile of codes. */
+static int tile_rows(const te_emitter *e) { return e->shape->kind == TE_CUDA_ROWS ? TE_CUDA_BAND : TE_CUDA_SQUARE; }
+static int tile_columns(const te_emitter *e)
+{
+    return e->shape->kind == TE_CUDA_ROWS ? te_shape_band_columns(e->shape) : TE_CUDA_SQUARE;
+}
+
 static int variant_of(const te_emitter *e, int o) { return te_shape_output(e->program, e->shape, o)->variant; }
 
 static bool is_whole(const te_emitter *e, int o)
@@ -59,8 +66,8 @@ static void emit_tiles(te_emitter *e)
     te_emit(e, "    uint8_t *const bytes = (uint8_t *)((te_a *)shared + %d * TE_SQUARE * TE_PITCH);\n", tiles);
     for (int o = 0; o < e->program->n_outputs; o++)
         if (is_whole(e, o))
-            te_emit(e, "    te_whole<%d> z%d(a.quantized[%d], bytes + %d * TE_SQUARE * TE_SQUARE);\n",
-                    variant_of(e, o), o, number_of(e, o), wholes++);
+            te_emit(e, "    te_whole<%d, %d, %d> z%d(a.quantized[%d], bytes + %d);\n", variant_of(e, o), tile_rows(e),
+                    tile_columns(e), o, number_of(e, o), wholes++ * tile_rows(e) * tile_columns(e));
     if (!tiles) return;
     te_emit(e, "    uint8_t *const codes = bytes + %d * TE_SQUARE * TE_SQUARE;\n"
                "    float *const partial = (float *)(codes + TE_SQUARE * TE_SQUARE);\n", wholes);
@@ -96,13 +103,13 @@ static void emit_stored_row_values(te_emitter *e)
     }
 }
 
-/* What becomes of the values of a unit. */
-static void emit_results(te_emitter *e)
+void te_emit_results(te_emitter *e, const char *place)
 {
     for (int o = 0; o < e->program->n_outputs; o++) {
         int unit = e->shape->vector, i = e->program->n_inputs + o;
         if (is_whole(e, o))
-            te_emit(e, "            z%d.put<%d>(a.quantized[%d], row, column, y, x, y%d);\n", o, unit, number_of(e, o), o);
+            te_emit(e, "            z%d.put<%d>(a.quantized[%d], row, column, %s, y%d);\n", o, unit, number_of(e, o),
+                    place, o);
         else if (has_tile(e, o))
             te_emit(e, "            te_unit_store<te_a, %d>(z%d + y * TE_PITCH + x, te_unit_as_%s<%d>(y%d));\n", unit, o,
                     te_dtype_name((te_dtype)e->shape->operand[i].dtype), unit, o);
@@ -125,7 +132,7 @@ static void emit_elements(te_emitter *e)
     te_emit_row_values(e, 0);
     emit_stored_row_values(e);
     te_emit_unit(e, "(uint64_t)row * (uint64_t)columns + (uint64_t)column", NULL);
-    emit_results(e);
+    te_emit_results(e, "y, x");
     te_emit(e, "        }\n");
 }
 
@@ -151,6 +158,29 @@ static void emit_joined_columns(te_emitter *e, int o)
             at_once(e), te_emit_column_number(e, o));
 }
 
+/* Whether a block has to wait for its codes. */
+static void emit_turns(te_emitter *e)
+{
+    te_emit(e, "        const bool turns = false");
+    for (int o = 0; o < e->program->n_outputs; o++)
+        if (is_whole(e, o)) te_emit(e, " | z%d.turns(a.quantized[%d])", o, number_of(e, o));
+    te_emit(e, ";\n");
+}
+
+static void emit_turn(te_emitter *e, int o, const char *corner)
+{
+    te_emit(e, "        z%d.turn<%d>(a.quantized[%d], %s);\n", o, te_shape_threads(e->shape), number_of(e, o), corner);
+}
+
+static void emit_amaxes(te_emitter *e)
+{
+    for (int o = 0; o < e->program->n_outputs; o++)
+        if (is_whole(e, o))
+            te_emit(e, "    z%d.finish<%d>(a.quantized[%d]);\n", o, te_shape_threads(e->shape), number_of(e, o));
+    te_emit(e, "    for (int s = 0; s < %d && blockIdx.x == 0 && threadIdx.x == 0; s++) "
+               "te_put_whole(a.quantized[s / 2], s %% 2);\n", 2 * te_shape_quantized(e->program, e->shape));
+}
+
 /* The block waits where a square's results are complete, and again before the next one's take their place. */
 static void emit_quantizations(te_emitter *e)
 {
@@ -166,25 +196,33 @@ static void emit_quantizations(te_emitter *e)
         }
         emit_column_sums(e, last = o);
     }
-    if (!waits) {
-        te_emit(e, "        const bool turns = false");
-        for (int o = 0; o < p->n_outputs; o++)
-            if (is_whole(e, o)) te_emit(e, " | z%d.turns(a.quantized[%d])", o, number_of(e, o));
-        te_emit(e, ";\n");
-    }
+    if (!waits) emit_turns(e);
     te_emit(e, "        %s__syncthreads();\n", waits ? "" : "if (turns) ");
     if (last >= 0) emit_joined_columns(e, last);
     for (int o = 0; o < p->n_outputs; o++)
-        if (is_whole(e, o)) te_emit(e, "        z%d.turn(a.quantized[%d], down, right);\n", o, number_of(e, o));
+        if (is_whole(e, o)) emit_turn(e, o, "down, right");
     for (int o = 0; o < p->n_outputs; o++)
         if (has_tile(e, o))
             te_emit(e, "        te_quantize_tile<%d>(a.quantized[%d], te_tile{codes, partial, down, right}, z%d);\n",
                     variant_of(e, o), number_of(e, o), o);
     te_emit(e, "        %s__syncthreads();\n    }\n", waits ? "" : "if (turns) ");
-    for (int o = 0; o < p->n_outputs; o++)
-        if (is_whole(e, o)) te_emit(e, "    z%d.finish(a.quantized[%d]);\n", o, number_of(e, o));
-    te_emit(e, "    for (int s = 0; s < %d && blockIdx.x == 0 && threadIdx.x == 0; s++) "
-               "te_put_whole(a.quantized[s / 2], s %% 2);\n", 2 * te_shape_quantized(p, e->shape));
+    emit_amaxes(e);
+}
+
+void te_emit_band_opening(te_emitter *e)
+{
+    te_emit(e, "    TE_DYNAMIC_SHARED(char, shared);\n");
+    emit_tiles(e);
+}
+
+void te_emit_band_end(te_emitter *e)
+{
+    emit_turns(e);
+    te_emit(e, "        if (turns) __syncthreads();\n");
+    for (int o = 0; o < e->program->n_outputs; o++)
+        if (is_whole(e, o)) emit_turn(e, o, "band, 0");
+    te_emit(e, "        if (turns) __syncthreads();\n    }\n");
+    emit_amaxes(e);
 }
 
 void te_emit_squares(te_emitter *e)

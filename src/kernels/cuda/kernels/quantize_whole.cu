@@ -1,20 +1,16 @@
 /* quantize_whole.cu - what a program computes, in FP8 with one factor for all that is known beforehand.
  *
  * Codes are made where the values are, in registers, and the same ones go to both sides: row by row from there, and for
- * a side that is stored transposed as bytes to a tile of 128 x 128 in shared memory. From it a thread takes 16 rows of
- * four columns, and lanes that follow one another store neighbours:
+ * a side that is stored transposed as bytes to a tile in shared memory, of 128 x 128 or of 32 whole rows. From it a
+ * thread takes 16 rows of four columns, and lanes that follow one another store neighbours:
  *
  *      lanes       0 …  7      columns 0 … 3       rows 0 … 15, 16 … 31, …
  *                  8 … 15      columns 4 … 7
  *                   …
  *
- * The four columns of a word stand apart by rows, so that neither those lanes nor those that store rows wait for a
- * bank.
+ * The columns of 16 rows stand elsewhere than those of the next 16, so that neither those lanes nor those that store
+ * rows wait for a bank.
  */
-static __device__ int te_whole_place(int row, int column)
-{
-    return row * TE_SQUARE + (column ^ row / 16 * 16);
-}
 
 /* Bytes of x (0 … 3) and y (4 … 7) as the selector's digits say, the last one first. */
 static __device__ uint32_t te_bytes(uint32_t x, uint32_t y, uint32_t selector)
@@ -113,8 +109,10 @@ template <int V> struct te_row_codes {
     }
 };
 
-template <int VARIANT> struct te_whole {
+/* A tile of ROWS x COLUMNS; these are a multiple of 128. */
+template <int VARIANT, int ROWS, int COLUMNS> struct te_whole {
     typedef te_variant<VARIANT> variant;
+    static constexpr int groups = ROWS / 16;
     uint8_t        *codes; /* the tile's */
     float           scale;
     te_running_amax amax; /* of the values this thread has had */
@@ -129,6 +127,8 @@ template <int VARIANT> struct te_whole {
         return variant::transposed && a.side[1].data && !a.measures;
     }
 
+    static __device__ int place(int y, int x) { return y * COLUMNS + (x ^ y / 16 * (128 / groups)); }
+
     template <int V>
     static __device__ void put_row(uint8_t *data, int64_t stride, int64_t row, int64_t column,
                                    const te_row_codes<V> &unit)
@@ -136,7 +136,7 @@ template <int VARIANT> struct te_whole {
         unit.store(data + row * stride + column, ((uint64_t)data | (uint64_t)stride) % V == 0);
     }
 
-    /* Values of neighbours in a row; (y, x) is the place of the first in the square. */
+    /* Values of neighbours in a row; (y, x) is the place of the first in the tile. */
     template <int V>
     __device__ void put(const te_quantize_args &a, int64_t row, int64_t column, int y, int x, const float (&value)[V])
     {
@@ -149,16 +149,21 @@ template <int VARIANT> struct te_whole {
         unit.template encode<variant::element>(v);
         if (a.side[0].data) put_row<V>(a.side[0].data, a.side[0].row_stride, row, column, unit);
         if (!a.side[1].data) return;
-        if constexpr (variant::transposed) unit.store(codes + te_whole_place(y, x), true);
+        if constexpr (variant::transposed) unit.store(codes + place(y, x), true);
         else put_row<V>(a.side[1].data, a.side[1].col_stride, row, column, unit);
     }
 
-    /* The square to the transposed side, when all its values have been put and before others are. */
-    __device__ void turn(const te_quantize_args &a, int64_t down, int64_t right) const
+    /* The tile to the transposed side, when all its values have been put and before others are. */
+    template <int THREADS> __device__ void turn(const te_quantize_args &a, int64_t down, int64_t right) const
     {
-        const te_quantize_place &p = a.side[1];
         if (!turns(a)) return;
-        int      y = threadIdx.x % 8 * 16, x = threadIdx.x / 8 * 4;
+#pragma unroll 1
+        for (int u = threadIdx.x; u < groups * COLUMNS / 4; u += THREADS)
+            turn_part(a.side[1], down, right, u % groups * 16, u / groups * 4);
+    }
+
+    __device__ void turn_part(const te_quantize_place &p, int64_t down, int64_t right, int y, int x) const
+    {
         int64_t  places = p.cols - down - y;
         uint8_t *to = p.data + (right + x) * p.row_stride + down + y;
         te_unit<uint32_t, 4> line[4];
@@ -166,7 +171,7 @@ template <int VARIANT> struct te_whole {
         for (int n = 0; n < 4; n++) {
             uint32_t row[4], column[4];
 #pragma unroll
-            for (int k = 0; k < 4; k++) row[k] = *(const uint32_t *)(codes + te_whole_place(y + 4 * n + k, x));
+            for (int k = 0; k < 4; k++) row[k] = *(const uint32_t *)(codes + place(y + 4 * n + k, x));
             te_turn_four(row, column);
 #pragma unroll
             for (int k = 0; k < 4; k++) line[k].e[n] = column[k];
@@ -186,10 +191,11 @@ template <int VARIANT> struct te_whole {
     }
 
     /* The amaxes that want it are raised to that of all values. */
-    __device__ void finish(const te_quantize_args &a) const
+    template <int THREADS> __device__ void finish(const te_quantize_args &a) const
     {
+        __shared__ float places[32];
         if (!a.measures && !a.needs_history) return;
-        float most = te_block_amax(te_amax_so_far(amax));
+        float most = te_block_amax<THREADS>(te_amax_so_far(amax), places);
         if (threadIdx.x != 0) return;
         if (a.measures) {
             te_raise(&te_amaxes(a)[0], most);

@@ -43,7 +43,8 @@ endforeach()
 set(TE_CUDA_TILES ${TE_CUDA_HAND}/quantize_tile.cu ${TE_CUDA_HAND}/quantize_codes.cu)
 te_embed_text(te_cuda_hand_quantize ${TE_CUDA_TILES} ${TE_CUDA_HAND}/quantize.cu)
 te_embed_text(te_cuda_hand_quantized ${TE_CUDA_TILES} ${TE_CUDA_HAND}/quantized.cu)
-te_embed_text(te_cuda_program_quantize ${TE_KERNELS}/quant.h ${TE_CUDA_HAND}/args.h ${TE_CUDA_TILES})
+te_embed_text(te_cuda_program_quantize ${TE_KERNELS}/quant.h ${TE_CUDA_HAND}/args.h ${TE_CUDA_TILES}
+  ${TE_CUDA_HAND}/quantize_whole.cu)
 te_embed_text(te_cuda_sim_prelude ${TE_KERNELS}/cuda_sim/abi.h ${TE_KERNELS}/cuda_sim/device.h)
 
 # What the CUDA module needs beside src/kernels/cuda/*.c.

@@ -90,7 +90,7 @@ static te_status launch_batch(te_exec *exec, te_program *program, const te_cuda_
     size_t bytes = te_cuda_program_parts(program, shape, runs, n);
     void *parts = bytes ? exec->scratch(exec, bytes) : NULL;
     if (bytes && !parts) return TE_ERROR_MEMORY;
-    if (shape->kind == TE_CUDA_SQUARES) status = clear_amaxes(exec, program, &runs[0]);
+    if (te_program_leaves_quantized(program, &runs[0])) status = clear_amaxes(exec, program, &runs[0]);
     te_cuda_device *d = te_cuda(exec);
     int n_launches = te_cuda_program_launch(program, shape, runs, n, d->multiprocessors, parts, d->args, launches);
     for (int i = 0; i < n_launches && status == TE_OK; i++)
@@ -103,8 +103,9 @@ static te_status launch_batch(te_exec *exec, te_program *program, const te_cuda_
 static bool tiles_fit(const te_cuda_device *d, const te_program *program, const te_cuda_program_shape *shape,
                       const te_run *run)
 {
-    return shape->kind != TE_CUDA_SQUARES ||
-           te_cuda_program_shared(program, run) + TE_CUDA_SQUARE_VARIABLES <= (uint32_t)d->shared_most;
+    uint32_t variables = shape->kind == TE_CUDA_ROWS ? TE_CUDA_BAND_VARIABLES : TE_CUDA_SQUARE_VARIABLES;
+    return !te_program_leaves_quantized(program, run) ||
+           te_cuda_program_shared(program, shape, run) + variables <= (uint32_t)d->shared_most;
 }
 
 /* Output o dense in memory of its own, for its job to read. */

@@ -137,7 +137,7 @@ te_status te_cuda_program_source(const te_program *program, const te_cuda_progra
             shape->compute_f64 ? "double" : "float", !shape->compute_f64, shape->wide ? "int64_t" : "int32_t",
             shape->vector);
     emit_text(&e, te_cuda_program_device);
-    if (shape->kind == TE_CUDA_SQUARES) emit_quantizing(&e);
+    if (te_shape_quantized(program, shape)) emit_quantizing(&e);
     te_emit_arguments(&e);
     emit_kernel(&e);
     if (te_shape_sums(program, shape) + te_shape_column_parts(program, shape) > 0) te_emit_join(&e);

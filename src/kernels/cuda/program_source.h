@@ -103,10 +103,12 @@ int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_prog
 size_t te_cuda_program_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                              int n_runs);
 
+bool te_program_leaves_quantized(const te_program *program, const te_run *run);
+
 /* Bytes of dynamic shared memory that the kernel of a run wants which leaves results quantized, and at most so many of
  * shared variables beside them. */
-enum { TE_CUDA_SQUARE_VARIABLES = 9 << 10 };
-uint32_t te_cuda_program_shared(const te_program *program, const te_run *run);
+enum { TE_CUDA_SQUARE_VARIABLES = 9 << 10, TE_CUDA_BAND_VARIABLES = 18 << 10 };
+uint32_t te_cuda_program_shared(const te_program *program, const te_cuda_program_shape *shape, const te_run *run);
 
 /* The launches, of arguments that are written to `args`, that serve the runs, in order: values of rows where SQUARES
  * needs them, the program, the joining of sums. n_runs as te_cuda_program_batch gave; `multiprocessors` of the device,

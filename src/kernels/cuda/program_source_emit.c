@@ -452,6 +452,13 @@ static void emit_unit_reductions(te_emitter *e)
     }
 }
 
+/* Whether v is its argument rounded to what operand i stores, which storing it does anyway, two values at a time. */
+static bool rounds_as_stored(const te_emitter *e, int i, int v)
+{
+    return e->program->insns[v].op == TE_PW_TO_BF16 && !e->values[v].held && !e->shape->compute_f64 &&
+           e->shape->operand[i].dtype == TE_BF16 && !e->shape->operand[i].accumulate;
+}
+
 static void emit_element_output(te_emitter *e, int o, const char *count)
 {
     int i = e->program->n_inputs + o, v = e->program->outputs[o].value, kind = e->program->outputs[o].kind;
@@ -463,14 +470,12 @@ static void emit_element_output(te_emitter *e, int o, const char *count)
     else if (kind == TE_OUT_COLSUM) te_emit(e, "c%d.e[k] = ", o);
     else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_TURNED)
         te_emit(e, "t%d[x * %d + k][y + j] = te_as_%s(", i, e->shape->vector, dtype_of(e, i));
-    else if (kind == TE_OUT_ELEM && e->shape->operand[i].access == TE_CUDA_QUANTIZED)
-        te_emit(e, "z%d[y * TE_PITCH + x + k] = te_as_%s(", o, dtype_of(e, i));
     else if (kind == TE_OUT_ELEM) te_emit(e, "y%d[k] = (", o);
     else te_emit(e, "s%d = te_op_join_%s(s%d, ", o, kind == TE_OUT_SUM ? "sum" : "amax", o);
     if (kind == TE_OUT_ELEM && e->shape->operand[i].accumulate)
         te_emit(e, "te_from_%s(x%d.e[k]) + ", dtype_of(e, i), i);
     if (kind == TE_OUT_COLSUM && e->shape->kind == TE_CUDA_ROWS && !e->shape->items) te_emit(e, "c%d.e[k] + ", o);
-    emit_value_name(e, v);
+    emit_value_name(e, kind == TE_OUT_ELEM && rounds_as_stored(e, i, v) ? e->program->insns[v].arg[0] : v);
     te_emit(e, kind == TE_OUT_COLSUM ? ";\n" : ");\n");
 }
 
@@ -479,8 +484,7 @@ static void emit_output_units(te_emitter *e, const char *count)
 {
     for (int o = 0; o < e->program->n_outputs; o++) {
         int i = e->program->n_inputs + o, access = e->shape->operand[i].access;
-        if (e->program->outputs[o].kind != TE_OUT_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED ||
-            access == TE_CUDA_QUANTIZED)
+        if (e->program->outputs[o].kind != TE_OUT_ELEM || access == TE_CUDA_ABSENT || access == TE_CUDA_TURNED)
             continue;
         te_emit(e, "            te_real y%d[%d];\n", o, e->shape->vector);
         if (!e->shape->operand[i].accumulate) continue;

@@ -83,6 +83,13 @@ void te_emit_tiled(te_emitter *e);
 void te_emit_rows(te_emitter *e); /* program_source_rows.c */
 void te_emit_row_kernel(te_emitter *e); /* values of rows, for SQUARES */
 void te_emit_squares(te_emitter *e);    /* program_source_squares.c */
+
+/* The same for ROWS that leave results quantized, in bands: the values of a unit at a place, "y, x", of the tile; what
+ * stands before the loop over bands, and the end of a band and of that loop. */
+void te_emit_results(te_emitter *e, const char *place);
+void te_emit_band_opening(te_emitter *e);
+void te_emit_band_end(te_emitter *e);
+
 void te_emit_columns(te_emitter *e);    /* program_source_columns.c */
 void te_emit_join(te_emitter *e);       /* program_source_join.c */
 

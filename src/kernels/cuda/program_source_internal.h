@@ -5,6 +5,7 @@
 #include "program_source.h"
 
 enum { TE_CUDA_FLAT_THREADS = 256, TE_CUDA_SQUARE = 128, TE_CUDA_TILE = 32, TE_CUDA_JOIN_THREADS = 1024 };
+enum { TE_CUDA_BAND = 32 }; /* rows that a block of ROWS has codes of before it stores them transposed */
 enum { TE_CUDA_MAX_RUNS = 240, TE_CUDA_RUNS_STEP = 16 };
 
 static inline bool te_program_sums(int kind) { return kind == TE_OUT_SUM || kind == TE_OUT_AMAX; }
@@ -57,6 +58,12 @@ static inline int te_shape_threads(const te_cuda_program_shape *shape)
 static inline int te_shape_rows_at_once(const te_cuda_program_shape *shape)
 {
     return te_shape_row_threads(shape) / shape->lanes;
+}
+
+static inline int te_shape_band_columns(const te_cuda_program_shape *shape)
+{
+    int held = shape->lanes * shape->items * shape->vector;
+    return (held + TE_CUDA_SQUARE - 1) / TE_CUDA_SQUARE * TE_CUDA_SQUARE;
 }
 
 /* COLUMNS: blocks side by side, and how many share the rows of their columns: as many as run at once on a large device,

@@ -182,7 +182,8 @@ static int64_t blocks_of(const writer *w, int multiprocessors)
     int     sums = te_shape_sums(w->program, shape), columns = te_shape_column_sums(w->program, shape);
     int64_t full = (int64_t)bounded(multiprocessors, 512) * PER_MULTIPROCESSOR;
     if (shape->kind == TE_CUDA_ROWS) {
-        int64_t blocks = divided_up(w->rows, te_shape_rows_at_once(shape));
+        bool    bands = te_shape_quantized(w->program, shape) > 0;
+        int64_t blocks = divided_up(w->rows, bands ? TE_CUDA_BAND : te_shape_rows_at_once(shape));
         int64_t each = te_shape_column_blocks(w->program, shape); /* so many run at once, and none waits for another */
         return bounded(blocks, columns ? MULTIPROCESSORS * (each > 2 ? each : 2) : sums ? SUM_BLOCKS : full);
     }
@@ -190,7 +191,7 @@ static int64_t blocks_of(const writer *w, int multiprocessors)
         return te_shape_blocks_across(shape, w->columns) * te_shape_blocks_down(shape, w->rows, w->columns);
     if (shape->kind == TE_CUDA_SQUARES) {
         int64_t squares = divided_up(w->rows, TE_CUDA_SQUARE) * divided_up(w->columns, TE_CUDA_SQUARE);
-        return bounded(squares, sums + columns ? SUM_BLOCKS : full);
+        return bounded(squares, sums ? SUM_BLOCKS : full); /* column sums have parts per row of squares */
     }
     if (shape->kind == TE_CUDA_TILED) {
         int64_t across = outer_extent(shape, w->run, shape->n_outer - 1), batch = across ? w->rows / across : 0;
@@ -292,18 +293,27 @@ static void set_geometry(te_cuda_launch *launch, const char *name, int64_t grid,
     launch->shared = 0;
 }
 
-/* Tiles of values, codes, and for blocks of several lines an amax per line. */
-uint32_t te_cuda_program_shared(const te_program *program, const te_run *run)
+/* Tiles of values, codes, and for blocks of several lines an amax per line; where there is one factor for all, codes
+ * that are stored transposed. */
+uint32_t te_cuda_program_shared(const te_program *program, const te_cuda_program_shape *shape, const te_run *run)
 {
-    size_t tiles = 0, lines = 0;
+    size_t tiles = 0, lines = 0, whole = 0;
+    bool   turns = false;
     for (int o = 0; o < program->n_outputs; o++) {
         const te_quantize_job *job = run->outputs[o].quantized;
         if (!job) continue;
+        if (te_cuda_quantizes_whole(te_cuda_quantize_variant(job->quantizer))) {
+            whole += shape->kind == TE_CUDA_ROWS ? (size_t)TE_CUDA_BAND * (size_t)te_shape_band_columns(shape)
+                                                 : TE_CUDA_SQUARE_CODES;
+            turns |= job->side[1].data && job->step != TE_QUANTIZE_MEASURE;
+            continue;
+        }
         size_t each = te_cuda_quantize_lines(job->quantizer);
         tiles += TE_CUDA_SQUARE_TILE * te_dtype_size(job->dtype);
         if (each > lines) lines = each;
     }
-    return (uint32_t)(tiles + TE_CUDA_SQUARE_CODES + lines);
+    if (tiles) tiles += TE_CUDA_SQUARE_CODES + lines;
+    return (uint32_t)(tiles + (tiles || turns ? whole : 0));
 }
 
 /* Whether the sums of runs go to places of their own, so that none waits for another: they are in order then. */
@@ -366,7 +376,7 @@ int te_cuda_program_launch(const te_program *program, const te_cuda_program_shap
                      te_shape_row_threads(shape));
     }
     set_geometry(same_arguments(launches, n++), "te_program", blocks, te_shape_threads(shape));
-    if (shape->kind == TE_CUDA_SQUARES) launches[n - 1].shared = te_cuda_program_shared(program, &runs[0]);
+    if (te_shape_quantized(program, shape)) launches[n - 1].shared = te_cuda_program_shared(program, shape, &runs[0]);
     if (columns + te_shape_sums(program, shape) == 0) return n;
     int64_t column_blocks = columns ? divided_up(row_length(shape, &runs[0]), 32) : 0;
     int64_t join_blocks = column_blocks + (te_shape_sums(program, shape) == 0         ? 0

@@ -12,6 +12,12 @@ static bool holds(const te_emitter *e) { return e->shape->items > 0; }
 /* Column sums take many registers: not so many that a block is alone on a multiprocessor, waiting for memory. */
 static bool shares(const te_emitter *e) { return te_shape_column_blocks(e->program, e->shape) > 1; }
 
+/* Results are left quantized: rows come in bands. */
+static bool in_bands(const te_emitter *e)
+{
+    return e->shape->kind == TE_CUDA_ROWS && te_shape_quantized(e->program, e->shape) > 0;
+}
+
 /* Whether lanes may have no row: those of a whole warp then leave. */
 static bool may_idle(const te_emitter *e) { return e->shape->lanes < 32; }
 
@@ -31,8 +37,16 @@ static void emit_opening(te_emitter *e, const char *name)
     for (int o = 0; sums && holds(e) && o < e->program->n_outputs; o++)
         if (e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o))
             te_emit(e, "    te_real c%d[%d] = {};\n", o, e->shape->items * e->shape->vector);
-    te_emit(e, "    for (te_index base = (te_index)blockIdx.x * %d; base < rows; base += (te_index)gridDim.x * %d) {\n",
-            at_once, at_once);
+    if (in_bands(e)) {
+        te_emit_band_opening(e);
+        te_emit(e, "    for (te_index band = (te_index)blockIdx.x * %d; band < rows; band += (te_index)gridDim.x * %d) {\n"
+                   "    for (te_index base = band; base < band + %d && base < rows; base += %d) {\n",
+                TE_CUDA_BAND, TE_CUDA_BAND, TE_CUDA_BAND, at_once);
+    } else {
+        te_emit(e,
+                "    for (te_index base = (te_index)blockIdx.x * %d; base < rows; base += (te_index)gridDim.x * %d) {\n",
+                at_once, at_once);
+    }
     if (may_idle(e))
         te_emit(e, "        const bool live = base + (te_index)threadIdx.x / %d < rows;\n"
                    "        const te_index row = live ? base + (te_index)threadIdx.x / %d : base;\n", e->shape->lanes,
@@ -143,8 +157,12 @@ static void emit_batch(te_emitter *e)
 static void emit_prefetches(te_emitter *e)
 {
     if (!shares(e) || e->pass > 0 || e->shape->n_outer != 1) return;
-    te_emit(e, "        const te_index step = (te_index)gridDim.x * %d;\n        if (row + step < rows) {\n",
-            te_shape_rows_at_once(e->shape));
+    int at_once = te_shape_rows_at_once(e->shape);
+    if (in_bands(e))
+        te_emit(e, "        const te_index step = base + %d < band + %d ? %d : (te_index)gridDim.x * %d - %d;\n", at_once,
+                TE_CUDA_BAND, at_once, TE_CUDA_BAND, TE_CUDA_BAND - at_once);
+    else te_emit(e, "        const te_index step = (te_index)gridDim.x * %d;\n", at_once);
+    te_emit(e, "        if (row + step < rows) {\n");
     emit_item_loop(e, e->shape->items);
     for (int i = 0; i < e->program->n_inputs; i++)
         if (te_emit_holds_input(e, i) && e->shape->operand[i].access == TE_CUDA_VECTOR &&
@@ -165,6 +183,7 @@ static void emit_pass_loop(te_emitter *e)
     if (holds(e) && may_idle(e)) te_emit(e, "            if (!live) continue;\n");
     emit_long_column_sums(e, true);
     te_emit_unit(e, "(uint64_t)row * (uint64_t)columns + (uint64_t)column", NULL);
+    if (in_bands(e) && e->pass == e->passes - 1) te_emit_results(e, "(int)(row - band), (int)column");
     emit_long_column_sums(e, false);
     te_emit(e, holds(e) ? "        }\n" : "        }\n        }\n");
 }
@@ -292,6 +311,7 @@ void te_emit_rows(te_emitter *e)
     }
     emit_row_outputs(e);
     te_emit(e, "    }\n");
+    if (in_bands(e)) te_emit_band_end(e);
     emit_column_room(e);
     for (int o = 0; holds(e) && o < e->program->n_outputs; o++)
         if (e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o))

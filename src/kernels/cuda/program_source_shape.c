@@ -65,7 +65,7 @@ bool te_shape_has_row_kernel(const te_program *program, const te_cuda_program_sh
     return shape->kind == TE_CUDA_SQUARES && te_program_needs_rows(program);
 }
 
-static bool leaves_quantized(const te_program *program, const te_run *run)
+bool te_program_leaves_quantized(const te_program *program, const te_run *run)
 {
     for (int o = 0; o < program->n_outputs; o++)
         if (run->outputs[o].quantized) return true;
@@ -114,7 +114,7 @@ static void merge_dimensions(sketch *s)
 {
     te_cuda_program_shape *shape = s->shape;
     int                    last = s->run->ndim - 1, n = 0;
-    bool                   rows_matter = structured(s->program) || leaves_quantized(s->program, s->run);
+    bool                   rows_matter = structured(s->program) || te_program_leaves_quantized(s->program, s->run);
     int64_t                extent[TE_MAX_DIMS];
     for (int d = 0; d <= last; d++) {
         if (s->run->shape[d] == 1 || (rows_matter && d == last)) continue;
@@ -277,6 +277,22 @@ static void share_row(sketch *s)
     }
 }
 
+/* Whether rows that results are quantized of are held, and the codes of several fit in shared memory beside those of
+ * other blocks: inputs are then read once. */
+static bool fits_bands(const sketch *s)
+{
+    enum { SHARED_BYTES = 64 << 10 };
+    int n = 0;
+    if (!s->shape->items || s->shape->lanes < 32) return false;
+    for (int o = 0; o < s->program->n_outputs; o++) {
+        const te_quantize_job *job = s->run->outputs[o].quantized;
+        if (!job) continue;
+        if (!te_cuda_quantizes_whole(te_cuda_quantize_variant(job->quantizer))) return false;
+        n++;
+    }
+    return n * TE_CUDA_BAND * te_shape_band_columns(s->shape) <= SHARED_BYTES;
+}
+
 /* Neighbours in a warp take neighbouring units. */
 static void share_columns(sketch *s)
 {
@@ -402,7 +418,7 @@ te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, c
     te_status status = check_run(exec, program, run);
     if (status != TE_OK) return status;
     sketch s = {.program = program, .run = run, .shape = shape};
-    bool rows = te_program_needs_rows(program), squares = leaves_quantized(program, run);
+    bool rows = te_program_needs_rows(program), squares = te_program_leaves_quantized(program, run);
     shape->kind = squares ? TE_CUDA_SQUARES : rows || sums_columns(program) ? TE_CUDA_ROWS : TE_CUDA_FLAT;
     shape->compute_f64 = run->compute_f64;
     shape->n_operands = (uint8_t)(program->n_inputs + program->n_outputs);
@@ -418,6 +434,7 @@ te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, c
     } else if (shape->kind == TE_CUDA_ROWS || squares) {
         share_row(&s);
         shape->full = s.columns > 0 && s.columns == (int64_t)shape->lanes * shape->items * shape->vector;
+        if (squares && rows && fits_bands(&s)) shape->kind = TE_CUDA_ROWS;
         reach_operands(&s); /* units may have changed */
     }
     int quantized = te_shape_quantized(program, shape) * (int)(sizeof(te_quantize_args) / 8);

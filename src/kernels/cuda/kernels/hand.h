@@ -122,6 +122,9 @@ te_quantize_args te_cuda_quantize_args(const te_quantize_job *job);
 uint16_t         te_cuda_quantize_variant(const te_quantizer *quantizer);
 size_t           te_cuda_quantize_lines(const te_quantizer *quantizer);
 
+/* Whether a program's kernel makes the codes where it has the values (quantize_whole.cu). */
+bool te_cuda_quantizes_whole(uint16_t variant);
+
 /* The job's pointers are device pointers; its quantizer is valid. */
 te_status te_cuda_plan_quantize(te_cuda_plan *plan, const te_quantize_job *job);
 te_status te_cuda_plan_dequantize(te_cuda_plan *plan, const te_quantize_job *job, int side);

@@ -67,6 +67,12 @@ uint16_t te_cuda_quantize_variant(const te_quantizer *q)
     return (uint16_t)variant;
 }
 
+bool te_cuda_quantizes_whole(uint16_t variant)
+{
+    int element = variant & 3, blocks = variant >> 4 & 15;
+    return (element == TE_E4M3 || element == TE_E5M2) && !blocks && !(variant & TE_VARIANT_HADAMARD);
+}
+
 static te_cuda_call *add_call(te_cuda_plan *plan, const char *name, te_dtype dtype, int64_t blocks, const void *args,
                               size_t bytes)
 {

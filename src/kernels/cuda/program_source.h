@@ -20,9 +20,9 @@
  *      COLUMNS column sums where nothing is reduced along a row: a thread keeps to its unit of the columns, `lanes` of
  *              them side by side, and walks down the rows. Where that fills a device, or rows are few, the sums go
  *              straight to the result (`direct`).
- *      SQUARES another output is left quantized: 128 x 128 elements at a time gather in shared memory, from where they are
- *              quantized along rows and columns (kernels/quantize_tile.cu). Values of a row come from a kernel like
- *              ROWS before it.
+ *      SQUARES any other output is left quantized: 128 x 128 elements at a time gather in shared memory, from where
+ *              they are quantized along rows and columns (kernels/quantize_tile.cu), or their codes do. Values of a
+ *              row come from a kernel like ROWS before it.
  *      TILED   an operand's neighbours lie along another dimension than the row: 32 x 32 tiles turned in shared memory.
  *
  * Other sums leave one part per block, which a second kernel adds in a fixed order; the number of blocks then depends

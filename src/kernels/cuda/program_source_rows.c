@@ -39,7 +39,8 @@ static void emit_opening(te_emitter *e, const char *name)
             te_emit(e, "    te_real c%d[%d] = {};\n", o, e->shape->items * e->shape->vector);
     if (in_bands(e)) {
         te_emit_band_opening(e);
-        te_emit(e, "    for (te_index band = (te_index)blockIdx.x * %d; band < rows; band += (te_index)gridDim.x * %d) {\n"
+        te_emit(e, "    for (te_index band = (te_index)blockIdx.x * %d; band < rows; "
+                   "band += (te_index)gridDim.x * %d) {\n"
                    "    for (te_index base = band; base < band + %d && base < rows; base += %d) {\n",
                 e->shape->band, e->shape->band, e->shape->band, at_once);
     } else {

@@ -210,6 +210,9 @@ int main(void)
                       wants[n % 5 % 3]);
         }
     CHECK(n > 90);
+    for (int i = 0; i < 2 * 4 * 2; i++) /* one factor for all, known beforehand: delayed and current scaling */
+        check(ctx, quantizer_recipes[i / 8].name, &quantizer_recipes[i / 8].q[2], TE_BF16, sizes[i % 4][0],
+              sizes[i % 4][1], i / 4 % 2, wants[0]);
     check_refusals(ctx);
     te_context_release(ctx);
     check_small_device();

@@ -14,13 +14,15 @@
  *              Runs of one shape whose operands are flat are served by one launch, a share of the blocks each.
  *      ROWS    row reductions, row outputs: `lanes` threads walk a row (1 to 32: part of a warp, several rows a block;
  *              more: the whole block). Up to `items` units of a row stay in a thread's registers; rows too long for
- *              that (items 0) are read anew in each pass.
+ *              that (items 0) are read anew in each pass. Where results are left quantized with one factor for all, a
+ *              block takes `band` rows at a time, of which it has the codes in shared memory before it stores them
+ *              transposed (kernels/quantize_whole.cu).
  *      COLUMNS column sums where nothing is reduced along a row: a thread keeps to its unit of the columns, `lanes` of
  *              them side by side, and walks down the rows. Where that fills a device, or rows are few, the sums go
  *              straight to the result (`direct`).
- *      SQUARES an output is left quantized: 128 x 128 elements at a time gather in shared memory, from where they are
- *              quantized along rows and columns (kernels/quantize_tile.cu). Values of a row come from a kernel like
- *              ROWS before it.
+ *      SQUARES any other output is left quantized: 128 x 128 elements at a time gather in shared memory, from where
+ *              they are quantized along rows and columns (kernels/quantize_tile.cu), or their codes do. Values of a
+ *              row come from a kernel like ROWS before it.
  *      TILED   an operand's neighbours lie along another dimension than the row: 32 x 32 tiles turned in shared memory.
  *
  * Other sums leave one part per block, which a second kernel adds in a fixed order; the number of blocks then depends
@@ -81,6 +83,7 @@ typedef struct te_cuda_program_shape {
     uint8_t               runs;              /* that a launch has room for */
     uint8_t               direct;            /* COLUMNS: sums are whole when a block is done, and leave no parts */
     uint8_t               full; /* ROWS, SQUARES: a row is as many units as its threads hold */
+    uint8_t               band; /* ROWS: so many at a time are left quantized; 0: none is */
     uint16_t              lanes;             /* ROWS, SQUARES: threads per row; COLUMNS: units side by side */
     te_cuda_operand_shape operand[TE_CUDA_MAX_OPERANDS];
 } te_cuda_program_shape;

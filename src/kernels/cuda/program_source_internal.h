@@ -5,7 +5,7 @@
 #include "program_source.h"
 
 enum { TE_CUDA_FLAT_THREADS = 256, TE_CUDA_SQUARE = 128, TE_CUDA_TILE = 32, TE_CUDA_JOIN_THREADS = 1024 };
-enum { TE_CUDA_BAND = 32 }; /* rows that a block of ROWS has codes of before it stores them transposed */
+enum { TE_CUDA_BAND = 32 }; /* rows at most */
 enum { TE_CUDA_MAX_RUNS = 240, TE_CUDA_RUNS_STEP = 16 };
 
 static inline bool te_program_sums(int kind) { return kind == TE_OUT_SUM || kind == TE_OUT_AMAX; }

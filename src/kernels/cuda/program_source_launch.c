@@ -182,8 +182,7 @@ static int64_t blocks_of(const writer *w, int multiprocessors)
     int     sums = te_shape_sums(w->program, shape), columns = te_shape_column_sums(w->program, shape);
     int64_t full = (int64_t)bounded(multiprocessors, 512) * PER_MULTIPROCESSOR;
     if (shape->kind == TE_CUDA_ROWS) {
-        bool    bands = te_shape_quantized(w->program, shape) > 0;
-        int64_t blocks = divided_up(w->rows, bands ? TE_CUDA_BAND : te_shape_rows_at_once(shape));
+        int64_t blocks = divided_up(w->rows, shape->band ? shape->band : te_shape_rows_at_once(shape));
         int64_t each = te_shape_column_blocks(w->program, shape); /* so many run at once, and none waits for another */
         return bounded(blocks, columns ? MULTIPROCESSORS * (each > 2 ? each : 2) : sums ? SUM_BLOCKS : full);
     }
@@ -191,7 +190,9 @@ static int64_t blocks_of(const writer *w, int multiprocessors)
         return te_shape_blocks_across(shape, w->columns) * te_shape_blocks_down(shape, w->rows, w->columns);
     if (shape->kind == TE_CUDA_SQUARES) {
         int64_t squares = divided_up(w->rows, TE_CUDA_SQUARE) * divided_up(w->columns, TE_CUDA_SQUARE);
-        return bounded(squares, sums ? SUM_BLOCKS : full); /* column sums have parts per row of squares */
+        if (sums) return bounded(squares, SUM_BLOCKS); /* column sums have parts per row of squares */
+        int64_t each = bounded(divided_up(squares, full / 2), INT64_MAX); /* of many, each block has several */
+        return bounded(divided_up(squares, each), full);
     }
     if (shape->kind == TE_CUDA_TILED) {
         int64_t across = outer_extent(shape, w->run, shape->n_outer - 1), batch = across ? w->rows / across : 0;
@@ -303,7 +304,7 @@ uint32_t te_cuda_program_shared(const te_program *program, const te_cuda_program
         const te_quantize_job *job = run->outputs[o].quantized;
         if (!job) continue;
         if (te_cuda_quantizes_whole(te_cuda_quantize_variant(job->quantizer))) {
-            whole += shape->kind == TE_CUDA_ROWS ? (size_t)TE_CUDA_BAND * (size_t)te_shape_band_columns(shape)
+            whole += shape->kind == TE_CUDA_ROWS ? (size_t)shape->band * (size_t)te_shape_band_columns(shape)
                                                  : TE_CUDA_SQUARE_CODES;
             turns |= job->side[1].data && job->step != TE_QUANTIZE_MEASURE;
             continue;

@@ -15,7 +15,7 @@ static bool shares(const te_emitter *e) { return te_shape_column_blocks(e->progr
 /* Results are left quantized: rows come in bands. */
 static bool in_bands(const te_emitter *e)
 {
-    return e->shape->kind == TE_CUDA_ROWS && te_shape_quantized(e->program, e->shape) > 0;
+    return e->shape->band > 0;
 }
 
 /* Whether lanes may have no row: those of a whole warp then leave. */
@@ -39,12 +39,13 @@ static void emit_opening(te_emitter *e, const char *name)
             te_emit(e, "    te_real c%d[%d] = {};\n", o, e->shape->items * e->shape->vector);
     if (in_bands(e)) {
         te_emit_band_opening(e);
-        te_emit(e, "    for (te_index band = (te_index)blockIdx.x * %d; band < rows; band += (te_index)gridDim.x * %d) {\n"
+        te_emit(e, "    for (te_index band = (te_index)blockIdx.x * %d; band < rows; "
+                   "band += (te_index)gridDim.x * %d) {\n"
                    "    for (te_index base = band; base < band + %d && base < rows; base += %d) {\n",
-                TE_CUDA_BAND, TE_CUDA_BAND, TE_CUDA_BAND, at_once);
+                e->shape->band, e->shape->band, e->shape->band, at_once);
     } else {
-        te_emit(e,
-                "    for (te_index base = (te_index)blockIdx.x * %d; base < rows; base += (te_index)gridDim.x * %d) {\n",
+        te_emit(e, "    for (te_index base = (te_index)blockIdx.x * %d; base < rows; "
+                   "base += (te_index)gridDim.x * %d) {\n",
                 at_once, at_once);
     }
     if (may_idle(e))
@@ -159,8 +160,8 @@ static void emit_prefetches(te_emitter *e)
     if (!shares(e) || e->pass > 0 || e->shape->n_outer != 1) return;
     int at_once = te_shape_rows_at_once(e->shape);
     if (in_bands(e))
-        te_emit(e, "        const te_index step = base + %d < band + %d ? %d : (te_index)gridDim.x * %d - %d;\n", at_once,
-                TE_CUDA_BAND, at_once, TE_CUDA_BAND, TE_CUDA_BAND - at_once);
+        te_emit(e, "        const te_index step = base + %d < band + %d ? %d : (te_index)gridDim.x * %d - %d;\n",
+                at_once, e->shape->band, at_once, e->shape->band, e->shape->band - at_once);
     else te_emit(e, "        const te_index step = (te_index)gridDim.x * %d;\n", at_once);
     te_emit(e, "        if (row + step < rows) {\n");
     emit_item_loop(e, e->shape->items);

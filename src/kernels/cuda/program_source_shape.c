@@ -281,16 +281,21 @@ static void share_row(sketch *s)
  * other blocks: inputs are then read once. */
 static bool fits_bands(const sketch *s)
 {
-    enum { SHARED_BYTES = 64 << 10 };
-    int n = 0;
+    enum { SHARED_BYTES = 64 << 10, LEAST = 16 };
+    int  n = 0;
+    bool turns = false;
     if (!s->shape->items || s->shape->lanes < 32) return false;
     for (int o = 0; o < s->program->n_outputs; o++) {
         const te_quantize_job *job = s->run->outputs[o].quantized;
         if (!job) continue;
         if (!te_cuda_quantizes_whole(te_cuda_quantize_variant(job->quantizer))) return false;
+        turns |= job->side[1].data && job->step != TE_QUANTIZE_MEASURE;
         n++;
     }
-    return n * TE_CUDA_BAND * te_shape_band_columns(s->shape) <= SHARED_BYTES;
+    int bytes = turns ? n * te_shape_band_columns(s->shape) : 0, band = TE_CUDA_BAND;
+    while (band > LEAST && bytes * band > SHARED_BYTES) band /= 2;
+    s->shape->band = bytes * band <= SHARED_BYTES ? (uint8_t)band : 0;
+    return s->shape->band > 0;
 }
 
 /* Neighbours in a warp take neighbouring units. */

@@ -1,9 +1,9 @@
 /* program_source_squares.c - kernels whose results are quantized where they are made.
  *
  * A block computes 128 x 128 elements, thread after thread along the rows. Where FP8 has one factor for all, a thread
- * makes codes of its values at once (kernels/quantize_whole.cu). Otherwise it puts them, rounded, into a tile per output
- * in shared memory, and kernels/quantize_tile.cu makes both copies from that. Nothing is reduced along a row here:
- * values of a row are loaded from where te_program_rows left them.
+ * makes codes of its values at once (kernels/quantize_whole.cu). Otherwise it puts them, rounded, into a tile per
+ * output in shared memory, and kernels/quantize_tile.cu makes both copies from that. Nothing is reduced along a row
+ * here: values of a row are loaded from where te_program_rows left them.
  *
  *      threads of a square, units of 8 elements:   0  1 … 15        y = 0, 16, … 112
  *                                                 16 17 … 31        y = 1, 17, … 113
@@ -21,10 +21,10 @@ static bool quantizes(const te_emitter *e, int o)
 }
 
 /* A tile of codes. */
-static int tile_rows(const te_emitter *e) { return e->shape->kind == TE_CUDA_ROWS ? TE_CUDA_BAND : TE_CUDA_SQUARE; }
+static int tile_rows(const te_emitter *e) { return e->shape->band ? e->shape->band : TE_CUDA_SQUARE; }
 static int tile_columns(const te_emitter *e)
 {
-    return e->shape->kind == TE_CUDA_ROWS ? te_shape_band_columns(e->shape) : TE_CUDA_SQUARE;
+    return e->shape->band ? te_shape_band_columns(e->shape) : TE_CUDA_SQUARE;
 }
 
 static int variant_of(const te_emitter *e, int o) { return te_shape_output(e->program, e->shape, o)->variant; }
@@ -111,8 +111,8 @@ void te_emit_results(te_emitter *e, const char *place)
             te_emit(e, "            z%d.put<%d>(a.quantized[%d], row, column, %s, y%d);\n", o, unit, number_of(e, o),
                     place, o);
         else if (has_tile(e, o))
-            te_emit(e, "            te_unit_store<te_a, %d>(z%d + y * TE_PITCH + x, te_unit_as_%s<%d>(y%d));\n", unit, o,
-                    te_dtype_name((te_dtype)e->shape->operand[i].dtype), unit, o);
+            te_emit(e, "            te_unit_store<te_a, %d>(z%d + y * TE_PITCH + x, te_unit_as_%s<%d>(y%d));\n", unit,
+                    o, te_dtype_name((te_dtype)e->shape->operand[i].dtype), unit, o);
     }
 }
 

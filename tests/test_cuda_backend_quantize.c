@@ -438,21 +438,24 @@ static void check_kept(te_context *ctx)
     te_tensor *x[2];
     te_quantized z[2], fresh;
     float more, factor = 7;
-    make_pair(ctx, TE_BF16, 40, 50, x);
+    make_pair(ctx, TE_BF16, 300, 200, x); /* several tiles */
     te_tensor *given = floats_on(ctx, "cuda", 1, &factor), *seen = floats_on(ctx, "cuda", 2, (float[]){0, 0});
     te_quantize_options options = {.want = {true, true}, .factor = given, .seen = seen};
-    options.kept = floats_on(ctx, "cuda", 2, (float[]){7, 0});
+    options.kept = floats_on(ctx, "cuda", 3, (float[]){7, 0, 1});
     CHECK(te_quantize(x[1], q, &options, &z[1]) == TE_OK);
     te_quantize_options plain = {.want = {true, true}, .scale = 7};
     CHECK(te_quantize(x[0], q, &plain, &z[0]) == TE_OK);
     CHECK(same_bytes(z[0].side[0].data, z[1].side[0].data)); /* the first time they are made whatever was kept */
     options.again = true;
-    for (int i = 0; i < 3; i++) {
-        float now[2], word = i < 2 ? 7.0f : 5.0f;
+    for (int i = 0; i < 4; i++) {
+        float now[2], word = i < 2 ? 7.0f : 5.0f - (float)i;
         CHECK(te_tensor_write(given, TE_F32, &word) == TE_OK &&
               te_tensor_write(seen, TE_F32, (float[]){0, 0}) == TE_OK);
         CHECK(te_tensor_fill(z[1].side[0].data, 1) == TE_OK && te_tensor_fill(z[0].side[0].data, 1) == TE_OK);
-        CHECK(te_quantize(x[1], q, &options, &z[1]) == TE_OK && te_tensor_read(seen, TE_F32, now) == TE_OK);
+        uint64_t launches = fake.count("cuLaunchKernel");
+        CHECK(te_quantize(x[1], q, &options, &z[1]) == TE_OK);
+        CHECK(fake.count("cuLaunchKernel") == launches + 1);
+        CHECK(te_tensor_read(seen, TE_F32, now) == TE_OK);
         CHECK(te_tensor_read(z[0].side[0].amax, TE_F32, &more) == TE_OK && now[0] == more && more > 0);
         plain.scale = word;
         CHECK(te_quantize(x[0], q, &plain, &fresh) == TE_OK);

@@ -31,7 +31,7 @@ typedef struct te_quantize_options {
     const uint64_t *seed; /* stochastic rounding: NULL draws from the context */
     te_tensor *factor;    /* float32 {1} on the source's device */
     te_tensor *seen;      /* likewise, any length: its first element is raised to the source's amax. NULL: none */
-    te_tensor *kept;      /* float32 {2} of a device, for te_quantize_job; not with an amax per row. NULL: none */
+    te_tensor *kept;      /* float32 {3} of a device, for te_quantize_job; not with an amax per row. NULL: none */
     const float *stale;   /* likewise; NULL: the copies are there for the first time */
     bool again;           /* the result holds copies of the same source already, with what was kept of them */
     bool passing;         /* nobody but products will read the result: see te_quantized_open */

@@ -308,7 +308,7 @@ static te_status open_kept(const te_tensor *t, const te_quantizer *q, te_quantiz
     te_graph *graph = t->ctx->capture;
     if (device->exec.backend->host_memory || q->row_scaled || q->stochastic || !(q->needs_history || graph))
         return TE_OK;
-    options->kept = te_tensor_new(t->ctx, device, TE_F32, 1, (int64_t[]){2});
+    options->kept = te_tensor_new(t->ctx, device, TE_F32, 1, (int64_t[]){3});
     if (graph && options->kept) options->stale = te_graph_stale(graph, t);
     return options->kept ? TE_OK : t->ctx->status;
 }

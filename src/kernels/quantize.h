@@ -71,7 +71,8 @@ struct te_quantize_job {
     te_quantize_step step;
     float *amaxes; /* of MEASURE and CONVERT, two, in device memory */
     /* On devices, so that nobody waits to learn that nothing has changed: {the factor that the bytes were made with,
-     * whether this job makes them}. A job whose factor is that one leaves its sides as they are, unless `force`, or
+     * whether this job makes them, the kernels' own}; the first job has `force` or `stale`, and with neither the source
+     * is what it was. A job whose factor is that one leaves its sides as they are, unless `force`, or
      * *stale is not 0. NULL: every job makes them. */
     float *kept;
     const float *stale;

@@ -164,6 +164,7 @@ typedef struct te_quantize_args {
     float            *kept;     /* and what follows: see te_quantize_job */
     const float      *stale;
     int64_t           force;
+    int64_t           decides; /* te_quantize compares factors, nothing was decided before */
 } te_quantize_args;
 
 /* The last two dimensions of a quantized view (te_quant), as lines of places that follow one another where they can:

@@ -92,12 +92,20 @@ size_t te_cuda_quantize_lines(const te_quantizer *q)
     return (CHUNKS + (q->four_over_six ? 2 * blocks : 0)) * LINES_PITCH * sizeof(float);
 }
 
+/* Whether the bytes that are there stand for the source, so that nothing but the factor decides. Their amax, which does
+ * not depend on it, may be raised to what it is. */
+static bool decides(const te_quantize_job *job)
+{
+    return job->step == TE_QUANTIZE_BOTH && job->kept && !job->force && !job->stale &&
+           !te_quantizer_measures(job->quantizer);
+}
+
 /* Whether something has to be 0 before tiles raise it, or to be decided before they are looked at. */
 static bool wants_clear(const te_quantize_job *job)
 {
     const te_quantizer *q = job->quantizer;
     bool raised = q->needs_history && (job->side[0].amax || job->side[1].amax);
-    return job->step == TE_QUANTIZE_BOTH && (te_quantizer_measures(q) || raised || job->kept);
+    return job->step == TE_QUANTIZE_BOTH && !decides(job) && (te_quantizer_measures(q) || raised || job->kept);
 }
 
 te_status te_cuda_plan_quantize(te_cuda_plan *plan, const te_quantize_job *job)
@@ -106,6 +114,7 @@ te_status te_cuda_plan_quantize(te_cuda_plan *plan, const te_quantize_job *job)
     te_quantize_args args = te_cuda_quantize_args(job);
     bool measures = job->step != TE_QUANTIZE_CONVERT && te_quantizer_measures(q), clears = wants_clear(job);
     uint16_t variant = te_cuda_quantize_variant(q);
+    args.decides = decides(job);
     te_cuda_plan_open(plan);
     plan->scratch_bytes = clears ? 64 : 0;
     if (clears)

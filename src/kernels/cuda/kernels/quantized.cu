@@ -11,6 +11,7 @@ static __device__ bool te_decide(const te_quantize_args &a)
     const float *amax = a.side[0].amax ? a.side[0].amax : a.side[1].amax;
     a.kept[0] = now;
     a.kept[1] = make;
+    a.kept[2] = 0;
     if (!make && a.seen && amax) te_raise(a.seen, *amax);
     return make;
 }

@@ -13,11 +13,19 @@ static bool sums_columns(const te_emitter *e, int o)
     return e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o);
 }
 
+/* How many blocks a multiprocessor is to hold: as many as there are, but where sums take so many registers. */
+static int blocks_at_once(const te_emitter *e)
+{
+    int sums = 0;
+    for (int o = 0; o < e->program->n_outputs; o++) sums += sums_columns(e, o);
+    return sums > 1 ? TE_CUDA_COLUMN_BLOCKS / 2 : TE_CUDA_COLUMN_BLOCKS;
+}
+
 static void emit_opening(te_emitter *e)
 {
     int  lanes = e->shape->lanes, unit = e->shape->vector, at_once = te_shape_rows_at_once(e->shape);
     char blocks[16] = "";
-    if (!e->shape->compute_f64) snprintf(blocks, sizeof blocks, ", %d", TE_CUDA_COLUMN_BLOCKS);
+    if (!e->shape->compute_f64) snprintf(blocks, sizeof blocks, ", %d", blocks_at_once(e));
     te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d%s) te_program(const __grid_constant__ te_args a)\n"
                "{\n", TE_CUDA_FLAT_THREADS, blocks);
     if (te_shape_sums(e->program, e->shape)) te_emit(e, "    __shared__ te_real places[32];\n");

@@ -180,7 +180,7 @@ template <int AHEAD> static __device__ inline void te_embedding_sum(te_real *sum
 
 /* A warp per sorted pair and TE_VECTOR columns a lane: it makes the sums of the group that begins there, if one does.
  * Its lanes find the places of 32 rows at a time. Most groups are short. */
-extern "C" __global__ void __launch_bounds__(256, 4) te_embedding_add(const __grid_constant__ te_embedding_args a)
+extern "C" __global__ void __launch_bounds__(256, 2) te_embedding_add(const __grid_constant__ te_embedding_args a)
 {
     enum { WARPS = 8, ACROSS = 32 * TE_VECTOR, AHEAD = 8, FEW = 2 };
     int64_t         half = te_sort_half(a.bound, a.n, a.sorted), last = a.ids.ndim;

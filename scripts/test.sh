@@ -162,8 +162,9 @@ prints="spec/cli_spec.lua spec/gpu_check_spec.lua spec/options_spec.lua spec/pro
 
 # device_files: what runs with a device in place of the CPU.
 device_files() {
-    long_first spec/ops_spec.lua spec/pointwise_spec.lua spec/recipe/autocast_spec.lua spec/recipe/emission_spec.lua \
-        spec/recipe/quantize_spec.lua spec/recipe/hostile_spec.lua spec/recipe/memory_spec.lua |
+    long_first spec/ops/broadcast_spec.lua spec/ops_spec.lua spec/pointwise_spec.lua spec/recipe/autocast_spec.lua \
+        spec/recipe/emission_spec.lua spec/recipe/quantize_spec.lua spec/recipe/hostile_spec.lua \
+        spec/recipe/memory_spec.lua |
         grep -v -x -F "$(ls $names_devices $prints)"
 }
 

@@ -303,9 +303,11 @@ describe("rows that run across memory", function()
     end)
 
     it("give the same largest as wider numbers do", function()
-        for _, n in ipairs { 1, 31, 32, 33, 64, 255, 257, 300, 1000, 4096, 4097 } do
+        local elsewhere = te.get_default_device() ~= "cpu" -- where a simulated device takes its time
+        for _, n in ipairs(elsewhere and { 1, 33, 257, 1000, 4097 } or
+            { 1, 31, 32, 33, 64, 255, 257, 300, 1000, 4096, 4097 }) do
             for _, dtype in ipairs { "float32", "bfloat16", "float16" } do
-                for _, k in ipairs { 1, 2, 10, 16, 17, 33, 1000 } do
+                for _, k in ipairs(elsewhere and { 1, 10, 17, 1000 } or { 1, 2, 10, 16, 17, 33, 1000 }) do
                     local equal = te.randint(0, 2 + 5 * k, { 4, n }):to(dtype) -- ones in every row
                     local x = te.cat({ some({ 9, n }, dtype, n % 2 == 1), equal, te.zeros({ 1, n }):to(dtype) }, 1)
                     for _, largest in ipairs(k <= n and { true, false } or {}) do

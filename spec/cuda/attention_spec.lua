@@ -109,4 +109,12 @@ describe("FP8 attention on CUDA", function()
         end
         assert.is_true(run(false) == run(true))
     end)
+
+    it("is left to own kernels where TETRAIN_CUDNN is 0", function()
+        local command = "TETRAIN_CUDNN=0 '%s' -e 'print(require(\"te\")._core.device_title(\"cuda\"))'"
+        local pipe = io.popen(command:format(os.getenv "TETRAIN" or core.executable()))
+        local title = pipe:read "*a"
+        pipe:close()
+        assert.truthy(title:find("by own kernels, without cuDNN: TETRAIN_CUDNN is 0", 1, true), title)
+    end)
 end)

@@ -8,16 +8,11 @@
  */
 #include "program_source_emit.h"
 
-static bool sums_columns(const te_emitter *e, int o)
-{
-    return e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o);
-}
-
 /* How many blocks a multiprocessor is to hold: as many as there are, but where sums take so many registers. */
 static int blocks_at_once(const te_emitter *e)
 {
     int sums = 0;
-    for (int o = 0; o < e->program->n_outputs; o++) sums += sums_columns(e, o);
+    for (int o = 0; o < e->program->n_outputs; o++) sums += te_emit_sums_columns(e, o);
     return sums > 1 ? TE_CUDA_COLUMN_BLOCKS / 2 : TE_CUDA_COLUMN_BLOCKS;
 }
 
@@ -39,7 +34,7 @@ static void emit_opening(te_emitter *e)
     te_emit_uniform(e);
     te_emit_sums(e);
     for (int o = 0; o < e->program->n_outputs; o++)
-        if (sums_columns(e, o)) te_emit(e, "    te_real c%d[%d] = {};\n", o, unit);
+        if (te_emit_sums_columns(e, o)) te_emit(e, "    te_real c%d[%d] = {};\n", o, unit);
 }
 
 /* Programs of few instructions wait for memory: several rows are under way at a time. */
@@ -97,7 +92,7 @@ void te_emit_columns(te_emitter *e)
     emit_opening(e);
     emit_walk(e);
     for (int o = 0; o < e->program->n_outputs; o++)
-        if (sums_columns(e, o)) emit_result(e, o);
+        if (te_emit_sums_columns(e, o)) emit_result(e, o);
     te_emit_sum_parts(e);
     te_emit(e, "}\n");
 }

@@ -75,6 +75,8 @@ void te_emit_unit(te_emitter *e, const char *position, const char *count);
 void te_emit_sums(te_emitter *e);
 void te_emit_sum_parts(te_emitter *e);
 
+/* Whether output o is column sums that somebody wants. */
+bool te_emit_sums_columns(const te_emitter *e, int o);
 /* Which of the wanted column sums an output is. */
 int te_emit_column_number(const te_emitter *e, int output);
 

@@ -120,17 +120,12 @@ static void emit_tile_position(te_emitter *e)
     te_emit(e, ";\n");
 }
 
-static bool sums_columns(const te_emitter *e, int o)
-{
-    return e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o);
-}
-
 /* A thread's column of the tile, 4 of its 32 rows, joined with those of the other 7 threads of the column. */
 static void emit_tile_column_sums(te_emitter *e)
 {
     bool any = false;
     for (int o = 0; o < e->program->n_outputs; o++) {
-        if (!sums_columns(e, o)) continue;
+        if (!te_emit_sums_columns(e, o)) continue;
         if (any) te_emit(e, "        __syncthreads();\n");
         any = true;
         te_emit(e,
@@ -191,7 +186,7 @@ void te_emit_tiled(te_emitter *e)
     te_emit_offsets(e, last);
     emit_tile_moves(e, false);
     for (int o = 0; o < e->program->n_outputs; o++)
-        if (sums_columns(e, o)) te_emit(e, "        te_real c%d = 0;\n", o);
+        if (te_emit_sums_columns(e, o)) te_emit(e, "        te_real c%d = 0;\n", o);
     te_emit(e, "        for (int j = 0; j < %d; j += 8)\n"
                "            if (down + y + j < across && right + x * %d < columns) {\n"
                "            const te_index q%d = down + y + j, column = right + x * %d;\n", edge, unit, last, unit);

@@ -71,11 +71,15 @@ static void emit_held(te_emitter *e)
             te_emit(e, "        te_real h%d[%d][%d];\n", v, e->shape->items, e->shape->vector);
 }
 
+bool te_emit_sums_columns(const te_emitter *e, int o)
+{
+    return e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o);
+}
+
 int te_emit_column_number(const te_emitter *e, int output)
 {
     int n = 0;
-    for (int o = 0; o < output; o++)
-        n += e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o);
+    for (int o = 0; o < output; o++) n += te_emit_sums_columns(e, o);
     return n;
 }
 

@@ -51,11 +51,6 @@ static int number_of(const te_emitter *e, int output)
     return n;
 }
 
-static bool sums_columns(const te_emitter *e, int o)
-{
-    return e->program->outputs[o].kind == TE_OUT_COLSUM && te_shape_wants(e->program, e->shape, o);
-}
-
 /* Tiles of values and of codes first, then what one quantization at a time works in. */
 static void emit_tiles(te_emitter *e)
 {
@@ -185,10 +180,10 @@ static void emit_amaxes(te_emitter *e)
 static void emit_quantizations(te_emitter *e)
 {
     const te_program *p = e->program;
-    bool              waits = any(e, sums_columns) || any(e, has_tile);
+    bool              waits = any(e, te_emit_sums_columns) || any(e, has_tile);
     int               last = -1;
     for (int o = 0; o < p->n_outputs; o++) {
-        if (!sums_columns(e, o)) continue;
+        if (!te_emit_sums_columns(e, o)) continue;
         if (last >= 0) {
             te_emit(e, "        __syncthreads();\n");
             emit_joined_columns(e, last);
@@ -232,7 +227,7 @@ void te_emit_squares(te_emitter *e)
     e->item = "";
     emit_opening(e);
     for (int o = 0; o < e->program->n_outputs; o++)
-        if (sums_columns(e, o)) te_emit(e, "        te_real c%d[%d] = {};\n", o, e->shape->vector);
+        if (te_emit_sums_columns(e, o)) te_emit(e, "        te_real c%d[%d] = {};\n", o, e->shape->vector);
     te_emit_mark(e, e->passes - 1);
     emit_elements(e);
     emit_quantizations(e);

@@ -345,6 +345,32 @@ describe("reductions", function()
         local flags = te.tensor { { true, false }, { true, true } }
         assert.same({ false, true }, te.all(flags, 2):totable())
         assert.is_true(te.any(flags):item())
+        assert.same({ { true, true } }, te.any(flags, 1, true):totable())
+        assert.same({ true, false }, te.all(flags, 1):totable())
+        assert.same({ {} }, { te.all(flags).shape })
+        local numbers = te.tensor { { 0 / 0, -0.0 }, { 0, 0 }, { -1e-45, 2 } }
+        for _, dtype in ipairs { "float32", "float64" } do
+            assert.same({ true, false, true }, te.any(numbers:to(dtype), 2):totable())
+            assert.same({ false, false, true }, te.all(numbers:to(dtype), 2):totable())
+        end
+        assert.same({ true, true }, te.all(te.zeros(2, 0), 2):totable())
+        assert.same({ false, false }, te.any(te.zeros(2, 0), 2):totable())
+        assert.same({ 0 }, te.all(te.zeros(2, 0), 1).shape)
+        assert.is_true(te.all(te.zeros(2, 0)):item())
+        assert.error_matches(function() te.any(flags, 3) end, "te%.any: dimension 3 is not in a tensor with 2 dimensions")
+    end)
+
+    it("finds the only one of many that is different", function()
+        local many = te.zeros(300, 701)
+        many:select(1, 299):narrow(1, 700, 1):fill_(1)
+        for _, x in ipairs { many, many:to("bool"), many:to("int64"), many:to("uint8"), many:transpose(1, 2) } do
+            assert.is_true(te.any(x):item())
+            assert.is_false(te.all(x:eq(0)):item())
+            assert.equal(1, te.any(x, 1):sum():item())
+            assert.equal(1, te.any(x, 2):sum():item())
+        end
+        assert.is_false(te.any(te.zeros(300, 701)):item())
+        assert.is_true(te.all(te.ones(300, 701)):item())
     end)
 end)
 

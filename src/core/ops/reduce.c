@@ -1,7 +1,7 @@
 /* reduce.c - reductions over all or some dimensions.
  *
- * sum and mean add in place of the elements' order; the others are row programs: the reduced dimensions are moved last,
- * joined into one row by recorded views, and the row op does the rest, gradient included.
+ * sum, mean, all and any add in place of the elements' order; the others are row programs: the reduced dimensions are
+ * moved last, joined into one row by recorded views, and the row op does the rest, gradient included.
  */
 #include "ops.h"
 
@@ -53,9 +53,9 @@ static te_dtype sum_dtype(te_dtype dtype, bool mean)
     return !whole(dtype) ? dtype : mean ? TE_F32 : TE_I64;
 }
 
-static te_status add_up(te_call *call, bool mean)
+/* Of x, in call->out[0]. */
+static te_status add_up(te_call *call, te_tensor *x, bool mean)
 {
-    te_tensor *x = call->in[0];
     bool reduced[TE_MAX_DIMS];
     int64_t wide[TE_MAX_DIMS], shape[TE_MAX_DIMS], count = 1;
     te_status status = reduced_dims(call, x, reduced);
@@ -82,8 +82,32 @@ static te_status add_up(te_call *call, bool mean)
     return status;
 }
 
-static te_status sum_forward(te_call *call) { return add_up(call, false); }
-static te_status mean_forward(te_call *call) { return add_up(call, true); }
+static te_status sum_forward(te_call *call) { return add_up(call, call->in[0], false); }
+static te_status mean_forward(te_call *call) { return add_up(call, call->in[0], true); }
+
+/* Truth is counted, which is exact and needs no order of elements. */
+static te_status compare_count(te_call *call, bool all)
+{
+    te_context *ctx = call->ctx;
+    te_tensor *x = call->in[0];
+    te_arg nonzero[] = {TE_A_TENSOR(x), TE_A_NUMBER(0)};
+    te_tensor *truth = x->dtype == TE_BOOL ? te_tensor_retain(x) : te_op_call(ctx, "ne", 2, nonzero);
+    if (!truth) return ctx->status;
+    te_status status = add_up(call, truth, false);
+    te_tensor *count = call->out[0];
+    call->out[0] = NULL;
+    if (status == TE_OK) {
+        int64_t results = te_tensor_numel(count), each = results ? te_tensor_numel(truth) / results : 0;
+        te_arg compare[] = {TE_A_TENSOR(count), TE_A_NUMBER(all ? (double)each : 0)};
+        status = te_call_result(call, te_op_call(ctx, all ? "eq" : "gt", 2, compare));
+    }
+    te_tensor_release(count);
+    te_tensor_release(truth);
+    return status;
+}
+
+static te_status all_forward(te_call *call) { return compare_count(call, true); }
+static te_status any_forward(te_call *call) { return compare_count(call, false); }
 
 /* Every element of a group receives the group's gradient (over the count): a broadcast view, nothing is written. */
 static te_status sum_backward(te_call *call)
@@ -175,8 +199,6 @@ static te_status extreme_rows(te_call *call, const char *row_op)
 
 static te_status max_forward(te_call *call) { return extreme_rows(call, "max_row"); }
 static te_status min_forward(te_call *call) { return extreme_rows(call, "min_row"); }
-static te_status all_forward(te_call *call) { return reduce_rows(call, "all_row", 0, NULL); }
-static te_status any_forward(te_call *call) { return reduce_rows(call, "any_row", 0, NULL); }
 static te_status var_forward(te_call *call)
 {
     return reduce_rows(call, "var_row", 1, &TE_A_NUMBER(call->attr[2].number));
@@ -248,14 +270,6 @@ const te_op_def te_ops_reduce[] = {
      .forward = any_forward},
     {.signature = "max_row(x)", .doc = "Maximum of a row.", .flags = ROW, .formula = "y = rowmax(x)"},
     {.signature = "min_row(x)", .doc = "Minimum of a row.", .flags = ROW, .formula = "y = rowmin(x)"},
-    {.signature = "all_row(x)",
-     .doc = "Whether a row has no 0.",
-     .flags = ROW | TE_OP_BOOL | TE_OP_NOGRAD,
-     .formula = "y = rowsum(x == 0) == 0"},
-    {.signature = "any_row(x)",
-     .doc = "Whether a row has a value that is not 0.",
-     .flags = ROW | TE_OP_BOOL | TE_OP_NOGRAD,
-     .formula = "y = rowsum(x ~= 0) > 0"},
     {.signature = "var_row(x; correction: number = 1)",
      .doc = "Variance of a row.",
      .flags = ROW | TE_OP_FLOAT,

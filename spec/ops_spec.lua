@@ -357,7 +357,8 @@ describe("reductions", function()
         assert.same({ false, false }, te.any(te.zeros(2, 0), 2):totable())
         assert.same({ 0 }, te.all(te.zeros(2, 0), 1).shape)
         assert.is_true(te.all(te.zeros(2, 0)):item())
-        assert.error_matches(function() te.any(flags, 3) end, "te%.any: dimension 3 is not in a tensor with 2 dimensions")
+        assert.error_matches(function() te.any(flags, 3) end,
+            "te%.any: dimension 3 is not in a tensor with 2 dimensions")
     end)
 
     it("finds the only one of many that is different", function()

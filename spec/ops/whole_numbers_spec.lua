@@ -28,6 +28,9 @@ describe("whole numbers", function()
         local two, low, high = {
             add = function(a, b) return a + b end, sub = function(a, b) return a - b end,
             mul = function(a, b) return a * b end, maximum = math.max, minimum = math.min,
+            gt = function(a, b) return a > b and 1 or 0 end, ge = function(a, b) return a >= b and 1 or 0 end,
+            lt = function(a, b) return a < b and 1 or 0 end, le = function(a, b) return a <= b and 1 or 0 end,
+            eq = function(a, b) return a == b and 1 or 0 end, ne = function(a, b) return a ~= b and 1 or 0 end,
         }, { int64 = -2 ^ 63, int32 = -2 ^ 31 }, { int64 = 2 ^ 63, int32 = 2 ^ 31 - 1 }
         for dtype in pairs(low) do
             for _, case in ipairs { { 1 }, { 2 ^ 20, 7 }, { 2 ^ 20, 700 }, { 2 ^ 43, 1500, dtype == "int64" } } do
@@ -44,7 +47,9 @@ describe("whole numbers", function()
                         assert.same(pairs_of, float64_of(te[name](x, y)))
                         assert.same(beside, float64_of(te[name](x, 77)))
                         assert.same(before, float64_of(te[name](77, x)))
-                        assert.same(pairs_of, float64_of(x:clone()[name .. "_"](x:clone(), y)))
+                        if not name:find "^..$" then
+                            assert.same(pairs_of, float64_of(x:clone()[name .. "_"](x:clone(), y)))
+                        end
                     end
                     local sum, most, least = 0, -math.huge, math.huge
                     for i = 1, n do sum, most, least = sum + a[i], math.max(most, a[i]), math.min(least, a[i]) end
@@ -66,6 +71,9 @@ describe("whole numbers", function()
         assert.equal(2 ^ 63, most:sum():to("float64"):item()) -- the largest that there is
         assert.equal(2 ^ 63, (most + most):max():to("float64"):item())
         assert.equal(2 ^ 62, most:max():item())
+        local least = te.full({ 2000 }, -2 ^ 63, { dtype = "int64" })
+        assert.same({ 2000, 0, 0, 2000, 2000 }, { least:lt(most):sum():item(), least:gt(most):sum():item(),
+            least:ge(most):sum():item(), most:ne(least):sum():item(), most:eq(2 ^ 62):sum():item() })
     end)
 
     it("lose the fraction of what is computed for them, of any size and sign", function()

@@ -72,9 +72,9 @@ void te_whole_store_i64(void *dst, int64_t stride, const void *src, size_t n)
 
 /* --- without float64 ---------------------------------------------------------------------------------------------- */
 
-/* Two of a kind, or one and a number, added, subtracted, multiplied, or the larger or smaller; and the sum, the largest
- * and the smallest of a tensor or of its rows: in integers, where those are so small that float64 would give the same.
- */
+/* Two of a kind, or one and a number, added, subtracted, multiplied, compared, or the larger or smaller; and the sum,
+ * the largest and the smallest of a tensor or of its rows: in integers, where those are so small that float64 would
+ * give the same. */
 enum { PART = 1 << 14, BLOCK = 1 << 9 };
 
 typedef struct whole_job {
@@ -89,6 +89,16 @@ typedef struct whole_job {
 
 /* y may be a or b. */
 #define EACH _Pragma("omp simd") for (int64_t i = 0; i < n; i++)
+
+/* Of numbers below 2^62: SSE2 has no comparisons of 64 bits. */
+static inline uint8_t above_int64_t(int64_t a, int64_t b) { return (uint8_t)(((uint64_t)b - (uint64_t)a) >> 63); }
+static inline uint8_t above_int32_t(int32_t a, int32_t b) { return a > b; }
+static inline uint8_t equal_int32_t(int32_t a, int32_t b) { return a == b; }
+static inline uint8_t equal_int64_t(int64_t a, int64_t b)
+{
+    uint64_t d = (uint64_t)a ^ (uint64_t)b;
+    return (uint32_t)(d | d >> 32) == 0;
+}
 
 /* The values of a block are below a power of two in magnitude whose results fit. */
 #define IN_BLOCKS(T, U, BITS, PRODUCT_BITS, STORED)                                                         \
@@ -119,6 +129,22 @@ typedef struct whole_job {
         } else {                                                                                            \
             EACH y[i] = a[i] < b[i] ? a[i] : b[i];                                                          \
         }                                                                                                   \
+    }                                                                                                       \
+    static void compare_##T(const whole_job *job, uint8_t *y, const T *a, const T *b, int64_t n)            \
+    {                                                                                                       \
+        uint8_t  flip = job->op == TE_PW_NE || job->op == TE_PW_LE;                                         \
+        const T *v = job->op == TE_PW_LT ? b : a, *w = job->op == TE_PW_LT ? a : b;                         \
+        bool     equal = job->op == TE_PW_EQ || job->op == TE_PW_NE;                                        \
+        uint64_t large = 0, half = UINT64_C(1) << 53;                                                       \
+        int64_t  wide = sizeof(T) == 8 ? n : 0;                                                             \
+        _Pragma("omp simd reduction(| : large)")                                                            \
+        for (int64_t i = 0; i < wide; i++) large |= ((uint64_t)a[i] + half) | ((uint64_t)b[i] + half);      \
+        if (large >> 54)                                                                                    \
+            EACH y[i] = flip ^ (equal ? (double)v[i] == (double)w[i] : (double)v[i] > (double)w[i]);        \
+        else if (equal)                                                                                     \
+            EACH y[i] = flip ^ equal_##T(v[i], w[i]);                                                       \
+        else                                                                                                \
+            EACH y[i] = flip ^ above_##T(v[i], w[i]);                                                       \
     }                                                                                                       \
     /* False: its values are too large. */                                                                  \
     static bool sum_##T(int64_t *sum, const T *x, int64_t n)                                                \
@@ -152,6 +178,8 @@ static void block_bool(const whole_job *job, uint8_t *y, const uint8_t *a, const
         EACH y[i] = (a[i] | b[i]) != 0;
 }
 
+static bool is_comparison(int op) { return op == TE_PW_LT || op == TE_PW_LE || op == TE_PW_EQ || op == TE_PW_NE; }
+
 static void pairs_in_parts(void *context, int64_t first, int64_t end, int thread)
 {
     const whole_job *job = context;
@@ -166,10 +194,12 @@ static void pairs_in_parts(void *context, int64_t first, int64_t end, int thread
     for (int64_t at = first * PART; at < last && !te_cpu_stopping(job->exec); at += BLOCK) {
         int64_t     n = last - at < BLOCK ? last - at : BLOCK;
         const void *from[2];
-        void       *to = job->to + (size_t)at * size;
+        void       *to = job->to + (size_t)at * (is_comparison(job->op) ? 1 : size);
         for (int k = 0; k < 2; k++)
             from[k] = job->from[k] ? (const void *)(job->from[k] + (size_t)at * size) : numbers[k];
-        if (size == 8) block_int64_t(job, to, from[0], from[1], n);
+        if (is_comparison(job->op) && size == 8) compare_int64_t(job, to, from[0], from[1], n);
+        else if (is_comparison(job->op)) compare_int32_t(job, to, from[0], from[1], n);
+        else if (size == 8) block_int64_t(job, to, from[0], from[1], n);
         else if (size == 4) block_int32_t(job, to, from[0], from[1], n);
         else block_bool(job, to, from[0], from[1], n);
     }
@@ -232,7 +262,8 @@ static bool is_dense(const te_run *run, const te_operand *o, int dims)
 static bool take_side(whole_job *job, int k, const te_program *program, const te_run *run, int value)
 {
     const te_insn *insn = &program->insns[value];
-    double         limit = job->dtype == TE_I64 ? 0x1p25 : 0x1p14, number = insn->imm;
+    double         number = insn->imm, small = job->dtype == TE_I64 ? 0x1p25 : 0x1p14;
+    double         limit = !is_comparison(job->op) ? small : job->dtype == TE_I64 ? 0x1p53 : 0x1p31;
     if (insn->op == TE_PW_LOAD) {
         const te_operand *in = &run->inputs[insn->slot];
         job->from[k] = in->data;
@@ -247,7 +278,8 @@ static bool take_side(whole_job *job, int k, const te_program *program, const te
 
 static bool is_pair(int op)
 {
-    return op == TE_PW_ADD || op == TE_PW_SUB || op == TE_PW_MUL || op == TE_PW_MIN || op == TE_PW_MAX;
+    return op == TE_PW_ADD || op == TE_PW_SUB || op == TE_PW_MUL || op == TE_PW_MIN || op == TE_PW_MAX ||
+           is_comparison(op);
 }
 
 bool te_program_whole_run(te_exec *exec, const te_program *program, const te_run *runs, int n_runs)
@@ -266,11 +298,12 @@ bool te_program_whole_run(te_exec *exec, const te_program *program, const te_run
         job.n *= runs->shape[d];
         rows *= d < outer ? runs->shape[d] : 1;
     }
-    bool    of_bools = job.dtype == TE_BOOL && kind == TE_OUT_ELEM && last->op != TE_PW_SUB;
+    bool    compares = kind == TE_OUT_ELEM && is_comparison(last->op);
+    bool    of_bools = job.dtype == TE_BOOL && kind == TE_OUT_ELEM && last->op != TE_PW_SUB && !compares;
     bool    of_whole = (job.dtype == TE_I64 || job.dtype == TE_I32) && runs->compute_f64;
     if (!(of_bools || of_whole) || job.n < BLOCK) return false;
-    if (out->dtype != (sum ? TE_I64 : job.dtype) || !is_dense(runs, out, sum ? 0 : extreme ? outer : runs->ndim))
-        return false;
+    te_dtype made = sum ? TE_I64 : compares ? TE_BOOL : job.dtype;
+    if (out->dtype != made || !is_dense(runs, out, sum ? 0 : extreme ? outer : runs->ndim)) return false;
     if (!take_side(&job, 0, program, runs, sum ? program->outputs[0].value : last->arg[0]) || (!job.from[0] && extreme))
         return false;
     if (kind == TE_OUT_ELEM && !take_side(&job, 1, program, runs, last->arg[1])) return false;

@@ -226,24 +226,58 @@ static void tile_convert(const copy_plan *plan, char *dst, int64_t dst_stride, c
     }
 }
 
+/* n runs of so many bytes; steps are in bytes, too. */
+static void copy_bytes(char *dst, int64_t dst_step, const char *src, int64_t src_step, int64_t bytes, int64_t n)
+{
+    if ((bytes & (bytes - 1)) == 0 && bytes >= 4 && bytes <= 128) {
+#define OF(BYTES)                                                                              \
+    if (bytes == BYTES)                                                                        \
+        for (int64_t i = 0; i < n; i++) memcpy(dst + i * dst_step, src + i * src_step, BYTES);
+        OF(4) OF(8) OF(16) OF(32) OF(64) OF(128)
+#undef OF
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) memcpy(dst + i * dst_step, src + i * src_step, (size_t)bytes);
+}
+
+/* n short runs along the last of the outer dimensions. */
+static void copy_some_runs(const copy_plan *plan, int64_t to, int64_t from, int64_t n)
+{
+    const te_view *d = &plan->dst, *s = &plan->src;
+    int         last = d->ndim - 1;
+    char       *dst = te_element(d->data, d->dtype, to);
+    const char *src = te_element(s->data, s->dtype, from);
+    int64_t     dst_step = last > 0 ? d->stride[last - 1] : 0, src_step = last > 0 ? s->stride[last - 1] : 0;
+    if (d->dtype == s->dtype && d->stride[last] == 1 && s->stride[last] == 1) {
+        int log2_size = te_dtype_log2_size(d->dtype);
+        copy_bytes(dst, dst_step << log2_size, src, src_step << log2_size, d->shape[last] << log2_size, n);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++)
+        te_convert(plan->blocks, te_element(dst, d->dtype, i * dst_step), d->dtype, d->stride[last],
+                   te_element(src, s->dtype, i * src_step), s->dtype, s->stride[last], d->shape[last]);
+}
+
 /* Short runs first … end, one per combination of the outer dimensions. */
 static void copy_runs(const copy_plan *plan, int64_t first, int64_t end)
 {
     const te_view *d = &plan->dst, *s = &plan->src;
-    int last = d->ndim - 1;
+    int last = d->ndim - 1, inner = last - 1;
     int64_t at[TE_MAX_DIMS] = {0}, rest = first;
     int64_t to = te_offset_of(d, last, first), from = te_offset_of(s, last, first);
-    for (int i = last - 1; i >= 0; i--) {
+    for (int i = inner; i >= 0; i--) {
         at[i] = rest % d->shape[i];
         rest /= d->shape[i];
     }
-    for (int64_t run = first; run < end; run++) {
-        te_convert(plan->blocks, te_element(d->data, d->dtype, to), d->dtype, d->stride[last],
-                   te_element(s->data, s->dtype, from), s->dtype, s->stride[last], d->shape[last]);
-        for (int i = last - 1; i >= 0; i--) {
-            to += d->stride[i];
-            from += s->stride[i];
-            if (++at[i] < d->shape[i]) break;
+    for (int64_t run = first, n; run < end; run += n) {
+        int64_t left = inner < 0 ? 1 : d->shape[inner] - at[inner];
+        n = end - run < left ? end - run : left;
+        copy_some_runs(plan, to, from, n);
+        for (int i = inner; i >= 0; i--) {
+            int64_t steps = i == inner ? n : 1;
+            to += steps * d->stride[i];
+            from += steps * s->stride[i];
+            if ((at[i] += steps) < d->shape[i]) break;
             to -= at[i] * d->stride[i];
             from -= at[i] * s->stride[i];
             at[i] = 0;

@@ -199,43 +199,59 @@ te_status te_cpu_arg_reduce(te_exec *exec, const te_view *index, const te_view *
 
 /* --- cumsum ----------------------------------------------------------------------------------------------------- */
 
+/* Rows whose sums go on in turns: an addition waits for the one before it. */
+enum { TURNS = 4 };
+
+typedef union cumsum_values {
+    double   d[TURNS][TE_COPY_BLOCK];
+    uint64_t i[TURNS][TE_COPY_BLOCK];
+} cumsum_values;
+
+/* Sums that begin with those in sums, of n values of `rows` rows, which is TURNS or 1. */
+#define CUMSUM(T, field)                                                                                         \
+    static inline void cumsum_##field(T sums[TURNS], cumsum_values *values, int64_t n, bool reverse, int rows)   \
+    {                                                                                                            \
+        for (int64_t j = 0; j < n; j++)                                                                          \
+            for (int r = 0; r < rows; r++) {                                                                     \
+                T *v = &values->field[r][reverse ? n - 1 - j : j];                                               \
+                *v = sums[r] += *v;                                                                              \
+            }                                                                                                    \
+    }
+
+CUMSUM(double, d)
+CUMSUM(uint64_t, i)
+
 /* Sums run in float64, or in wrapping int64 for integers, and are rounded to the destination once. */
-static void cumsum_row(te_exec *exec, const te_copy_blocks *blocks, const te_view *dst, const te_view *src, int64_t row,
-                       bool reverse)
+static void cumsum_rows(const rows_job *job, int64_t row, int rows)
 {
-    bool integer = te_value_class_of(src->dtype) == TE_CLASS_I64;
-    union {
-        double  d[TE_COPY_BLOCK];
-        int64_t i[TE_COPY_BLOCK];
-    } values;
-    te_dtype type = integer ? TE_I64 : TE_F64;
-    double sum = 0.0;
-    uint64_t count = 0;
-    int64_t n = te_row_length(src);
-    const char *from = te_row_at(src, row);
-    char *to = te_row_at(dst, row);
-    for (int64_t done = 0; done < n && !te_cpu_stopping(exec); done += TE_COPY_BLOCK) {
+    const te_view *dst = job->dst, *src = job->src;
+    bool           integer = te_value_class_of(src->dtype) == TE_CLASS_I64, reverse = job->flag;
+    te_dtype       type = integer ? TE_I64 : TE_F64;
+    cumsum_values  values;
+    double         sums[TURNS] = {0};
+    uint64_t       counts[TURNS] = {0};
+    int64_t        n = te_row_length(src), step = te_row_stride(src), dst_step = te_row_stride(dst);
+    for (int64_t done = 0; done < n && !te_cpu_stopping(job->exec); done += TE_COPY_BLOCK) {
         int64_t m = n - done < TE_COPY_BLOCK ? n - done : TE_COPY_BLOCK, at = reverse ? n - done - m : done;
-        te_convert(blocks, &values, type, 1, te_element(from, src->dtype, at * te_row_stride(src)), src->dtype,
-                   te_row_stride(src), m);
-        for (int64_t j = 0; j < m; j++) {
-            int64_t i = reverse ? m - 1 - j : j;
-            if (integer)
-                values.i[i] = (int64_t)(count += (uint64_t)values.i[i]);
-            else
-                values.d[i] = sum += values.d[i];
-        }
-        te_convert(blocks, te_element(to, dst->dtype, at * te_row_stride(dst)), dst->dtype, te_row_stride(dst), &values,
-                   type, 1, m);
+        for (int r = 0; r < rows; r++)
+            te_convert(job->blocks, values.d[r], type, 1, te_element(te_row_at(src, row + r), src->dtype, at * step),
+                       src->dtype, step, m);
+        if (integer) cumsum_i(counts, &values, m, reverse, rows);
+        else if (rows == TURNS) cumsum_d(sums, &values, m, reverse, TURNS);
+        else cumsum_d(sums, &values, m, reverse, 1);
+        for (int r = 0; r < rows; r++)
+            te_convert(job->blocks, te_element(te_row_at(dst, row + r), dst->dtype, at * dst_step), dst->dtype,
+                       dst_step, values.d[r], type, 1, m);
     }
 }
 
 static void sum_rows(void *context, int64_t first, int64_t end, int thread)
 {
-    const rows_job *job = context;
     (void)thread;
-    for (int64_t row = first; row < end; row++)
-        cumsum_row(job->exec, job->blocks, job->dst, job->src, row, job->flag);
+    for (int64_t row = first, rows; row < end; row += rows) {
+        rows = end - row < TURNS ? 1 : TURNS;
+        cumsum_rows(context, row, (int)rows);
+    }
 }
 
 /* The same for rows side by side, whose sums go on together. */

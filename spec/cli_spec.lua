@@ -196,6 +196,34 @@ describe("tetrain", function()
         assert.is_truthy(err:find("tetrain train", 1, true), err)
     end)
 
+    it("says what names of PyTorch and Transformer Engine are here", function()
+        local elsewhere, hint = require "te.tools.elsewhere", require "te.tools.hint"
+        local libraries = { te, te.optim }
+        for name, sentence in pairs(elsewhere.names) do
+            for _, library in ipairs(libraries) do
+                local ok, message = pcall(function() return library[name] end)
+                assert.is_false(ok, name .. " is here, too")
+                assert.equal(sentence, hint.text(message))
+            end
+        end
+        local x, linear = te.zeros { 2, 2 }, te.Linear(2, 2)
+        for name, sentence in pairs(elsewhere.methods) do
+            local ok, message = pcall(function() return x[name] end)
+            assert.is_false(ok, name .. " is here, too")
+            assert.equal(sentence, hint.text(message))
+            local code = sentence:match "^x:to%b()$"
+            if code then
+                local _, message = pcall(loadstring("local m = ... m:" .. name .. "()"), linear)
+                assert.equal(sentence, hint.text(message))
+            end
+            if code and name ~= "cuda" then
+                assert.equal(code:match '"(.*)"', loadstring("local x = ... x = " .. code
+                    .. " return x['" .. (name == "cpu" and "device" or "dtype") .. "']")(x))
+            end
+        end
+        local _, err = run(script "local te = require 'te'\nte.TransformerLayer(2, 2, 2)")
+        assert.is_truthy(err:find("hint: build it of te.Residual", 1, true), err)
+    end)
 
     it("ends with 1 when a script fails, with a traceback of Lua functions", function()
         local _, err, status = run(script(

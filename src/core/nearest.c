@@ -1,23 +1,31 @@
 /* nearest.c - edit distance with insertions, deletions, replacements and swaps of neighbours (Damerau 1964; restricted
- * to one edit of each part). */
+ * to one edit of each part). Capital letters for small ones count a little. */
 #include "nearest.h"
 
+#include <ctype.h>
 #include <string.h>
+
+enum { CASE = 1, EDIT = 4 };
+
+static int replacing(char a, char b)
+{
+    return a == b ? 0 : tolower((unsigned char)a) == tolower((unsigned char)b) ? CASE : EDIT;
+}
 
 static int distance(const char *a, const char *b)
 {
     int rows[3][TE_LONGEST_NAME + 1];
     int n = (int)strlen(a), m = (int)strlen(b);
-    for (int j = 0; j <= m; j++) rows[0][j] = j;
+    for (int j = 0; j <= m; j++) rows[0][j] = EDIT * j;
     for (int i = 1; i <= n; i++) {
         int *row = rows[i % 3], *above = rows[(i + 2) % 3], *above2 = rows[(i + 1) % 3];
-        row[0] = i;
+        row[0] = EDIT * i;
         for (int j = 1; j <= m; j++) {
-            int best = above[j - 1] + (a[i - 1] != b[j - 1]);
-            if (above[j] + 1 < best) best = above[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && above2[j - 2] + 1 < best)
-                best = above2[j - 2] + 1;
+            int best = above[j - 1] + replacing(a[i - 1], b[j - 1]);
+            if (above[j] + EDIT < best) best = above[j] + EDIT;
+            if (row[j - 1] + EDIT < best) best = row[j - 1] + EDIT;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && above2[j - 2] + EDIT < best)
+                best = above2[j - 2] + EDIT;
             row[j] = best;
         }
     }
@@ -30,7 +38,7 @@ te_nearest te_nearest_to(const char *wanted, size_t length)
     if (length > TE_LONGEST_NAME) return nearest;
     memcpy(nearest.wanted, wanted, length);
     int n = (int)length, limit = 1 + n / 3; /* some letter must stay */
-    nearest.least = (limit < n ? limit : n - 1) + 1;
+    nearest.least = EDIT * (limit < n ? limit : n - 1) + 1;
     return nearest;
 }
 
@@ -39,9 +47,9 @@ bool te_nearest_consider(te_nearest *nearest, const char *name)
     size_t wanted = strlen(nearest->wanted), length = strlen(name);
     if (length > TE_LONGEST_NAME || nearest->least == 0) return false;
     bool beginning = wanted > 2 && strncmp(nearest->wanted, name, wanted) == 0;
-    int  edits = beginning ? 1 : distance(nearest->wanted, name);
-    if (edits >= nearest->least) return false;
-    nearest->least = edits;
+    int  far = beginning ? EDIT : distance(nearest->wanted, name);
+    if (far >= nearest->least) return false;
+    nearest->least = far;
     memcpy(nearest->name, name, length + 1);
     return true;
 }

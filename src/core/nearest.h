@@ -9,7 +9,7 @@ enum { TE_LONGEST_NAME = 48 }; /* longer ones are near none */
 
 typedef struct te_nearest {
     char wanted[TE_LONGEST_NAME + 1], name[TE_LONGEST_NAME + 1]; /* name: the nearest yet, "" while none is near */
-    int  least;                                                  /* only names with fewer edits than so many are near */
+    int  least;                                                  /* only names that are less far are near */
 } te_nearest;
 
 te_nearest te_nearest_to(const char *wanted, size_t length);

@@ -15,6 +15,8 @@ end
 
 local TOOLS = { "repl", "train", "generate", "inspect", "plan", "bench", "doctor", "plot" }
 
+local function method(name) return require("te.tools.elsewhere").methods[name] end
+
 -- Rows of { pattern, sentence or function of the captures }; the first that fits is taken.
 local rows = {
     { "cannot open ([^\n]-): No such file", function(path)
@@ -30,6 +32,9 @@ local rows = {
         local there = rawget(te, name) ~= nil or require("te.modules")[name]
         return there and ("there is te.%s"):format(name) or near and near ~= name and ("did you mean %s?"):format(near)
     end },
+    { "te[%w_.]* has no \"([%w_]+)\"", function(name) return require("te.tools.elsewhere").names[name] end },
+    { "tensors have no field or method \"([%w_]+)\"", method },
+    { "attempt to call method '([%w_]+)' %(a nil value%)", method },
     { "module '(te[%w_.]*)' not found", "the library's modules are reached through te: te.optim, te.models" },
     { "out of memory",
         "smaller batches, te.checkpoint or te.no_grad need less; :mem and te.memory_stats() say what is in use" },

@@ -1,0 +1,46 @@
+--- te.tools.elsewhere: what names of PyTorch and Transformer Engine are here.
+
+local MODULES = "modules and functions are reached through te: te.Linear, te.Sequential, te.softmax"
+local DTYPES = "dtypes are strings: te.zeros({ 2 }, { dtype = \"float32\" }), x:to(\"bfloat16\")"
+local DEVICES = "devices are strings: te.zeros({ 2 }, { device = \"cuda\" }), x:to(\"cuda\"); te.devices() lists them"
+local LISTS = "tables of modules need no class: self.blocks = { te.Linear(2, 2), te.Linear(2, 2) }"
+local NO_GRAD = "te.no_grad(function() … end)"
+local FUSES = "te.Sequential and te.pointwise fuse what they run; te.graph records steps on a GPU"
+local PRODUCTS = "te.matmul multiplies matrices and batches of them"
+local SCHEDULES = "schedules are functions of the step: te.optim.cosine; or set optimizer.lr"
+local SHAPES = "x.shape is a table, #x.shape or x:dim() its length"
+local MODEL = "build it of te.Residual, te.LayerNorm, te.MultiHeadedSelfAttention, te.Linear, or take te.models.gpt"
+local NORM_FIRST = "te.Sequential(te.LayerNorm(n), te.Linear(n, m)%s): the norm writes what the product reads"
+
+--- Of te, te.optim and what else says that it has no such name.
+local names = {
+    nn = MODULES, functional = MODULES, pytorch = MODULES, torch = MODULES,
+    Parameter = "te.zeros({ 2 }, { requires_grad = true }) is a parameter of the module in whose field it is",
+    Tensor = "te.tensor makes tensors of numbers and tables", from_numpy = "te.load reads safetensors files",
+    ModuleList = LISTS, ModuleDict = LISTS, ParameterList = LISTS,
+    float = DTYPES, float16 = DTYPES, float32 = DTYPES, float64 = DTYPES, bfloat16 = DTYPES, half = DTYPES,
+    int32 = DTYPES, int64 = DTYPES, long = DTYPES, uint8 = DTYPES, bool = DTYPES,
+    cuda = DEVICES, device = DEVICES, set_default_device = DEVICES,
+    inference_mode = NO_GRAD, set_grad_enabled = NO_GRAD,
+    compile = FUSES, jit = FUSES, fx = FUSES,
+    mm = PRODUCTS, bmm = PRODUCTS, einsum = PRODUCTS, addmm = PRODUCTS .. ", te.linear adds a bias",
+    amp = "te.autocast({ dtype = \"bfloat16\" }, function() … end)",
+    utils = "there are te.data.open, te.checkpoint, te.optim.clip_grad_norm",
+    lr_scheduler = SCHEDULES, LambdaLR = SCHEDULES, CosineAnnealingLR = SCHEDULES, StepLR = SCHEDULES,
+    Adam = "te.optim.AdamW(parameters, { weight_decay = 0 })",
+    LayerNormLinear = NORM_FIRST:format(""),
+    LayerNormMLP = NORM_FIRST:format(", te.GELU(), te.Linear(m, n)"),
+    TransformerLayer = MODEL, TransformerEncoderLayer = MODEL, TransformerDecoderLayer = MODEL,
+    MultiheadAttention = "te.MultiHeadedSelfAttention(width, heads), te.GroupedQueryAttention",
+}
+
+--- Of tensors and modules.
+local methods = {
+    cuda = "x:to(\"cuda\")", cpu = "x:to(\"cpu\")", float = "x:to(\"float32\")", double = "x:to(\"float64\")",
+    half = "x:to(\"float16\")", bfloat16 = "x:to(\"bfloat16\")", long = "x:to(\"int64\")", int = "x:to(\"int32\")",
+    type = "x.dtype, x:to(\"float32\")", requires_grad_ = "x.requires_grad = true", data = "x:detach()",
+    numpy = "x:totable()", tolist = "x:totable()", T = "x:transpose(1, 2)", t = "x:transpose(1, 2)",
+    ndim = SHAPES, mm = PRODUCTS, bmm = PRODUCTS,
+}
+
+return { names = names, methods = methods }

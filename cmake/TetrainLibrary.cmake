@@ -10,7 +10,8 @@ if(TE_FORETELL)
 endif()
 file(GLOB TE_ISA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/*.c)
 list(REMOVE_ITEM TE_ISA_SOURCES # for one alone
-  ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_amx.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/quantize_vbmi.c)
+  ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_amx.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/quantize_vbmi.c
+  ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_coded.c)
 
 file(GLOB TE_SOURCES_THAT_RAISE CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)
 set_source_files_properties(${TE_SOURCES_THAT_RAISE} PROPERTIES COMPILE_OPTIONS "${TE_FLAGS_THAT_RAISE}")
@@ -82,7 +83,8 @@ if(TE_ISA_SOURCES)
     if(isa STREQUAL avx512bf16)
       set(sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c)
     elseif(isa STREQUAL avx512vbmi)
-      set(sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/quantize_vbmi.c)
+      set(sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/quantize_vbmi.c
+        ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_coded.c)
     elseif(isa STREQUAL amx)
       set(sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_amx.c
         ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c)

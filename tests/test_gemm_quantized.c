@@ -1,7 +1,9 @@
 /* test_gemm_quantized.c - products of quantized operands against float64 sums of what the bytes stand for: every
- * recipe's quantizers in the three products of a linear layer, mixed pairs, kept copies, and values that bfloat16
- * does not hold. */
+ * recipe's quantizers in the three products of a linear layer, few rows by weights as they are stored, mixed pairs,
+ * kept copies, and values that bfloat16 does not hold. */
 #include "core/quantized.h"
+#include "kernels/cpu/decode.h"
+#include "kernels/cpu/gemm.h"
 #include "quantizers.h"
 #include "test.h"
 
@@ -168,6 +170,59 @@ static void test_recipes(te_context *ctx)
             check_recipe(ctx, &quantizer_recipes[r], shapes[s][0], shapes[s][1], shapes[s][2]);
 }
 
+/* Whether a product of m rows reads weights as they are stored. */
+static bool reads_codes(te_context *ctx, const operand *a, const operand *b)
+{
+    int64_t m = a->view.shape[0], n = b->view.shape[1];
+    te_tensor *c = te_tensor_empty(ctx, TE_F32, 2, (int64_t[]){m, n});
+    te_exec *exec = &c->storage->device->exec;
+    te_gemm g = {.a = a->view, .b = b->view, .c = te_tensor_view(c), .alpha = 1};
+    te_gemm_problem p;
+    bool across;
+    te_decode d = te_decode_of(&b->view, &across);
+    g.a.dtype = g.b.dtype = TE_BF16;
+    g.a.quant = g.b.quant = NULL;
+    CHECK(te_gemm_problem_make(exec, &g, &p) == TE_OK);
+    bool able = te_cpu(exec)->has_vbmi && te_gemm_state_get(exec)->bf16_pairs;
+    bool reads = !te_gemm_coded_decline(exec, &p, &d);
+    te_tensor_release(c);
+    return reads || !able;
+}
+
+/* Weights large enough to come from memory, with columns left over, blocks that end early and codes that are no number;
+ * by quantized rows and by others. */
+static void test_few_rows(te_context *ctx)
+{
+    enum { K = 576, N = 1025 };
+    for (int r = 0; r < QUANTIZER_RECIPES; r++)
+        for (int role = 1; role < 3; role++) {
+            const struct quantizer_recipe *recipe = &quantizer_recipes[r];
+            int64_t rows = 1 + (2 * r + role) % 6;
+            te_quantized w = quantized(ctx, &recipe->q[role], N, K, 0.2), x = quantized(ctx, &recipe->q[0], rows, K, 3);
+            te_tensor *plain = random_tensor(ctx, TE_BF16, rows, K, 1);
+            operand a, b;
+            bind(&a, &x, 0, false);
+            bind(&b, &w, 0, true);
+            CHECK_MSG(reads_codes(ctx, &a, &b) == !recipe->q[role].row_scaled, "%s, role %d", recipe->name, role);
+            check_product(ctx, recipe->name, &a, &b, TE_F32, 0);
+            bind_plain(&a, plain);
+            check_product(ctx, recipe->name, &a, &b, TE_BF16, 0);
+            if (recipe->q[role].element != TE_E2M1) {
+                te_tensor *c = te_tensor_empty(ctx, TE_F32, 2, (int64_t[]){rows, N});
+                te_exec *exec = &c->storage->device->exec;
+                ((uint8_t *)te_tensor_data(w.side[0].data))[700 * K + 575] = 0xff;
+                te_gemm g = {.a = a.view, .b = b.view, .c = te_tensor_view(c), .alpha = 1};
+                CHECK(exec->backend->gemm(exec, &g) == TE_OK);
+                for (int64_t i = 0; i < rows * N; i++)
+                    CHECK(isnan(((const float *)te_tensor_data(c))[i]) == (i % N == 700));
+                te_tensor_release(c);
+            }
+            te_tensor_release(plain);
+            te_quantized_close(&x);
+            te_quantized_close(&w);
+        }
+}
+
 /* One quantized operand and one that is not, in both places. */
 static void test_mixed(te_context *ctx)
 {
@@ -317,6 +372,7 @@ int main(void)
     te_context_options options = {.struct_size = sizeof options, .threads = 2};
     te_context *ctx = te_context_open(&options);
     test_recipes(ctx);
+    test_few_rows(ctx);
     test_mixed(ctx);
     test_range(ctx);
     test_nan(ctx);

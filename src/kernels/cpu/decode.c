@@ -68,6 +68,11 @@ static void factors_of(const te_quantize_blocks *blocks, const te_decode *d, int
     blocks->factor_values(factors, step == 1 ? stored : codes, d->scale, n);
 }
 
+void te_decode_factors(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int n, float *factors)
+{
+    factors_of(blocks, d, row / d->block_rows * d->factor_row_stride, n, factors);
+}
+
 /* Factors of n elements of a row; the size of a block. */
 static int64_t factors_of_row(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n,
                               float *factors)

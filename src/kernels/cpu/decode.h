@@ -31,6 +31,9 @@ float te_decode_tensor_factor(const te_view *view);
 /* The matrix of the last two dimensions of a quantized view; *across: the view is its transpose. times: 1. */
 te_decode te_decode_of(const te_view *view, bool *across);
 
+/* The factors of the n first blocks of a row: TE_DECODE_RUN at most, unless they lie side by side. */
+void te_decode_factors(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int n, float *factors);
+
 /* n <= TE_DECODE_RUN values from (row, col) on; col is a multiple of TE_DECODE_RUN or of the block. */
 void te_decode_row(const te_quantize_blocks *blocks, const te_decode *d, int64_t row, int64_t col, int n,
                    float *values);

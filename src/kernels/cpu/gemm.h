@@ -199,6 +199,18 @@ typedef struct te_gemm_dots {
     float  *sums;
 } te_gemm_dots;
 
+/* The same where lines of b are k codes of E4M3, E5M2 or E2M1, `line` bytes apart, whose factors change every `block`
+ * (16, 32, or a multiple of 64), those of the next line factor_line further on. a is bfloat16, k a multiple of 64, and
+ * behind the last factor of a line there are zeros up to a multiple of 64 elements. */
+typedef struct te_gemm_coded {
+    const char    *a;
+    const uint8_t *codes;
+    const float   *factors;
+    int64_t        a_line, line, factor_line, k, block;
+    int            rows, cols, pitch;
+    float         *sums;
+} te_gemm_coded;
+
 /* sums[i * pitch + j] for `rows` rows of a and `cols` columns of b, whose rows are contiguous. Strides in bytes; pitch
  * is cols rounded up to TE_GEMM_SWEEP_COLS. */
 enum { TE_GEMM_SWEEP_ROWS = 8, TE_GEMM_SWEEP_COLS = 32 };
@@ -249,6 +261,8 @@ void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *, int64_t, int64_t, int
 #endif
 
 void te_gemm_small_avx512(const te_gemm_small *);
+/* By te_element_kind, for processors with avx512vbmi and avx512bf16. */
+extern void (*const te_gemm_coded_dots[])(const te_gemm_coded *);
 extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512;
 
 /* Pairs of bfloat16 in a matrix unit, and whether there is one that this process may use: it asks the system, which
@@ -326,6 +340,11 @@ bool te_gemm_reads_rows(const te_gemm_matrix *a);
 te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem);
 const char *te_gemm_rows_decline(te_exec *exec, const te_gemm_problem *problem);
 te_status te_gemm_rows_run(te_exec *exec, const te_gemm_problem *problem);
+/* The same for a problem of bfloat16 whose b is what rows of `coded` stand for, apart from the factor of the tensor.
+ * Declines where that takes longer than with a decoded copy, which is kept. */
+struct te_decode;
+const char *te_gemm_coded_decline(te_exec *exec, const te_gemm_problem *problem, const struct te_decode *coded);
+te_status te_gemm_coded_run(te_exec *exec, const te_gemm_problem *problem, const struct te_decode *coded);
 const char *te_gemm_sweep_decline(te_exec *exec, const te_gemm_problem *problem);
 te_status te_gemm_sweep_run(te_exec *exec, const te_gemm_problem *problem);
 

@@ -161,13 +161,35 @@ static te_status prepare(te_exec *exec, operand *o, const te_view *given, uint64
     return given->quant ? decode(exec, o, w.dtype, w.apart ? 1 : factor, exact) : widen(exec, o, w.dtype);
 }
 
+/* A product of few rows by b as it is stored, where that is faster: *done. */
+static te_status run_coded(te_exec *exec, const te_gemm *g, const operand *a, bool *done)
+{
+    te_gemm         plain = *g;
+    te_gemm_problem p;
+    bool            across;
+    if (!g->b.quant) return TE_OK;
+    te_decode d = te_decode_of(&g->b, &across);
+    plain.a = a->plain;
+    plain.b.dtype = TE_BF16;
+    plain.b.quant = NULL;
+    te_status status = te_gemm_problem_make(exec, &plain, &p);
+    bool      lies = across && p.b.data == g->b.data && p.n == d.rows && p.k == d.cols;
+    if (status != TE_OK || !lies || te_gemm_coded_decline(exec, &p, &d)) return status;
+    p.alpha = (float)((double)g->alpha * (double)a->factor * (double)te_decode_tensor_factor(&g->b));
+    if (p.squares) *p.squares = (double)NAN;
+    *done = true;
+    return te_cpu_finish(exec, te_gemm_coded_run(exec, &p, &d));
+}
+
 /* *exact false: nothing was computed, since w.dtype does not hold the operands. */
 static te_status run(te_exec *exec, const te_gemm *g, way w, bool *exact)
 {
     operand a = {0}, b = {0};
     te_status status = prepare(exec, &a, &g->a, g->a_key, w, exact);
-    if (status == TE_OK && *exact) status = prepare(exec, &b, &g->b, g->b_key, w, exact);
-    if (status == TE_OK && *exact) {
+    bool done = false;
+    if (status == TE_OK && *exact && w.dtype == TE_BF16) status = run_coded(exec, g, &a, &done);
+    if (status == TE_OK && *exact && !done) status = prepare(exec, &b, &g->b, g->b_key, w, exact);
+    if (status == TE_OK && *exact && !done) {
         te_gemm plain = *g;
         plain.a = a.plain;
         plain.b = b.plain;

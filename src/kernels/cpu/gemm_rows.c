@@ -4,7 +4,10 @@
  * column to column, would be most of the time. Where columns of b are contiguous, as those of weights are, a thread
  * goes through its share of them from the first byte to the last and every element of c is one sum over two lines
  * (isa/gemm_dots.c). Rows of a that are not contiguous are copied, one product's.
+ *
+ * Quantized weights are read as they are stored, which is half of the bytes or a quarter (isa/gemm_coded.c).
  */
+#include "decode.h"
 #include "gemm.h"
 #include "workers.h"
 
@@ -22,7 +25,9 @@ enum {
     FEW_COLUMNS = 16,          /* … and least, where there would be fewer pieces than threads */
     THREAD_BYTES = 128 << 10,  /* of b that pay for waking a thread */
     PITCH = COLUMNS + 4,       /* of sums */
-    STACK_BYTES = 16 << 10
+    STACK_BYTES = 16 << 10,
+    CODED_ROWS = 6,            /* two at a time: more would decode too often */
+    CODED_FACTORS = 4096       /* of the columns that are multiplied together */
 };
 
 typedef struct rows_work {
@@ -31,6 +36,8 @@ typedef struct rows_work {
     void (*dots)(const te_gemm_dots *);
     const void *bias;
     const char *lines;   /* rows of a, where they had to be made contiguous; or NULL */
+    const te_decode *coded; /* b as it is stored; or NULL */
+    const te_quantize_blocks *blocks;
     int64_t columns; /* of a piece */
     int64_t pieces;  /* of a product */
 } rows_work;
@@ -79,6 +86,43 @@ static void (*dots_of(const te_gemm_state *state, te_dtype dtype))(const te_gemm
     return state->bf16_pairs ? isa->dots_pairs : isa->dots_bf16;
 }
 
+/* Factors of `cols` columns from number `col` on, n each, `pitch` apart and filled up with zeros. */
+static void factors_of_columns(const rows_work *w, int64_t col, int cols, int n, int pitch, float *factors)
+{
+    const te_decode *d = w->coded;
+    bool together = d->block_rows == 1 && d->factor_col_stride == 1 && d->factor_row_stride == n && pitch == n;
+    if (together) {
+        te_decode_factors(w->blocks, d, col, cols * n, factors);
+        return;
+    }
+    for (int i = 0; i < cols; i++, factors += pitch) {
+        if (i > 0 && d->block_rows && (col + i) % d->block_rows != 0) {
+            memcpy(factors, factors - pitch, (size_t)pitch * sizeof *factors);
+            continue;
+        }
+        for (int b = 0; b < pitch; b++) factors[b] = b < n;
+        if (d->block_rows) te_decode_factors(w->blocks, d, col + i, n, factors);
+    }
+}
+
+/* Columns of `dots`, of which the first is number `col`: as many at a time as have room for their factors. */
+static void dots_of_codes(const rows_work *w, const te_gemm_dots *dots, int64_t col)
+{
+    float            factors[CODED_FACTORS];
+    const te_decode *d = w->coded;
+    int64_t          k = d->cols, block = d->block_rows ? d->block_cols : k, line = d->row_stride;
+    int              n = (int)((k + block - 1) / block), pitch = (n + 3) / 4 * 4, most = CODED_FACTORS / pitch;
+    if (d->element == TE_E2M1) line /= 2;
+    for (int j = 0, cols; j < dots->cols; j += cols) {
+        cols = dots->cols - j < most ? dots->cols - j : most;
+        te_gemm_coded c = {.a = dots->a, .a_line = dots->a_line, .codes = d->data + (col + j) * line, .line = line,
+                           .factors = factors, .factor_line = pitch, .k = k, .block = block, .rows = dots->rows,
+                           .cols = cols, .pitch = dots->pitch, .sums = dots->sums + j};
+        factors_of_columns(w, col + j, cols, n, pitch, factors);
+        te_gemm_coded_dots[d->element](&c);
+    }
+}
+
 static void run_piece(const rows_work *w, int64_t batch, int64_t piece)
 {
     const te_gemm_problem *p = w->p;
@@ -89,7 +133,8 @@ static void run_piece(const rows_work *w, int64_t batch, int64_t piece)
                          .b_line = t.b.cs * t.b.size, .bytes = p->k * t.a.size, .rows = (int)p->m,
                          .cols = (int)(left < w->columns ? left : w->columns), .pitch = PITCH, .sums = sums};
     if (w->lines) dots.a = w->lines, dots.a_line = dots.bytes;
-    w->dots(&dots);
+    if (w->coded) dots_of_codes(w, &dots, col);
+    else w->dots(&dots);
     te_gemm_finish finish = {.c = t.c, .aux = t.aux, .bias = w->bias, .bias_by_row = p->bias_by_row,
                              .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate};
     w->isa->f32.finish(&finish, sums, PITCH, 0, col, dots.rows, dots.cols);
@@ -119,7 +164,7 @@ static const char *copy_lines(const te_gemm_problem *p, char *to)
     return to;
 }
 
-te_status te_gemm_rows_run(te_exec *exec, const te_gemm_problem *p)
+static te_status run(te_exec *exec, const te_gemm_problem *p, const te_decode *coded)
 {
     te_gemm_state *state = te_gemm_state_get(exec);
     if (!state) return TE_ERROR_MEMORY;
@@ -128,7 +173,8 @@ te_status te_gemm_rows_run(te_exec *exec, const te_gemm_problem *p)
     char  *room = bytes <= sizeof stack ? stack : exec->scratch(exec, bytes);
     if (!room) return TE_ERROR_MEMORY;
     rows_work work = {.p = p, .isa = state->isa, .dots = dots_of(state, p->a.dtype), .columns = COLUMNS,
-                      .bias = te_gemm_bias_array(p, false, room), .lines = copy_lines(p, room + bias)};
+                      .bias = te_gemm_bias_array(p, false, room), .lines = copy_lines(p, room + bias),
+                      .coded = coded, .blocks = te_quantize_blocks_of(exec)};
     double  read = (double)p->n * (double)p->k * p->b.size * (double)p->batches, pay = 1 + read / THREAD_BYTES;
     int     threads = pay < exec->threads ? (int)pay : exec->threads;
     while (work.columns > FEW_COLUMNS && p->n * p->batches < threads * work.columns) work.columns /= 2;
@@ -137,4 +183,22 @@ te_status te_gemm_rows_run(te_exec *exec, const te_gemm_problem *p)
     te_cpu_loop(exec, threads, pieces, te_cpu_even_grain(pieces, 4 * threads), run_pieces, &work);
     if (room != stack) exec->scratch_free(exec, room);
     return TE_OK;
+}
+
+te_status te_gemm_rows_run(te_exec *exec, const te_gemm_problem *p) { return run(exec, p, NULL); }
+
+te_status te_gemm_coded_run(te_exec *exec, const te_gemm_problem *p, const te_decode *d) { return run(exec, p, d); }
+
+const char *te_gemm_coded_decline(te_exec *exec, const te_gemm_problem *p, const te_decode *d)
+{
+    const te_gemm_state *state = te_gemm_state_get(exec);
+    const char          *reason = te_gemm_rows_decline(exec, p);
+    int64_t              block = d->block_rows ? d->block_cols : d->cols;
+    if (reason) return reason;
+    if (!state->bf16_pairs || !te_cpu(exec)->has_vbmi) return "no permutations of bytes, or no pairs of bfloat16";
+    if (p->m > CODED_ROWS || p->batches > 1) return "many rows";
+    if (p->n * p->k * p->b.size < LARGE_BYTES) return "b stays near";
+    if (d->cols % 64 != 0 || d->col_stride != 1) return "lines are no whole steps";
+    if (d->amax || (block != 16 && block != 32 && block % 64 != 0)) return "factors of single elements or rows";
+    return d->cols / block > TE_DECODE_RUN ? "a long line" : NULL;
 }

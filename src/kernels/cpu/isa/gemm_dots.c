@@ -8,7 +8,7 @@
  * are no stream, and half as fast.
  */
 #include "../gemm.h"
-#include "gemm_vectors.h"
+#include "gemm_lines.h"
 
 #if defined(TE_ISA_avx512)
 enum { BLOCK_ROWS = 4 };
@@ -16,14 +16,7 @@ enum { BLOCK_ROWS = 4 };
 enum { BLOCK_ROWS = 1 };
 #endif
 
-enum { BLOCK_COLS = 4, LINE = 64 /* bytes of a step */, PARTS = LINE / sizeof(vector), AHEAD = 8 << 10 };
-
-INLINE vector load(const char *p)
-{
-    vector v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
+enum { AHEAD = 8 << 10 /* bytes */ };
 
 /* Adds to sums of part v the products of its words of one step, whose lines begin at a and b. */
 INLINE vector add_f32(const char *a, const char *b, int v, vector sum)
@@ -58,30 +51,6 @@ INLINE vector add_f16(const char *a, const char *b, int v, vector sum)
     int at = v * (int)sizeof(vector) / 2;
     sum = MADD(widen_f16(a + at), widen_f16(b + at), sum);
     return MADD(widen_f16(a + LINE / 2 + at), widen_f16(b + LINE / 2 + at), sum);
-}
-
-typedef float quad __attribute__((vector_size(16)));
-
-/* Lanes 8 and 4 apart. */
-INLINE quad fold_to_quad(const vector sum[PARTS])
-{
-    quad q[4];
-    memcpy(q, sum, sizeof q);
-    return (q[0] + q[2]) + (q[1] + q[3]);
-}
-
-/* Of four sums, lanes 2 and 1 apart. */
-INLINE quad fold_quads(quad a, quad b, quad c, quad d)
-{
-    quad ab = __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7);
-    quad cd = __builtin_shufflevector(c, d, 0, 1, 4, 5) + __builtin_shufflevector(c, d, 2, 3, 6, 7);
-    return __builtin_shufflevector(ab, cd, 0, 2, 4, 6) + __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
-}
-
-INLINE void fold(vector sum[BLOCK_COLS][PARTS], float *sums)
-{
-    quad folded = fold_quads(fold_to_quad(sum[0]), fold_to_quad(sum[1]), fold_to_quad(sum[2]), fold_to_quad(sum[3]));
-    memcpy(sums, &folded, sizeof folded);
 }
 
 typedef vector add_fn(const char *a, const char *b, int v, vector sum);

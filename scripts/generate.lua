@@ -2,7 +2,7 @@
 --
 --     tetrain generate.lua --out=out/gpt --prompt="local function " --tokens=500
 --     tetrain generate.lua --checkpoint=out/gpt/checkpoint-00002000.safetensors --temperature=0
---     tetrain generate.lua --hugging-face=Qwen3-0.6B --prompt="Once upon a time"
+--     tetrain generate.lua --hugging-face=Qwen3-0.6B --prompt="Once upon a time" --recipe=block
 
 local te = require "te"
 local train = te.train
@@ -20,7 +20,10 @@ local command_line = train.command_line {
     { "top-k", "integer", 40, min = 0, help = "choose among so many likeliest tokens; 0: among all" },
     { "top-p", "number", 1, min = 0, max = 1, help = "choose among the likeliest tokens of so much probability" },
     { "ignore-eos", "boolean", false, help = "do not stop at a token that ends a text" },
-    { "dtype", "string", "float32", choices = { "float32", "bfloat16" }, help = "of the computation" },
+    { "recipe", "string", "none", choices = train.recipe_choices,
+        help = "weights are stored in its format, in less memory, and products quantized as it says" },
+    { "dtype", "string", choices = { "float32", "bfloat16" },
+        help = "of the computation; float32, or bfloat16 with a recipe" },
     { "seed", "integer", 1, min = 0, help = "of the choices" },
     { "threads", "integer", 0, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
 }
@@ -46,9 +49,11 @@ end
 
 local function main(words)
     local o = command_line:parse(words)
+    local recipe = train.recipes[o.recipe] and te.recipe[train.recipes[o.recipe]] {}
+    o.dtype = o.dtype or (recipe and "bfloat16" or "float32")
     if o.threads > 0 then te.set_num_threads(o.threads) end
     te.manual_seed(o.seed)
-    local model, tokenizer = load(o)
+    local model, tokenizer = te.no_grad(te.quantized_model_init, { recipe = recipe, enabled = recipe ~= nil }, load, o)
     local ok, prompt = pcall(tokenizer.encode, tokenizer, o.prompt)
     if not ok then train.fail(train.exit.usage, "generate.lua: --prompt: " .. train.plain(prompt)) end
     if #prompt == 0 then prompt = { tokenizer:start() } end
@@ -61,7 +66,7 @@ local function main(words)
     for i = 1, o.samples do
         if i > 1 then io.stdout:write("\n----\n") end
         io.stdout:write(o.prompt)
-        te.autocast({ dtype = o.dtype, enabled = o.dtype ~= "float32" }, function()
+        te.autocast({ dtype = o.dtype, recipe = recipe, enabled = o.dtype ~= "float32" or recipe ~= nil }, function()
             model:generate(te.tensor({ prompt }, { dtype = "int32" }), o.tokens, {
                 temperature = o.temperature, top_k = o.top_k > 0 and o.top_k or nil, top_p = o.top_p,
                 eos = ends[1] and ends,

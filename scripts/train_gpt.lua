@@ -20,8 +20,7 @@
 local te = require "te"
 local train = te.train
 
-local RECIPES = { delayed = "DelayedScaling", current = "Float8CurrentScaling", block = "Float8BlockScaling",
-    mxfp8 = "MXFP8BlockScaling", nvfp4 = "NVFP4BlockScaling" }
+local RECIPES = train.recipes
 local FP8_ATTENTION = { delayed = true, current = true, mxfp8 = true }
 
 local command_line = train.command_line {
@@ -57,7 +56,7 @@ local command_line = train.command_line {
     { "beta2", "number", 0.99, min = 0, max = 0.99999, help = "AdamW" },
     { "weight-decay", "number", 0.1, min = 0, max = 10, help = "of matrices" },
     { "clip", "number", 1, min = 0, help = "largest gradient norm; 0: no limit" },
-    { "recipe", "string", "none", choices = { "none", "delayed", "current", "block", "mxfp8", "nvfp4" },
+    { "recipe", "string", "none", choices = train.recipe_choices,
         help = "how the operands of matrix products are quantized" },
     { "fp8-attention", "string", "none", choices = { "none", "dpa", "mha" },
         help = "dpa: attention multiplies FP8; mha: and hands it to its projection. With delayed, current or mxfp8" },

@@ -1,6 +1,12 @@
 --- te.train: what a training script needs around its loop.
 
+-- What recipes are called on a command line.
+local RECIPES = { delayed = "DelayedScaling", current = "Float8CurrentScaling", block = "Float8BlockScaling",
+    mxfp8 = "MXFP8BlockScaling", nvfp4 = "NVFP4BlockScaling" }
+
 return {
+    recipes = RECIPES,
+    recipe_choices = { "none", "delayed", "current", "block", "mxfp8", "nvfp4" },
     command_line = require "te.train.command_line",
     run = require("te.train.run").run,
     fail = require("te.train.run").fail,

@@ -26,7 +26,7 @@ enum {
     THREAD_BYTES = 128 << 10,  /* of b that pay for waking a thread */
     PITCH = COLUMNS + 4,       /* of sums */
     STACK_BYTES = 16 << 10,
-    CODED_ROWS = 6,            /* two at a time: more would decode too often */
+    CODED_ROWS = 8,            /* four at a time: more would decode too often */
     CODED_FACTORS = 4096       /* of the columns that are multiplied together */
 };
 

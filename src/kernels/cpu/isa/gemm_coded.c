@@ -14,7 +14,7 @@
 
 #define TARGET __attribute__((target("avx512bf16")))
 
-enum { STEP = 64 /* codes */, AHEAD = 4 << 10 /* bytes */ };
+enum { BLOCK_ROWS = 4, STEP = 64 /* codes */, AHEAD = 4 << 10 /* bytes */ };
 
 typedef struct tables {
     te_size_table sizes;          /* of 8 bits */
@@ -83,7 +83,7 @@ INLINE void factors_of_step(vector f[2], const float *factors, int block)
 /* Steps [at, end) of `rows` lines of a and BLOCK_COLS lines of codes, under factors of `block`; 0: under none, added to
  * `sum`. */
 TARGET INLINE void steps(values_fn *values, const tables *t, int rows, int bits, int block, const te_gemm_coded *c,
-                         const char *a, int64_t at, int64_t end, vector sum[2][BLOCK_COLS])
+                         const char *a, int64_t at, int64_t end, vector sum[BLOCK_ROWS][BLOCK_COLS])
 {
     for (; at < end; at += STEP) {
         UNROLL for (int j = 0; j < BLOCK_COLS; j++) {
@@ -106,10 +106,10 @@ TARGET INLINE void steps(values_fn *values, const tables *t, int rows, int bits,
 
 /* The steps of whole blocks, then their factors. */
 TARGET INLINE void large_blocks(values_fn *values, const tables *t, int rows, int bits, const te_gemm_coded *c,
-                                const char *a, vector sum[2][BLOCK_COLS])
+                                const char *a, vector sum[BLOCK_ROWS][BLOCK_COLS])
 {
     for (int64_t at = 0, b = 0; at < c->k; at += c->block, b++) {
-        vector part[2][BLOCK_COLS] = {0};
+        vector part[BLOCK_ROWS][BLOCK_COLS] = {0};
         steps(values, t, rows, bits, 0, c, a, at, c->k - at < c->block ? c->k : at + c->block, part);
         UNROLL for (int j = 0; j < BLOCK_COLS; j++) {
             vector f = SPLAT(c->factors[j * c->factor_line + b]);
@@ -120,7 +120,7 @@ TARGET INLINE void large_blocks(values_fn *values, const tables *t, int rows, in
 
 TARGET INLINE void all_blocks(values_fn *values, const tables *t, int rows, int bits, const te_gemm_coded *c, int row)
 {
-    vector sum[2][BLOCK_COLS] = {0};
+    vector sum[BLOCK_ROWS][BLOCK_COLS] = {0};
     const char *a = c->a + row * c->a_line;
     if (c->block == 16) steps(values, t, rows, bits, 16, c, a, 0, c->k, sum);
     else if (c->block == 32) steps(values, t, rows, bits, 32, c, a, 0, c->k, sum);
@@ -134,9 +134,11 @@ TARGET INLINE void all_blocks(values_fn *values, const tables *t, int rows, int 
 
 TARGET INLINE void all_rows(values_fn *values, const tables *t, int bits, const te_gemm_coded *c)
 {
-    int row = 0;
-    for (; row + 2 <= c->rows; row += 2) all_blocks(values, t, 2, bits, c, row);
-    if (row < c->rows) all_blocks(values, t, 1, bits, c, row);
+    for (int row = 0; row < c->rows;) {
+        if (c->rows - row >= BLOCK_ROWS) all_blocks(values, t, BLOCK_ROWS, bits, c, row), row += BLOCK_ROWS;
+        else if (c->rows - row >= 2) all_blocks(values, t, 2, bits, c, row), row += 2;
+        else all_blocks(values, t, 1, bits, c, row), row++;
+    }
 }
 
 /* The last columns begin early enough to be BLOCK_COLS, as in gemm_dots.c. */

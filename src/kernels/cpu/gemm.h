@@ -199,9 +199,9 @@ typedef struct te_gemm_dots {
     float  *sums;
 } te_gemm_dots;
 
-/* The same where lines of b are k codes of E4M3, E5M2 or E2M1, `line` bytes apart, whose factors change every `block`
- * (16, 32, or a multiple of 64), those of the next line factor_line further on. a is bfloat16, k a multiple of 64, and
- * behind the last factor of a line there are zeros up to a multiple of 64 elements. */
+/* The same where lines of b are k codes, `line` bytes apart, whose factors change every `block`, those of the next line
+ * factor_line further on: of E4M3 and E5M2 in blocks of 32 or a multiple of 64, of E2M1 in blocks of 16. a is bfloat16,
+ * k a multiple of 64, and behind the last factor of a line there are zeros up to a multiple of 64 elements. */
 typedef struct te_gemm_coded {
     const char    *a;
     const uint8_t *codes;

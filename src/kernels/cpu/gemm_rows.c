@@ -199,6 +199,7 @@ const char *te_gemm_coded_decline(te_exec *exec, const te_gemm_problem *p, const
     if (p->m > CODED_ROWS || p->batches > 1) return "many rows";
     if (p->n * p->k * p->b.size < LARGE_BYTES) return "b stays near";
     if (d->cols % 64 != 0 || d->col_stride != 1) return "lines are no whole steps";
-    if (d->amax || (block != 16 && block != 32 && block % 64 != 0)) return "factors of single elements or rows";
+    bool blocks = d->element == TE_E2M1 ? block == 16 : block == 32 || block % 64 == 0;
+    if (d->amax || !blocks) return "blocks of another size, or factors of rows";
     return d->cols / block > TE_DECODE_RUN ? "a long line" : NULL;
 }

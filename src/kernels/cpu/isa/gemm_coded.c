@@ -83,7 +83,7 @@ INLINE void factors_of_step(vector f[2], const float *factors, int block)
 /* Steps [at, end) of `rows` lines of a and BLOCK_COLS lines of codes, under factors of `block`; 0: under none, added to
  * `sum`. */
 TARGET INLINE void steps(values_fn *values, const tables *t, int rows, int bits, int block, const te_gemm_coded *c,
-                         const char *a, int64_t at, int64_t end, vector sum[BLOCK_ROWS][BLOCK_COLS])
+                         const char *const *a, int64_t at, int64_t end, vector sum[BLOCK_ROWS][BLOCK_COLS])
 {
     for (; at < end; at += STEP) {
         UNROLL for (int j = 0; j < BLOCK_COLS; j++) {
@@ -96,7 +96,7 @@ TARGET INLINE void steps(values_fn *values, const tables *t, int rows, int bits,
             if (block) factors_of_step(f, c->factors + j * c->factor_line + at / block, block);
             UNROLL for (int i = 0; i < rows; i++)
                 UNROLL for (int h = 0; h < 2; h++) {
-                    const char *x = a + i * c->a_line + 2 * at + h * LINE;
+                    const char *x = a[i] + 2 * at + h * LINE;
                     if (block) sum[i][j] = MADD(multiply((vector){0}, x, v[h]), f[h], sum[i][j]);
                     else sum[i][j] = multiply(sum[i][j], x, v[h]);
                 }
@@ -106,7 +106,7 @@ TARGET INLINE void steps(values_fn *values, const tables *t, int rows, int bits,
 
 /* The steps of whole blocks, then their factors. */
 TARGET INLINE void large_blocks(values_fn *values, const tables *t, int rows, int bits, const te_gemm_coded *c,
-                                const char *a, vector sum[BLOCK_ROWS][BLOCK_COLS])
+                                const char *const *a, vector sum[BLOCK_ROWS][BLOCK_COLS])
 {
     for (int64_t at = 0, b = 0; at < c->k; at += c->block, b++) {
         vector part[BLOCK_ROWS][BLOCK_COLS] = {0};
@@ -118,27 +118,28 @@ TARGET INLINE void large_blocks(values_fn *values, const tables *t, int rows, in
     }
 }
 
+/* Row `row` of a, or BLOCK_ROWS from there on, of which the last one stands for those that are not there. Blocks of 4
+ * bits are of 16, those of 8 bits of 32 or of whole steps. */
 TARGET INLINE void all_blocks(values_fn *values, const tables *t, int rows, int bits, const te_gemm_coded *c, int row)
 {
-    vector sum[BLOCK_ROWS][BLOCK_COLS] = {0};
-    const char *a = c->a + row * c->a_line;
-    if (c->block == 16) steps(values, t, rows, bits, 16, c, a, 0, c->k, sum);
+    vector      sum[BLOCK_ROWS][BLOCK_COLS] = {0};
+    const char *a[BLOCK_ROWS];
+    for (int i = 0; i < rows; i++) a[i] = c->a + (row + i < c->rows ? row + i : c->rows - 1) * c->a_line;
+    if (bits == 4) steps(values, t, rows, bits, 16, c, a, 0, c->k, sum);
     else if (c->block == 32) steps(values, t, rows, bits, 32, c, a, 0, c->k, sum);
     else large_blocks(values, t, rows, bits, c, a, sum);
     UNROLL for (int i = 0; i < rows; i++) {
         vector parts[BLOCK_COLS][PARTS];
         for (int j = 0; j < BLOCK_COLS; j++) parts[j][0] = sum[i][j];
-        fold(parts, c->sums + (row + i) * c->pitch);
+        if (row + i < c->rows) fold(parts, c->sums + (row + i) * c->pitch);
     }
 }
 
 TARGET INLINE void all_rows(values_fn *values, const tables *t, int bits, const te_gemm_coded *c)
 {
-    for (int row = 0; row < c->rows;) {
-        if (c->rows - row >= BLOCK_ROWS) all_blocks(values, t, BLOCK_ROWS, bits, c, row), row += BLOCK_ROWS;
-        else if (c->rows - row >= 2) all_blocks(values, t, 2, bits, c, row), row += 2;
-        else all_blocks(values, t, 1, bits, c, row), row++;
-    }
+    int row = 0;
+    for (; c->rows - row > 1; row += BLOCK_ROWS) all_blocks(values, t, BLOCK_ROWS, bits, c, row);
+    if (row < c->rows) all_blocks(values, t, 1, bits, c, row);
 }
 
 /* The last columns begin early enough to be BLOCK_COLS, as in gemm_dots.c. */
@@ -157,25 +158,27 @@ TARGET INLINE void all_columns(values_fn *values, const tables *t, int bits, con
     }
 }
 
+TARGET static __attribute__((noinline)) void coded_bytes(const te_gemm_coded *c, te_size_table sizes)
+{
+    const tables t = {.sizes = sizes};
+    all_columns(values_of_bytes, &t, 8, c);
+}
+
 /* The largest size of E4M3 is no number, which the table takes for 480. */
 TARGET static void coded_e4m3(const te_gemm_coded *c)
 {
     const __mmask64 last = UINT64_C(1) << 63;
-    tables t = {.sizes = te_size_table_e4m3()};
-    t.sizes.low[1] = _mm512_mask_set1_epi8(t.sizes.low[1], last, (char)0xc0);
-    t.sizes.high[1] = _mm512_mask_set1_epi8(t.sizes.high[1], last, 0x7f);
-    all_columns(values_of_bytes, &t, 8, c);
+    te_size_table sizes = te_size_table_e4m3();
+    sizes.low[1] = _mm512_mask_set1_epi8(sizes.low[1], last, (char)0xc0);
+    sizes.high[1] = _mm512_mask_set1_epi8(sizes.high[1], last, 0x7f);
+    coded_bytes(c, sizes);
 }
 
-TARGET static void coded_e5m2(const te_gemm_coded *c)
-{
-    tables t = {.sizes = te_size_table_e5m2()};
-    all_columns(values_of_bytes, &t, 8, c);
-}
+TARGET static void coded_e5m2(const te_gemm_coded *c) { coded_bytes(c, te_size_table_e5m2()); }
 
 TARGET static void coded_e2m1(const te_gemm_coded *c)
 {
-    tables t = tables_of_halves();
+    const tables t = tables_of_halves();
     all_columns(values_of_halves, &t, 4, c);
 }
 

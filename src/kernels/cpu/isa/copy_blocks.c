@@ -46,7 +46,7 @@
 
 DEFINE_LOAD(f32, float, float, SAME)
 DEFINE_LOAD(bf16, uint16_t, float, te_bf16_to_f32)
-DEFINE_LOAD(f16_each, uint16_t, float, te_f16_to_f32)
+DEFINE_LOAD(f16_each, uint16_t, float, te_widen_half)
 DEFINE_LOAD(e4m3, uint8_t, float, te_f8e4m3_to_f32)
 DEFINE_LOAD(e5m2, uint8_t, float, te_f8e5m2_to_f32)
 DEFINE_LOAD(f64, double, double, SAME)
@@ -56,7 +56,7 @@ DEFINE_LOAD(u8, uint8_t, int64_t, TO_INT64)
 
 DEFINE_STORE(f32_f32, float, float, SAME)
 DEFINE_STORE(f32_bf16, uint16_t, float, te_f32_to_bf16)
-DEFINE_STORE(f32_f16_each, uint16_t, float, te_f32_to_f16)
+DEFINE_STORE(f32_f16_each, uint16_t, float, te_narrow_half)
 DEFINE_STORE(f32_f64, double, float, TO_DOUBLE)
 DEFINE_STORE(f32_i64, int64_t, float, te_f32_to_i64)
 DEFINE_STORE(f32_i32, int32_t, float, te_f32_to_i32)

@@ -1,16 +1,20 @@
-/* halves.h - lines of float16 and float32. The instructions give the bits of te_f16_to_f32 and te_f32_to_f16, NaN and
- * subnormal numbers included.
+/* halves.h - float16 and float32. The instructions give the bits of te_f16_to_f32 and te_f32_to_f16, NaN and subnormal
+ * numbers included.
  *
- * Both functions take whole vectors alone and say how many elements that were: none without such instructions.
+ * Functions of lines take whole vectors alone and say how many elements that were: none without such instructions.
  */
 #ifndef TE_KERNELS_CPU_ISA_HALVES_H
 #define TE_KERNELS_CPU_ISA_HALVES_H
 
+#include "kernels/dtype.h"
+
 #include <stddef.h>
-#include <stdint.h>
 
 #if defined(TE_ISA_avx512) || defined(TE_ISA_avx2)
 #include <immintrin.h>
+
+static inline float te_widen_half(uint16_t x) { return _cvtsh_ss(x); }
+static inline uint16_t te_narrow_half(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
 static inline size_t te_widen_halves(float *to, const uint16_t *from, size_t n)
 {
@@ -40,6 +44,9 @@ static inline size_t te_narrow_to_halves(uint16_t *to, const float *from, size_t
 }
 
 #else
+
+static inline float te_widen_half(uint16_t x) { return te_f16_to_f32(x); }
+static inline uint16_t te_narrow_half(float x) { return te_f32_to_f16(x); }
 
 static inline size_t te_widen_halves(float *to, const uint16_t *from, size_t n)
 {

@@ -6,9 +6,22 @@
 
 #define SAME(x) (x)
 
+/* Pairs from number i on. */
+#define DEFINE_ROTATE_EACH(name, element, load, store)                                                                \
+    static inline void rotate_##name##_each(const te_rotate_row *row, int64_t i)                                      \
+    {                                                                                                                 \
+        for (; i < row->n; i++) {                                                                                     \
+            float p = load(((const element *)row->a)[i * row->in]), q = load(((const element *)row->b)[i * row->in]); \
+            float sine = row->sign * row->sin[i];                                                                     \
+            ((element *)row->y)[i * row->out] = store(p * row->cos[i] - q * sine);                                    \
+            ((element *)row->z)[i * row->out] = store(q * row->cos[i] + p * sine);                                    \
+        }                                                                                                             \
+    }
+
 /* Pairs that lie one after the other, or every so many elements. Heads have few, so lengths that are known become
  * vectors without a loop. */
 #define DEFINE_ROTATE(name, element, load, store)                                                                     \
+    DEFINE_ROTATE_EACH(name, element, load, store)                                                                    \
     static inline __attribute__((always_inline)) void rotate_##name##_some(const te_rotate_row *row, int64_t first,   \
                                                                            int64_t n)                                 \
     {                                                                                                                 \
@@ -30,17 +43,12 @@
         bool    aside = row->in == 1 && row->out == 1;                                                                \
         for (; aside && i + 16 <= row->n; i += 16) rotate_##name##_some(row, i, 16);                                  \
         for (; aside && i + 8 <= row->n; i += 8) rotate_##name##_some(row, i, 8);                                     \
-        for (; i < row->n; i++) {                                                                                     \
-            float p = load(((const element *)row->a)[i * row->in]), q = load(((const element *)row->b)[i * row->in]); \
-            float sine = row->sign * row->sin[i];                                                                     \
-            ((element *)row->y)[i * row->out] = store(p * row->cos[i] - q * sine);                                    \
-            ((element *)row->z)[i * row->out] = store(q * row->cos[i] + p * sine);                                    \
-        }                                                                                                             \
+        rotate_##name##_each(row, i);                                                                                 \
     }
 
 DEFINE_ROTATE(f32, float, SAME, SAME)
 DEFINE_ROTATE(bf16, uint16_t, te_bf16_to_f32, te_f32_to_bf16)
-DEFINE_ROTATE(f16_each, uint16_t, te_f16_to_f32, te_f32_to_f16)
+DEFINE_ROTATE_EACH(f16, uint16_t, te_widen_half, te_narrow_half)
 
 /* By way of float32, a few dozen pairs at a time, where whole vectors of them lie side by side. */
 static void rotate_f16(const te_rotate_row *row)
@@ -66,7 +74,7 @@ static void rotate_f16(const te_rotate_row *row)
         left.sin += n;
         left.n -= (int64_t)n;
     }
-    rotate_f16_each(&left);
+    rotate_f16_each(&left, 0);
 }
 
 const te_rotate_rows TE_ISA_NAME(te_rotate_rows) = {rotate_f32, rotate_bf16, rotate_f16};

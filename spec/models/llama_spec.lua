@@ -241,6 +241,16 @@ describe("te.models.llama", function()
         end
     end)
 
+    it("stores the weights of products under a recipe in its format, and the head's as it is", function()
+        local recipe = te.recipe.MXFP8BlockScaling {}
+        local model = te.quantized_model_init({ recipe = recipe }, te.models.llama,
+            { vocab_size = 11, n_layer = 1, n_head = 2, n_embd = 32 })
+        for name, p in model:named_parameters() do
+            local product = name:find "^blocks" and p:dim() == 2
+            assert.equal(product ~= nil and product, te._core.is_quantized(p), name)
+        end
+    end)
+
     it("has the width that is usual, and counts what multiplies", function()
         local model = te.models.llama { vocab_size = 11, n_layer = 1, n_head = 2, n_embd = 96 }
         assert.equal(256, model.config.n_inner)

@@ -178,7 +178,9 @@ function Llama:init(config)
     self:make_blocks(Block)
     self.norm = norm(config)
     if not config.tie then
-        self.lm_head = te.Linear(config.n_embd, config.vocab_size, { bias = false, init_method = init })
+        -- no recipe quantizes the head's product
+        self.lm_head = te.quantized_model_init({ enabled = false }, te.Linear, config.n_embd, config.vocab_size,
+            { bias = false, init_method = init })
     end
 end
 Decoder.declare(Llama)

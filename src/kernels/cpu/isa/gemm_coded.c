@@ -14,7 +14,7 @@
 
 #define TARGET __attribute__((target("avx512bf16")))
 
-enum { BLOCK_ROWS = 4, STEP = 64 /* codes */, AHEAD = 4 << 10 /* bytes */ };
+enum { BLOCK_ROWS = 4, STEP = 64 /* codes */, AHEAD = 4 << 10, LONG = 2 << 10 /* bytes */ };
 
 typedef struct tables {
     te_size_table sizes;          /* of 8 bits */
@@ -45,13 +45,15 @@ INLINE void values_of_bytes(__m512i v[2], const uint8_t *codes, const tables *t)
     to_words(v, low, _mm512_ternarylogic_epi32(_mm512_set1_epi8((char)0x80), code, high, 0xca)); /* a ? b : c */
 }
 
-/* The same of 4 bits, the first of two in the lower half of a byte. */
+/* The same of 4 bits, the first of two in the lower half of a byte. Eight codes go to an eighth of the vector each, in
+ * the order of by_quarters, and to bytes there, whose upper bits are of others: the tables come four times over. */
 INLINE void values_of_halves(__m512i v[2], const uint8_t *pairs, const tables *t)
 {
-    __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)pairs));
-    __m512i code = _mm512_ternarylogic_epi32(both, _mm512_slli_epi16(both, 4), _mm512_set1_epi8(15), 0xa8);
-    code = by_quarters(code);
-    to_words(v, _mm512_shuffle_epi8(t->lower, code), _mm512_shuffle_epi8(t->upper, code));
+    const __m512i order = _mm512_setr_epi32(0, 0, 4, 4, 1, 1, 5, 5, 2, 2, 6, 6, 3, 3, 7, 7);
+    const __m512i places = _mm512_set1_epi64(0x1c1814100c080400);
+    __m512i all = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(const void *)pairs));
+    __m512i code = _mm512_multishift_epi64_epi8(places, _mm512_permutexvar_epi32(order, all));
+    to_words(v, _mm512_permutexvar_epi8(code, t->lower), _mm512_permutexvar_epi8(code, t->upper));
 }
 
 INLINE tables tables_of_halves(void)
@@ -75,9 +77,22 @@ INLINE void factors_of_step(vector f[2], const float *factors, int block)
         f[0] = SPLAT(factors[0]), f[1] = SPLAT(factors[1]);
         return;
     }
-    __m512 four = _mm512_broadcast_f32x4(_mm_loadu_ps(factors));
-    f[0] = (vector)_mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), four);
-    f[1] = (vector)_mm512_permutexvar_ps(_mm512_setr_epi32(2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3), four);
+    const __mmask16 second = 0xff00;
+    for (int h = 0; h < 2; h++)
+        f[h] = (vector)_mm512_mask_broadcastss_ps(_mm512_set1_ps(factors[2 * h]), second,
+                                                  _mm_load_ss(factors + 2 * h + 1));
+}
+
+/* What a step asks for: lines one after the other some KiB ahead, as in gemm_dots.c, or the next four long ones. */
+typedef struct ahead {
+    const uint8_t *first;
+    int64_t        line, step;
+} ahead;
+
+INLINE ahead ahead_of(const te_gemm_coded *c, int bits)
+{
+    if (c->line > LONG) return (ahead){c->codes + BLOCK_COLS * c->line, c->line, bits * STEP / 8};
+    return (ahead){c->codes + AHEAD, LINE, BLOCK_COLS * bits * STEP / 8};
 }
 
 /* Steps [at, end) of `rows` lines of a and BLOCK_COLS lines of codes, under factors of `block`; 0: under none, added to
@@ -85,13 +100,14 @@ INLINE void factors_of_step(vector f[2], const float *factors, int block)
 TARGET INLINE void steps(values_fn *values, const tables *t, int rows, int bits, int block, const te_gemm_coded *c,
                          const char *const *a, int64_t at, int64_t end, vector sum[BLOCK_ROWS][BLOCK_COLS])
 {
-    for (; at < end; at += STEP) {
+    const ahead    next = ahead_of(c, bits);
+    const uint8_t *fetch = next.first + at / STEP * next.step;
+    for (; at < end; at += STEP, fetch += next.step) {
         UNROLL for (int j = 0; j < BLOCK_COLS; j++) {
             const uint8_t *codes = c->codes + j * c->line + at * bits / 8;
             __m512i v[2];
             vector f[2];
-            if (j < BLOCK_COLS * bits / 8)
-                __builtin_prefetch(c->codes + BLOCK_COLS * at * bits / 8 + j * LINE + AHEAD);
+            __builtin_prefetch(fetch + j * next.line);
             values(v, codes, t);
             if (block) factors_of_step(f, c->factors + j * c->factor_line + at / block, block);
             UNROLL for (int i = 0; i < rows; i++)

@@ -216,14 +216,6 @@ local function find_recipe_state(self, state, known, steps)
     return problem
 end
 
--- Finds the parts of a parameter that is stored quantized: their names are added to `known`. Returns
--- what puts them in place, and what is wrong with them.
-local function find_parts(name, tensor, state, known)
-    local parameters = require "te.recipe.parameters"
-    parameters.each_part(name, tensor, function(part) known[part] = true end)
-    return parameters.loader(name, tensor, state)
-end
-
 --- Copies tensors into the parameters and buffers of the same names. strict (the default) demands that names match;
 --- what delayed scaling remembers may be missing. Nothing is changed unless everything fits.
 ---@param state table<string, any>
@@ -241,7 +233,9 @@ function Module:load_state_dict(state, opts)
         names[#names + 1] = name
         local given = state[name]
         local parts, wrong
-        if given == nil and core.is_quantized(tensor) then parts, wrong = find_parts(name, tensor, state, known) end
+        if given == nil and core.is_quantized(tensor) then
+            parts, wrong = require("te.recipe.parameters").loader(name, tensor, state, known)
+        end
         if parts then
             problem = problem or wrong
             steps[#steps + 1], source[tensor] = parts, tensor

@@ -313,6 +313,36 @@ describe("te.quantized_model_init", function()
         end
     end)
 
+    it("without the direction of backward takes what was saved with it", function()
+        for name, recipe in pairs(RECIPES) do
+            local trained, x = build({ recipe = recipe }, 5), te.randn { 3, 48 }
+            local model = te.no_grad(build, { recipe = recipe }, 6)
+            model:load_state_dict(trained:state_dict())
+            assert.is_nil((select(4, core.quantized_parts(model[1].weight))), name)
+            assert.is_true(same(trained[1].weight:detach():to "bfloat16", model[1].weight:detach():to "bfloat16"), name)
+            local y = te.no_grad(te.autocast, { recipe = recipe }, model, x)
+            assert.is_true(same(te.no_grad(te.autocast, { recipe = recipe }, trained, x), y), name)
+        end
+    end)
+
+    it("multiplies outside of recipes as the values do that it stands for", function()
+        for name, recipe in pairs(RECIPES) do
+            local model = te.no_grad(te.quantized_model_init, { recipe = recipe }, te.Linear, 320, 2048)
+            local values = model.weight:detach():to "float64"
+            for _, rows in ipairs { 1, 5, 40 } do
+                for _, dtype in ipairs { "float32", "bfloat16", "float16" } do
+                    local x = te.randn { rows, 320 }:to(dtype)
+                    local expected = te.matmul(x:to "float64", values:transpose(1, 2))
+                    local y = te.no_grad(te.autocast, { enabled = dtype ~= "float32", dtype = dtype }, function()
+                        return te.linear(x, model.weight) + (model(x) - model.bias)
+                    end)
+                    local error = (y:to "float64" - expected * 2):abs():max():item() / expected:abs():max():item()
+                    assert.is_true(error < (dtype == "float32" and 1e-5 or 0.02), name .. " " .. dtype .. " " .. error)
+                end
+            end
+        end
+    end)
+
     it("says what cannot be", function()
         local model = te.no_grad(build, { recipe = RECIPES.mxfp8 })
         local x = te.randn({ 4, 48 }, { requires_grad = true })

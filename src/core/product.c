@@ -2,6 +2,7 @@
 #include "product.h"
 
 #include "ops/ops.h"
+#include "quantized_parameter.h"
 
 #include <math.h>
 
@@ -74,9 +75,25 @@ te_status te_product_bias(const te_tensor *y, te_tensor *bias, te_view *view, te
     return TE_OK;
 }
 
+te_tensor *te_product_weight(te_tensor *w, te_dtype dtype, bool kept)
+{
+    bool stored = te_tensor_is_quantized(w) && !kept && w->storage->quantized->copies.side[0].data &&
+                  w->storage->device->exec.backend->host_memory && dtype != TE_F64;
+    return stored ? te_tensor_retain(w) : te_tensor_cast_cached(w, dtype);
+}
+
 te_status te_linear_product(te_tensor *y, te_tensor *x, te_tensor *w, te_tensor *bias)
 {
-    te_gemm gemm = {.b = te_matrix_transposed(te_tensor_view(w)), .alpha = 1, .b_key = te_content_key(w)};
+    te_gemm gemm = {.alpha = 1};
+    te_quant quant;
+    if (te_tensor_is_quantized(w)) {
+        const te_quantized *copies = &w->storage->quantized->copies;
+        gemm.b = te_quantized_operand(copies, 0, true, &quant);
+        gemm.b_key = te_content_key(copies->side[0].data);
+    } else {
+        gemm.b = te_matrix_transposed(te_tensor_view(w));
+        gemm.b_key = te_content_key(w);
+    }
     te_tensor *rows = te_rows_tensor(x, &gemm.a), *held;
     if (!rows) return y->ctx->status;
     te_rows_view(y, &gemm.c);

@@ -8,7 +8,12 @@
 /* The dtype that operands of these dtypes are multiplied in: the compute dtype of autocast, where one is set. */
 te_dtype te_product_dtype(const te_context *ctx, te_dtype a, te_dtype b);
 
-/* y = x W^T + bias. x {.., in} and w {out, in} of one dtype, bias {out} or NULL, y {.., out}. */
+/* W for te_linear_product: in the dtype of x, or as it is stored quantized, where the host multiplies and its values
+ * are not `kept`. To be released. */
+te_tensor *te_product_weight(te_tensor *w, te_dtype dtype, bool kept);
+
+/* y = x W^T + bias. x {.., in} and w {out, in} of one dtype, or a w that is stored quantized; bias {out} or NULL,
+ * y {.., out}. */
 te_status te_linear_product(te_tensor *y, te_tensor *x, te_tensor *w, te_tensor *bias);
 /* dx = dy W, or dx += dy W. Contiguous dx in dy's dtype or float32. */
 te_status te_linear_dgrad(te_tensor *dx, te_tensor *dy, te_tensor *w, bool accumulate);

@@ -80,16 +80,18 @@ function parameters.each_part(name, parameter, visit)
 end
 
 --- What puts the parts of a parameter among `state` in their place, nil when there are none; and what is wrong with
---- them: they are all there, as they are in the parameter, or none is.
-function parameters.loader(name, parameter, state)
+--- them: they are all there, as they are in the parameter, or none is. A direction that the parameter has not, as one
+--- for inference has not that of backward, is left where it is. The parts' names are added to `known`.
+function parameters.loader(name, parameter, state, known)
     local parts, own, any, problem = {}, { core.quantized_parts(parameter) }, false, nil
     for i, part in ipairs(PARTS) do
-        local given = state[name .. "." .. part]
-        parts[i] = given
-        any = any or given ~= nil
-        if given == nil and own[i] then
+        local given = own[i <= 3 and 1 or 4] and state[name .. "." .. part]
+        known[name .. "." .. part] = true
+        parts[i] = given or nil
+        any = any or parts[i] ~= nil
+        if parts[i] == nil and own[i] then
             problem = problem or ("missing: %s.%s"):format(name, part)
-        elseif given ~= nil and not te.is_tensor(given) then
+        elseif parts[i] ~= nil and not te.is_tensor(given) then
             problem = problem or ("%s.%s: expected a tensor, got %s"):format(name, part, type(given))
         end
     end

@@ -44,7 +44,7 @@ static te_status linear_forward(te_call *call)
     te_status status = te_linear_check(call);
     if (status != TE_OK) return status;
     te_dtype dtype = te_product_dtype(call->ctx, x->dtype, w->dtype);
-    te_tensor *xc = te_tensor_cast(x, dtype), *wc = xc ? te_tensor_cast_cached(w, dtype) : NULL;
+    te_tensor *xc = te_tensor_cast(x, dtype), *wc = xc ? te_product_weight(w, dtype, call->record) : NULL;
     int64_t shape[TE_MAX_DIMS];
     memcpy(shape, x->shape, sizeof shape);
     shape[x->ndim - 1] = w->shape[0];

@@ -83,16 +83,18 @@ INLINE void factors_of_step(vector f[2], const float *factors, int block)
                                                   _mm_load_ss(factors + 2 * h + 1));
 }
 
-/* What a step asks for: lines one after the other some KiB ahead, as in gemm_dots.c, or the next four long ones. */
+/* What a step asks for: lines one after the other some KiB ahead, as in gemm_dots.c, or of long ones the next four, for
+ * which the second-level cache has room. */
 typedef struct ahead {
+    bool           far;
     const uint8_t *first;
     int64_t        line, step;
 } ahead;
 
 INLINE ahead ahead_of(const te_gemm_coded *c, int bits)
 {
-    if (c->line > LONG) return (ahead){c->codes + BLOCK_COLS * c->line, c->line, bits * STEP / 8};
-    return (ahead){c->codes + AHEAD, LINE, BLOCK_COLS * bits * STEP / 8};
+    if (c->line > LONG) return (ahead){true, c->codes + BLOCK_COLS * c->line, c->line, bits * STEP / 8};
+    return (ahead){false, c->codes + AHEAD, LINE, BLOCK_COLS * bits * STEP / 8};
 }
 
 /* Steps [at, end) of `rows` lines of a and BLOCK_COLS lines of codes, under factors of `block`; 0: under none, added to
@@ -107,7 +109,8 @@ TARGET INLINE void steps(values_fn *values, const tables *t, int rows, int bits,
             const uint8_t *codes = c->codes + j * c->line + at * bits / 8;
             __m512i v[2];
             vector f[2];
-            __builtin_prefetch(fetch + j * next.line);
+            if (next.far) __builtin_prefetch(fetch + j * next.line, 0, 2);
+            else __builtin_prefetch(fetch + j * next.line);
             values(v, codes, t);
             if (block) factors_of_step(f, c->factors + j * c->factor_line + at / block, block);
             UNROLL for (int i = 0; i < rows; i++)

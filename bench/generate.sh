@@ -2,19 +2,21 @@
 # Generating text, tetrain against PyTorch in turns: milliseconds for a prompt and for every token after it.
 #
 #     PYTHON=venv/bin/python bench/generate.sh [--configs="char gpt2_256"] [--dtypes="bf16 fp32"] [--batches="1 4"]
-#                                              [--rounds=2] [--threads=2] [--keep=NAME]
+#                                              [--recipes="block nvfp4"] [--rounds=2] [--threads=2] [--keep=NAME]
 #
-# Both start from the same weights and the same prompt. PyTorch runs eager and compiled, and the faster one counts.
+# Both start from the same weights and the same prompt. PyTorch runs eager and compiled, and the faster one counts. In
+# bfloat16 tetrain also runs with weights that are stored in the formats of recipes.
 # --keep stores the table as bench/results/NAME.txt. BUILD is the build folder, build unless set.
 cd "$(dirname "$0")/.." || exit 1
 configs="char baby gpt2_256"
 dtypes="bf16 fp32"
 batches="1 4"
+recipes="block nvfp4"
 rounds=2
 threads=2
 keep=
 . bench/options.sh
-read_options "configs dtypes batches rounds threads keep" "$@"
+read_options "configs dtypes batches recipes rounds threads keep" "$@"
 build=${BUILD:-build}
 results=out/bench/generate.jsonl
 start=out/bench/generate.safetensors
@@ -39,6 +41,10 @@ for config in $configs; do
                 "$build/tetrain" bench/generate.lua $same --read="$read" >>"$results" || exit 1
                 for mode in eager compile; do
                     "$python" bench/peers/generate.py $same --mode=$mode 2>/dev/null >>"$results"
+                done
+                for recipe in $([ "$dtype" = fp32 ] || echo "$recipes"); do
+                    "$build/tetrain" bench/generate.lua --config="$config" --dtype="$dtype" --batch="$batch" --json \
+                        --threads="$threads" --read="$read" --recipe="$recipe" >>"$results" || exit 1
                 done
                 round=$((round + 1))
             done

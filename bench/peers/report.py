@@ -109,20 +109,22 @@ def fastest(entries, name):
 def generation(path):
     entries = read(path)
     print("%(cpu)s, %(threads)d threads, %(date)s; memory is read at %(read_gb_s).0f GB/s" % entries[0])
-    print("%-9s %-5s %5s %21s %21s %9s %5s  %s" % ("config", "dtype", "texts", "prompt, ms: ours/torch",
+    print("%-9s %-5s %5s %21s %21s %9s %5s  %s" % ("config", "stored", "texts", "prompt, ms: ours/torch",
                                                     "token, ms: ours/torch", "floor ms", "of it",
                                                     "fastest PyTorch, and whether tokens agree"))
     for key in dict.fromkeys((e["config"], e["dtype"], e["batch"]) for e in entries[1:]):
         chosen = [e for e in entries[1:] if (e["config"], e["dtype"], e["batch"]) == key]
-        ours, peer = ([e for e in chosen if e["system"] == system] for system in ("tetrain", "pytorch"))
-        if not ours or not peer:
-            continue
-        a, b = fastest(ours, "token_ms"), fastest(peer, "token_ms")
-        prompts = fastest(ours, "prompt_ms")["prompt_ms"], fastest(peer, "prompt_ms")["prompt_ms"]
-        agree = "the same tokens" if any(e["check"] == a["check"] for e in peer) else "other tokens"
-        print("%-9s %-5s %5d %8.2f/%-8.2f %4.2f %8.3f/%-8.3f %4.2f %8.3f %4.0f%%  %s, %s" % (
-            *key, *prompts, prompts[0] / prompts[1], a["token_ms"], b["token_ms"], a["token_ms"] / b["token_ms"],
-            a["floor_ms"], 100 * a["floor_ms"] / a["token_ms"], b["mode"], agree))
+        peer = [e for e in chosen if e["system"] == "pytorch"]
+        for recipe in dict.fromkeys(e["recipe"] for e in chosen if peer and e["system"] == "tetrain"):
+            ours = [e for e in chosen if e.get("recipe") == recipe]
+            a, b = fastest(ours, "token_ms"), fastest(peer, "token_ms")
+            prompts = fastest(ours, "prompt_ms")["prompt_ms"], fastest(peer, "prompt_ms")["prompt_ms"]
+            agree = "the same tokens" if any(e["check"] == a["check"] for e in peer) else "other tokens"
+            name = key[1] if recipe == "none" else recipe
+            remark = "%s, %s" % (b["mode"], agree) if recipe == "none" else "in %s" % key[1]
+            print("%-9s %-5s %5d %8.2f/%-8.2f %4.2f %8.3f/%-8.3f %4.2f %8.3f %4.0f%%  %s" % (
+                key[0], name, key[2], *prompts, prompts[0] / prompts[1], a["token_ms"], b["token_ms"],
+                a["token_ms"] / b["token_ms"], a["floor_ms"], 100 * a["floor_ms"] / a["token_ms"], remark))
 
 
 if __name__ == "__main__":

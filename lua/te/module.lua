@@ -16,6 +16,7 @@ local inside = require "te.depth"
 local tree = require "te.module_tree"
 local mode = require "te.recipe.mode"
 local options = require "te.options"
+local rows = require "te.rows"
 local core = te._core
 local is_module, parameters, walk, walk_modules = tree.is_module, tree.parameters, tree.walk, tree.walk_modules
 
@@ -245,7 +246,7 @@ function Module:load_state_dict(state, opts)
                 .. "what is taken here"):format(name, module.__name)
         elseif given == nil then
             absent[tensor] = absent[tensor] or name
-        elseif not te.is_tensor(given) then
+        elseif not te.is_tensor(given) and not rows.are(given) then
             problem = problem or ("%s: expected a tensor, got %s"):format(name, type(given))
         elseif options.shape(given) ~= options.shape(tensor) then
             problem = problem or ("%s of %s has shape %s, the one given has %s"):format(name, module.__name,
@@ -272,7 +273,11 @@ function Module:load_state_dict(state, opts)
     end
     te.no_grad(function()
         for tensor, given in pairs(source) do
-            if not rawequal(tensor, given) then tensor:copy_(given) end
+            if rows.are(given) then
+                given:copy_to(tensor)
+            elseif not rawequal(tensor, given) then
+                tensor:copy_(given)
+            end
         end
     end)
     for _, step in ipairs(steps) do step() end

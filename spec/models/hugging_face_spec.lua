@@ -273,6 +273,24 @@ describe("te.models.from_hugging_face", function()
             "expected the name of a file beside it")
     end)
 
+    it("stores weights in a recipe's format, also those that a file has in pieces", function()
+        local recipe = te.recipe.Float8BlockScaling {}
+        local weights = make "llama"
+        local function load() return te.models.from_hugging_face(folder) end
+        local model, full = te.no_grad(te.quantized_model_init, { recipe = recipe }, load), load()
+        local qkv, whole = model.blocks[1].attention[2].qkv.weight, full.blocks[1].attention[2].qkv.weight
+        local names = { "q", "k", "v" }
+        for i, name in ipairs(names) do names[i] = weights[("model.layers.0.self_attn.%s_proj.weight"):format(name)] end
+        assert.is_true(te._core.is_quantized(qkv))
+        assert.is_true(te.cat(names, 1):eq(whole):all():item())
+        local single = te.no_grad(te.quantized_model_init, { recipe = recipe }, te.Linear, 16, whole:size(1))
+        te.no_grad(single.weight.copy_, single.weight, whole)
+        assert.is_true(single.weight:detach():clone():eq(qkv:detach():clone()):all():item())
+        weights["model.layers.0.self_attn.k_proj.weight"] = te.zeros { 8, 15 }
+        te.save(folder .. "/model.safetensors", weights)
+        assert.error_matches(load, "te%.cat: tensor 2 is {8,15}, which does not continue {16,16}")
+    end)
+
     it("has windows where the original has them, said or not", function()
         local function window(name, change)
             make(name, change)

@@ -8,6 +8,7 @@
 local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
+local rows = require "te.rows"
 
 local WHO = "Llama:load_hugging_face"
 
@@ -85,7 +86,7 @@ local function gather(model, tensors)
     local function named(...)
         local found = {}
         for i, name in ipairs { ... } do found[i] = find(tensors, used, name) end
-        return found[2] and te.no_grad(te.cat, found, 1) or found[1]
+        return rows.of(found)
     end
 
     -- The weight of a product, and its bias where there is one: state's `to`, of the rows of `from` …

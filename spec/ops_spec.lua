@@ -302,6 +302,18 @@ describe("reductions", function()
         close({ { 0.75 } }, x:sum({ 1, 2 }, true))
     end)
 
+    it("keeps its digits along columns, however many rows there are", function()
+        local tenth = te.tensor(0.1):item()
+        for _, n in ipairs(te.get_default_device() == "cpu" and { 1000, 4097, 30000, 1e6 } or { 1000 }) do
+            for _, width in ipairs { 1, 3 } do
+                local rows = te.full({ n, width }, 0.1)
+                assert.near(1, rows:sum(1)[-1]:item() / (n * tenth), 1e-5)
+                assert.near(1, rows:sum():item() / (n * width * tenth), 1e-5)
+                assert.near(tenth, rows:mean(1)[1]:item(), 1e-6)
+            end
+        end
+    end)
+
     it("shares the gradient of max and min among equal ones", function()
         for _, name in ipairs { "max", "min" } do
             local t = te.tensor({ { 3, 3, 3 }, { 3, 3, 3 } }, { requires_grad = true })

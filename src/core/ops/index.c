@@ -414,7 +414,8 @@ const te_op_def te_ops_index[] = {
      .flags = TE_OP_METHOD | TE_OP_NOGRAD,
      .forward = argmin_forward},
     {.signature = "topk(x, k: int, dim: dim = -1; largest: bool = true)",
-     .doc = "The k largest values along dim, sorted, and their positions (from 0, int64).",
+     .doc = "The k largest values along dim, sorted, and their positions (from 0, int64). Equal ones stay in order; "
+            "NaN comes first, also where the smallest are wanted.",
      .flags = TE_OP_METHOD,
      .outputs = "values indices",
      .forward = topk_forward,

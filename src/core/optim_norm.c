@@ -76,7 +76,7 @@ static te_status run_f64(te_context *ctx, te_device *device, const te_utility *u
     return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, &device->exec, utility->name);
 }
 
-/* Of float32 squares that are neither infinite nor so small that some of them are lost, nor have fewer digits than t. */
+/* Of float32 squares that are neither infinite nor so small that some of them are lost, and of no wider numbers. */
 static bool is_exact(double squares, const te_tensor *t)
 {
     int64_t n = te_tensor_numel(t);

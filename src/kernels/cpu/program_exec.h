@@ -8,7 +8,8 @@
  *         +--+-------+--+-------------+----+
  *
  * Chunks depend on the shape alone, never on the number of threads, and each leaves its part of column sums, sums and
- * amaxes in a place of its own; these parts are joined in an order that follows from their number. So results do not depend on threads.
+ * amaxes in a place of its own; these parts are joined in an order that follows from their number. So results do not
+ * depend on threads.
  */
 #ifndef TE_KERNELS_CPU_PROGRAM_EXEC_H
 #define TE_KERNELS_CPU_PROGRAM_EXEC_H

@@ -161,6 +161,31 @@ describe("te.pointwise", function()
             "one value per row")
     end)
 
+    it("fills the shape of its arguments where it comes to one value per row, or to one", function()
+        local x, dy = draw({ 3, 4 }), draw({ 3, 4 })
+        for _, fn in ipairs {
+            function(a) local m = te.mean(a, -1, true) return te.where(te.gt(a, 0), m, m) end,
+            function(a) local m = te.mean(a, -1, true) return te.where(te.gt(a, 0), m, m):tanh() * 2 + 1 end,
+            function(a) return te.where(te.gt(a, 0), te.sum(a, -1, true), te.sum(a, -1, true)) * te.pow(a, 0) end,
+            function(a) return te.where(te.gt(a, 0), 2, 2) end,
+        } do
+            close(fn(x):totable(), te.pointwise(fn)(x), 1e-6)
+            for _, fused in ipairs { true, false } do
+                te.set_fusion(fused)
+                local a, b = x:clone(), x:clone()
+                a.requires_grad, b.requires_grad = true, true
+                local plain, traced = te.gelu(fn(a)), te.Sequential(te.Pointwise(fn), te.GELU())(b)
+                if plain.requires_grad then
+                    plain:backward(dy)
+                    traced:backward(dy)
+                    close(a.grad:totable(), b.grad, 1e-6)
+                end
+                te.set_fusion(true)
+                close(plain:totable(), traced, 1e-6)
+            end
+        end
+    end)
+
     it("computes with whole numbers as plain tensors do", function()
         local function tensor(dtype, values) return te.tensor(values, { dtype = dtype }) end
         local cases = {

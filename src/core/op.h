@@ -58,6 +58,7 @@ enum te_op_flags {
     TE_OP_GATED = 1 << 7,    /* x is split in halves along the last dimension: program inputs a and b. Where it has
                                 an attribute `interleave` that is not 0, a and b alternate in blocks of so many */
     TE_OP_FLOAT8 = 1 << 8,   /* float8 stays float8 */
+    TE_OP_ELEMENTS = 1 << 9, /* results have a value per element even where the formula comes to one per row */
     TE_OP_LASTROW = 1 << 10, /* the row is the last dimension; the space is that of the first input */
     TE_OP_HIDDEN = 1 << 11,  /* not bound in Lua: a building block of other ops */
     TE_OP_NOGRAD = 1 << 12,  /* never differentiable */

@@ -305,7 +305,7 @@ local function trace(who, fn, n, opts)
         local ok, op = pcall(core.define, ("%s(%s)"):format(opts.name or "pointwise", table.concat(inputs, ", ")),
             tracing.graph:write(nodes, outputs),
             { outputs = table.concat(outputs, " "), compute = opts.compute, truth = returned.truth,
-                rows = #tracing.along > 0 })
+                rows = #tracing.along > 0, elements = true })
         if not ok then refuse(tracing, "%s", (tostring(op):gsub("^.-te%.define: ", ""))) end
         return op
     end

@@ -129,6 +129,28 @@ describe("every operation", function()
                 end)
             end
 
+            if op.differentiable then
+                it("gives te.grad the gradient of one input, or of none", function()
+                    te.manual_seed(7)
+                    local args, wanted = support.arguments(op, "float32")
+                    local fn, leaves = as_function(op, args, wanted)
+                    for _, leaf in ipairs(leaves) do leaf.requires_grad = true end
+                    local beside = te.ones({ 2 }, { requires_grad = true })
+                    local function total()
+                        te.manual_seed(8)
+                        return (fn(unpack(leaves))):to("float32"):sum() + beside:sum()
+                    end
+                    if not total().requires_grad then return end
+                    total():backward()
+                    for _, leaf in ipairs(leaves) do
+                        local expected = leaf.grad and leaf.grad:totable()
+                        local found = te.grad(total(), { leaf })[1]
+                        assert.same(expected or false, found and found:totable())
+                    end
+                    assert.same({ 1, 1 }, te.grad(total(), beside):totable())
+                end)
+            end
+
             if not random_results[op.name] and op.name ~= "view" then
                 it("gives the same for inputs that are not contiguous", function()
                     local args = support.arguments(op, "float32")

@@ -104,6 +104,7 @@ describe("backward", function()
         local y = x * 2
         local refused = {
             ["te%.copy_: source takes part in gradients.*source:detach"] = function() t:copy_(x) end,
+            ["te%.copy: source takes part in gradients.*source:detach"] = function() te.copy(t, x) end,
             ["te%.add_: other takes part in gradients.*other:detach"] = function() t:add_(y) end,
             ["te%.copy_: x takes part in gradients.*te%.no_grad"] = function() y:copy_(t[1]) end,
             ["te%.fill_: x takes part in gradients.*te%.no_grad"] = function() y:fill_(1) end,

@@ -129,6 +129,28 @@ describe("every operation", function()
                 end)
             end
 
+            if op.differentiable then
+                it("gives te.grad the gradient of one input, or of none", function()
+                    te.manual_seed(7)
+                    local args, wanted = support.arguments(op, "float32")
+                    local fn, leaves = as_function(op, args, wanted)
+                    for _, leaf in ipairs(leaves) do leaf.requires_grad = true end
+                    local beside = te.ones({ 2 }, { requires_grad = true })
+                    local function total()
+                        te.manual_seed(8)
+                        return (fn(unpack(leaves))):to("float32"):sum() + beside:sum()
+                    end
+                    if not total().requires_grad then return end
+                    total():backward()
+                    for _, leaf in ipairs(leaves) do
+                        local expected = leaf.grad and leaf.grad:totable()
+                        local found = te.grad(total(), { leaf })[1]
+                        assert.same(expected or false, found and found:totable())
+                    end
+                    assert.same({ 1, 1 }, te.grad(total(), beside):totable())
+                end)
+            end
+
             if not random_results[op.name] and op.name ~= "view" then
                 it("gives the same for inputs that are not contiguous", function()
                     local args = support.arguments(op, "float32")
@@ -300,6 +322,18 @@ describe("reductions", function()
         close({ { 2.5 }, { -1.75 } }, te.sum(x, -1, true))
         close(0.75, te.sum(x, { 1, 2 }))
         close({ { 0.75 } }, x:sum({ 1, 2 }, true))
+    end)
+
+    it("keeps its digits along columns, however many rows there are", function()
+        local tenth = te.tensor(0.1):item()
+        for _, n in ipairs(te.get_default_device() == "cpu" and { 1000, 4097, 30000, 1e6 } or { 1000 }) do
+            for _, width in ipairs { 1, 3 } do
+                local rows = te.full({ n, width }, 0.1)
+                assert.near(1, rows:sum(1)[-1]:item() / (n * tenth), 1e-5)
+                assert.near(1, rows:sum():item() / (n * width * tenth), 1e-5)
+                assert.near(tenth, rows:mean(1)[1]:item(), 1e-6)
+            end
+        end
     end)
 
     it("shares the gradient of max and min among equal ones", function()

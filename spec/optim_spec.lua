@@ -344,6 +344,30 @@ describe("gradient clipping", function()
         assert.error_matches(function() te.optim.clip_grad_norm({ a }, 0) end, "max: expected a number above 0")
     end)
 
+    it("has the digits of float64 where a gradient has them", function()
+        local p = parameter({ 0, 0, 0 }, "float64")
+        p.grad = te.tensor({ 1 / 3, 1 / 7, 1 / 9 }, { dtype = "float64" })
+        local norm = math.sqrt(1 / 9 + 1 / 49 + 1 / 81)
+        assert.near(norm, te.optim.grad_norm { p }, 1e-15)
+        if te.get_default_device() == "cpu" then
+            local clip = te.optim.grad_clip({ p }, { max = 0.1 }):totable()
+            assert.near(norm, clip[1], 1e-15)
+            assert.near(0.1 / norm, clip[2], 1e-15)
+        end
+    end)
+
+    it("is 0 where there are no gradients", function()
+        local p = parameter({ 1, 2 }, "float32")
+        local optimizer = te.optim.AdamW({ p }, { lr = 1 })
+        for _, params in ipairs { { p }, {}, te.Linear(2, 2) } do
+            assert.equal(0, te.optim.grad_norm(params))
+            assert.same({ 0, 0.5, 1 }, te.optim.grad_clip(params, { max = 1, scale = 0.5 }):totable())
+            assert.same({ 0, 1, 0 }, te.optim.grad_clip(params, { loss = te.tensor(0 / 0) }):totable())
+        end
+        optimizer:step { clip = te.optim.grad_clip({ p }, { max = 1 }) }
+        assert.same({ 1, 2 }, p:totable())
+    end)
+
     it("knows the norms of gradients whose squares float32 has not", function()
         local function off(norm, expected) return math.abs(norm / expected - 1) end
         for _, dtype in ipairs { "float32", "bfloat16" } do

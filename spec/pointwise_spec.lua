@@ -132,6 +132,60 @@ describe("te.pointwise", function()
         assert.error_matches(function() f(x, "y") end, "te%.pointwise: y: expected a tensor or number")
     end)
 
+    it("reduces what has one value per row as plain tensors do", function()
+        local x, narrow, row = draw({ 3, 4 }), draw({ 3, 1 }), draw({ 4 })
+        for _, fn in ipairs {
+            function(a, b) return a + te.sum(b, -1, true) end,
+            function(a, b) return te.sum(b, -1, true) * a end,
+            function(a, b) return a * te.softmax(b) end,
+            function(a, b) return a - te.layer_norm(b * 2) end,
+            function(a, b) return te.sum(a * b, -1, true) * te.tanh(b) + a end,
+            function(a, b) return a - te.sum(te.mean(a * b, -1, true), -1, true) end,
+            function(a, b) return te.sum(te.mean(b, -1, true):to("float32") + b, -1, true) - a end,
+        } do
+            for _, args in ipairs { { x, narrow }, { narrow, x }, { x, row }, { row, x }, { x, te.tensor { 2 } } } do
+                close(fn(unpack(args)):totable(), te.pointwise(fn)(unpack(args)), 1e-6)
+                local wanted = {}
+                for i, f in ipairs { fn, te.pointwise(fn) } do
+                    local a, b = args[1]:clone(), args[2]:clone()
+                    a.requires_grad, b.requires_grad = true, true
+                    f(a, b):square():sum():backward()
+                    if i == 1 then wanted = { a.grad:totable(), b.grad:totable() } end
+                    if i == 2 then close(wanted[1], a.grad, 1e-5) close(wanted[2], b.grad, 1e-5) end
+                end
+            end
+        end
+        local function one(a) return a + te.softmax(te.mean(a, -1, true)) end
+        assert.error_matches(function() te.pointwise(one)(x) end, "te%.softmax works along rows.*one value per row")
+        assert.error_matches(function() te.pointwise(function(a) return te.sum(a, -1, true):to("bfloat16") end)(x) end,
+            "one value per row")
+    end)
+
+    it("fills the shape of its arguments where it comes to one value per row, or to one", function()
+        local x, dy = draw({ 3, 4 }), draw({ 3, 4 })
+        for _, fn in ipairs {
+            function(a) local m = te.mean(a, -1, true) return te.where(te.gt(a, 0), m, m) end,
+            function(a) local m = te.mean(a, -1, true) return te.where(te.gt(a, 0), m, m):tanh() * 2 + 1 end,
+            function(a) return te.where(te.gt(a, 0), te.sum(a, -1, true), te.sum(a, -1, true)) * te.pow(a, 0) end,
+            function(a) return te.where(te.gt(a, 0), 2, 2) end,
+        } do
+            close(fn(x):totable(), te.pointwise(fn)(x), 1e-6)
+            for _, fused in ipairs { true, false } do
+                te.set_fusion(fused)
+                local a, b = x:clone(), x:clone()
+                a.requires_grad, b.requires_grad = true, true
+                local plain, traced = te.gelu(fn(a)), te.Sequential(te.Pointwise(fn), te.GELU())(b)
+                if plain.requires_grad then
+                    plain:backward(dy)
+                    traced:backward(dy)
+                    close(a.grad:totable(), b.grad, 1e-6)
+                end
+                te.set_fusion(true)
+                close(plain:totable(), traced, 1e-6)
+            end
+        end
+    end)
+
     it("computes with whole numbers as plain tensors do", function()
         local function tensor(dtype, values) return te.tensor(values, { dtype = dtype }) end
         local cases = {
@@ -373,6 +427,24 @@ describe("te.Pointwise", function()
         local y = te.Pointwise(function(x) return x + 1 end)(te.tensor({ 2 ^ 24 - 2, 3 }, { dtype = "int64" }))
         assert.equal("float32", y.dtype)
         assert.same({ 2 ^ 24 - 1, 4 }, y:totable())
+    end)
+
+    it("refuses to reduce what has one value per row", function()
+        local x, narrow = draw({ 3, 4 }), draw({ 3, 1 })
+        local extra = te.Pointwise({ extra_inputs = 1 }, function(a, b) return a + te.sum(b, -1, true) end)
+        close((x + te.sum(x * 2, -1, true)):totable(), extra(x, x * 2), 1e-6)
+        local own = te.Pointwise({ params = { p = te.ones { 1 } } },
+            function(a, p) return a + te.sum(p.p, -1, true) end)
+        for _, fused in ipairs { true, false } do
+            te.set_fusion(fused)
+            local message = "te%.Pointwise: what is reduced along the rows of x {3,4} is made of {%d?,?1} alone"
+            local sequence, owner = te.Sequential(te.Identity(), extra), te.Sequential(te.GELU(), own)
+            local ok, problem = pcall(sequence, x, narrow)
+            local too, problem_too = pcall(owner, x)
+            te.set_fusion(true)
+            assert.is_false(ok or too)
+            assert.is_truthy(problem:find(message) and problem_too:find(message), problem .. problem_too)
+        end
     end)
 
     it("takes extra inputs and makes extra outputs", function()

@@ -32,24 +32,33 @@ local function check_count(self, count)
 end
 
 local function operation(self, count)
-    local op = self.by_count[count]
-    if not op then
+    local entry = self.by_count[count]
+    if not entry then
         check_count(self, count)
-        op = trace("te.pointwise", self.fn, count)
-        self.by_count[count] = op
+        local op, _, along = trace("te.pointwise", self.fn, count)
+        entry = { op = op, along = along }
+        self.by_count[count] = entry
     end
-    return op
+    return entry.op, entry.along
 end
 
 -- The operation for as many arguments as the function declares.
 local function declared(self)
     local count = parameters(self)
-    return count and operation(self, count)
+    return count and (operation(self, count)) or nil
 end
 
 local WHOLE = { int64 = true, int32 = true, uint8 = true }
 
--- One program computes with floats. With whole numbers, and with bool alone, each operation has a dtype of its own.
+-- Whether the program is what the function does with these arguments.
+local function suits(along, count, ...)
+    if #along == 0 then return true end
+    local arguments = { ... }
+    return trace.leads(arguments, count) and not trace.narrow(along, arguments, count)
+end
+
+-- One program computes with floats. With whole numbers, and with bool alone, each operation has a dtype of its own. And
+-- it has one row for all that it reduces along rows: that of the first argument.
 function Pointwise:__call(...)
     local count, whole, truth, float = select("#", ...), false, false, false
     for i = 1, count do
@@ -62,8 +71,8 @@ function Pointwise:__call(...)
             if WHOLE[dtype] then whole = true elseif dtype == "bool" then truth = true else float = true end
         end
     end
-    local op = operation(self, count)
-    if whole or truth and not float then return self.fn(...) end
+    local op, along = operation(self, count)
+    if whole or truth and not float or not suits(along, count, ...) then return self.fn(...) end
     return op(...)
 end
 
@@ -73,7 +82,7 @@ function Pointwise:__index(name)
     local op = declared(self)
     if not op then
         local _, some = next(self.by_count)
-        op = some
+        op = some and some.op
     end
     if name == "operation" then return op end
     return op and op[name]
@@ -88,8 +97,9 @@ end
 --- arguments broadcast to and the dtype that they promote to, bool where all of them are comparisons; numbers may stand
 --- for tensors. What lies between is float32, or float64 where an argument is, and rounded only where the function
 --- casts. Where an argument is int64, int32 or uint8, or bool and none is of floats, the function runs on the arguments
---- themselves, one operation after the other. fn runs once, with symbols in place of tensors: numbers
---- that it reads from outside stay what they are then, so pass numbers that change as arguments.
+--- themselves, one operation after the other; so it does where it reduces along rows what has one value per row, or
+--- rows that the first argument does not have. fn runs once, with symbols in place of tensors: numbers that it reads
+--- from outside stay what they are then, so pass numbers that change as arguments.
 ---@param fn function
 local function pointwise(fn, ...)
     options.last("te.pointwise", 1, ...)

@@ -75,6 +75,38 @@ describe("te.sort", function()
 end)
 
 describe("te.scatter_add and te.index_add", function()
+    it("round a sum once, and so do the gradients of te.gather and te.index_select", function()
+        local n = 1000
+        local zeros = te.zeros({ n }, { dtype = "int64" })
+        for dtype, most in pairs { bfloat16 = n, float16 = n, float8_e4m3 = 448 } do
+            local ones, none = te.ones({ n }):to(dtype), te.zeros({ 1 }):to(dtype)
+            local function is_most(x, limit) assert.equal(limit, x:to("float32"):flatten()[1]:item(), dtype) end
+            is_most(te.scatter_add(none, 1, zeros, ones), most)
+            is_most(te.index_add(none, 1, zeros, ones), most)
+            is_most(none:clone():scatter_add_(1, zeros, ones), most)
+            is_most(none:clone():index_add_(1, zeros, ones), most)
+            for _, op in ipairs(most == n and { "gather", "index_select" } or {}) do
+                local x = te.zeros({ 1 }):to(dtype)
+                x.requires_grad = true
+                te[op](x, 1, zeros):backward(ones)
+                is_most(x.grad, n)
+                te[op](x, 1, zeros):backward(ones)
+                is_most(x.grad, 2 * n)
+            end
+        end
+    end)
+
+    it("limit whole numbers to what their dtype holds", function()
+        local function sum(dtype, first, ...)
+            local x, src = te.tensor({ first }, { dtype = dtype }), te.tensor({ ... }, { dtype = dtype })
+            return te.index_add(x, 1, ids { 0, 0 }, src):item()
+        end
+        assert.equal(255, sum("uint8", 200, 100, 3))
+        assert.equal(2 ^ 31 - 1, sum("int32", 2 ^ 31 - 2, 5, 5))
+        assert.equal(-2 ^ 31 + 1, sum("int32", -2 ^ 31 + 2, -5, 4))
+        assert.equal(2 ^ 53, sum("int64", 2 ^ 53 - 2, 1, 1))
+    end)
+
     it("add in the order of src, where the index says", function()
         local x = te.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
         local index, src = ids { { 0, 2, 0 }, { 1, 1, 1 } }, te.tensor { { 1, 10, 100 }, { 1, 10, 100 } }

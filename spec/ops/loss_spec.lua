@@ -173,3 +173,28 @@ describe("te.kl_div", function()
         assert.same({ 0, -1 }, x.grad:totable())
     end)
 end)
+
+describe("te.mse_loss", function()
+    it("rounds once", function()
+        te.manual_seed(3)
+        local x, target = te.randn({ 64, 64 }):to("bfloat16"), te.randn({ 64, 64 }):to("bfloat16")
+        for _, reduction in ipairs { "none", "sum", "mean" } do
+            local wide = te.mse_loss(x:to("float32"), target:to("float32"), { reduction = reduction })
+            local loss = te.mse_loss(x, target, { reduction = reduction })
+            if reduction == "none" then
+                assert.equal(0, te.ne(loss, wide:to("bfloat16")):sum():item())
+            else
+                assert.near(1, loss:item() / wide:item(), 2 ^ -8)
+            end
+        end
+    end)
+
+    it("of whole numbers is that of the same numbers as floating point", function()
+        for _, dtype in ipairs { "uint8", "int32", "int64" } do
+            local x, target = te.tensor({ 1, 5, 200 }, { dtype = dtype }), te.tensor({ 3, 2, 0 }, { dtype = dtype })
+            assert.same({ 4, 9, 40000 }, te.mse_loss(x, target, { reduction = "none" }):totable())
+            assert.equal(40013 / 3, te.mse_loss(x:to("float64"), target):item())
+            assert.near(40013 / 3, te.mse_loss(x, target):item(), 1e-3)
+        end
+    end)
+end)

@@ -282,6 +282,10 @@ te_tensor *te_grad_target(te_call *call, int i, bool *accumulate)
     te_engine *e = call->ctx->engine;
     const te_grad_meta *meta = te_grad_input(call, i);
     te_tensor **slot = grad_slot(e, meta);
+    if (!slot) {
+        te_call_fail(call, TE_ERROR_ARGUMENT, "backward: nobody wants the gradient of input %d", i + 1);
+        return NULL;
+    }
     if (*slot && !may_add(e, meta, *slot)) {
         te_tensor *copy = te_tensor_new(e->ctx, meta->device, meta->dtype, meta->ndim, meta->shape);
         if (!copy || te_tensor_copy_data(copy, *slot) != TE_OK) {
@@ -315,6 +319,14 @@ static te_status check_saved(te_node *node)
     return TE_OK;
 }
 
+/* te.grad wants the gradients of its inputs alone, where a node may have none of them as its own. */
+static bool is_wanted(const te_node *node)
+{
+    bool wanted = node->call.op->def->flags & TE_OP_EFFECTS;
+    for (int i = 0; i < node->n_edges && !wanted; i++) wanted = te_grad_wanted(&node->call, i);
+    return wanted;
+}
+
 static te_status run_node(te_engine *e, te_node *node)
 {
     te_status status = te_context_poll(e->ctx);
@@ -325,7 +337,7 @@ static te_status run_node(te_engine *e, te_node *node)
     }
     for (int i = 0; i < e->n_captures; i++)
         if (e->captures[i].node == node) e->captures[i].grad = te_tensor_retain(node->call.dout[e->captures[i].output]);
-    if (status == TE_OK) {
+    if (status == TE_OK && is_wanted(node)) {
         const te_op_def *def = node->call.op->def;
         status = def->formula ? te_program_op_backward(&node->call) : def->backward(&node->call);
     }

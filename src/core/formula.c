@@ -60,7 +60,8 @@ static te_status declare_outputs(te_formula_parser *parser, const te_formula *fo
             return te_build_fail(parser->error, TE_ERROR_ARGUMENT,
                                  "%.47s: the formula never assigns its output '%.60s'", parser->name, name);
         if (value < 0) return parser->error->status;
-        bool row = te_program_rate(parser->program, value) == TE_RATE_ROW; /* a uniform value fills the space */
+        /* a uniform value fills the space */
+        bool row = !formula->elements && te_program_rate(parser->program, value) == TE_RATE_ROW;
         if (te_program_output(parser->program, row ? TE_OUT_ROW : TE_OUT_ELEM, value) < 0) return TE_ERROR_MEMORY;
     }
     return te_program_prune(parser->program);

@@ -435,10 +435,27 @@ static void close_inputs(te_tensor **opened)
     for (int i = 0; i < TE_OP_MAX_INPUTS; i++) te_tensor_release(opened[i]);
 }
 
+/* What comes from another device carries no gradient back, so it must not lose one either. */
+static te_status check_graph_goes_on(te_call *call)
+{
+    const te_op *op = call->op;
+    for (int i = 0; i < op->n_params && op->def->flags & TE_OP_ACROSS && call->ctx->grad_enabled; i++) {
+        const te_param *p = &op->params[i];
+        const te_tensor *t = p->type == TE_TYPE_TENSOR && p->slot > 0 ? call->in[p->slot] : NULL;
+        if (t && te_needs_grad(t))
+            return te_call_fail(call, TE_ERROR_ARGUMENT,
+                                "%s takes part in gradients, which this does not carry; use te.no_grad, %s:detach(), "
+                                "or %s:to(…)",
+                                p->name, p->name, p->name);
+    }
+    return TE_OK;
+}
+
 te_status te_call_run_op(te_call *call)
 {
     te_tensor *opened[TE_OP_MAX_INPUTS] = {NULL};
     te_status status = check_inputs(call);
+    if (status == TE_OK) status = check_graph_goes_on(call);
     if (status == TE_OK) status = open_inputs(call, opened);
     if (status == TE_OK) status = run_call(call);
     close_inputs(opened);

@@ -58,10 +58,12 @@ enum te_op_flags {
     TE_OP_GATED = 1 << 7,    /* x is split in halves along the last dimension: program inputs a and b. Where it has
                                 an attribute `interleave` that is not 0, a and b alternate in blocks of so many */
     TE_OP_FLOAT8 = 1 << 8,   /* float8 stays float8 */
+    TE_OP_ELEMENTS = 1 << 9, /* results have a value per element even where the formula comes to one per row */
     TE_OP_LASTROW = 1 << 10, /* the row is the last dimension; the space is that of the first input */
     TE_OP_HIDDEN = 1 << 11,  /* not bound in Lua: a building block of other ops */
     TE_OP_NOGRAD = 1 << 12,  /* never differentiable */
     TE_OP_QUANTIZED = 1 << 14, /* takes parameters that are stored quantized as they are */
+    TE_OP_EFFECTS = 1 << 15,   /* backward may give gradients to more than the inputs */
     TE_OP_ACROSS = 1 << 13   /* inputs may be on other devices than the first: they are brought to it */
 };
 
@@ -144,7 +146,8 @@ te_dtype  te_call_compute_dtype(const te_call *call, te_dtype otherwise);
 
 /* Gradient of input i. `give` hands over a tensor (the reference is consumed; NULL reports the failure that made it
  * NULL). `target` returns a contiguous buffer of the input's shape to be written (*accumulate false) or added to
- * (true): the parameter's own .grad where possible. Borrowed; NULL on failure. */
+ * (true): the parameter's own .grad where possible. Borrowed; NULL on failure. Backward runs where some input's
+ * gradient is wanted, so who has several asks te_grad_wanted first. */
 te_status  te_grad_give(te_call *call, int i, te_tensor *grad);
 te_tensor *te_grad_target(te_call *call, int i, bool *accumulate);
 /* Whether input i needs a gradient; whether inputs i and j are the same tensor; shape and dtype of input i. */

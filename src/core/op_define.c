@@ -18,7 +18,7 @@ typedef struct defined_op {
 
 enum {
     ALLOWED = TE_OP_NUMBERS | TE_OP_COMPUTE | TE_OP_BOOL | TE_OP_FLOAT | TE_OP_F32 | TE_OP_GATED | TE_OP_LASTROW |
-              TE_OP_NOGRAD
+              TE_OP_NOGRAD | TE_OP_ELEMENTS
 };
 
 /* --- texts -------------------------------------------------------------------------------------------------------- */

@@ -116,15 +116,6 @@ static te_status check_inplace(te_call *call, const te_layout *l, const te_space
                         te_dtype_name(dtype), te_dtype_name(t->dtype));
 }
 
-/* Whether writing result elements may change input elements that are still to be read: same memory seen differently. */
-static bool overlaps_otherwise(const te_tensor *out, const te_tensor *in)
-{
-    if (out->storage != in->storage) return false;
-    return out->offset != in->offset || out->dtype != in->dtype || out->ndim != in->ndim ||
-           memcmp(out->shape, in->shape, (size_t)in->ndim * sizeof *in->shape) != 0 ||
-           memcmp(out->stride, in->stride, (size_t)in->ndim * sizeof *in->stride) != 0;
-}
-
 /* Inputs that cannot be read where they are: one that in place overlaps the target in another geometry, or that lies on
  * another device. A copy takes their place. */
 static te_status replace_inputs(te_call *call, const te_layout *l, te_tensor **copies)
@@ -133,7 +124,7 @@ static te_status replace_inputs(te_call *call, const te_layout *l, te_tensor **c
     for (int i = 0; i < l->n; i++) {
         te_tensor *t = call->in[l->input[i]];
         bool elsewhere = device && t->storage->device != device;
-        if (!elsewhere && !(call->inplace && overlaps_otherwise(call->inplace, t))) continue;
+        if (!elsewhere && !(call->inplace && te_tensor_overlaps_otherwise(call->inplace, t))) continue;
         copies[i] = elsewhere ? te_tensor_on_device(t, device) : te_tensor_clone_data(t);
         if (!copies[i]) return call->ctx->status;
         call->in[l->input[i]] = copies[i];

@@ -163,7 +163,8 @@ static te_status compile_variant(te_call *call, te_variant *v, const formula_nam
                           .input_defaults = f->defaults,
                           .present = f->present,
                           .param_names = f->params,
-                          .output_names = f->outputs};
+                          .output_names = f->outputs,
+                          .elements = (def->flags & TE_OP_ELEMENTS) != 0};
     te_program *forward = te_formula_compile(&call->ctx->mem, call->op->name, &formula, &error);
     if (!forward) return te_call_fail(call, error.status, "%s", error.message);
     if (!call->record) {

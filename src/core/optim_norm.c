@@ -76,10 +76,11 @@ static te_status run_f64(te_context *ctx, te_device *device, const te_utility *u
     return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, &device->exec, utility->name);
 }
 
-/* Of float32 squares that are neither infinite nor so small that some of them are lost. */
-static bool is_exact(double squares, int64_t n)
+/* Of float32 squares that are neither infinite nor so small that some of them are lost, and of no wider numbers. */
+static bool is_exact(double squares, const te_tensor *t)
 {
-    return squares != squares || n == 0 || (squares < 1e38 && squares > 1e-28 * (double)n);
+    int64_t n = te_tensor_numel(t);
+    return squares != squares || n == 0 || (t->dtype != TE_F64 && squares < 1e38 && squares > 1e-28 * (double)n);
 }
 
 /* One tensor's sum in float64, which takes five times as long: squares of 1e20 are infinite in float32, those of 1e-23
@@ -106,7 +107,7 @@ te_status te_sum_squares(te_context *ctx, int n, te_tensor *const *tensors, doub
     te_status status = sums ? te_tensor_read(sums, TE_F64, squares) : ctx->status;
     te_tensor_release(sums);
     for (int i = 0; i < n && status == TE_OK; i++)
-        if (!is_exact(squares[i], te_tensor_numel(tensors[i]))) status = sum_exactly(ctx, tensors[i], &squares[i]);
+        if (!is_exact(squares[i], tensors[i])) status = sum_exactly(ctx, tensors[i], &squares[i]);
     return status;
 }
 

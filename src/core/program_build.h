@@ -68,7 +68,8 @@ typedef struct te_formula {
     const double      *input_defaults;/* used where present[i] is false: the constant that stands for an absent input */
     const bool        *present;       /* NULL: all. Slots count present inputs only */
     const char *const *param_names;   /* slot i; `n`, where used, is parameter slot n_params */
-    const char *const *output_names;  /* each becomes a TE_OUT_ELEM, or TE_OUT_ROW output when its rate is lower */
+    const char *const *output_names;  /* each becomes a TE_OUT_ELEM, or TE_OUT_ROW output when its rate is lower, */
+    bool               elements;      /* unless that is set */
 } te_formula;
 
 /* NULL with *error filled: names the formula, the position and what was expected. */

@@ -481,6 +481,14 @@ te_tensor *te_tensor_cast_cached(te_tensor *t, te_dtype dtype)
     return copy;
 }
 
+bool te_tensor_overlaps_otherwise(const te_tensor *out, const te_tensor *in)
+{
+    if (out->storage != in->storage) return false;
+    return out->offset != in->offset || out->dtype != in->dtype || out->ndim != in->ndim ||
+           memcmp(out->shape, in->shape, (size_t)in->ndim * sizeof *in->shape) != 0 ||
+           memcmp(out->stride, in->stride, (size_t)in->ndim * sizeof *in->stride) != 0;
+}
+
 /* A write to or from a parameter that is stored quantized goes through its values. */
 static te_status copy_quantized(te_tensor *dst, te_tensor *src)
 {
@@ -507,6 +515,12 @@ te_status te_tensor_copy_data(te_tensor *dst, te_tensor *src)
     const char *why = te_tensor_unwritable(dst);
     if (why) return te_fail(ctx, TE_ERROR_ARGUMENT, "copy_: %s", why);
     if (src->storage->device != dst->storage->device) return te_tensor_copy_across(dst, src);
+    if (te_tensor_overlaps_otherwise(dst, src)) {
+        te_tensor *before = te_tensor_clone_data(src);
+        te_status  status = before ? te_tensor_copy_data(dst, before) : ctx->status;
+        te_tensor_release(before);
+        return status;
+    }
     te_view d = te_tensor_view(dst), s = te_tensor_view(src);
     int lead = dst->ndim - src->ndim;
     for (int i = dst->ndim - 1; i >= 0; i--) {

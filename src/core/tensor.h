@@ -70,6 +70,8 @@ te_tensor *te_tensor_scalar(te_context *ctx, te_device *device, te_dtype dtype, 
 
 bool    te_tensor_contiguous(const te_tensor *t);
 bool    te_tensor_repeats(const te_tensor *t); /* elements share memory, as an expanded one's */
+/* Whether writing to out may change what of in is still to be read: the same memory seen differently. */
+bool te_tensor_overlaps_otherwise(const te_tensor *out, const te_tensor *in);
 /* Why a tensor may not be written to; NULL: it may. */
 const char *te_tensor_unwritable(const te_tensor *t);
 bool    te_same_shape(const te_tensor *a, const te_tensor *b);

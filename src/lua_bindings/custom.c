@@ -120,7 +120,10 @@ static te_status custom_backward(te_call *call)
 }
 
 static const te_op_def custom_def = {
-    .signature = "custom(x)", .doc = "An operation defined in Lua.", .backward = custom_backward};
+    .signature = "custom(x)",
+    .doc = "An operation defined in Lua.",
+    .flags = TE_OP_EFFECTS, /* te.checkpoint's function may have parameters */
+    .backward = custom_backward};
 static const te_op     custom_op = {.def = &custom_def, .name = "custom", .n_outputs = TE_OP_MAX_OUTPUTS};
 
 /* --- recording ---------------------------------------------------------------------------------------------------- */

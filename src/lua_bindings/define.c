@@ -123,10 +123,11 @@ static bool flag(lua_State *L, const char *name)
 
 /* define(signature, formula, {outputs = "y", compute =, truth =, rows =}): a new operation whose numbers may stand for
  * tensors. Its results have the dtype that the inputs promote to; compute: the first input's, or that of te.autocast;
- * truth: bool. rows: the formula reduces along the last dimension. */
+ * truth: bool. rows: the formula reduces along the last dimension; elements: results have a value per element even
+ * where it comes to one per row. */
 static int define(lua_State *L)
 {
-    static const char *const known[] = {"outputs", "compute", "truth", "rows", NULL};
+    static const char *const known[] = {"outputs", "compute", "truth", "rows", "elements", NULL};
     te_lua *rt = te_lua_runtime(L);
     te_op_def def = {
         .signature = luaL_checkstring(L, 1), .doc = "Defined by a script.", .formula = luaL_checkstring(L, 2)};
@@ -137,6 +138,7 @@ static int define(lua_State *L)
     if (flag(L, "compute")) def.flags |= TE_OP_COMPUTE;
     if (flag(L, "truth")) def.flags |= TE_OP_BOOL | TE_OP_NOGRAD;
     if (flag(L, "rows")) def.flags |= TE_OP_LASTROW;
+    if (flag(L, "elements")) def.flags |= TE_OP_ELEMENTS;
     if (lua_istable(L, 3)) {
         lua_getfield(L, 3, "outputs"); /* stays on the stack */
         def.outputs = lua_tostring(L, -1);

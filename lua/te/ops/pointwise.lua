@@ -43,7 +43,7 @@ function Pointwise:init(opts, fn)
     opts = options.check("te.Pointwise", opts, POINTWISE)
     if type(fn) ~= "function" then fail("te.Pointwise: expected a function, got %s", type(fn)) end
     local names = check_params(opts.params or {})
-    self.operation, self.singles = trace("te.Pointwise", fn, 1 + opts.extra_inputs,
+    self.operation, self.singles, self.along = trace("te.Pointwise", fn, 1 + opts.extra_inputs,
         { params = opts.params and names, compute = true, name = opts.name })
     self.formula = self.operation.formula
     self.param_names = names
@@ -60,10 +60,34 @@ options.declare(Pointwise.init, POINTWISE)
 function Pointwise:op_forward(_, ...)
     local inputs, n = { ... }, 1 + self.num_extra_inputs
     for i, name in ipairs(self.param_names) do inputs[n + i] = self[name] end
-    return self.operation(unpack(inputs, 1, n + #self.param_names))
+    n = n + #self.param_names
+    local reads = #self.along > 0 and trace.narrow(self.along, inputs, n)
+    if reads then
+        local some = inputs[next(reads) or 1]
+        fail("te.Pointwise: what is reduced along the rows of x %s is made of %s alone; reduce it before",
+            options.shape(inputs[1]), te.is_tensor(some) and options.shape(some) or "numbers")
+    end
+    return self.operation(unpack(inputs, 1, n))
+end
+
+-- Whether something that is reduced along rows may have one value per row where x has more: what is made of parameters
+-- of that kind, or of extra inputs, whose shapes are not known yet.
+local function may_reduce_one_value(self)
+    local first = 1 + self.num_extra_inputs
+    for _, reads in ipairs(self.along) do
+        local wide = false
+        for i in pairs(reads) do
+            local parameter = self[self.param_names[i - first]]
+            local shape = parameter and parameter.shape
+            wide = wide or i == 1 or shape and (shape[#shape] or 1) ~= 1
+        end
+        if not wide then return true end
+    end
+    return false
 end
 
 function Pointwise:lower(g, ...)
+    if may_reduce_one_value(self) then return nil, "it reduces along rows what x is no part of" end
     local inputs, n = { ... }, 1 + self.num_extra_inputs
     for i, name in ipairs(self.param_names) do inputs[n + i] = g:param(self, name) end
     if not self.singles then return g:op(self.operation, inputs) end

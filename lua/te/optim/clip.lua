@@ -85,6 +85,10 @@ function clip.grad_clip(params, opts)
     if #groups > 0 then
         fail("te.optim.grad_clip: params: some are split between processes; te.optim.grad_norm adds what all have")
     end
+    if #grads == 0 then -- the norm of nothing is 0
+        local first = o.loss or (Module.is(params, Module) and params:parameters() or params)[1]
+        grads[1] = te.zeros({ 0 }, { device = first and first.device })
+    end
     local result = te._core.grad_clip(grads, o.loss, o.scale, o.max)
     for i = 1, #grads do grads[i]:release() end
     return result

@@ -390,7 +390,7 @@ end
 
 local STEP = {
     grad_scale = { "number", 1, help = "multiplies every gradient, so clipping and averaging cost no pass" },
-    clip = { "any", help = "te.optim.grad_clip's result, whose factor stays on the device" },
+    clip = { "any", help = "te.optim.grad_clip's result, whose factor stays on the device; AdamW's alone" },
     lr = { "number", nil, min = 0, wrong = Optimizer.finite "lr",
         help = "instead of the groups' own; times their lr_scale" },
 }

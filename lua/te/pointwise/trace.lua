@@ -11,13 +11,15 @@ local new_graph = require "te.pointwise.formula"
 
 local core = te._core
 
--- One tracing: { who =, where =, graph =, rows = whether it reduces along rows }.
-local Symbol = {} -- the metatable of symbols, tables { _node =, _tracing =, _truth =, _row = }
+-- One tracing: { who =, where =, graph =, along = what it reduces along rows: sets of the inputs behind it }.
+local Symbol = {} -- the metatable of symbols, tables { _node =, _tracing =, _truth =, _row =, _reads = }
 
 local function is_symbol(value) return getmetatable(value) == Symbol end
 
-local function symbol(tracing, node, truth, row)
-    return setmetatable({ _node = node, _tracing = tracing, _truth = truth or false, _row = row or false }, Symbol)
+-- `row`: there is one value per row; `reads`: the inputs whose elements it is made of.
+local function symbol(tracing, node, truth, row, reads)
+    return setmetatable({ _node = node, _tracing = tracing, _truth = truth or false, _row = row or false,
+        _reads = reads or {} }, Symbol)
 end
 
 -- Raises a mistake of the traced function at its line.
@@ -84,7 +86,7 @@ end
 -- Operations --------------------------------------------------------------------------------------------------------
 
 local function apply(tracing, op, name, ...)
-    local parameters, values, row = op.params, {}, true
+    local parameters, values, row, reads, first = op.params, {}, true, {}, nil
     local bound = bind(tracing, name, parameters, ...)
     for _, parameter in ipairs(parameters) do
         local value = bound[parameter.name]
@@ -93,22 +95,28 @@ local function apply(tracing, op, name, ...)
         if parameter.type == "tensor" then
             local argument = operand(tracing, name, parameter, value)
             values[parameter.name], row = argument._node, row and argument._row
+            for input in pairs(argument._reads) do reads[input] = true end
+            first = first or argument
         else
             if bound[parameter.name] ~= nil then value = attribute(tracing, name, parameter, value) end
             values[parameter.name] = tracing.graph:number(value)
         end
     end
     local reduces = op.formula:find("row%a+%(") or op.formula:find("%f[%w_]n%f[^%w_]")
-    tracing.rows = tracing.rows or reduces ~= nil
-    return symbol(tracing, tracing.graph:apply(op.formula, values), op.truth, row and not reduces)
+    if reduces and first._row then
+        refuse(tracing, "te.%s works along rows, and its argument has one value per row", name)
+    elseif reduces then
+        table.insert(tracing.along, first._reads)
+    end
+    return symbol(tracing, tracing.graph:apply(op.formula, values), op.truth, row and not reduces, reads)
 end
 
 -- Operations that are not one formula.
 local special = {}
 
 -- A formula over one symbol.
-local function unary(tracing, formula, x, truth, row)
-    return symbol(tracing, tracing.graph:apply(formula, { x = x._node }), truth, row)
+local function unary(tracing, formula, x, truth, row, reads)
+    return symbol(tracing, tracing.graph:apply(formula, { x = x._node }), truth, row, reads)
 end
 
 function special.gelu(tracing, x, opts)
@@ -130,7 +138,7 @@ function special.cast(tracing, x, dtype)
         refuse(tracing, "te.cast: a traced value can be rounded to float32, bfloat16 or float16, not %s",
             tostring(dtype))
     end
-    return unary(tracing, casts[dtype], x)
+    return unary(tracing, casts[dtype], x, false, x._row, x._reads)
 end
 
 function special.detach(tracing) refuse(tracing, "te.detach: part of a formula cannot be left out of its gradient") end
@@ -145,7 +153,8 @@ for _, name in ipairs { "sum", "mean", "max", "min" } do
         if dim ~= -1 or keepdim ~= true then
             refuse(tracing, "te.%s: only along the last dimension, keeping it: te.%s(x, -1, true)", name, name)
         end
-        tracing.rows = true
+        if x._row then return x end
+        table.insert(tracing.along, x._reads)
         return unary(tracing, formula, x, false, true)
     end
 end
@@ -267,18 +276,20 @@ local function results(tracing, ...)
 end
 
 --- The operation that fn(symbols…) describes; and where it has several results that share no random numbers, a list of
---- operations with one of them each. `names` are those of parameters, which follow the inputs in one table.
+--- operations with one of them each; then what is reduced along rows: for each, the set of the inputs behind it. One
+--- whose inputs all have one value per row is not what the function says: there it would reduce that value alone, but
+--- the operation sees it repeated along the row. `names` are those of parameters, which follow the inputs in one table.
 ---@param who string   for messages
 ---@param fn function
 ---@param n integer    how many inputs
 ---@param opts table|nil  { params = names, compute = whether te.autocast sets the dtype, name = of the operation }
 local function trace(who, fn, n, opts)
     opts = opts or {}
-    local tracing = { who = who, where = location(fn), graph = new_graph() }
+    local tracing = { who = who, where = location(fn), graph = new_graph(), along = {} }
     local inputs, taken, arguments, parameters = {}, {}, {}, opts.params and {}
     local function input(name, otherwise)
         inputs[#inputs + 1] = choose_name(taken, name, otherwise)
-        return symbol(tracing, tracing.graph:input(inputs[#inputs]))
+        return symbol(tracing, tracing.graph:input(inputs[#inputs]), false, false, { [#inputs] = true })
     end
     for i = 1, n do arguments[i] = input(debug and debug.getlocal(fn, i), "x" .. i) end
     for _, name in ipairs(opts.params or {}) do parameters[name] = input(name, "p_" .. name) end
@@ -294,18 +305,56 @@ local function trace(who, fn, n, opts)
         local ok, op = pcall(core.define, ("%s(%s)"):format(opts.name or "pointwise", table.concat(inputs, ", ")),
             tracing.graph:write(nodes, outputs),
             { outputs = table.concat(outputs, " "), compute = opts.compute, truth = returned.truth,
-                rows = tracing.rows })
+                rows = #tracing.along > 0, elements = true })
         if not ok then refuse(tracing, "%s", (tostring(op):gsub("^.-te%.define: ", ""))) end
         return op
     end
     local name, names, singles = tracing.graph.named.y and "result" or "y", {}, nil
     for i = 1, #returned.nodes do names[i] = "y" .. i end
-    if #names == 1 then return define(returned.nodes, { name }) end
+    if #names == 1 then return define(returned.nodes, { name }), nil, tracing.along end
     if not tracing.graph.random then
         singles = {}
         for i, node in ipairs(returned.nodes) do singles[i] = define({ node }, { name }) end
     end
-    return define(returned.nodes, names), singles
+    return define(returned.nodes, names), singles, tracing.along
 end
 
-return setmetatable({ is_symbol = is_symbol }, { __call = function(_, ...) return trace(...) end })
+-- Extents of a tensor, none of a number.
+local function extents(value) return te.is_tensor(value) and value.shape or {} end
+
+--- The first of `along` whose inputs all have one value per row where the arguments together have more; nil: none.
+---@param along table  what trace returned
+---@param arguments table  tensors and numbers
+---@param n integer  how many
+local function narrow(along, arguments, n)
+    local widths, width = {}, 1
+    for i = 1, n do
+        local shape = extents(arguments[i])
+        widths[i] = shape[#shape] or 1
+        if widths[i] ~= 1 then width = widths[i] end
+    end
+    for _, reads in ipairs(along) do
+        local widest = 1
+        for i in pairs(reads) do
+            if widths[i] ~= 1 then widest = widths[i] end
+        end
+        if widest ~= width then return reads end
+    end
+end
+
+--- Whether the first of n arguments has the shape of all together, as an operation along rows wants it.
+local function leads(arguments, n)
+    local first = extents(arguments[1])
+    for i = 2, n do
+        local shape = extents(arguments[i])
+        local before = #first - #shape
+        if before < 0 then return false end
+        for d, extent in ipairs(shape) do
+            if extent ~= 1 and extent ~= first[before + d] then return false end
+        end
+    end
+    return #first > 0
+end
+
+return setmetatable({ is_symbol = is_symbol, narrow = narrow, leads = leads },
+    { __call = function(_, ...) return trace(...) end })

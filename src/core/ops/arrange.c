@@ -63,10 +63,8 @@ static te_status scatter_add_forward(te_call *call)
         part = own;
     }
     if (!part) return call->ctx->status;
-    te_exec *exec = te_call_exec(call, x);
-    te_view out = te_tensor_view(y), from = te_tensor_view(part), at = te_tensor_view(index);
     if (call->inplace) te_tensor_written(y);
-    status = te_call_kernel(call, exec, exec->backend->scatter_add(exec, &out, &from, &at, dim));
+    status = te_call_scatter_add(call, y, part, index, dim);
     te_tensor_release(part);
     call->memo[0] = dim;
     if (status == TE_OK && call->record && te_call_save(call, index) < 0) status = call->ctx->status;

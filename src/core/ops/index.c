@@ -100,14 +100,35 @@ static te_status gather_forward(te_call *call)
     return status;
 }
 
+/* What sums of a dtype are taken in. */
+static te_dtype dtype_of_sums(te_dtype dtype)
+{
+    if (te_dtype_is_float(dtype)) return te_dtype_size(dtype) < te_dtype_size(TE_F32) ? TE_F32 : dtype;
+    return te_dtype_size(dtype) < te_dtype_size(TE_I64) ? TE_I64 : dtype;
+}
+
+te_status te_call_scatter_add(te_call *call, te_tensor *dst, te_tensor *src, te_tensor *index, int dim)
+{
+    te_exec   *exec = te_call_exec(call, dst);
+    te_dtype   dtype = dtype_of_sums(dst->dtype);
+    te_tensor *sums = te_tensor_cast(dst, dtype), *terms = sums ? te_tensor_cast(src, dtype) : NULL;
+    te_status  status = terms ? TE_OK : call->ctx->status;
+    if (terms) {
+        te_view to = te_tensor_view(sums), from = te_tensor_view(terms), at = te_tensor_view(index);
+        status = te_call_kernel(call, exec, exec->backend->scatter_add(exec, &to, &from, &at, dim));
+    }
+    if (status == TE_OK && dtype != dst->dtype) status = te_tensor_copy_data(dst, sums);
+    te_tensor_release(terms);
+    te_tensor_release(sums);
+    return status;
+}
+
 static te_status gather_backward(te_call *call)
 {
     bool accumulate;
-    te_tensor *index = call->saved[0], *dx = te_grad_target(call, 0, &accumulate);
+    te_tensor *dx = te_grad_target(call, 0, &accumulate);
     if (!dx || (!accumulate && te_tensor_fill(dx, 0) != TE_OK)) return call->ctx->status;
-    te_exec *exec = te_call_exec(call, index);
-    te_view dst = te_tensor_view(dx), dy = te_tensor_view(call->dout[0]), at = te_tensor_view(index);
-    return te_call_kernel(call, exec, exec->backend->scatter_add(exec, &dst, &dy, &at, (int)call->memo[0]));
+    return te_call_scatter_add(call, dx, call->dout[0], call->saved[0], (int)call->memo[0]);
 }
 
 /* index_select(x, dim, index): gather with the index spread over the other dimensions. */
@@ -414,7 +435,8 @@ const te_op_def te_ops_index[] = {
      .flags = TE_OP_METHOD | TE_OP_NOGRAD,
      .forward = argmin_forward},
     {.signature = "topk(x, k: int, dim: dim = -1; largest: bool = true)",
-     .doc = "The k largest values along dim, sorted, and their positions (from 0, int64).",
+     .doc = "The k largest values along dim, sorted, and their positions (from 0, int64). Equal ones stay in order; "
+            "NaN comes first, also where the smallest are wanted.",
      .flags = TE_OP_METHOD,
      .outputs = "values indices",
      .forward = topk_forward,

@@ -174,10 +174,9 @@ static te_status mse_forward(te_call *call)
 {
     te_status status = check_alike(call);
     if (status != TE_OK) return status;
-    te_arg sub[] = {TE_A_TENSOR(call->in[0]), TE_A_TENSOR(call->in[1])};
-    te_tensor *d = te_op_call(call->ctx, "sub", 2, sub);
-    te_tensor *s = d ? te_op_call(call->ctx, "square", 1, &TE_A_TENSOR(d)) : NULL;
-    te_tensor_release(d);
+    te_arg args[] = {TE_A_TENSOR(call->in[0]), TE_A_TENSOR(call->in[1])};
+    bool truths = call->in[0]->dtype == TE_BOOL && call->in[1]->dtype == TE_BOOL; /* which sub refuses */
+    te_tensor *s = te_op_call(call->ctx, truths ? "sub" : "squared_difference", 2, args);
     return reduce_loss(call, s, call->attr[0].number);
 }
 
@@ -296,8 +295,12 @@ const te_op_def te_ops_loss[] = {
      .flags = TE_OP_LASTROW | TE_OP_HIDDEN,
      .formula = "y = rowsum(x)"},
     {.signature = "mse_loss(x, target; reduction: mean|sum|none = mean)",
-     .doc = "Squared difference of tensors of one shape.",
+     .doc = "Squared difference of tensors of one shape; whole numbers give float32.",
      .forward = mse_forward},
+    {.signature = "squared_difference(x, target)",
+     .doc = "The same of every element.",
+     .flags = TE_OP_FLOAT | TE_OP_HIDDEN,
+     .formula = "d = x - target; y = d * d"},
     {.signature = "binary_cross_entropy_with_logits(x, target, weight = nil, pos_weight = nil; reduction: "
                   "mean|sum|none = mean)",
      .doc = "weight (pos_weight target softplus(-x) + (1 - target) softplus(x)): cross entropy of sigmoid(x) with "

@@ -35,7 +35,7 @@ const te_op_def te_ops_pointwise[] = {
                 "y = where(r ~= 0 and (r < 0) ~= (other < 0), r + other, r)",
      .domain = "0.3 2"},
     {.signature = "pow(x, other)",
-     .doc = "Power, x ^ other, with the sign rules of C's pow.",
+     .doc = "Power, x ^ other, with the sign rules of C's pow; whole numbers give float32.",
      .flags = BINARY | TE_OP_FLOAT,
      .formula = "y = x ^ other",
      .domain = "0.3 2"},

@@ -8,14 +8,17 @@
  *         +--+-------+--+-------------+----+
  *
  * Chunks depend on the shape alone, never on the number of threads, and each leaves its part of column sums, sums and
- * amaxes in a place of its own; these parts are joined in the order of the chunks. So results do not depend on threads.
+ * amaxes in a place of its own; these parts are joined in an order that follows from their number. So results do not
+ * depend on threads.
  */
 #ifndef TE_KERNELS_CPU_PROGRAM_EXEC_H
 #define TE_KERNELS_CPU_PROGRAM_EXEC_H
 
 #include "program_plan.h"
 
-enum { TE_CHUNK = 8192, TE_COLSUM_CHUNKS = 64, TE_COLSUM_ROWS = 32 };
+/* Chunks of column sums have so many rows: fewer take too many parts to join; more lose digits, since rows are added
+ * one after the other, parts in pairs. */
+enum { TE_CHUNK = 8192, TE_COLSUM_CHUNKS = 64, TE_COLSUM_ROWS = 32, TE_COLSUM_MOST = 512 };
 
 /* Bytes of tensors, all those of a call together, that do not stay in the second-level caches, or in any; and of an
  * output from which on it is then written past them. */

@@ -238,7 +238,10 @@ static void choose_chunks(te_job *job)
     int64_t least = 1;
     if (job->compiled->columns_summed) { /* a chunk's sums are cleared, read and written as often as it has columns */
         least = (job->rows + TE_COLSUM_CHUNKS - 1) / TE_COLSUM_CHUNKS;
+        if (least > TE_COLSUM_MOST) least = TE_COLSUM_MOST;
         if (least < TE_COLSUM_ROWS) least = TE_COLSUM_ROWS;
+        if (job->chunk_rows > TE_COLSUM_MOST) job->chunk_rows = TE_COLSUM_MOST;
+        if (job->tile_rows > TE_COLSUM_MOST) job->tile_rows = TE_COLSUM_MOST;
     }
     if (job->chunk_rows < least) job->chunk_rows = least;
     int64_t tiles = (job->chunk_rows + job->tile_rows - 1) / job->tile_rows;

@@ -60,15 +60,18 @@ static void put_columns(const te_job *job, const te_operand *out, int64_t first,
     job->blocks->store[out->dtype](dst, step, sums, (size_t)n);
 }
 
-/* Columns [first, first + n): the parts are added to the first one in order. */
+/* Columns [first, first + n): the parts are added up in pairs, then the pairs, and so on, so that many lose no more
+ * digits than few. */
 static void join_columns(const te_job *job, const te_operand *out, char *parts, int64_t first, int64_t n)
 {
     size_t  size = job->blocks->size, stride = te_align64((size_t)job->columns * size), skip = (size_t)first * size;
     char   *sums = parts + skip;
-    for (int64_t r = 1; r < job->row_chunks; r++)
-        job->blocks->fold_columns(
-            &(te_fold_columns){.sums = sums, .src = parts + (size_t)r * stride + skip, .rows = 1, .columns = (size_t)n},
-            (te_ahead){0});
+    for (int64_t apart = 1; apart < job->row_chunks; apart *= 2)
+        for (int64_t r = 0; r + apart < job->row_chunks; r += 2 * apart)
+            job->blocks->fold_columns(&(te_fold_columns){.sums = sums + (size_t)r * stride, .rows = 1,
+                                                         .src = sums + (size_t)(r + apart) * stride,
+                                                         .columns = (size_t)n},
+                                      (te_ahead){0});
     if (job->row_chunks == 0) memset(sums, 0, (size_t)n * size);
     for (int64_t i = 0, piece; i < n; i += piece) {
         piece = out->block ? out->block - (first + i) % out->block : n;

@@ -1,4 +1,4 @@
---- te.optim.AdamW: Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+--- te.optim.AdamW: Adam with decoupled weight decay (Loshchilov and Hutter 2019). Its state is float32.
 
 local te = require "te"
 local Optimizer = require "te.optim.optimizer"

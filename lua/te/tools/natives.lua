@@ -54,9 +54,9 @@ return {
         { "backward", "loss: te.Tensor, grad?: te.Tensor, opts?: table", "",
             "Adds the gradients of loss to the .grad of every leaf below it. opts: retain_graph." },
         { "grad", "outputs: te.Tensor|te.Tensor[], inputs: te.Tensor|te.Tensor[], opts?: table", "te.Tensor ...",
-            "Gradients of outputs with respect to inputs: for a list a list, with false for an input that outputs do not "
-                .. "depend on; for a tensor its gradient or nil. They have no gradients themselves. opts: grad_outputs, "
-                .. "retain_graph." },
+            "Gradients of outputs with respect to inputs: of a list a list, false for an input that outputs do not "
+                .. "depend on; of a tensor its gradient or nil. They have no gradients themselves. opts: "
+                .. "grad_outputs, retain_graph." },
     },
     methods = {
         { "size", "dim?: integer", "integer|integer[]", "The size of a dimension, or all sizes." },

@@ -37,6 +37,9 @@ static const char *const compiler_options[] = {"-std=c++17", "-O1",  "-march=nat
                                                "-fvisibility=hidden", "-fPIC", "-shared", "-w", "-nostdlib",
 #ifdef __SANITIZE_ADDRESS__ /* then kernels are watched as the host is */
                                                "-fsanitize=address",
+#ifndef __clang__ /* checks that are calls, for which less is compiled */
+                                               "--param=asan-instrumentation-with-call-threshold=0",
+#endif
 #endif
 };
 

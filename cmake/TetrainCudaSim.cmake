@@ -60,7 +60,8 @@ target_include_directories(te_cuda_program PUBLIC ${CMAKE_SOURCE_DIR}/include ${
 target_link_libraries(te_cuda_program PUBLIC te_flags)
 
 file(GLOB TE_CUDA_SIM_SOURCES CONFIGURE_DEPENDS ${TE_KERNELS}/cuda_sim/*.c)
-add_library(te_cuda_sim STATIC ${TE_CUDA_SIM_SOURCES} ${CMAKE_BINARY_DIR}/te_cuda_sim_prelude.c)
+add_library(te_cuda_sim STATIC ${TE_CUDA_SIM_SOURCES} ${CMAKE_BINARY_DIR}/te_cuda_sim_prelude.c
+  ${CMAKE_BINARY_DIR}/te_cuda_program_device.c)
 target_include_directories(te_cuda_sim PUBLIC ${CMAKE_SOURCE_DIR}/src)
 target_link_libraries(te_cuda_sim PUBLIC te_flags Threads::Threads ${CMAKE_DL_LIBS})
 # What stands in for a GPU runs where it was built and is slow enough.

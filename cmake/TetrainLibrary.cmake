@@ -77,8 +77,24 @@ if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c PROPERTIES COMPILE_OPTIONS
     --param=vect-epilogues-nomask=0) # its loops have few ends
 endif()
+# Sanitized, the files of many loops would take most of a build's time, and what tests run of them little. Checks of
+# single accesses that are calls make the largest of them half as large.
+if(TE_SANITIZE)
+  file(GLOB sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/*.c)
+  set_property(SOURCE ${sources} ${CMAKE_SOURCE_DIR}/src/kernels/cpu/program_f64.c APPEND PROPERTY COMPILE_OPTIONS -O1)
+  if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
+    set_property(SOURCE ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/program_blocks.c APPEND PROPERTY COMPILE_OPTIONS
+      --param=asan-instrumentation-with-call-threshold=0)
+  endif()
+endif()
+
 if(TE_ISA_SOURCES)
   foreach(isa IN LISTS TE_ISAS)
+    if(TE_ISA_OBJECTS)
+      file(GLOB objects ${TE_ISA_OBJECTS}/CMakeFiles/te_isa_${isa}.dir/src/kernels/cpu/isa/*.o)
+      list(APPEND TE_ALL_OBJECTS ${objects})
+      continue()
+    endif()
     set(sources ${TE_ISA_SOURCES})
     if(isa STREQUAL avx512bf16)
       set(sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c)

@@ -189,15 +189,32 @@ device_specs() {
     unset TE_FAKE_SHORT_SUMS
 }
 
-# real_compiler FOLDER: NVRTC, where it is there, takes what the specs have made.
-real_compiler() {
-    nvrtc=$(ls /usr/local/cuda/lib64/libnvrtc.so.* 2>/dev/null | head -n 1)
-    [ -n "$nvrtc" ] && [ -x "$1/cuda_compile" ] || return 0
-    header "kernels of the specs for sm_90a, without spills"
-    if limited 900 "$1/cuda_compile" "$nvrtc" "$logs/cache-$1" sm_90a 1000 "$(nproc)"; then
+# compiles TARGET FOLDER MOST: NVRTC takes so many of the sources there, for that GPU.
+compiles() {
+    if limited 900 build/cuda_compile "$nvrtc" "$2" "$1" "$3" "$(nproc)"; then
         count 1 0
     else
         count 0 1
+    fi
+}
+
+# step_sources FOLDER: the kernels of a training step.
+step_sources() {
+    cmake --build build --target cuda_sources && mkdir -p "$1" && build/cuda_sources "$1"
+}
+
+# real_compilers: NVRTC, where it is there, takes what the specs have made; and what a training step runs, which nvcc
+# takes where it is alone.
+real_compilers() {
+    what="kernels of a training step for sm_80, sm_90a and sm_100, without spills"
+    nvrtc=$(ls /usr/local/cuda/lib64/libnvrtc.so.* 2>/dev/null | head -n 1)
+    if [ -n "$nvrtc" ] && [ -x build/cuda_compile ]; then
+        header "kernels of the specs for sm_90a, without spills"
+        compiles sm_90a "$logs/cache-build" 1000
+        step "$what" step_sources "$logs/sources"
+        for target in sm_80 sm_90a sm_100; do compiles $target "$logs/sources" 1000; done
+    elif command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
+        step "$what" limited 900 cmake --build build --target cuda_kernels
     fi
 }
 
@@ -209,16 +226,12 @@ step "warnings of clang" clang_warnings
 c_tests build
 specs build
 device_specs build
-real_compiler build
-if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
-    step "kernels of a training step for sm_80, sm_90a and sm_100, without spills" \
-        limited 900 cmake --build build --target cuda_kernels
-fi
+real_compilers
 
-# Without oneDNN: our own GEMM alone, in the same tests.
+# Without oneDNN: our own GEMM alone, in the same tests. What is compiled for instruction sets knows nothing of it.
 plain() {
     cmake -S . -B build-plain -G Ninja -DCMAKE_BUILD_TYPE=Release -DTE_WITH_ONEDNN=OFF \
-        -DCMAKE_COMPILE_WARNING_AS_ERROR=ON &&
+        -DTE_ISA_OBJECTS="$PWD/build" -DCMAKE_COMPILE_WARNING_AS_ERROR=ON &&
         limited 1800 cmake --build build-plain --target tetrain_executable test_gemm test_gemm_ways test_engine &&
         limited 300 build-plain/test_gemm && limited 300 build-plain/test_gemm_ways &&
         limited 300 build-plain/test_engine &&

@@ -58,40 +58,56 @@ static void amx_store(int t, void *to, int64_t pitch)
     for (int r = 0; r < amx.rows[t]; r++) memcpy((char *)to + r * pitch, amx.tile[t].bytes[r], amx.row_bytes[t]);
 }
 
-static float amx_flush(float x)
+typedef float    amx_floats __attribute__((vector_size(64)));
+typedef uint32_t amx_words __attribute__((vector_size(64)));
+
+/* Checks of single accesses would take most of a test's time here. */
+#define AMX_UNWATCHED __attribute__((no_sanitize("address", "undefined")))
+
+/* Subnormal ones become 0 of the same sign. */
+AMX_UNWATCHED static inline amx_words amx_flush(amx_words bits)
 {
-    return x != 0 && __builtin_fabsf(x) < 0x1p-126f ? 0 * x : x;
+    amx_words normal = (amx_words)((bits & 0x7f800000u) != 0);
+    return bits & (normal | 0x80000000u);
 }
 
-/* Element `i` of a row of bfloat16; subnormal ones count as 0. */
-static float amx_bf16(const uint8_t *row, int i)
+/* x * y + z in each of them, rounded once. */
+AMX_UNWATCHED static inline amx_words amx_fma(amx_words x, amx_words y, amx_words z)
 {
-    uint16_t half;
-    memcpy(&half, row + 2 * i, sizeof half);
-    uint32_t word = (uint32_t)half << 16;
-    float    x;
-    memcpy(&x, &word, sizeof x);
-    return amx_flush(x);
+    amx_floats a = (amx_floats)x, b = (amx_floats)y, c = (amx_floats)z;
+    for (int j = 0; j < 16; j++) c[j] = __builtin_fmaf(a[j], b[j], c[j]);
+    return amx_flush((amx_words)c);
 }
 
 /* TDPBF16PS: products of the even elements and of the odd ones are summed apart, each by fused multiplications and
- * additions, and then added to what is there. */
+ * additions, and then added to what is there. A word holds one of each; subnormal ones count as 0. */
+AMX_UNWATCHED static void amx_add_products(int sums, int a, int b)
+{
+    amx_words words, even_b[16], odd_b[16];
+    for (int k = 0; k < amx.rows[b]; k++) {
+        memcpy(&words, amx.tile[b].bytes[k], sizeof words);
+        even_b[k] = amx_flush(words << 16), odd_b[k] = amx_flush(words & 0xffff0000u);
+    }
+    for (int i = 0; i < amx.rows[sums]; i++) {
+        amx_words even = {0}, odd = {0}, sum = {0};
+        for (int k = 0; k < amx.rows[b]; k++) {
+            uint32_t word;
+            memcpy(&word, amx.tile[a].bytes[i] + 4 * k, sizeof word);
+            even = amx_fma(amx_flush((amx_words){0} + (word << 16)), even_b[k], even);
+            odd = amx_fma(amx_flush((amx_words){0} + (word & 0xffff0000u)), odd_b[k], odd);
+        }
+        memcpy(&sum, amx.tile[sums].bytes[i], (size_t)amx.row_bytes[sums]);
+        even = amx_flush((amx_words)((amx_floats)even + (amx_floats)odd));
+        sum = amx_flush((amx_words)((amx_floats)amx_flush(sum) + (amx_floats)even));
+        memcpy(amx.tile[sums].bytes[i], &sum, (size_t)amx.row_bytes[sums]);
+    }
+}
+
 static void amx_madd(int sums, int a, int b)
 {
     amx_require(amx.rows[sums] == amx.rows[a] && amx.rows[b] == amx.row_bytes[a] / 4);
     amx_require(amx.row_bytes[sums] == amx.row_bytes[b] && amx.rows[sums] > 0);
-    for (int i = 0; i < amx.rows[sums]; i++)
-        for (int j = 0; j < amx.row_bytes[sums] / 4; j++) {
-            float even = 0, odd = 0, sum;
-            for (int k = 0; k < amx.rows[b]; k++) {
-                const uint8_t *x = amx.tile[a].bytes[i], *y = amx.tile[b].bytes[k];
-                even = amx_flush(__builtin_fmaf(amx_bf16(x, 2 * k), amx_bf16(y, 2 * j), even));
-                odd = amx_flush(__builtin_fmaf(amx_bf16(x, 2 * k + 1), amx_bf16(y, 2 * j + 1), odd));
-            }
-            memcpy(&sum, amx.tile[sums].bytes[i] + 4 * j, sizeof sum);
-            sum = amx_flush(amx_flush(sum) + amx_flush(even + odd));
-            memcpy(amx.tile[sums].bytes[i] + 4 * j, &sum, sizeof sum);
-        }
+    amx_add_products(sums, a, b);
 }
 
 #define TILES_CONFIGURE(config)   amx_configure(config)

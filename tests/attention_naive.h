@@ -166,15 +166,44 @@ static double dropout_factor(const te_attention *a, int64_t b, int64_t h, int64_
     return te_rng_word(a->rng, e) >= threshold ? 1 / (1 - a->dropout) : 0;
 }
 
+/* A tensor's values, one behind the other. */
+typedef struct dense {
+    double *x;
+    int64_t heads, rows, columns;
+} dense;
+
+static dense dense_of(const te_view *v)
+{
+    dense t = {NULL, v->shape[1], v->shape[2], v->shape[3]};
+    double *x = t.x = malloc((size_t)(v->shape[0] * t.heads * t.rows * t.columns + 1) * sizeof *x);
+    if (!x) abort();
+    for (int64_t b = 0; b < v->shape[0]; b++)
+        for (int64_t h = 0; h < t.heads; h++)
+            for (int64_t i = 0; i < t.rows; i++)
+                for (int64_t d = 0; d < t.columns; d++) *x++ = at4(v, b, h, i, d);
+    return t;
+}
+
+TEST_UNWATCHED static inline double *row_of(const dense *t, int64_t b, int64_t h, int64_t i)
+{
+    return t->x + ((b * t->heads + h) * t->rows + i) * t->columns;
+}
+
+TEST_UNWATCHED static double dot(const double *x, const double *y, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i] * y[i];
+    return sum;
+}
+
 /* One row: weights p, factors z; false when it sees nothing. */
-static bool row_weights(const te_attention *a, int64_t b, int64_t h, int64_t i, double *p, double *z, double *lse)
+static bool row_weights(const te_attention *a, const dense *q, const dense *k, int64_t b, int64_t h, int64_t i,
+                        double *p, double *z, double *lse)
 {
     int64_t n = a->k.shape[2], kv = h / (a->q.shape[1] / a->k.shape[1]);
     double top = -INFINITY, sum = 0;
     for (int64_t j = 0; j < n; j++) {
-        p[j] = 0;
-        for (int64_t d = 0; d < a->q.shape[3]; d++) p[j] += at4(&a->q, b, h, i, d) * at4(&a->k, b, kv, j, d);
-        p[j] *= a->scale;
+        p[j] = a->scale * dot(row_of(q, b, h, i), row_of(k, b, kv, j), q->columns);
         if (a->bias.data) p[j] += at4(&a->bias, b, h, i, j);
         if (!sees(a, i, j)) p[j] = -INFINITY;
         z[j] = dropout_factor(a, b, h, i, j);
@@ -189,10 +218,26 @@ static bool row_weights(const te_attention *a, int64_t b, int64_t h, int64_t i, 
     return sum != 0;
 }
 
-static void add_term(double *sum, double *size, double term)
+TEST_UNWATCHED static inline void add_term(double *sum, double *size, double term)
 {
     *sum += term;
     *size += fabs(term);
+}
+
+/* sum += factor * x, and the sizes of terms. */
+TEST_UNWATCHED static void add_row(double *sum, double *size, double factor, const double *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) add_term(&sum[i], &size[i], factor * x[i]);
+}
+
+TEST_UNWATCHED static void add_dot(double *sum, double *size, const double *x, const double *y, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) add_term(sum, size, x[i] * y[i]);
+}
+
+TEST_UNWATCHED static void add_sizes(double *size, double factor, const double *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) size[i] += factor * fabs(x[i]);
 }
 
 /* Backward is told what forward rounded: the gradients here take `out` as it is. */
@@ -207,41 +252,37 @@ static reference reference_run(const te_attention_grad *g)
                    calloc((size_t)(B * H * M * E + 1), 8),
                    calloc((size_t)(B * H * M * D + 1), 8), calloc((size_t)(B * KH * N * D + 1), 8),
                    calloc((size_t)(B * KH * N * E + 1), 8), calloc((size_t)(B * H * M * N + 1), 8)};
+    dense q = dense_of(&a->q), k = dense_of(&a->k), v = dense_of(&a->v), out = dense_of(&a->out),
+          dout = dense_of(&g->dout);
     double *p = calloc((size_t)N + 1, 8), *z = calloc((size_t)N + 1, 8);
     for (int64_t b = 0; b < B; b++)
         for (int64_t h = 0; h < H; h++)
             for (int64_t i = 0; i < M; i++) {
                 int64_t row = (b * H + h) * M + i, kv = h / (H / KH);
-                bool any = row_weights(a, b, h, i, p, z, &r.lse[row]);
+                bool any = row_weights(a, &q, &k, b, h, i, p, z, &r.lse[row]);
                 double total = 0, total_size = 0;
+                const double *gradient = row_of(&dout, b, h, i);
                 for (int64_t j = 0; any && j < N; j++)
-                    for (int64_t e = 0; p[j] != 0 && e < E; e++)
-                        add_term(&r.out[row * E + e], &r.out_size[row * E + e],
-                                 p[j] * z[j] * at4(&a->v, b, kv, j, e));
-                for (int64_t e = 0; any && e < E; e++)
-                    add_term(&total, &total_size, at4(&g->dout, b, h, i, e) * at4(&a->out, b, h, i, e));
+                    if (p[j] != 0) add_row(r.out + row * E, r.out_size + row * E, p[j] * z[j], row_of(&v, b, kv, j), E);
+                if (any) add_dot(&total, &total_size, gradient, row_of(&out, b, h, i), E);
                 for (int64_t j = 0; any && j < N; j++) {
                     double dp = 0, dp_size = 0;
+                    int64_t at = (b * KH + kv) * N + j;
                     if (p[j] == 0) continue;
-                    for (int64_t e = 0; e < E; e++) {
-                        add_term(&dp, &dp_size, at4(&g->dout, b, h, i, e) * at4(&a->v, b, kv, j, e));
-                        int64_t at = ((b * KH + kv) * N + j) * E + e;
-                        add_term(&r.dv[at], &r.dv_size[at], p[j] * z[j] * at4(&g->dout, b, h, i, e));
-                    }
+                    add_dot(&dp, &dp_size, gradient, row_of(&v, b, kv, j), E);
+                    add_row(r.dv + at * E, r.dv_size + at * E, p[j] * z[j], gradient, E);
                     double ds = p[j] * (z[j] * dp - total) * a->scale;
                     r.dbias[row * N + j] = p[j] * (z[j] * dp - total);
                     double ds_size = p[j] * (z[j] * dp_size + total_size);
                     r.dbias_size[row * N + j] = 0x1p-9 * ds_size;
                     ds_size *= 0x1p-13 * fabs(a->scale); /* 2^-22 beside terms' 2^-9: what cancels leaves roundoff */
-                    for (int64_t d = 0; d < D; d++) {
-                        int64_t at = ((b * KH + kv) * N + j) * D + d;
-                        add_term(&r.dq[row * D + d], &r.dq_size[row * D + d], ds * at4(&a->k, b, kv, j, d));
-                        add_term(&r.dk[at], &r.dk_size[at], ds * at4(&a->q, b, h, i, d));
-                        r.dq_size[row * D + d] += ds_size * fabs(at4(&a->k, b, kv, j, d));
-                        r.dk_size[at] += ds_size * fabs(at4(&a->q, b, h, i, d));
-                    }
+                    add_row(r.dq + row * D, r.dq_size + row * D, ds, row_of(&k, b, kv, j), D);
+                    add_sizes(r.dq_size + row * D, ds_size, row_of(&k, b, kv, j), D);
+                    add_row(r.dk + at * D, r.dk_size + at * D, ds, row_of(&q, b, h, i), D);
+                    add_sizes(r.dk_size + at * D, ds_size, row_of(&q, b, h, i), D);
                 }
             }
+    free(q.x), free(k.x), free(v.x), free(out.x), free(dout.x);
     free(p);
     free(z);
     return r;

@@ -1,5 +1,6 @@
 /* cuda_compile.c - hands the kernels that specs made on the made-up GPU to the real NVRTC, as the backend would on a
- * card. Where the GPU is made up, an entry of the kernel cache holds the source that it was compiled from.
+ * card. Where the GPU is made up, an entry of the kernel cache holds the source that it was compiled from. Files *.cu,
+ * as cuda_sources.c writes them, are sources themselves.
  *
  *     cuda_compile NVRTC CACHE TARGET MOST PROCESSES [KEPT SECONDS]
  *
@@ -82,7 +83,13 @@ static bool keep(const compiler *c, const char *name, nvrtcProgram program)
     return done;
 }
 
-/* The text of a file after a header of a few bytes and the magic; NULL when it is something else. */
+static bool ends_in(const char *name, const char *suffix)
+{
+    size_t length = strlen(name), end = strlen(suffix);
+    return length > end && strcmp(name + length - end, suffix) == 0;
+}
+
+/* The text of a file, in a cache that after a header of a few bytes and the magic; NULL when it is something else. */
 static char *read_source(const char *path)
 {
     FILE *in = fopen(path, "rb");
@@ -91,7 +98,9 @@ static char *read_source(const char *path)
         long size = ftell(in);
         rewind(in);
         text = size > 0 ? calloc(1, (size_t)size + 1) : NULL;
-        if (text && fread(text, 1, (size_t)size, in) == (size_t)size)
+        bool whole = text && fread(text, 1, (size_t)size, in) == (size_t)size;
+        if (whole && ends_in(path, ".cu")) source = strdup(text);
+        else if (whole)
             for (long i = 0; i + (long)sizeof magic < size && i < 256 && !source; i++)
                 if (memcmp(text + i, magic, sizeof magic - 1) == 0) source = strdup(text + i + sizeof magic - 1);
     }
@@ -159,7 +168,7 @@ static entry *list_entries(const char *folder, int *n)
         size_t length = strlen(d->d_name);
         char path[1024];
         struct stat about;
-        if (length <= 6 || length >= sizeof entries->name || strcmp(d->d_name + length - 6, ".cubin") != 0) continue;
+        if (length >= sizeof entries->name || !(ends_in(d->d_name, ".cubin") || ends_in(d->d_name, ".cu"))) continue;
         entry *more = realloc(entries, ((size_t)*n + 1) * sizeof *more);
         if (!more) break;
         entries = more;

@@ -83,15 +83,30 @@ static bool same(double got, double want, double tolerance)
     return fabs(got - want) <= tolerance;
 }
 
-/* Value before the activation; *size: sum of the magnitudes that went into it. */
-static double reference(const te_gemm *g, int64_t batch, int64_t i, int64_t j, double *size)
+/* What each element of c should be before the activation, and the magnitude that went into it. */
+typedef struct expectation {
+    double sum, size;
+} expectation;
+
+typedef double  doubles __attribute__((vector_size(64)));
+typedef int64_t double_bits __attribute__((vector_size(64)));
+enum { DOUBLES = 8 };
+
+/* The sums of some columns, each from its first step to its last, of a row of a and of b, whose rows are n vectors. */
+TEST_UNWATCHED static void add_up(const double *a, const doubles *b, int64_t k, int64_t n, doubles *sum, doubles *size)
 {
-    double sum = 0, magnitude = 0;
-    for (int64_t k = 0; k < g->a.shape[g->a.ndim - 1]; k++) {
-        double x = value_at(&g->a, batch, i, k) * value_at(&g->b, batch, k, j);
-        sum += x;
-        magnitude += fabs(x);
+    doubles s = {0}, magnitude = {0};
+    for (int64_t i = 0; i < k; i++) {
+        doubles x = b[i * n] * a[i];
+        s += x;
+        magnitude += (doubles)((double_bits)x & INT64_MAX);
     }
+    *sum = s, *size = magnitude;
+}
+
+/* One element, of what add_up says of it. */
+static expectation finish(const te_gemm *g, int64_t j, double sum, double magnitude)
+{
     sum *= (double)g->alpha;
     magnitude *= fabs((double)g->alpha);
     if (te_view_present(&g->bias)) {
@@ -99,23 +114,39 @@ static double reference(const te_gemm *g, int64_t batch, int64_t i, int64_t j, d
         sum += x;
         magnitude += fabs(x);
     }
-    *size = magnitude;
-    return sum;
+    return (expectation){sum, magnitude};
 }
 
-/* What each element of c should be before the activation, and the magnitude that went into it. */
-typedef struct expectation {
-    double sum, size;
-} expectation;
+static void *lines(int64_t bytes)
+{
+    void *memory = aligned_alloc(64, (size_t)((bytes + 64) / 64 * 64));
+    if (!memory) abort();
+    return memory;
+}
 
 static expectation *expect(const te_gemm *g)
 {
     int d = g->c.ndim;
-    int64_t m = g->c.shape[d - 2], n = g->c.shape[d - 1], total = te_view_numel(&g->c);
+    int64_t m = g->c.shape[d - 2], n = g->c.shape[d - 1], k = g->a.shape[d - 1], total = te_view_numel(&g->c);
+    int64_t vectors = (n + DOUBLES - 1) / DOUBLES;
     expectation *all = malloc((size_t)(total ? total : 1) * sizeof *all);
     if (!all) abort();
-    for (int64_t at = 0; at < total; at++)
-        all[at].sum = reference(g, at / (m * n), at / n % m, at % n, &all[at].size);
+    double *a = lines(k * (int64_t)sizeof *a), *b = lines(k * vectors * (int64_t)sizeof(doubles));
+    memset(b, 0, (size_t)(k * vectors) * sizeof(doubles));
+    for (int64_t batch = 0; batch * m * n < total; batch++) {
+        for (int64_t l = 0; l < k; l++)
+            for (int64_t j = 0; j < n; j++) b[l * vectors * DOUBLES + j] = value_at(&g->b, batch, l, j);
+        for (int64_t i = 0; i < m; i++) {
+            for (int64_t l = 0; l < k; l++) a[l] = value_at(&g->a, batch, i, l);
+            for (int64_t j = 0; j < n; j += DOUBLES) {
+                doubles sum, size;
+                add_up(a, (const doubles *)(const void *)b + j / DOUBLES, k, vectors, &sum, &size);
+                for (int64_t lane = 0; lane < DOUBLES && j + lane < n; lane++)
+                    all[(batch * m + i) * n + j + lane] = finish(g, j + lane, sum[lane], size[lane]);
+            }
+        }
+    }
+    free(a), free(b);
     return all;
 }
 

@@ -3,6 +3,9 @@
  * What is compiled is abi.h, device.h, the source, and a line per kernel found in it. Its text and the compiler's
  * command give the name of the shared object in the cache folder; a new one is made under a name of its own and
  * renamed, so that processes do not see each other's halves.
+ *
+ * Sources of row programs begin with the same headers, which are most of them. These are precompiled once, with the
+ * shim, for all sources that begin alike.
  */
 #include "cuda_sim.h"
 
@@ -23,6 +26,7 @@
 #include <unistd.h>
 
 extern const char te_cuda_sim_prelude[]; /* abi.h and device.h, made by the build */
+extern const char te_cuda_program_device[]; /* the last of the headers that row programs begin with */
 extern char     **environ;
 
 struct te_cuda_sim {
@@ -37,6 +41,9 @@ static const char *const compiler_options[] = {"-std=c++17", "-O1",  "-march=nat
                                                "-fvisibility=hidden", "-fPIC", "-shared", "-w", "-nostdlib",
 #ifdef __SANITIZE_ADDRESS__ /* then kernels are watched as the host is */
                                                "-fsanitize=address",
+#ifndef __clang__ /* checks that are calls, for which less is compiled */
+                                               "--param=asan-instrumentation-with-call-threshold=0",
+#endif
 #endif
 };
 
@@ -110,22 +117,24 @@ static void write_kernels(FILE *out, const char *source)
     }
 }
 
-static bool write_source(const char *path, const char *source, char *message, size_t size)
+/* A file of three texts. */
+static bool write_text(const char *path, const char *a, const char *b, size_t b_length, const char *c, char *message,
+                       size_t size)
 {
     FILE *out = fopen(path, "w");
     if (out) {
-        fputs(te_cuda_sim_prelude, out);
+        fputs(a, out);
         fputs("#line 1 \"kernel.cu\"\n", out);
-        fputs(source, out);
+        fwrite(b, 1, b_length, out);
         fputs("\n", out);
-        write_kernels(out, source);
+        write_kernels(out, c);
     }
     if (out && !ferror(out) && fclose(out) == 0) return true;
     snprintf(message, size, "cannot write %s: %s", path, strerror(errno));
     return false;
 }
 
-static int run_compiler(const char *source, const char *object, const char *log)
+static int run_compiler(const char *language, const char *source, const char *object, const char *log)
 {
     const char                *args[N_OPTIONS + N_STRICT + 8] = {compiler()};
     posix_spawn_file_actions_t actions;
@@ -134,9 +143,9 @@ static int run_compiler(const char *source, const char *object, const char *log)
     for (int i = 0; i < N_OPTIONS; i++) args[n++] = compiler_options[i];
     for (int i = 0; strict() && i < N_STRICT; i++) args[n++] = strict_options[i];
     args[n++] = "-x";
-    args[n++] = "c++";
+    args[n++] = language;
     args[n++] = source;
-    args[n++] = "-lgcc";
+    if (strcmp(language, "c++") == 0) args[n++] = "-lgcc";
     args[n++] = "-o";
     args[n] = object;
     if (posix_spawn_file_actions_init(&actions) != 0) return -1;
@@ -156,16 +165,49 @@ static void first_lines(const char *path, char *text, size_t size)
     if (in) fclose(in);
 }
 
+/* How much of a source is the headers that many have; 0: it has others. */
+static size_t common_length(const char *source)
+{
+    const char *last = strstr(source, te_cuda_program_device);
+    return last ? (size_t)(last - source) + strlen(te_cuda_program_device) : 0;
+}
+
+/* `path` becomes the name of a file with the shim and the first `length` bytes of source. It is precompiled, under the
+ * name where the compiler looks for that; if that fails, the text serves. What is unfinished has names with `base`. */
+static bool make_header(const char *folder, const char *base, const char *source, size_t length, char *path,
+                        char *message, size_t size)
+{
+    char  name[33], fresh[PATH_SIZE + 80], log[PATH_SIZE + 80], compiled[PATH_SIZE + 80];
+    char *text = strndup(source, length);
+    if (!text) return false;
+    object_name(text, name);
+    free(text);
+    snprintf(path, PATH_SIZE + 64, "%s/%s.h", folder, name);
+    if (access(path, R_OK) == 0) return true;
+    snprintf(fresh, sizeof fresh, "%s.h", base);
+    snprintf(log, sizeof log, "%s.log", base);
+    snprintf(compiled, sizeof compiled, "%s.gch", path);
+    if (!write_text(fresh, te_cuda_sim_prelude, source, length, "", message, size)) return false;
+    if (rename(fresh, path) != 0) return false;
+    if (run_compiler("c++-header", path, fresh, log) != 0 || rename(fresh, compiled) != 0) unlink(fresh);
+    return true;
+}
+
 static bool compile(const char *folder, const char *object, const char *source, char *message, size_t size)
 {
     char base[PATH_SIZE + 64], text[PATH_SIZE + 80], log[PATH_SIZE + 80], fresh[PATH_SIZE + 80], errors[2048];
+    char header[PATH_SIZE + 64] = "", include[PATH_SIZE + 96];
+    size_t skipped = common_length(source);
     bool done = false;
     snprintf(base, sizeof base, "%s/%ld-%lx", folder, (long)getpid(), (unsigned long)pthread_self());
     snprintf(text, sizeof text, "%s.cu", base);
     snprintf(log, sizeof log, "%s.log", base);
     snprintf(fresh, sizeof fresh, "%s.so", base);
-    if (write_source(text, source, message, size)) {
-        int status = run_compiler(text, fresh, log);
+    if (skipped && !make_header(folder, base, source, skipped, header, message, size)) skipped = 0;
+    snprintf(include, sizeof include, "#include \"%s\"\n", header);
+    const char *rest = source + skipped;
+    if (write_text(text, skipped ? include : te_cuda_sim_prelude, rest, strlen(rest), rest, message, size)) {
+        int status = run_compiler("c++", text, fresh, log);
         if (status != 0) {
             first_lines(log, errors, sizeof errors);
             snprintf(message, size, "%s failed (status %d): %s", compiler(), status, errors);

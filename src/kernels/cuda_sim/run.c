@@ -5,9 +5,10 @@
  * A thread that never waits borrows a stack and gives it back, so most kernels need one stack. The memory of the stacks
  * is kept for the next launch: most launches are of a few elements, and would spend their time on fresh pages.
  *
- * Blocks, warps and lanes come by number, and a warp goes as far as it can. Under TE_SIM_STRICT they come
- * in another order and warps take turns at every wait: what a missing barrier or an order of blocks
- * decides has other results then.
+ * Blocks, warps and lanes come by number, and a warp goes as far as it can: a lane that waits gives way to the next one
+ * itself, and one that has returned begins the next one. Under TE_SIM_STRICT they come in another order, each from the
+ * scheduler, and warps take turns at every wait: what a missing barrier or an order of blocks decides has other results
+ * then.
  */
 #include "run.h"
 
@@ -31,18 +32,21 @@ typedef struct order {
 /* A few cache lines more than a power of two, so that the tops of stacks lie in different sets of the cache. */
 enum { MAX_THREADS = 1024, WARP = 32, STACK_BYTES = (256 << 10) + 9 * 64 };
 
-typedef enum thread_status { THREAD_NEW, THREAD_READY, THREAD_AT_BARRIER, THREAD_IN_WARP, THREAD_DONE } thread_status;
-
 typedef struct thread {
-    te_fiber      fiber;
-    thread_status status;
-    int           stack; /* -1: none */
-    unsigned      mask;  /* of the exchange it waits for */
-    unsigned      round; /* exchanges it took part in */
-    unsigned      place[3];
+    te_fiber fiber;
+    int      stack; /* where it has begun */
+    unsigned mask;  /* of the exchange it waits for */
+    unsigned round; /* exchanges it took part in */
+    unsigned place[3];
 } thread;
 
+/* Lanes are bits. Those that are in none of the sets have returned. */
 typedef struct warp {
+    unsigned           ready, exchanging, at_barrier;
+    unsigned           fresh;       /* of those that are ready: have not begun */
+    unsigned           present;     /* all that the block has */
+    unsigned           mask, round; /* of the first that is exchanging */
+    bool               mixed;       /* others have other ones */
     unsigned long long values[2][WARP]; /* by the parity of the round */
 } warp;
 
@@ -53,7 +57,7 @@ typedef struct launch {
     te_fiber             scheduler;
     thread              *threads;
     warp                *warps;
-    int                  n_threads, current;
+    int                  n_threads, n_warps, current;
     order                order;
     char                *stacks;
     int                 *free_stacks, n_free, n_stacks;
@@ -61,6 +65,7 @@ typedef struct launch {
 
 /* The fiber that is about to start has no other way to know its launch. */
 static _Thread_local launch *starting;
+static void fiber_main(void);
 
 /* --- order -------------------------------------------------------------------------------------------------------- */
 
@@ -87,7 +92,7 @@ static uint64_t power_above(uint64_t n)
     return power;
 }
 
-/* --- threads ----------------------------------------------------------------------------------------------------- */
+/* --- lanes ------------------------------------------------------------------------------------------------------- */
 
 static void place(launch *l, int index)
 {
@@ -96,100 +101,145 @@ static void place(launch *l, int index)
     l->state.lane = (unsigned)index % WARP;
 }
 
-static void wait_as(launch *l, thread_status status)
+/* What to switch to for the thread to go on, or to begin. */
+static te_fiber *enter(launch *l, int index)
 {
-    thread *t = &l->threads[l->current];
-    t->status = status;
-    te_fiber_switch(&t->fiber, &l->scheduler);
-}
-
-static void fiber_main(void)
-{
-    launch *l = starting;
-    l->kernel->run(l->params);
-    wait_as(l, THREAD_DONE);
-}
-
-static void barrier(te_sim_state *state) { wait_as((launch *)(void *)state, THREAD_AT_BARRIER); }
-
-static const unsigned long long *exchange(te_sim_state *state, unsigned mask, unsigned long long value)
-{
-    launch   *l = (launch *)(void *)state;
-    thread   *t = &l->threads[l->current];
-    warp     *w = &l->warps[l->current / WARP];
-    unsigned  parity = t->round++ & 1u;
-    t->mask = mask;
-    w->values[parity][state->lane] = value;
-    wait_as(l, THREAD_IN_WARP);
-    return w->values[parity];
-}
-
-static void resume(launch *l, int index)
-{
-    thread *t = &l->threads[index];
-    if (t->status == THREAD_NEW) {
+    thread  *t = &l->threads[index];
+    warp    *w = &l->warps[index / WARP];
+    unsigned lane = 1u << index % WARP;
+    if (w->fresh & lane) {
+        w->fresh &= ~lane;
         t->stack = l->n_free ? l->free_stacks[--l->n_free] : l->n_stacks++;
         te_fiber_prepare(&t->fiber, l->stacks + (size_t)t->stack * STACK_BYTES, STACK_BYTES, fiber_main);
         starting = l;
     }
     place(l, index);
-    te_fiber_switch(&l->scheduler, &t->fiber);
-    if (t->status == THREAD_DONE) l->free_stacks[l->n_free++] = t->stack;
+    return &t->fiber;
+}
+
+/* Lets all go on that wait for each other, if it is one exchange that they wait in and nobody else is to come. */
+static bool release_all(warp *w)
+{
+    if (!w->exchanging || w->mixed || (w->mask & w->present) != w->exchanging) return false;
+    w->ready |= w->exchanging;
+    w->exchanging = 0;
+    return true;
+}
+
+/* Who runs when the current thread does not: of its warp, -1 where that is the scheduler's to say. */
+static int next_thread(launch *l)
+{
+    warp    *w = &l->warps[l->current / WARP];
+    unsigned later = w->ready & ~((2u << l->current % WARP) - 1);
+    if (l->order.strict) return -1;
+    if (!later && release_all(w)) later = w->ready;
+    return later ? l->current / WARP * WARP + __builtin_ctz(later) : -1;
+}
+
+static void wait_for_others(launch *l)
+{
+    int current = l->current, next = next_thread(l);
+    if (next == current) return;
+    te_fiber_switch(&l->threads[current].fiber, next < 0 ? &l->scheduler : enter(l, next));
+}
+
+/* A thread, and behind it those of its warp that have not begun. */
+static void fiber_main(void)
+{
+    launch *l = starting;
+    for (;;) {
+        l->kernel->run(l->params);
+        thread *t = &l->threads[l->current];
+        warp   *w = &l->warps[l->current / WARP];
+        w->ready &= ~(1u << l->current % WARP);
+        int next = next_thread(l);
+        if (next < 0 || !(w->fresh >> next % WARP & 1u)) {
+            l->free_stacks[l->n_free++] = t->stack; /* which nobody takes before the switch */
+            te_fiber_switch(&t->fiber, next < 0 ? &l->scheduler : enter(l, next));
+        }
+        w->fresh &= ~(1u << next % WARP);
+        l->threads[next].stack = t->stack;
+        place(l, next);
+    }
+}
+
+static void barrier(te_sim_state *state)
+{
+    launch  *l = (launch *)(void *)state;
+    warp    *w = &l->warps[l->current / WARP];
+    unsigned lane = 1u << l->current % WARP;
+    w->ready &= ~lane;
+    w->at_barrier |= lane;
+    wait_for_others(l);
+}
+
+static const unsigned long long *exchange(te_sim_state *state, unsigned mask, unsigned long long value)
+{
+    launch  *l = (launch *)(void *)state;
+    thread  *t = &l->threads[l->current];
+    warp    *w = &l->warps[l->current / WARP];
+    unsigned parity = t->round++ & 1u, lane = 1u << state->lane;
+    t->mask = mask;
+    w->values[parity][state->lane] = value;
+    if (!w->exchanging) w->mask = mask, w->round = t->round, w->mixed = false;
+    else w->mixed |= mask != w->mask || t->round != w->round;
+    w->ready &= ~lane;
+    w->exchanging |= lane;
+    wait_for_others(l);
+    return w->values[parity];
 }
 
 /* --- warps and blocks -------------------------------------------------------------------------------------------- */
 
 /* Lanes that wait as this one does: with its mask, in its round. */
-static unsigned lanes_alike(const launch *l, int first, int end, const thread *t)
+static unsigned lanes_alike(const launch *l, const warp *w, int first, const thread *t)
 {
     unsigned alike = 0;
-    for (int i = first; i < end; i++) {
-        const thread *other = &l->threads[i];
-        if (other->status == THREAD_IN_WARP && other->mask == t->mask && other->round == t->round)
-            alike |= 1u << (i - first);
+    for (int i = 0; i < WARP; i++) {
+        if (!(w->exchanging >> i & 1u)) continue;
+        const thread *other = &l->threads[first + i];
+        if (other->mask == t->mask && other->round == t->round) alike |= 1u << i;
     }
     return alike;
 }
 
 /* Those go on whose whole mask is there, lanes that the block does not have left out. */
-static bool release_lanes(launch *l, int first, int end)
+static bool release_lanes(launch *l, warp *w, int first)
 {
-    unsigned present = end - first == WARP ? ~0u : (1u << (end - first)) - 1, seen = 0, ready = 0;
-    for (int i = first; i < end; i++) {
-        const thread *t = &l->threads[i];
-        if (t->status != THREAD_IN_WARP || seen >> (i - first) & 1u) continue;
-        unsigned alike = lanes_alike(l, first, end, t);
+    unsigned seen = 0, ready = 0;
+    if (release_all(w)) return true;
+    for (int i = 0; i < WARP; i++) {
+        const thread *t = &l->threads[first + i];
+        if (!((w->exchanging & ~seen) >> i & 1u)) continue;
+        unsigned alike = lanes_alike(l, w, first, t);
         seen |= alike;
-        if ((t->mask & present & ~alike) == 0) ready |= alike & t->mask;
+        if ((t->mask & w->present & ~alike) == 0) ready |= alike & t->mask;
     }
-    for (int i = first; i < end; i++)
-        if (ready >> (i - first) & 1u) l->threads[i].status = THREAD_READY;
+    w->exchanging &= ~ready;
+    w->ready |= ready;
     return ready != 0;
 }
 
 /* Every lane that can goes as far as it can; whether some may go on after that. */
-static bool step_warp(launch *l, int first)
+static bool step_warp(launch *l, warp *w)
 {
-    int end = first + WARP < l->n_threads ? first + WARP : l->n_threads;
+    int      first = (int)(w - l->warps) * WARP;
     unsigned turn = (unsigned)turned(&l->order) % WARP;
-    for (unsigned k = 0; k < WARP; k++) {
-        int i = first + (int)(k ^ turn);
-        if (i < end && (l->threads[i].status == THREAD_NEW || l->threads[i].status == THREAD_READY)) resume(l, i);
-    }
-    return release_lanes(l, first, end);
+    for (unsigned k = 0; k < WARP && w->ready; k++)
+        if (w->ready >> (k ^ turn) & 1u) te_fiber_switch(&l->scheduler, enter(l, first + (int)(k ^ turn)));
+    return release_lanes(l, w, first);
 }
 
 /* All warps, until each thread has returned, is at the barrier or waits for lanes that are not there. */
 static void run_warps(launch *l)
 {
-    unsigned warps = (unsigned)(l->n_threads + WARP - 1) / WARP, slots = (unsigned)power_above(warps);
+    unsigned slots = (unsigned)power_above((uint64_t)l->n_warps);
     for (bool again = true; again;) {
         unsigned turn = (unsigned)turned(&l->order) % slots;
         again = false;
         for (unsigned k = 0; k < slots; k++) {
-            int first = (int)(k ^ turn) * WARP;
-            if (first >= l->n_threads) continue;
-            while (step_warp(l, first) && !(again = l->order.strict)) {}
+            if ((k ^ turn) >= (unsigned)l->n_warps) continue;
+            while (step_warp(l, &l->warps[k ^ turn]) && !(again = l->order.strict)) {}
         }
     }
 }
@@ -197,10 +247,11 @@ static void run_warps(launch *l)
 static int stuck(const launch *l, char *message, size_t size)
 {
     int waiting = 0, in_warp = -1, done = 0;
-    for (int i = 0; i < l->n_threads; i++) {
-        waiting += l->threads[i].status == THREAD_AT_BARRIER;
-        done += l->threads[i].status == THREAD_DONE;
-        if (l->threads[i].status == THREAD_IN_WARP && in_warp < 0) in_warp = i;
+    for (int i = 0; i < l->n_warps; i++) {
+        const warp *w = &l->warps[i];
+        waiting += __builtin_popcount(w->at_barrier);
+        done += __builtin_popcount(w->present & ~w->ready & ~w->exchanging & ~w->at_barrier);
+        if (w->exchanging && in_warp < 0) in_warp = i * WARP + __builtin_ctz(w->exchanging);
     }
     snprintf(message, size,
              "block (%u, %u, %u) is stuck: thread %d waits for the lanes %08x of its warp, %d of %d threads are at the "
@@ -212,18 +263,26 @@ static int stuck(const launch *l, char *message, size_t size)
 
 static int run_block(launch *l, char *message, size_t size)
 {
-    for (int i = 0; i < l->n_threads; i++) l->threads[i].status = THREAD_NEW, l->threads[i].round = 0;
+    for (int i = 0; i < l->n_threads; i++) l->threads[i].round = 0;
+    for (int i = 0; i < l->n_warps; i++) {
+        warp *w = &l->warps[i];
+        int   lanes = l->n_threads - i * WARP;
+        w->ready = w->fresh = w->present = lanes < WARP ? (1u << lanes) - 1 : ~0u;
+        w->exchanging = w->at_barrier = 0;
+    }
     for (;;) {
-        int waiting = 0, done = 0;
+        unsigned waiting = 0, exchanging = 0;
         run_warps(l);
-        for (int i = 0; i < l->n_threads; i++) {
-            waiting += l->threads[i].status == THREAD_AT_BARRIER;
-            done += l->threads[i].status == THREAD_DONE;
+        for (int i = 0; i < l->n_warps; i++) {
+            waiting |= l->warps[i].at_barrier;
+            exchanging |= l->warps[i].exchanging;
         }
-        if (waiting + done < l->n_threads) return stuck(l, message, size);
-        if (waiting == 0) return 0;
-        for (int i = 0; i < l->n_threads; i++)
-            if (l->threads[i].status == THREAD_AT_BARRIER) l->threads[i].status = THREAD_READY;
+        if (exchanging) return stuck(l, message, size);
+        if (!waiting) return 0;
+        for (int i = 0; i < l->n_warps; i++) {
+            l->warps[i].ready = l->warps[i].at_barrier;
+            l->warps[i].at_barrier = 0;
+        }
     }
 }
 
@@ -253,7 +312,8 @@ static bool open_launch(launch *l, uint32_t shared)
 {
     size_t n = (size_t)l->n_threads;
     l->threads = calloc(n, sizeof *l->threads);
-    l->warps = calloc(n / WARP + 1, sizeof *l->warps);
+    l->n_warps = (l->n_threads + WARP - 1) / WARP;
+    l->warps = calloc((size_t)l->n_warps, sizeof *l->warps);
     l->free_stacks = calloc(n, sizeof *l->free_stacks);
     l->state.shared = NULL;
     l->stacks = take_stacks();

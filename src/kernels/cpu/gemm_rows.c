@@ -86,6 +86,17 @@ static void (*dots_of(const te_gemm_state *state, te_dtype dtype))(const te_gemm
     return state->bf16_pairs ? isa->dots_pairs : isa->dots_bf16;
 }
 
+/* What multiplies by codes of an element; NULL: this build has nothing for it. */
+static void (*dots_of_element(te_element_kind element))(const te_gemm_coded *)
+{
+#if defined(TE_ISA_HAS_AVX512VBMI) && defined(TE_ISA_HAS_AVX512BF16)
+    return te_gemm_coded_dots[element];
+#else
+    (void)element;
+    return NULL;
+#endif
+}
+
 /* Factors of `cols` columns from number `col` on, n each, `pitch` apart and filled up with zeros. */
 static void factors_of_columns(const rows_work *w, int64_t col, int cols, int n, int pitch, float *factors)
 {
@@ -119,7 +130,7 @@ static void dots_of_codes(const rows_work *w, const te_gemm_dots *dots, int64_t 
                            .factors = factors, .factor_line = pitch, .k = k, .block = block, .rows = dots->rows,
                            .cols = cols, .pitch = dots->pitch, .sums = dots->sums + j};
         factors_of_columns(w, col + j, cols, n, pitch, factors);
-        te_gemm_coded_dots[d->element](&c);
+        dots_of_element(d->element)(&c);
     }
 }
 
@@ -195,7 +206,8 @@ const char *te_gemm_coded_decline(te_exec *exec, const te_gemm_problem *p, const
     const char          *reason = te_gemm_rows_decline(exec, p);
     int64_t              block = d->block_rows ? d->block_cols : d->cols;
     if (reason) return reason;
-    if (!state->bf16_pairs || !te_cpu(exec)->has_vbmi) return "no permutations of bytes, or no pairs of bfloat16";
+    if (!state->bf16_pairs || !te_cpu(exec)->has_vbmi || !dots_of_element(d->element))
+        return "no permutations of bytes, or no pairs of bfloat16";
     if (p->m > CODED_ROWS || p->batches > 1) return "many rows";
     if (p->n * p->k * p->b.size < LARGE_BYTES) return "b stays near";
     if (d->cols % 64 != 0 || d->col_stride != 1) return "lines are no whole steps";

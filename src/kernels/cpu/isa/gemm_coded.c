@@ -12,6 +12,7 @@
 #include "gemm_lines.h"
 #include "quantize_values.h"
 
+#ifdef TE_ISA_HAS_AVX512BF16
 #define TARGET __attribute__((target("avx512bf16")))
 
 enum { BLOCK_ROWS = 4, STEP = 64 /* codes */, AHEAD = 4 << 10, LONG = 2 << 10 /* bytes */ };
@@ -203,3 +204,4 @@ TARGET static void coded_e2m1(const te_gemm_coded *c)
 
 void (*const te_gemm_coded_dots[TE_ELEMENT_COUNT])(const te_gemm_coded *) = {
     [TE_E4M3] = coded_e4m3, [TE_E5M2] = coded_e5m2, [TE_E2M1] = coded_e2m1};
+#endif

@@ -30,7 +30,7 @@ te.train.run(function()
     te.set_num_threads(o.threads)
     te.manual_seed(1)
     local n_layer, n_head, n_embd, _, sequence, vocabulary = unpack(models.configs[o.config])
-    local recipe = te.train.recipes[o.recipe] and te.recipe[te.train.recipes[o.recipe]] {}
+    local recipe = te.train.recipe(o.recipe)
     local model = te.no_grad(te.quantized_model_init, { recipe = recipe, enabled = recipe ~= nil }, te.models.gpt, {
         vocab_size = vocabulary, block_size = sequence, n_layer = n_layer, n_head = n_head, n_embd = n_embd }):eval()
     local prompt = te.randint(0, vocabulary - 1, { o.batch, sequence / 2 }, { dtype = "int32" })

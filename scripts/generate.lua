@@ -49,7 +49,7 @@ end
 
 local function main(words)
     local o = command_line:parse(words)
-    local recipe = train.recipes[o.recipe] and te.recipe[train.recipes[o.recipe]] {}
+    local recipe = train.recipe(o.recipe)
     o.dtype = o.dtype or (recipe and "bfloat16" or "float32")
     if o.threads > 0 then te.set_num_threads(o.threads) end
     te.manual_seed(o.seed)

@@ -20,7 +20,6 @@
 local te = require "te"
 local train = te.train
 
-local RECIPES = train.recipes
 local FP8_ATTENTION = { delayed = true, current = true, mxfp8 = true }
 
 local command_line = train.command_line {
@@ -137,7 +136,7 @@ local function recipe_of(o)
         refuse("--fp8-attention needs --recipe=delayed, current or mxfp8, not %s", o.recipe)
     end
     local fp8 = attention and { fp8_dpa = true, fp8_mha = o.fp8_attention == "mha" } or {}
-    return RECIPES[o.recipe] and te.recipe[RECIPES[o.recipe]](fp8)
+    return train.recipe(o.recipe, fp8)
 end
 
 -- A batch of shards may hold ids that the model has no row for.
@@ -195,7 +194,7 @@ local function open_run(o, given, script)
     else
         local config = { vocab_size = run.tokenizer and run.tokenizer.vocab_size or o.vocab_size,
             block_size = o.block, n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout,
-            init_std = o.init_std, quantized = o.fp8_params and RECIPES[o.recipe] or nil }
+            init_std = o.init_std, quantized = o.fp8_params and train.recipes[o.recipe] or nil }
         if o.model == "gpt" then config.bias = o.bias end
         if o.n_kv_head > 0 then config.n_kv_head = o.n_kv_head end
         if o.n_expert > 0 then

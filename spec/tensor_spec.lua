@@ -213,6 +213,24 @@ describe("views", function()
         assert.is_true(te.all(te.eq(expected, w:narrow(2, 1, 300))):item())
     end)
 
+    it("are copied and added to from any part of the same memory", function()
+        te.manual_seed(5)
+        local function any(most) return te.randint(1, most, { 1 }):item() end
+        for _ = 1, 300 do
+            local x, rows, columns = te.randn { 7, 9 }, any(4), any(5)
+            local function part() return x:narrow(1, any(8 - rows), rows):narrow(2, any(10 - columns), columns) end
+            local to, from = part(), part()
+            if rows == columns then from = from:transpose(1, 2) end
+            local expected = from:clone()
+            to:copy_(from)
+            assert.is_true(to:eq(expected):all():item())
+            local sum, other = part(), part()
+            expected = sum:clone() + other:clone()
+            sum:add_(other)
+            assert.is_true(sum:eq(expected):all():item())
+        end
+    end)
+
     it("change shape", function()
         assert.same({ 6, 4 }, x:view(6, 4).shape)
         assert.same({ 6, 4 }, x:view({ -1, 4 }).shape)

@@ -1,12 +1,23 @@
 --- te.train: what a training script needs around its loop.
 
+local te = require "te"
+
 -- What recipes are called on a command line.
-local RECIPES = { delayed = "DelayedScaling", current = "Float8CurrentScaling", block = "Float8BlockScaling",
-    mxfp8 = "MXFP8BlockScaling", nvfp4 = "NVFP4BlockScaling" }
+local RECIPES = { { "delayed", "DelayedScaling" }, { "current", "Float8CurrentScaling" },
+    { "block", "Float8BlockScaling" }, { "mxfp8", "MXFP8BlockScaling" }, { "nvfp4", "NVFP4BlockScaling" } }
+
+local recipes, choices = {}, { "none" }
+for i, names in ipairs(RECIPES) do choices[i + 1], recipes[names[1]] = names[1], names[2] end
+
+--- The recipe of a name on a command line, nil for none.
+---@param name string     one of te.train.recipe_choices
+---@param opts table|nil  the recipe's
+local function recipe(name, opts) return recipes[name] and te.recipe[recipes[name]](opts or {}) end
 
 return {
-    recipes = RECIPES,
-    recipe_choices = { "none", "delayed", "current", "block", "mxfp8", "nvfp4" },
+    recipe = recipe,
+    recipes = recipes,
+    recipe_choices = choices,
     command_line = require "te.train.command_line",
     run = require("te.train.run").run,
     fail = require("te.train.run").fail,

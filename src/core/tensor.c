@@ -481,9 +481,22 @@ te_tensor *te_tensor_cast_cached(te_tensor *t, te_dtype dtype)
     return copy;
 }
 
+/* The first byte of a tensor in its storage, and the one behind the last; strides are not negative. */
+static void extent_of(const te_tensor *t, int64_t extent[2])
+{
+    int64_t size = (int64_t)te_dtype_size(t->dtype), last = t->offset;
+    for (int i = 0; i < t->ndim; i++) last += (t->shape[i] - 1) * t->stride[i];
+    extent[0] = t->offset * size;
+    extent[1] = te_tensor_numel(t) > 0 ? (last + 1) * size : extent[0];
+}
+
 bool te_tensor_overlaps_otherwise(const te_tensor *out, const te_tensor *in)
 {
+    int64_t a[2], b[2];
     if (out->storage != in->storage) return false;
+    extent_of(out, a);
+    extent_of(in, b);
+    if (a[1] <= b[0] || b[1] <= a[0]) return false;
     return out->offset != in->offset || out->dtype != in->dtype || out->ndim != in->ndim ||
            memcmp(out->shape, in->shape, (size_t)in->ndim * sizeof *in->shape) != 0 ||
            memcmp(out->stride, in->stride, (size_t)in->ndim * sizeof *in->stride) != 0;

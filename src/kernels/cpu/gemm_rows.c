@@ -185,7 +185,7 @@ static te_status run(te_exec *exec, const te_gemm_problem *p, const te_decode *c
     if (!room) return TE_ERROR_MEMORY;
     rows_work work = {.p = p, .isa = state->isa, .dots = dots_of(state, p->a.dtype), .columns = COLUMNS,
                       .bias = te_gemm_bias_array(p, false, room), .lines = copy_lines(p, room + bias),
-                      .coded = coded, .blocks = te_quantize_blocks_of(exec)};
+                      .coded = coded, .blocks = coded ? te_quantize_blocks_of(exec) : NULL};
     double  read = (double)p->n * (double)p->k * p->b.size * (double)p->batches, pay = 1 + read / THREAD_BYTES;
     int     threads = pay < exec->threads ? (int)pay : exec->threads;
     while (work.columns > FEW_COLUMNS && p->n * p->batches < threads * work.columns) work.columns /= 2;

@@ -45,6 +45,9 @@ set(PC_INCLUDEDIR "\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}")
 describe(${CMAKE_BINARY_DIR}/installed)
 
 # Made by the executable from what is declared: annotations for editors, manual page, shell completion.
+if(CMAKE_CROSSCOMPILING AND NOT CMAKE_CROSSCOMPILING_EMULATOR)
+  message(FATAL_ERROR "Cross-compiling takes a CMAKE_CROSSCOMPILING_EMULATOR to run the executable with.")
+endif()
 set(TE_GENERATED ${CMAKE_BINARY_DIR}/tetrain.d.lua ${CMAKE_BINARY_DIR}/tetrain.1 ${CMAKE_BINARY_DIR}/tetrain.bash)
 add_custom_command(OUTPUT ${TE_GENERATED}
   COMMAND tetrain_executable -e "io.write(require('te.tools.annotations')())" > ${CMAKE_BINARY_DIR}/tetrain.d.lua

@@ -62,10 +62,16 @@ if(TE_HAS_AMX)
     list(APPEND TE_ISA_FLAGS_amx -fno-ipa-cp-clone -fno-peel-loops)
   endif()
 endif()
-# A tile's loop is all of a product; placed elsewhere than at half a cache line it was seen 3 % slower.
+if(TE_COMPILER_HAS_NEONBF16)
+  list(APPEND TE_ISAS neonbf16)
+  set(TE_ISA_FLAGS_neonbf16 ${TE_ISA_FLAGS_portable} -march=armv8.2-a+bf16)
+endif()
+# A tile's loop is all of a product; placed elsewhere than at half a cache line it was seen 3 % slower. On Arm GCC loads
+# all elements of a at once, for which there are no registers.
 if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
+  set(in_order $<$<BOOL:${TE_ARM}>:-fno-schedule-insns>)
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_micro.c PROPERTIES COMPILE_OPTIONS
-    -falign-loops=32)
+    "-falign-loops=32;${in_order}")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_dots.c PROPERTIES COMPILE_OPTIONS
     -falign-loops=64)
 endif()
@@ -105,6 +111,8 @@ if(TE_ISA_SOURCES)
     elseif(isa STREQUAL amx)
       set(sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_amx.c
         ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c)
+    elseif(isa STREQUAL neonbf16)
+      list(FILTER sources INCLUDE REGEX "/gemm_[a-z]*[.]c$")
     endif()
     add_library(te_isa_${isa} OBJECT ${sources})
     target_include_directories(te_isa_${isa} PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)

@@ -4,6 +4,8 @@ function(te_limit_tests)
   set(seconds 300)
   if(TE_SANITIZE)
     set(seconds 600)
+  elseif(CMAKE_CROSSCOMPILING) # and emulated
+    set(seconds 1800)
   endif()
   get_directory_property(tests TESTS)
   foreach(test IN LISTS tests)

@@ -184,6 +184,7 @@ static void check_choosing(int64_t k, int64_t groups, int64_t best, int columns,
     }
 }
 
+#ifdef TE_ISA_HAS_X86
 /* Every length of a row, with what the instruction sets have in common. */
 static void check_loops(const te_route_rows *a, const te_route_rows *b)
 {
@@ -205,6 +206,7 @@ static void check_loops(const te_route_rows *a, const te_route_rows *b)
         }
     }
 }
+#endif
 
 int main(void)
 {

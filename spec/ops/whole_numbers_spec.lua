@@ -77,12 +77,14 @@ describe("whole numbers", function()
     end)
 
     it("lose the fraction of what is computed for them, of any size and sign", function()
+        local function along(step, i) return -100.75 + step * (i - 1) end
+        jit.off(along) -- on Arm compiled code would round but once
         for _, step in ipairs { 0.37, -0.37, 2 ^ 43 + 0.5, -2 ^ 44, 2 ^ 56, -2 ^ 70, 1e-9 } do
             for dtype, most in pairs { int64 = 2 ^ 63, int32 = 2 ^ 31 - 1 } do
                 local x = te.zeros({ 701 }, { dtype = dtype })
                 local found = float64_of(x:sequence_(-100.75, step))
                 for i, v in ipairs(found) do
-                    local exact = -100.75 + step * (i - 1)
+                    local exact = along(step, i)
                     local whole = exact < 0 and math.ceil(exact) or math.floor(exact)
                     local least = dtype == "int64" and -2 ^ 63 or -2 ^ 31
                     assert.equal(math.max(math.min(whole, most), least) + 0, v + 0)

@@ -8,7 +8,7 @@ local command_line = te.train.command_line {
     about = "Says what was found on this machine, and why something is off.",
 }
 
-local FEATURES = { "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8" }
+local FEATURES = { "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16" }
 
 -- Instruction sets of the processor as the system names them; nil where it does not say.
 local function processor()
@@ -16,12 +16,14 @@ local function processor()
     if not file then return nil end
     local text = file:read "*a"
     file:close()
-    local flags = " " .. (text:match "\nflags%s*:%s*([^\n]*)" or "") .. " "
+    local flags = " " .. (text:match "\nflags%s*:%s*([^\n]*)" or text:match "\nFeatures%s*:%s*([^\n]*)" or "") .. " "
     local found = {}
     for _, name in ipairs(FEATURES) do
         if flags:find(" " .. name .. " ", 1, true) then found[#found + 1] = name end
     end
-    return text:match "\nmodel name%s*:%s*([^\n]*)" or "unknown", found
+    local maker, part = text:match "\nCPU implementer%s*:%s*(%S+)", text:match "\nCPU part%s*:%s*(%S+)"
+    local arm = maker and part and ("Arm, implementer %s, part %s"):format(maker, part)
+    return text:match "\nmodel name%s*:%s*([^\n]*)" or arm or "unknown", found
 end
 
 local problems = 0

@@ -4,10 +4,20 @@
 #include "../environment.h"
 
 #include <string.h>
+#ifdef TE_ISA_HAS_NEONBF16
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 static const char *const isa_names[TE_CPU_ISA_COUNT] = {"portable", "avx2", "avx512"};
 
-const char *te_cpu_isa_name(te_cpu_isa isa) { return isa_names[isa]; }
+const char *te_cpu_isa_name(te_cpu_isa isa)
+{
+#ifdef TE_ISA_HAS_NEON
+    if (isa == TE_CPU_PORTABLE) return "neon";
+#endif
+    return isa_names[isa];
+}
 
 te_cpu_isa te_cpu_isa_detect(void)
 {
@@ -49,6 +59,8 @@ static te_status cpu_open(te_exec *exec, int index)
 #ifdef TE_ISA_HAS_AVX512VBMI
     device->has_vbmi = more && __builtin_cpu_supports("avx512vbmi");
 #endif
+#elif defined(TE_ISA_HAS_NEONBF16)
+    device->has_bf16 = !te_environment(TE_ENV_CPU_ISA) && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
 #endif
     te_status status = te_quantize_open(exec, device);
     if (status != TE_OK) {

@@ -3,7 +3,8 @@
  * Files in isa/ hold the inner loops. The build compiles each of them once per instruction set with TE_ISA defined to
  * one of `portable`, `avx2`, `avx512`; what they export is wrapped in TE_ISA_NAME so that the copies do not collide,
  * and is reached through the device's `isa` at run time. All copies give the same bits. Attention is compiled for
- * `avx512bf16` besides, whose bits are its own, and quantizing for `avx512vbmi`.
+ * `avx512bf16` besides, whose bits are its own, and quantizing for `avx512vbmi`. On 64-bit Arm processors `portable`
+ * is NEON, which all of them have (TE_ISA_neon), and products are compiled for `neonbf16` besides.
  */
 #ifndef TE_KERNELS_CPU_H
 #define TE_KERNELS_CPU_H
@@ -20,7 +21,8 @@ typedef enum te_cpu_isa { TE_CPU_PORTABLE, TE_CPU_AVX2, TE_CPU_AVX512, TE_CPU_IS
 typedef struct te_cpu_device {
     te_cpu_isa isa;    /* best one that was compiled and that this machine has; TE_CPU_ISA=portable|avx2|avx512 lowers
                           it */
-    bool       has_bf16; /* and, beside avx512, pairs of bfloat16: products, rounding; not with TE_CPU_ISA=avx512 */
+    bool       has_bf16; /* and pairs of bfloat16, of products and, beside avx512, rounding; not with TE_CPU_ISA=avx512,
+                            nor, on Arm, =portable */
     bool       has_vbmi; /* likewise permutations of bytes */
     struct te_quantize_blocks *quantize; /* loops that do; NULL: there are none */
     const struct te_attention_blocks *tiled_attention; /* of bfloat16, in a matrix unit, once products know of one */

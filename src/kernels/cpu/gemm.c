@@ -74,14 +74,17 @@ te_gemm_state *te_gemm_state_get(te_exec *exec)
     if (device->isa == TE_CPU_AVX2) state->isa = &te_gemm_isa_avx2;
     if (device->isa == TE_CPU_AVX512) state->isa = &te_gemm_isa_avx512;
 #endif
+#ifdef TE_ISA_HAS_NEONBF16
+    if (device->has_bf16) state->isa = &te_gemm_isa_neonbf16;
+#endif
     state->f32 = state->isa->f32;
     state->bf16 = state->isa->bf16;
+    state->bf16_pairs = device->has_bf16;
 #if defined(TE_ISA_HAS_X86) && defined(__x86_64__)
     if (device->isa == TE_CPU_AVX512 && has_large_first_level()) {
         suit_first_level(&state->f32);
         suit_first_level(&state->bf16);
     }
-    state->bf16_pairs = state->bf16.mr > 0 && __builtin_cpu_supports("avx512bf16");
 #ifdef TE_ISA_HAS_AMX
     if (state->bf16_pairs && te_gemm_amx_allowed()) {
         state->matrix_unit = &te_gemm_kernel_amx;

@@ -251,7 +251,7 @@ typedef struct te_gemm_isa {
 void TE_ISA_NAME(te_gemm_dots_f32)(const te_gemm_dots *);
 void TE_ISA_NAME(te_gemm_dots_bf16)(const te_gemm_dots *);
 void TE_ISA_NAME(te_gemm_dots_f16)(const te_gemm_dots *);
-void te_gemm_dots_pairs_avx512(const te_gemm_dots *);
+void TE_ISA_NAME(te_gemm_dots_pairs)(const te_gemm_dots *);
 void TE_ISA_NAME(te_gemm_sweep)(const te_gemm_sweep *);
 void TE_ISA_NAME(te_gemm_pack_panels)(const te_gemm_pack *, void *panels);
 void TE_ISA_NAME(te_gemm_fetch)(const te_gemm_matrix *, int64_t, int64_t, int, int);
@@ -263,7 +263,8 @@ void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *, int64_t, int64_t, int
 void te_gemm_small_avx512(const te_gemm_small *);
 /* By te_element_kind, for processors with avx512vbmi and avx512bf16. */
 extern void (*const te_gemm_coded_dots[])(const te_gemm_coded *);
-extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512;
+extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512,
+    te_gemm_isa_neonbf16;
 
 /* Pairs of bfloat16 in a matrix unit, and whether there is one that this process may use: it asks the system, which
  * then makes room for 8 KiB more in the signal frames of threads that do. */

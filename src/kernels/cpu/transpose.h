@@ -1,9 +1,10 @@
 /* transpose.h - square blocks of 32-bit elements turned in registers: the largest that the instruction set of the
- * including file (in isa/) has. TE_TRANSPOSE is the side of the block, 0 where there is none. */
+ * including file (in isa/) has. TE_TRANSPOSE is the side of the block. */
 #ifndef TE_KERNELS_CPU_TRANSPOSE_H
 #define TE_KERNELS_CPU_TRANSPOSE_H
 
 #include <stdint.h>
+#include <string.h>
 
 #if defined(TE_ISA_avx512)
 #include <immintrin.h>
@@ -69,7 +70,27 @@ static inline void te_transpose_block(float *out, int64_t out_row, const float *
 }
 
 #else
-#define TE_TRANSPOSE 0
+#define TE_TRANSPOSE 4
+
+static inline void te_transpose_block(float *out, int64_t out_row, const float *in, int64_t in_row)
+{
+    typedef float four __attribute__((vector_size(16)));
+    four a[4], b[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) memcpy(&a[i], in + i * in_row, sizeof a[i]);
+#pragma GCC unroll 2
+    for (int i = 0; i < 4; i += 2) {
+        b[i] = __builtin_shufflevector(a[i], a[i + 1], 0, 4, 1, 5);
+        b[i + 1] = __builtin_shufflevector(a[i], a[i + 1], 2, 6, 3, 7);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        a[2 * i] = __builtin_shufflevector(b[i], b[i + 2], 0, 1, 4, 5);
+        a[2 * i + 1] = __builtin_shufflevector(b[i], b[i + 2], 2, 3, 6, 7);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) memcpy(out + i * out_row, &a[i], sizeof a[i]);
+}
 #endif
 
 #endif

@@ -14,6 +14,8 @@
 #endif
 #if defined(TE_ISA_avx512) || defined(TE_ISA_avx2)
 #include <immintrin.h>
+#elif defined(TE_ISA_neon)
+#include <arm_neon.h>
 #endif
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -158,6 +160,20 @@ static inline float sum_of_f32(__m256 a)
 #define MICRO_ROWS        4
 #define TOGETHER          4
 #define IN_PLACE          TE_F32
+#elif defined(TE_ISA_neon)
+#define VECTOR            float32x4_t
+#define VLEN              4
+#define V_SET(x)          vdupq_n_f32(x)
+#define V_LOAD(p)         vld1q_f32(p)
+#define V_STORE(p, x)     vst1q_f32(p, x)
+#define V_DOT(a, b, c)    vfmaq_f32(c, a, b)
+#define V_MAX(a, b)       vmaxq_f32(a, b)
+#define V_TOP(a)          vmaxvq_f32(a)
+#define V_SUM(a)          (((a)[0] + (a)[2]) + ((a)[1] + (a)[3]))
+#define TRANSPOSE_BLOCK   te_transpose_block
+#define MICRO_ROWS        8
+#define TOGETHER          4
+#define IN_PLACE          TE_F32
 #else
 typedef float portable_f32 __attribute__((vector_size(16)));
 static inline portable_f32 max_f32(portable_f32 a, portable_f32 b)
@@ -180,6 +196,7 @@ static inline float top_of_f32(portable_f32 a)
 #define V_MAX(a, b)       max_f32(a, b)
 #define V_TOP(a)          top_of_f32(a)
 #define V_SUM(a)          (((a)[0] + (a)[2]) + ((a)[1] + (a)[3]))
+#define TRANSPOSE_BLOCK   te_transpose_block
 #define MICRO_ROWS        4
 #define TOGETHER          1
 #endif
@@ -227,6 +244,18 @@ static inline double sum_of_f64(__m256d a)
 #define V_TOP(a)          top_of_f64(a)
 #define V_SUM(a)          sum_of_f64(a)
 #define MICRO_ROWS        4
+#define TOGETHER          1
+#elif defined(TE_ISA_neon)
+#define VECTOR            float64x2_t
+#define VLEN              2
+#define V_SET(x)          vdupq_n_f64(x)
+#define V_LOAD(p)         vld1q_f64(p)
+#define V_STORE(p, x)     vst1q_f64(p, x)
+#define V_DOT(a, b, c)    vfmaq_f64(c, a, b)
+#define V_MAX(a, b)       vmaxq_f64(a, b)
+#define V_TOP(a)          vmaxvq_f64(a)
+#define V_SUM(a)          ((a)[0] + (a)[1])
+#define MICRO_ROWS        8
 #define TOGETHER          1
 #else
 typedef double portable_f64 __attribute__((vector_size(16)));

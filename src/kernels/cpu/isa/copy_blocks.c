@@ -5,6 +5,9 @@
 #include "few.h"
 #include "halves.h"
 #include "interleave.h"
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
 #include "kernels/dtype.h"
 
 /* --- between elements and values -------------------------------------------------------------------------------- */
@@ -162,7 +165,6 @@ DEFINE_MOVE(uint64_t)
         for (int i = 0; i < SIDE; i++) memcpy((d) + i * (dst_stride), out + i * SIDE, 64);           \
     }
 
-#if TE_TRANSPOSE
 static inline void turn_uint32_t(uint32_t *restrict out, const uint32_t *restrict in)
 {
     for (int i = 0; i < 16; i += TE_TRANSPOSE)
@@ -171,37 +173,36 @@ static inline void turn_uint32_t(uint32_t *restrict out, const uint32_t *restric
 }
 
 DEFINE_TRANSPOSE(uint32_t, STAGED_SQUARE)
-#else
-DEFINE_TRANSPOSE(uint32_t, DIRECT_SQUARE)
-#endif
 
-#ifdef __SSE2__
+typedef uint16_t eight_halves __attribute__((vector_size(16)));
+typedef uint8_t sixteen_bytes __attribute__((vector_size(16)));
+#define LOW_HALVES(a, b)  __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define HIGH_HALVES(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#define LOW_BYTES(a, b)   __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define HIGH_BYTES(a, b)  __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+
 /* Squares of 8 x 8 halves and of 16 x 16 bytes, each in registers of 16 bytes. */
-#define DEFINE_TURN(type, N, LOW, HIGH)                                                                                \
-    TE_DEFINE_INTERLEAVE(interleave_##type, __m128i, N, LOW, HIGH)                                                     \
+#define DEFINE_TURN(type, vector, N, LOW, HIGH)                                                                        \
+    TE_DEFINE_INTERLEAVE(interleave_##type, vector, N, LOW, HIGH)                                                      \
     static inline void turn_##type(type *restrict out, const type *restrict in)                                        \
     {                                                                                                                  \
         enum { SIDE = 64 / sizeof(type) };                                                                             \
         for (int i = 0; i < SIDE; i += N)                                                                              \
             for (int j = 0; j < SIDE; j += N) {                                                                        \
-                __m128i a[N];                                                                                          \
+                vector a[N];                                                                                           \
                 _Pragma("GCC unroll 16") for (int k = 0; k < N; k++)                                                   \
-                    a[k] = _mm_load_si128((const __m128i *)(in + (j + k) * SIDE + i));                                 \
+                    memcpy(&a[k], in + (j + k) * SIDE + i, sizeof a[k]);                                               \
                 interleave_##type(a);                                                                                  \
                 _Pragma("GCC unroll 16") for (int k = 0; k < N; k++)                                                   \
-                    _mm_store_si128((__m128i *)(out + (i + k) * SIDE + j), a[k]);                                      \
+                    memcpy(out + (i + k) * SIDE + j, &a[k], sizeof a[k]);                                              \
             }                                                                                                          \
     }
 
-DEFINE_TURN(uint16_t, 8, _mm_unpacklo_epi16, _mm_unpackhi_epi16)
-DEFINE_TURN(uint8_t, 16, _mm_unpacklo_epi8, _mm_unpackhi_epi8)
+DEFINE_TURN(uint16_t, eight_halves, 8, LOW_HALVES, HIGH_HALVES)
+DEFINE_TURN(uint8_t, sixteen_bytes, 16, LOW_BYTES, HIGH_BYTES)
 
 DEFINE_TRANSPOSE(uint16_t, STAGED_SQUARE)
 DEFINE_TRANSPOSE(uint8_t, STAGED_SQUARE)
-#else
-DEFINE_TRANSPOSE(uint16_t, DIRECT_SQUARE)
-DEFINE_TRANSPOSE(uint8_t, DIRECT_SQUARE)
-#endif
 DEFINE_TRANSPOSE(uint64_t, DIRECT_SQUARE)
 
 /* --- past the caches ---------------------------------------------------------------------------------------------- */

@@ -35,13 +35,20 @@ INLINE vector add_bf16(const char *a, const char *b, int v, vector sum)
     return MADD(second_of(x), second_of(y), MADD(first_of(x), first_of(y), sum));
 }
 
-#if defined(TE_ISA_avx512)
 /* Both at once, by an extension that the caller has checked for; numbers below the normal ones count as 0. */
+#if defined(TE_ISA_avx512)
 #define PAIRS_TARGET __attribute__((target("avx512bf16")))
 PAIRS_TARGET INLINE vector add_pairs(const char *a, const char *b, int v, vector sum)
 {
     (void)v; /* a step is one vector */
     return (vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)load(a), (__m512bh)load(b));
+}
+#elif defined(TE_ISA_neonbf16)
+#define PAIRS_TARGET
+INLINE vector add_pairs(const char *a, const char *b, int v, vector sum)
+{
+    int at = v * (int)sizeof(vector);
+    return vbfdotq_f32(sum, (bfloat16x8_t)load(a + at), (bfloat16x8_t)load(b + at));
 }
 #endif
 
@@ -112,6 +119,6 @@ INLINE void dots_all(add_fn *add, const te_gemm_dots *d)
 void TE_ISA_NAME(te_gemm_dots_f32)(const te_gemm_dots *d) { dots_all(add_f32, d); }
 void TE_ISA_NAME(te_gemm_dots_bf16)(const te_gemm_dots *d) { dots_all(add_bf16, d); }
 void TE_ISA_NAME(te_gemm_dots_f16)(const te_gemm_dots *d) { dots_all(add_f16, d); }
-#if defined(TE_ISA_avx512)
-PAIRS_TARGET void te_gemm_dots_pairs_avx512(const te_gemm_dots *d) { dots_all(add_pairs, d); }
+#ifdef PAIRS_TARGET
+PAIRS_TARGET void TE_ISA_NAME(te_gemm_dots_pairs)(const te_gemm_dots *d) { dots_all(add_pairs, d); }
 #endif

@@ -7,8 +7,7 @@
 #include "../gemm.h"
 #include "gemm_vectors.h"
 
-#if defined(TE_ISA_avx512)
-
+#if defined(TE_ISA_avx512) || defined(TE_ISA_neon) /* 32 registers */
 #define TILE_ROWS    8
 #define TILE_VECTORS 3
 #define TILE_EACH(X) \
@@ -16,6 +15,10 @@
     X(1, 2) X(2, 2) X(3, 2) X(4, 2) X(5, 2) X(6, 2) X(7, 2) X(8, 2) \
     X(1, 3) X(2, 3) X(3, 3) X(4, 3) X(5, 3) X(6, 3) X(7, 3) X(8, 3)
 #define TILE_EACH_WIDTH(X) X(1) X(2) X(3)
+#endif
+
+#if defined(TE_ISA_avx512)
+
 typedef __m512  vector_f32;
 typedef __m512d vector_f64;
 #define SPLAT_F32(p)        _mm512_set1_ps(load_f32(p))
@@ -38,6 +41,16 @@ typedef __m256d vector_f64;
 #define STREAM_F32(p, sums)
 #define MADD_F32(sum, a, b) _mm256_fmadd_ps(a, b, sum)
 #define MADD_F64(sum, a, b) _mm256_fmadd_pd(a, b, sum)
+
+#elif defined(TE_ISA_neon)
+
+typedef float32x4_t vector_f32;
+typedef float64x2_t vector_f64;
+#define SPLAT_F32(p)        vdupq_n_f32(load_f32(p))
+#define SPLAT_F64(p)        vdupq_n_f64(load_f64(p))
+#define STREAM_F32(p, sums)
+#define MADD_F32(sum, a, b) vfmaq_f32(sum, a, b)
+#define MADD_F64(sum, a, b) vfmaq_f64(sum, a, b)
 
 #else
 
@@ -171,6 +184,48 @@ INLINE int32_t load_i32(const char *p)
 #include "gemm_tile.h"
 #endif
 
+#if defined(TE_ISA_neonbf16)
+/* The same of four lanes. */
+#define TILE(name)            bf16_##name
+#define TILE_WORD             int32_t
+#define TILE_SUM              float
+#define TILE_VECTOR           bfloat16x8_t
+#define TILE_SUMS             float32x4_t
+#define TILE_LANES            LANES_F32
+#define TILE_SPLAT(p)         splat_pair(p)
+#define TILE_MADD(sum, a, b)  vbfdotq_f32(sum, a, b)
+#define TILE_ROUND(p, sums)   round_bf16(p, sums)
+#define TILE_STREAM(p, sums)
+#define TILE_TAKE             take_pairs
+#define TILE_FETCH(p, v, row) (FETCH((p) + (v) * 8), FETCH((p) + (v) * 8 + (row)))
+#define TILE_TARGET
+
+INLINE bfloat16x8_t splat_pair(const char *p)
+{
+    uint32_t x;
+    memcpy(&x, p, sizeof x);
+    return vreinterpretq_bf16_u32(vdupq_n_u32(x));
+}
+
+INLINE void round_bf16(char *p, float32x4_t sums)
+{
+    bfloat16x4_t half = vcvt_bf16_f32(sums);
+    memcpy(p, &half, sizeof half);
+}
+
+/* Of two rows of bfloat16. */
+INLINE bfloat16x8_t take_pairs(const char *p, int v, int64_t row)
+{
+    uint16x4_t even, odd;
+    memcpy(&even, p + v * 8, sizeof even);
+    memcpy(&odd, p + v * 8 + row, sizeof odd);
+    uint16x4x2_t both = vzip_u16(even, odd);
+    return vreinterpretq_bf16_u16(vcombine_u16(both.val[0], both.val[1]));
+}
+
+#include "gemm_tile.h"
+#endif
+
 #if defined(TE_ISA_avx512)
 void te_gemm_streamed_avx512(void) { _mm_sfence(); }
 
@@ -196,11 +251,19 @@ void te_gemm_stream_squares_avx512(char *c, int64_t row, const void *sums, int n
 }
 #endif
 
+#if defined(TE_ISA_neon)
+enum {
+    SLICE_WORDS = 256, /* of 12 floats: 12 KiB, and a panel of a passes by */
+    UNIT_ROWS = 128,   /* with a slice of them: 128 KiB … */
+    UNIT_PANELS = 32   /* … and their sums 192 KiB */
+};
+#else
 enum {
     SLICE_WORDS = 128, /* of 48 floats: 24 KiB, and a panel of a passes by */
     UNIT_ROWS = 256,   /* with a slice of them: 128 KiB … */
     UNIT_PANELS = 8    /* … and their sums 384 KiB; both twice where there is one slice, since no sums are kept */
 };
+#endif
 
 #define KERNEL(type, word, sum, words_k, end, ...)                                                                     \
     {                                                                                                                  \
@@ -219,7 +282,10 @@ const te_gemm_isa TE_ISA_NAME(te_gemm_isa) = {
     .bf16 = KERNEL(bf16, int32_t, float, 2, f32, .rounds = true, .streams = true,
                    .stream_squares = te_gemm_stream_squares_avx512, .leave = te_gemm_streamed_avx512),
     .small = te_gemm_small_avx512,
-    .dots_pairs = te_gemm_dots_pairs_avx512,
+    .dots_pairs = TE_ISA_NAME(te_gemm_dots_pairs),
+#elif defined(TE_ISA_neonbf16)
+    .bf16 = KERNEL(bf16, int32_t, float, 2, f32, .rounds = true, .streams = false),
+    .dots_pairs = TE_ISA_NAME(te_gemm_dots_pairs),
 #endif
     .dots_f32 = TE_ISA_NAME(te_gemm_dots_f32),
     .dots_bf16 = TE_ISA_NAME(te_gemm_dots_bf16),

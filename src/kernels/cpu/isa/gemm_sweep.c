@@ -10,7 +10,7 @@
 #include "gemm_vectors.h"
 
 enum {
-#if defined(TE_ISA_avx512)
+#if defined(TE_ISA_avx512) || defined(TE_ISA_neon)
     STEPS = 8,
 #else
     STEPS = 4, /* half as many registers */

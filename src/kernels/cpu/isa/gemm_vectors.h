@@ -7,6 +7,8 @@
 #include <string.h>
 #if defined(TE_ISA_avx2) || defined(TE_ISA_avx512)
 #include <immintrin.h>
+#elif defined(TE_ISA_neon)
+#include <arm_neon.h>
 #endif
 
 /* Before loops whose ends are constants, so that what they index stays in registers. */
@@ -26,6 +28,10 @@ typedef __m512 vector;
 typedef __m256 vector;
 #define MADD(a, b, sum) _mm256_fmadd_ps(a, b, sum)
 #define SPLAT(x)        _mm256_set1_ps(x)
+#elif defined(TE_ISA_neon)
+typedef float32x4_t vector;
+#define MADD(a, b, sum) vfmaq_f32(sum, a, b)
+#define SPLAT(x)        vdupq_n_f32(x)
 #else
 typedef float vector __attribute__((vector_size(16)));
 #define MADD(a, b, sum) ((a) * (b) + (sum))
@@ -39,6 +45,13 @@ typedef uint32_t vector_u32 __attribute__((vector_size(sizeof(vector))));
 INLINE vector widen_f16(const char *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p)); }
 #elif defined(TE_ISA_avx2)
 INLINE vector widen_f16(const char *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p)); }
+#elif defined(TE_ISA_neon)
+INLINE vector widen_f16(const char *p)
+{
+    float16x4_t half;
+    memcpy(&half, p, sizeof half);
+    return vcvt_f32_f16(half);
+}
 #else
 static __attribute__((noinline, unused)) vector widen_f16(const char *p)
 {

@@ -43,6 +43,33 @@ static inline size_t te_narrow_to_halves(uint16_t *to, const float *from, size_t
     return i;
 }
 
+#elif defined(TE_ISA_neon)
+#include <arm_neon.h>
+
+static inline float te_widen_half(uint16_t x)
+{
+    return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(x))), 0);
+}
+
+static inline uint16_t te_narrow_half(float x)
+{
+    return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0);
+}
+
+static inline size_t te_widen_halves(float *to, const uint16_t *from, size_t n)
+{
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4) vst1q_f32(to + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + i))));
+    return i;
+}
+
+static inline size_t te_narrow_to_halves(uint16_t *to, const float *from, size_t n)
+{
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4) vst1_u16(to + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(from + i))));
+    return i;
+}
+
 #else
 
 static inline float te_widen_half(uint16_t x) { return te_f16_to_f32(x); }

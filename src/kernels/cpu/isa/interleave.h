@@ -5,9 +5,6 @@
 #ifndef TE_KERNELS_CPU_INTERLEAVE_H
 #define TE_KERNELS_CPU_INTERLEAVE_H
 
-#ifdef __SSE2__
-#include <immintrin.h>
-
 #define TE_DEFINE_INTERLEAVE(name, vector, N, LOW, HIGH)                                                               \
     static inline __attribute__((always_inline)) void name(vector a[N])                                                \
     {                                                                                                                  \
@@ -22,6 +19,5 @@
             _Pragma("GCC unroll 16") for (int k = 0; k < (N); k++) a[k] = b[k];                                        \
         }                                                                                                              \
     }
-#endif
 
 #endif

@@ -72,7 +72,8 @@ local function main(words)
                 eos = ends[1] and ends,
                 on_token = function(token)
                     local id = token:item()
-                    if not is_end[id] then io.stdout:write(tokenizer:decode({ id }, { continues = true })) end
+                    local text = not is_end[id] and id < tokenizer.vocab_size -- models may have more
+                    if text then io.stdout:write(tokenizer:decode({ id }, { continues = true })) end
                     io.stdout:flush()
                     return not te._core.interrupt_flag()
                 end,

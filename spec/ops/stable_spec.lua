@@ -74,6 +74,16 @@ describe("functions near 0", function()
             close(reference.map(pair[2], { 0, 1e-9, -0.3, 0.7 }), x.grad, 1e-13)
         end
     end)
+
+    it("have their gradients at the ends in functions that are traced", function()
+        for name in pairs(FUNCTIONS) do
+            local values = { -1, 60, 100, -100, 3e38, -3e38, INF, -INF, NAN }
+            local x, z = te.tensor(values, { requires_grad = true }), te.tensor(values, { requires_grad = true })
+            te[name](x):sum():backward()
+            te.pointwise(function(v) return te[name](v) end)(z):sum():backward()
+            close(x.grad:totable(), z.grad, 1e-6)
+        end
+    end)
 end)
 
 describe("te.logsumexp", function()

@@ -56,19 +56,21 @@ describe("generate.lua --hugging-face", function()
 
     it("stores weights in a recipe's format, and computes as it says", function()
         local recipe = te.recipe.MXFP8BlockScaling {}
-        local output, status = generate(("--hugging-face=%s --prompt=Fusion --tokens=6 --temperature=0 --recipe=mxfp8")
-            :format(folder))
-        assert.equal(0, status, output)
-        local model = te.no_grad(te.quantized_model_init, { recipe = recipe }, te.models.from_hugging_face, folder,
-            { dtype = "bfloat16" })
-        assert.is_truthy(te._core.quantized_parts(model.blocks[1]:parameters()[3]))
+        local options = ("--hugging-face=%s --prompt=Fusion --tokens=6 --temperature=0 --recipe="):format(folder)
         local tokenizer = te.tokenizer.load(folder)
         local start = te.tensor({ tokenizer:encode "Fusion" }, { dtype = "int32" })
-        local ids = te.autocast({ dtype = "bfloat16", recipe = recipe }, function()
-            return model:generate(start, 6, { temperature = 0 }):view({ -1 }):totable()
-        end)
-        assert.equal(tokenizer:decode(ids) .. "\n", output)
-        output, status = generate(("--hugging-face=%s --recipe=fp8"):format(folder))
+        for words, dtype in pairs { mxfp8 = "bfloat16", ["mxfp8 --dtype=float32"] = "float32" } do
+            local output, status = generate(options .. words)
+            assert.equal(0, status, output)
+            local model = te.no_grad(te.quantized_model_init, { recipe = recipe }, te.models.from_hugging_face, folder,
+                { dtype = dtype })
+            assert.is_truthy(te._core.quantized_parts(model.blocks[1]:parameters()[3]))
+            local ids = te.autocast({ dtype = dtype, recipe = recipe }, function()
+                return model:generate(start, 6, { temperature = 0 }):view({ -1 }):totable()
+            end)
+            assert.equal(tokenizer:decode(ids) .. "\n", output)
+        end
+        local output, status = generate(("--hugging-face=%s --recipe=fp8"):format(folder))
         assert.equal(2, status)
         assert.is_truthy(output:find("--recipe: expected one of none, delayed", 1, true), output)
     end)
@@ -87,6 +89,27 @@ describe("generate.lua --hugging-face", function()
         local output, status = generate(options)
         assert.equal(0, status, output)
         assert.equal(before, output)
+    end)
+
+    it("writes nothing for tokens that the model has and the tokenizer does not", function()
+        local weights = te.load(folder .. "/model.safetensors")
+        local table_of = weights["wte.weight"]
+        local model, tokenizer = te.models.from_hugging_face(folder), te.tokenizer.load(folder)
+        local start = tokenizer:encode "Fusion"
+        local likeliest = model:generate({ start }, 1, { temperature = 0 }):totable()[1]
+        -- the row of the token chosen first, twice as long, behind those of the tokenizer
+        weights["wte.weight"] = te.cat({ table_of, table_of:narrow(1, likeliest[#likeliest] + 1, 1) * 2 }, 1)
+        te.save(folder .. "/model.safetensors", weights)
+        local file = assert(io.open(folder .. "/config.json", "w"))
+        file:write((CONFIG:gsub("639", "640")))
+        file:close()
+        local ids = te.models.from_hugging_face(folder):generate({ start }, 4, { temperature = 0 }):totable()[1]
+        assert.equal(639, ids[#start + 1])
+        local known = {}
+        for _, id in ipairs(ids) do known[#known + 1] = id < 639 and id or nil end
+        local output, status = generate(("--hugging-face=%s --prompt=Fusion --tokens=4 --temperature=0"):format(folder))
+        assert.equal(0, status, output)
+        assert.equal(tokenizer:decode(known) .. "\n", output)
     end)
 
     it("stops at the end of a text, unless it is not to", function()

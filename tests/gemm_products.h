@@ -161,7 +161,7 @@ static void compare(const te_gemm *g, const expectation *expected, const char *b
         double sum = expected[at].sum, old = 0, want = activate(g->activation, sum), got = value_at(&g->c, batch, i, j);
         if (g->beta != 0) old = te_load_f64(before, g->c.dtype, offset_of(&g->c, batch, i, j)), want += old;
         double tolerance = 2 * (sqrt((double)k) + 8) * step * expected[at].size +
-                           2.5 * rounding * (fabs(sum) + fabs(old)) + 1e-30;
+                           2.5 * rounding * (fabs(sum) + fabs(old)) + (g->c.dtype == TE_F16 ? 0x1p-24 : 1e-30);
         bool right = same(got, want, tolerance);
         if (!right && bad == 0)
             CHECK_MSG(right, "%s [%lld](%lld, %lld): %.9g, expected %.9g", what, (long long)batch, (long long)i,

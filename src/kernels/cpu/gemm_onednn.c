@@ -190,6 +190,7 @@ static const char *find_primitives(te_exec *exec, te_gemm_onednn *lib, const te_
     for (int64_t i = 0; i < g->down * g->across; i++) {
         piece x = piece_at(p, g, i);
         if (found[x.shape]) continue;
+        if (x.rows < TE_DNNL_LEAST_LINES || x.cols < TE_DNNL_LEAST_LINES) return "oneDNN errs for a single line";
         s->m = x.rows, s->n = x.cols;
         found[x.shape] = te_gemm_onednn_primitive(exec, lib, s);
         if (!found[x.shape]) return "oneDNN does not have it for these types on this machine";

@@ -10,6 +10,9 @@
 
 #include <dnnl.h>
 
+/* Version 3.7 takes wrong strides where a matrix has one row or one column. */
+enum { TE_DNNL_LEAST_LINES = DNNL_VERSION_MAJOR >= 3 ? 2 : 1 };
+
 /* All that decides which code oneDNN generates. Compared bytewise, so it is zeroed before it is filled in. */
 typedef struct te_dnnl_spec {
     int64_t m, n, k;

@@ -1,7 +1,8 @@
 #!/bin/sh
 # The CPU backend on a 64-bit Arm processor that QEMU plays: cross-compiled against Debian 12's libraries for it, then
-# the C tests and the specs, but for those of the CUDA backend and of installing. Says nothing about speed. Needs the
-# packages gcc-aarch64-linux-gnu, qemu-user-static, mmdebstrap, lua-busted and those of scripts/packages.sh.
+# the C tests and the specs, but for those of the CUDA backend, of installing and of commands in documents. Says nothing
+# about speed. Needs the packages gcc-aarch64-linux-gnu, qemu-user-static, mmdebstrap, lua-busted and those of
+# scripts/packages.sh.
 #
 #     scripts/check_arm.sh [FOLDER [SPEC…]]   works in FOLDER, otherwise build-arm/, which is kept; SPECs alone
 #
@@ -50,7 +51,7 @@ if [ $# -eq 0 ]; then
     # The simulator of GPUs compiles for this machine, and interrupts are timed.
     ctest --test-dir "$folder" -j "$(nproc)" --output-on-failure \
         -E '^(test_cuda_.*|test_interrupt.*|test_host|package|size)$' || failed=1
-    set -- $(find spec -name '*_spec.lua' | grep -v -e '^spec/cuda' -e gpu_check -e readme | sort)
+    set -- $(find spec -name '*_spec.lua' | grep -v -e '^spec/cuda' -e gpu_check -e readme -e guide | sort)
 fi
 printf '%s\n' "$@" | xargs -P "$(nproc)" -I FILE timeout 900 busted --lua="$TETRAIN" -o TAP \
     --filter-out=OpenMP.binds FILE >"$folder/specs" 2>&1 || failed=1 # QEMU has a thread of its own

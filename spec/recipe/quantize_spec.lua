@@ -430,7 +430,7 @@ describe("formats", function()
     it("rounds float4 at its thresholds", function()
         -- a first element of 6 makes the factor 1
         local xs = { 6, 0, .25, .25 + 1e-7, .5, .75 - 1e-7, .75, 1.25, 1.25 + 1e-6, 1.75 - 1e-6, 1.75, 2.5, 2.5 + 1e-6,
-            3.5 - 1e-6, 3.5, 5, 5 + 1e-6, -0.0, -.25, -.3, -5, -6 }
+            3.5 - 1e-6, 3.5, 5, 5 + 1e-6, tonumber "-0", -.25, -.3, -5, -6 } -- LuaJIT on Arm reads -0.0 as 0
         local expected = { 7, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 8, 8, 9, 14, 15 }
         local got = {}
         for _, byte in ipairs(codes_of(xs, te.recipe.Quantizer { element = "float4_e2m1" })) do

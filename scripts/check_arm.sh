@@ -53,7 +53,7 @@ if [ $# -eq 0 ]; then
         -E '^(test_cuda_.*|test_interrupt.*|test_host|package|size)$' || failed=1
     set -- $(find spec -name '*_spec.lua' | grep -v -e '^spec/cuda' -e gpu_check -e readme -e guide | sort)
 fi
-printf '%s\n' "$@" | xargs -P "$(nproc)" -I FILE timeout 900 busted --lua="$TETRAIN" -o TAP \
+printf '%s\n' "$@" | xargs -P "$(nproc)" -I FILE timeout 3600 busted --lua="$TETRAIN" -o TAP \
     --filter-out=OpenMP.binds FILE >"$folder/specs" 2>&1 || failed=1 # QEMU has a thread of its own
 grep '^not ok' -A 8 "$folder/specs" || true
 echo "specs: $(grep -c '^ok' "$folder/specs") passed, $(grep -c '^not ok' "$folder/specs") failed"

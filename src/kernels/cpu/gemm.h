@@ -24,9 +24,9 @@
  * Pairs of bfloat16 also have a kernel for matrix units (isa/gemm_amx.c), whose panels of a have 16 words of a row
  * together.
  *
- * Sums run in ascending k, so where the arithmetic is a fused multiply-add (avx2, avx512, float32 and float64) the
- * instruction sets agree in every bit; the portable copy rounds products and pairs of bfloat16 are added as pairs, so
- * these agree within rounding, as sums do everywhere.
+ * Sums run in ascending k, so where the arithmetic is a fused multiply-add (avx2, avx512 and NEON, float32 and float64)
+ * the instruction sets agree in every bit; the portable copy for x86 rounds products and pairs of bfloat16 are added as
+ * pairs, so these agree within rounding, as sums do everywhere.
  */
 #ifndef TE_KERNELS_CPU_GEMM_H
 #define TE_KERNELS_CPU_GEMM_H
@@ -263,8 +263,7 @@ void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *, int64_t, int64_t, int
 void te_gemm_small_avx512(const te_gemm_small *);
 /* By te_element_kind, for processors with avx512vbmi and avx512bf16. */
 extern void (*const te_gemm_coded_dots[])(const te_gemm_coded *);
-extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512,
-    te_gemm_isa_neonbf16;
+extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512, te_gemm_isa_neonbf16;
 
 /* Pairs of bfloat16 in a matrix unit, and whether there is one that this process may use: it asks the system, which
  * then makes room for 8 KiB more in the signal frames of threads that do. */

@@ -3,7 +3,8 @@
 torch._scaled_mm, and by Transformer Engine where that is installed.
 
 Lines that begin with BENCH are the results, the most telling ones first, in case that time runs out. Weights are
-float32 under torch.autocast in bfloat16, AdamW is the fused one, as in tetrain's benches; what this PyTorch or card
+float32 under torch.autocast in bfloat16, AdamW is the fused one, and weights, inputs and gradients are drawn as in
+tetrain's benches: a card multiplies zeros, and what is near them, faster than other numbers; what this PyTorch or card
 cannot do is a line that says so. --quick: small sizes, --once: everything once, for what PyTorch compiles and keeps,
 --parts: some of gpt2,llama,small,attention,kernels,gpt2_xl_block, --device: another one. FP8 is only compiled: eager it
 takes twice as long as bfloat16.
@@ -142,6 +143,15 @@ def llama_layer(linear, c):
                  linear(c["inner"], c["width"], bias=False)))
 
 
+def draw_weights(model, std):
+    """Normal ones in all products and tables, with biases of 0."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, 0, std(name) if callable(std) else std)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+
+
 class GPT(nn.Module):
     """As te.models.gpt has it: without biases, and the head shares the token embedding's table."""
 
@@ -150,6 +160,8 @@ class GPT(nn.Module):
         self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(seq, width)
         self.blocks = nn.Sequential(*[gpt2_block(linear, width, heads, False, "none") for _ in range(layers)])
         self.norm = nn.LayerNorm(width, bias=False)
+        into_sums = ("proj.weight", "3.weight")  # what attention and the MLP end in
+        draw_weights(self, lambda name: 0.02 / (2 * layers)**0.5 if name.endswith(into_sums) else 0.02)
 
     def forward(self, ids):
         h = self.wte(ids) + self.wpe.weight[:ids.shape[1]]
@@ -185,19 +197,23 @@ class Benches:
         torch.manual_seed(1)
         if compiled:
             torch._dynamo.reset()
-        model = make(linear).to(self.device)
+        model = make(linear)
+        if not isinstance(model, GPT):
+            draw_weights(model, 0.023)
+        model = model.to(self.device)
         return torch.compile(model) if compiled else model
 
     def forward_backward(self, name, make, shape, work=None, calls=10):
         for mode, linear, compiled in MODES:
             def run(mode=mode, linear=linear, compiled=compiled):
                 model = self.build(make, linear, compiled)
-                x = torch.randn(shape, device=self.device, dtype=torch.bfloat16, requires_grad=True)
+                x, dy = (torch.randn(shape, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+                x.requires_grad_()
 
                 def call():
                     with self.autocast(linear):
                         y = model(x)
-                    y.backward(torch.ones_like(y))
+                    y.backward(dy.to(y.dtype))
                     model.zero_grad(set_to_none=True)
                     x.grad = None
 
@@ -253,7 +269,7 @@ class Benches:
         def both():
             F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(grad)
             q.grad = k.grad = v.grad = None
-        grad = torch.ones_like(q)
+        grad = torch.randn_like(q)
         with torch.no_grad():
             forward = self.timer.measure(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), 10)[0]
         whole = self.timer.measure(both, 10)[0]

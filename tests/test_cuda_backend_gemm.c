@@ -168,6 +168,36 @@ static void test_choice(void)
     CHECK_MSG(timed_product() == 1, "the choice was forgotten");
 }
 
+/* The algorithm that is taken where products take so long; nanoseconds, of a cold and of a hot device. */
+static int algorithm_for(const uint64_t cold[3], const uint64_t hot[3])
+{
+    static const char *const names[] = {"product 0", "product 1", "product 2"};
+    uint64_t before[3];
+    int taken = -1;
+    each_cached(shorten);
+    fake.set_product_costs(cold, hot);
+    timed_product();
+    for (int i = 0; i < 3; i++) before[i] = fake.count(names[i]);
+    CHECK(timed_product() == 1);
+    for (int i = 0; i < 3; i++)
+        if (fake.count(names[i]) > before[i]) taken = i;
+    fake.set_product_costs((uint64_t[3]){0}, (uint64_t[3]){0});
+    return taken;
+}
+
+/* What counts is which one is the fastest on a device that has been at it for a while, where that takes long. */
+static void test_choice_under_load(void)
+{
+    static const uint64_t even[] = {3000000, 3000000, 3000000}, second[] = {3000000, 2000000, 2500000},
+                          third[] = {3000000, 2900000, 2800000}, hardly[] = {3000000, 2990000, 2980000};
+    CHECK(algorithm_for(third, second) == 1);
+    CHECK(algorithm_for(second, third) == 2);
+    CHECK(algorithm_for(second, even) == 0);
+    CHECK(algorithm_for(even, hardly) == 0);
+    CHECK(algorithm_for((uint64_t[]){3000, 2000, 1000}, (uint64_t[]){3000, 2000, 1000}) == 2); /* no load at all */
+    each_cached(shorten);
+}
+
 /* What the library declines with an epilogue, when it is asked or when it is about to run, takes two passes. */
 static void test_epilogue_declined(void)
 {
@@ -411,6 +441,7 @@ int main(void)
     test_refusals(ctx);
     te_context_release(ctx);
     test_choice();
+    test_choice_under_load();
     test_epilogue_declined();
     test_end();
     test_end_impossible();

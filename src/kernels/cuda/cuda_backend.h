@@ -88,10 +88,14 @@ void te_cuda_note(te_exec *exec, const char *operation);
 /* Reports on standard error under TE_TRACE=dispatch. */
 void te_cuda_trace(te_exec *exec, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* timing.c: milliseconds of a few runs of some work on the device, after one that is not counted; the status of the
- * first run that fails, else of the measurement. */
+/* timing.c: milliseconds of some work on the device, the mean of a few runs after one that is not counted; the status
+ * of the first run that fails, else of the measurement. */
 typedef te_status te_cuda_work(te_exec *exec, void *work);
 te_status te_cuda_time(te_exec *exec, te_cuda_work *run, void *work, float *ms);
+/* Which of n ways of doing the same, by number from 0, is the fastest, or 0 where that cannot be measured; -1: all of
+ * them are TE_ERROR_UNSUPPORTED. The first one is taken unless another is faster by more than measurements vary. */
+typedef te_status te_cuda_way(te_exec *exec, void *work, int number);
+int te_cuda_fastest(te_exec *exec, te_cuda_way *run, void *work, int n);
 
 /* memory.c */
 te_status te_cuda_stages_open(te_exec *exec);

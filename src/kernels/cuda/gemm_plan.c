@@ -191,73 +191,37 @@ static cublasStatus_t ask_heuristic(const te_cuda_blas *blas, const te_cuda_gemm
     return r == CUBLAS_STATUS_SUCCESS && *n == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : r;
 }
 
-typedef struct candidate {
+typedef struct contest {
     const te_cuda_blas *blas;
     const te_cuda_gemm_plan *plan;
-    const cublasLtMatmulHeuristicResult_t *found;
-    const te_cuda_product_data *data;
+    const cublasLtMatmulHeuristicResult_t *candidates;
+    te_cuda_product_data data;
     void *workspace;
-} candidate;
+} contest;
 
-static te_status run_candidate(te_exec *exec, void *work)
+static te_status run_candidate(te_exec *exec, void *work, int number)
 {
-    const candidate *c = work;
-    cublasStatus_t r =
-        multiply(exec, c->blas, c->plan, &c->found->algo, c->data, false, c->workspace, c->found->workspaceSize);
+    const contest *c = work;
+    const cublasLtMatmulHeuristicResult_t *one = &c->candidates[number];
+    if (one->state != CUBLAS_STATUS_SUCCESS) return TE_ERROR_UNSUPPORTED;
+    cublasStatus_t r = multiply(exec, c->blas, c->plan, &one->algo, &c->data, false, c->workspace, one->workspaceSize);
     return r == CUBLAS_STATUS_SUCCESS ? TE_OK : TE_ERROR_UNSUPPORTED;
 }
 
-/* The fastest so far, in order. */
-enum { FINALISTS = 3, FINAL_ROUNDS = 2 };
-typedef struct finalists {
-    int n, index[FINALISTS];
-    float ms[FINALISTS];
-} finalists;
-
-static void enter_finals(finalists *f, int index, float ms)
-{
-    int place = f->n < FINALISTS ? f->n++ : FINALISTS;
-    for (; place > 0 && f->ms[place - 1] > ms; place--)
-        if (place < FINALISTS) {
-            f->index[place] = f->index[place - 1];
-            f->ms[place] = f->ms[place - 1];
-        }
-    if (place == FINALISTS) return;
-    f->index[place] = index;
-    f->ms[place] = ms;
-}
-
-/* Index of the fastest; 0 when they cannot be timed, -1 when all of them decline after all. A device's clock moves by
- * more than candidates differ: the three fastest are timed again in turns, and the best time of each counts. */
+/* As te_cuda_fastest has it. */
 static int fastest(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
-                   const cublasLtMatmulHeuristicResult_t *candidates, int n, te_cuda_product_data data)
+                   const cublasLtMatmulHeuristicResult_t *candidates, int n, const te_cuda_product_data *data)
 {
     const te_cuda_product *p = &plan->product;
-    finalists f = {.n = 0};
-    float ms = 0;
     int64_t span = (p->columns - 1) * p->ld_d + p->rows + (p->batch - 1) * p->step_d;
-    void *result = p->accumulate ? exec->scratch(exec, (size_t)span * te_dtype_size((te_dtype)p->output)) : data.d;
+    void *result = p->accumulate ? exec->scratch(exec, (size_t)span * te_dtype_size((te_dtype)p->output)) : data->d;
     void *workspace = result ? exec->scratch(exec, WORKSPACE) : NULL;
-    te_status status = workspace ? TE_OK : TE_ERROR_MEMORY;
-    data.d = result;
-    for (int i = 0; i < n && (status == TE_OK || status == TE_ERROR_UNSUPPORTED); i++) {
-        if (candidates[i].state != CUBLAS_STATUS_SUCCESS) continue;
-        status = te_cuda_time(exec, run_candidate, &(candidate){blas, plan, &candidates[i], &data, workspace}, &ms);
-        if (status == TE_OK) enter_finals(&f, i, ms);
-    }
-    if (status == TE_ERROR_UNSUPPORTED && f.n > 0) status = TE_OK; /* of the last one that was timed */
-    for (int i = 0; i < f.n * FINAL_ROUNDS && f.n > 1 && status == TE_OK; i++) {
-        const cublasLtMatmulHeuristicResult_t *found = &candidates[f.index[i % f.n]];
-        status = te_cuda_time(exec, run_candidate, &(candidate){blas, plan, found, &data, workspace}, &ms);
-        if (status == TE_OK && ms < f.ms[i % f.n]) f.ms[i % f.n] = ms;
-    }
-    int best = 0;
-    for (int i = 1; i < f.n; i++)
-        if (f.ms[i] < f.ms[best]) best = i;
+    contest c = {blas, plan, candidates, *data, workspace};
+    c.data.d = result;
+    int best = workspace ? te_cuda_fastest(exec, run_candidate, &c, n) : 0;
     if (workspace) exec->scratch_free(exec, workspace);
     if (result && p->accumulate) exec->scratch_free(exec, result);
-    if (f.n > 0) return f.index[best];
-    return status != TE_OK && status != TE_ERROR_UNSUPPORTED ? 0 : -1;
+    return best;
 }
 
 typedef struct choice {
@@ -271,6 +235,7 @@ te_hash128 te_cuda_product_key(te_exec *exec, const te_cuda_product *product)
     size_t version = d->blas->library.cublasLtGetVersion();
     te_hash128 key = te_hash128_add(hash_of(product), d->title, strlen(d->title));
     key = te_hash128_add(key, &d->blas->candidates, sizeof d->blas->candidates);
+    key = te_hash128_add(key, "under load", 10); /* what was chosen otherwise is chosen again */
     return te_hash128_add(key, &version, sizeof version);
 }
 
@@ -317,7 +282,7 @@ static cublasStatus_t choose_among(te_exec *exec, const te_cuda_blas *blas, te_c
     cublasStatus_t r = ask_heuristic(blas, plan, found, &n);
     if (r != CUBLAS_STATUS_SUCCESS) return r;
     if (timed && te_cuda(exec)->capture) timed = false; /* nothing runs now: the first choice, and not for other runs */
-    int best = timed && n > 1 ? fastest(exec, blas, plan, found, n, *data) : first_possible(found, n);
+    int best = timed && n > 1 ? fastest(exec, blas, plan, found, n, data) : first_possible(found, n);
     if (best < 0) return CUBLAS_STATUS_NOT_SUPPORTED;
     plan->algorithm = found[best].algo;
     plan->workspace = found[best].workspaceSize;

@@ -163,9 +163,27 @@ static cublasStatus_t check(const desc *d, const layout *a, const layout *b, con
 }
 
 enum { ALGORITHMS = 3, FASTEST = 1 };
-static uint64_t epilogue_cost;
+static uint64_t epilogue_cost, cold_cost[ALGORITHMS], hot_cost[ALGORITHMS], spent;
 
 TE_FAKE void te_fake_set_epilogue_cost(uint64_t nanoseconds) { epilogue_cost = nanoseconds; }
+
+TE_FAKE void te_fake_set_product_costs(const uint64_t *cold, const uint64_t *hot)
+{
+    memcpy(cold_cost, cold, sizeof cold_cost);
+    memcpy(hot_cost, hot, sizeof hot_cost);
+    spent = 0;
+}
+
+/* What a product costs, and a call of the algorithm's name for it. */
+static uint64_t cost_of(int algorithm)
+{
+    static const char *const names[ALGORITHMS] = {"product 0", "product 1", "product 2"};
+    te_fake_enter(names[algorithm]);
+    uint64_t cost = spent < TE_FAKE_HOT ? cold_cost[algorithm] : hot_cost[algorithm];
+    if (!cost) return algorithm == FASTEST ? 1000 : 2000;
+    spent += cost;
+    return cost;
+}
 
 TE_FAKE cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t d,
                                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
@@ -354,7 +372,7 @@ TE_FAKE cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDes
         !te_fake_contains((CUdeviceptr)(uintptr_t)p.d.bias, (size_t)(p.c.rows * element_size(p.c.type))))
         return CUBLAS_STATUS_INVALID_VALUE;
     if (narrow) te_fake_enter(p.d.fast ? "fast product" : "narrow product");
-    uint64_t cost = algorithm && algorithm->data[0] == FASTEST + 1 ? 1000 : 2000;
+    uint64_t cost = cost_of(algorithm ? (int)algorithm->data[0] - 1 : 0);
     if (p.d.epilogue != CUBLASLT_EPILOGUE_DEFAULT) cost += epilogue_cost;
     return te_fake_queue((CUstream)stream, run_product, &p, sizeof p, cost) == CUDA_SUCCESS
                ? CUBLAS_STATUS_SUCCESS

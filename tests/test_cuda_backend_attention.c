@@ -143,6 +143,25 @@ static void test_scenes(void)
     te_context_release(ctx);
 }
 
+/* Gradients whose sums come in any order: the same results everywhere, by other plans where cuDNN takes them so. */
+static void test_any_order(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++) {
+        const scene *s = &scenes[i];
+        bool other = !s->declined && !s->n_seqs;
+        check_scene(ctx, s);
+        uint64_t made = fake.count("cudnnBackendFinalize");
+        te_context_set_any_order(ctx, true);
+        uint64_t runs = check_scene(ctx, s); /* each finalizes a pack of pointers */
+        bool anew = fake.count("cudnnBackendFinalize") > made + runs;
+        te_context_set_any_order(ctx, false);
+        CHECK_MSG(runs == (s->declined ? 0 : 2) && anew == other, "%s: cuDNN ran %d times, by %s plans", s->name,
+                  (int)runs, anew ? "other" : "the same");
+    }
+    te_context_release(ctx);
+}
+
 /* One finalization of a plan per shape and direction, however often it runs. */
 static void test_plans_are_kept(void)
 {
@@ -365,9 +384,9 @@ static void test_failing_run(void)
 int main(void)
 {
     fake_open();
-    void (*tests[])(void) = {test_scenes, test_plans_are_kept, test_plans_go, test_split, test_packed_workspace,
-                             test_memory_refused, test_named_engine, test_without, test_failing_run, test_in_a_graph,
-                             test_description, test_host_memory};
+    void (*tests[])(void) = {test_scenes, test_any_order, test_plans_are_kept, test_plans_go, test_split,
+                             test_packed_workspace, test_memory_refused, test_named_engine, test_without,
+                             test_failing_run, test_in_a_graph, test_description, test_host_memory};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         tests[i]();
         CHECK_MSG(fake.live() == 0, "test %d: %d things not given back", (int)i + 1, fake.live());

@@ -90,7 +90,7 @@ static int64_t accepts(cudnnBackendDescriptor_t device, const te_dnn_attention *
     bool chosen = te_dnn_attention_engine(dnn.cudnnGetVersion(), capability, a, &engine);
     te_dnn_open(&g, &dnn);
     te_dnn_attention_graph(&g, a);
-    bool made = te_dnn_finish(&g, NULL, device, chosen ? &engine : NULL, &plan);
+    bool made = te_dnn_finish(&g, NULL, device, chosen ? &engine : NULL, !a->any_order, &plan);
     int64_t workspace = plan.workspace;
     CHECK_MSG(made, "sm_%d: %s, %s: %s", capability, what, way, g.reason);
     if (made) printf("sm_%d: %s, %s: a plan with %lld bytes to work in\n", capability, what, way, (long long)workspace);
@@ -135,10 +135,15 @@ static void on_hopper(cudnnBackendDescriptor_t device)
     te_dnn_attention quarter = attention(8, 12, 12, 1024, 64); /* what a batch of 32 is split into */
     quarter.backward = 1;
     CHECK(accepts(device, &quarter, "a quarter of the batch") <= 256 << 20);
+    te_dnn_attention any_order = a;
+    any_order.backward = any_order.any_order = 1;
+    CHECK(accepts(device, &any_order, "sums in any order") <= 1 << 20); /* beside the sums */
     a.causal = 0;
     both_ways(device, a, "not causal");
     a = attention(1, 32, 8, 4096, 128);
     both_ways(device, a, "grouped query");
+    a.backward = a.any_order = 1;
+    accepts(device, &a, "grouped query, sums in any order");
     a = attention(2, 12, 12, 1000, 64);
     a.type = CUDNN_DATA_HALF;
     both_ways(device, a, "float16, a length that is no multiple of anything");
@@ -223,6 +228,8 @@ static void check_engines(void)
     CHECK(!te_dnn_attention_engine(91900, 90, &a, &e) && !te_dnn_attention_engine(91900, 120, &a, &e));
     CHECK(te_dnn_attention_engine(91900, 103, &a, &e) && e.index == 5 && e.n_knobs == 2 && e.value[0] == 31);
     CHECK(te_dnn_attention_engine(92300, 100, &a, &e) && e.index == 5 && e.n_knobs == 6 && e.value[2] == 2);
+    a.any_order = 1; /* the library's choice will do, also before 9.18 */
+    CHECK(!te_dnn_attention_engine(91900, 103, &a, &e) && !te_dnn_attention_fault(91701, 100, &a));
 }
 
 int main(void)

@@ -44,13 +44,15 @@ static void test_no_context(te_context *none)
     te_context_clear_interrupt(none);
     te_context_set_threads(none, 3);
     te_context_set_tf32(none, true);
+    te_context_set_any_order(none, true);
     te_context_on_memory_pressure(none, NULL, NULL);
     te_context_reset_peak(none);
     te_context_empty_cache(none);
     te_context_seed(none, 1);
     te_context_rng_state(none, &seed, &offset);
     te_context_set_rng_state(none, 1, 2);
-    CHECK(seed == 0 && offset == 0 && te_context_threads(none) == 0 && !te_context_tf32(none));
+    CHECK(seed == 0 && offset == 0 && te_context_threads(none) == 0 && !te_context_tf32(none) &&
+          !te_context_any_order(none));
     CHECK(te_context_memory(none, "cpu", &stats) == TE_ERROR_ARGUMENT && stats.current == 0);
     CHECK(te_context_synchronize(none, NULL) == TE_ERROR_ARGUMENT);
     CHECK(!te_context_set_grad_enabled(none, true) && !te_context_grad_enabled(none));

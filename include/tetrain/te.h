@@ -54,6 +54,10 @@ TE_API int         te_context_threads(const te_context *ctx);
  * with it; off at first. The CPU never does. */
 TE_API void        te_context_set_tf32(te_context *ctx, bool on);
 TE_API bool        te_context_tf32(const te_context *ctx);
+/* Whether sums may be taken in an order that changes from call to call, where that is faster: gradients of attention in
+ * 16 bits on a GPU then need less time and memory, and do not repeat their bits. Off at first. */
+TE_API void te_context_set_any_order(te_context *ctx, bool on);
+TE_API bool te_context_any_order(const te_context *ctx);
 /* Called when tensor memory runs out, before the last attempt; may release tensors. */
 TE_API void te_context_on_memory_pressure(te_context *ctx, void (*reclaim)(void *user), void *user);
 

@@ -1,5 +1,5 @@
---- FP8 attention on the CUDA device: what the CPU computes, within the rounding of sums; by cuDNN where it takes it,
---- else by a kernel of its own, and the trace says which. Pending without a device.
+--- Attention on the CUDA device: FP8 gives what the CPU computes, within the rounding of sums, by cuDNN where it takes it,
+--- else by a kernel of its own, and the trace says which; gradients whose sums come in any order. Pending without a device.
 
 local ffi = require "ffi"
 local te = require "te"
@@ -116,5 +116,47 @@ describe("FP8 attention on CUDA", function()
         local title = pipe:read "*a"
         pipe:close()
         assert.truthy(title:find("by own kernels, without cuDNN: TETRAIN_CUDNN is 0", 1, true), title)
+    end)
+end)
+
+describe("Gradients of attention whose sums come in any order", function()
+    it("are wanted where nobody says that results need not repeat", function()
+        assert.is_true(te.are_deterministic_algorithms_enabled())
+    end)
+
+    if not devices[2] then
+        pending("no CUDA device: " .. tostring(reason))
+        return
+    end
+
+    it("are the CPU's within rounding, also in a graph", function()
+        finally(function() te.use_deterministic_algorithms(true) end)
+        local function operands(device)
+            te.manual_seed(3)
+            local list = {}
+            for i, heads in ipairs { 4, 2, 2, 4 } do
+                list[i] = te.randn({ 2, heads, 128, 16 }, { device = "cpu", dtype = "bfloat16" }):to(device)
+                list[i].requires_grad = i < 4
+            end
+            return list
+        end
+        local function gradients(list)
+            local q, k, v, dy = unpack(list)
+            local y = te.scaled_dot_product_attention(q, k, v, nil, { causal = true })
+            return te.grad(y, { q, k, v }, { grad_outputs = dy })
+        end
+        local expected, there = gradients(operands "cpu"), operands "cuda"
+        local before = runs()
+        te.use_deterministic_algorithms(false)
+        assert.is_false(te.are_deterministic_algorithms_enabled())
+        local seen = gradients(there)
+        if before then assert.equal(2, runs() - before) end
+        local graph = te.graph(function() return unpack(gradients(there)) end, {})
+        for round, list in ipairs { seen, { graph() }, { graph() } } do
+            for i, t in ipairs(list) do
+                local off = distance(t, expected[i])
+                assert.is_true(off < 1e-2, ("round %d, gradient %d is off by %g"):format(round, i, off))
+            end
+        end
     end)
 end)

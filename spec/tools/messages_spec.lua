@@ -180,6 +180,8 @@ local wrong = {
         3, [[te.synchronize: device: expected the name of one]] },
     { [[te.set_float32_matmul_precision {}]],
         3, [[te.set_float32_matmul_precision: expected "highest" or "high", got ""]] },
+    { [[te.use_deterministic_algorithms(0)]],
+        3, [[te.use_deterministic_algorithms: expected true or false, got number]] },
     { [[te.Linear(2, 2, setmetatable({}, { __index = { bias = false } }))]],
         3, [[te.Linear: options: expected a table, got one with a metatable]] },
     { [[te.ones({ 2 }, {}, 5)]],

@@ -87,6 +87,7 @@ static te_device *open_device(te_context *ctx, te_device *device, const te_backe
                       .mem = &ctx->mem,
                       .threads = ctx->threads,
                       .tf32 = ctx->tf32,
+                      .any_order = ctx->any_order,
                       .interrupt = &ctx->interrupted,
                       .scratch = lend_scratch,
                       .scratch_free = take_scratch,
@@ -298,6 +299,15 @@ void te_context_set_tf32(te_context *ctx, bool on)
 }
 
 bool te_context_tf32(const te_context *ctx) { return ctx && ctx->tf32; }
+
+void te_context_set_any_order(te_context *ctx, bool on)
+{
+    if (!ctx) return;
+    ctx->any_order = on;
+    for (int i = 0; i < TE_MAX_DEVICES; i++) ctx->devices[i].exec.any_order = on;
+}
+
+bool te_context_any_order(const te_context *ctx) { return ctx && ctx->any_order; }
 
 void te_context_on_memory_pressure(te_context *ctx, void (*reclaim)(void *user), void *user)
 {

@@ -45,7 +45,7 @@ struct te_context {
     size_t    tensor_memory_limit;
     int       threads;
     bool      threads_told; /* somebody said how many */
-    bool      tf32; /* see te_exec */
+    bool      tf32, any_order; /* see te_exec */
 
     bool     grad_enabled;
     int64_t  recompute_width; /* groups compute operands of weight gradients anew, instead of keeping them, where the

@@ -214,6 +214,7 @@ struct te_exec {
     void             *device;  /* the backend's own state */
     int               threads; /* CPU threads that kernels may use; results do not depend on it */
     bool              tf32;    /* float32 products may round their operands to TF32 where that is faster */
+    bool              any_order; /* sums may be taken in another order every time, which changes bits, where faster */
     const atomic_int *interrupt; /* not 0: leave off what runs; any thread sets it. NULL: nobody will */
 
     /* Device memory for the duration of a kernel, from the engine's caching allocator, 64-byte aligned; NULL with the

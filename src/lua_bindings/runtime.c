@@ -157,6 +157,25 @@ static int get_float32_matmul_precision(lua_State *L)
     return 1;
 }
 
+/* te.use_deterministic_algorithms(mode): whether results repeat their bits even where others would be faster. */
+static int use_deterministic_algorithms(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    if (!lua_isboolean(L, 1))
+        return te_lua_fail(L, "use_deterministic_algorithms", "expected true or false, got %s", luaL_typename(L, 1));
+    te_lua_enter(rt, L, "use_deterministic_algorithms");
+    te_context_set_any_order(rt->ctx, !lua_toboolean(L, 1));
+    return 0;
+}
+
+static int are_deterministic_algorithms_enabled(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "are_deterministic_algorithms_enabled");
+    lua_pushboolean(L, !te_context_any_order(rt->ctx));
+    return 1;
+}
+
 /* te.get_default_device(): where tensors are made that no device is named for. */
 static int get_default_device(lua_State *L)
 {
@@ -208,6 +227,8 @@ const luaL_Reg te_lua_runtime_functions[] = {
     {"get_num_threads", get_num_threads}, {"devices", devices},         {"get_default_device", get_default_device},
     {"set_float32_matmul_precision", set_float32_matmul_precision},
     {"get_float32_matmul_precision", get_float32_matmul_precision},
+    {"use_deterministic_algorithms", use_deterministic_algorithms},
+    {"are_deterministic_algorithms_enabled", are_deterministic_algorithms_enabled},
     {"synchronize", synchronize},         {"is_tensor", is_tensor},
     {"ops_list", ops_list},               {NULL, NULL},
 };

@@ -47,6 +47,10 @@ return {
         { "set_float32_matmul_precision", "precision: string", "",
             "\"highest\" keeps float32 in matrix products, \"high\" allows TF32 where a device has it." },
         { "get_float32_matmul_precision", "", "string", "What set_float32_matmul_precision set." },
+        { "use_deterministic_algorithms", "mode: boolean", "",
+            "true, as at first: the same call gives the same bits. false: cuDNN sums gradients of attention in any "
+            .. "order, which takes less time and memory." },
+        { "are_deterministic_algorithms_enabled", "", "boolean", "What use_deterministic_algorithms set." },
         { "get_default_device", "", "string", "Where tensors are made that no device is named for." },
         { "devices", "", "string[]", "Names of the devices that can hold tensors." },
         { "is_tensor", "value: any", "boolean", "Whether value is a tensor." },

@@ -11,7 +11,8 @@
  *
  * The backward pass that repeats its bits keeps the gradient of the queries in parts, 805 MB for GPT-2 on 32 x 1024:
  * where a plan wants more than TETRAIN_CUDNN_WORKSPACE its batch is split. On an H200 that GPT-2's backward pass takes
- * .69 ms a layer as a whole and .83 ms in four parts of 256 MiB.
+ * .69 ms a layer as a whole and .83 ms in four parts of 256 MiB. Under exec->any_order that gradient is summed in
+ * place, in 100 MB.
  */
 #include "attention_dnn.h"
 #include "cuda_backend.h"
@@ -151,7 +152,7 @@ static int64_t longest(const te_attention *a)
     return most;
 }
 
-static void fill_key(te_dnn_attention *key, const te_attention *a, const te_attention_grad *g)
+static void fill_key(te_dnn_attention *key, const te_attention *a, const te_attention_grad *g, bool any_order)
 {
     memset(key, 0, sizeof *key);
     key->packed = a->cu_seqlens_q != NULL;
@@ -166,6 +167,7 @@ static void fill_key(te_dnn_attention *key, const te_attention *a, const te_atte
     key->causal = a->window_right == 0;
     key->window = a->window_left < 0 || a->window_left >= key->seq_q ? -1 : a->window_left;
     key->backward = g != NULL;
+    key->any_order = g && any_order && !key->packed;
     key->lse = te_view_present(&a->lse);
     for (int uid = TE_DNN_Q; uid <= (g ? TE_DNN_DV : TE_DNN_OUT); uid++) {
         const te_view *v = te_dnn_attention_view(a, g, uid);
@@ -192,7 +194,7 @@ static bool make_plan(te_exec *exec, struct te_cuda_dnn *dnn, known_plan *known)
         te_dnn_attention_engine(dnn->library.cudnnGetVersion(), te_cuda(exec)->capability, &known->key, &engine);
     te_dnn_open(g, &dnn->library);
     te_dnn_attention_graph(g, &known->key);
-    if (!te_dnn_finish(g, dnn->handle, NULL, chosen ? &engine : NULL, &known->plan))
+    if (!te_dnn_finish(g, dnn->handle, NULL, chosen ? &engine : NULL, !known->key.any_order, &known->plan))
         memcpy(known->reason, g->reason, sizeof known->reason);
     te_dnn_close(g);
     te_mem_free(exec->mem, g, sizeof *g);
@@ -368,6 +370,11 @@ static te_status bind_factors(call *c)
     return TE_OK;
 }
 
+static int64_t dq_sums_bytes(const te_dnn_attention *key)
+{
+    return key->any_order ? key->batch * key->heads * key->seq_q * key->dim * (int64_t)sizeof(float) : 0;
+}
+
 static te_status bind_tensors(call *c)
 {
     for (int uid = TE_DNN_Q; uid <= (c->grad ? TE_DNN_DV : TE_DNN_OUT); uid++)
@@ -378,7 +385,10 @@ static te_status bind_tensors(call *c)
     if (status != TE_OK || !c->key.backward) return status;
     void *sums = lend(c, (size_t)(c->a->q.shape[0] * c->key.heads * c->a->q.shape[2]) * sizeof(float));
     bind(c, TE_DNN_SUMS, sums);
-    return sums ? TE_OK : TE_ERROR_MEMORY;
+    if (!sums || !c->key.any_order) return sums ? TE_OK : TE_ERROR_MEMORY;
+    void *gradient = lend(c, (size_t)dq_sums_bytes(&c->key));
+    bind(c, TE_DNN_DQ_SUMS, gradient);
+    return gradient ? TE_OK : TE_ERROR_MEMORY;
 }
 
 /* TE_ERROR_UNSUPPORTED where the library declines at last what it has planned: the reason is the plan's from now on. */
@@ -446,7 +456,7 @@ bool te_cuda_attention_dnn(te_exec *exec, const te_attention *a, const te_attent
     call c = {.exec = exec, .a = a, .grad = grad};
     if (!reason) reason = !dnn ? "out of host memory" : dnn->reason[0] ? dnn->reason : NULL;
     if (!reason) {
-        fill_key(&c.key, a, grad);
+        fill_key(&c.key, a, grad, exec->any_order);
         reason = te_dnn_attention_fault(dnn->library.cudnnGetVersion(), te_cuda(exec)->capability, &c.key);
     }
     if (!reason) {
@@ -459,11 +469,11 @@ bool te_cuda_attention_dnn(te_exec *exec, const te_attention *a, const te_attent
         te_cuda_trace(exec, "dispatch: %s: own kernels, since cuDNN is not asked or declines: %s\n", operation, reason);
         return false;
     }
-    te_cuda_trace(exec, "dispatch: %s: cuDNN %zu, %lld bytes to work in\n", operation, dnn->library.cudnnGetVersion(),
-                  (long long)known->plan.workspace);
-    if ((double)known->plan.workspace > dnn->most && !c.key.packed && c.key.batch > 1)
-        return in_halves(exec, a, grad, status);
-    if ((double)known->plan.workspace > dnn->most && c.key.packed) {
+    int64_t room = known->plan.workspace + dq_sums_bytes(&c.key);
+    te_cuda_trace(exec, "dispatch: %s: cuDNN %zu, %lld bytes to work in%s\n", operation,
+                  dnn->library.cudnnGetVersion(), (long long)room, c.key.any_order ? ", sums in any order" : "");
+    if ((double)room > dnn->most && !c.key.packed && c.key.batch > 1) return in_halves(exec, a, grad, status);
+    if ((double)room > dnn->most && c.key.packed) {
         te_cuda_trace(exec, "dispatch: %s: own kernels, since cuDNN's workspace counts every sequence as long as all\n",
                       operation);
         return false;

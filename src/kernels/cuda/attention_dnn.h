@@ -16,6 +16,7 @@ typedef enum te_dnn_uid {
     TE_DNN_DV,
     TE_DNN_LSE,
     TE_DNN_SUMS,    /* backward: rows of dout * out, f32 [batch, heads, seq_q] dense; memory to work in */
+    TE_DNN_DQ_SUMS, /* likewise, where they are added in any order: dq in f32, dense */
     TE_DNN_SCALE,   /* one f32 each, on the host: the scale, what masked scores become, 1, the window */
     TE_DNN_MASKED,
     TE_DNN_ONE,
@@ -39,6 +40,7 @@ typedef struct te_dnn_attention {
     int64_t         window;                    /* positions before its own that a row sees; -1: all */
     cudnnDataType_t type; /* fp8: of quantized operands */
     int32_t         causal, backward, packed, lse; /* lse: forward writes it */
+    int32_t         any_order; /* backward, not packed: bits need not repeat */
 } te_dnn_attention;
 
 /* Why cuDNN is not asked; NULL: it is. grad: NULL in forward. */

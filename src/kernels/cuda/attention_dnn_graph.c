@@ -13,8 +13,8 @@
  * which cuDNN knows with factors of v and out, 1 here since they share theirs, and with the amaxes of p and
  * out, which nobody needs. All its factors but the scale lie on the device: so it is asked everywhere else.
  *
- * dq is a product of the stored ds: the other known form adds its tiles to memory in any order, which would not give
- * the same bits every time.
+ * dq is a product of the stored ds. In the other known form, any_order, its tiles are added to float32 sums in memory
+ * as they come, which moves fewer bytes and does not give the same bits every time.
  */
 #include "attention_dnn.h"
 
@@ -280,7 +280,17 @@ static void query_gradient(writer *w, te_dnn_tensor ds, te_dnn_tensor k, te_dnn_
                                .ragged = k_offsets};
     te_dnn_tensor k_rows = te_dnn_virtual_as(w->g, &rows);
     te_dnn_reshape(w->g, k, k_rows);
-    product(w, ds, k_rows, plain_operand(w, TE_DNN_DQ, a->heads, a->seq_q, a->dim), true, false, true);
+    te_dnn_tensor dq = plain_operand(w, TE_DNN_DQ, a->heads, a->seq_q, a->dim), sums = dq;
+    if (a->any_order) {
+        te_dnn_description dense = {.type = CUDNN_DATA_FLOAT,
+                                    .dim = {a->batch, a->heads, a->seq_q, a->dim},
+                                    .stride = {a->heads * a->seq_q * a->dim, a->seq_q * a->dim, a->dim, 1},
+                                    .ragged = TE_DNN_NONE};
+        sums = te_dnn_add(w->g, TE_DNN_DQ_SUMS, &dense);
+    }
+    product(w, ds, k_rows, sums, true, false, true);
+    if (a->any_order)
+        te_dnn_pointwise(w->g, CUDNN_POINTWISE_IDENTITY, CUDNN_DATA_FLOAT, sums, TE_DNN_NONE, TE_DNN_NONE, dq, 0);
 }
 
 static void backward(writer *w)

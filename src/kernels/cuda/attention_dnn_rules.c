@@ -6,7 +6,8 @@
 
 #include <string.h>
 
-/* Of gradients. Our graph is FE's deterministic one, and the numbers of rows of packed sequences lie without holes. */
+/* Of gradients. Without any_order our graph is FE's deterministic one; the numbers of rows of packed sequences lie
+ * without holes. */
 static const char *backward_fault(size_t version, int major, const te_dnn_attention *key)
 {
     bool same_as_deepseek = key->dim == 192 && key->dim_v == 128, narrow = key->dim <= 128 && key->dim_v <= 128;
@@ -15,7 +16,8 @@ static const char *backward_fault(size_t version, int major, const te_dnn_attent
         return "until 9.15.0 gradients of such lengths are wrong";
     if (major == 9 && version >= 91100 && version < 91300 && near_deepseek && !same_as_deepseek)
         return "before 9.13 no gradients of such heads";
-    if (major == 10 && version < 91800) return "before 9.18 gradients do not repeat their bits on this device";
+    if (major == 10 && version < 91800 && !key->any_order)
+        return "before 9.18 gradients do not repeat their bits on this device";
     if (major != 9 && !narrow && !(major == 10 && same_as_deepseek)) return "no gradients of such heads on this device";
     if (key->packed && (major == 8 || major == 12)) return "no gradients of packed sequences on this device";
     if (key->packed && (key->dim % 16 || key->dim_v % 16))
@@ -48,7 +50,7 @@ enum { KNOB_STREAM_K = 38, KNOB_TILE_M = 40, KNOB_TILE_N = 41 };
 
 bool te_dnn_attention_engine(size_t version, int capability, const te_dnn_attention *key, te_dnn_engine *engine)
 {
-    if (capability / 10 != 10 || !key->backward) return false;
+    if (capability / 10 != 10 || !key->backward || key->any_order) return false;
     *engine = (te_dnn_engine){.index = capability > 103 ? 17 : 5, .n_knobs = 2,
                               .knob = {CUDNN_KNOB_TYPE_KERNEL_CFG, CUDNN_KNOB_TYPE_STAGES}, .value = {31, 2}};
     if (version < 92300) return true;

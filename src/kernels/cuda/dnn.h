@@ -89,11 +89,11 @@ void te_dnn_reshape(te_dnn_graph *g, te_dnn_tensor x, te_dnn_tensor y);
 
 /* Describes a device in JSON. Destroyed by the caller; NULL with the reason. */
 cudnnBackendDescriptor_t te_dnn_device(const te_cuda_dnn_library *dnn, const char *json, char reason[TE_DNN_REASON]);
-/* The plan of `engine`, or where that is NULL the first one of the library's choices that gives the same bits every
- * time; false with g's reason. For the device of `handle`, where it can be run, or for a described one, where it
- * cannot: one of the two is NULL. */
+/* The plan of `engine`, or where that is NULL the first one of the library's choices, with `repeats` of those that give
+ * the same bits every time; false with g's reason. For the device of `handle`, where it can be run, or for a described
+ * one, where it cannot: one of the two is NULL. */
 bool te_dnn_finish(te_dnn_graph *g, cudnnHandle_t handle, cudnnBackendDescriptor_t device, const te_dnn_engine *engine,
-                   te_dnn_plan *plan);
+                   bool repeats, te_dnn_plan *plan);
 void te_dnn_plan_close(const te_cuda_dnn_library *dnn, te_dnn_plan *plan);
 /* Of a call that failed: the library's words. */
 void te_dnn_describe(const te_cuda_dnn_library *dnn, const char *what, cudnnStatus_t status,

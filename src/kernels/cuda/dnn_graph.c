@@ -195,7 +195,7 @@ cudnnBackendDescriptor_t te_dnn_device(const te_cuda_dnn_library *dnn, const cha
 
 enum { MAX_CHOICES = 8 };
 
-static bool repeats(te_dnn_graph *g, cudnnBackendDescriptor_t choice)
+static bool repeats_bits(te_dnn_graph *g, cudnnBackendDescriptor_t choice)
 {
     cudnnBackendNumericalNote_t notes[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
     cudnnBackendDescriptor_t engine = make(g, CUDNN_BACKEND_ENGINE_DESCRIPTOR, "an engine");
@@ -302,7 +302,7 @@ static void keep_configuration(te_dnn_graph *g, cudnnBackendDescriptor_t configu
 }
 
 bool te_dnn_finish(te_dnn_graph *g, cudnnHandle_t handle, cudnnBackendDescriptor_t device, const te_dnn_engine *engine,
-                   te_dnn_plan *plan)
+                   bool repeats, te_dnn_plan *plan)
 {
     cudnnBackendDescriptor_t choices[MAX_CHOICES], all = finish_operations(g, handle);
     int64_t n = 1, got = 0;
@@ -312,9 +312,9 @@ bool te_dnn_finish(te_dnn_graph *g, cudnnHandle_t handle, cudnnBackendDescriptor
     else
         n = choices_for(g, all, device, choices);
     if (g->status != CUDNN_STATUS_SUCCESS) return false;
-    snprintf(g->reason, sizeof g->reason, n > 0 ? "no engine that repeats its bits" : "no engine");
+    snprintf(g->reason, sizeof g->reason, n > 0 && repeats ? "no engine that repeats its bits" : "no engine");
     for (int64_t i = 0; i < n && !plan->plan; i++) {
-        if (engine || repeats(g, choices[i])) plan->plan = plan_choice(g, choices[i], handle, device);
+        if (engine || !repeats || repeats_bits(g, choices[i])) plan->plan = plan_choice(g, choices[i], handle, device);
         if (plan->plan) keep_configuration(g, choices[i], plan);
     }
     if (!plan->plan) return false;

@@ -154,6 +154,8 @@ static float apply(int mode, float x, float b, float t, int64_t index)
         return x * b;
     case CUDNN_POINTWISE_DIV:
         return x / b;
+    case CUDNN_POINTWISE_IDENTITY:
+        return x;
     case CUDNN_POINTWISE_EXP:
         return expf(x);
     case CUDNN_POINTWISE_LOG:

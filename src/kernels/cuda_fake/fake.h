@@ -37,9 +37,9 @@ TE_FAKE void te_fake_set_shared(uint32_t bytes);
 TE_FAKE void te_fake_set_driver(int version);
 /* What a matrix product's epilogue adds to its counted time, in nanoseconds; 0 at first. */
 TE_FAKE void te_fake_set_epilogue_cost(uint64_t nanoseconds);
-/* Counted times of a matrix product by each of the library's three algorithms, in nanoseconds, before and after products
- * have taken TE_FAKE_HOT of them from now on; 0, at first: the second one takes half as long as the others. Products by
- * algorithm i are counted as calls of "product i". */
+/* Counted times of a matrix product by each of the library's three algorithms, in nanoseconds, before products have
+ * taken TE_FAKE_HOT of them from now on, and after it; 0, at first: the second one takes half as long as the others.
+ * Products by algorithm i are counted as calls of "product i". */
 enum { TE_FAKE_HOT = 20000000 };
 TE_FAKE void te_fake_set_product_costs(const uint64_t *cold, const uint64_t *hot);
 /* Whether products of fp8 are added up as short as tensor cores before compute capability 10.0 do it; at first

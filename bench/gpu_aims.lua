@@ -84,7 +84,7 @@ local function with(prefix, modes, suffix)
     return names
 end
 
-local GPT2_OURS = { GPT2 .. "bfloat16, graph", GPT2 .. "bfloat16" }
+local GPT2_OURS = { GPT2 .. "bfloat16, graph", GPT2 .. "bfloat16, sums in any order, graph", GPT2 .. "bfloat16" }
 local PEERS_FP8 = with("PyTorch " .. LLAMA,
     { "compiled, FP8 _scaled_mm", "eager, FP8 Transformer Engine" })
 local PEERS_BOTH = with("PyTorch " .. LLAMA, { "eager, bfloat16", "compiled, bfloat16" })

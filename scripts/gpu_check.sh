@@ -150,12 +150,16 @@ find_libraries() {
     done
 }
 
-# NVIDIA's libraries from Python's packages, where python3 has some and nothing says which Python is meant.
+# NVIDIA's libraries from Python's packages, where python3 has some and nothing says which Python is meant: before those
+# of the system, so that PyTorch is measured with the same ones.
 find_python() {
     python=${PYTHON:-python3}
     prefix=$("$python" -c 'import sys; print(sys.prefix)' 2>/dev/null)
     [ -n "$prefix" ] && export VIRTUAL_ENV="${VIRTUAL_ENV:-$prefix}"
-    export python
+    for folder in "${VIRTUAL_ENV:-/nowhere}"/lib/python3*/site-packages/nvidia/*/lib; do
+        [ -d "$folder" ] && LD_LIBRARY_PATH=$folder:$LD_LIBRARY_PATH
+    done
+    export python LD_LIBRARY_PATH
 }
 
 # What the device and its libraries are, and what they decline of small steps: the kernels that stand in, and why.

@@ -1,5 +1,6 @@
---- Attention on the CUDA device: FP8 gives what the CPU computes, within the rounding of sums, by cuDNN where it takes it,
---- else by a kernel of its own, and the trace says which; gradients whose sums come in any order. Pending without a device.
+--- Attention on the CUDA device: FP8 gives what the CPU computes, within the rounding of sums, by cuDNN where it takes
+--- it, else by a kernel of its own, and the trace says which; gradients whose sums come in any order. Pending without a
+--- device.
 
 local ffi = require "ffi"
 local te = require "te"

@@ -135,6 +135,7 @@ local AIMS = {
     shown("kernels fused and quantizing, products and attention in FP8, recorded steps: the CPU's results",
         "every operation against the CPU"),
     shown("a recorded training step has the plain one's losses, bfloat16", "training repeats bit for bit"),
+    shown("collectives over NCCL, plain and in a graph, for a group of one", "collectives of one process"),
     at_most("GPT-2 124M step, 32 x 1024, at most 53 ms (floor 40)", GPT2_OURS, 53),
     share("GPT-2 124M step at most 0.85 of torch.compile's in bfloat16", GPT2_OURS,
         { "PyTorch " .. GPT2 .. "compiled, bfloat16" }, 0.85),

@@ -83,6 +83,8 @@ pack() {
     bundle=$stage/tetrain-gpu-check
     mkdir -p "$bundle/bin" "$bundle/lib" "$bundle/lua" "$bundle/clua"
     cp "$build/tetrain" "$build/libtetrain_cuda.so" "$bundle/bin/"
+    [ -e "$build/test_cuda_backend_collectives" ] &&
+        cp "$build/test_cuda_backend_collectives" "$bundle/bin/test_collectives"
     needed_libraries "$build/tetrain" | while read -r library; do cp -L "$library" "$bundle/lib/"; done
     cp "$0" "$bundle/gpu_check.sh"
     cp "$root/README.md" "$root/ARCHITECTURE.md" "$bundle/" 2>/dev/null
@@ -252,6 +254,9 @@ repeat_training() {
         cmp "$work/first.losses" "$work/plain.losses"
 }
 
+# What NCCL does for a group of one process.
+collectives() { "$bin/test_collectives" --card; }
+
 peer() { "$python" "$here/bench/gpu.py" "$@"; }
 
 run() {
@@ -286,6 +291,9 @@ run() {
     step "benches of kernels" 80 tetrain bench/gpu.lua $quick
     step "every operation against the CPU" 150 against_cpu "$quick"
     step "training repeats bit for bit" 40 repeats "$quick"
+    if [ -e "$bin/test_collectives" ]; then
+        step "collectives of one process" 30 collectives
+    fi
     if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
         step "benches of PyTorch" 130 peer $quick
     else
@@ -322,6 +330,6 @@ pack) shift; pack "$@" ;;
 run) shift; run "$@" ;;
 kernels) shift; kernels "$@" ;;
 # a step of run
-specs | against_cpu | repeats | apart | repeat_training | sanitize | tetrain | peer | first_look) "$@" ;;
+specs | against_cpu | repeats | collectives | apart | repeat_training | sanitize | tetrain | peer | first_look) "$@" ;;
 *) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

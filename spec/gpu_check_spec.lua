@@ -46,7 +46,7 @@ describe("gpu_check.sh", function()
         assert.equal(0, status, text)
         local found, n = {}, 0
         for aim, said in text:gmatch "AIM ([^\n]-): ([^\n]+)\n" do found[aim], n = said, n + 1 end
-        assert.equal(12, n, text)
+        assert.equal(13, n, text)
         return found, text
     end
 

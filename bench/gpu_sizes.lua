@@ -124,10 +124,12 @@ for _, dtype in ipairs { "bfloat16", "float32" } do
     end)
 end
 
-case("scatter_add, gather, index_add", 1e-6, function()
+case("scatter_add, gather, index_add, index_copy", 1e-6, function()
     return compare({ randn { n(2048), 512 }, ids({ n(2048), 512 }, 512):to "int64", randn { n(2048), 512 },
         ids({ n(2048) }, n(2048)):to "int64" }, function(x, index, src, rows)
-        return te.scatter_add(x, 2, index, src), te.gather(x, 2, index), te.index_add(x, 1, rows, src)
+        return te.scatter_add(x, 2, index, src), te.gather(x, 2, index), te.index_add(x, 1, rows, src),
+            te.index_copy(x, 1, te.flip(te.arange(1, x:size(1) - 1, 1, { dtype = "int64", device = x.device }), { 1 }),
+                src:narrow(1, 1, x:size(1) - 1))
     end)
 end)
 case("topk, sort, cumsum, argmax", 1e-5, function()

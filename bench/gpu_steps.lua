@@ -1,6 +1,6 @@
 -- Training steps on the CUDA device: small layers, a block of GPT-2 1.5B, a layer of Llama 8B, GPT-2 124M; in bfloat16
--- and in FP8, run as they are and as recorded graphs. Lines that begin with BENCH are the results; what matters most
--- comes first, in case that time runs out.
+-- and in FP8, run as they are and as recorded graphs. And tokens that GPT-2 124M generates. Lines that begin with BENCH
+-- are the results; what matters most comes first, in case that time runs out.
 --
 --     build/tetrain bench/gpu_steps.lua [--quick | --once]
 --
@@ -198,5 +198,39 @@ local function gpt2()
     end
 end
 
-for _, part in ipairs { gpt2, llama, gpt2_xl_block, small } do part() end
+-- --- tokens, one after the other -------------------------------------------------------------------------------------
+
+local function generation()
+    local seq, prompt, tokens = quick and 32 or 1024, quick and 4 or 128, once and 16 or 256
+    local model = te.models.gpt { vocab_size = quick and 64 or 50304, block_size = seq, n_layer = quick and 1 or 12,
+        n_head = quick and 2 or 12, n_embd = quick and 64 or 768 }
+    model:to(device)
+    for _, case in ipairs { { 1, true }, { 1, false }, { 8, true }, { 8, false } } do
+        local texts, graph = unpack(case)
+        local name = ("GPT-2 124M generation, %d text%s, bfloat16%s"):format(texts, texts > 1 and "s" or "",
+            graph and ", graph" or "")
+        figure(name, function()
+            local ids = te.randint(0, 63, { texts, prompt }, { dtype = "int32", device = device })
+            local function generate(n)
+                te.autocast({ dtype = "bfloat16" }, function()
+                    model:generate(ids, n, { temperature = 0, graph = graph })
+                end)
+            end
+            local function seconds(n)
+                local start = clock()
+                generate(n)
+                te.synchronize(device)
+                return clock() - start
+            end
+            seconds(16)
+            -- without the prompt, the steps that run before one is recorded, and the recording
+            local short, long = seconds(16), seconds(16 + tokens)
+            local ms = math.max(long - short, 1e-9) / tokens * 1e3
+            bench("%s: %.3f ms a token (%.0f tokens/s), weights at %.0f GB/s", name, ms, texts / ms * 1e3,
+                2 * model:num_parameters() / ms / 1e6)
+        end)
+    end
+end
+
+for _, part in ipairs { gpt2, llama, generation, gpt2_xl_block, small } do part() end
 if failed > 0 then os.exit(1) end

@@ -6,8 +6,8 @@ Lines that begin with BENCH are the results, the most telling ones first, in cas
 float32 under torch.autocast in bfloat16, AdamW is the fused one, and weights, inputs and gradients are drawn as in
 tetrain's benches: a card multiplies zeros, and what is near them, faster than other numbers; what this PyTorch or card
 cannot do is a line that says so. --quick: small sizes, --once: everything once, for what PyTorch compiles and keeps,
---parts: some of gpt2,llama,small,attention,kernels,gpt2_xl_block, --device: another one. FP8 is only compiled: eager it
-takes twice as long as bfloat16.
+--parts: some of gpt2,llama,generation,small,attention,kernels,gpt2_xl_block, --device: another one. FP8 is only
+compiled: eager it takes twice as long as bfloat16.
 """
 
 import argparse
@@ -286,6 +286,51 @@ class Benches:
         for name, make in layers:
             self.forward_backward("%s on %d tokens" % (name, rows), make, (rows, width), calls=50)
 
+    def generation(self):
+        """Keys and values in tensors for the whole context, places on the device: what torch.compile can record."""
+        seq, prompt, tokens, layers, heads, width, vocabulary = \
+            (32, 4, 16, 1, 2, 64, 64) if self.quick else (1024, 128, 256, 12, 12, 768, 50304)
+        model = GPT(nn.Linear, vocabulary, seq, layers, heads, width).to(self.device, torch.bfloat16).eval()
+        places = torch.arange(seq, device=self.device)
+        for texts in (1, 8):
+            shape = (layers, texts, heads, seq, width // heads)
+            keys, values = (torch.zeros(shape, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+
+            def step(ids, place, keys=keys, values=values, texts=texts):
+                h, seen = model.wte(ids) + model.wpe(place), (places <= place).view(1, 1, 1, -1)
+                for i, (attending, mlp) in enumerate(model.blocks):
+                    norm, attention = attending.inner
+                    q, k, v = (t.view(texts, 1, heads, -1).transpose(1, 2)
+                               for t in attention.qkv(norm(h)).split(width, dim=2))
+                    keys[i].index_copy_(2, place, k)
+                    values[i].index_copy_(2, place, v)
+                    y = F.scaled_dot_product_attention(q, keys[i], values[i], attn_mask=seen)
+                    h = mlp(h + attention.proj(y.transpose(1, 2).reshape(texts, 1, width)))
+                return F.linear(model.norm(h), model.wte.weight)[:, -1].argmax(-1, keepdim=True)
+
+            for mode in ("compiled", "eager"):
+                def run(mode=mode, step=step, texts=texts):
+                    torch._dynamo.reset()
+                    one = torch.compile(step, mode="reduce-overhead") if mode == "compiled" else step
+
+                    def several(n):
+                        ids = torch.zeros(texts, 1, dtype=torch.int64, device=self.device)
+                        place = torch.full((1,), prompt, device=self.device)
+                        for _ in range(n):
+                            torch.compiler.cudagraph_mark_step_begin()
+                            ids = one(ids, place).clone()
+                            place += 1
+                        self.timer.wait()
+
+                    with torch.no_grad():
+                        several(4)
+                        start = time.perf_counter()
+                        several(tokens)
+                        ms = (time.perf_counter() - start) / tokens * 1e3
+                    bench("GPT-2 124M generation, %d text%s, %s, bfloat16: %.3f ms a token (%.0f tokens/s)" % (
+                        texts, "s" if texts > 1 else "", mode, ms, texts / ms * 1e3))
+                self.figure("generation of %d, %s" % (texts, mode), run)
+
     def gpt2_xl_block(self):
         width, heads, seq, batch = (64, 2, 16, 1) if self.quick else (1600, 25, 1024, 8)
         work = 6 * batch * seq * 12 * width**2 + 6 * batch * seq * seq * width
@@ -316,7 +361,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--once", action="store_true")
-    parser.add_argument("--parts", default="gpt2,llama,small,attention,kernels,gpt2_xl_block")
+    parser.add_argument("--parts", default="gpt2,llama,generation,small,attention,kernels,gpt2_xl_block")
     parser.add_argument("--device", default="cuda")
     o = parser.parse_args()
     bench("%s on %s" % (torch.__version__, torch.cuda.get_device_name() if o.device == "cuda" else o.device))

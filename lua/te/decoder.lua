@@ -7,6 +7,8 @@
 --                              its own
 --     config                   the checked ones
 --     self:embed(ids, before)  hidden states {batch, seq, n_embd} of ids that follow `before` tokens
+--     takes_positions          whether embed takes, for one id a row, a tensor {1} as `before`, so that generation can
+--                              be recorded
 --     self:chain()             what stands between them and the head
 --     self:head()              the weight {vocab_size, n_embd} that makes logits
 --
@@ -102,6 +104,7 @@ function Decoder:hidden_states(ids)
             te.is_tensor(ids) and options.shape(ids) or type(ids))
     end
     local before = KVCache.offset()
+    if te.is_tensor(before) then return fuser.run_chain(self, self:embed(ids, before)) end
     local seq = before + ids:size(2) * (self.cp_group and self.cp_group.size or 1)
     if seq > self.config.block_size then
         fail("%s: a sequence of %d tokens, block_size is %d", self.__name, seq, self.config.block_size)

@@ -10,6 +10,10 @@ local fail = require "te.fail"
 local options = require "te.options"
 local settle = require "te.settle"
 local KVCache = require "te.kv_cache"
+local decoding = require "te.decoding"
+
+-- A step is recorded where so many tokens are to come, with room for so many at least.
+local WORTH_RECORDING, LEAST_ROOM = 8, 256
 
 local generate = {}
 
@@ -24,6 +28,7 @@ generate.OPTIONS = {
         help = "choose among the likeliest tokens that together have this probability; all unless given" },
     eos = { "any", help = "the id, or a list of ids, after which a row has ended; generation stops when all have" },
     use_cache = { "boolean", true, help = "keep keys and values of the tokens before, up to block_size tokens" },
+    graph = { "boolean", true, help = "record the step of a token as a graph, where a device has them" },
     on_token = { "callable", help = "called with the tokens {batch, 1} at every new position, those of prompts that "
         .. "go on and the padding of ended rows included; returning false stops" },
 }
@@ -184,8 +189,8 @@ function Batch:whole(tokens)
     return te.where(self.is_active, te.index_select(tokens, 1, self.places), self.pad):to(tokens.dtype)
 end
 
--- Drops rows that have ended with these tokens, from the cache as well.
-function Batch:retire(tokens, cache)
+-- Drops rows that have ended with these tokens. Returns the places of those that go on where some have, for the cache.
+function Batch:retire(tokens)
     local values, position, rows, kept = self.ends and tokens:totable(), self.ids:size(2), {}, {}
     for i, row in ipairs(self.rows) do
         local new = position - self.lengths[row]
@@ -205,7 +210,7 @@ function Batch:retire(tokens, cache)
     self.is_active = te.tensor(is_active, { device = tokens.device })
     kept = te.tensor(kept, integers)
     self.ids, self.prompts = te.index_select(self.ids, 1, kept), te.index_select(self.prompts, 1, kept)
-    if cache then cache:select(kept) end
+    return kept
 end
 
 -- All rows {batch, longest}, filled up with `pad`, and their lengths {batch}; a prompt that was not read to its end
@@ -226,14 +231,41 @@ function Batch:result()
     return all, te.tensor(lengths, { dtype = "int64", device = self.ids.device })
 end
 
+-- How many tokens there may be with those to come.
+function Batch:longest()
+    local most = 0
+    for _, row in ipairs(self.rows) do most = math.max(most, self.lengths[row]) end
+    return most + self.count
+end
+
+-- Recorded steps that go on from the cache, where they are worth their recording.
+local function record_steps(model, batch, cache, opts)
+    local position = batch.ids:size(2)
+    if cache.length + 1 ~= position or not decoding.takes(model, cache) then return nil end
+    local limit, capacity = model.config.block_size, LEAST_ROOM
+    local longest = math.min(batch:longest(), limit)
+    if longest - position < WORTH_RECORDING then return nil end
+    while capacity < longest do capacity = 2 * capacity end
+    local function chosen(logits) return batch:choose(logits, opts) end
+    return decoding.steps(model, cache, math.min(capacity, limit), chosen)
+end
+
 local function go_on(model, batch, opts)
-    local cache = opts.use_cache and KVCache() or nil
+    local cache, steps, tokens = opts.use_cache and KVCache() or nil, nil, nil
+    local records = cache and opts.graph
     batch:read()
     while batch.count > 0 and #batch.rows > 0 do
-        local tokens = batch:keep_prompts(batch:choose(next_logits(model, batch.ids, cache), opts))
+        local position = batch.ids:size(2)
+        if steps and (steps.length + 1 ~= position or not steps:has_room()) then steps = steps:give_back() end
+        steps = steps or records and record_steps(model, batch, cache, opts)
+        if steps then tokens = steps(batch.ids:narrow(2, position, 1))
+        else tokens = batch:choose(next_logits(model, batch.ids, cache), opts) end
+        tokens = batch:keep_prompts(tokens)
         batch.ids = te.cat({ batch.ids, tokens }, 2)
-        if opts.on_token and opts.on_token(batch:whole(tokens)) == false then break end
-        batch:retire(tokens, cache)
+        if opts.on_token and opts.on_token(batch:whole(tokens):clone()) == false then break end
+        local left = batch:retire(tokens)
+        if left and steps then steps = steps:give_back() end
+        if left and cache then cache:select(left) end
         batch:read()
     end
 end

@@ -88,6 +88,11 @@ local function pass(ok, ...)
     return ...
 end
 
+--- fn(...) with `cache` as the one in force, for caches of other kinds (te.decoding). Returns what fn returns.
+---@param cache table
+---@param fn function
+function KVCache.within(cache, fn, ...) return pass(core.under(swap, cache, fn, ...)) end
+
 --- Inside a run, fn(...) as it is without a cache: an encoder, or whatever else attends on its own. Returns what fn
 --- returns.
 ---@param fn function
@@ -97,13 +102,13 @@ function KVCache.outside(fn, ...)
 end
 
 --- Where the new tokens stand, counted from 0: how many the cache in force holds, 0 without one. A run that asks has to
---- append.
----@return integer
+--- append. In a recorded step (te.decoding) the host does not know it: then the place is an int32 tensor {1}.
+---@return integer|userdata
 function KVCache.offset()
     local cache = KVCache.active
     if not cache then return 0 end
     cache.asked = true
-    return cache.length
+    return cache.length or cache.position
 end
 
 --- Raises where, inside a run, an attention would see the new tokens alone.

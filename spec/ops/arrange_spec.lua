@@ -168,6 +168,64 @@ describe("te.scatter_add and te.index_add", function()
     end)
 end)
 
+describe("te.index_copy", function()
+    it("puts slices in place of those at an index, of any dtype and layout", function()
+        local dtypes = { "float32", "float64", "bfloat16", "float16", "float8_e5m2", "int64", "int32", "uint8" }
+        for _, dtype in ipairs(dtypes) do
+            local x = te.arange(1, 24):to(dtype):view { 2, 3, 4 }
+            local src = te.arange(101, 116):to(dtype):view { 2, 2, 4 }
+            local before, y = x:to("float64"):totable(), te.index_copy(x, 2, ids { 2, 0 }, src)
+            local want, from = x:to("float64"):totable(), src:to("float64"):totable()
+            for b = 1, 2 do want[b][3], want[b][1] = from[b][1], from[b][2] end
+            assert.same(want, y:to("float64"):totable(), dtype)
+            assert.same(before, x:to("float64"):totable())
+            local turned = x:transpose(1, 3) -- {4, 3, 2}
+            assert.is_true(turned:index_copy_(2, ids({ 1 }, "int32"), src:narrow(2, 2, 1):transpose(1, 3)) == turned)
+            for b = 1, 2 do before[b][2] = from[b][2] end
+            assert.same(before, x:to("float64"):totable(), dtype)
+        end
+        local flags = te.zeros({ 300, 2 }, { dtype = "bool" })
+        flags:index_copy_(1, te.arange(0, 298, 2, { dtype = "int64" }), te.ones({ 150, 2 }, { dtype = "bool" }))
+        assert.equal(300, te.sum(flags:to "int64"):item())
+        local none = te.index_copy(te.ones { 2, 0 }, 1, ids { 1 }, te.ones { 1, 0 })
+        assert.same({ 2, 0 }, none.shape)
+        local nowhere = te.zeros({ 0 }, { dtype = "int64" })
+        assert.same({ 1 }, te.index_copy(te.ones { 1 }, 1, nowhere, te.ones { 0 }):totable())
+    end)
+
+    it("reads a source in its own memory before it writes", function()
+        local x = te.arange(1, 4)
+        x:index_copy_(1, ids { 1, 2 }, x:narrow(1, 1, 2))
+        assert.same({ 1, 1, 2, 4 }, x:totable())
+    end)
+
+    it("gives both their gradients", function()
+        local x, src = te.zeros({ 3, 2 }, { requires_grad = true }), te.ones({ 1, 2 }, { requires_grad = true })
+        te.index_copy(x, 1, ids { 1 }, src):backward(te.tensor { { 1, 2 }, { 3, 4 }, { 5, 6 } })
+        assert.same({ { 1, 2 }, { 0, 0 }, { 5, 6 } }, x.grad:totable())
+        assert.same({ { 3, 4 } }, src.grad:totable())
+    end)
+
+    it("refuses what does not fit", function()
+        for message, fn in pairs {
+            ["te.index_copy: index must be int64 or int32, not float32"] = function()
+                te.index_copy(te.ones { 2 }, 1, te.ones { 1 }, te.ones { 1 })
+            end,
+            ["te.index_copy: x is float32, src int64: both must have one dtype"] = function()
+                te.index_copy(te.ones { 2 }, 1, ids { 1 }, ids { 1 })
+            end,
+            ["te.index_copy: index {2} and src {3} do not fit x {2}"] = function()
+                te.index_copy(te.ones { 2 }, 1, ids { 0, 1 }, te.ones { 3 })
+            end,
+            ["index 2 at position 2 is outside 0 to 1"] = function()
+                te.index_copy(te.ones { 2 }, 1, ids { 0, 2 }, te.ones { 2 }):totable()
+            end,
+        } do
+            assert.error_matches(fn, message, 1, true)
+        end
+    end)
+end)
+
 describe("te.nonzero and te.masked_select", function()
     it("find places and values", function()
         local x = te.tensor { { 0, 1.5, 0 }, { NAN, 0, -2 } }

@@ -28,6 +28,7 @@ local cases = {
     scatter_add = function(draw)
         return { draw { 3, 4 }, 2, ids { { 0, 3 }, { 1, 1 }, { 2, 0 } }, draw { 3, 3 } }, { 1, 4 }
     end,
+    index_copy = function(draw) return { draw { 3, 4 }, 1, ids { 2, 0 }, draw { 2, 4 } }, { 1, 4 } end,
     index_add = function(draw) return { draw { 3, 4 }, 1, ids { 2, 0, 2, 2 }, draw { 4, 4 } }, { 1, 4 } end,
     masked_select = function(draw) return { draw { 3, 4 }, te.gt(draw { 3, 4 }, 0) }, { 1 } end,
     flip = function(draw) return { draw { 3, 2, 4 }, { 1, 3 } } end,

@@ -228,6 +228,8 @@ STAND_IN(gather, (te_exec *exec, const te_view *out, const te_view *src, const t
          (exec, out, src, index, dim), 2 * view_bytes(out) + view_bytes(index))
 STAND_IN(scatter_add, (te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim),
          (exec, dst, src, index, dim), 3 * view_bytes(src) + view_bytes(index))
+STAND_IN(scatter, (te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim),
+         (exec, dst, src, index, dim), 2 * view_bytes(src) + view_bytes(index))
 STAND_IN(arg_reduce, (te_exec * exec, const te_view *index, const te_view *src, bool largest),
          (exec, index, src, largest), view_bytes(src) + view_bytes(index))
 STAND_IN(topk, (te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest),
@@ -271,6 +273,7 @@ static void stand_in(profiled_device *p, te_device *device)
     p->table.embedding = embedding;
     p->table.embedding_backward = embedding_backward;
     p->table.gather = gather;
+    p->table.scatter = scatter;
     p->table.scatter_add = scatter_add;
     p->table.arg_reduce = arg_reduce;
     p->table.topk = topk;

@@ -297,9 +297,11 @@ struct te_backend {
      * waits; int64, int32 or uint8. NULL where memory is the host's. */
     te_status (*check_classes)(te_exec *exec, const te_view *targets, int64_t classes, double ignored);
 
-    /* out[…i…] = src[… index[…i…] at dim …]; index int64/int32 of out's shape. scatter_add: dst[… index …] += src. */
+    /* out[…i…] = src[… index[…i…] at dim …]; index int64/int32 of out's shape. scatter_add: dst[… index …] += src, in
+     * the order of src; scatter: dst[… index …] = src, likewise. */
     te_status (*gather)(te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim);
     te_status (*scatter_add)(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim);
+    te_status (*scatter)(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim);
 
     /* Along the last dimension: index (int64, from 0) of the first largest (smallest) value; a NaN counts as the
      * extreme. */

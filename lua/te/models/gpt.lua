@@ -40,6 +40,7 @@ function Block:chain() return { self.attention, self.mlp } end
 local GPT = Decoder:extend("GPT")
 
 GPT.KIND = "gpt"
+GPT.takes_positions = true
 GPT.CONFIG = Decoder.shared {
     block_size = { "size", 1024, help = "the longest sequence" },
     bias = { "boolean", false, help = "of norms and products" },
@@ -69,7 +70,9 @@ function GPT:chain() return { self.dropout, self.blocks, self.norm } end
 
 function GPT:embed(ids, before)
     local n, positions = ids:size(2), nil
-    if self.cp_group then
+    if te.is_tensor(before) then
+        positions = before
+    elseif self.cp_group then
         positions = te.distributed.sequence_positions(n, self.cp_group, ids.device)
     else
         positions = te.arange(before, before + n - 1, 1, { dtype = "int32", device = ids.device })

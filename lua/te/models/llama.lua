@@ -177,6 +177,7 @@ function Llama:init(config)
     self.dropout = te.Dropout(config.dropout)
     self:make_blocks(Block)
     self.norm = norm(config)
+    self.takes_positions = not config.n_expert -- the host counts the rows of experts
     if not config.tie then
         -- no recipe quantizes the head's product
         self.lm_head = te.quantized_model_init({ enabled = false }, te.Linear, config.n_embd, config.vocab_size,

@@ -102,6 +102,7 @@ SelfAttention.set_context_parallel_group = set_context_parallel_group
 
 SelfAttention.takes_seq_lens = true
 SelfAttention.attends_to_rows = true -- across rows that seq_lens tell apart
+SelfAttention.attends_recorded = true -- with the cache of te.decoding
 SelfAttention.plan_fields = {
     "qkv", "proj", "causal", "scale", "window_left", "window_right", "dropout", "training", "rope_interleaved",
     "q_norm", "k_norm", "qk_norm_before_rope", "cp_group",
@@ -182,6 +183,12 @@ local function attend_cached(self, cache, qkv, seq_lens)
     end
     if not self.causal then
         fail("te.%s: with a te.KVCache tokens can't see later ones; causal must be true", self.__name)
+    end
+    if cache.attend then -- the cache of a recorded step
+        local q, k, v = separate(self, qkv, cache.position)
+        local keys, values, bias = cache:attend(self, k, v)
+        return rows_of(self, attend(self, te.scaled_dot_product_attention, q, keys, values, bias, self.softmax_offset,
+            { scale = self.scale }), qkv)
     end
     local q, k, v = separate(self, qkv, nil, cache.length)
     k, v = cache:append(self, k, v)

@@ -29,7 +29,14 @@ static void fail_host(te_call *call, const char *what)
     te_call_fail(call, call->ctx->status, "%s by the host: %s", what, reason);
 }
 
-/* --- adding at positions ------------------------------------------------------------------------------------------ */
+/* The elements of x at positions along dim. */
+static te_tensor *picked(te_context *ctx, te_tensor *x, int dim, te_tensor *index)
+{
+    te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_TENSOR(index)};
+    return index ? te_op_call(ctx, "gather", 3, args) : NULL;
+}
+
+/* --- adding and putting at positions ------------------------------------------------------------------------------ */
 
 static te_status check_scatter(te_call *call, int dim)
 {
@@ -93,21 +100,29 @@ static te_status scatter_add_backward(te_call *call)
     return status;
 }
 
-/* index_add(x, dim, index, src): scatter_add with the index spread over the other dimensions. */
-static te_status index_add_forward(te_call *call)
+/* The index of slices spread over the other dimensions, of the shape of src; NULL: it does not fit. */
+static te_tensor *spread_index(te_call *call, int dim)
 {
     te_tensor *x = call->in[0], *index = call->in[1], *src = call->in[2];
-    int dim = dim_of(call, (int64_t)call->attr[0].number, x);
-    if (dim < 0) return call->ctx->status;
     int64_t stride[TE_MAX_DIMS] = {0};
     bool fits = index->ndim == 1 && src->ndim == x->ndim;
     for (int i = 0; i < x->ndim && fits; i++) fits = src->shape[i] == (i == dim ? index->shape[0] : x->shape[i]);
-    if (!fits)
-        return te_call_fail(call, TE_ERROR_ARGUMENT,
-                            "index %s and src %s do not fit x %s: src has x's shape, dimension %d that of index",
-                            TE_SHAPE_TEXT(index), TE_SHAPE_TEXT(src), TE_SHAPE_TEXT(x), dim + 1);
+    if (!fits) {
+        te_call_fail(call, TE_ERROR_ARGUMENT,
+                     "index %s and src %s do not fit x %s: src has x's shape, dimension %d that of index",
+                     TE_SHAPE_TEXT(index), TE_SHAPE_TEXT(src), TE_SHAPE_TEXT(x), dim + 1);
+        return NULL;
+    }
     stride[dim] = index->stride[0];
-    te_tensor *spread = apart(index, x->ndim, src->shape, stride);
+    return apart(index, x->ndim, src->shape, stride);
+}
+
+/* index_add(x, dim, index, src): scatter_add with the index spread over the other dimensions. */
+static te_status index_add_forward(te_call *call)
+{
+    te_tensor *x = call->in[0], *src = call->in[2];
+    int dim = dim_of(call, (int64_t)call->attr[0].number, x);
+    te_tensor *spread = dim < 0 ? NULL : spread_index(call, dim);
     if (!spread) return call->ctx->status;
     te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_TENSOR(spread), TE_A_TENSOR(src)};
     te_status status = call->inplace
@@ -115,6 +130,59 @@ static te_status index_add_forward(te_call *call)
                            : te_call_delegate(call, "scatter_add", 4, args);
     if (call->inplace && status == TE_OK) call->out[0] = te_tensor_retain(call->inplace);
     te_tensor_release(spread);
+    return status;
+}
+
+/* y[… index …] = src along dim, where `index` has src's shape. */
+static te_status put(te_call *call, te_tensor *y, te_tensor *src, te_tensor *index, int dim)
+{
+    te_exec *exec = te_call_exec(call, index);
+    te_view to = te_tensor_view(y), from = te_tensor_view(src), at = te_tensor_view(index);
+    return te_call_kernel(call, exec, exec->backend->scatter(exec, &to, &from, &at, dim));
+}
+
+static te_status index_copy_forward(te_call *call)
+{
+    te_tensor *x = call->in[0], *index = call->in[1], *src = call->in[2];
+    int dim = dim_of(call, (int64_t)call->attr[0].number, x);
+    if (dim < 0) return call->ctx->status;
+    if (index->dtype != TE_I64 && index->dtype != TE_I32)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "index must be int64 or int32, not %s",
+                            te_dtype_name(index->dtype));
+    if (src->dtype != x->dtype)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "x is %s, src %s: both must have one dtype",
+                            te_dtype_name(x->dtype), te_dtype_name(src->dtype));
+    te_tensor *spread = spread_index(call, dim), *part = NULL;
+    if (!spread) return call->ctx->status;
+    te_tensor *y = call->out[0] = call->inplace ? te_tensor_retain(call->inplace) : te_tensor_clone_data(x);
+    if (y) part = src->storage == y->storage ? te_tensor_clone_data(src) : te_tensor_retain(src);
+    if (part && call->inplace) te_tensor_written(y);
+    te_status status = part ? put(call, y, part, spread, dim) : call->ctx->status;
+    te_tensor_release(part);
+    call->memo[0] = dim;
+    if (status == TE_OK && call->record && te_call_save(call, spread) < 0) status = call->ctx->status;
+    te_tensor_release(spread);
+    return status;
+}
+
+static te_status index_copy_backward(te_call *call)
+{
+    te_tensor *index = call->saved[0], *dy = call->dout[0];
+    int dim = (int)call->memo[0];
+    te_status status = TE_OK;
+    if (te_grad_wanted(call, 2)) {
+        te_tensor *d = picked(call->ctx, dy, dim, index);
+        status = d ? te_grad_give(call, 2, d) : call->ctx->status;
+    }
+    if (status != TE_OK || !te_grad_wanted(call, 0)) return status;
+    int64_t none[TE_MAX_DIMS] = {0}, one = 1;
+    te_tensor *d = te_tensor_clone_data(dy), *zero = te_tensor_new(call->ctx, dy->storage->device, dy->dtype, 1, &one);
+    te_tensor *zeros = zero && te_tensor_fill(zero, 0) == TE_OK ? apart(zero, index->ndim, index->shape, none) : NULL;
+    status = d && zeros ? put(call, d, zeros, index, dim) : call->ctx->status;
+    te_tensor_release(zeros);
+    te_tensor_release(zero);
+    if (status == TE_OK) return te_grad_give(call, 0, d);
+    te_tensor_release(d);
     return status;
 }
 
@@ -127,12 +195,6 @@ static te_tensor *positions_of(te_context *ctx, te_tensor *x, int dim, bool larg
     const te_op *topk = te_op_find(ctx, "topk");
     if (topk && te_op_run(ctx, topk, args, 4, out, 2) == TE_OK) te_tensor_release(out[0]);
     return out[1];
-}
-
-static te_tensor *picked(te_context *ctx, te_tensor *x, int dim, te_tensor *index)
-{
-    te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_TENSOR(index)};
-    return index ? te_op_call(ctx, "gather", 3, args) : NULL;
 }
 
 /* Where no kernel sorts: the largest of all are all in order, and so are the smallest but for NaNs, which come first
@@ -429,6 +491,12 @@ const te_op_def te_ops_arrange[] = {
      .doc = "x with the slices of src along dim added at the positions in index {n}, counting from 0, in order.",
      .flags = TE_OP_METHOD | TE_OP_INPLACE,
      .forward = index_add_forward},
+    {.signature = "index_copy(x, dim: dim, index, src)",
+     .doc = "x with the slices of src along dim in place of those at the positions in index {n}, which count from 0 "
+            "and differ.",
+     .flags = TE_OP_METHOD | TE_OP_INPLACE,
+     .forward = index_copy_forward,
+     .backward = index_copy_backward},
     {.signature = "sort(x, dim: dim = -1, descending: bool = false)",
      .doc = "The values along dim in ascending order, and their positions (from 0, int64). Equal ones stay in order, "
             "NaN is the largest. Rows of more than 4096 on a GPU are sorted by the host.",

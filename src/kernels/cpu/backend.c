@@ -117,6 +117,7 @@ const te_backend te_backend_cpu = {
     .embedding_backward = te_cpu_embedding_backward,
     .gather = te_cpu_gather,
     .scatter_add = te_cpu_scatter_add,
+    .scatter = te_cpu_scatter,
     .arg_reduce = te_cpu_arg_reduce,
     .topk = te_cpu_topk,
     .sort = te_cpu_sort,

@@ -1,4 +1,4 @@
-/* index.c - gather and scatter_add along one dimension.
+/* index.c - gather, scatter and scatter_add along one dimension.
  *
  * All indices are checked before anything is written. scatter_add gives every slice across `dim` to one thread, which
  * adds in the order of the indices; where there are too few slices, threads own ranges of the target instead. Either
@@ -19,6 +19,7 @@ typedef struct walk {
     const te_view *whole, *part, *index; /* `whole` is indexed along dim; part has index's shape */
     int            dim;
     int64_t        row; /* extent of the last dimension */
+    bool           adds; /* of a scatter: to what is there, else in its place */
 } walk;
 
 /* A row: its coordinates, and where it begins. In `whole`, that is without a coordinate along dim. */
@@ -222,9 +223,10 @@ te_status te_cpu_gather(te_exec *exec, const te_view *out, const te_view *src, c
     return te_cpu_finish(exec, TE_OK);
 }
 
-/* --- scatter_add ------------------------------------------------------------------------------------------------ */
+/* --- scatter and scatter_add ------------------------------------------------------------------------------------- */
 
-/* What one owner adds in a row: elements first … end of the last dimension whose target along dim is in low … high. */
+/* What one owner adds or stores in a row: elements first … end of the last dimension whose target along dim is in
+ * low … high. */
 typedef struct share {
     int64_t first, end, low, high;
 } share;
@@ -256,11 +258,16 @@ static void scatter_row(te_exec *exec, const te_copy_blocks *blocks, const walk 
 {
     int last = w->index->ndim - 1;
     te_dtype dtype = w->whole->dtype;
+    size_t size = te_dtype_size(dtype);
     int64_t to = row->whole, from = row->part, at = row->index;
     int64_t along = w->whole->stride[w->dim], step = w->dim == last ? 0 : w->whole->stride[last];
-    if (one_for_row(w) && dtype == TE_F32 && step == 1 && w->part->stride[last] == 1) {
+    if (one_for_row(w) && (dtype == TE_F32 || !w->adds) && step == 1 && w->part->stride[last] == 1) {
         int64_t target = index_at(w->index, at);
-        if (target >= s->low && target < s->high)
+        if (target < s->low || target >= s->high) return;
+        if (!w->adds)
+            memcpy(te_element(w->whole->data, dtype, to + target * along + s->first),
+                   te_element(w->part->data, dtype, from + s->first), (size_t)(s->end - s->first) * size);
+        else
             add_row((float *)w->whole->data + to + target * along + s->first,
                     (const float *)w->part->data + from + s->first, s->end - s->first);
         return;
@@ -268,8 +275,10 @@ static void scatter_row(te_exec *exec, const te_copy_blocks *blocks, const walk 
     for (int64_t i = s->first; i < s->end && !(i % POLL == 0 && te_cpu_stopping(exec)); i++) {
         int64_t target = index_at(w->index, at + i * w->index->stride[last]);
         if (target < s->low || target >= s->high) continue;
-        add_element(blocks, dtype, te_element(w->whole->data, dtype, to + i * step + target * along),
-                    te_element(w->part->data, dtype, from + i * w->part->stride[last]));
+        void       *place = te_element(w->whole->data, dtype, to + i * step + target * along);
+        const void *x = te_element(w->part->data, dtype, from + i * w->part->stride[last]);
+        if (w->adds) add_element(blocks, dtype, place, x);
+        else memcpy(place, x, size);
     }
 }
 
@@ -296,15 +305,17 @@ static void scatter_shares(void *context, int64_t first, int64_t end, int thread
     for (int64_t i = first; i < end; i++) scatter_share(context, i);
 }
 
-te_status te_cpu_scatter_add(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim)
+static te_status scatter(te_exec *exec, const char *op, walk w)
 {
-    walk w = {.whole = dst, .part = src, .index = index, .dim = dim};
-    te_status status = te_check_index(exec, "scatter_add", w.whole, w.part, w.index, w.dim);
+    const te_view *index = w.index;
+    int dim = w.dim;
+    te_status status = te_check_index(exec, op, w.whole, w.part, index, dim);
     int64_t numel = te_view_numel(index);
     if (status != TE_OK || numel == 0) return status;
-    if (dst->dtype == TE_BOOL) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "scatter_add: bool values cannot be added");
+    if (w.adds && w.whole->dtype == TE_BOOL)
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: bool values cannot be added", op);
     w.row = index->shape[index->ndim - 1];
-    status = check_indices(exec, "scatter_add", &w);
+    status = check_indices(exec, op, &w);
     if (status != TE_OK) return status;
 
     int64_t rows = numel / w.row;
@@ -315,4 +326,14 @@ te_status te_cpu_scatter_add(te_exec *exec, const te_view *dst, const te_view *s
     index_job job = {.exec = exec, .w = &w, .shares = shares, .by_row = by_row, .by_column = by_column};
     te_cpu_loop(exec, (int)shares, shares, 1, scatter_shares, &job);
     return te_cpu_finish(exec, TE_OK);
+}
+
+te_status te_cpu_scatter_add(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim)
+{
+    return scatter(exec, "scatter_add", (walk){.whole = dst, .part = src, .index = index, .dim = dim, .adds = true});
+}
+
+te_status te_cpu_scatter(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim)
+{
+    return scatter(exec, "scatter", (walk){.whole = dst, .part = src, .index = index, .dim = dim});
 }

@@ -31,6 +31,7 @@ static const te_backend backend = {
     .check_classes = te_cuda_check_classes,
     .gather = te_cuda_gather,
     .scatter_add = te_cuda_scatter_add,
+    .scatter = te_cuda_scatter,
     .arg_reduce = te_cuda_arg_reduce,
     .topk = te_cuda_topk,
     .cumsum = te_cuda_cumsum,

@@ -212,6 +212,7 @@ te_status te_cuda_delayed_update(te_exec *, const te_delayed *tensors, int64_t n
 te_status te_cuda_check_classes(te_exec *, const te_view *targets, int64_t classes, double ignored);
 te_status te_cuda_gather(te_exec *, const te_view *out, const te_view *src, const te_view *index, int dim);
 te_status te_cuda_scatter_add(te_exec *, const te_view *dst, const te_view *src, const te_view *index, int dim);
+te_status te_cuda_scatter(te_exec *, const te_view *dst, const te_view *src, const te_view *index, int dim);
 te_status te_cuda_arg_reduce(te_exec *, const te_view *index, const te_view *src, bool largest);
 te_status te_cuda_topk(te_exec *, const te_view *values, const te_view *indices, const te_view *src, bool largest);
 te_status te_cuda_cumsum(te_exec *, const te_view *dst, const te_view *src, bool reverse);

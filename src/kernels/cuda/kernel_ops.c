@@ -143,6 +143,11 @@ te_status te_cuda_gather(te_exec *exec, const te_view *out, const te_view *src, 
     RUN("gather", te_cuda_plan_gather(exec, &plan, out, src, index, dim));
 }
 
+te_status te_cuda_scatter(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim)
+{
+    RUN("scatter", te_cuda_plan_scatter(exec, &plan, dst, src, index, dim));
+}
+
 te_status te_cuda_scatter_add(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim)
 {
     RUN("scatter_add", te_cuda_plan_scatter_add(exec, &plan, dst, src, index, dim));

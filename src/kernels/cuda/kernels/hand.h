@@ -85,6 +85,8 @@ te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te
                                      double ignored);
 te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
                               const te_view *index, int dim);
+te_status te_cuda_plan_scatter(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,
+                               const te_view *index, int dim);
 te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,
                                    const te_view *index, int dim);
 te_status te_cuda_plan_arg_reduce(te_exec *exec, te_cuda_plan *plan, const te_view *index, const te_view *src,

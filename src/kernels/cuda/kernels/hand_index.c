@@ -1,4 +1,4 @@
-/* hand_index.c - plans of embedding, the check of classes, gather and scatter_add. */
+/* hand_index.c - plans of embedding, the check of classes, gather, scatter and scatter_add. */
 #include "hand_internal.h"
 
 enum { THREADS = TE_HAND_THREADS, MOST_COLUMN_BLOCKS = 65535 };
@@ -162,7 +162,7 @@ te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te
     return TE_OK;
 }
 
-/* --- gather and scatter_add -------------------------------------------------------------------------------------- */
+/* --- gather, scatter and scatter_add ----------------------------------------------------------------------------- */
 
 static te_index_args index_args(const te_view *whole, const te_view *part, const te_view *index, int dim)
 {
@@ -185,6 +185,21 @@ te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *
     te_dtype type = te_storage_dtype(src->dtype);
     set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_gather", te_blocks_for(args.n), THREADS, &args,
                                sizeof args),
+              type, type);
+    return TE_OK;
+}
+
+te_status te_cuda_plan_scatter(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,
+                               const te_view *index, int dim)
+{
+    te_cuda_plan_open(plan);
+    te_status status = te_check_index(exec, "scatter", dst, src, index, dim);
+    if (status != TE_OK || te_view_numel(index) == 0) return status;
+    te_index_args args = index_args(dst, src, index, dim);
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "scatter", dst->shape[dim], 0};
+    te_dtype type = te_storage_dtype(dst->dtype);
+    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter", te_blocks_for(args.n / index->shape[dim]),
+                               THREADS, &args, sizeof args),
               type, type);
     return TE_OK;
 }

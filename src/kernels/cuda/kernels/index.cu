@@ -391,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(512) te_sort_pass(const __grid_cons
     }
 }
 
-/* --- gather and scatter_add -------------------------------------------------------------------------------------- */
+/* --- gather, scatter and scatter_add ----------------------------------------------------------------------------- */
 
 /* Offset into `whole` of the element of index's shape, without its coordinate along dim. */
 TE_HD static inline int64_t te_line_offset(const te_index_args &a, int64_t element)
@@ -426,8 +426,8 @@ TE_HD static inline te_a te_added(te_a x, te_a y)
 #endif
 }
 
-/* A thread per line along dim: lines are independent. */
-extern "C" __global__ void __launch_bounds__(256) te_scatter_lines(const __grid_constant__ te_index_args a)
+/* A thread per line along dim: lines are independent. ADDS: to what is there, else in its place. */
+template <bool ADDS> static __device__ void te_scatter_along(const te_index_args &a)
 {
     int64_t extent = a.index.shape[a.dim], inner = 1;
     for (int64_t i = a.dim + 1; i < a.index.ndim; i++) inner *= a.index.shape[i];
@@ -441,10 +441,21 @@ extern "C" __global__ void __launch_bounds__(256) te_scatter_lines(const __grid_
                 te_report_id(a.bound, first + i * inner, target);
                 continue;
             }
-            te_a *sum = to + target * a.whole.stride[a.dim];
-            *sum = te_added(*sum, ((const te_a *)a.part.data)[from + i * a.part.stride[a.dim]]);
+            te_a *place = to + target * a.whole.stride[a.dim];
+            te_a  x = ((const te_a *)a.part.data)[from + i * a.part.stride[a.dim]];
+            *place = ADDS ? te_added(*place, x) : x;
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(256) te_scatter_lines(const __grid_constant__ te_index_args a)
+{
+    te_scatter_along<true>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(256) te_scatter(const __grid_constant__ te_index_args a)
+{
+    te_scatter_along<false>(a);
 }
 
 /* Few long lines: keys are (line, target), those out of range behind all others. */

@@ -1,0 +1,117 @@
+--- Tokens after a prompt, one at a time, as a recorded step (te.graph): one launch a token instead of a hundred.
+--
+-- A recording has the same shapes every time. So attention reads keys and values of as many tokens as there is room
+-- for, behind a mask, and where the new token stands is a number on the device, which the step counts on:
+--
+--     position {1}        keys {batch, heads, capacity, size}, zeros from `position` on
+--     1. write the token's keys and values to row `position`   2. attend to rows 0 to `position`
+--     3. choose the next token                                 4. position = position + 1
+--
+-- A cache is taken over from a te.KVCache and given back to it, where several tokens come at once or rows leave.
+
+local te = require "te"
+local fail = require "te.fail"
+local KVCache = require "te.kv_cache"
+
+local decoding = {}
+
+local Rows = {} -- the cache in force while a step runs
+Rows.__index = Rows
+
+-- So many tokens of t, and zeros behind them up to the capacity.
+local function widened(t, tokens, capacity)
+    local wide = te.zeros({ t:size(1), t:size(2), capacity, t:size(4) }, { dtype = t.dtype, device = t.device })
+    wide:narrow(3, 1, tokens):copy_(t:narrow(3, 1, tokens))
+    return wide
+end
+
+-- 0 for the places that a query at `position` sees, -inf for the others; `window` places before its own, below 0: all.
+local function new_bias(self, window, dtype)
+    local back = self.position - self.places
+    local bias = te.where(te.ge(back, 0), 0, -math.huge)
+    if window >= 0 then bias = te.where(te.le(back, window), bias, -math.huge) end
+    return bias:to(dtype):view { 1, 1, 1, self.capacity }
+end
+
+--- For te's self-attention: takes in the keys and values {batch, heads, 1, size} of the new token. Returns those of all
+--- places, and the bias of scores that leaves the places of later tokens out.
+function Rows:attend(module, k, v)
+    local entry = self.entries[self.calls + 1]
+    if not entry or entry.module ~= module then
+        fail("te.%s: attention %d of a recorded step is another one than before", module.__name, self.calls + 1)
+    end
+    self.calls = self.calls + 1
+    entry.keys:index_copy_(3, self.position, k)
+    entry.values:index_copy_(3, self.position, v)
+    local window = module.window_left or -1
+    local key = ("%s %d"):format(k.dtype, window)
+    self.biases[key] = self.biases[key] or new_bias(self, window, k.dtype)
+    return entry.keys, entry.values, self.biases[key]
+end
+
+function Rows:append()
+    fail("te.KVCache:append: not in a recorded step of generation; generate's option graph = false has it run plainly")
+end
+
+local function run(self, model, tokens)
+    self.calls, self.biases = 0, {}
+    local logits = KVCache.within(self, te.no_grad, model, tokens)
+    self.position:add_(1)
+    self.biases = {}
+    return logits
+end
+
+--- Whether steps of the model can be recorded that go on from the cache: what attended to it has to know of them.
+---@param model table
+---@param cache table
+function decoding.takes(model, cache)
+    if not model.takes_positions or model:head().device:sub(1, 4) ~= "cuda" then return false end
+    for _, entry in ipairs(cache.entries) do
+        if not entry.module.attends_recorded then return false end
+    end
+    return #cache.entries > 0
+end
+
+local Steps = {}
+Steps.__index = Steps
+
+--- Steps that go on from the tokens in a te.KVCache, until there are `capacity`. Each takes tokens {batch, 1} and gives
+--- choose(logits). The cache is empty until it is given back.
+---@param model table
+---@param cache table
+---@param capacity integer
+---@param choose function
+function decoding.steps(model, cache, capacity, choose)
+    local first = cache.entries[1]
+    local device = first.keys.device
+    local rows = setmetatable({ capacity = capacity, entries = {},
+        position = te.full({ 1 }, cache.length, { dtype = "int32", device = device }),
+        places = te.arange(0, capacity - 1, 1, { dtype = "int32", device = device }) }, Rows)
+    for i, entry in ipairs(cache.entries) do
+        rows.entries[i] = { module = entry.module, keys = widened(entry.keys, cache.length, capacity),
+            values = widened(entry.values, cache.length, capacity) }
+    end
+    local self = setmetatable({ cache = cache, rows = rows, length = cache.length }, Steps)
+    cache.entries, cache.length = {}, 0
+    local sample = te.zeros({ first.keys:size(1), 1 }, { dtype = "int32", device = device })
+    self.graph = te.graph(function(tokens) return choose(run(rows, model, tokens)) end, { sample })
+    return self
+end
+
+function Steps:__call(tokens)
+    self.length = self.length + 1
+    return self.graph(tokens:to("int32"))
+end
+
+--- Whether there is room for another token.
+function Steps:has_room() return self.length < self.rows.capacity end
+
+--- Gives the tokens back to the cache.
+function Steps:give_back()
+    self.cache.entries, self.cache.length = self.rows.entries, self.length
+    return nil
+end
+
+require "te.uncompiled"(Rows.attend, run, decoding.steps, Steps.__call)
+
+return decoding

@@ -1,0 +1,110 @@
+--- Generation in recorded steps (te.decoding): the tokens of plain steps, and one launch for each. Pending without a
+--- device.
+
+local ffi = require "ffi"
+local te = require "te"
+
+local devices, reason = te.devices()
+
+ffi.cdef "uint64_t te_fake_count(const char *function);"
+
+-- Calls of a function of the driver so far on the made-up machine; nil on others.
+local function calls(name)
+    local ok, driver = pcall(ffi.load, (os.getenv "TETRAIN_CUDA_LIBRARIES" or "") .. "/libcuda.so.1")
+    local counted, n = pcall(function() return tonumber(driver.te_fake_count(name)) end)
+    return ok and counted and n or nil
+end
+
+local function gpt(more)
+    te.manual_seed(1)
+    local config = { vocab_size = 50, block_size = 64, n_layer = 2, n_head = 2, n_embd = 32 }
+    for name, value in pairs(more or {}) do config[name] = value end
+    return te.models.gpt(config):to "cuda"
+end
+
+local function llama(more)
+    te.manual_seed(1)
+    local config = { vocab_size = 50, block_size = 64, n_layer = 2, n_head = 4, n_kv_head = 2, n_embd = 32,
+        n_inner = 48 }
+    for name, value in pairs(more or {}) do config[name] = value end
+    return te.models.llama(config):to "cuda"
+end
+
+-- The rows that come, and how many launches of graphs it took where that is known.
+local function generated(model, prompts, count, options, graph)
+    local given = { graph = graph }
+    for name, value in pairs(options or {}) do given[name] = value end
+    te.manual_seed(5)
+    local before = calls "cuGraphLaunch"
+    local ids = model:generate(prompts, count, given)
+    return ids:to("cpu"):totable(), before and calls "cuGraphLaunch" - before
+end
+
+describe("Generation in recorded steps", function()
+    if not devices[2] then
+        pending("no CUDA device: " .. tostring(reason))
+        return
+    end
+
+    local PROMPT = { { 1, 7, 3, 22, 41 }, { 9, 9, 0, 4, 2 }, { 30, 1, 1, 2, 8 } }
+    local RAGGED = { { 1, 2, 3 }, { 4, 5, 6, 7, 8, 9, 10 }, { 3 } }
+    local function tensor(dtype) return te.tensor(PROMPT, { dtype = dtype, device = "cuda" }) end
+
+    -- launches: two steps run plainly before one is recorded
+    for name, case in pairs {
+        ["the likeliest tokens"] = { gpt, tensor "int32", 20, { temperature = 0 }, launches = 17 },
+        ["drawn ones"] = { gpt, tensor "int32", 20, { top_k = 10 }, launches = 17 },
+        ["drawn from a nucleus"] = { gpt, tensor "int64", 20, { top_p = 0.8 }, launches = 17 },
+        ["beyond the model's context"] = { gpt, tensor "int32", 80, {}, launches = 57 },
+        ["prompts of different lengths"] = { gpt, RAGGED, 20, {} },
+        ["rows that end"] = { gpt, RAGGED, 40, { eos = { 1, 2, 3, 4 } } },
+        ["too few to be worth it"] = { gpt, tensor "int32", 6, {}, launches = 0 },
+        ["rotary positions"] = { llama, tensor "int32", 20, {}, launches = 17 },
+        ["windows"] =
+            { function() return llama { n_layer = 4, window = 6, full_every = 2 } end, tensor "int32", 30, {} },
+        ["sinks, normalized queries"] =
+            { function() return llama { attention_sinks = true, qk_norm = true } end, tensor "int32", 20, {} },
+        ["experts, which the host counts"] = { function() return llama { n_expert = 4 } end, tensor "int32", 20, {},
+            launches = 0 },
+    } do
+        it("gives the tokens of plain ones: " .. name, function()
+            local build, prompts, count, options = unpack(case)
+            local plain, none = generated(build(), prompts, count, options, false)
+            local recorded, launches = generated(build(), prompts, count, options, true)
+            assert.same(plain, recorded)
+            if launches then
+                assert.equal(0, none)
+                if case.launches then assert.equal(case.launches, launches) end
+            end
+        end)
+    end
+
+    it("has on_token get tensors of its own, and stops where that says so", function()
+        local kept = {}
+        local ids = gpt():generate(tensor "int32", 20, { on_token = function(tokens)
+            kept[#kept + 1] = tokens
+            return #kept < 12
+        end })
+        assert.equal(17, ids:size(2))
+        for i, tokens in ipairs(kept) do
+            assert.same(ids:narrow(2, 5 + i, 1):to("cpu"):totable(), tokens:to("cpu"):totable())
+        end
+    end)
+
+    it("leaves a model plain whose attention appends to the cache by itself", function()
+        local model = gpt()
+        local Own = te.Module:extend "Own"
+        function Own:init(inner) self.inner = inner end
+        function Own:forward(x)
+            local q = self.inner.qkv(x):view { x:size(1), x:size(2), 6, 16 }:transpose(2, 3)
+            local k, v = q:narrow(2, 3, 2), q:narrow(2, 5, 2)
+            local cache = te.KVCache.active
+            if cache then k, v = cache:append(self, k, v) end
+            local y = te.scaled_dot_product_attention(q:narrow(2, 1, 2), k, v, { causal = true, bottom_right = true })
+            return self.inner.proj(y:transpose(2, 3):reshape { x:size(1), x:size(2), 32 })
+        end
+        model.blocks[1].attention[2] = Own(model.blocks[1].attention[2])
+        local _, launches = generated(model, tensor "int32", 20, {}, true)
+        if launches then assert.equal(0, launches) end
+    end)
+end)

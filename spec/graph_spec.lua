@@ -318,6 +318,25 @@ describe("te.graph on a CUDA device", function()
         end)
     end)
 
+    -- A launch makes copies of weights only where these were changed: nothing else may have been where they lie.
+    it("keeps the copies of weights apart from what a launch writes before them", function()
+        for _, recipe in pairs { delayed = te.recipe.DelayedScaling {}, current = te.recipe.Float8CurrentScaling {},
+            blocks = te.recipe.Float8BlockScaling {}, mxfp8 = te.recipe.MXFP8BlockScaling {},
+            nvfp4 = te.recipe.NVFP4BlockScaling {} } do
+            te.manual_seed(9)
+            local layer = te.Linear(64, 128, { bias = false }):to "cuda"
+            local x = te.randn({ 16, 64 }, { device = "cuda", dtype = "bfloat16" })
+            local before = te.randn({ 4, 64, 64 }, { device = "cuda", dtype = "bfloat16" })
+            local function run(v)
+                for i = 1, 4 do te.exp(before:select(1, i)):release() end      -- 8192 bytes each,
+                for _, n in ipairs { 1, 64, 128, 256, 512, 1024 } do te.rand({ n }, { device = "cuda" }):release() end
+                return te.no_grad(te.autocast, { recipe = recipe }, layer, v) -- as the codes of the weight
+            end
+            local expected, graph = values(run(x)), te.graph(run, { x }, { warmup = 1 })
+            for _ = 1, 4 do equal_bits(expected, values(graph(x))) end
+        end
+    end)
+
     -- Of a size that bytes are padded for: copies with zeros around them are kept between products.
     it("changes weights stored quantized under products that have kept more of them", function()
         local recipe = te.recipe.Float8CurrentScaling {}

@@ -94,7 +94,7 @@ te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
     if (bytes > LARGEST) return NULL;
     size_t size;
     int class = size_class(bytes, &size);
-    te_block *block = allocator->pool ? allocator->pool->cached[class] : NULL;
+    te_block *block = allocator->pool && !allocator->lasting ? allocator->pool->cached[class] : NULL;
     if (block)
         allocator->pool->cached[class] = block->next;
     else if ((block = allocator->cached[class]))

@@ -39,6 +39,7 @@ typedef struct te_allocator {
     te_block *spare; /* empty te_block structs */
     te_block *scratch; /* blocks lent to kernels */
     te_pool  *pool;    /* that blocks come from while a graph is recorded, NULL: none is */
+    bool      lasting; /* and what they hold is there in the next launch: none that the recording has used before */
 } te_allocator;
 
 void te_allocator_open(te_allocator *allocator, te_exec *exec, size_t limit);

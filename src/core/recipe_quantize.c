@@ -339,8 +339,10 @@ static te_status quantize_weight(te_recipe_state *state, te_tensor *t, te_dtype 
                                  te_quantize_options *options, te_quantized *result)
 {
     const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
+    te_allocator *allocator = &t->storage->device->allocator;
     te_quantized copies;
     te_status status = TE_OK;
+    allocator->lasting = true; /* a launch that finds the weight unchanged makes no copies */
     options->again = same && state->weight_kept && q->needs_history && holds_alone(state);
     if (options->again) {
         te_quantized_share(&state->weight, true, true, &copies);
@@ -351,6 +353,7 @@ static te_status quantize_weight(te_recipe_state *state, te_tensor *t, te_dtype 
         status = open_kept(t, q, options);
     }
     if (status == TE_OK) status = quantize(t, compute, q, options, &copies);
+    allocator->lasting = false;
     if (status == TE_OK) {
         keep_weight(state, t, &copies, options->factor, options->seen != NULL);
         te_tensor_release(state->weight_kept);

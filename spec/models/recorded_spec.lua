@@ -79,6 +79,24 @@ describe("Generation in recorded steps", function()
         end)
     end
 
+    -- In float32, where attention is tetrain's own in both.
+    it("gives them under recipes, also between training steps", function()
+        for _, recipe in pairs { te.recipe.DelayedScaling { fp8_dpa = true }, te.recipe.Float8BlockScaling {},
+            te.recipe.NVFP4BlockScaling {} } do
+            local model, ids = gpt { n_embd = 64 }, tensor "int32"
+            local optimizer = te.optim.AdamW(model:parameters(), { lr = 1e-3 })
+            local options = { recipe = recipe, dtype = "float32" }
+            for _ = 1, 2 do
+                local _, loss = te.autocast(options, model, ids, ids)
+                loss:backward()
+                optimizer:step()
+                optimizer:zero_grad()
+                local plain = te.autocast(options, generated, model, ids, 12, { temperature = 0 }, false)
+                assert.same(plain, (te.autocast(options, generated, model, ids, 12, { temperature = 0 }, true)))
+            end
+        end
+    end)
+
     it("has on_token get tensors of its own, and stops where that says so", function()
         local kept = {}
         local ids = gpt():generate(tensor "int32", 20, { on_token = function(tokens)

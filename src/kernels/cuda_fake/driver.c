@@ -215,7 +215,7 @@ static void run_transfer(void *work)
 
 static CUresult queue_transfer(void *dst, const void *src, size_t bytes, CUstream stream)
 {
-    if (te_fake_idle() && bytes <= TE_FAKE_IDLE_BYTES) memmove(dst, src, bytes);
+    if (te_fake_idle() && !te_fake_recording() && bytes <= TE_FAKE_IDLE_BYTES) memmove(dst, src, bytes);
     return te_fake_queue(stream, run_transfer, &(transfer){dst, src, bytes}, sizeof(transfer), 1000 + bytes / 32);
 }
 

@@ -7,7 +7,8 @@
 --     1. write the token's keys and values to row `position`   2. attend to rows 0 to `position`
 --     3. choose the next token                                 4. position = position + 1
 --
--- A cache is taken over from a te.KVCache and given back to it, where several tokens come at once or rows leave.
+-- A cache is taken over from a te.KVCache and given back to it, where several tokens come at once or rows leave. Only
+-- models that are te's own in all their modules are recorded.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -49,10 +50,6 @@ function Rows:attend(module, k, v)
     return entry.keys, entry.values, self.biases[key]
 end
 
-function Rows:append()
-    fail("te.KVCache:append: not in a recorded step of generation; generate's option graph = false has it run plainly")
-end
-
 local function run(self, model, tokens)
     self.calls, self.biases = 0, {}
     local logits = KVCache.within(self, te.no_grad, model, tokens)
@@ -61,13 +58,26 @@ local function run(self, model, tokens)
     return logits
 end
 
---- Whether steps of the model can be recorded that go on from the cache: what attended to it has to know of them.
+local METHODS = { "forward", "embed", "hidden_states", "chain", "head" }
+
+-- Whether a module is of a class of te's own that computes by operations alone, and as that class says. What others do
+-- in Lua, such as counting, would be done while a step is recorded and not again.
+local function is_own(module)
+    local class = getmetatable(module)
+    for i = 1, #METHODS do
+        if rawget(module, METHODS[i]) ~= nil then return false end
+    end
+    return rawget(class, "pure") == true or rawget(class, "records") == true
+end
+
+--- Whether steps of the model can be recorded that go on from the cache.
 ---@param model table
 ---@param cache table
 function decoding.takes(model, cache)
     if not model.takes_positions or model:head().device:sub(1, 4) ~= "cuda" then return false end
-    for _, entry in ipairs(cache.entries) do
-        if not entry.module.attends_recorded then return false end
+    if te._core.profiling() or te.numerics.looks() then return false end -- they look at every kernel
+    for _, module in model:named_modules() do
+        if not is_own(module) then return false end
     end
     return #cache.entries > 0
 end
@@ -82,18 +92,19 @@ Steps.__index = Steps
 ---@param capacity integer
 ---@param choose function
 function decoding.steps(model, cache, capacity, choose)
-    local first = cache.entries[1]
-    local device = first.keys.device
+    local batch, device = cache.entries[1].keys:size(1), cache.entries[1].keys.device
     local rows = setmetatable({ capacity = capacity, entries = {},
         position = te.full({ 1 }, cache.length, { dtype = "int32", device = device }),
         places = te.arange(0, capacity - 1, 1, { dtype = "int32", device = device }) }, Rows)
     for i, entry in ipairs(cache.entries) do
         rows.entries[i] = { module = entry.module, keys = widened(entry.keys, cache.length, capacity),
             values = widened(entry.values, cache.length, capacity) }
+        entry.keys:release()
+        entry.values:release()
     end
-    local self = setmetatable({ cache = cache, rows = rows, length = cache.length }, Steps)
+    local self = setmetatable({ cache = cache, rows = rows, first = cache.length, length = cache.length }, Steps)
     cache.entries, cache.length = {}, 0
-    local sample = te.zeros({ first.keys:size(1), 1 }, { dtype = "int32", device = device })
+    local sample = te.zeros({ batch, 1 }, { dtype = "int32", device = device })
     self.graph = te.graph(function(tokens) return choose(run(rows, model, tokens)) end, { sample })
     return self
 end
@@ -103,15 +114,28 @@ function Steps:__call(tokens)
     return self.graph(tokens:to("int32"))
 end
 
+--- How many tokens it has given.
+function Steps:served() return self.length - self.first end
+
 --- Whether there is room for another token.
 function Steps:has_room() return self.length < self.rows.capacity end
 
 --- Gives the tokens back to the cache.
 function Steps:give_back()
     self.cache.entries, self.cache.length = self.rows.entries, self.length
-    return nil
+    self.graph:release()
 end
 
-require "te.uncompiled"(Rows.attend, run, decoding.steps, Steps.__call)
+--- Lets go of all memory: what the last step gave, too, is of no use any more.
+function Steps:close()
+    self.graph:release()
+    for _, entry in ipairs(self.rows.entries) do
+        entry.keys:release()
+        entry.values:release()
+    end
+    self.rows.entries = {}
+end
+
+require "te.uncompiled"(Rows.attend, run, decoding.takes, decoding.steps, Steps.__call)
 
 return decoding

@@ -12,8 +12,9 @@ local settle = require "te.settle"
 local KVCache = require "te.kv_cache"
 local decoding = require "te.decoding"
 
--- A step is recorded where so many tokens are to come, with room for so many at least.
-local WORTH_RECORDING, LEAST_ROOM = 8, 256
+-- A step is recorded where so many tokens are to come, with room for so many at least; so many tokens after rows have
+-- left, and twice as many each time that it served fewer than WORTH_ENDING.
+local WORTH_RECORDING, LEAST_ROOM, APART, WORTH_ENDING = 8, 64, 4, 16
 
 local generate = {}
 
@@ -250,21 +251,32 @@ local function record_steps(model, batch, cache, opts)
     return decoding.steps(model, cache, math.min(capacity, limit), chosen)
 end
 
+function Batch:end_steps()
+    self.steps:give_back()
+    self.steps = nil
+end
+
 local function go_on(model, batch, opts)
-    local cache, steps, tokens = opts.use_cache and KVCache() or nil, nil, nil
+    local cache, tokens = opts.use_cache and KVCache() or nil, nil
+    local plain, apart = 0, APART -- steps that are to run plainly; after rows have left
     local records = cache and opts.graph
     batch:read()
     while batch.count > 0 and #batch.rows > 0 do
-        local position = batch.ids:size(2)
-        if steps and (steps.length + 1 ~= position or not steps:has_room()) then steps = steps:give_back() end
-        steps = steps or records and record_steps(model, batch, cache, opts)
+        local position, steps = batch.ids:size(2), batch.steps
+        if steps and (steps.length + 1 ~= position or not steps:has_room()) then steps = batch:end_steps() end
+        if not steps and records and plain <= 0 then steps = record_steps(model, batch, cache, opts) end
+        batch.steps, plain = steps, plain - 1
         if steps then tokens = steps(batch.ids:narrow(2, position, 1))
         else tokens = batch:choose(next_logits(model, batch.ids, cache), opts) end
         tokens = batch:keep_prompts(tokens)
         batch.ids = te.cat({ batch.ids, tokens }, 2)
         if opts.on_token and opts.on_token(batch:whole(tokens):clone()) == false then break end
         local left = batch:retire(tokens)
-        if left and steps then steps = steps:give_back() end
+        if left and steps then
+            apart = steps:served() < WORTH_ENDING and 2 * apart or APART
+            batch:end_steps()
+        end
+        if left then plain = apart end
         if left and cache then cache:select(left) end
         batch:read()
     end
@@ -304,6 +316,7 @@ function generate.run(model, ids, count, opts)
     end)
     train_again()
     settle.unfinished[train_again] = nil
+    if batch.steps then batch.steps:close() end
     if not ok then error(result, 0) end
     return result, sizes
 end

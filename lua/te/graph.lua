@@ -129,6 +129,12 @@ function Graph:__call(...)
     return unpack(self.results, 1, self.results.n)
 end
 
+--- Lets go of the recording and its memory, and so of its results; the next calls begin anew.
+function Graph:release()
+    if self.handle then core.graph_free(self.handle) end
+    self.handle, self.hooks, self.results, self.calls = nil, nil, nil, 0
+end
+
 --- Whether calls launch a recording.
 function Graph:recorded() return self.handle ~= nil end
 

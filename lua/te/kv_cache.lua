@@ -238,6 +238,10 @@ function KVCache:select(indices)
         entries[i] = { module = entry.module, keys = te.index_select(entry.keys, 1, indices),
             values = te.index_select(entry.values, 1, indices) }
     end
+    for _, entry in ipairs(self.entries) do
+        entry.keys:release()
+        entry.values:release()
+    end
     self.entries = entries
 end
 

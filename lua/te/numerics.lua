@@ -168,6 +168,14 @@ function numerics.watch(model, opts)
 end
 options.declare(numerics.watch, WATCH)
 
+--- Whether products that compute now are looked at, which is done by the host.
+function numerics.looks()
+    for _, watch in ipairs(watches) do
+        if watch.on then return true end
+    end
+    return false
+end
+
 --- The values of everything that is watched.
 function numerics.values()
     local all = {}

@@ -11,6 +11,7 @@ local options = require "te.options"
 local Sequential = require "te.sequential"
 
 local Residual = Sequential:extend("Residual")
+Residual.records = true -- te.decoding
 
 Residual.is_residual = true
 Residual.parallel = false

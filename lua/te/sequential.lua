@@ -19,6 +19,7 @@ local Module = require "te.module"
 local options = require "te.options"
 
 local Sequential = Module:extend("Sequential")
+Sequential.records = true -- te.decoding
 
 Sequential.forward = fuser.forward
 

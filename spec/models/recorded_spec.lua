@@ -109,6 +109,92 @@ describe("Generation in recorded steps", function()
         end
     end)
 
+    -- The launches with a module in place of another one, on the made-up machine; the tokens are those of plain steps.
+    local function launches_of(model, change)
+        change(model)
+        local plain = generated(model, tensor "int32", 20, {}, false)
+        local recorded, launches = generated(model, tensor "int32", 20, {}, true)
+        assert.same(plain, recorded)
+        return launches or 0
+    end
+
+    it("leaves models plain in which Lua does more than calling operations", function()
+        local Own = te.Module:extend "Own"
+        function Own:init(inner) self.inner, self.count = inner, 0 end
+        function Own:forward(x)
+            self.count = self.count + 1
+            return self.inner(x) * (te.sum(x):item() > 1e9 and 2 or 1)
+        end
+        local Derived = te.models.gpt:extend "Derived"
+        for _, change in ipairs {
+            function(model) model.blocks[1].mlp[2] = Own(model.blocks[1].mlp[2]) end,
+            function(model) model.blocks[2].attention[2].proj = Own(model.blocks[2].attention[2].proj) end,
+            function(model) model.norm.forward = function(self, x) return getmetatable(self).forward(self, x) end end,
+            function(model)
+                model.embed = function(self, ids, before)
+                    local o = { dtype = "int32", device = ids.device }
+                    return self.wte(ids) + self.wpe(te.arange(before, before + ids:size(2) - 1, 1, o))
+                end
+            end,
+        } do
+            assert.equal(0, launches_of(gpt(), change))
+        end
+        te.manual_seed(1)
+        local derived = Derived { vocab_size = 50, block_size = 64, n_layer = 1, n_head = 2, n_embd = 32 }
+        assert.equal(0, launches_of(derived:to "cuda", function() end))
+    end)
+
+    it("stays plain while a profile or a watch of numerics looks at kernels", function()
+        local model, ids = gpt { n_embd = 64 }, tensor "int32"
+        assert.truthy(#te.profile(function() model:generate(ids, 20) end) > 100)
+        local options = { recipe = te.recipe.Float8CurrentScaling {}, dtype = "float32" }
+        local watch = te.numerics.watch(model)
+        local _, loss = te.autocast(options, model, ids, ids)
+        loss:backward()
+        local recorded, launches = te.autocast(options, generated, model, ids, 20, { temperature = 0 }, true)
+        watch:stop()
+        assert.same((te.autocast(options, generated, model, ids, 20, { temperature = 0 }, false)), recorded)
+        assert.equal(0, launches or 0)
+    end)
+
+    it("leaves a backward pass that is still to come as it was", function()
+        for _, recipe in ipairs { false, te.recipe.DelayedScaling {} } do
+            local options = { dtype = "bfloat16", recipe = recipe or nil }
+            local function gradient(between)
+                local model, ids = gpt { n_embd = 64 }, tensor "int32"
+                return te.autocast(options, function()
+                    local _, loss = model(ids, ids)
+                    if between then model:generate(ids, 20, { temperature = 0 }) end
+                    loss:backward()
+                    return model.wpe.weight.grad:to("cpu"):totable()
+                end)
+            end
+            assert.same(gradient(false), gradient(true))
+        end
+    end)
+
+    it("gives memory back at its end, and does not record for a few tokens over and over", function()
+        local model, prompts = gpt { block_size = 256 }, {}
+        for i = 1, 12 do
+            prompts[i] = {}
+            for k = 1, 8 * i do prompts[i][k] = k % 50 end
+        end
+        collectgarbage "stop"
+        finally(function() collectgarbage "restart" end)
+        local function growth(graph)
+            local before = te.memory_stats "cuda".current
+            local _, launches = generated(model, tensor "int32", 40, {}, graph)
+            return te.memory_stats "cuda".current - before, launches
+        end
+        generated(model, prompts, 10, {}, false)
+        local plain, recorded, launches = growth(false), growth(true)
+        assert.is_true(recorded <= plain)
+        if not launches then return end
+        assert.equal(37, launches)
+        _, launches = generated(model, prompts, 10, {}, true) -- every eight tokens a row leaves
+        assert.is_true(launches < 10, launches)
+    end)
+
     it("leaves a model plain whose attention appends to the cache by itself", function()
         local model = gpt()
         local Own = te.Module:extend "Own"

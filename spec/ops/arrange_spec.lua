@@ -193,10 +193,19 @@ describe("te.index_copy", function()
         assert.same({ 1 }, te.index_copy(te.ones { 1 }, 1, nowhere, te.ones { 0 }):totable())
     end)
 
-    it("reads a source in its own memory before it writes", function()
+    it("reads a source and an index in its own memory before it writes", function()
         local x = te.arange(1, 4)
         x:index_copy_(1, ids { 1, 2 }, x:narrow(1, 1, 2))
         assert.same({ 1, 1, 2, 4 }, x:totable())
+        local own = ids { 3, 2, 1, 0 }
+        own:index_copy_(1, own, ids { 9, 8, 7, 6 })
+        assert.same({ 6, 7, 8, 9 }, own:totable())
+        local rows = ids { { 1, 0 }, { 5, 5 } }
+        rows:index_copy_(1, rows:select(1, 1), ids { { 1, 1 }, { 0, 0 } })
+        assert.same({ { 0, 0 }, { 1, 1 } }, rows:totable())
+        own = ids { 1, 0, 2 }
+        own:index_add_(1, own, ids { 5, 6, 7 })
+        assert.same({ 7, 5, 9 }, own:totable())
     end)
 
     it("gives both their gradients", function()

@@ -312,7 +312,7 @@ static te_status check_saved(te_node *node)
                             "backward: this part of the graph was used before and its saved tensors are gone; "
                             "pass retain_graph = true to the first backward");
     for (int i = 0; i < call->n_saved; i++)
-        if (call->saved[i] && call->saved[i]->storage->version != call->saved_version[i])
+        if (call->saved[i] && te_storage_writes(call->saved[i]->storage) != call->saved_version[i])
             return te_call_fail(call, TE_ERROR_ARGUMENT,
                                 "backward: a tensor of shape %s that it saved was changed in place since",
                                 TE_SHAPE_TEXT(call->saved[i]));

@@ -7,7 +7,7 @@ typedef struct kept {
     te_storage *storage;
     te_dtype dtype;
     uint64_t version; /* when it was first given to a kernel of the graph */
-    bool written;     /* after that, by the graph */
+    bool written;     /* by the graph */
 } kept;
 
 /* Copies of a source that a launch makes only where that was changed: by others, or by the graph itself. */
@@ -92,11 +92,11 @@ te_status te_graph_begin(te_context *ctx, te_device *device, te_graph **out)
     return TE_OK;
 }
 
-/* What was written after a kernel of the graph first had it. */
+/* What a launch writes. */
 static bool writes(const te_graph *g, const te_storage *s)
 {
     for (size_t i = 0; i < g->n_kept; i++)
-        if (g->kept[i].storage == s) return g->kept[i].version != s->version;
+        if (g->kept[i].storage == s) return g->kept[i].written;
     return true;
 }
 
@@ -108,8 +108,11 @@ te_status te_graph_end(te_graph *g, bool keep)
     te_status status = TE_OK;
     ctx->capture = NULL;
     g->device->allocator.pool = NULL;
+    for (size_t i = 0; i < g->n_kept; i++) {
+        const te_storage *s = g->kept[i].storage;
+        g->kept[i].written = g->kept[i].version != s->version || s->graph_wrote == g->id;
+    }
     for (size_t i = 0; i < g->n_copied; i++) g->copied[i].written = writes(g, g->copied[i].source);
-    for (size_t i = 0; i < g->n_kept; i++) g->kept[i].written = g->kept[i].version != g->kept[i].storage->version;
     g->drawn = ctx->rng_offset - g->first;
     ctx->rng_offset = g->first;
     ctx->seed = g->seed;
@@ -223,8 +226,8 @@ static void count_writes(te_graph *g)
         te_storage *s = g->kept[i].storage;
         bool current = s->shadow && s->shadow_version == s->version;
         s->version++;
-        s->launches += !g->kept[i].written;
-        s->written = g->ctx->clock++;
+        if (g->kept[i].written) s->written = g->ctx->clock++;
+        else s->launches++;
         if (current) s->shadow_version = s->version;
     }
     for (size_t i = 0; i < g->n_copied; i++) {

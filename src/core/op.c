@@ -572,6 +572,6 @@ int te_call_save(te_call *call, te_tensor *t)
         return -1;
     }
     call->saved[call->n_saved] = te_tensor_retain(t);
-    call->saved_version[call->n_saved] = t ? t->storage->version : 0;
+    call->saved_version[call->n_saved] = t ? te_storage_writes(t->storage) : 0;
     return call->n_saved++;
 }

@@ -112,7 +112,7 @@ static void written(te_tensor *param, te_tensor *shadow)
 
 /* --- masters of parameters that others write to ------------------------------------------------------------------- */
 
-static uint64_t writes_to(const te_tensor *t) { return t->storage->version - t->storage->launches; }
+static uint64_t writes_to(const te_tensor *t) { return te_storage_writes(t->storage); }
 
 void te_optim_follow(te_tensor *master, const te_tensor *param)
 {

@@ -115,7 +115,7 @@ static te_status keep(te_product_saved *saved, te_factor *kept, te_factor *from,
         *from = (te_factor){.plain = NULL};
         if (!kept->plain) te_factor_keep_side(kept, backward == TE_BACKWARD_QUANTIZED);
     }
-    if (kept->plain) kept->version = kept->plain->storage->version;
+    if (kept->plain) kept->version = te_storage_writes(kept->plain->storage);
     return te_factor_is_there(kept) ? TE_OK : saved->state->ctx->status;
 }
 
@@ -185,7 +185,7 @@ static te_status restore(const te_product_saved *saved, const te_factor *from, t
 {
     te_context *ctx = saved->state->ctx;
     *to = *from;
-    if (from->plain && from->plain->storage->version != from->version)
+    if (from->plain && te_storage_writes(from->plain->storage) != from->version)
         return te_fail(ctx, TE_ERROR_ARGUMENT,
                        "te.linear: backward: a tensor of shape %s that it saved was changed in place since",
                        TE_SHAPE_TEXT(from->plain));
@@ -226,7 +226,7 @@ te_status te_quantized_recall(te_product_saved *saved, te_tensor *x)
     if (recipe->quantized[TE_ROLE_INPUT] && recipe->backward == TE_BACKWARD_QUANTIZED)
         return te_quantize(x, &recipe->quantizers[TE_ROLE_INPUT], &options, &saved->x.quantized);
     saved->x.plain = te_tensor_retain(x);
-    saved->x.version = x->storage->version;
+    saved->x.version = te_storage_writes(x->storage);
     return TE_OK;
 }
 

@@ -371,7 +371,10 @@ void te_tensor_written(te_tensor *t)
     if (!t) return;
     t->storage->version++;
     t->storage->written = t->ctx->clock++;
+    if (t->ctx->capture) t->storage->graph_wrote = te_graph_id(t->ctx->capture);
 }
+
+uint64_t te_storage_writes(const te_storage *s) { return s->version - s->launches; }
 
 static bool is_whole_f32(const te_tensor *t)
 {

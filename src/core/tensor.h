@@ -27,11 +27,11 @@ typedef struct te_storage {
     uint64_t    id;      /* unique within the context */
     uint64_t    version; /* grows with every write in place */
     uint64_t    written; /* te_context.clock at the last one */
-    uint64_t    launches; /* how many of its versions are launches of graphs that only read it, as far as is known */
+    uint64_t    launches; /* how many of its versions are launches of graphs that only read it */
     int         refs, graph_refs; /* the latter among them: of graphs, which go on reading and writing this memory */
     void      (*deleter)(void *user);
     void       *user;
-    uint64_t    graph;   /* the last graph that keeps it */
+    uint64_t    graph, graph_wrote; /* the last graph that keeps it, and the last whose recording wrote it */
     te_tensor  *shadow;  /* the whole storage converted to the compute dtype (weights under autocast), NULL: none */
     uint64_t    shadow_version;
     double      squares; /* the sum of squares of all elements, float32, when they had this version; 0: none known */
@@ -105,6 +105,8 @@ bool te_tensor_squares_known(const te_tensor *t, double *squares);
 bool te_tensor_squares_before(const te_tensor *t, double *squares);
 
 void te_storage_release(te_storage *storage);
+/* Its versions without those of launches of graphs that only read it: as long as they stay, so do the contents. */
+uint64_t te_storage_writes(const te_storage *storage);
 void te_tensor_pool_close(te_context *ctx);
 
 /* Number of elements, or -1 when the byte size does not fit 63 bits or an extent is negative. */

@@ -66,4 +66,11 @@ static int profile(lua_State *L)
     return 1;
 }
 
-const luaL_Reg te_lua_profile_functions[] = {{"profile", profile}, {NULL, NULL}};
+/* profiling(): whether one is running, which waits for the device around every kernel. */
+static int profiling(lua_State *L)
+{
+    lua_pushboolean(L, te_lua_runtime(L)->ctx->profiler != NULL);
+    return 1;
+}
+
+const luaL_Reg te_lua_profile_functions[] = {{"profile", profile}, {"profiling", profiling}, {NULL, NULL}};

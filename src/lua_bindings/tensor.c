@@ -421,7 +421,7 @@ static int tensor_storage_id(lua_State *L)
 {
     te_tensor *t = te_lua_check_tensor(L, 1, "storage_id", "self");
     lua_pushnumber(L, (double)t->storage->id);
-    lua_pushnumber(L, (double)t->storage->version);
+    lua_pushnumber(L, (double)te_storage_writes(t->storage));
     return 2;
 }
 

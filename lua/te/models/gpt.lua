@@ -17,6 +17,7 @@ local Decoder = require "te.decoder"
 
 local Block = te.Module:extend("Block")
 Block.forward = fuser.forward
+Block.records = true -- te.decoding
 
 function Block:init(config)
     local width, bias = config.n_embd, config.bias
@@ -39,6 +40,7 @@ function Block:chain() return { self.attention, self.mlp } end
 
 local GPT = Decoder:extend("GPT")
 
+GPT.records = true
 GPT.KIND = "gpt"
 GPT.takes_positions = true
 GPT.CONFIG = Decoder.shared {

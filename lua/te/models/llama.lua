@@ -17,6 +17,7 @@ local Decoder = require "te.decoder"
 
 local Block = te.Module:extend("Block")
 Block.forward = fuser.forward
+Block.records = true -- te.decoding
 
 -- What te.rope_frequencies takes for each way to stretch positions, and the options that say so here.
 local ORIGINAL = "rope_original_block_size"
@@ -113,6 +114,7 @@ function Block:chain() return { self.attention, self.mlp } end
 
 local Llama = Decoder:extend("Llama")
 
+Llama.records = true
 Llama.KIND = "llama"
 Llama.CONFIG = Decoder.shared {
     block_size = { "size", 2048, help = "the longest sequence" },

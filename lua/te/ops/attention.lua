@@ -102,7 +102,6 @@ SelfAttention.set_context_parallel_group = set_context_parallel_group
 
 SelfAttention.takes_seq_lens = true
 SelfAttention.attends_to_rows = true -- across rows that seq_lens tell apart
-SelfAttention.attends_recorded = true -- with the cache of te.decoding
 SelfAttention.plan_fields = {
     "qkv", "proj", "causal", "scale", "window_left", "window_right", "dropout", "training", "rope_interleaved",
     "q_norm", "k_norm", "qk_norm_before_rope", "cp_group",

@@ -280,7 +280,7 @@ static te_status check_saved(te_group_backward *b)
     int n = b->plan->n_values;
     for (int i = 0; i < n + b->plan->n_aux; i++) {
         const te_tensor *t = i < n ? state->values[i] : state->aux[i - n];
-        if (t && t->storage->version != state->versions[i])
+        if (t && te_storage_writes(t->storage) != state->versions[i])
             return te_call_fail(b->call, TE_ERROR_ARGUMENT,
                                 "backward: a tensor of shape %s that it saved was changed in place since",
                                 TE_SHAPE_TEXT(t));

@@ -69,10 +69,10 @@ void te_group_state_trim(te_group_state *state)
 {
     for (int v = 0; v < state->plan->n_values; v++) {
         if (!state->plan->values[v].saved) drop(&state->values[v], 1);
-        if (state->values[v]) state->versions[v] = state->values[v]->storage->version;
+        if (state->values[v]) state->versions[v] = te_storage_writes(state->values[v]->storage);
     }
     for (int i = 0; i < state->plan->n_aux; i++)
-        if (state->aux[i]) state->versions[state->plan->n_values + i] = state->aux[i]->storage->version;
+        if (state->aux[i]) state->versions[state->plan->n_values + i] = te_storage_writes(state->aux[i]->storage);
 }
 
 static te_space space_of(const te_group_state *state, int space, int64_t width)

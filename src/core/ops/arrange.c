@@ -55,6 +55,15 @@ static te_status check_scatter(te_call *call, int dim)
                         TE_SHAPE_TEXT(src), TE_SHAPE_TEXT(x));
 }
 
+/* t, or where y lies in the same memory, which is written meanwhile, a copy; takes t over. */
+static te_tensor *own_beside(const te_tensor *y, te_tensor *t)
+{
+    if (!t || t->storage != y->storage) return t;
+    te_tensor *own = te_tensor_clone_data(t);
+    te_tensor_release(t);
+    return own;
+}
+
 /* scatter_add(x, dim, index, src); src may be larger than index. */
 static te_status scatter_add_forward(te_call *call)
 {
@@ -64,17 +73,15 @@ static te_status scatter_add_forward(te_call *call)
     if (status != TE_OK) return status;
     te_tensor *y = call->out[0] = call->inplace ? te_tensor_retain(call->inplace) : te_tensor_clone_data(x);
     te_tensor *part = y ? apart(src, index->ndim, index->shape, src->stride) : NULL;
-    if (part && part->storage == y->storage) { /* which is written meanwhile */
-        te_tensor *own = te_tensor_clone_data(part);
-        te_tensor_release(part);
-        part = own;
-    }
-    if (!part) return call->ctx->status;
-    if (call->inplace) te_tensor_written(y);
-    status = te_call_scatter_add(call, y, part, index, dim);
+    part = own_beside(y, part);
+    index = part ? own_beside(y, te_tensor_retain(index)) : NULL;
+    status = index ? TE_OK : call->ctx->status;
+    if (index && call->inplace) te_tensor_written(y);
+    if (index) status = te_call_scatter_add(call, y, part, index, dim);
     te_tensor_release(part);
     call->memo[0] = dim;
     if (status == TE_OK && call->record && te_call_save(call, index) < 0) status = call->ctx->status;
+    te_tensor_release(index);
     return status;
 }
 
@@ -155,9 +162,11 @@ static te_status index_copy_forward(te_call *call)
     te_tensor *spread = spread_index(call, dim), *part = NULL;
     if (!spread) return call->ctx->status;
     te_tensor *y = call->out[0] = call->inplace ? te_tensor_retain(call->inplace) : te_tensor_clone_data(x);
-    if (y) part = src->storage == y->storage ? te_tensor_clone_data(src) : te_tensor_retain(src);
-    if (part && call->inplace) te_tensor_written(y);
-    te_status status = part ? put(call, y, part, spread, dim) : call->ctx->status;
+    if (y) part = own_beside(y, te_tensor_retain(src));
+    if (part) spread = own_beside(y, spread);
+    te_status status = part && spread ? TE_OK : call->ctx->status;
+    if (status == TE_OK && call->inplace) te_tensor_written(y);
+    if (status == TE_OK) status = put(call, y, part, spread, dim);
     te_tensor_release(part);
     call->memo[0] = dim;
     if (status == TE_OK && call->record && te_call_save(call, spread) < 0) status = call->ctx->status;

@@ -67,6 +67,7 @@ local function is_own(module)
     for i = 1, #METHODS do
         if rawget(module, METHODS[i]) ~= nil then return false end
     end
+    if module.split or rawget(class, "way") then return false end -- it waits for other processes
     return rawget(class, "pure") == true or rawget(class, "records") == true
 end
 

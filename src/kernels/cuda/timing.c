@@ -107,8 +107,8 @@ static te_status finals_under_load(te_exec *exec, contest *c, finalists *f)
     float sum[FINALISTS] = {0}, ms;
     for (int turn = 0; turn < WARMING_TURNS + COUNTED_TURNS; turn++)
         for (int i = 0; i < f->n && status == TE_OK; i++) {
-            int repeats = (int)(TURN_MS / f->ms[i]);
-            repeats = repeats < 1 ? 1 : repeats > MOST_REPEATS ? MOST_REPEATS : repeats;
+            float wanted = TURN_MS / f->ms[i]; /* of one that was too short to be timed: infinity */
+            int repeats = wanted < 1 ? 1 : wanted < MOST_REPEATS ? (int)wanted : MOST_REPEATS;
             status = time_way(exec, c, f->index[i], repeats, &ms);
             if (turn >= WARMING_TURNS) sum[i] += ms;
         }

@@ -174,34 +174,32 @@ static te_index_args index_args(const te_view *whole, const te_view *part, const
                            .index_wide = index->dtype == TE_I64};
 }
 
-te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
-                              const te_view *index, int dim)
+/* A kernel that moves elements as they are, a thread for each line of `line` of them. */
+static te_status plan_moves(te_exec *exec, te_cuda_plan *plan, const char *op, const char *kernel, const te_view *whole,
+                            const te_view *part, const te_view *index, int dim, int64_t line)
 {
     te_cuda_plan_open(plan);
-    te_status status = te_check_index(exec, "gather", src, out, index, dim);
+    te_status status = te_check_index(exec, op, whole, part, index, dim);
     if (status != TE_OK || te_view_numel(index) == 0) return status;
-    te_index_args args = index_args(src, out, index, dim);
-    plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "gather", src->shape[dim], 0};
-    te_dtype type = te_storage_dtype(src->dtype);
-    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_gather", te_blocks_for(args.n), THREADS, &args,
+    te_index_args args = index_args(whole, part, index, dim);
+    te_dtype type = te_storage_dtype(whole->dtype);
+    plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, op, whole->shape[dim], 0};
+    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, kernel, te_blocks_for(args.n / line), THREADS, &args,
                                sizeof args),
               type, type);
     return TE_OK;
 }
 
+te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
+                              const te_view *index, int dim)
+{
+    return plan_moves(exec, plan, "gather", "te_gather", src, out, index, dim, 1);
+}
+
 te_status te_cuda_plan_scatter(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,
                                const te_view *index, int dim)
 {
-    te_cuda_plan_open(plan);
-    te_status status = te_check_index(exec, "scatter", dst, src, index, dim);
-    if (status != TE_OK || te_view_numel(index) == 0) return status;
-    te_index_args args = index_args(dst, src, index, dim);
-    plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "scatter", dst->shape[dim], 0};
-    te_dtype type = te_storage_dtype(dst->dtype);
-    set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter", te_blocks_for(args.n / index->shape[dim]),
-                               THREADS, &args, sizeof args),
-              type, type);
-    return TE_OK;
+    return plan_moves(exec, plan, "scatter", "te_scatter", dst, src, index, dim, index->shape[dim]);
 }
 
 te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,

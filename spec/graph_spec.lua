@@ -318,6 +318,26 @@ describe("te.graph on a CUDA device", function()
         end)
     end)
 
+    it("reads weights in the compute dtype as they are now, whoever changed them", function()
+        local function layers() return te.Sequential(te.Linear(32, 32), te.GELU(), te.Linear(32, 32)) end
+        te.manual_seed(9)
+        local model, plain = layers():to "cuda", layers():to "cuda"
+        local x = te.randn({ 4, 32 }, { device = "cuda" })
+        local function output(m, v, dtype) return te.no_grad(te.autocast, { dtype = dtype or "bfloat16" }, m, v) end
+        local graph = te.graph(function(v) return output(model, v) end, { x }, { warmup = 1 })
+        for i = 1, 9 do
+            if i % 2 == 1 then
+                te.no_grad(function() for _, p in ipairs(model:parameters()) do p:mul_(0.75) end end)
+            end
+            if i == 5 then output(model, x, "float16") end -- which has other copies of the weights made
+            if i == 8 then output(model, x) end
+            local state = {}
+            for name, t in pairs(model:state_dict()) do state[name] = t:detach():clone() end
+            plain:load_state_dict(state)
+            equal_bits(values(output(plain, x)), values(graph(x)))
+        end
+    end)
+
     -- A launch makes copies of weights only where these were changed: nothing else may have been where they lie.
     it("keeps the copies of weights apart from what a launch writes before them", function()
         for _, recipe in pairs { delayed = te.recipe.DelayedScaling {}, current = te.recipe.Float8CurrentScaling {},

@@ -8,6 +8,8 @@ typedef struct kept {
     te_dtype dtype;
     uint64_t version; /* when it was first given to a kernel of the graph */
     bool written;     /* by the graph */
+    te_tensor *shadow; /* the copy in the compute dtype that kernels of the graph read; NULL: none does */
+    uint64_t shadow_version; /* of the storage, when the graph has copied it there, and it is not the storage's own */
 } kept;
 
 /* Copies of a source that a launch makes only where that was changed: by others, or by the graph itself. */
@@ -54,6 +56,7 @@ static void dissolve(te_graph *g)
     te_tensor_release(g->stale);
     if (g->pool) te_pool_close(&g->device->allocator, g->pool);
     for (size_t i = 0; i < g->n_kept; i++) {
+        te_tensor_release(g->kept[i].shadow);
         g->kept[i].storage->graph_refs--;
         te_storage_release(g->kept[i].storage);
     }
@@ -135,7 +138,19 @@ void te_graph_keep(te_graph *g, const te_tensor *t)
     s->graph = g->id;
     s->refs++;
     s->graph_refs++;
-    g->kept[g->n_kept++] = (kept){s, t->dtype, s->version, false};
+    g->kept[g->n_kept++] = (kept){.storage = s, .dtype = t->dtype, .version = s->version};
+}
+
+void te_graph_keep_shadow(te_graph *g, const te_tensor *t)
+{
+    te_graph_keep(g, t);
+    for (size_t i = 0; i < g->n_kept; i++) {
+        kept *k = &g->kept[i];
+        if (k->storage != t->storage || k->shadow == t->storage->shadow) continue;
+        te_tensor_release(k->shadow);
+        k->shadow = te_tensor_retain(t->storage->shadow);
+        k->shadow_version = t->storage->shadow_version;
+    }
 }
 
 /* --- quantized weights -------------------------------------------------------------------------------------------- */
@@ -204,31 +219,42 @@ void te_graph_spoil(te_graph *g, const char *what)
 
 /* --- launching ---------------------------------------------------------------------------------------------------- */
 
-/* The copy in the compute dtype of a weight that somebody changed. */
-static te_status refresh(te_graph *g, const kept *k)
+static te_status refresh_copy(te_graph *g, const kept *k, te_tensor *shadow, uint64_t *version)
 {
-    te_storage *s = k->storage;
     te_exec *exec = &g->device->exec;
-    if (!s->shadow || s->shadow_version == s->version) return TE_OK;
-    te_view dst = te_tensor_view(s->shadow), src = dst;
-    src.data = s->data;
+    if (!shadow || *version == k->storage->version) return TE_OK;
+    te_view dst = te_tensor_view(shadow), src = dst;
+    src.data = k->storage->data;
     src.dtype = k->dtype;
     te_status status = exec->backend->copy(exec, &dst, &src);
     if (status != TE_OK) return te_fail_exec(g->ctx, status, exec, "graph");
-    s->shadow_version = s->version;
+    *version = k->storage->version;
     return TE_OK;
+}
+
+/* The copies in the compute dtype of a weight that somebody changed: its own, and the graph's where somebody has had
+ * another one made since. */
+static te_status refresh(te_graph *g, kept *k)
+{
+    te_storage *s = k->storage;
+    te_status status = refresh_copy(g, k, s->shadow, &s->shadow_version);
+    if (k->shadow == s->shadow) k->shadow_version = s->shadow_version;
+    return status == TE_OK ? refresh_copy(g, k, k->shadow, &k->shadow_version) : status;
 }
 
 /* What a graph has kept it may have written. */
 static void count_writes(te_graph *g)
 {
     for (size_t i = 0; i < g->n_kept; i++) {
-        te_storage *s = g->kept[i].storage;
+        kept *k = &g->kept[i];
+        te_storage *s = k->storage;
         bool current = s->shadow && s->shadow_version == s->version;
+        bool own_current = k->shadow && k->shadow_version == s->version;
         s->version++;
         if (g->kept[i].written) s->written = g->ctx->clock++;
         else s->launches++;
         if (current) s->shadow_version = s->version;
+        if (own_current) k->shadow_version = s->version;
     }
     for (size_t i = 0; i < g->n_copied; i++) {
         g->copied[i].version = g->copied[i].source->version;

@@ -41,6 +41,8 @@ uint64_t te_graph_id(const te_graph *graph);
 /* While recording. A kernel was given t; random numbers were drawn; something happened that cannot be launched
  * again. */
 void   te_graph_keep(te_graph *graph, const te_tensor *t);
+/* Likewise t's copy in the compute dtype, storage->shadow: a launch brings it up to date where t was changed. */
+void   te_graph_keep_shadow(te_graph *graph, const te_tensor *t);
 te_rng te_graph_draw(te_graph *graph, te_rng rng);
 /* Where a kernel that quantizes t finds whether t changed since the last launch (te_quantize_job.stale); NULL: nowhere,
  * it makes the copies in every launch. te_graph_keep_copies then has them stay where they are. */

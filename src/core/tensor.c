@@ -474,6 +474,7 @@ te_tensor *te_tensor_cast_cached(te_tensor *t, te_dtype dtype)
             te_tensor_written(s->shadow);
             s->shadow_version = s->version;
         }
+        if (t->ctx->capture) te_graph_keep_shadow(t->ctx->capture, t);
         return te_tensor_alias(s->shadow, t->ndim, t->shape, NULL, 0);
     }
     te_tensor *copy = te_tensor_cast(t, dtype);

@@ -239,16 +239,17 @@ function Batch:longest()
     return most + self.count
 end
 
--- Recorded steps that go on from the cache, where they are worth their recording.
+-- Recorded steps that go on from the cache, nil where they are not worth their recording, and whether the model can be
+-- recorded at all, as far as is known.
 local function record_steps(model, batch, cache, opts)
-    local position = batch.ids:size(2)
-    if cache.length + 1 ~= position or not decoding.takes(model, cache) then return nil end
-    local limit, capacity = model.config.block_size, LEAST_ROOM
+    local position, limit, capacity = batch.ids:size(2), model.config.block_size, LEAST_ROOM
     local longest = math.min(batch:longest(), limit)
-    if longest - position < WORTH_RECORDING then return nil end
+    local one_new = cache.length > 0 and cache.length + 1 == position
+    if not one_new or longest - position < WORTH_RECORDING then return nil, true end
+    if not decoding.takes(model) then return nil, false end
     while capacity < longest do capacity = 2 * capacity end
     local function chosen(logits) return batch:choose(logits, opts) end
-    return decoding.steps(model, cache, math.min(capacity, limit), chosen)
+    return decoding.steps(model, cache, math.min(capacity, limit), chosen), true
 end
 
 function Batch:end_steps()
@@ -264,7 +265,7 @@ local function go_on(model, batch, opts)
     while batch.count > 0 and #batch.rows > 0 do
         local position, steps = batch.ids:size(2), batch.steps
         if steps and (steps.length + 1 ~= position or not steps:has_room()) then steps = batch:end_steps() end
-        if not steps and records and plain <= 0 then steps = record_steps(model, batch, cache, opts) end
+        if not steps and records and plain <= 0 then steps, records = record_steps(model, batch, cache, opts) end
         batch.steps, plain = steps, plain - 1
         if steps then tokens = steps(batch.ids:narrow(2, position, 1))
         else tokens = batch:choose(next_logits(model, batch.ids, cache), opts) end

@@ -318,6 +318,21 @@ describe("te.graph on a CUDA device", function()
         end)
     end)
 
+    it("lets go of a recording, and records again", function()
+        local scale = 2
+        local graph = te.graph(function(v) return v * scale end, { te.ones { 4 }:to "cuda" }, { warmup = 1 })
+        for round = 1, 2 do
+            for i = 1, 3 do
+                local result = graph(te.full({ 4 }, 3, { device = "cuda" }))
+                equal_bits({ 3 * scale, 3 * scale }, values(result:narrow(1, 1, 2)))
+                assert.equal(i > 1, graph:recorded())
+            end
+            graph:release()
+            assert.is_false(graph:recorded())
+            scale = 5
+        end
+    end)
+
     it("reads weights in the compute dtype as they are now, whoever changed them", function()
         local function layers() return te.Sequential(te.Linear(32, 32), te.GELU(), te.Linear(32, 32)) end
         te.manual_seed(9)

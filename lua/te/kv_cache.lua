@@ -88,8 +88,8 @@ local function pass(ok, ...)
     return ...
 end
 
---- fn(...) with `cache` as the one in force, for caches of other kinds (te.decoding). Returns what fn returns.
----@param cache table
+--- fn(...) with `cache` as the one in force, of whatever kind (te.decoding); false: none. Returns what fn returns.
+---@param cache table|boolean
 ---@param fn function
 function KVCache.within(cache, fn, ...) return pass(core.under(swap, cache, fn, ...)) end
 
@@ -98,7 +98,7 @@ function KVCache.within(cache, fn, ...) return pass(core.under(swap, cache, fn, 
 ---@param fn function
 function KVCache.outside(fn, ...)
     options.argument("te.KVCache.outside", "fn", fn, { "callable" })
-    return pass(core.under(swap, false, fn, ...))
+    return KVCache.within(false, fn, ...)
 end
 
 --- Where the new tokens stand, counted from 0: how many the cache in force holds, 0 without one. A run that asks has to

@@ -4,7 +4,7 @@
 
 local te = require "te"
 
-local SEEDS = tonumber(os.getenv "TETRAIN_RANDOM_SEQUENTIALS") or 25
+local SEEDS = tonumber(os.getenv "TETRAIN_RANDOM_SEQUENTIALS") or 60
 local RECIPES = { false, "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling",
     "NVFP4BlockScaling" }
 

@@ -134,6 +134,37 @@ local function quantizing()
     end
 end
 
+-- Layers on few rows, as a token has them, read every weight once. A recorded graph of several, whose weights are more
+-- than the caches hold; in FP8 x is quantized as well.
+local function few_rows()
+    local sizes = quick and { { 64, 64 } } or { { 768, 768 }, { 3072, 768 }, { 4096, 4096 }, { 4096, 14336 },
+        { 28672, 4096 } }
+    local fp8 = { recipe = te.recipe.Float8CurrentScaling {} }
+    for _, size in ipairs(sizes) do
+        local n, k = unpack(size)
+        for _, options in ipairs { { dtype = "bfloat16" }, fp8 } do
+            local kind, bytes = options.recipe and "FP8" or "bfloat16", n * k * (options.recipe and 1 or 2)
+            local count = quick and 2 or math.min(math.max(math.ceil(3e8 / bytes), 4), 64)
+            local layers = {}
+            for i = 1, count do
+                layers[i] = te.quantized_model_init({ recipe = fp8.recipe, enabled = options.recipe ~= nil }, te.Linear,
+                    k, n, { bias = false }):to(device)
+                if not options.recipe then layers[i]:to "bfloat16" end
+            end
+            for _, m in ipairs { 1, 8, 9 } do
+                local x = random { m, k }
+                local graph = te.graph(function()
+                    te.no_grad(te.autocast, options, function() for i = 1, count do layers[i](x) end end)
+                end, {})
+                local seconds = best_of(graph) / count
+                bench("linear %dx%dx%d %s: %.2f us, weights at %.0f%% of the copy's bandwidth", m, n, k, kind,
+                    seconds * 1e6, 100 * bytes / seconds / bandwidth)
+                graph:release()
+            end
+        end
+    end
+end
+
 local PRODUCTS = {
     { "bfloat16", 8192, 8192, 8192 }, { "bfloat16", 32768, 3072, 768 }, { "bfloat16", 32768, 768, 3072 },
     { "bfloat16", 32768, 2304, 768 }, { "float32", 4096, 4096, 4096 },
@@ -199,7 +230,7 @@ if only_products then
 end
 
 local failed = 0
-for _, part in ipairs { copying, attention, products, memory_bound, gradients, optimizer, quantizing } do
+for _, part in ipairs { copying, few_rows, attention, products, memory_bound, gradients, optimizer, quantizing } do
     local ok, problem = pcall(part)
     if not ok then
         bench("failed: %s", tostring(problem))

@@ -32,7 +32,7 @@ local function touch(op, dtype)
     local args, inputs = support.arguments(op, dtype)
     local count, takes = support.count(args), {}
     for _, i in ipairs(inputs or {}) do takes[i] = true end
-    for i = 1, count do args[i] = to_device(args[i], not inputs or takes[i] == true) end
+    for i = 1, count do args[i] = to_device(args[i], op.differentiable and (not inputs or takes[i] == true)) end
     local result = te[op.name](unpack(args, 1, count))
     if op.differentiable and result.requires_grad then te.sum(result):backward() end
     te.synchronize()

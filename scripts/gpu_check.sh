@@ -21,7 +21,7 @@ bin=$here/bin
 # The specs that compare the device with the CPU; they come first.
 made_of="spec/cuda_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec.lua spec/cuda/parameters_spec.lua
     spec/cuda/reports_spec.lua spec/cuda/host_spec.lua spec/cuda/packed_spec.lua spec/recipe/faster_spec.lua
-    spec/graph_spec.lua spec/train/steps_spec.lua spec/models/recorded_spec.lua"
+    spec/graph_spec.lua spec/graph_random_spec.lua spec/train/steps_spec.lua spec/models/recorded_spec.lua"
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
@@ -204,6 +204,7 @@ specs() {
 
 # What compares the device with the CPU; and what PyTorch compiles meanwhile, for its benches to find.
 against_cpu() {
+    export TETRAIN_RANDOM_SEQUENTIALS=16 # each has kernels of its own, which are compiled here
     {
         "$python" -c 'import torch' 2>/dev/null && for part in gpt2 llama generation small gpt2_xl_block; do
             echo "'$python' bench/gpu.py --once --parts=$part $1 || true"

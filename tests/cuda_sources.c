@@ -182,6 +182,10 @@ int main(int argc, char **argv)
                            (te_cuda_kernel){TE_CUDA_FILE_SELECT, 0, {TE_BF16, TE_BF16}, 1, {0}, 0, 0});
     failed += write_kernel(argv[1], "routes_bfloat16",
                            (te_cuda_kernel){TE_CUDA_FILE_ROUTES, 0, {TE_BF16, TE_BF16}, 1, {0}, 0, 0});
+    failed += write_kernel(argv[1], "product_few_bfloat16",
+                           (te_cuda_kernel){TE_CUDA_FILE_PRODUCT, 0, {TE_BF16, TE_BF16}, 1, {0}, 1 + TE_BF16, 0});
+    failed += write_kernel(argv[1], "product_few_float8",
+                           (te_cuda_kernel){TE_CUDA_FILE_PRODUCT, 0, {TE_F8E4M3, TE_F8E5M2}, 1, {0}, 1 + TE_F32, 0});
     failed += write_kernel(argv[1], "attention_float32",
                            (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F32, TE_F32}, 32, {0}, 0, 0});
     failed += write_kernel(argv[1], "attention_rounded",

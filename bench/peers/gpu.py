@@ -295,6 +295,8 @@ class Benches:
         for texts in (1, 8):
             shape = (layers, texts, heads, seq, width // heads)
             keys, values = (torch.zeros(shape, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+            for cache in (keys, values):
+                torch._dynamo.mark_static_address(cache)  # else what a step changes keeps it from being recorded
 
             def step(ids, place, keys=keys, values=values, texts=texts):
                 h, seen = model.wte(ids) + model.wpe(place), (places <= place).view(1, 1, 1, -1)

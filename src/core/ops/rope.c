@@ -6,22 +6,26 @@
  *
  * so that the product of two rows depends on their distance alone. The gradient turns back. Cosines and sines are made
  * anew for every call, in float32: a number per position and pair, which all heads share; a cache of them would have to
- * know about lengths, offsets and devices.
+ * know about lengths, offsets and devices. Where a launch costs more than they do, as for a token on a GPU, the program
+ * that turns the pairs makes them as well, with the same bits.
  */
 #include "rope.h"
 
 #include "../autograd.h"
 #include "ops.h"
 
-static const te_utility tables_program = {.name = "rope_angles",
-                                          .inputs = "p f",
-                                          .params = "offset",
-                                          .outputs = "c s",
-                                          .formula = "angle = (p + offset) * f; c = cos(angle); s = sin(angle)"};
-static const te_utility forth_program = {
-    .name = "rope", .inputs = "a b c s", .outputs = "y z", .formula = "y = a * c - b * s; z = b * c + a * s"};
-static const te_utility back_program = {
-    .name = "rope_back", .inputs = "a b c s", .outputs = "y z", .formula = "y = a * c + b * s; z = b * c - a * s"};
+#define ANGLES "angle = (p + offset) * f; c = cos(angle); s = sin(angle)"
+#define FORTH  "y = a * c - b * s; z = b * c + a * s"
+#define BACK   "y = a * c + b * s; z = b * c - a * s"
+static const te_utility tables_program = {
+    .name = "rope_angles", .inputs = "p f", .params = "offset", .outputs = "c s", .formula = ANGLES};
+/* Forth and back, of tables and of positions. */
+static const te_utility turn_programs[2] = {
+    {.name = "rope", .inputs = "a b c s", .outputs = "y z", .formula = FORTH},
+    {.name = "rope_back", .inputs = "a b c s", .outputs = "y z", .formula = BACK}};
+static const te_utility whole_programs[2] = {
+    {.name = "rope", .inputs = "a b p f", .params = "offset", .outputs = "y z", .formula = ANGLES "; " FORTH},
+    {.name = "rope_back", .inputs = "a b p f", .params = "offset", .outputs = "y z", .formula = ANGLES "; " BACK}};
 static const te_utility rest_program = {.name = "rope_rest", .inputs = "x", .outputs = "y", .formula = "y = x"};
 /* Of the offsets up to a token the largest is where its sequence begins. */
 static const te_utility starts_program = {.name = "rope_starts",
@@ -106,22 +110,52 @@ static te_view view_of(const te_operand *o, const te_run *run)
     return v;
 }
 
-static te_status turn_pairs(te_call *call, const te_rope *rope, te_tensor *const tables[2], const te_view *x,
+/* Positions {..} beside rows of `ndim` dimensions, for each pair the same. */
+static te_operand positions_beside(const te_tensor *p, int ndim)
+{
+    te_operand o = {.data = te_tensor_pointer(p), .dtype = p->dtype};
+    for (int i = 0; i < p->ndim; i++) o.stride[ndim - 1 - p->ndim + i] = p->shape[i] == 1 ? 0 : p->stride[i];
+    return o;
+}
+
+static te_operand frequencies_beside(const te_tensor *f, int ndim)
+{
+    te_operand o = {.data = te_tensor_pointer(f), .dtype = f->dtype};
+    o.stride[ndim - 1] = f->stride[0];
+    return o;
+}
+
+/* Whether one program makes cosines and sines for each head again: a backend with a loop of its own for rotations has
+ * no launches that would be worth it. */
+static bool turns_at_once(const te_rope *rope, const te_view *x)
+{
+    enum { FEW = 1 << 18 }; /* pairs: a few microseconds of a GPU */
+    int64_t rows = 1;
+    for (int i = 0; i < x->ndim - 1; i++) rows *= x->shape[i];
+    const te_device *device = rope->positions->storage->device;
+    return !device->exec.backend->rotate && rows * rope->frequencies->shape[0] <= FEW;
+}
+
+/* tables NULL: cosines and sines are made on the way. */
+static te_status turn_pairs(te_call *call, const te_rope *rope, te_tensor *const *tables, const te_view *x,
                             const te_view *y, bool back)
 {
     int64_t pairs = rope->frequencies->shape[0], second = rope->interleaved ? 1 : pairs;
     int64_t every = rope->interleaved ? 2 : 1;
     te_device *device = rope->positions->storage->device;
-    te_operand in[4] = {part_of(x, 0, every), part_of(x, second, every), table_beside(tables[0], x->ndim),
-                        table_beside(tables[1], x->ndim)};
+    te_operand in[4] = {part_of(x, 0, every), part_of(x, second, every),
+                        tables ? table_beside(tables[0], x->ndim) : positions_beside(rope->positions, x->ndim),
+                        tables ? table_beside(tables[1], x->ndim) : frequencies_beside(rope->frequencies, x->ndim)};
     te_operand out[2] = {part_of(y, 0, every), part_of(y, second, every)};
     te_operand *all[6] = {&in[0], &in[1], &in[2], &in[3], &out[0], &out[1]};
-    te_run run = {.ndim = x->ndim, .inputs = in, .outputs = out, .compute_f64 = x->dtype == TE_F64};
+    te_run run = {.ndim = x->ndim, .inputs = in, .outputs = out, .compute_f64 = x->dtype == TE_F64,
+                  .params = tables ? NULL : &rope->offset};
     memcpy(run.shape, x->shape, (size_t)x->ndim * sizeof *run.shape);
     run.shape[x->ndim - 1] = pairs;
     order_dimensions(&run, all, 6);
+    if (!tables) return run_on(call->ctx, device, &whole_programs[back], &run);
     if (!device->exec.backend->rotate || run.compute_f64)
-        return run_on(call->ctx, device, back ? &back_program : &forth_program, &run);
+        return run_on(call->ctx, device, &turn_programs[back], &run);
     te_rotation rotation = {view_of(&in[0], &run), view_of(&in[1], &run), view_of(&out[0], &run),
                             view_of(&out[1], &run), view_of(&in[2], &run), view_of(&in[3], &run), back};
     return te_call_kernel(call, &device->exec, device->exec.backend->rotate(&device->exec, &rotation));
@@ -145,7 +179,9 @@ te_status te_rope_turn(te_call *call, const te_rope *rope, const te_view *x, con
     te_status status = TE_OK;
     for (int i = 0; i < x->ndim; i++)
         if (x->shape[i] == 0) return TE_OK;
-    if (rope->frequencies->shape[0] > 0) {
+    if (rope->frequencies->shape[0] > 0 && turns_at_once(rope, x)) {
+        status = turn_pairs(call, rope, NULL, x, y, back);
+    } else if (rope->frequencies->shape[0] > 0) {
         status = make_tables(call, rope, x->dtype == TE_F64 ? TE_F64 : TE_F32, tables);
         if (status == TE_OK) status = turn_pairs(call, rope, tables, x, y, back);
     }

@@ -1,7 +1,7 @@
 /* gemm.h - matrix products: gemm.c finds the form that cuBLASLt takes, gemm_plan.c chooses and runs its algorithms,
  * gemm_sizes.c says which sizes are worth timing, gemm_end.c decides whether bias and activation are its epilogue or a
  * pass of their own, which gemm_finish.c does. Quantized operands go as bytes with their factors where the device
- * multiplies them (gemm_narrow.c), else decoded (gemm_quantized.c). */
+ * multiplies them (gemm_narrow.c), else decoded (gemm_quantized.c). Few rows are a kernel of our own (gemm_few.c). */
 #ifndef TE_KERNELS_CUDA_GEMM_H
 #define TE_KERNELS_CUDA_GEMM_H
 
@@ -104,6 +104,13 @@ te_status te_cuda_gemm_narrow(te_exec *exec, const te_gemm *gemm);
 /* A dense copy of v in a dtype, on memory that the caller gives back; data NULL: failed. */
 te_view te_cuda_gemm_dense(te_exec *exec, const te_view *v, te_dtype dtype);
 
+/* gemm_few.c: products of few rows by a kernel of our own; whether it takes one, and that. Of FP8 those whose operands
+ * have a factor each. */
+bool      te_cuda_few_takes(te_exec *exec, const te_cuda_product *product);
+te_status te_cuda_few_run(te_exec *exec, const te_cuda_product *product, const te_cuda_product_data *data);
+bool      te_cuda_few_takes_fp8(te_exec *exec, const te_gemm *gemm);
+te_status te_cuda_few_run_fp8(te_exec *exec, const te_gemm *gemm);
+
 /* gemm_kept.c. A copy of an operand, by the key of its contents (te_gemm, 0: there is none), where it
  * lies, and how it is made. */
 typedef struct te_cuda_kept_id {
@@ -122,6 +129,9 @@ te_status te_cuda_product_scales(te_exec *exec, const te_gemm *gemm, float *scal
 /* The factors of an operand's blocks in a cuBLASLt layout: see te_arrange_args. */
 struct te_arrange_args;
 te_status te_cuda_arrange_factors(te_exec *exec, const struct te_arrange_args *args);
+/* A product of few rows, with the dtypes of its operands w and x and of its result: see te_few_args. */
+struct te_few_args;
+te_status te_cuda_product_few(te_exec *exec, const struct te_few_args *args, const te_dtype dtypes[3]);
 /* An operand with zeros beyond it: see te_pad_args. */
 struct te_pad_args;
 te_status te_cuda_pad_lines(te_exec *exec, const struct te_pad_args *args);

@@ -277,6 +277,7 @@ static te_status multiply(te_exec *exec, const te_gemm *gemm, bool whole_blocks)
 te_status te_cuda_gemm_narrow(te_exec *exec, const te_gemm *gemm)
 {
     narrow_operand o[2];
+    if (te_cuda_few_takes_fp8(exec, gemm)) return te_cuda_few_run_fp8(exec, gemm);
     operands_of(gemm, o);
     te_status status = multiply(exec, gemm, false);
     bool short_block = is_float32_block(mode_of(&o[0])) && gemm->a.shape[o[0].sum] % 128 != 0;

@@ -404,6 +404,7 @@ te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, con
     te_cuda_blas *blas;
     te_status status = te_cuda_blas_open(exec, &blas);
     if (status != TE_OK) return status;
+    if (te_cuda_few_takes(exec, product)) return te_cuda_few_run(exec, product, data);
     te_hash128 hash = hash_of(product);
     if (!grow_plans(exec, blas)) return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of host memory");
     te_cuda_gemm_plan **slot = find_slot(blas->plans, blas->capacity, hash);

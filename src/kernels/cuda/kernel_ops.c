@@ -279,6 +279,11 @@ te_status te_cuda_arrange_factors(te_exec *exec, const te_arrange_args *args)
     RUN_PART("matrix product", te_cuda_plan_arrange(&plan, args));
 }
 
+te_status te_cuda_product_few(te_exec *exec, const te_few_args *args, const te_dtype dtypes[3])
+{
+    RUN_PART("matrix product", te_cuda_plan_few(&plan, args, dtypes));
+}
+
 te_status te_cuda_pad_lines(te_exec *exec, const te_pad_args *args)
 {
     RUN_PART("matrix product", te_cuda_plan_pad(&plan, args));

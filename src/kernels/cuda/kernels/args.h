@@ -209,6 +209,19 @@ typedef struct te_arrange_args {
     int64_t       lines, blocks, stride[2], padded_lines, padded_blocks, layout, bytes;
 } te_arrange_args;
 
+/* y {m, n} = alpha x {m, k} w {n, k}^T + bias {n}, times the factors of w and x where they are quantized; lines are so
+ * many elements apart, and those of w and x begin at multiples of 16 bytes and are as many long. m <= TE_FEW_ROWS, and
+ * k <= TE_FEW_LONGEST. */
+enum { TE_FEW_THREADS = 256, TE_FEW_ROWS = 8, TE_FEW_LONGEST = 1 << 30 };
+typedef struct te_few_args {
+    te_cuda_bound bound;
+    const void   *w, *x, *bias; /* bias: of y's dtype, or NULL */
+    void         *y;
+    int64_t       m, n, k, w_line, x_line, y_line;
+    double        alpha;
+    const float  *factor[2]; /* NULL: none */
+} te_few_args;
+
 /* Lines of bytes to lines of 16's multiples, and further lines, of zeros. */
 typedef struct te_pad_args {
     te_cuda_bound  bound;

@@ -4,9 +4,10 @@
 #include <string.h>
 
 extern const char te_cuda_program_prelude[], te_cuda_hand_device[], te_cuda_hand_index[], te_cuda_hand_select[],
-    te_cuda_hand_attention_common[], te_cuda_hand_attention[], te_cuda_hand_attention_mma[],
+    te_cuda_hand_attention_common[], te_cuda_hand_attention[], te_cuda_hand_mma[], te_cuda_hand_attention_mma[],
     te_cuda_hand_attention_mma_passes[], te_cuda_hand_attention_mma_decode[], te_cuda_hand_attention_rounded[],
-    te_cuda_hand_quantize[], te_cuda_hand_quantized[], te_cuda_hand_routes[]; /* made by the build */
+    te_cuda_hand_quantize[], te_cuda_hand_quantized[], te_cuda_hand_routes[],
+    te_cuda_hand_product_few[]; /* made by the build */
 
 /* --- views ------------------------------------------------------------------------------------------------------- */
 
@@ -95,16 +96,19 @@ static void write_type(te_text *out, char name, te_dtype dtype)
          [TE_F8E4M3] = "uint8_t", [TE_F8E5M2] = "uint8_t"};
     char capital = (char)(name - 'a' + 'A');
     te_text_print(out, "typedef %s te_%c;\n#define te_from_%c te_from_%s\n#define te_as_%c te_as_%s\n"
-                       "#define TE_%c_IS_INTEGER %d\n#define TE_%c_IS_INT64 %d\n#define TE_%c_IS_BF16 %d\n",
+                       "#define TE_%c_IS_INTEGER %d\n#define TE_%c_IS_INT64 %d\n#define TE_%c_IS_BF16 %d\n"
+                       "#define TE_%c_IS_FP8 %d\n#define TE_%c_IS_E5M2 %d\n",
                   types[dtype], name, name, te_dtype_name(dtype), name, te_dtype_name(dtype), capital,
-                  te_is_whole(dtype), capital, dtype == TE_I64, capital, dtype == TE_BF16);
+                  te_is_whole(dtype), capital, dtype == TE_I64, capital, dtype == TE_BF16, capital,
+                  dtype == TE_F8E4M3 || dtype == TE_F8E5M2, capital, dtype == TE_F8E5M2);
 }
 
 te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out)
 {
     static const char *const files[TE_CUDA_FILE_COUNT] = {te_cuda_hand_index, te_cuda_hand_select,
                                                           te_cuda_hand_attention_common,
-                                                          te_cuda_hand_quantized, te_cuda_hand_routes};
+                                                          te_cuda_hand_quantized, te_cuda_hand_routes,
+                                                          te_cuda_hand_mma};
     bool tiles = kernel->file == TE_CUDA_FILE_QUANTIZE && kernel->dim[0];
     const char *text = tiles ? te_cuda_hand_quantize : files[kernel->file];
     te_text_write(out, te_cuda_program_prelude, strlen(te_cuda_program_prelude));
@@ -116,18 +120,21 @@ te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out)
     te_text_write(out, te_cuda_hand_device, strlen(te_cuda_hand_device));
     write_type(out, 'a', (te_dtype)kernel->dtype[0]);
     write_type(out, 'b', (te_dtype)kernel->dtype[1]);
-    if (kernel->file == TE_CUDA_FILE_ATTENTION) te_text_print(out, "#define TE_HAS_BIAS %d\n", kernel->bias > 0);
-    if (kernel->bias) write_type(out, 'c', (te_dtype)(kernel->bias - 1));
+    if (kernel->file == TE_CUDA_FILE_ATTENTION) te_text_print(out, "#define TE_HAS_BIAS %d\n", kernel->third > 0);
+    if (kernel->third) write_type(out, 'c', (te_dtype)(kernel->third - 1));
     te_text_write(out, text, strlen(text));
     if (kernel->file == TE_CUDA_FILE_ATTENTION) {
-        const char *parts[2] = {te_cuda_hand_attention, ""};
+        const char *parts[3] = {te_cuda_hand_attention, "", ""};
         if (kernel->dim[0]) {
-            parts[0] = te_cuda_hand_attention_mma;
-            parts[1] = kernel->decode ? te_cuda_hand_attention_mma_decode : te_cuda_hand_attention_mma_passes;
+            parts[0] = te_cuda_hand_mma;
+            parts[1] = te_cuda_hand_attention_mma;
+            parts[2] = kernel->decode ? te_cuda_hand_attention_mma_decode : te_cuda_hand_attention_mma_passes;
         } else if (kernel->dtype[0] == TE_F8E4M3) {
             parts[1] = te_cuda_hand_attention_rounded;
         }
-        for (int i = 0; i < 2; i++) te_text_write(out, parts[i], strlen(parts[i]));
+        for (int i = 0; i < 3; i++) te_text_write(out, parts[i], strlen(parts[i]));
+    } else if (kernel->file == TE_CUDA_FILE_PRODUCT) {
+        te_text_write(out, te_cuda_hand_product_few, strlen(te_cuda_hand_product_few));
     }
     return out->failed ? TE_ERROR_MEMORY : TE_OK;
 }

@@ -23,6 +23,7 @@ typedef enum te_cuda_file {
     TE_CUDA_FILE_ATTENTION,
     TE_CUDA_FILE_QUANTIZE,
     TE_CUDA_FILE_ROUTES,
+    TE_CUDA_FILE_PRODUCT,
     TE_CUDA_FILE_COUNT
 } te_cuda_file;
 
@@ -36,7 +37,7 @@ typedef struct te_cuda_kernel {
     uint16_t vector;   /* INDEX: elements of a unit; ATTENTION: rows of a tile, on tensor cores elements of a unit */
     uint16_t dim[2];   /* ATTENTION on tensor cores: head sizes rounded up to 16; QUANTIZE: a quantizer's variant, 0
                         * for the kernels that serve all; else 0 */
-    uint8_t  bias;     /* ATTENTION: 1 + the dtype of a bias, 0: there is none */
+    uint8_t  third;    /* 1 + the dtype te_c, 0: there is none; ATTENTION: of a bias, PRODUCT: of the result */
     uint8_t  decode;   /* ATTENTION on tensor cores: the kernels for few queries */
 } te_cuda_kernel;
 
@@ -141,6 +142,9 @@ te_status te_cuda_plan_delayed(te_cuda_plan *plan, const te_delayed *tensors, in
 /* Factors of blocks in another order: te_arrange_args (args.h). */
 struct te_arrange_args;
 te_status te_cuda_plan_arrange(te_cuda_plan *plan, const struct te_arrange_args *args);
+/* A product of few rows; dtypes of w (bfloat16, float16, FP8), of x (w's, or FP8 as well) and of y. */
+struct te_few_args;
+te_status te_cuda_plan_few(te_cuda_plan *plan, const struct te_few_args *args, const te_dtype dtypes[3]);
 /* Lines of bytes with zeros beyond them. */
 te_status te_cuda_plan_pad(te_cuda_plan *plan, const struct te_pad_args *args);
 

@@ -103,7 +103,7 @@ static uint8_t bias_of(const te_attention *a)
 /* g: NULL in forward. */
 static te_cuda_kernel kernel_for(const te_attention *a, const te_attention_grad *g)
 {
-    te_cuda_kernel kernel = {.file = TE_CUDA_FILE_ATTENTION, .wide = a->q.dtype == TE_F64, .bias = bias_of(a)};
+    te_cuda_kernel kernel = {.file = TE_CUDA_FILE_ATTENTION, .wide = a->q.dtype == TE_F64, .third = bias_of(a)};
     const te_view *forward[] = {&a->q, &a->k, &a->v, &a->out};
     kernel.dtype[0] = kernel.dtype[1] = (uint8_t)a->q.dtype;
     kernel.vector = (uint16_t)tile_rows(a, g != NULL);
@@ -224,7 +224,7 @@ static te_status plan_quantized(te_exec *exec, te_cuda_plan *plan, const te_atte
     te_cuda_call *call =
         te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rounded", blocks, THREADS, &args, sizeof args);
     call->kernel = (te_cuda_kernel){.file = TE_CUDA_FILE_ATTENTION, .dtype = {TE_F8E4M3, (uint8_t)a->out.dtype},
-                                    .vector = (uint16_t)tile, .bias = bias_of(a)};
+                                    .vector = (uint16_t)tile, .third = bias_of(a)};
     call->launch.shared = (uint32_t)(shared_numbers(a, tile, false) * 4);
     return TE_OK;
 }

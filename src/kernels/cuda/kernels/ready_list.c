@@ -1,7 +1,7 @@
 /* ready_list.c - the kernels that the build compiles: those that a first training step, sampling and a recipe would
  * wait for longest. Embeddings, sampling from float32, attention by float32 arithmetic and on tensor cores with the
- * usual sizes of heads, there also of few queries; quantizing bfloat16 to FP8 by one factor a tensor and by blocks.
- * Each costs the build seconds and the module up to 700 KB for all targets.
+ * usual sizes of heads, there also of few queries; products of few rows; quantizing bfloat16 to FP8 by one factor a
+ * tensor and by blocks. Each costs the build seconds and the module up to 700 KB for all targets.
  */
 #include "../ready.h"
 
@@ -24,6 +24,7 @@ const te_cuda_kernel te_cuda_ready_list[] = {
     {TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {128, 128}, 0, 0},
     {TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {64, 64}, 0, 1},
     {TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {128, 128}, 0, 1},
+    {TE_CUDA_FILE_PRODUCT, 0, {TE_BF16, TE_BF16}, 1, {0, 0}, 1 + TE_BF16, 0},
     {TE_CUDA_FILE_QUANTIZE, 0, {TE_F32, TE_F32}, 1, {0, 0}, 0, 0},
     {TE_CUDA_FILE_QUANTIZE, 0, {TE_BF16, TE_BF16}, 1, {0, 0}, 0, 0},
     QUANTIZE(TE_E4M3, TE_SCALE_F32, 0, TE_VARIANT_TRANSPOSED),

@@ -397,6 +397,29 @@ describe("te.graph on a CUDA device", function()
         end
     end)
 
+    -- As an input of other work, as a weight there, and where a backward pass is still to come.
+    it("counts a launch as a write of what it returns", function()
+        te.manual_seed(12)
+        local tail = te.Linear(16, 16):to "cuda"
+        local x = te.randn({ 4, 16 }, { device = "cuda" })
+        local graph = te.graph(te.gelu, { te.zeros({ 4, 16 }, { device = "cuda" }) }, { warmup = 1 })
+        local weight = te.graph(te.mul, { te.zeros({ 16, 16 }, { device = "cuda" }), 2 }, { warmup = 1 })
+        for _, recipe in ipairs { false, te.recipe.MXFP8BlockScaling {}, te.recipe.Float8CurrentScaling {} } do
+            local options = { dtype = "bfloat16", recipe = recipe or nil }
+            for _ = 1, 4 do
+                local h, w = graph(te.randn { 4, 16 }), weight(te.randn { 16, 16 }, 2)
+                equal_bits(values(te.autocast(options, tail, h:clone())), values(te.autocast(options, tail, h)))
+                equal_bits(values(te.autocast(options, te.linear, x, w:clone())),
+                    values(te.autocast(options, te.linear, x, w)))
+            end
+        end
+        local leaf = te.ones({ 4, 16 }, { device = "cuda", requires_grad = true })
+        local loss = (graph(te.ones { 4, 16 }) * leaf):sum()
+        graph(te.zeros { 4, 16 })
+        assert.has_error(function() loss:backward() end,
+            "te.mul: backward: a tensor of shape {4,16} that it saved was changed in place since")
+    end)
+
     it("records attention of cuDNN", function() equal_runs("cuda", { dropout = 0, dtype = "bfloat16" }) end)
 
     it("follows another seed", function()
@@ -559,4 +582,22 @@ describe("te.make_graphed_callables", function()
             equal_bits(run(false), run(true))
         end)
     end
+
+    if reason then return end
+
+    it("refuses the backward pass of a call whose activations a later one has overwritten", function()
+        local layer = te.Linear(3, 2):to "cuda"
+        local fn = te.make_graphed_callables(layer, { te.ones({ 2, 3 }, { device = "cuda" }) })
+        local first, second = fn(te.ones { 2, 3 }), fn(te.zeros { 2, 3 })
+        assert.has_error(function() first:sum():backward() end, "te.make_graphed_callables: backward of call 1, but " ..
+            "call 2 has overwritten what it kept; call backward before the next call")
+        second:sum():backward()
+        assert.same({ 2, 2 }, values(layer.bias.grad))
+    end)
+
+    it("records forward alone where nothing has a gradient", function()
+        local fn = te.make_graphed_callables(te.GELU(), { te.ones({ 2, 2 }, { device = "cuda" }) })
+        local x = te.tensor { { 1, -1 }, { 2, 0 } }
+        assert.same(values(te.gelu(x:to "cuda")), values(fn(x)))
+    end)
 end)

@@ -183,11 +183,12 @@ local function weighted(results, weights)
     return total
 end
 
--- Both directions, recorded.
-local function record_both(device, fn, inputs, parameters)
-    local both = { inputs = inputs, hooks = { after = {} }, weights = {} }
+-- Both directions, recorded; forward alone where there is no other one.
+local function record_both(device, fn, inputs, parameters, differentiable)
+    local both = { inputs = inputs, hooks = { after = {} }, weights = {}, launches = 0 }
     local handle, results = record(device, both.hooks, fn, unpack(inputs, 1, inputs.n))
-    both.forward = handle
+    both.forward, both.results = handle, results
+    if not differentiable then return both end
     for i = 1, results.n do
         both.weights[i] = te.zeros(results[i].shape, { dtype = results[i].dtype, device = device })
     end
@@ -228,9 +229,10 @@ local function launch_backward(both, parameters, douts)
     return unpack(grads, 1, both.inputs.n + 1)
 end
 
--- A few runs in both directions that leave nothing behind.
+-- A few runs in both directions that leave nothing behind but amaxes of delayed scaling. True where a result has a
+-- gradient.
 local function warm_up(fn, inputs, parameters, times)
-    local rng = te.rng_state()
+    local rng, differentiable = te.rng_state(), false
     for _ = 1, times do
         with_fresh_gradients(parameters, function()
             local results = pack(fn(unpack(inputs, 1, inputs.n)))
@@ -240,12 +242,14 @@ local function warm_up(fn, inputs, parameters, times)
             end
             local total = weighted(results, weights)
             if total then total:backward() end
+            differentiable = differentiable or total ~= nil
         end)
         for i = 1, inputs.n do
             if te.is_tensor(inputs[i]) then inputs[i].grad = nil end
         end
     end
     te.rng_state(rng)
+    return differentiable
 end
 
 --- A module or function whose forward and backward are a graph each, for training steps that cannot be one graph as a
@@ -267,14 +271,26 @@ function graphs.make_graphed_callables(callable, sample_inputs, opts)
     local probe = core.graph_begin(device)
     if not probe then return callable end
     core.graph_end(probe, false)
-    warm_up(callable, inputs, parameters, o.warmup)
-    local both = record_both(device, callable, inputs, parameters)
-    local function forward(_, _, ...)
+    local differentiable = warm_up(callable, inputs, parameters, math.max(o.warmup, 1))
+    local both = record_both(device, callable, inputs, parameters, differentiable)
+    local function launch(...)
         fill(who, inputs, pack(...))
         core.graph_launch(both.forward)
+        both.launches = both.launches + 1
         return unpack(both.results, 1, both.results.n)
     end
-    local function backward(_, ...) return launch_backward(both, parameters, { ... }) end
+    if not differentiable then return launch end
+    local function forward(ctx, _, ...)
+        ctx.launch = both.launches + 1
+        return launch(...)
+    end
+    local function backward(ctx, ...)
+        if ctx.launch ~= both.launches then
+            fail("%s: backward of call %d, but call %d has overwritten what it kept; call backward before the next "
+                .. "call", who, ctx.launch, both.launches)
+        end
+        return launch_backward(both, parameters, { ... })
+    end
     return function(...)
         -- parameters need backward even where no input does
         local anchor = te.zeros({}, { requires_grad = #parameters > 0 })

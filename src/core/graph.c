@@ -33,6 +33,7 @@ struct te_graph {
     uint64_t seed;
     kept *kept;
     size_t n_kept, capacity;
+    te_storage *made; /* what there is of its own memory: results, gradients */
     copied *copied;
     size_t n_copied, copied_capacity;
     te_tensor *stale; /* float32 {MAX_COPIED}: whether a launch makes those copies */
@@ -61,6 +62,7 @@ static void dissolve(te_graph *g)
         te_storage_release(g->kept[i].storage);
     }
     te_mem_free(&ctx->mem, g->kept, g->capacity * sizeof *g->kept);
+    while (g->made) te_graph_unmade(g->made);
     te_tensor_release(g->random);
     te_mem_free(&ctx->mem, g, sizeof *g);
     te_context_unref(ctx);
@@ -94,6 +96,9 @@ te_status te_graph_begin(te_context *ctx, te_device *device, te_graph **out)
     *out = g;
     return TE_OK;
 }
+
+/* Whether it lies in the graph's own memory. */
+static bool is_own(const te_graph *g, const te_storage *s) { return s->block && s->block->pool == g->pool; }
 
 /* What a launch writes. */
 static bool writes(const te_graph *g, const te_storage *s)
@@ -130,7 +135,7 @@ te_status te_graph_end(te_graph *g, bool keep)
 void te_graph_keep(te_graph *g, const te_tensor *t)
 {
     te_storage *s = t->storage;
-    if (s->device != g->device || s->graph == g->id || (s->block && s->block->pool == g->pool)) return;
+    if (s->device != g->device || s->graph == g->id || is_own(g, s)) return;
     if (!te_mem_grow(&g->ctx->mem, (void **)&g->kept, &g->capacity, g->n_kept + 1, sizeof *g->kept)) {
         g->spoilt = "more than host memory can hold";
         return;
@@ -151,6 +156,24 @@ void te_graph_keep_shadow(te_graph *g, const te_tensor *t)
         k->shadow = te_tensor_retain(t->storage->shadow);
         k->shadow_version = t->storage->shadow_version;
     }
+}
+
+void te_graph_made(te_graph *g, te_storage *s)
+{
+    if (!is_own(g, s)) return;
+    s->made_at = &g->made;
+    s->made_next = g->made;
+    if (g->made) g->made->made_at = &s->made_next;
+    g->made = s;
+}
+
+void te_graph_unmade(te_storage *s)
+{
+    if (!s->made_at) return;
+    *s->made_at = s->made_next;
+    if (s->made_next) s->made_next->made_at = s->made_at;
+    s->made_at = NULL;
+    s->made_next = NULL;
 }
 
 /* --- quantized weights -------------------------------------------------------------------------------------------- */
@@ -242,7 +265,7 @@ static te_status refresh(te_graph *g, kept *k)
     return status == TE_OK ? refresh_copy(g, k, k->shadow, &k->shadow_version) : status;
 }
 
-/* What a graph has kept it may have written. */
+/* What a graph has kept it may have written, and its own memory it has. */
 static void count_writes(te_graph *g)
 {
     for (size_t i = 0; i < g->n_kept; i++) {
@@ -255,6 +278,12 @@ static void count_writes(te_graph *g)
         else s->launches++;
         if (current) s->shadow_version = s->version;
         if (own_current) k->shadow_version = s->version;
+    }
+    for (te_storage *s = g->made; s; s = s->made_next) {
+        bool current = s->shadow && s->shadow_version == s->version && is_own(g, s->shadow->storage);
+        s->version++;
+        s->written = g->ctx->clock++;
+        if (current) s->shadow_version = s->version; /* a launch makes that copy as well */
     }
     for (size_t i = 0; i < g->n_copied; i++) {
         g->copied[i].version = g->copied[i].source->version;

@@ -41,6 +41,10 @@ uint64_t te_graph_id(const te_graph *graph);
 /* While recording. A kernel was given t; random numbers were drawn; something happened that cannot be launched
  * again. */
 void   te_graph_keep(te_graph *graph, const te_tensor *t);
+/* A storage came to be, and is gone. Of those in the graph's own memory every launch counts as a write, so that nobody
+ * takes what was made of their former contents for what they hold. */
+void   te_graph_made(te_graph *graph, te_storage *storage);
+void   te_graph_unmade(te_storage *storage);
 /* Likewise t's copy in the compute dtype, storage->shadow: a launch brings it up to date where t was changed. */
 void   te_graph_keep_shadow(te_graph *graph, const te_tensor *t);
 te_rng te_graph_draw(te_graph *graph, te_rng rng);

@@ -124,6 +124,7 @@ static te_storage *storage_new(te_device *device, size_t bytes)
     s->bytes = bytes;
     s->id = ctx->clock++;
     s->refs = 1;
+    if (ctx->capture) te_graph_made(ctx->capture, s);
     te_context_retain(ctx);
     return s;
 }
@@ -132,6 +133,7 @@ void te_storage_release(te_storage *s)
 {
     if (--s->refs > 0) return;
     te_context *ctx = s->ctx;
+    te_graph_unmade(s);
     te_tensor_release(s->shadow);
     te_quantized_storage_free(s);
     te_quantized_values_free(s);

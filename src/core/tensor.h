@@ -32,6 +32,7 @@ typedef struct te_storage {
     void      (*deleter)(void *user);
     void       *user;
     uint64_t    graph, graph_wrote; /* the last graph that keeps it, and the last whose recording wrote it */
+    struct te_storage **made_at, *made_next; /* among those of a graph's own memory, which every launch writes */
     te_tensor  *shadow;  /* the whole storage converted to the compute dtype (weights under autocast), NULL: none */
     uint64_t    shadow_version;
     double      squares; /* the sum of squares of all elements, float32, when they had this version; 0: none known */

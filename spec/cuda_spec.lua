@@ -113,6 +113,18 @@ describe("a CUDA device", function()
         assert.error_matches(function() return x + x:to("cuda") end, "different devices: cpu and cuda")
     end)
 
+    it("refuses gradients from elsewhere", function()
+        for _, where in ipairs { { "cpu", "cuda" }, { "cuda", "cpu" } } do
+            local x = te.ones({ 2, 3 }, { device = where[1], requires_grad = true })
+            local there, y = te.ones({ 2, 3 }, { device = where[2] }), x * x
+            local expected = ("gradient on %s for a tensor on %s"):format(where[2], where[1])
+            assert.has_error(function() y:backward(there) end, "te.backward: " .. expected)
+            assert.has_error(function() te.grad(y, { x }, { grad_outputs = there }) end, "te.grad: " .. expected)
+            assert.has_error(function() x.grad = there end, ("grad: {2,3} of float32 on %s for a tensor {2,3} of " ..
+                "float32 on %s"):format(where[2], where[1]))
+        end
+    end)
+
     it("trains a model as the CPU does, twice the same", function()
         local function losses(device)
             te.manual_seed(2)

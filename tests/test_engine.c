@@ -343,6 +343,54 @@ static void test_chains_of_failures(te_context *ctx, te_tensor *a)
           !te_tensor_requires_grad(NULL));
 }
 
+/* What belongs to another context, and what no memory could hold. */
+static void test_foreign(te_context *ctx, te_context *other, te_tensor *a, te_tensor *foreign)
+{
+    te_tensor *y = apply(ctx, "mul", 2, (te_tensor *[]){a, a}), *out = NULL;
+    CHECK(te_backward(y, foreign, false) == TE_ERROR_ARGUMENT && strstr(te_context_error(ctx), "of another context"));
+    te_arg square = {.kind = TE_ARG_TENSOR, .as.tensor = a};
+    CHECK(te_op_run(ctx, te_op_find(other, "square"), &square, 1, &out, 1) == TE_ERROR_ARGUMENT && !out &&
+          strstr(te_context_error(ctx), "te.square is an operation of another context"));
+    te_group *group = te_group_new(ctx);
+    int v = te_group_input(group, false), before = v;
+    CHECK(te_group_apply(group, te_op_find(other, "silu"), &v, 1, NULL, 0, &v) == TE_ERROR_ARGUMENT && v != before);
+    v = before;
+    CHECK(te_group_apply(group, te_op_find(ctx, "silu"), &v, 1, NULL, 0, &v) == TE_OK && v != before);
+    te_group_release(group);
+    te_tensor_release(y);
+}
+
+static void test_odd_shapes_and_values(te_context *ctx)
+{
+    te_tensor *nothing = te_tensor_empty(ctx, TE_F32, 1, (int64_t[]){0}), *out = NULL;
+    te_arg reshape[] = {{.kind = TE_ARG_TENSOR, .as.tensor = nothing},
+                        {.kind = TE_ARG_INTS, .n = 3, .as.ints = (int64_t[]){0, INT64_C(1) << 40, INT64_C(1) << 40}}};
+    CHECK(te_op_run(ctx, te_op_find(ctx, "reshape"), reshape, 2, &out, 1) == TE_ERROR_ARGUMENT && !out);
+    te_tensor *row = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){1, 3}, 0);
+    te_arg expand[] = {{.kind = TE_ARG_TENSOR, .as.tensor = row},
+                       {.kind = TE_ARG_INTS, .n = 2, .as.ints = (int64_t[]){2, 3}}};
+    CHECK(te_op_run(ctx, te_op_find(ctx, "expand"), expand, 2, &out, 1) == TE_OK);
+    CHECK(te_tensor_write(out, TE_F64, (double[6]){1, 2, 3, 4, 5, 6}) == TE_ERROR_ARGUMENT &&
+          strstr(te_context_error(ctx), "elements share memory"));
+    te_tensor_release(out);
+    unsigned char bytes[5] = {255, 0, 2, 0, 1};
+    te_tensor *mask = te_tensor_from_data(ctx, bytes, TE_BOOL, 1, (int64_t[]){5}, NULL, NULL);
+    te_tensor *places = apply(ctx, "nonzero", 1, &mask);
+    double found[3];
+    CHECK(places && te_tensor_numel(places) == 3 && te_tensor_read(places, TE_F64, found) == TE_OK && found[0] == 0 &&
+          found[1] == 2 && found[2] == 4);
+    te_tensor_release(places);
+    te_tensor_release(mask);
+    te_tensor *x = te_tensor_full(ctx, TE_F32, 8, (int64_t[]){2, 1, 1, 1, 1, 1, 1, 4}, 1);
+    te_tensor *scale = te_tensor_full(ctx, TE_F32, 8, (int64_t[]){2, 1, 1, 1, 1, 1, 1, 1}, 1);
+    CHECK(!apply(ctx, "scaled_srelu", 2, (te_tensor *[]){x, scale}) &&
+          strstr(te_context_error(ctx), "one number per row in a tensor"));
+    te_dtype before = te_context_set_compute_dtype(ctx, (te_dtype)77);
+    CHECK(te_context_set_compute_dtype(ctx, before) == before);
+    te_tensor *all[] = {nothing, row, x, scale};
+    for (int i = 0; i < 4; i++) te_tensor_release(all[i]);
+}
+
 static void test_errors(void)
 {
     te_context *ctx = te_context_open(NULL);
@@ -370,6 +418,8 @@ static void test_errors(void)
     CHECK(te_tensor_set_grad(a, foreign) == TE_ERROR_ARGUMENT && strstr(te_context_error(ctx), "grad: a tensor of an"));
     CHECK(te_tensor_set_main_grad(a, foreign) == TE_ERROR_ARGUMENT &&
           strcmp(te_context_error(ctx), "main_grad: a tensor of another context") == 0);
+    test_foreign(ctx, other, a, foreign);
+    test_odd_shapes_and_values(ctx);
     te_tensor_release(foreign);
     te_context_release(other);
     te_context_interrupt(ctx);

@@ -565,6 +565,34 @@ static bool step_with_failure(long n, bool (*take_step)(network *))
     return !reached;
 }
 
+/* Memory that runs out while a group is planned says nothing about the group. */
+static void test_failing_plan(void)
+{
+    for (long n = 0; n < 1000; n++) {
+        failing_memory f = {.countdown = -1};
+        te_context_options options = {
+            .struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
+        te_context *ctx = te_context_open(&options);
+        network net;
+        te_tensor *out[2] = {NULL, NULL};
+        CHECK(ctx && network_open(&net, ctx, TE_F32));
+        te_group *group = make_group(ctx);
+        f.countdown = n;
+        te_status status = te_group_run(group, net.in, out);
+        bool reached = f.countdown < 0;
+        f.countdown = -1;
+        CHECK_MSG(status == TE_OK || status == TE_ERROR_MEMORY, "allocation %ld: %s", n, te_context_error(ctx));
+        drop(out);
+        CHECK_MSG(te_group_run(group, net.in, out) == TE_OK, "after allocation %ld: %s", n, te_context_error(ctx));
+        drop(out);
+        te_group_release(group);
+        network_close(&net);
+        te_context_release(ctx);
+        if (!reached) return;
+    }
+    CHECK(false);
+}
+
 static void test_failing_allocations(bool (*take_step)(network *))
 {
     long n = 0;
@@ -583,6 +611,7 @@ int main(void)
     test_halves_of_parameters();
     test_public();
     test_no_outputs();
+    test_failing_plan();
     test_failing_allocations(block_step);
     test_failing_allocations(rows_step);
     test_failing_allocations(groups_step);

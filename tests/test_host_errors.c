@@ -121,8 +121,29 @@ static void test_inside(void)
     tetrain_close(rt);
 }
 
+/* An error in a backward pass that the host ran is over, and none is left of what a call inside caught. */
+static void test_forgotten(void)
+{
+    tetrain_options options = {.struct_size = sizeof options, .threads = 1};
+    tetrain        *rt = tetrain_open(&options);
+    CHECK(RUN(rt, "te = require 'te' local Own = te.BasicOperation:extend('Own') "
+                  "function Own:op_forward(_, x) return x * 2 end function Own:op_backward() error('boom') end "
+                  "loss = Own()(te.ones({2}, {requires_grad = true})):sum() "
+                  "function twice(x) return x * 2 end") == TETRAIN_OK);
+    te_tensor *loss = tetrain_get_tensor(rt, "loss"), *same[1] = {loss};
+    CHECK(te_backward(loss, NULL, false) != TE_OK && strstr(te_context_error(tetrain_context(rt)), "boom"));
+    CHECK(RUN(rt, "local ok, why = pcall(function() return te.ones{2} + te.ones{3} end) "
+                  "assert(not ok and why:find 'do not broadcast', why)") == TETRAIN_OK);
+    CHECK(tetrain_call(rt, "twice", same, 1, same, 1) == TETRAIN_ERROR_ARGUMENT && same[0] == loss &&
+          says(rt, "overlap"));
+    CHECK(tetrain_call(rt, "twice", same, 1, NULL, 0) == TETRAIN_OK && tetrain_error(rt)[0] == 0);
+    te_tensor_release(loss);
+    tetrain_close(rt);
+}
+
 int main(void)
 {
+    test_forgotten();
     test_inside();
     test_messages(0);
     test_messages(TETRAIN_RESTRICTED);

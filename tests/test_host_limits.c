@@ -44,6 +44,8 @@ static const char *const tensors[] = {
     "local t = {} pcall(function() for i = 1, 1e6 do t[i] = te.ones({1e5}) end end) t = nil",
     "local x = te.ones({2, 2}) pcall(function() while true do x = te.cat({x, x}) end end) x = nil",
     "pcall(te.no_grad, te.ones, {1e9}) error('went on')",
+    "local x = te.ones({1}, {requires_grad = true}) while true do x = x + 1 end", /* what is recorded */
+    "local x = te.ones({1}, {requires_grad = true}) while true do x = x:view{1} end",
     "pcall(te._core.custom, function() return te.ones({1e9}) end, function() end, te.ones {2})",
 };
 
@@ -118,6 +120,22 @@ static void test_instructions(void)
     tetrain_close(rt);
 }
 
+/* A backward pass that the host runs has the script's limits. */
+static void test_backward_of_the_host(void)
+{
+    static const char code[] =
+        "local Own = te.BasicOperation:extend('Own') function Own:op_forward(_, x) return x * 2 end "
+        "function Own:op_backward() while true do end end loss = Own()(te.ones({2}, {requires_grad = true})):sum()";
+    tetrain *rt = open_runtime(TETRAIN_RESTRICTED, 32 << 20, 32 << 20, 1000000);
+    CHECK(run(rt, "te = require 'te'") == TETRAIN_OK && run(rt, code) == TETRAIN_OK);
+    te_tensor *loss = tetrain_get_tensor(rt, "loss");
+    CHECK(te_backward(loss, NULL, false) != TE_OK);
+    CHECK(strstr(te_context_error(tetrain_context(rt)), "instruction limit"));
+    check_ends(rt, "assert(te.ones(2):sum():item() == 2)", TETRAIN_OK, "");
+    te_tensor_release(loss);
+    tetrain_close(rt);
+}
+
 /* A script of the host's own may go on with less. */
 static void test_caught(void)
 {
@@ -135,5 +153,6 @@ int main(void)
     test_memory();
     test_instructions();
     test_caught();
+    test_backward_of_the_host();
     return TEST_END();
 }

@@ -26,6 +26,10 @@ static void test_tensors(te_context *ctx)
     CHECK_FAILS(ctx, te_quantized_tensor_from_parts(ctx, &f, TE_I32, 2, (int64_t[]){ROWS, IN}, parts), "int32");
     CHECK_FAILS(ctx, te_quantized_tensor_from_parts(ctx, &f, TE_F32, 99, (int64_t[]){ROWS, IN}, parts),
                 "99 dimensions");
+    te_tensor *factors = parts[TE_COLUMNWISE][TE_STORED_SCALE_INV];
+    parts[TE_COLUMNWISE][TE_STORED_SCALE_INV] = NULL;
+    CHECK_FAILS(ctx, te_quantized_tensor_from_parts(ctx, &f, TE_F32, 2, (int64_t[]){ROWS, IN}, parts), "got none");
+    parts[TE_COLUMNWISE][TE_STORED_SCALE_INV] = factors;
     te_quantize_how how = {.struct_size = sizeof how, .no_columnwise = true, .scale = 2};
     te_quantizer_defaults(&whole);
     whole.needs_history = true;

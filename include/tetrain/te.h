@@ -83,7 +83,7 @@ TE_API void te_context_set_rng_state(te_context *ctx, uint64_t seed, uint64_t of
 TE_API bool te_context_set_grad_enabled(te_context *ctx, bool enabled);
 TE_API bool te_context_grad_enabled(const te_context *ctx);
 /* Compute dtype of linear, norm, attention and embedding ops (autocast); TE_DTYPE_COUNT: that of their operands.
- * Returns the setting before. */
+ * Returns the setting before; what is no dtype changes nothing. */
 TE_API te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype);
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */

@@ -124,6 +124,9 @@ describe("te.rope", function()
         learned.requires_grad = true
         x.requires_grad = true
         refuses("frequencies have no gradient", x, learned)
+        assert.error_matches(function()
+            te.self_attention(te.zeros { 2, 3, 0 }, { frequencies = te.zeros { 0 }, heads = 1 })
+        end, "heads of no features, qkv {2,3,0}, cannot be turned")
     end)
 end)
 

@@ -58,7 +58,8 @@ void te_allocator_close(te_allocator *allocator)
 
 static bool over_limit(const te_allocator *allocator, size_t size)
 {
-    return allocator->limit && (size > allocator->limit || allocator->reserved > allocator->limit - size);
+    size_t used = allocator->reserved + allocator->beside;
+    return allocator->limit && (size > allocator->limit || used > allocator->limit - size);
 }
 
 bool te_allocator_limits(const te_allocator *allocator, size_t bytes)
@@ -67,6 +68,16 @@ bool te_allocator_limits(const te_allocator *allocator, size_t bytes)
     if (bytes <= LARGEST) size_class(bytes, &size);
     return over_limit(allocator, size);
 }
+
+bool te_allocator_count(te_allocator *allocator, size_t bytes)
+{
+    if (over_limit(allocator, bytes)) te_allocator_empty_cache(allocator);
+    if (over_limit(allocator, bytes)) return false;
+    allocator->beside += bytes;
+    return true;
+}
+
+void te_allocator_discount(te_allocator *allocator, size_t bytes) { allocator->beside -= bytes; }
 
 /* A block fresh from the system, within the limit. */
 static te_block *reserve_block(te_allocator *allocator, size_t size)

@@ -33,6 +33,7 @@ struct te_pool {
 typedef struct te_allocator {
     te_exec  *exec;
     size_t    limit; /* 0: none */
+    size_t    beside; /* bytes of host memory that count towards the limit: of recorded operations */
     size_t    current, peak, reserved;
     uint64_t  allocations;
     te_block *cached[TE_SIZE_CLASSES];
@@ -50,6 +51,9 @@ void      te_allocator_free(te_allocator *allocator, te_block *block);
 void      te_allocator_empty_cache(te_allocator *allocator); /* nothing while a graph is recorded */
 /* Whether the limit, and not the system, is what refuses a block of so many bytes. */
 bool      te_allocator_limits(const te_allocator *allocator, size_t bytes);
+/* Counts bytes of other memory towards the limit: false, and nothing is counted, where it does not allow them. */
+bool      te_allocator_count(te_allocator *allocator, size_t bytes);
+void      te_allocator_discount(te_allocator *allocator, size_t bytes);
 te_pool  *te_pool_open(te_allocator *allocator); /* NULL: out of host memory */
 void      te_pool_close(te_allocator *allocator, te_pool *pool);
 

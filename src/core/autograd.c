@@ -32,6 +32,21 @@ bool te_needs_grad(const te_tensor *t) { return t->requires_grad || t->node; }
 
 /* --- nodes -------------------------------------------------------------------------------------------------------- */
 
+static size_t node_size(int n_edges) { return sizeof(te_node) + (size_t)n_edges * sizeof(te_grad_meta); }
+
+/* Memory of a node, which counts towards the limit of tensors: a script may record operations without end. */
+static te_node *node_memory(te_context *ctx, const char *name, int n_edges)
+{
+    te_device *cpu = te_context_device(ctx, "cpu");
+    size_t bytes = node_size(n_edges);
+    if (!cpu || !te_device_count(cpu, bytes)) return NULL;
+    te_node *node = te_mem_zalloc(&ctx->mem, bytes);
+    if (node) return node;
+    te_allocator_discount(&cpu->allocator, bytes);
+    te_fail_memory(ctx, name);
+    return NULL;
+}
+
 static void drop_saved(te_node *node)
 {
     for (int i = 0; i < node->call.n_saved; i++) {
@@ -61,7 +76,8 @@ static void free_node(te_node *node)
         if (node->edges[i].node) te_node_release(node->edges[i].node);
     }
     te_op_release(node->call.op);
-    te_mem_free(&ctx->mem, node, sizeof *node + (size_t)node->n_edges * sizeof *node->edges);
+    te_allocator_discount(&te_context_device(ctx, "cpu")->allocator, node_size(node->n_edges));
+    te_mem_free(&ctx->mem, node, node_size(node->n_edges));
     te_context_unref(ctx);
 }
 
@@ -118,9 +134,8 @@ te_status te_autograd_record(te_call *call, te_tensor **inputs, int n_inputs)
     te_context *ctx = call->ctx;
     te_status status = check_replayed(ctx, inputs, n_inputs);
     if (status != TE_OK) return status;
-    te_node *node = te_mem_alloc(&ctx->mem, sizeof *node + (size_t)n_inputs * sizeof(te_grad_meta));
-    if (!node) return te_fail_memory(ctx, call->op->name);
-    memset(node, 0, sizeof *node + (size_t)n_inputs * sizeof(te_grad_meta));
+    te_node *node = node_memory(ctx, call->op->name, n_inputs);
+    if (!node) return ctx->status;
     node->call = *call;
     node->call.node = node;
     te_op_retain(call->op);
@@ -360,6 +375,9 @@ static te_status seed(te_engine *e, te_tensor *output, te_tensor *grad)
     if (grad && (!te_same_shape(grad, output)))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: gradient %s for a tensor %s", name, TE_SHAPE_TEXT(grad),
                        TE_SHAPE_TEXT(output));
+    if (grad && (grad->ctx != ctx || grad->storage->device != output->storage->device))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: gradient on %s for a tensor on %s%s", name, te_tensor_device(grad),
+                       te_tensor_device(output), grad->ctx != ctx ? " of another context" : "");
     if (!grad && te_tensor_numel(output) != 1)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: a gradient is needed for a tensor of shape %s", name,
                        TE_SHAPE_TEXT(output));
@@ -529,9 +547,11 @@ te_status te_tensor_set_grad(te_tensor *t, te_tensor *grad)
 {
     if (!t) return TE_ERROR_ARGUMENT;
     if (check_context(t, grad, "grad") != TE_OK) return t->ctx->status;
-    if (grad && (!te_same_shape(t, grad) || grad->dtype != t->dtype))
-        return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: %s of %s for a tensor %s of %s", TE_SHAPE_TEXT(grad),
-                       te_dtype_name(grad->dtype), TE_SHAPE_TEXT(t), te_dtype_name(t->dtype));
+    if (grad &&
+        (!te_same_shape(t, grad) || grad->dtype != t->dtype || grad->storage->device != t->storage->device))
+        return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: %s of %s on %s for a tensor %s of %s on %s",
+                       TE_SHAPE_TEXT(grad), te_dtype_name(grad->dtype), te_tensor_device(grad), TE_SHAPE_TEXT(t),
+                       te_dtype_name(t->dtype), te_tensor_device(t));
     if (grad == t) return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: a tensor cannot be its own gradient");
     return own_gradient(&t->grad, grad);
 }

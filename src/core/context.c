@@ -148,24 +148,44 @@ te_device *te_context_device(te_context *ctx, const char *name)
     return NULL;
 }
 
+static void fail_room(te_device *device, size_t bytes) /* a 0 with precision 0 prints nothing */
+{
+    const te_allocator *a = &device->allocator;
+    te_fail(device->ctx, TE_ERROR_MEMORY, "out of memory: %zu bytes asked on %s, %zu in use, %s%.0zu", bytes,
+            device->name, a->current + a->beside, a->limit ? "limit " : "no limit", a->limit);
+}
+
+/* Has the host let go of what nobody uses any more. False: it is at it, or there is nobody to ask. */
+static bool relieve(te_context *ctx)
+{
+    if (!ctx->reclaim || ctx->reclaiming) return false;
+    ctx->reclaiming = true;
+    ctx->reclaim(ctx->reclaim_user);
+    ctx->reclaiming = false;
+    return true;
+}
+
 te_block *te_device_alloc(te_device *device, size_t bytes)
 {
     te_context *ctx = device->ctx;
     device->exec.message[0] = 0; /* a backend says there when it was not memory that was missing */
     te_block *block = te_allocator_alloc(&device->allocator, bytes);
-    if (!block && ctx->reclaim && !ctx->reclaiming) {
-        ctx->reclaiming = true;
-        ctx->reclaim(ctx->reclaim_user);
-        ctx->reclaiming = false;
-        block = te_allocator_alloc(&device->allocator, bytes);
-    }
+    if (!block && relieve(ctx)) block = te_allocator_alloc(&device->allocator, bytes);
     if (!block) ctx->limit_refused = te_allocator_limits(&device->allocator, bytes);
     if (!block && device->exec.message[0])
         te_fail(ctx, TE_ERROR_DEVICE, "%s: %s", device->name, device->exec.message);
-    else if (!block) /* a 0 with precision 0 prints nothing */
-        te_fail(ctx, TE_ERROR_MEMORY, "out of memory: %zu bytes asked on %s, %zu in use, %s%.0zu", bytes, device->name,
-                device->allocator.current, device->allocator.limit ? "limit " : "no limit", device->allocator.limit);
+    else if (!block)
+        fail_room(device, bytes);
     return block;
+}
+
+bool te_device_count(te_device *device, size_t bytes)
+{
+    if (te_allocator_count(&device->allocator, bytes)) return true;
+    if (relieve(device->ctx) && te_allocator_count(&device->allocator, bytes)) return true;
+    device->ctx->limit_refused = true;
+    fail_room(device, bytes);
+    return false;
 }
 
 static void close_device(te_device *device)
@@ -353,6 +373,6 @@ te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype)
 {
     if (!ctx) return TE_DTYPE_COUNT;
     te_dtype before = ctx->compute_dtype;
-    ctx->compute_dtype = dtype;
+    if ((unsigned)dtype <= TE_DTYPE_COUNT) ctx->compute_dtype = dtype;
     return before;
 }

@@ -112,6 +112,8 @@ int te_context_cuda_devices(te_context *ctx);
 /* Memory of a device. When it is exhausted the cache is emptied and the owner asked to release tensors before the
  * request fails; then NULL with the sizes recorded. */
 te_block *te_device_alloc(te_device *device, size_t bytes);
+/* Counts other memory towards the device's limit (te_allocator_discount takes it back); false: none is left. */
+bool te_device_count(te_device *device, size_t bytes);
 
 /* Reserves `words` Philox words and says where they start. */
 te_rng te_context_draw(te_context *ctx, uint64_t words);

@@ -165,6 +165,11 @@ const te_op *te_op_find(te_context *ctx, const char *name)
     return NULL;
 }
 
+bool te_op_is_of(const te_context *ctx, const te_op *op)
+{
+    return op->group ? op >= ctx->ops && op < ctx->ops + ctx->n_ops : te_op_definer(op) == ctx;
+}
+
 const te_op *te_op_at(te_context *ctx, int i) { return ctx && i >= 0 && i < ctx->n_ops ? &ctx->ops[i] : NULL; }
 const char *te_op_name(const te_op *op) { return op ? op->name : NULL; }
 const char *te_op_signature(const te_op *op) { return op ? op->def->signature : NULL; }
@@ -471,6 +476,8 @@ te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_
         bool named = strncmp(ctx->message, "no operation ", 13) == 0;
         return te_fail(ctx, TE_ERROR_ARGUMENT, "%s", named ? ctx->message : "te_op_run: the operation is NULL");
     }
+    if (!te_op_is_of(ctx, op))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te_op_run: te.%s is an operation of another context", op->name);
     if ((n_args > 0 && !args) || (n_out > 0 && !out))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te_op_run: te.%s: %d arguments%s, %d results%s", op->name, n_args,
                        args ? "" : " at NULL", n_out, out ? "" : " at NULL");

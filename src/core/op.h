@@ -105,6 +105,10 @@ struct te_op {
     struct te_op    *next;       /* of those in tables whose names have the same hash */
 };
 
+/* Whether the op is one of the context's tables, or was defined in it; and where one without a group was defined. */
+bool te_op_is_of(const te_context *ctx, const te_op *op);
+const te_context *te_op_definer(const te_op *op);
+
 /* One application of an op. The same struct, kept in the graph, is what backward sees. */
 struct te_call {
     te_context  *ctx;

@@ -26,6 +26,9 @@ static te_status iteration_space(te_call *call, const te_layout *l, te_space *ou
         te_tensor *t = call->in[l->input[i]];
         if (l->part[i].half && (t->ndim == 0 || !te_part_fits(l->part[i], t->shape[t->ndim - 1])))
             return fail_part(call, l->part[i], t);
+        if (l->rate[i] == TE_RATE_ROW && t->ndim == TE_MAX_DIMS)
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "one number per row in a tensor %s, which has %d dimensions",
+                                TE_SHAPE_TEXT(t), TE_MAX_DIMS);
         te_space s = te_layout_space(l, i, t->ndim, t->shape);
         if (i == 0) {
             *out = s;

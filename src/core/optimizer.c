@@ -10,6 +10,8 @@
 #include <math.h>
 #include <stddef.h>
 
+static const int64_t MOST_STEPS = INT64_C(1) << 53; /* a float64 counts them one by one */
+
 /* What a parameter has beside its gradient. The fields of a te_optim_group point into here. */
 typedef struct entry {
     te_tensor *param, *grad, *exp_avg, *exp_avg_sq, *master;
@@ -195,7 +197,7 @@ int64_t te_optimizer_steps(const te_optimizer *o, int i) { return o && i >= 0 &&
 te_status te_optimizer_set_steps(te_optimizer *o, int i, int64_t steps)
 {
     if (!o) return TE_ERROR_ARGUMENT;
-    if (i < 0 || i >= o->n || steps < 0)
+    if (i < 0 || i >= o->n || steps < 0 || steps > MOST_STEPS)
         return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_set_steps: %lld steps of parameter %d of %d",
                        (long long)steps, i, o->n);
     o->entries[i].steps = steps;

@@ -59,6 +59,8 @@ static te_tensor **part_of(te_quantized *z, int direction, int part)
 static te_status check_parts(te_context *ctx, te_quantized *z)
 {
     te_status status = TE_OK;
+    for (int side = 0; side < 2 && status == TE_OK; side++) /* of both: either way back binds them all */
+        if (z->side[side].data) status = te_quantized_check(ctx, "te.dequantize", z, side);
     for (int side = 0; side < 2 && status == TE_OK; side++) {
         if (!z->side[side].data) continue;
         te_tensor *values = te_dequantize(ctx, z, side);

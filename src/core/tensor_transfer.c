@@ -151,6 +151,8 @@ te_status te_tensor_read(te_tensor *t, te_dtype dtype, void *host)
 te_status te_tensor_write(te_tensor *t, te_dtype dtype, const void *host)
 {
     if (check_host(t, "te_tensor_write", host) != TE_OK) return TE_ERROR_ARGUMENT;
+    const char *why = te_tensor_unwritable(t);
+    if (why) return te_fail(t->ctx, TE_ERROR_ARGUMENT, "te_tensor_write: %s", why);
     if (te_tensor_is_quantized(t)) {
         te_tensor *values = te_tensor_new_like(t);
         te_status status = values ? te_tensor_write(values, dtype, host) : t->ctx->status;

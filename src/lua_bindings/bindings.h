@@ -107,6 +107,8 @@ static inline void te_lua_text_entry(lua_State *L, const char *name, const char 
 int te_lua_fail(lua_State *L, const char *function, const char *format, ...) TE_PRINTF(3, 4);
 /* Raises the engine's message of a failed call, or the Lua error that crossed the engine. */
 int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status status);
+/* Drops the error value that crossed the engine, if there is one. */
+void te_lua_forget_error(te_lua *rt, lua_State *L);
 /* Raises what reading or writing a file failed with, which a host can tell by its status. */
 int te_lua_raise_io(te_lua *rt, lua_State *L, const char *function, const te_io_error *error);
 /* The entry of `names` (n of them, or up to NULL when n < 0) most like `name`; NULL when none is near. */

@@ -8,6 +8,7 @@
  * The node may outlive the Lua state (the host holds a tensor), hence the te_lua_link.
  */
 #include "bindings.h"
+#include "host.h"
 
 #include "core/autograd.h"
 
@@ -74,7 +75,7 @@ static void keep_error(backward_job *job, lua_State *L)
     else
         job->status = te_call_fail(job->call, TE_ERROR_ARGUMENT, "backward: %s",
                                    message ? message : "error value that is no string");
-    if (job->rt->error_ref != LUA_NOREF) luaL_unref(L, LUA_REGISTRYINDEX, job->rt->error_ref);
+    te_lua_forget_error(job->rt, L);
     job->rt->error_ref = luaL_ref(L, LUA_REGISTRYINDEX);
 }
 
@@ -102,6 +103,17 @@ static int run_backward(lua_State *L)
     return 0;
 }
 
+/* A backward pass that the host runs, not a script: under the limits that a script has. */
+static te_status run_for_host(tetrain *host, backward_job *job)
+{
+    tetrain_status ended = tetrain_protected(host, run_backward, job);
+    te_status      status = ended == TETRAIN_ERROR_MEMORY        ? TE_ERROR_MEMORY
+                            : ended == TETRAIN_ERROR_INTERRUPTED ? TE_ERROR_INTERRUPTED
+                                                                 : TE_ERROR_ARGUMENT;
+    if (ended == TETRAIN_OK) return job->status;
+    return te_fail(job->call->ctx, status, "backward: %s", tetrain_error(host));
+}
+
 static te_status custom_backward(te_call *call)
 {
     const custom *c = call->pointer;
@@ -111,6 +123,7 @@ static te_status custom_backward(te_call *call)
     if (rt->reclaiming) return te_call_fail(call, TE_ERROR_ARGUMENT, "backward inside a finalizer");
     lua_State   *L = rt->L ? rt->L : rt->thread;
     backward_job job = {.call = call, .rt = rt, .status = TE_OK};
+    if (rt->host && !rt->stack_base) return run_for_host(rt->host, &job);
     int          top = lua_gettop(L);
     if (!lua_checkstack(L, LUA_MINSTACK)) return te_fail_memory(call->ctx, "te.custom");
     if (lua_cpcall(L, run_backward, &job) != 0) keep_error(&job, L);

@@ -52,6 +52,12 @@ int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status statu
     return te_lua_fail(L, strncmp(message, "te.", 3) == 0 ? NULL : function, "%s", message);
 }
 
+void te_lua_forget_error(te_lua *rt, lua_State *L)
+{
+    if (rt->error_ref != LUA_NOREF) luaL_unref(L, LUA_REGISTRYINDEX, rt->error_ref);
+    rt->error_ref = LUA_NOREF;
+}
+
 int te_lua_raise_io(te_lua *rt, lua_State *L, const char *function, const te_io_error *error)
 {
     if (!rt->ctx) return te_lua_fail(L, function, "%s", error->message);

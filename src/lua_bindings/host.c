@@ -404,6 +404,7 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     if (!outer) host->rt->stack_base = &here, host->rt->stack_room = 0;
     host->error[0] = 0;
     host->rt->status = TE_OK;
+    te_lua_forget_error(host->rt, L); /* of a backward pass that the host ran: nobody raises it any more */
     if (!lua_checkstack(L, LUA_MINSTACK)) {
         host->rt->stack_base = outer;
         return tetrain_fail(host, TETRAIN_ERROR_MEMORY, "out of Lua stack");
@@ -417,6 +418,7 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     int failure = lua_cpcall(L, function, argument);
     if (host->failure) failure = host->failure;
     if (failure) status = take_error(host, failure);
+    else host->error[0] = 0; /* a call inside it may have left its own */
     lua_settop(L, top + LUA_MINSTACK); /* nils: values of dead frames would keep what they hold */
     lua_settop(L, top);
     /* a full heap is no reason for LuaJIT to collect; pcall may have hidden that it was full */

@@ -64,6 +64,8 @@ tetrain_status tetrain_call(tetrain *host, const char *function, te_tensor *cons
                             int n_out)
 {
     call_job job = {.host = host, .name = function, .in = in, .n_in = n_in, .out = out, .n_out = n_out};
+    if (host && in && out && n_in > 0 && n_out > 0 && in < out + n_out && out < in + n_in)
+        return tetrain_fail(host, TETRAIN_ERROR_ARGUMENT, "tetrain_call: tensors and results overlap in memory");
     for (int i = 0; out && i < n_out; i++) out[i] = NULL;
     if (!host) return TETRAIN_ERROR_ARGUMENT;
     if (!function || n_in < 0 || n_out < 0 || (n_in && !in) || (n_out && !out))

@@ -363,6 +363,7 @@ static te_status differentiate(te_fuse_plan *plan, int position, const te_joint 
                                    .save_output = save, .row_length = (double)unit->width,
                                    .joints = joints, .out_stored = stored};
     te_status status = te_program_differentiate(&request, &gradient, &error);
+    if (status == TE_ERROR_MEMORY) return out_of_memory(plan);
     if (status != TE_OK) return te_plan_refuse(plan, &plan->nodes[unit->nodes[0]], "%s", error.message);
     status = recompute(plan, unit, &request, &gradient);
     te_program_free(unit->gradient.forward);

@@ -156,6 +156,9 @@ static te_status apply(te_group *group, te_product *product, const te_op *op, co
 {
     te_group_call call = {.op = op, .args = args, .n_args = n_args, .recipe_state = product};
     if (!op) return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_group_apply: there is no operation");
+    if (!te_op_is_of(group->ctx, op))
+        return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_group_apply: te.%s is an operation of another context",
+                       op->name);
     if (n_values < 0 || n_values > op->n_inputs || (n_values && !values))
         return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te.%s: %d values%s for %d inputs", op->name, n_values,
                        values ? "" : " at NULL", op->n_inputs);
@@ -166,19 +169,18 @@ static te_status apply(te_group *group, te_product *product, const te_op *op, co
 te_status te_group_apply(te_group *group, const te_op *op, const int *values, int n_values, const te_arg *args,
                          int n_args, int *result)
 {
-    if (result) *result = TE_NO_VALUE;
-    if (!group) return TE_ERROR_ARGUMENT;
-    if (!result) return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_group_apply: result is NULL");
-    return apply(group, NULL, op, values, n_values, args, n_args, result);
+    te_status status = TE_ERROR_ARGUMENT;
+    if (group && !result) return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_group_apply: result is NULL");
+    if (group) status = apply(group, NULL, op, values, n_values, args, n_args, result);
+    if (status != TE_OK && result) *result = TE_NO_VALUE; /* not before: it may lie among the values */
+    return status;
 }
 
 static bool attends(const te_op *op) { return strcmp(op->name, "self_attention") == 0; }
 
-te_status te_product_apply(te_product *product, te_group *group, const te_op *op, const int *values, int n_values,
-                           const te_arg *args, int n_args, int *result)
+static te_status apply_product(te_product *product, te_group *group, const te_op *op, const int *values, int n_values,
+                               const te_arg *args, int n_args, int *result)
 {
-    if (result) *result = TE_NO_VALUE;
-    if (!product || !group || !result) return TE_ERROR_ARGUMENT;
     if (product->ctx != group->ctx)
         return te_fail(group->ctx, TE_ERROR_ARGUMENT,
                        "te_product_apply: the product and the group have different contexts");
@@ -186,6 +188,16 @@ te_status te_product_apply(te_product *product, te_group *group, const te_op *op
         return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_product_apply: %s is no linear operation or attention",
                        op ? op->name : "NULL");
     return apply(group, product, op, values, n_values, args, n_args, result);
+}
+
+te_status te_product_apply(te_product *product, te_group *group, const te_op *op, const int *values, int n_values,
+                           const te_arg *args, int n_args, int *result)
+{
+    te_status status = TE_ERROR_ARGUMENT;
+    if (product && group && result)
+        status = apply_product(product, group, op, values, n_values, args, n_args, result);
+    if (status != TE_OK && result) *result = TE_NO_VALUE;
+    return status;
 }
 
 /* Products of a C host take the recipe of the scope that the group runs in. */
@@ -277,6 +289,8 @@ te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **ou
 {
     bool record;
     if (!group) return TE_ERROR_ARGUMENT;
+    if (inputs && outputs && inputs < outputs + group->n_outputs && outputs < inputs + group->n_inputs)
+        return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_group_run: inputs and outputs overlap in memory");
     for (int i = 0; outputs && i < group->n_outputs; i++) outputs[i] = NULL;
     if ((group->n_inputs && !inputs) || (group->n_outputs && !outputs))
         return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_group_run: %d inputs%s, %d outputs%s", group->n_inputs,

@@ -298,13 +298,13 @@ static te_tensor *places_of(te_call *call, te_tensor *mask, bool flat)
     te_arg ne[] = {TE_A_TENSOR(mask), TE_A_NUMBER(0)};
     te_tensor *holds = mask->dtype == TE_BOOL ? te_tensor_retain(mask) : te_op_call(ctx, "ne", 2, ne);
     te_tensor *read = holds ? te_tensor_empty(ctx, TE_BOOL, 1, &all) : NULL, *list = NULL, *places = NULL;
-    bool *set = read ? te_tensor_data(read) : NULL;
+    unsigned char *set = read ? te_tensor_data(read) : NULL; /* a host's bytes may be others than 0 and 1 */
     if (read && te_tensor_read(holds, TE_BOOL, set) != TE_OK) {
         fail_host(call, "the mask is read");
         te_tensor_release(read);
         read = NULL;
     }
-    for (int64_t i = 0; read && i < all; i++) n += set[i];
+    for (int64_t i = 0; read && i < all; i++) n += set[i] != 0;
     int64_t shape[] = {n, columns};
     if (read) list = te_tensor_empty(ctx, TE_I64, flat ? 1 : 2, shape);
     int64_t *to = list ? te_tensor_data(list) : NULL;

@@ -121,6 +121,9 @@ static te_status turn_projection(te_call *call, const te_attention_state *s, int
     te_tensor *from = *qkv, *frequencies = call->in[FREQUENCIES];
     int64_t width = from->shape[from->ndim - 1], dim = width / (heads + 2 * kv_heads);
     te_status status = te_rope_check(call, frequencies, dim);
+    if (status == TE_OK && dim == 0)
+        status = te_call_fail(call, TE_ERROR_ARGUMENT, "heads of no features, qkv %s, cannot be turned",
+                              TE_SHAPE_TEXT(from));
     if (status != TE_OK) return status;
     te_tensor *to = te_tensor_new_like(from);
     *positions = to ? positions_in(call, s, from) : NULL;

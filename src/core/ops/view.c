@@ -39,7 +39,7 @@ static te_status complete_shape(te_call *call, const te_tensor *x, const te_attr
         shape[open] = n / known;
         known = n;
     }
-    if (known == n) return TE_OK;
+    if (known == n && te_shape_numel(wanted->n, shape, te_dtype_size(x->dtype)) == n) return TE_OK;
 wrong:;
     char text[160];
     return te_call_fail(call, TE_ERROR_ARGUMENT, "%s (%lld elements) cannot take the shape %s", TE_SHAPE_TEXT(x),

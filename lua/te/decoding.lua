@@ -19,10 +19,15 @@ local decoding = {}
 local Rows = {} -- the cache in force while a step runs
 Rows.__index = Rows
 
--- So many tokens of t, and zeros behind them up to the capacity.
-local function widened(t, tokens, capacity)
-    local wide = te.zeros({ t:size(1), t:size(2), capacity, t:size(4) }, { dtype = t.dtype, device = t.device })
-    wide:narrow(3, 1, tokens):copy_(t:narrow(3, 1, tokens))
+-- Memory for the keys and values of an entry, side by side, so that those of a token which come so are written at once:
+-- so many tokens, and zeros behind them up to the capacity.
+local function widened(entry, tokens, capacity)
+    local k, heads = entry.keys, entry.keys:size(2)
+    local both = te.zeros({ k:size(1), 2 * heads, capacity, k:size(4) }, { dtype = k.dtype, device = k.device })
+    local wide = { module = entry.module, both = both, keys = both:narrow(2, 1, heads),
+        values = both:narrow(2, heads + 1, heads) }
+    wide.keys:narrow(3, 1, tokens):copy_(k:narrow(3, 1, tokens))
+    wide.values:narrow(3, 1, tokens):copy_(entry.values:narrow(3, 1, tokens))
     return wide
 end
 
@@ -34,16 +39,21 @@ local function new_bias(self, window, dtype)
     return bias:to(dtype):view { 1, 1, 1, self.capacity }
 end
 
---- For te's self-attention: takes in the keys and values {batch, heads, 1, size} of the new token. Returns those of all
---- places, and the bias of scores that leaves the places of later tokens out.
-function Rows:attend(module, k, v)
+--- For te's self-attention: takes in the keys and values {batch, heads, 1, size} of the new token, which are the halves
+--- of `both` where that is given. Returns those of all places, and the bias of scores that leaves the places of later
+--- tokens out.
+function Rows:attend(module, k, v, both)
     local entry = self.entries[self.calls + 1]
     if not entry or entry.module ~= module then
         fail("te.%s: attention %d of a recorded step is another one than before", module.__name, self.calls + 1)
     end
     self.calls = self.calls + 1
-    entry.keys:index_copy_(3, self.position, k)
-    entry.values:index_copy_(3, self.position, v)
+    if both then
+        entry.both:index_copy_(3, self.position, both)
+    else
+        entry.keys:index_copy_(3, self.position, k)
+        entry.values:index_copy_(3, self.position, v)
+    end
     local window = module.window_left or -1
     local key = ("%s %d"):format(k.dtype, window)
     self.biases[key] = self.biases[key] or new_bias(self, window, k.dtype)
@@ -97,8 +107,7 @@ function decoding.steps(model, cache, capacity, choose)
         position = te.full({ 1 }, cache.length, { dtype = "int32", device = device }),
         places = te.arange(0, capacity - 1, 1, { dtype = "int32", device = device }) }, Rows)
     for i, entry in ipairs(cache.entries) do
-        rows.entries[i] = { module = entry.module, keys = widened(entry.keys, cache.length, capacity),
-            values = widened(entry.values, cache.length, capacity) }
+        rows.entries[i] = widened(entry, cache.length, capacity)
         entry.keys:release()
         entry.values:release()
     end
@@ -122,6 +131,7 @@ function Steps:has_room() return self.length < self.rows.capacity end
 
 --- Gives the tokens back to the cache.
 function Steps:give_back()
+    for _, entry in ipairs(self.rows.entries) do entry.both = nil end
     self.cache.entries, self.cache.length = self.rows.entries, self.length
     self.graph:release()
 end
@@ -130,8 +140,7 @@ end
 function Steps:close()
     self.graph:release()
     for _, entry in ipairs(self.rows.entries) do
-        entry.keys:release()
-        entry.values:release()
+        for _, t in ipairs { entry.keys, entry.values, entry.both } do t:release() end
     end
     self.rows.entries = {}
 end

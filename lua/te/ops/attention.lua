@@ -150,7 +150,7 @@ local function packed_attributes(self)
 end
 
 -- Q, K and V {batch, heads, seq, head size} of a packed projection, normalized, and turned by these positions, or those
--- from this offset on.
+-- from this offset on; and K and V as one, where they still lie side by side.
 local function separate(self, qkv, positions, offset)
     local heads, kv_heads = self.num_heads, self.num_kv_heads
     local batch = qkv:dim() == 3 and qkv:size(1) or 1
@@ -165,7 +165,8 @@ local function separate(self, qkv, positions, offset)
     local q, k = qk:narrow(2, 1, heads), qk:narrow(2, heads + 1, kv_heads)
     if self.q_norm then q, k = qk_norm.apply(self, q, k) end
     if before then q, k = turned(q), turned(k) end
-    return q, k, parts:narrow(2, heads + kv_heads + 1, kv_heads)
+    local both = not (frequencies or self.q_norm) and parts:narrow(2, heads + 1, 2 * kv_heads) or nil
+    return q, k, parts:narrow(2, heads + kv_heads + 1, kv_heads), both
 end
 
 -- y {batch, heads, seq, head size} as rows like those of qkv.
@@ -184,8 +185,8 @@ local function attend_cached(self, cache, qkv, seq_lens)
         fail("te.%s: with a te.KVCache tokens can't see later ones; causal must be true", self.__name)
     end
     if cache.attend then -- the cache of a recorded step
-        local q, k, v = separate(self, qkv, cache.position)
-        local keys, values, bias = cache:attend(self, k, v)
+        local q, k, v, both = separate(self, qkv, cache.position)
+        local keys, values, bias = cache:attend(self, k, v, both)
         return rows_of(self, attend(self, te.scaled_dot_product_attention, q, keys, values, bias, self.softmax_offset,
             { scale = self.scale }), qkv)
     end

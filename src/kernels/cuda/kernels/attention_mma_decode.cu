@@ -4,8 +4,8 @@
  * rows. Keys are split among blocks, and of every 64 keys a warp takes 16, in places of its own in shared memory:
  * warps do not wait for each other. While scores are weighed the next keys are on their way, and while the next scores
  * are made the next values are. What was found, for each row the maximum, the sum of weights and the result that they
- * give, is merged by the block and then by a second kernel, in the order of warps and of splits. How many splits there
- * are follows from shapes (hand_attention.c), so results repeat to the bit.
+ * give, is merged by the block and then, of several splits, by a second kernel, in the order of warps and of splits.
+ * How many splits there are follows from shapes (hand_attention.c), so results repeat to the bit.
  */
 
 enum {
@@ -54,11 +54,30 @@ __device__ static inline void te_decode_send(te_a *to, const te_rows &rows, int6
     te_mma_sent();
 }
 
-/* What the block's warps found, to scratch memory. top and sum: of the lane's two rows. */
+/* Weights of what was found under the maximum `from`, and so far the sum of weights of a row, the sink's included. */
+struct te_decode_end {
+    float from, total;
+};
+
+__device__ static inline te_decode_end te_decode_end_of(float sink, float most)
+{
+    float from = most == TE_LOWEST ? 0.0f : most;
+    return {from, te_sink_weight(sink) * te_exp(sink - from)};
+}
+
+__device__ static inline void te_decode_lse(const te_attention_args &a, const te_sequence &s, int64_t head,
+                                            int64_t query, const te_decode_end &end)
+{
+    if (a.lse.data && threadIdx.x % 32 == 0)
+        te_store_lse(a, s, head, query, end.total == 0 ? TE_LOWEST : end.from + te_log(end.total));
+}
+
+/* What the block's warps found, to scratch memory, or where there is a single split the result. top and sum: of the
+ * lane's two rows. */
 __device__ static inline void te_decode_merge(const te_attention_args &a, float *found,
                                               const float (&out)[TE_DIM_V / 8][4], const float (&top)[2],
-                                              const float (&sum)[2], int64_t batch, uint32_t kv_head, uint32_t first,
-                                              uint32_t split)
+                                              const float (&sum)[2], const te_sequence &s, uint32_t kv_head,
+                                              uint32_t first, uint32_t split)
 {
     __shared__ float tops[TE_DECODE_WARPS][TE_DECODE_ROWS], sums[TE_DECODE_WARPS][TE_DECODE_ROWS];
     int              warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -76,23 +95,34 @@ __device__ static inline void te_decode_merge(const te_attention_args &a, float 
     for (int r = warp; r < TE_DECODE_ROWS; r += TE_DECODE_WARPS) {
         te_decode_row at = te_decode_row_at(a, kv_head, first + r);
         if (!at.inside) continue;
-        int64_t row = (batch * a.q.shape[1] + at.head) * a.q.shape[2] + at.query;
+        int64_t row = (s.batch * a.q.shape[1] + at.head) * a.q.shape[2] + at.query;
         float   most = TE_LOWEST, total = 0, weight[TE_DECODE_WARPS];
         for (int w = 0; w < TE_DECODE_WARPS; w++) most = tops[w][r] > most ? tops[w][r] : most;
         for (int w = 0; w < TE_DECODE_WARPS; w++) {
             weight[w] = te_exp(tops[w][r] - (most == TE_LOWEST ? 0.0f : most));
             total += weight[w] * sums[w][r];
         }
-        if (threadIdx.x % 32 == 0) {
-            float *to = te_decode_sums(a, row, split);
-            to[0] = most, to[1] = total;
+        float         sink = te_sink_of(a, at.head);
+        te_decode_end end = te_decode_end_of(sink, most > sink ? most : sink);
+        float         part = te_exp(most - end.from), factor;
+        bool          whole = a.splits == 1;
+        te_a         *to = te_row_of(a.out, s.batch, at.head, at.query);
+        end.total += part * total;
+        factor = end.total == 0 ? 0.0f : 1.0f / end.total;
+        if (threadIdx.x % 32 == 0 && !whole) {
+            float *sums_of = te_decode_sums(a, row, split);
+            sums_of[0] = most, sums_of[1] = total;
         }
         for (int d = threadIdx.x % 32; d < a.v.shape[3]; d += 32) {
             float x = 0;
             for (int w = 0; w < TE_DECODE_WARPS; w++)
                 x += weight[w] * found[(w * TE_DECODE_ROWS + r) * TE_PITCH_V + d];
-            te_decode_result(a, row, split)[d] = x;
+            if (whole)
+                to[d] = te_as_a(part * x * factor);
+            else
+                te_decode_result(a, row, split)[d] = x;
         }
+        if (whole) te_decode_lse(a, s, at.head, at.query, end);
     }
 }
 
@@ -159,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attention_decode(const _
         __syncwarp();
         te_decode_send<TE_DIM_V>(v, v_rows, key + TE_DECODE_STEP, end);
     }
-    te_decode_merge(a, (float *)shared, out, top, sum, s.batch, kv_head, first, split);
+    te_decode_merge(a, (float *)shared, out, top, sum, s, kv_head, first, split);
 }
 
 /* Results from those of all splits and the sink, a warp for each row. */
@@ -175,21 +205,20 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_decoded(const __g
         float top = te_decode_sums(a, row, i)[0];
         most = top > most ? top : most;
     }
-    float from = most == TE_LOWEST ? 0.0f : most, total = te_sink_weight(sink) * te_exp(sink - from);
+    te_decode_end end = te_decode_end_of(sink, most);
 #pragma unroll 4
     for (int64_t i = 0; i < splits; i++) {
         const float *sums = te_decode_sums(a, row, i), *found = te_decode_result(a, row, i);
-        float        weight = te_exp(sums[0] - from);
-        total += weight * sums[1];
+        float        weight = te_exp(sums[0] - end.from);
+        end.total += weight * sums[1];
 #pragma unroll
         for (int d = 0; d < TE_DIM_V; d += 32)
             if (d + lane < dim) x[d / 32] += weight * found[d + lane];
     }
-    float factor = total == 0 ? 0.0f : 1.0f / total;
+    float factor = end.total == 0 ? 0.0f : 1.0f / end.total;
     te_a *out = te_row_of(a.out, s.batch, head, row % seq);
 #pragma unroll
     for (int d = 0; d < TE_DIM_V; d += 32)
         if (d + lane < dim) out[d + lane] = te_as_a(x[d / 32] * factor);
-    if (a.lse.data && lane == 0)
-        te_store_lse(a, s, head, row % seq, total == 0 ? TE_LOWEST : from + te_log(total));
+    te_decode_lse(a, s, head, row % seq, end);
 }

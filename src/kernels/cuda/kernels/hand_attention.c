@@ -142,6 +142,7 @@ enum {
     DECODE_ROWS = 16,    /* of a tile, and the most queries */
     DECODE_STEP = 64,    /* keys of a block at a time */
     DECODE_KEYS = 256,   /* at least, of a split */
+    DECODE_WHOLE = 512,  /* so many are not split: another kernel to merge them takes as long as half of them */
     DECODE_SPLITS = 64,  /* at most */
     DECODE_BLOCKS = 512, /* that fill any device */
 };
@@ -162,7 +163,8 @@ static void split_keys(const te_attention *a, te_attention_args *args)
     int64_t n_q = a->q.shape[2], n_kv = a->k.shape[2], delta = a->bottom_right ? n_kv - n_q : 0;
     int64_t first = clamp(delta - args->left, 0, n_kv) / DECODE_STEP * DECODE_STEP;
     int64_t keys = clamp(clamp(n_q + delta + args->right, 0, n_kv) - first, 1, n_kv);
-    int64_t rows = a->q.shape[1] / a->k.shape[1] * n_q, most = (keys + DECODE_KEYS - 1) / DECODE_KEYS;
+    int64_t rows = a->q.shape[1] / a->k.shape[1] * n_q;
+    int64_t most = keys <= DECODE_WHOLE ? 1 : (keys + DECODE_KEYS - 1) / DECODE_KEYS;
     args->tiles = (rows + DECODE_ROWS - 1) / DECODE_ROWS;
     int64_t others = a->q.shape[0] * a->k.shape[1] * args->tiles;
     int64_t splits = clamp((DECODE_BLOCKS + others - 1) / others, 1, most < DECODE_SPLITS ? most : DECODE_SPLITS);
@@ -176,14 +178,16 @@ static te_status plan_decode(te_exec *exec, te_cuda_plan *plan, const te_attenti
     split_keys(a, args);
     te_status status = count_blocks(exec, a, args->tiles * args->splits, a->k.shape[1], &blocks);
     if (status != TE_OK) return status;
-    plan->scratch_bytes = (size_t)(rows * args->splits * (2 + a->v.shape[3])) * sizeof(float);
+    bool merges = args->splits > 1;
+    if (merges) plan->scratch_bytes = (size_t)(rows * args->splits * (2 + a->v.shape[3])) * sizeof(float);
     te_cuda_kernel kernel = kernel_for(a, NULL);
     int64_t        merging = (rows + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK;
     kernel.decode = 1;
     te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_decode", blocks, THREADS, args, sizeof *args)->kernel =
         kernel;
-    te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_decoded", merging, THREADS, args,
-                     sizeof *args)->kernel = kernel;
+    if (merges)
+        te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_decoded", merging, THREADS, args,
+                         sizeof *args)->kernel = kernel;
     return TE_OK;
 }
 

@@ -31,11 +31,15 @@ local function widened(entry, tokens, capacity)
     return wide
 end
 
--- 0 for the places that a query at `position` sees, -inf for the others; `window` places before its own, below 0: all.
+-- 0 where a query at `position` sees the place, at most so many before its own, -inf elsewhere.
+local seen_from = te.pointwise(function(position, place, most)
+    local back = position - place
+    return te.where(te.ge(back, 0), te.where(te.le(back, most), 0, -math.huge), -math.huge)
+end)
+
+-- What a query at `position` adds to its scores; `window` places before its own, below 0: all.
 local function new_bias(self, window, dtype)
-    local back = self.position - self.places
-    local bias = te.where(te.ge(back, 0), 0, -math.huge)
-    if window >= 0 then bias = te.where(te.le(back, window), bias, -math.huge) end
+    local bias = seen_from(self.position, self.places, window >= 0 and window or self.capacity)
     return bias:to(dtype):view { 1, 1, 1, self.capacity }
 end
 

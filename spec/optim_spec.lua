@@ -612,6 +612,33 @@ describe("a master copy", function()
             near({ 3.001 - d, 3.001 - d }, step(p, opt))
         end)
 
+        it("is saved with what others wrote before: " .. class, function()
+            local p, opt = make(class)
+            step(p, opt)
+            te.no_grad(function() p:fill_(5) end)
+            local saved = opt:state_dict()
+            assert.same({ 5, 5 }, saved.state[1].master:totable())
+            opt:load_state_dict(saved)
+            near({ 5 - d, 5 - d }, step(p, opt))
+            local q, other = make(class)
+            te.no_grad(function() q:copy_(p) end)
+            other:load_state_dict(opt:state_dict())
+            near({ 5 - 2 * d, 5 - 2 * d }, step(q, other))
+        end)
+
+        it("follows what is written around loading it: " .. class, function()
+            for _, order in ipairs { "write first", "write last", "write last, after steps" } do
+                local p, opt = make(class)
+                step(p, opt)
+                local q, other = make(class, { 7, 8 })
+                if order:find "after steps" then step(q, other, 2) end
+                if order == "write first" then te.no_grad(function() q:fill_(6) end) end
+                other:load_state_dict(opt:state_dict())
+                if order ~= "write first" then te.no_grad(function() q:fill_(6) end) end
+                near({ 6 - d, 6 - d }, step(q, other))
+            end
+        end)
+
         it("is made when a parameter's dtype asks for it: " .. class, function()
             local model = te.Linear(2, 2, { bias = false })
             local opt = te.optim[class](model, { lr = 2 ^ -12, weight_decay = 0, master_weights = true })

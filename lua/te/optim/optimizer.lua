@@ -170,13 +170,15 @@ function Optimizer.new(class, params, opts)
 end
 
 local function new_master(group, parameter)
-    local dtype = group.master_dtype
+    local dtype, master = group.master_dtype, nil
     if core.is_quantized(parameter) then
-        return require("te.recipe.parameters").master(parameter, dtype)
+        master = require("te.recipe.parameters").master(parameter, dtype)
     elseif group.master_weights and parameter.dtype ~= dtype
         and (parameter.dtype == "bfloat16" or parameter.dtype == "float16") then
-        return parameter:detach():to(dtype)
+        master = parameter:detach():to(dtype)
     end
+    if master then core.follow_masters({ master }, { parameter }) end
+    return master
 end
 
 -- The state, or a new one, with everything that a step needs: dtypes change with te.Module's to, slots with a group's
@@ -335,7 +337,10 @@ local function send_step(self, batches, numbers, list, grad_scale, lr)
     self.send(numbers, list, self.unmade_known)
     for i = 1, #batches do
         local batch = batches[i]
-        for k = 1, #batch.states do batch.states[k].step = batch.step end
+        for k = 1, #batch.states do
+            local state = batch.states[k]
+            state.step, self.state[batch.params[k]] = batch.step, state -- a load that had none has taken it away
+        end
     end
     self.counted = batches
 end
@@ -367,8 +372,8 @@ local function step_on_device(self, clip, grad_scale, lr)
     if not graph.before_launch(send) then send() end
     for _, batch in ipairs(recording and batches or {}) do
         if batch.masters then
-            graph.before_launch(function() core.follow_masters(batch.masters, batch.params, false) end)
-            graph.after_launch(function() core.follow_masters(batch.masters, batch.params, true) end)
+            graph.before_launch(function() core.catch_up_masters(batch.masters, batch.params) end)
+            graph.after_launch(function() core.follow_masters(batch.masters, batch.params) end)
         end
     end
     self.update_on(described, numbers, clip, clip and self.unmade)
@@ -432,10 +437,20 @@ function Optimizer:set_lr(lr)
     for _, group in ipairs(self.groups) do group.lr = lr end
 end
 
+--- Has the copies of parameters (master_weights) take over what others wrote to these since the last step, as the next
+--- step would.
+function Optimizer:catch_up()
+    for _, parameter in ipairs(self.order) do
+        local master = self.state[parameter] and self.state[parameter].master
+        if master and master.device == parameter.device then core.catch_up_masters({ master }, { parameter }) end
+    end
+end
+
 --- { state = { [i] = { step =, … tensors … } }, groups = { { … options … } } }, i counting parameters over all groups.
 --- The tensors are copies: steps that follow do not change them.
 function Optimizer:state_dict()
     local saved = { state = {}, groups = {} }
+    self:catch_up()
     for i, parameter in ipairs(self.order) do
         local state = self.state[parameter]
         if state then
@@ -451,14 +466,18 @@ function Optimizer:state_dict()
     return saved
 end
 
--- The state that was saved of a parameter of a group; `who` names the parameter, too.
-local function saved_state(who, group, parameter, saved)
+-- The state that was saved of a parameter of a group; `who` names the parameter, too. What the group has come to ask
+-- for since is as before a first step: no slot, and a master with the parameter's values.
+local function saved_state(self, who, group, parameter, saved)
     options.argument(who, "state", saved, { "table" })
-    local state = complete(nil, group, parameter)
+    local state, required = complete(nil, group, parameter), { step = true }
+    for _, slot in ipairs(self.slots(options.check(who, {}, self.declared))) do required[slot] = true end
     for name, value in pairs(state) do
         local given = saved[name]
-        if given == nil then
+        if given == nil and required[name] then
             fail("%s: %s is missing", who, name)
+        elseif given == nil then
+            state[name] = name == "master" and value or nil
         elseif name == "step" then
             state.step = options.argument(who, name, given, { "integer", min = 0 })
         elseif not te.is_tensor(given) then
@@ -480,6 +499,46 @@ local function saved_options(self, who, group, saved)
     return group_options(self, who, known, before)
 end
 
+-- Whether a tensor of a state can take the values of another one.
+local function fits(own, value)
+    return te.is_tensor(own) and te.is_tensor(value) and own.dtype == value.dtype and own.device == value.device
+        and options.shape(own) == options.shape(value) and own:is_contiguous()
+end
+
+-- A graph that makes the optimizer's steps goes on with a state's table and tensors: they take over what was loaded.
+local function overwrite(state, loaded)
+    for name, value in pairs(loaded) do
+        local able, same = pcall(fits, state[name], value) -- a released tensor raises
+        if able and same then state[name]:copy_(value) else state[name] = value end
+    end
+    for name in pairs(state) do
+        if loaded[name] == nil then state[name] = nil end
+    end
+end
+
+-- Likewise where nothing was loaded: the next step is a first one.
+local function reset(state)
+    for name, value in pairs(state) do
+        if name ~= "master" and te.is_tensor(value) then pcall(value.zero_, value) end
+    end
+    state.step = 0
+end
+
+local function replace_states(self, loaded)
+    for parameter, state in pairs(self.state) do
+        if loaded[parameter] then
+            overwrite(state, loaded[parameter])
+            loaded[parameter] = state
+        else
+            reset(state)
+        end
+    end
+    for _, state in pairs(loaded) do
+        if state.master then core.forget_masters { state.master } end -- whether the parameter was loaded, too
+    end
+    self.state = loaded
+end
+
 --- Takes over what state_dict returned; the parameters must be the same ones in the same order. Nothing is changed
 --- unless everything fits.
 function Optimizer:load_state_dict(saved)
@@ -495,7 +554,7 @@ function Optimizer:load_state_dict(saved)
         for _, parameter in ipairs(group.params) do
             i = i + 1
             local given, name = saved.state[i], ("%s: parameter %d"):format(who, i)
-            if given ~= nil then state[parameter] = saved_state(name, groups[g], parameter, given) end
+            if given ~= nil then state[parameter] = saved_state(self, name, groups[g], parameter, given) end
         end
     end
     for key in pairs(saved.state) do
@@ -505,7 +564,7 @@ function Optimizer:load_state_dict(saved)
     for g, group in ipairs(self.groups) do
         for name, value in pairs(groups[g]) do group[name] = value end
     end
-    self.state = state
+    replace_states(self, state)
 end
 
 return Optimizer

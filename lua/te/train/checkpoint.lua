@@ -45,6 +45,7 @@ end
 -- Adds the optimizer's tensors under the names of their parameters, and its counts as text.
 local function add_optimizer(tensors, metadata, model, optimizer)
     local names, counts = parameter_names(model), {}
+    optimizer:catch_up()
     for i, parameter in ipairs(optimizer.order) do
         local state = optimizer.state[parameter] or {} -- itself, as state_dict would copy it
         counts[i] = state.step or 0

@@ -155,6 +155,41 @@ describe("te.graph on a CUDA device", function()
         end })
     end)
 
+    it("keeps copies of weights apart from what it writes after it has read them", function()
+        local x
+        local function output(layer, dtype) return te.autocast({ dtype = dtype }, layer, x):to "float32" end
+        local function run(graphed, stored, dtype, write)
+            te.manual_seed(1)
+            local layer = te.Linear(8, 8, { params_dtype = stored, bias = false }):to "cuda"
+            local optimizer, seen = te.optim.AdamW(layer:parameters(), { lr = 0.01 }), {}
+            local function step()
+                local y = output(layer, dtype)
+                write(layer.weight, optimizer, y)
+                return y:detach()
+            end
+            local call = graphed and te.graph(step, { te.zeros { 1 } }, { device = "cuda", warmup = 1 }) or step
+            for i = 1, 6 do
+                te.no_grad(output, layer, dtype)
+                for _, v in ipairs(values(call(te.zeros { 1 }))) do seen[#seen + 1] = v end
+                local other = i > 3 and (dtype == "bfloat16" and "float16" or "bfloat16")
+                if other then seen[#seen + 1] = te.no_grad(output, layer, other):sum():item() end
+            end
+            return seen
+        end
+        local function scale(weight) te.no_grad(weight.mul_, weight, 0.75) end
+        local function update(_, optimizer, y)
+            y:square():mean():backward()
+            optimizer:step()
+            optimizer:zero_grad()
+        end
+        x = te.randn({ 4, 8 }, { device = "cuda" })
+        for _, dtypes in ipairs { { "float32", "bfloat16" }, { "bfloat16", "float16" }, { "bfloat16", "float32" } } do
+            for _, write in ipairs { scale, update } do
+                equal_bits(run(false, dtypes[1], dtypes[2], write), run(true, dtypes[1], dtypes[2], write))
+            end
+        end
+    end)
+
     for _, name in ipairs { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling",
         "NVFP4BlockScaling" } do
         it("trains weights that are stored quantized by " .. name, function()

@@ -102,6 +102,23 @@ describe("te.optim.AdamW", function()
         assert.same(te.linear(x:to("bfloat16"), w:detach():to("bfloat16")):totable(), after)
     end)
 
+    it("leaves the copy of a weight in 16 bits to what makes it of the rounded weight", function()
+        for _, dtypes in ipairs { { "bfloat16", "float16" }, { "float16", "bfloat16" }, { "bfloat16", "float32" } } do
+            te.manual_seed(3)
+            local w, x = te.randn({ 7, 9 }, { dtype = dtypes[1], requires_grad = true }), te.randn { 5, 9 }
+            local opt = te.optim.AdamW({ w }, { lr = 0.1 })
+            local function product()
+                return te.autocast({ dtype = dtypes[2] }, function() return te.linear(x, w) end):detach():totable()
+            end
+            for _ = 1, 2 do
+                assert.same(te.linear(x:to(dtypes[2]), w:detach():to(dtypes[2])):totable(), product())
+                w.grad = te.randn({ 7, 9 }, { dtype = dtypes[1] })
+                opt:step()
+            end
+            assert.same(te.linear(x:to(dtypes[2]), w:detach():to(dtypes[2])):totable(), product())
+        end
+    end)
+
     it("scales gradients as clipping them would, but for rounding", function()
         te.manual_seed(4)
         local start, grad = te.randn { 300 }, te.randn { 300 } * 5
@@ -657,6 +674,19 @@ describe("a master copy", function()
             near({ 1 - 4 * d, 1 - 4 * d }, opt.state[p].master[1]:totable())
         end)
     end
+
+    it("in 16 bits is what parameters in other 16 bits are the rounding of", function()
+        for _, class in ipairs { "AdamW", "SGD" } do
+            te.manual_seed(6)
+            local p = te.randn({ 300 }, { dtype = "float16", requires_grad = true })
+            local opt = te.optim[class]({ p }, { lr = 0.01, master_weights = true, master_dtype = "bfloat16" })
+            for _ = 1, 3 do
+                p.grad = te.randn({ 300 }, { dtype = "float16" })
+                opt:step()
+                assert.same(opt.state[p].master:to("float16"):totable(), p:totable())
+            end
+        end
+    end)
 
     it("of a parameter in a longer buffer loses nothing to its neighbours' steps", function()
         local buffer = te.ones({ 4 }, { dtype = "bfloat16" })

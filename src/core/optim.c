@@ -91,10 +91,12 @@ te_status te_optim_check(te_context *ctx, const char *what, int i, const te_tens
     return TE_OK;
 }
 
-/* The compute copy that autocast keeps of a parameter, when it is one of the parameter's whole storage and current. */
+/* The compute copy that autocast keeps of a parameter, when it is one of the parameter's whole storage and current. Of
+ * a parameter in 16 bits it is the copy of rounded values, which an update does not have. */
 static te_tensor *current_shadow(const te_tensor *param)
 {
     const te_storage *s = param->storage;
+    if (te_dtype_size(param->dtype) < sizeof(float)) return NULL;
     bool whole = param->offset == 0 && (size_t)te_tensor_numel(param) * te_dtype_size(param->dtype) == s->bytes;
     return s->shadow && whole && s->shadow_version == s->version && te_tensor_numel(s->shadow) == te_tensor_numel(param)
                ? s->shadow
@@ -107,6 +109,14 @@ static void written(te_tensor *param, te_tensor *shadow)
     if (!shadow) return;
     te_tensor_written(shadow);
     param->storage->shadow_version = param->storage->version;
+}
+
+/* Whether a parameter has to come from its master itself, as from that in 16 bits of one in other 16 bits: what an
+ * update has would be rounded once where others see it rounded twice. */
+static bool rounds_twice(const te_tensor *param, const te_tensor *master)
+{
+    return !te_tensor_is_quantized(param) && te_dtype_size(master->dtype) < sizeof(float) &&
+           master->dtype != param->dtype;
 }
 
 static te_tensor *master_of(const te_optim_group *g, int i)
@@ -163,7 +173,8 @@ static te_status bind_entry(te_context *ctx, const char *what, const te_optim_gr
     run->compute_f64 = target->dtype == TE_F64;
     in[0] = out[0] = te_optim_flat(target);
     in[1] = te_optim_flat(grad);
-    out[1 + n_states] = te_optim_flat(target != param ? param : current_shadow(param));
+    const te_tensor *follows = target == param ? current_shadow(param) : rounds_twice(param, target) ? NULL : param;
+    out[1 + n_states] = te_optim_flat(follows);
     return TE_OK;
 }
 
@@ -174,6 +185,7 @@ static te_status finish_entry(const te_optim_group *g, int i, int n_states, cons
     bool left = te_tensor_is_quantized(param) && !te_optim_stripes_have(stripes, param);
     te_status status = left ? te_quantized_parameter_store(param, g->masters[i]) : TE_OK;
     te_tensor *master = master_of(g, i);
+    if (master && rounds_twice(param, master)) status = te_tensor_copy_data(param, master);
     written(param, master ? NULL : current_shadow(param));
     te_tensor_written(master);
     for (int k = 0; k < n_states; k++) te_tensor_written(g->states[k][i]);

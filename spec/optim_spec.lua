@@ -221,6 +221,19 @@ describe("te.optim.AdamW", function()
         assert.is_true(math.abs(b:item() - 0.9) < 1e-5) -- a first step of its own, with its bias correction
     end)
 
+    it("counts no step that failed", function()
+        local p = parameter { 1, 2, 3 }
+        local opt = te.optim.AdamW({ p }, { lr = 0.1 })
+        p.grad = te.ones { 3 }
+        opt:step()
+        for _ = 1, 3 do
+            assert.error_matches(function() opt:step { clip = te.ones { 3 } } end, "clip {3}", 1, true)
+            assert.equal(1, opt:state_dict().state[1].step)
+        end
+        opt:step { clip = te.optim.grad_clip({ p }, { max = 1 }) }
+        assert.equal(2, opt:state_dict().state[1].step)
+    end)
+
     it("keeps float32 masters of bfloat16 parameters", function()
         local p = parameter({ 1 }, "bfloat16")
         local opt = te.optim.AdamW({ p }, { lr = 1e-4, weight_decay = 0, master_weights = true })

@@ -326,17 +326,21 @@ local function step_anew(self, grad_scale, lr)
     return batches
 end
 
--- Coefficients of the step that `batches` make next, to where the device reads them; and counts it.
+-- Coefficients of the step that `batches` make next, to where the device reads them.
 local function send_step(self, batches, numbers, list, grad_scale, lr)
     check_groups(self) -- a graph's launches do not come through step
     for i = 1, #batches do
         local batch = batches[i]
-        batch.step = batch.states[1].step + 1
-        self.numbers(list, i, batch.group, rate(batch.group, lr), batch.step, grad_scale)
+        self.numbers(list, i, batch.group, rate(batch.group, lr), batch.states[1].step + 1, grad_scale)
     end
     self.send(numbers, list, self.unmade_known)
+end
+
+-- Counts a step whose coefficients were sent.
+local function count_sent(self, batches)
     for i = 1, #batches do
         local batch = batches[i]
+        batch.step = batch.states[1].step + 1
         for k = 1, #batch.states do
             local state = batch.states[k]
             state.step, self.state[batch.params[k]] = batch.step, state -- a load that had none has taken it away
@@ -369,7 +373,13 @@ local function step_on_device(self, clip, grad_scale, lr)
     for i, batch in ipairs(batches) do described[i] = self.describe(batch.group, batch) end
     local numbers = te._core.graph_numbers(device, #batches, clip and 16 or 8)
     local function send() send_step(self, batches, numbers, list, grad_scale, lr) end
-    if not graph.before_launch(send) then send() end
+    local function counts() count_sent(self, batches) end
+    if recording then
+        graph.before_launch(send)
+        graph.after_launch(counts)
+    else
+        send()
+    end
     for _, batch in ipairs(recording and batches or {}) do
         if batch.masters then
             graph.before_launch(function() core.catch_up_masters(batch.masters, batch.params) end)
@@ -377,6 +387,7 @@ local function step_on_device(self, clip, grad_scale, lr)
         end
     end
     self.update_on(described, numbers, clip, clip and self.unmade)
+    if not recording then counts() end
     for _, batch in ipairs(batches) do
         for k = 1, #batch.grads do batch.grads[k]:release() end
         batch.grads = nil

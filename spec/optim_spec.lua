@@ -265,6 +265,22 @@ describe("te.optim.AdamW", function()
         assert.equal(2 * 1, #first:state_dict().groups + #second.groups)
     end)
 
+    it("says what it was given instead of parameters, and of a state", function()
+        local m = te.Linear(2, 2)
+        for given, params in pairs { ["an empty table"] = {}, ["a function (an iterator"] = m:named_parameters(),
+            ["a list whose entry 2 is 3"] = { te.ones { 1 }, 3 }, ["a tensor {2}"] = te.ones { 2 }, ['"x"'] = "x",
+            ["a table without entries 1, 2, …"] = m:state_dict() } do
+            assert.error_matches(function() te.optim.AdamW(params) end, "te.optim.AdamW: params: expected a list of "
+                .. "tensors, a module, or a list of groups { params = … }, got " .. given, 1, true)
+        end
+        assert.error_matches(function() te.optim.SGD() end, "groups { params = … }, got nil", 1, true)
+        local opt = te.optim.SGD(m)
+        assert.error_matches(function() opt:load_state_dict(3) end,
+            "te.optim.SGD:load_state_dict: expected what state_dict returns, got 3", 1, true)
+        assert.error_matches(function() opt:load_state_dict { groups = {} } end,
+            "got a table whose state is nil and whose groups are table", 1, true)
+    end)
+
     it("refuses what makes no sense", function()
         assert.error_matches(function() te.optim.AdamW({}) end, "te%.optim%.AdamW: params: expected a list of tensors")
         local p = parameter { 1 }
@@ -316,6 +332,65 @@ describe("te.optim.AdamW", function()
         assert.equal(1, opt.groups[1].lr)
         assert.equal(7, opt:state_dict().state[1].step)
         assert.is_nil(opt:state_dict().state[2])
+    end)
+
+    it("loads no state of another optimizer, or of other parameters", function()
+        local a, b = parameter { 1 }, parameter { 1 }
+        local opt = te.optim.AdamW { a, b }
+        a.grad, b.grad = te.ones { 1 }, te.ones { 1 }
+        opt:step()
+        local saved = opt:state_dict()
+        assert.error_matches(function() te.optim.SGD({ a, b }):load_state_dict(saved) end,
+            "te.optim.SGD:load_state_dict: a state of te.optim.AdamW", 1, true)
+        for _, params in ipairs { { a }, { a, b, parameter { 1 } } } do
+            assert.error_matches(function() te.optim.AdamW(params):load_state_dict(saved) end,
+                ("te.optim.AdamW:load_state_dict: 2 parameters for a group of %d"):format(#params), 1, true)
+        end
+        saved.groups[1].optimizer, saved.groups[1].parameters = nil, nil -- as they were saved before
+        te.optim.AdamW({ a, b }):load_state_dict(saved)
+    end)
+
+    it("loads a state that lacks what options have come to ask for", function()
+        local function restored(opt, p)
+            p.grad = te.ones({ 2 }, { dtype = p.dtype })
+            opt:load_state_dict(opt:state_dict())
+            opt:step()
+            return p:totable()
+        end
+        local p = parameter { 1, 2 }
+        local opt = te.optim.SGD({ p }, { lr = 1 })
+        p.grad = te.ones { 2 }
+        opt:step()
+        opt.groups[1].momentum, opt.groups[1].dampening = 0.5, 0.25
+        assert.same({ -1, 0 }, restored(opt, p)) -- a first step of the momentum
+        for _, class in ipairs { "AdamW", "SGD" } do
+            p = parameter({ 1, 2 }, "bfloat16")
+            opt = te.optim[class]({ p }, { lr = 2 ^ -12, weight_decay = 0 })
+            p.grad = te.ones({ 2 }, { dtype = "bfloat16" })
+            opt:step()
+            opt.groups[1].master_weights = true
+            assert.same({ 1, 2 }, restored(opt, p))
+            assert.near(1 - 2 ^ -12, opt.state[p].master[1]:item(), 1e-6)
+        end
+        local m = te.Linear(2, 2)
+        opt = te.optim.AdamW(m, { master_weights = true })
+        m(te.ones { 1, 2 }):sum():backward()
+        opt:step()
+        m:to "bfloat16"
+        opt:load_state_dict(opt:state_dict())
+        assert.same(m.weight:to("float32"):totable(), opt.state[m.weight].master:totable())
+    end)
+
+    it("has the learning rate of its first group, and takes one for all", function()
+        local opt = te.optim.AdamW({ { params = { parameter { 1 } }, lr = 0.5 }, { params = { parameter { 1 } } } })
+        assert.equal(0.5, opt.lr)
+        opt.lr = 0.25
+        assert.same({ 0.25, 0.25, 0.25 }, { opt.lr, opt.groups[1].lr, opt.groups[2].lr })
+        assert.error_matches(function() opt.lr = -1 end, "te.optim.AdamW:set_lr: lr: expected number, at least 0", 1,
+            true)
+        assert.equal(0.25, opt.lr)
+        assert.equal("te.optim.AdamW of 2 parameters in 2 groups, lr 0.25", tostring(opt))
+        assert.equal("te.optim.SGD of 2 parameters in 1 group, lr 0.001", tostring(te.optim.SGD(te.Linear(2, 2))))
     end)
 
     it("has options of its own, not those of the next optimizer", function()

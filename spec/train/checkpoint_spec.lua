@@ -75,6 +75,18 @@ describe("te.train.checkpoint", function()
         end
     end)
 
+    it("is not another optimizer's", function()
+        local model, optimizer = make(1)
+        train(model, optimizer, 1)
+        save(model, optimizer, 1)
+        local saved = checkpoint.load(checkpoint.latest(folder))
+        local other = te.optim.SGD(model:parameter_groups(0.1), { lr = 1e-2 })
+        assert.error_matches(function() checkpoint.restore_training(saved, model, other) end,
+            "te.optim.SGD:load_state_dict: a state of te.optim.AdamW", 1, true)
+        saved.metadata["optimizer.name"] = nil -- as files of before
+        checkpoint.restore_training(saved, model, optimizer)
+    end)
+
     it("holds what was written to a weight after the last step", function()
         local function start()
             te.manual_seed(1)

@@ -42,14 +42,28 @@ local SHARED = {
         help = "of the copies, and of those that parameters stored quantized always have" },
 }
 
---- Makes an optimizer class. It may have check(who, group), which raises where options contradict each other.
+local function text_of(self)
+    local n = 0
+    for _, group in ipairs(self.groups) do n = n + #group.params end
+    return ("te.optim.%s of %d parameters in %d group%s, lr %g"):format(self.name, n, #self.groups,
+        #self.groups == 1 and "" or "s", self.lr or 0)
+end
+
+--- Makes an optimizer class. Of an optimizer `lr` is that of its first group; who sets it sets that of all. The class
+--- may have check(who, group), which raises where options contradict each other.
 ---@param name string
 ---@param declared table  options of a group, besides those of all optimizers
 ---@param slots function  names of the float32 tensors that a group keeps per parameter, zero at first
 function Optimizer.define(name, declared, slots)
     for option, declaration in pairs(SHARED) do declared[option] = declaration end
-    local class = { name = name, declared = declared, slots = slots }
-    class.__index = class
+    local class = { name = name, declared = declared, slots = slots, super = Optimizer, __tostring = text_of }
+    function class.__index(self, key)
+        if key == "lr" then return self.groups[1] and self.groups[1].lr end
+        return class[key]
+    end
+    function class.__newindex(self, key, value)
+        if key == "lr" then self:set_lr(value) else rawset(self, key, value) end
+    end
     options.declare(class, declared)
     return setmetatable(class, {
         __index = Optimizer,
@@ -64,6 +78,17 @@ function Optimizer.define(name, declared, slots)
     })
 end
 
+-- What was given instead of parameters.
+local function described(params)
+    if te.is_tensor(params) then return "a tensor " .. options.shape(params) end
+    if type(params) == "function" then return "a function (an iterator, as of named_parameters, is no list)" end
+    if type(params) ~= "table" or getmetatable(params) then return options.shown(params) end
+    for i, value in ipairs(params) do
+        if not te.is_tensor(value) then return ("a list whose entry %d is %s"):format(i, options.shown(value)) end
+    end
+    return next(params) == nil and "an empty table" or "a table without entries 1, 2, …"
+end
+
 local function is_list_of_tensors(list)
     for _, value in ipairs(list) do
         if not te.is_tensor(value) then return false end
@@ -74,7 +99,8 @@ end
 local function as_parameters(who, params)
     if is_module(params, Module) then params = params:parameters() end
     if type(params) ~= "table" or getmetatable(params) or params[1] == nil or not is_list_of_tensors(params) then
-        fail(who .. ": params: expected a list of tensors, a module, or a list of groups { params = … }")
+        fail("%s: params: expected a list of tensors, a module, or a list of groups { params = … }, got %s", who,
+            described(params))
     end
     options.list(who, "params", params)
     return params
@@ -138,6 +164,9 @@ local function same_names(a, b)
     return true
 end
 
+-- What masters a group makes.
+local function asks_for_masters(group) return group.master_weights and group.master_dtype end
+
 -- Before a step: whoever changed options of a group hears what is wrong with them, and gets the states that they need.
 local function check_groups(self)
     for g, group in ipairs(self.groups) do
@@ -147,9 +176,10 @@ local function check_groups(self)
             for name, declaration in pairs(self.declared) do
                 given[name] = options.argument(who, "option " .. name, group[name], declaration)
             end
-            known = group_options(self, who, given, {})
-            if not same_names(group.slots, known.slots) then group.slots = known.slots end
-            self.known[group] = known
+            local now = group_options(self, who, given, {})
+            if not same_names(group.slots, now.slots) then group.slots = now.slots end
+            if known and asks_for_masters(now) ~= asks_for_masters(known) then self.memory = nil end
+            self.known[group] = now
         end
     end
 end
@@ -439,7 +469,7 @@ function Optimizer:zero_grad(...)
     for _, parameter in ipairs(self.order) do core.zero_gradient(parameter) end
 end
 
---- Sets the learning rate of all groups, each of which multiplies it by its lr_scale.
+--- Sets the learning rate of all groups, each of which multiplies it by its lr_scale; as `optimizer.lr = …` does.
 function Optimizer:set_lr(lr)
     local who = "te.optim." .. self.name .. ":set_lr"
     options.argument(who, "lr", lr, { "number", min = 0 })
@@ -457,7 +487,8 @@ function Optimizer:catch_up()
     end
 end
 
---- { state = { [i] = { step =, … tensors … } }, groups = { { … options … } } }, i counting parameters over all groups.
+--- { state = { [i] = { step =, … tensors … } }, groups = { { … options …, optimizer =, parameters = } } }, i counting
+--- parameters over all groups; optimizer: its name, parameters: how many the group has.
 --- The tensors are copies: steps that follow do not change them.
 function Optimizer:state_dict()
     local saved = { state = {}, groups = {} }
@@ -471,7 +502,7 @@ function Optimizer:state_dict()
         end
     end
     for i, group in ipairs(self.groups) do
-        saved.groups[i] = {}
+        saved.groups[i] = { optimizer = self.name, parameters = #group.params }
         for name in pairs(self.declared) do saved.groups[i][name] = own(group[name]) end
     end
     return saved
@@ -505,6 +536,11 @@ end
 -- The options that were saved of a group, those that it does not know left out.
 local function saved_options(self, who, group, saved)
     options.argument(who, "group", saved, { "table" })
+    if saved.optimizer ~= nil and saved.optimizer ~= self.name then -- files of before do not say
+        fail("%s: a state of te.optim.%s", who, tostring(saved.optimizer))
+    elseif saved.parameters ~= nil and saved.parameters ~= #group.params then
+        fail("%s: %s parameters for a group of %d", who, tostring(saved.parameters), #group.params)
+    end
     local known, before = {}, {}
     for name in pairs(self.declared) do known[name], before[name] = saved[name], group[name] end
     return group_options(self, who, known, before)
@@ -555,7 +591,8 @@ end
 function Optimizer:load_state_dict(saved)
     local who = "te.optim." .. self.name .. ":load_state_dict"
     if type(saved) ~= "table" or type(saved.state) ~= "table" or type(saved.groups) ~= "table" then
-        fail(who .. ": expected what state_dict returns")
+        fail("%s: expected what state_dict returns, got %s", who, type(saved) ~= "table" and options.shown(saved)
+            or ("a table whose state is %s and whose groups are %s"):format(type(saved.state), type(saved.groups)))
     elseif #saved.groups ~= #self.groups then
         fail("%s: %d groups for an optimizer of %d", who, #saved.groups, #self.groups)
     end

@@ -215,7 +215,8 @@ local function open_run(o, given, script)
     run.steps = train.steps { next_batch = function() return check_ids(run, train.io(run.set.next_train, run.set)) end,
         loss = function(x, y) return loss_of(run, x, y) end, parameters = run.model:parameters(),
         optimizer = run.optimizer,
-        schedule = te.optim.cosine { max = o.lr, min = o.min_lr or o.lr / 10, warmup = o.warmup, steps = o.steps },
+        schedule = te.optim.cosine { max = o.lr, min = o.min_lr or o.lr / 10, warmup = o.warmup,
+            steps = math.max(o.steps, o.warmup + 1) }, -- a short run may end while it warms up
         guard = run.guard, ranks = ranks, interrupted = te._core.interrupt_flag, device = device, graph = o.graph,
         clip = o.clip, grad_accumulation = o.grad_accumulation }
     run.set.train:seek((run.first_step - 1) * o.grad_accumulation)

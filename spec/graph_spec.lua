@@ -155,6 +155,41 @@ describe("te.graph on a CUDA device", function()
         end })
     end)
 
+    it("keeps copies of weights apart from what it writes after it has read them", function()
+        local x
+        local function output(layer, dtype) return te.autocast({ dtype = dtype }, layer, x):to "float32" end
+        local function run(graphed, stored, dtype, write)
+            te.manual_seed(1)
+            local layer = te.Linear(8, 8, { params_dtype = stored, bias = false }):to "cuda"
+            local optimizer, seen = te.optim.AdamW(layer:parameters(), { lr = 0.01 }), {}
+            local function step()
+                local y = output(layer, dtype)
+                write(layer.weight, optimizer, y)
+                return y:detach()
+            end
+            local call = graphed and te.graph(step, { te.zeros { 1 } }, { device = "cuda", warmup = 1 }) or step
+            for i = 1, 6 do
+                te.no_grad(output, layer, dtype)
+                for _, v in ipairs(values(call(te.zeros { 1 }))) do seen[#seen + 1] = v end
+                local other = i > 3 and (dtype == "bfloat16" and "float16" or "bfloat16")
+                if other then seen[#seen + 1] = te.no_grad(output, layer, other):sum():item() end
+            end
+            return seen
+        end
+        local function scale(weight) te.no_grad(weight.mul_, weight, 0.75) end
+        local function update(_, optimizer, y)
+            y:square():mean():backward()
+            optimizer:step()
+            optimizer:zero_grad()
+        end
+        x = te.randn({ 4, 8 }, { device = "cuda" })
+        for _, dtypes in ipairs { { "float32", "bfloat16" }, { "bfloat16", "float16" }, { "bfloat16", "float32" } } do
+            for _, write in ipairs { scale, update } do
+                equal_bits(run(false, dtypes[1], dtypes[2], write), run(true, dtypes[1], dtypes[2], write))
+            end
+        end
+    end)
+
     for _, name in ipairs { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling",
         "NVFP4BlockScaling" } do
         it("trains weights that are stored quantized by " .. name, function()
@@ -424,6 +459,64 @@ describe("te.graph on a CUDA device", function()
 
     it("follows another seed", function()
         equal_runs("cuda", { dropout = 0.3, between = function(i) if i == 4 then te.manual_seed(99) end end })
+    end)
+
+    it("takes over a state that the optimizer loads, or the lack of one", function()
+        local function run(graphed, of)
+            te.manual_seed(1)
+            local layer = te.Linear(4, 4, { bias = false }):to "cuda"
+            local optimizer = te.optim.AdamW(layer:parameters(), { lr = 0.1, weight_decay = 0 })
+            local function step(x)
+                layer(x):sum():backward()
+                optimizer:step()
+                optimizer:zero_grad()
+            end
+            local x = te.ones({ 2, 4 }, { device = "cuda" })
+            local call = graphed and te.graph(step, { x }, { warmup = 1 }) or step
+            local none = optimizer:state_dict()
+            for _ = 1, 3 do call(x) end
+            local saved = of == "nothing" and none or optimizer:state_dict()
+            for _ = 1, 5 do call(-x) end
+            optimizer:load_state_dict(saved)
+            for _ = 1, 2 do call(x) end
+            local seen, state = values(layer.weight), optimizer:state_dict().state[1]
+            seen[#seen + 1] = state.step
+            for _, name in ipairs { "exp_avg", "exp_avg_sq" } do
+                for _, v in ipairs(values(state[name])) do seen[#seen + 1] = v end
+            end
+            return seen
+        end
+        for _, of in ipairs { "three steps", "nothing" } do equal_bits(run(false, of), run(true, of)) end
+    end)
+
+    -- The recording computes nothing, so that it cannot make up for what was written before it.
+    it("sees what is written to weights with a master before it records, or while it does", function()
+        local function run(graphed, stored, inside)
+            te.manual_seed(1)
+            local recipe = stored and te.recipe.Float8BlockScaling {} or nil
+            local layer = te.quantized_model_init({ recipe = recipe, enabled = stored }, te.Linear, 16, 16,
+                { bias = false, params_dtype = stored and "float32" or "bfloat16" }):to "cuda"
+            local optimizer = te.optim.AdamW(layer:parameters(), { lr = 0.01, master_weights = true })
+            local function step(x)
+                te.autocast({ dtype = "bfloat16", recipe = recipe }, layer, x):sum():backward()
+                if inside then te.no_grad(function() layer.weight:mul_(0.75) end) end
+                optimizer:step()
+                optimizer:zero_grad()
+            end
+            local x, seen = te.randn({ 8, 16 }, { device = "cuda" }), {}
+            local call = graphed and te.graph(step, { x }, { warmup = 1 }) or step
+            for i = 1, 5 do
+                if i == 2 or i == 4 then te.no_grad(layer.weight.fill_, layer.weight, i) end
+                call(x)
+                for _, v in ipairs(values(layer.weight)) do seen[#seen + 1] = v end
+            end
+            return seen
+        end
+        for _, stored in ipairs { false, true } do
+            for _, inside in ipairs { false, true } do
+                equal_bits(run(false, stored, inside), run(true, stored, inside))
+            end
+        end
     end)
 
     it("holds its memory while other work goes on", function()

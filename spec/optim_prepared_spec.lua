@@ -66,6 +66,14 @@ describe("a prepared AdamW step", function()
         end))
     end)
 
+    it("gives way when a group asks for masters", function()
+        assert.equal(4, compare(function(opt, _, step)
+            if step == 3 then opt.groups[2].master_weights = true end
+            if step == 4 then assert.is_not_nil(opt.state[opt.groups[2].params[2]].master) end
+            if step >= 6 then opt.groups[2].master_dtype = step == 6 and "bfloat16" or "float32" end
+        end)) -- all but the first, the third, the sixth and the seventh
+    end)
+
     it("multiplies by lr_scale as one that is made anew does", function()
         assert.equal(7, compare(function(opt, _, step)
             opt.groups[2].lr_scale = 1 / step

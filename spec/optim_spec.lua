@@ -102,6 +102,23 @@ describe("te.optim.AdamW", function()
         assert.same(te.linear(x:to("bfloat16"), w:detach():to("bfloat16")):totable(), after)
     end)
 
+    it("leaves the copy of a weight in 16 bits to what makes it of the rounded weight", function()
+        for _, dtypes in ipairs { { "bfloat16", "float16" }, { "float16", "bfloat16" }, { "bfloat16", "float32" } } do
+            te.manual_seed(3)
+            local w, x = te.randn({ 7, 9 }, { dtype = dtypes[1], requires_grad = true }), te.randn { 5, 9 }
+            local opt = te.optim.AdamW({ w }, { lr = 0.1 })
+            local function product()
+                return te.autocast({ dtype = dtypes[2] }, function() return te.linear(x, w) end):detach():totable()
+            end
+            for _ = 1, 2 do
+                assert.same(te.linear(x:to(dtypes[2]), w:detach():to(dtypes[2])):totable(), product())
+                w.grad = te.randn({ 7, 9 }, { dtype = dtypes[1] })
+                opt:step()
+            end
+            assert.same(te.linear(x:to(dtypes[2]), w:detach():to(dtypes[2])):totable(), product())
+        end
+    end)
+
     it("scales gradients as clipping them would, but for rounding", function()
         te.manual_seed(4)
         local start, grad = te.randn { 300 }, te.randn { 300 } * 5
@@ -204,6 +221,19 @@ describe("te.optim.AdamW", function()
         assert.is_true(math.abs(b:item() - 0.9) < 1e-5) -- a first step of its own, with its bias correction
     end)
 
+    it("counts no step that failed", function()
+        local p = parameter { 1, 2, 3 }
+        local opt = te.optim.AdamW({ p }, { lr = 0.1 })
+        p.grad = te.ones { 3 }
+        opt:step()
+        for _ = 1, 3 do
+            assert.error_matches(function() opt:step { clip = te.ones { 3 } } end, "clip {3}", 1, true)
+            assert.equal(1, opt:state_dict().state[1].step)
+        end
+        opt:step { clip = te.optim.grad_clip({ p }, { max = 1 }) }
+        assert.equal(2, opt:state_dict().state[1].step)
+    end)
+
     it("keeps float32 masters of bfloat16 parameters", function()
         local p = parameter({ 1 }, "bfloat16")
         local opt = te.optim.AdamW({ p }, { lr = 1e-4, weight_decay = 0, master_weights = true })
@@ -233,6 +263,22 @@ describe("te.optim.AdamW", function()
         run(b, second, 2)
         assert.same(a:totable(), b:totable())
         assert.equal(2 * 1, #first:state_dict().groups + #second.groups)
+    end)
+
+    it("says what it was given instead of parameters, and of a state", function()
+        local m = te.Linear(2, 2)
+        for given, params in pairs { ["an empty table"] = {}, ["a function (an iterator"] = m:named_parameters(),
+            ["a list whose entry 2 is 3"] = { te.ones { 1 }, 3 }, ["a tensor {2}"] = te.ones { 2 }, ['"x"'] = "x",
+            ["a table without entries 1, 2, …"] = m:state_dict() } do
+            assert.error_matches(function() te.optim.AdamW(params) end, "te.optim.AdamW: params: expected a list of "
+                .. "tensors, a module, or a list of groups { params = … }, got " .. given, 1, true)
+        end
+        assert.error_matches(function() te.optim.SGD() end, "groups { params = … }, got nil", 1, true)
+        local opt = te.optim.SGD(m)
+        assert.error_matches(function() opt:load_state_dict(3) end,
+            "te.optim.SGD:load_state_dict: expected what state_dict returns, got 3", 1, true)
+        assert.error_matches(function() opt:load_state_dict { groups = {} } end,
+            "got a table whose state is nil and whose groups are table", 1, true)
     end)
 
     it("refuses what makes no sense", function()
@@ -286,6 +332,65 @@ describe("te.optim.AdamW", function()
         assert.equal(1, opt.groups[1].lr)
         assert.equal(7, opt:state_dict().state[1].step)
         assert.is_nil(opt:state_dict().state[2])
+    end)
+
+    it("loads no state of another optimizer, or of other parameters", function()
+        local a, b = parameter { 1 }, parameter { 1 }
+        local opt = te.optim.AdamW { a, b }
+        a.grad, b.grad = te.ones { 1 }, te.ones { 1 }
+        opt:step()
+        local saved = opt:state_dict()
+        assert.error_matches(function() te.optim.SGD({ a, b }):load_state_dict(saved) end,
+            "te.optim.SGD:load_state_dict: a state of te.optim.AdamW", 1, true)
+        for _, params in ipairs { { a }, { a, b, parameter { 1 } } } do
+            assert.error_matches(function() te.optim.AdamW(params):load_state_dict(saved) end,
+                ("te.optim.AdamW:load_state_dict: 2 parameters for a group of %d"):format(#params), 1, true)
+        end
+        saved.groups[1].optimizer, saved.groups[1].parameters = nil, nil -- as they were saved before
+        te.optim.AdamW({ a, b }):load_state_dict(saved)
+    end)
+
+    it("loads a state that lacks what options have come to ask for", function()
+        local function restored(opt, p)
+            p.grad = te.ones({ 2 }, { dtype = p.dtype })
+            opt:load_state_dict(opt:state_dict())
+            opt:step()
+            return p:totable()
+        end
+        local p = parameter { 1, 2 }
+        local opt = te.optim.SGD({ p }, { lr = 1 })
+        p.grad = te.ones { 2 }
+        opt:step()
+        opt.groups[1].momentum, opt.groups[1].dampening = 0.5, 0.25
+        assert.same({ -1, 0 }, restored(opt, p)) -- a first step of the momentum
+        for _, class in ipairs { "AdamW", "SGD" } do
+            p = parameter({ 1, 2 }, "bfloat16")
+            opt = te.optim[class]({ p }, { lr = 2 ^ -12, weight_decay = 0 })
+            p.grad = te.ones({ 2 }, { dtype = "bfloat16" })
+            opt:step()
+            opt.groups[1].master_weights = true
+            assert.same({ 1, 2 }, restored(opt, p))
+            assert.near(1 - 2 ^ -12, opt.state[p].master[1]:item(), 1e-6)
+        end
+        local m = te.Linear(2, 2)
+        opt = te.optim.AdamW(m, { master_weights = true })
+        m(te.ones { 1, 2 }):sum():backward()
+        opt:step()
+        m:to "bfloat16"
+        opt:load_state_dict(opt:state_dict())
+        assert.same(m.weight:to("float32"):totable(), opt.state[m.weight].master:totable())
+    end)
+
+    it("has the learning rate of its first group, and takes one for all", function()
+        local opt = te.optim.AdamW({ { params = { parameter { 1 } }, lr = 0.5 }, { params = { parameter { 1 } } } })
+        assert.equal(0.5, opt.lr)
+        opt.lr = 0.25
+        assert.same({ 0.25, 0.25, 0.25 }, { opt.lr, opt.groups[1].lr, opt.groups[2].lr })
+        assert.error_matches(function() opt.lr = -1 end, "te.optim.AdamW:set_lr: lr: expected number, at least 0", 1,
+            true)
+        assert.equal(0.25, opt.lr)
+        assert.equal("te.optim.AdamW of 2 parameters in 2 groups, lr 0.25", tostring(opt))
+        assert.equal("te.optim.SGD of 2 parameters in 1 group, lr 0.001", tostring(te.optim.SGD(te.Linear(2, 2))))
     end)
 
     it("has options of its own, not those of the next optimizer", function()
@@ -612,6 +717,33 @@ describe("a master copy", function()
             near({ 3.001 - d, 3.001 - d }, step(p, opt))
         end)
 
+        it("is saved with what others wrote before: " .. class, function()
+            local p, opt = make(class)
+            step(p, opt)
+            te.no_grad(function() p:fill_(5) end)
+            local saved = opt:state_dict()
+            assert.same({ 5, 5 }, saved.state[1].master:totable())
+            opt:load_state_dict(saved)
+            near({ 5 - d, 5 - d }, step(p, opt))
+            local q, other = make(class)
+            te.no_grad(function() q:copy_(p) end)
+            other:load_state_dict(opt:state_dict())
+            near({ 5 - 2 * d, 5 - 2 * d }, step(q, other))
+        end)
+
+        it("follows what is written around loading it: " .. class, function()
+            for _, order in ipairs { "write first", "write last", "write last, after steps" } do
+                local p, opt = make(class)
+                step(p, opt)
+                local q, other = make(class, { 7, 8 })
+                if order:find "after steps" then step(q, other, 2) end
+                if order == "write first" then te.no_grad(function() q:fill_(6) end) end
+                other:load_state_dict(opt:state_dict())
+                if order ~= "write first" then te.no_grad(function() q:fill_(6) end) end
+                near({ 6 - d, 6 - d }, step(q, other))
+            end
+        end)
+
         it("is made when a parameter's dtype asks for it: " .. class, function()
             local model = te.Linear(2, 2, { bias = false })
             local opt = te.optim[class](model, { lr = 2 ^ -12, weight_decay = 0, master_weights = true })
@@ -630,6 +762,19 @@ describe("a master copy", function()
             near({ 1 - 4 * d, 1 - 4 * d }, opt.state[p].master[1]:totable())
         end)
     end
+
+    it("in 16 bits is what parameters in other 16 bits are the rounding of", function()
+        for _, class in ipairs { "AdamW", "SGD" } do
+            te.manual_seed(6)
+            local p = te.randn({ 300 }, { dtype = "float16", requires_grad = true })
+            local opt = te.optim[class]({ p }, { lr = 0.01, master_weights = true, master_dtype = "bfloat16" })
+            for _ = 1, 3 do
+                p.grad = te.randn({ 300 }, { dtype = "float16" })
+                opt:step()
+                assert.same(opt.state[p].master:to("float16"):totable(), p:totable())
+            end
+        end
+    end)
 
     it("of a parameter in a longer buffer loses nothing to its neighbours' steps", function()
         local buffer = te.ones({ 4 }, { dtype = "bfloat16" })
@@ -696,10 +841,22 @@ describe("te.optim.cosine", function()
     it("warms up, falls and stays", function()
         local lr = te.optim.cosine { max = 1, min = 0.1, warmup = 10, steps = 110 }
         assert.is_true(lr(1) > 0 and lr(1) < lr(10) and lr(10) < 1)
-        assert.equal(1, lr(10.000001) > 0.999 and 1 or 0)
-        assert.is_true(math.abs(lr(60) - 0.55) < 1e-9)
+        assert.near(10 / 11, lr(10), 1e-12)
+        assert.equal(1, lr(11))
+        assert.is_true(lr(10.999) < 1 and lr(12) < 1)
+        assert.near(0.55, lr(60.5), 1e-9)
         assert.equal(0.1, lr(110))
         assert.equal(0.1, lr(1000))
+        local short = te.optim.cosine { max = 1, warmup = 3, steps = 10 }
+        for step, rate in ipairs { 0.25, 0.5, 0.75, 1, 0.933012701892, 0.75, 0.5, 0.25, 0.066987298108, 0, 0 } do
+            assert.near(rate, short(step), 1e-9)
+        end
+        local two = te.optim.cosine { max = 1, min = 0.5, steps = 2 }
+        assert.same({ 1, 0.5 }, { two(1), two(2) })
+        for _, steps in ipairs { 3, 4 } do
+            assert.error_matches(function() te.optim.cosine { max = 1, warmup = 4, steps = steps } end,
+                ("te.optim.cosine: option warmup: expected fewer than the %d steps, got 4"):format(steps), 1, true)
+        end
         assert.error_matches(function() te.optim.cosine { max = 1 } end, "max and steps are needed")
         for _, step in ipairs { -5, 0, "x" } do
             assert.error_matches(function() lr(step) end, "te.optim.cosine: step: expected number, at least 1, got ")

@@ -173,6 +173,36 @@ describe("an optimizer", function()
         end)
     end
 
+    for name, recipe in pairs(RECIPES) do
+        for _, dtype in ipairs { "float32", "bfloat16" } do
+            it(("keeps a master where nothing else is written: %s, %s"):format(name, dtype), function()
+                local model = build(recipe, dtype)
+                local optimizer = OPTIMIZERS.SGD(model, {})
+                local function step(i, o)
+                    backward(model, recipe, i)
+                    optimizer:step(o)
+                    optimizer:zero_grad()
+                end
+                step(1)
+                step(2)
+                local master = optimizer.state[model.weight].master
+                local before, same = master:clone(), {}
+                local function kept(i)
+                    step(i, { lr = 0 })
+                    assert.equal(0, (before - master):abs():max():item())
+                end
+                for key, value in pairs(model:state_dict()) do same[key] = value:clone() end
+                model:load_state_dict(same)
+                kept(3)
+                optimizer:load_state_dict(optimizer:state_dict())
+                kept(4)
+                te.no_grad(te.autocast, { recipe = recipe }, model, te.randn({ 8, IN }, { dtype = dtype }) * 3)
+                optimizer:load_state_dict(optimizer:state_dict())
+                kept(5)
+            end)
+        end
+    end
+
     it("keeps masters of plain parameters in bfloat16 only where that is more than they hold", function()
         local p = te.ones({ 8 }, { dtype = "float16", requires_grad = true })
         local q = te.ones({ 8 }, { dtype = "bfloat16", requires_grad = true })

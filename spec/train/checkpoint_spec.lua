@@ -75,6 +75,40 @@ describe("te.train.checkpoint", function()
         end
     end)
 
+    it("is not another optimizer's", function()
+        local model, optimizer = make(1)
+        train(model, optimizer, 1)
+        save(model, optimizer, 1)
+        local saved = checkpoint.load(checkpoint.latest(folder))
+        local other = te.optim.SGD(model:parameter_groups(0.1), { lr = 1e-2 })
+        assert.error_matches(function() checkpoint.restore_training(saved, model, other) end,
+            "te.optim.SGD:load_state_dict: a state of te.optim.AdamW", 1, true)
+        saved.metadata["optimizer.name"] = nil -- as files of before
+        checkpoint.restore_training(saved, model, optimizer)
+    end)
+
+    it("holds what was written to a weight after the last step", function()
+        local function start()
+            te.manual_seed(1)
+            local model = te.Linear(2, 2, { params_dtype = "bfloat16" })
+            return model, te.optim.SGD(model, { lr = 0, master_weights = true })
+        end
+        local function step(model, optimizer)
+            model(te.ones({ 1, 2 }, { dtype = "bfloat16" })):sum():backward()
+            optimizer:step()
+        end
+        local model, optimizer = start()
+        step(model, optimizer)
+        te.no_grad(function() model.weight:fill_(5) end)
+        checkpoint.save { folder = folder, step = 1, model = model, optimizer = optimizer, metadata = {}, keep = 1 }
+        local saved, other, fresh = checkpoint.load(checkpoint.latest(folder)), start()
+        checkpoint.restore_model(saved, other)
+        checkpoint.restore_training(saved, other, fresh)
+        step(other, fresh)
+        assert.same({ { 5, 5 }, { 5, 5 } }, other.weight:totable())
+        assert.same({ { 5, 5 }, { 5, 5 } }, saved.tensors["optimizer.master.weight"]:totable())
+    end)
+
     it("sets an earlier run aside", function()
         local model, optimizer = make(1)
         save(model, optimizer, 10)

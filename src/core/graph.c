@@ -10,6 +10,7 @@ typedef struct kept {
     bool written;     /* by the graph */
     te_tensor *shadow; /* the copy in the compute dtype that kernels of the graph read; NULL: none does */
     uint64_t shadow_version; /* of the storage, when the graph has copied it there, and it is not the storage's own */
+    te_tensor *left; /* the copy that the graph leaves up to date where it writes the storage; NULL: none */
 } kept;
 
 /* Copies of a source that a launch makes only where that was changed: by others, or by the graph itself. */
@@ -58,6 +59,7 @@ static void dissolve(te_graph *g)
     if (g->pool) te_pool_close(&g->device->allocator, g->pool);
     for (size_t i = 0; i < g->n_kept; i++) {
         te_tensor_release(g->kept[i].shadow);
+        te_tensor_release(g->kept[i].left);
         g->kept[i].storage->graph_refs--;
         te_storage_release(g->kept[i].storage);
     }
@@ -119,6 +121,7 @@ te_status te_graph_end(te_graph *g, bool keep)
     for (size_t i = 0; i < g->n_kept; i++) {
         const te_storage *s = g->kept[i].storage;
         g->kept[i].written = g->kept[i].version != s->version || s->graph_wrote == g->id;
+        if (s->shadow_version == s->version) g->kept[i].left = te_tensor_retain(s->shadow);
     }
     for (size_t i = 0; i < g->n_copied; i++) g->copied[i].written = writes(g, g->copied[i].source);
     g->drawn = ctx->rng_offset - g->first;
@@ -271,8 +274,8 @@ static void count_writes(te_graph *g)
     for (size_t i = 0; i < g->n_kept; i++) {
         kept *k = &g->kept[i];
         te_storage *s = k->storage;
-        bool current = s->shadow && s->shadow_version == s->version;
-        bool own_current = k->shadow && k->shadow_version == s->version;
+        bool current = s->shadow && s->shadow_version == s->version && (!k->written || s->shadow == k->left);
+        bool own_current = k->shadow && k->shadow_version == s->version && (!k->written || k->shadow == k->left);
         s->version++;
         if (g->kept[i].written) s->written = g->ctx->clock++;
         else s->launches++;

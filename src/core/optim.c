@@ -79,8 +79,7 @@ te_operand te_optim_flat(const te_tensor *t)
     return o;
 }
 
-/* Every tensor of one parameter must be dense, of one size and on one device. */
-static te_status check_entry(te_context *ctx, const char *what, int i, const te_tensor *param, const te_tensor *t)
+te_status te_optim_check(te_context *ctx, const char *what, int i, const te_tensor *param, const te_tensor *t)
 {
     if (!t) return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: a tensor of parameter %d is missing", what, i + 1);
     if (te_tensor_numel(t) != te_tensor_numel(param) || !te_tensor_contiguous(t))
@@ -92,10 +91,12 @@ static te_status check_entry(te_context *ctx, const char *what, int i, const te_
     return TE_OK;
 }
 
-/* The compute copy that autocast keeps of a parameter, when it is one of the parameter's whole storage and current. */
+/* The compute copy that autocast keeps of a parameter, when it is one of the parameter's whole storage and current. Of
+ * a parameter in 16 bits it is the copy of rounded values, which an update does not have. */
 static te_tensor *current_shadow(const te_tensor *param)
 {
     const te_storage *s = param->storage;
+    if (te_dtype_size(param->dtype) < sizeof(float)) return NULL;
     bool whole = param->offset == 0 && (size_t)te_tensor_numel(param) * te_dtype_size(param->dtype) == s->bytes;
     return s->shadow && whole && s->shadow_version == s->version && te_tensor_numel(s->shadow) == te_tensor_numel(param)
                ? s->shadow
@@ -110,48 +111,12 @@ static void written(te_tensor *param, te_tensor *shadow)
     param->storage->shadow_version = param->storage->version;
 }
 
-/* --- masters of parameters that others write to ------------------------------------------------------------------- */
-
-static uint64_t writes_to(const te_tensor *t) { return te_storage_writes(t->storage); }
-
-void te_optim_follow(te_tensor *master, const te_tensor *param)
+/* Whether a parameter has to come from its master itself, as from that in 16 bits of one in other 16 bits: what an
+ * update has would be rounded once where others see it rounded twice. */
+static bool rounds_twice(const te_tensor *param, const te_tensor *master)
 {
-    master->storage->follower = (te_follower){true, param->storage->id, writes_to(param), writes_to(master)};
-}
-
-/* Whether somebody wrote to the parameter since the last step. Who wrote to the master, too, meant that; and of one
- * that no step was made with, as after loading, nothing is known. */
-static bool is_stale(const te_tensor *master, const te_tensor *param)
-{
-    const te_follower *f = &master->storage->follower;
-    return f->known && f->own == writes_to(master) &&
-           !(f->id == param->storage->id && f->writes == writes_to(param));
-}
-
-static const te_utility master_program = {
-    .name = "master",
-    .inputs = "master rounded p",
-    .params = "",
-    .outputs = "y",
-    .formula = "y = where(p == rounded, master, p)",
-};
-
-/* Writes that changed nothing, and those beside a parameter that is a view, leave the master as it is. */
-static te_status catch_up(te_context *ctx, te_tensor *master, te_tensor *param)
-{
-    if (te_tensor_is_quantized(param)) return te_tensor_copy_data(master, param);
-    te_program *program = te_utility_program(ctx, &master_program);
-    te_tensor *rounded = program ? te_tensor_cast(master, param->dtype) : NULL;
-    if (!rounded) return ctx->status;
-    te_exec *exec = &param->storage->device->exec;
-    te_operand in[3] = {te_optim_flat(master), te_optim_flat(rounded), te_optim_flat(param)}, out = in[0];
-    te_run run = {.ndim = 1, .shape = {te_tensor_numel(param)}, .inputs = in, .outputs = &out,
-                  .compute_f64 = param->dtype == TE_F64};
-    te_status status = exec->backend->program_run(exec, program, &run, 1);
-    if (status != TE_OK) te_fail_exec(ctx, status, exec, "optimizer step");
-    te_tensor_release(rounded);
-    te_tensor_written(master);
-    return status;
+    return !te_tensor_is_quantized(param) && te_dtype_size(master->dtype) < sizeof(float) &&
+           master->dtype != param->dtype;
 }
 
 static te_tensor *master_of(const te_optim_group *g, int i)
@@ -159,22 +124,24 @@ static te_tensor *master_of(const te_optim_group *g, int i)
     return g->masters && g->masters[i] != g->params[i] ? g->masters[i] : NULL;
 }
 
-te_status te_optim_catch_up(te_tensor *master, te_tensor *param)
-{
-    if (!is_stale(master, param)) return TE_OK;
-    te_status status = catch_up(param->ctx, master, param);
-    if (status == TE_OK) te_optim_follow(master, param);
-    return status;
-}
-
-/* Not in a recording: whoever launches it looks before. */
 static te_status catch_up_all(te_context *ctx, int n_groups, const te_optim_group *groups)
 {
     te_status status = TE_OK;
-    for (int k = 0; k < n_groups && !ctx->capture; k++)
+    for (int k = 0; k < n_groups; k++)
         for (int i = 0; i < groups[k].n && status == TE_OK; i++)
             if (master_of(&groups[k], i)) status = te_optim_catch_up(groups[k].masters[i], groups[k].params[i]);
-    return status;
+    return status == TE_OK ? TE_OK : ctx->status;
+}
+
+/* After a step the masters hold what their parameters do, but for those that a launch has to look at first. */
+static void follow_all(const te_context *ctx, int n_groups, const te_optim_group *groups)
+{
+    for (int k = 0; k < n_groups; k++)
+        for (int i = 0; i < groups[k].n; i++) {
+            te_tensor *master = master_of(&groups[k], i);
+            if (master && (!ctx->capture || master->storage->follower.known))
+                te_optim_follow(master, groups[k].params[i]);
+        }
 }
 
 /* Scalar parameters of an update. On a device AdamW's 1 is what allows it. */
@@ -187,18 +154,18 @@ static te_status bind_entry(te_context *ctx, const char *what, const te_optim_gr
                             te_run *run, te_operand *in, te_operand *out, te_tensor **copy)
 {
     te_tensor *param = g->params[i], *grad = g->grads[i], *target = g->masters && g->masters[i] ? g->masters[i] : param;
-    te_status status = check_entry(ctx, what, i, param, param);
+    te_status status = te_optim_check(ctx, what, i, param, param);
     if (status == TE_OK && te_tensor_is_quantized(target))
         status =
             te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is stored quantized and has no master copy", what, i + 1);
-    if (status == TE_OK) status = check_entry(ctx, what, i, param, target);
+    if (status == TE_OK) status = te_optim_check(ctx, what, i, param, target);
     if (status == TE_OK && grad && !te_tensor_contiguous(grad)) {
         grad = *copy = te_tensor_contiguous_copy(grad);
         if (!grad) return ctx->status;
     }
-    if (status == TE_OK) status = check_entry(ctx, what, i, param, grad);
+    if (status == TE_OK) status = te_optim_check(ctx, what, i, param, grad);
     for (int k = 0; k < n_states && status == TE_OK; k++) {
-        status = check_entry(ctx, what, i, param, g->states[k][i]);
+        status = te_optim_check(ctx, what, i, param, g->states[k][i]);
         if (status == TE_OK) in[2 + k] = out[1 + k] = te_optim_flat(g->states[k][i]);
     }
     if (status != TE_OK) return status;
@@ -206,7 +173,8 @@ static te_status bind_entry(te_context *ctx, const char *what, const te_optim_gr
     run->compute_f64 = target->dtype == TE_F64;
     in[0] = out[0] = te_optim_flat(target);
     in[1] = te_optim_flat(grad);
-    out[1 + n_states] = te_optim_flat(target != param ? param : current_shadow(param));
+    const te_tensor *follows = target == param ? current_shadow(param) : rounds_twice(param, target) ? NULL : param;
+    out[1 + n_states] = te_optim_flat(follows);
     return TE_OK;
 }
 
@@ -217,6 +185,7 @@ static te_status finish_entry(const te_optim_group *g, int i, int n_states, cons
     bool left = te_tensor_is_quantized(param) && !te_optim_stripes_have(stripes, param);
     te_status status = left ? te_quantized_parameter_store(param, g->masters[i]) : TE_OK;
     te_tensor *master = master_of(g, i);
+    if (master && rounds_twice(param, master)) status = te_tensor_copy_data(param, master);
     written(param, master ? NULL : current_shadow(param));
     te_tensor_written(master);
     for (int k = 0; k < n_states; k++) te_tensor_written(g->states[k][i]);
@@ -256,9 +225,7 @@ static te_status run_whole(te_context *ctx, te_exec *exec, te_program *program, 
     for (int k = 0; k < n_groups && status == TE_OK; k++)
         for (int i = 0; i < groups[k].n && status == TE_OK; i++)
             status = finish_entry(&groups[k], i, n_states, stripes);
-    for (int k = 0; k < n_groups && status == TE_OK; k++) /* behind all writes, since parameters may share memory */
-        for (int i = 0; i < groups[k].n; i++)
-            if (master_of(&groups[k], i)) te_optim_follow(groups[k].masters[i], groups[k].params[i]);
+    if (status == TE_OK) follow_all(ctx, n_groups, groups); /* behind all writes, since parameters may share memory */
     exec->interrupt = interrupt;
     return status;
 }

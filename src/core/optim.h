@@ -24,7 +24,8 @@ typedef struct te_sgd {
  * copies (entries may be NULL) that are updated in the parameters' stead, which then receive their rounding; a
  * parameter that is stored quantized needs one, and is quantized from it in the same pass or after it. Where others
  * wrote to a parameter since the last step with its master, and not to the master, that first takes over the values
- * that are not its rounding, or all where the parameter is stored quantized. */
+ * that are not its rounding; of a parameter that is stored quantized all, if any is not. Likewise where a master never
+ * took part in a step. */
 typedef struct te_optim_group {
     int               n;
     te_tensor *const *params, *const *grads, *const *states[2], *const *masters;
@@ -54,9 +55,15 @@ te_status te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te
 te_tensor *te_grad_clip(te_context *ctx, int n, te_tensor *const *tensors, const te_tensor *loss, double scale,
                         double max);
 
-/* From here on `master` holds what `param` does. */
+/* An error of `what` where a tensor of parameter i is not dense, of the parameter's size and on its device. */
+te_status te_optim_check(te_context *ctx, const char *what, int i, const te_tensor *param, const te_tensor *t);
+
+/* From here on `master` holds what `param` does; or, as after loading, nobody knows whether it does. */
 void      te_optim_follow(te_tensor *master, const te_tensor *param);
-te_status te_optim_catch_up(te_tensor *master, te_tensor *param); /* where others wrote to param since */
+void      te_optim_forget(te_tensor *master);
+/* Where others wrote to param since, or nothing is known. The tensors must pass te_optim_check. In a recording it is
+ * left to the launch, but for what the recording itself has written. */
+te_status te_optim_catch_up(te_tensor *master, te_tensor *param);
 
 /* squares[i] = sum of squares of tensor i (a tensor holding NaN or inf gives a non-finite one): gradient norms, and
  * which tensor broke. One pass, one synchronisation. */

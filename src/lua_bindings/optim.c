@@ -418,25 +418,51 @@ static int zero_gradient(lua_State *L)
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "zero_grad", status);
 }
 
-/* follow_masters(masters, params, launched): around the launch of a graph that makes their steps, false before it. */
-static int follow_masters(lua_State *L)
+/* A master and its parameter, n of each. */
+static void read_masters(lua_State *L, te_lua_tensors *masters, te_lua_tensors *params)
+{
+    *masters = te_lua_check_tensors(L, 1, "step", "masters");
+    *params = te_lua_check_tensors(L, 2, "step", "params");
+    if (masters->n != params->n) te_lua_fail(L, "step", "%d masters for %d parameters", masters->n, params->n);
+}
+
+/* catch_up(masters, params): has masters take over what others wrote to their parameters; each pair on one device. */
+static int catch_up(lua_State *L)
 {
     te_lua        *rt = te_lua_runtime(L);
-    te_lua_tensors masters = te_lua_check_tensors(L, 1, "step", "masters");
-    te_lua_tensors params = te_lua_check_tensors(L, 2, "step", "params");
+    te_lua_tensors masters, params;
     te_status      status = TE_OK;
-    bool           launched = lua_toboolean(L, 3);
-    if (masters.n != params.n) return te_lua_fail(L, "step", "%d masters for %d parameters", masters.n, params.n);
+    read_masters(L, &masters, &params);
     te_lua_enter(rt, L, "step");
     for (int i = 0; i < params.n && status == TE_OK; i++) {
-        if (launched) te_optim_follow(masters.t[i], params.t[i]);
-        else status = te_optim_catch_up(masters.t[i], params.t[i]);
+        status = te_optim_check(rt->ctx, "step", i, params.t[i], masters.t[i]);
+        if (status == TE_OK) status = te_optim_catch_up(masters.t[i], params.t[i]);
     }
+    te_lua_drop_tensors(&masters), te_lua_drop_tensors(&params);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "step", status);
 }
 
+/* follow(masters, params): from here on each master holds what its parameter does. */
+static int follow(lua_State *L)
+{
+    te_lua_tensors masters, params;
+    read_masters(L, &masters, &params);
+    for (int i = 0; i < params.n; i++) te_optim_follow(masters.t[i], params.t[i]);
+    te_lua_drop_tensors(&masters), te_lua_drop_tensors(&params);
+    return 0;
+}
+
+/* forget(masters): nobody knows whether they hold what their parameters do. */
+static int forget(lua_State *L)
+{
+    te_lua_tensors masters = te_lua_check_tensors(L, 1, "load_state_dict", "masters");
+    for (int i = 0; i < masters.n; i++) te_optim_forget(masters.t[i]);
+    te_lua_drop_tensors(&masters);
+    return 0;
+}
+
 const luaL_Reg te_lua_optim_functions[] = {
-    {"follow_masters", follow_masters},
+    {"catch_up_masters", catch_up},  {"follow_masters", follow},       {"forget_masters", forget},
     {"adamw_step", adamw_step},   {"adamw_prepare", adamw_prepare}, {"adamw_again", adamw_again},
     {"sgd_step", sgd_step},       {"sum_squares", sum_squares},     {"adamw_step_on", adamw_step_on},
     {"adamw_send", adamw_send},   {"grad_clip", grad_clip},         {"gradient", gradient},

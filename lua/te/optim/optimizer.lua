@@ -42,14 +42,28 @@ local SHARED = {
         help = "of the copies, and of those that parameters stored quantized always have" },
 }
 
---- Makes an optimizer class. It may have check(who, group), which raises where options contradict each other.
+local function text_of(self)
+    local n = 0
+    for _, group in ipairs(self.groups) do n = n + #group.params end
+    return ("te.optim.%s of %d parameters in %d group%s, lr %g"):format(self.name, n, #self.groups,
+        #self.groups == 1 and "" or "s", self.lr or 0)
+end
+
+--- Makes an optimizer class. Of an optimizer `lr` is that of its first group; who sets it sets that of all. The class
+--- may have check(who, group), which raises where options contradict each other.
 ---@param name string
 ---@param declared table  options of a group, besides those of all optimizers
 ---@param slots function  names of the float32 tensors that a group keeps per parameter, zero at first
 function Optimizer.define(name, declared, slots)
     for option, declaration in pairs(SHARED) do declared[option] = declaration end
-    local class = { name = name, declared = declared, slots = slots }
-    class.__index = class
+    local class = { name = name, declared = declared, slots = slots, super = Optimizer, __tostring = text_of }
+    function class.__index(self, key)
+        if key == "lr" then return self.groups[1] and self.groups[1].lr end
+        return class[key]
+    end
+    function class.__newindex(self, key, value)
+        if key == "lr" then self:set_lr(value) else rawset(self, key, value) end
+    end
     options.declare(class, declared)
     return setmetatable(class, {
         __index = Optimizer,
@@ -64,6 +78,17 @@ function Optimizer.define(name, declared, slots)
     })
 end
 
+-- What was given instead of parameters.
+local function described(params)
+    if te.is_tensor(params) then return "a tensor " .. options.shape(params) end
+    if type(params) == "function" then return "a function (an iterator, as of named_parameters, is no list)" end
+    if type(params) ~= "table" or getmetatable(params) then return options.shown(params) end
+    for i, value in ipairs(params) do
+        if not te.is_tensor(value) then return ("a list whose entry %d is %s"):format(i, options.shown(value)) end
+    end
+    return next(params) == nil and "an empty table" or "a table without entries 1, 2, …"
+end
+
 local function is_list_of_tensors(list)
     for _, value in ipairs(list) do
         if not te.is_tensor(value) then return false end
@@ -74,7 +99,8 @@ end
 local function as_parameters(who, params)
     if is_module(params, Module) then params = params:parameters() end
     if type(params) ~= "table" or getmetatable(params) or params[1] == nil or not is_list_of_tensors(params) then
-        fail(who .. ": params: expected a list of tensors, a module, or a list of groups { params = … }")
+        fail("%s: params: expected a list of tensors, a module, or a list of groups { params = … }, got %s", who,
+            described(params))
     end
     options.list(who, "params", params)
     return params
@@ -138,6 +164,9 @@ local function same_names(a, b)
     return true
 end
 
+-- What masters a group makes.
+local function asks_for_masters(group) return group.master_weights and group.master_dtype end
+
 -- Before a step: whoever changed options of a group hears what is wrong with them, and gets the states that they need.
 local function check_groups(self)
     for g, group in ipairs(self.groups) do
@@ -147,9 +176,10 @@ local function check_groups(self)
             for name, declaration in pairs(self.declared) do
                 given[name] = options.argument(who, "option " .. name, group[name], declaration)
             end
-            known = group_options(self, who, given, {})
-            if not same_names(group.slots, known.slots) then group.slots = known.slots end
-            self.known[group] = known
+            local now = group_options(self, who, given, {})
+            if not same_names(group.slots, now.slots) then group.slots = now.slots end
+            if known and asks_for_masters(now) ~= asks_for_masters(known) then self.memory = nil end
+            self.known[group] = now
         end
     end
 end
@@ -170,13 +200,15 @@ function Optimizer.new(class, params, opts)
 end
 
 local function new_master(group, parameter)
-    local dtype = group.master_dtype
+    local dtype, master = group.master_dtype, nil
     if core.is_quantized(parameter) then
-        return require("te.recipe.parameters").master(parameter, dtype)
+        master = require("te.recipe.parameters").master(parameter, dtype)
     elseif group.master_weights and parameter.dtype ~= dtype
         and (parameter.dtype == "bfloat16" or parameter.dtype == "float16") then
-        return parameter:detach():to(dtype)
+        master = parameter:detach():to(dtype)
     end
+    if master then core.follow_masters({ master }, { parameter }) end
+    return master
 end
 
 -- The state, or a new one, with everything that a step needs: dtypes change with te.Module's to, slots with a group's
@@ -324,18 +356,25 @@ local function step_anew(self, grad_scale, lr)
     return batches
 end
 
--- Coefficients of the step that `batches` make next, to where the device reads them; and counts it.
+-- Coefficients of the step that `batches` make next, to where the device reads them.
 local function send_step(self, batches, numbers, list, grad_scale, lr)
     check_groups(self) -- a graph's launches do not come through step
     for i = 1, #batches do
         local batch = batches[i]
-        batch.step = batch.states[1].step + 1
-        self.numbers(list, i, batch.group, rate(batch.group, lr), batch.step, grad_scale)
+        self.numbers(list, i, batch.group, rate(batch.group, lr), batch.states[1].step + 1, grad_scale)
     end
     self.send(numbers, list, self.unmade_known)
+end
+
+-- Counts a step whose coefficients were sent.
+local function count_sent(self, batches)
     for i = 1, #batches do
         local batch = batches[i]
-        for k = 1, #batch.states do batch.states[k].step = batch.step end
+        batch.step = batch.states[1].step + 1
+        for k = 1, #batch.states do
+            local state = batch.states[k]
+            state.step, self.state[batch.params[k]] = batch.step, state -- a load that had none has taken it away
+        end
     end
     self.counted = batches
 end
@@ -364,14 +403,21 @@ local function step_on_device(self, clip, grad_scale, lr)
     for i, batch in ipairs(batches) do described[i] = self.describe(batch.group, batch) end
     local numbers = te._core.graph_numbers(device, #batches, clip and 16 or 8)
     local function send() send_step(self, batches, numbers, list, grad_scale, lr) end
-    if not graph.before_launch(send) then send() end
+    local function counts() count_sent(self, batches) end
+    if recording then
+        graph.before_launch(send)
+        graph.after_launch(counts)
+    else
+        send()
+    end
     for _, batch in ipairs(recording and batches or {}) do
         if batch.masters then
-            graph.before_launch(function() core.follow_masters(batch.masters, batch.params, false) end)
-            graph.after_launch(function() core.follow_masters(batch.masters, batch.params, true) end)
+            graph.before_launch(function() core.catch_up_masters(batch.masters, batch.params) end)
+            graph.after_launch(function() core.follow_masters(batch.masters, batch.params) end)
         end
     end
     self.update_on(described, numbers, clip, clip and self.unmade)
+    if not recording then counts() end
     for _, batch in ipairs(batches) do
         for k = 1, #batch.grads do batch.grads[k]:release() end
         batch.grads = nil
@@ -423,7 +469,7 @@ function Optimizer:zero_grad(...)
     for _, parameter in ipairs(self.order) do core.zero_gradient(parameter) end
 end
 
---- Sets the learning rate of all groups, each of which multiplies it by its lr_scale.
+--- Sets the learning rate of all groups, each of which multiplies it by its lr_scale; as `optimizer.lr = …` does.
 function Optimizer:set_lr(lr)
     local who = "te.optim." .. self.name .. ":set_lr"
     options.argument(who, "lr", lr, { "number", min = 0 })
@@ -432,10 +478,21 @@ function Optimizer:set_lr(lr)
     for _, group in ipairs(self.groups) do group.lr = lr end
 end
 
---- { state = { [i] = { step =, … tensors … } }, groups = { { … options … } } }, i counting parameters over all groups.
+--- Has the copies of parameters (master_weights) take over what others wrote to these since the last step, as the next
+--- step would.
+function Optimizer:catch_up()
+    for _, parameter in ipairs(self.order) do
+        local master = self.state[parameter] and self.state[parameter].master
+        if master and master.device == parameter.device then core.catch_up_masters({ master }, { parameter }) end
+    end
+end
+
+--- { state = { [i] = { step =, … tensors … } }, groups = { { … options …, optimizer =, parameters = } } }, i counting
+--- parameters over all groups; optimizer: its name, parameters: how many the group has.
 --- The tensors are copies: steps that follow do not change them.
 function Optimizer:state_dict()
     local saved = { state = {}, groups = {} }
+    self:catch_up()
     for i, parameter in ipairs(self.order) do
         local state = self.state[parameter]
         if state then
@@ -445,20 +502,24 @@ function Optimizer:state_dict()
         end
     end
     for i, group in ipairs(self.groups) do
-        saved.groups[i] = {}
+        saved.groups[i] = { optimizer = self.name, parameters = #group.params }
         for name in pairs(self.declared) do saved.groups[i][name] = own(group[name]) end
     end
     return saved
 end
 
--- The state that was saved of a parameter of a group; `who` names the parameter, too.
-local function saved_state(who, group, parameter, saved)
+-- The state that was saved of a parameter of a group; `who` names the parameter, too. What the group has come to ask
+-- for since is as before a first step: no slot, and a master with the parameter's values.
+local function saved_state(self, who, group, parameter, saved)
     options.argument(who, "state", saved, { "table" })
-    local state = complete(nil, group, parameter)
+    local state, required = complete(nil, group, parameter), { step = true }
+    for _, slot in ipairs(self.slots(options.check(who, {}, self.declared))) do required[slot] = true end
     for name, value in pairs(state) do
         local given = saved[name]
-        if given == nil then
+        if given == nil and required[name] then
             fail("%s: %s is missing", who, name)
+        elseif given == nil then
+            state[name] = name == "master" and value or nil
         elseif name == "step" then
             state.step = options.argument(who, name, given, { "integer", min = 0 })
         elseif not te.is_tensor(given) then
@@ -475,9 +536,54 @@ end
 -- The options that were saved of a group, those that it does not know left out.
 local function saved_options(self, who, group, saved)
     options.argument(who, "group", saved, { "table" })
+    if saved.optimizer ~= nil and saved.optimizer ~= self.name then -- files of before do not say
+        fail("%s: a state of te.optim.%s", who, tostring(saved.optimizer))
+    elseif saved.parameters ~= nil and saved.parameters ~= #group.params then
+        fail("%s: %s parameters for a group of %d", who, tostring(saved.parameters), #group.params)
+    end
     local known, before = {}, {}
     for name in pairs(self.declared) do known[name], before[name] = saved[name], group[name] end
     return group_options(self, who, known, before)
+end
+
+-- Whether a tensor of a state can take the values of another one.
+local function fits(own, value)
+    return te.is_tensor(own) and te.is_tensor(value) and own.dtype == value.dtype and own.device == value.device
+        and options.shape(own) == options.shape(value) and own:is_contiguous()
+end
+
+-- A graph that makes the optimizer's steps goes on with a state's table and tensors: they take over what was loaded.
+local function overwrite(state, loaded)
+    for name, value in pairs(loaded) do
+        local able, same = pcall(fits, state[name], value) -- a released tensor raises
+        if able and same then state[name]:copy_(value) else state[name] = value end
+    end
+    for name in pairs(state) do
+        if loaded[name] == nil then state[name] = nil end
+    end
+end
+
+-- Likewise where nothing was loaded: the next step is a first one.
+local function reset(state)
+    for name, value in pairs(state) do
+        if name ~= "master" and te.is_tensor(value) then pcall(value.zero_, value) end
+    end
+    state.step = 0
+end
+
+local function replace_states(self, loaded)
+    for parameter, state in pairs(self.state) do
+        if loaded[parameter] then
+            overwrite(state, loaded[parameter])
+            loaded[parameter] = state
+        else
+            reset(state)
+        end
+    end
+    for _, state in pairs(loaded) do
+        if state.master then core.forget_masters { state.master } end -- whether the parameter was loaded, too
+    end
+    self.state = loaded
 end
 
 --- Takes over what state_dict returned; the parameters must be the same ones in the same order. Nothing is changed
@@ -485,7 +591,8 @@ end
 function Optimizer:load_state_dict(saved)
     local who = "te.optim." .. self.name .. ":load_state_dict"
     if type(saved) ~= "table" or type(saved.state) ~= "table" or type(saved.groups) ~= "table" then
-        fail(who .. ": expected what state_dict returns")
+        fail("%s: expected what state_dict returns, got %s", who, type(saved) ~= "table" and options.shown(saved)
+            or ("a table whose state is %s and whose groups are %s"):format(type(saved.state), type(saved.groups)))
     elseif #saved.groups ~= #self.groups then
         fail("%s: %d groups for an optimizer of %d", who, #saved.groups, #self.groups)
     end
@@ -495,7 +602,7 @@ function Optimizer:load_state_dict(saved)
         for _, parameter in ipairs(group.params) do
             i = i + 1
             local given, name = saved.state[i], ("%s: parameter %d"):format(who, i)
-            if given ~= nil then state[parameter] = saved_state(name, groups[g], parameter, given) end
+            if given ~= nil then state[parameter] = saved_state(self, name, groups[g], parameter, given) end
         end
     end
     for key in pairs(saved.state) do
@@ -505,7 +612,7 @@ function Optimizer:load_state_dict(saved)
     for g, group in ipairs(self.groups) do
         for name, value in pairs(groups[g]) do group[name] = value end
     end
-    self.state = state
+    replace_states(self, state)
 end
 
 return Optimizer

@@ -8,7 +8,7 @@ local schedule = {}
 local COSINE = {
     max = { "number", nil, min = 0, help = "after the warm-up; needed" },
     min = { "number", 0, min = 0, help = "from the last step on" },
-    warmup = { "integer", 0, min = 0, help = "steps of linear growth before it is max" },
+    warmup = { "integer", 0, min = 0, help = "steps of linear growth before the one at max" },
     steps = { "size", help = "when min is reached; needed" },
 }
 
@@ -18,11 +18,15 @@ local COSINE = {
 function schedule.cosine(opts)
     opts = options.check("te.optim.cosine", opts, COSINE)
     if not opts.max or not opts.steps then fail("te.optim.cosine: options max and steps are needed") end
+    local first = opts.warmup + 1 -- step at max
+    if first > opts.steps then
+        fail("te.optim.cosine: option warmup: expected fewer than the %d steps, got %d", opts.steps, opts.warmup)
+    end
     return function(step)
         options.argument("te.optim.cosine", "step", step, { "number", min = 1 })
-        if step <= opts.warmup then return opts.max * step / (opts.warmup + 1) end
         if step >= opts.steps then return opts.min end
-        local progress = (step - opts.warmup) / math.max(1, opts.steps - opts.warmup)
+        if step <= first then return opts.max * step / first end
+        local progress = (step - first) / (opts.steps - first)
         return opts.min + 0.5 * (1 + math.cos(math.pi * progress)) * (opts.max - opts.min)
     end
 end

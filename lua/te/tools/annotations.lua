@@ -190,7 +190,7 @@ end
 
 -- What optimizers share, and models.
 local function add_bases(out)
-    out[#out + 1] = "---@class te.Optimizer\n---@field groups table[]\nlocal Optimizer = {}\n"
+    out[#out + 1] = "---@class te.Optimizer\n---@field groups table[]\n---@field lr number\nlocal Optimizer = {}\n"
     local optimizer, methods = require "te.optim.optimizer", {}
     for name, method in pairs(optimizer) do
         local known = type(method) == "function" and reference.of_function(method)

@@ -1,8 +1,8 @@
 --- te.train.checkpoint: everything that a run needs to go on, in one safetensors file per saved step.
 --
--- Tensors: "model.<name>" and "optimizer.<slot>.<name>". Texts, in the metadata: the step, the optimizer's step counts,
--- the state of the random numbers, and whatever the script adds. A file appears whole or not at all (te.save), so the
--- newest one is always good.
+-- Tensors: "model.<name>" and "optimizer.<slot>.<name>". Texts, in the metadata: the step, the optimizer's name and its
+-- step counts, the state of the random numbers, and whatever the script adds. A file appears whole or not at all
+-- (te.save), so the newest one is always good.
 
 local te = require "te"
 local files = require "te.files"
@@ -45,6 +45,7 @@ end
 -- Adds the optimizer's tensors under the names of their parameters, and its counts as text.
 local function add_optimizer(tensors, metadata, model, optimizer)
     local names, counts = parameter_names(model), {}
+    optimizer:catch_up()
     for i, parameter in ipairs(optimizer.order) do
         local state = optimizer.state[parameter] or {} -- itself, as state_dict would copy it
         counts[i] = state.step or 0
@@ -52,7 +53,7 @@ local function add_optimizer(tensors, metadata, model, optimizer)
             if te.is_tensor(value) then tensors[("optimizer.%s.%s"):format(slot, names[parameter])] = value end
         end
     end
-    metadata["optimizer.steps"] = table.concat(counts, " ")
+    metadata["optimizer.steps"], metadata["optimizer.name"] = table.concat(counts, " "), optimizer.name
 end
 
 --- Writes a checkpoint and removes those of the lowest other steps.
@@ -120,7 +121,7 @@ function checkpoint.restore_training(saved, model, optimizer)
     if i ~= #optimizer.order then
         error(("%s: %d parameters were optimized, the model has %d"):format(saved.path, i, #optimizer.order), 0)
     end
-    for g = 1, #optimizer.groups do all.groups[g] = {} end
+    for g = 1, #optimizer.groups do all.groups[g] = { optimizer = saved.metadata["optimizer.name"] } end
     optimizer:load_state_dict(all)
     te.rng_state(saved.metadata.rng)
 end

@@ -36,6 +36,7 @@ typedef struct te_lua {
     bool               reclaiming; /* a collection inside an allocation: the engine must not be entered again */
     int                error_ref;  /* error value that crossed the engine, LUA_NOREF: none */
     te_status          status;     /* of the last failure that was raised */
+    atomic_bool        saving; /* te.save writes a file, which no interrupt ends */
     bool               left_jit; /* the compiler is off until the host's call ends */
     atomic_bool        polls_stop; /* the script asks te._core.interrupt_flag() itself */
     atomic_int         stop_requested; /* from any thread or a signal handler */

@@ -151,6 +151,25 @@ function options.check(who, given, declared)
     return complete
 end
 
+--- Whether `value` is an instance of `class` or of a class derived from it.
+function options.instance(value, class)
+    local c = type(value) == "table" and getmetatable(value)
+    while type(c) == "table" do
+        if rawequal(c, class) then return true end
+        c = rawget(c, "super")
+    end
+    return false
+end
+
+--- Raises where a method was called with a dot: what should be the object is no instance of its class.
+---@param who string  "Module:parameters"
+---@param self any
+---@param class table
+function options.method(who, self, class)
+    if options.instance(self, class) then return end
+    fail("%s: called without the object; write object:%s() with a colon", who, who:match "[%w_]+$")
+end
+
 --- Raises where something follows the last argument that a function takes, the one numbered `takes`.
 function options.last(who, takes, ...)
     for i = 1, select("#", ...) do

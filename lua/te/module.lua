@@ -332,15 +332,15 @@ function Module:eval(...)
 end
 
 local FLOATING = { float32 = true, bfloat16 = true, float16 = true, float64 = true }
+local INTEGRAL = { int64 = true, int32 = true, uint8 = true, bool = true }
 
 -- The dtype or the device that `where` names, the other one nil.
 local function place(who, where)
     options.argument(who, "where", where, { "string" })
     if FLOATING[where] then return where end
     if where:find("^cpu") or where:find("^cuda") then return nil, where end
-    local near = options.nearest(where, options.names(FLOATING))
     fail("%s: where: expected a dtype that has gradients or a device, got %q%s", who, where,
-        near and ("; did you mean %q?"):format(near) or "")
+        INTEGRAL[where] and "" or options.place_hint(where))
 end
 
 -- A tensor with the dtype or on the device, itself where it is so already. Parameters remain the objects that they are,

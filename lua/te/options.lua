@@ -106,6 +106,14 @@ function options.shown(value)
     return ("%q"):format(#value <= 64 and value or value:sub(1, 61) .. "...")
 end
 
+--- What a message says behind a text that names neither a dtype nor a device.
+---@param where any
+---@return string
+function options.place_hint(where)
+    if type(where) ~= "string" then return "" end
+    return where:lower():find "^gpu" and '; did you mean "cuda"?' or require("te")._core.dtype_hint(where)
+end
+
 --- A shape, or that of a tensor, as messages show it: {4,3}.
 function options.shape(of) return "{" .. table.concat(of.shape or of, ",") .. "}" end
 

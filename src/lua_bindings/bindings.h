@@ -160,7 +160,9 @@ enum { TE_LUA_MAX_ARGS = TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS };
 
 /* A string without zero bytes, which would end it early for the engine and the system; raises otherwise. */
 const char *te_lua_check_text(lua_State *L, int index, const char *function, const char *argument);
-/* Dtype by its name; raises naming the nearest. */
+/* What a message says behind a name that is no dtype's: the one that is meant, or all, written to `text`. */
+const char *te_lua_dtype_hint(const char *name, char *text, size_t size);
+/* Dtype by its name; raises with that. */
 te_dtype te_lua_check_dtype(lua_State *L, int index, const char *function, const char *argument);
 /* Whole number within 2^53; raises otherwise. */
 int64_t te_lua_check_int(lua_State *L, int index, const char *function, const char *argument);

@@ -338,6 +338,15 @@ describe("tetrain", function()
         assert.equal(130, status)
     end)
 
+    it("ends at one signal in loops that the compiler made machine code of", function()
+        for _, loop in ipairs { "while true do end", "repeat until false", "for i = 1, 1e300 do end",
+            "pcall(function() while true do end end)" } do
+            local _, err, status = run_and_signal("ready(...)\n" .. loop, "TERM")
+            assert.is_truthy(err:find("interrupted; the script did not notice", 1, true), err)
+            assert.equal(128 + 15, status)
+        end
+    end)
+
     it("lets a script finish that listens", function()
         local text = "te._core.interrupt_flag()\nready(...)\n"
             .. "while not te._core.interrupt_flag() do te.ones(3):sum() end\nos.exit(75)"

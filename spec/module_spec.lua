@@ -20,6 +20,66 @@ local function names(m)
     return list
 end
 
+-- Calls with a dot where a colon belongs, and what the messages call the method.
+local function dotted()
+    local te_data = te.data.open { tokens = te.arange(0, 500), block = 4 }
+    local seq, linear, x = te.Sequential(te.Linear(4, 4)), te.Linear(4, 4), te.ones { 2, 4 }
+    local gpt = te.models.gpt { vocab_size = 8, n_layer = 1, n_head = 1, n_embd = 4, block_size = 8 }
+    local plan, q = seq:explain(x), te.quantize(x, te.recipe.Float8CurrentScaling {})
+    local calls = {
+        { "Module:to", function() linear.to "cpu" end }, { "Module:load_state_dict", function()
+            linear.load_state_dict {}
+        end },
+        { "Module:apply", function() linear.apply(print) end }, { "Sequential:append", function()
+            seq.append(te.GELU())
+        end },
+        { "Sequential:extend", function() seq.extend {} end }, { "Sequential:forward", function() seq.forward(x) end },
+        { "Sequential:explain", function() seq.explain(x) end }, { "Operation:forward", function()
+            linear.forward(x)
+        end },
+        { "Decoder:forward", function() gpt.forward(te.zeros({ 1, 2 }, { dtype = "int64" })) end },
+        { "Decoder:generate", function() gpt.generate(te.zeros({ 1, 2 }, { dtype = "int64" }), 3) end },
+        { "Group:all_reduce", function() te.distributed.world().all_reduce(x) end },
+        { "Plan:dot", function() plan.dot() end }, { "QuantizedTensor:dequantize", function() q.dequantize() end },
+        { "Set:next_train", function() te_data.next_train() end },
+        { "tokenizer:encode", function() te.tokenizer.char("abc").encode "a" end },
+        { "tokenizer:encode", function() te.tokenizer.byte().encode "a" end },
+        { "tokenizer:decode", function() te.tokenizer.byte().decode { 1 } end },
+        { "te.KVCache:truncate", function() te.KVCache().truncate(0) end },
+    }
+    for _, name in ipairs { "parameters", "named_parameters", "named_buffers", "named_modules", "children",
+        "state_dict", "train", "eval", "zero_grad", "num_parameters", "clone", "requires_grad_" } do
+        calls[#calls + 1] = { "Module:" .. name, function() linear[name]() end }
+    end
+    return calls
+end
+
+describe("methods", function()
+    it("say so where they are called with a dot", function()
+        for _, case in ipairs(dotted()) do
+            assert.error_matches(case[2], ("%s: called without the object; write object:%s() with a colon"):format(
+                case[1], case[1]:match "[%w_]+$"), 1, true)
+        end
+    end)
+
+    it("of modules refuse what they do not take", function()
+        local m = te.Sequential(te.Linear(2, 2))
+        for message, fn in pairs {
+            ["Sequential:eval: argument 1, boolean, is too much"] = function() m:eval(false) end,
+            ['Sequential:state_dict: argument 1, string "x", is too much'] = function() m:state_dict "x" end,
+            ["Sequential:parameters: argument 1, boolean, is too much"] = function() m:parameters(true) end,
+            ["Sequential:num_parameters: argument 1, table, is too much"] = function() m:num_parameters {} end,
+            ['Sequential:named_parameters: argument 1, string "x"'] = function() m:named_parameters "x" end,
+            ["Sequential:train: argument 2, number 1, is too much"] = function() m:train(false, 1) end,
+            ["Sequential:apply: argument 2, number 1, is too much"] = function() m:apply(function() end, 1) end,
+            ["te.is: class: expected a class, got nil"] = function() te.is(m, nil) end,
+            ['te.is: class: expected a class, got "Sequential"'] = function() te.is(m, "Sequential") end,
+        } do assert.error_matches(fn, message, 1, true) end
+        assert.is_true(te.is(m, te.Sequential) and te.is(m, te.Module) and not te.is(m, te.Linear))
+        assert.is_false(te.is(3, te.Module))
+    end)
+end)
+
 describe("te.Module", function()
     local M, m
     before_each(function()

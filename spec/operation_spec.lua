@@ -121,6 +121,37 @@ describe("te.BasicOperation", function()
         assert.is_true(pcall(function() (Op()(input(), te.ones({ 2, 3 }))):sum():backward() end))
     end)
 
+    it("raises where a backward forgets the gradient of x, for which false stands where there is none", function()
+        local Op, dx = te.BasicOperation:extend("Op"), nil
+        function Op.op_forward(_, _, x) return x * 1 end
+        function Op.op_backward() return dx end
+        local Fused = te.FusedOperation:extend("Fused")
+        function Fused:init(...) self:set_basic_ops(...) end
+        function Fused.fuser_forward(_, _, x) return x * 1, { {} } end
+        function Fused.fuser_backward() return dx, { {} }, { {} } end
+        local function run(op, x) op(x):sum():backward() end
+        local x = te.ones({ 2, 3 }, { requires_grad = true })
+        for name, op in pairs { ["Op:op_backward"] = Op(), ["Fused:fuser_backward"] = Fused(Op()) } do
+            assert.error_matches(function() run(op, x) end,
+                name .. ": expected a tensor as gradient of x, got nil; false stands for none", 1, true)
+        end
+        assert.error_matches(function() run(te.Sequential(te.Linear(3, 3), Op()), te.ones { 2, 3 }) end,
+            "Op:op_backward: expected a tensor as gradient of x, got nil", 1, true)
+        dx = false
+        run(Op(), x)
+        assert.is_nil(x.grad)
+    end)
+
+    it("needs no gradient of x where nobody asks for one", function()
+        local Table = te.BasicOperation:extend("Table")
+        function Table:init() self:register_parameter("rows", te.ones { 4, 2 }) end
+        function Table:op_forward(_, ids) return te.index_select(self.rows, 1, ids) end
+        function Table.op_backward() return nil, { te.ones { 4, 2 } } end
+        local op = Table()
+        op(te.arange(0, 2, 1, { dtype = "int64" })):sum():backward()
+        assert.same({ 4, 2 }, op.rows.grad.shape)
+    end)
+
     it("raises what backward raises", function()
         local Op = te.BasicOperation:extend("Op")
         function Op.op_forward(_, _, x) return x * 1 end

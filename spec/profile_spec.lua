@@ -86,6 +86,14 @@ describe("te.profile", function()
         assert.error_matches(function() te.profile(step):save_trace("/nowhere/trace.json") end, "/nowhere/trace.json")
     end)
 
+    it("sees a device that is opened meanwhile", function()
+        local tetrain = os.getenv("TETRAIN") or te._core.executable()
+        local text, status = require "spec.support.shell".capture(("'%s' -e '%s'"):format(tetrain,
+            "print(te.profile(function() local a = te.ones { 50, 50 } te.matmul(a, a) end))"))
+        assert.equal(0, status, text)
+        assert.matches("gemm 50x50x50", text)
+    end)
+
     it("passes errors on and can start again", function()
         assert.error_matches(function() te.profile(function() error("inside") end) end, "inside")
         assert.error_matches(function() te.profile(function() te.profile(step) end) end, "a profile is running already")

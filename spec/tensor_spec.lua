@@ -91,6 +91,18 @@ describe("making tensors", function()
             'te%.zeros: unknown option "dtpye"; did you mean "dtype"')
         assert.error_matches(function() te.zeros({ 2 }, { dtype = "float33" }) end,
             'no dtype "float33"; did you mean "float32"')
+        for given, meant in pairs { fp16 = "float16", half = "float16", BF16 = "bfloat16", double = "float64",
+            long = "int64", int = "int32", e5m2 = "float8_e5m2" } do
+            local hint = ('"%s"; did you mean "%s"?'):format(given, meant)
+            assert.error_matches(function() te.zeros({ 2 }, { dtype = given }) end, "no dtype " .. hint, 1, true)
+            assert.error_matches(function() te.ones(2):to(given) end, "a dtype or a device, got " .. hint, 1, true)
+            assert.error_matches(function() te.ones(2):to { dtype = given } end, hint, 1, true)
+            assert.error_matches(function() te.Linear(2, 2):to(given) end, hint, 1, true)
+            assert.error_matches(function() te.autocast({ dtype = given }, print) end, hint, 1, true)
+        end
+        assert.error_matches(function() te.cast(te.ones(2), "decimal") end,
+            'no dtype "decimal"; known are float32, bfloat16, float16, ', 1, true)
+        assert.error_matches(function() te.ones(2):to "gpu" end, 'got "gpu"; did you mean "cuda"?', 1, true)
         assert.error_matches(function() te.zeros({ 2 }, { device = "cuda:99" }) end, 'device "cuda:99": no such device')
         assert.error_matches(function() te.zeros { -1 } end, "te%.zeros: shape: negative size %-1")
         assert.error_matches(function() te.zeros { 1.5 } end, "whole number, got number 1.5")

@@ -84,7 +84,7 @@ static void test_null(void)
     tetrain_options forgotten = {.flags = TETRAIN_RESTRICTED};
     tetrain        *rt = tetrain_open(&forgotten);
     CHECK(rt == NULL && tetrain_context(rt) == NULL && tetrain_lua_state(rt) == NULL && *tetrain_error(rt) &&
-          !tetrain_request_stop(rt));
+          !tetrain_request_stop(rt) && !tetrain_interrupt_pending(rt));
     CHECK(run(rt, "x = 1") == TETRAIN_ERROR_ARGUMENT &&
           tetrain_run_file(rt, "x.lua", 0, NULL) == TETRAIN_ERROR_ARGUMENT);
     CHECK(tetrain_call(rt, "f", NULL, 0, out, 1) == TETRAIN_ERROR_ARGUMENT && out[0] == NULL);
@@ -166,7 +166,8 @@ static void test_interrupts_wait(unsigned flags)
     CHECK(run(rt, "x = = 1") == TETRAIN_ERROR_SCRIPT && says(rt, "unexpected symbol"));
     CHECK(run(rt, "x = 1") == TETRAIN_ERROR_INTERRUPTED && run(rt, "assert(x == nil)") == TETRAIN_OK);
     tetrain_interrupt(rt);
-    CHECK(run(rt, "") == TETRAIN_ERROR_INTERRUPTED && run(rt, "") == TETRAIN_OK);
+    CHECK(tetrain_interrupt_pending(rt));
+    CHECK(run(rt, "") == TETRAIN_ERROR_INTERRUPTED && run(rt, "") == TETRAIN_OK && !tetrain_interrupt_pending(rt));
     tetrain_interrupt(rt);
     CHECK(tetrain_call(rt, "f", NULL, 0, &out, 1) == TETRAIN_ERROR_INTERRUPTED && !out);
     CHECK(tetrain_call(rt, "f", NULL, 0, &out, 1) == TETRAIN_OK && out);

@@ -42,8 +42,9 @@
  * Threads
  *   One runtime is used by one thread at a time; which one may change between calls. Two runtimes know nothing of each
  *   other and may run in two threads; only of processes that were started together one runtime each is a member at a
- *   time (comm.h). tetrain_interrupt and tetrain_request_stop alone may be called from any thread
- *   and from signal handlers while a call runs. Kernels use `threads` threads; results do not depend on how many.
+ *   time (comm.h). tetrain_interrupt, tetrain_interrupt_pending and tetrain_request_stop alone may be called from any
+ *   thread and from signal handlers while a call runs. Kernels use `threads` threads; results do not depend on how
+ *   many.
  *
  * Scripts that never end
  *   LuaJIT's compiled loops look at nothing. tetrain_interrupt is seen by interpreted code within some thousand
@@ -161,6 +162,9 @@ TETRAIN_API const char *tetrain_error(const tetrain *rt);
  * script, leaves it to the next call. pcall does not swallow it. From any thread or a signal handler; the runtime must
  * not be closed meanwhile. */
 TETRAIN_API void tetrain_interrupt(tetrain *rt);
+/* Whether an interrupt was asked for and nothing has noticed it, while no file is being saved. Where that stays so the
+ * script is in a compiled loop, or waits for the system. From any thread or a signal handler. */
+TETRAIN_API bool tetrain_interrupt_pending(tetrain *rt);
 /* Asks the script to finish by itself (te._core.interrupt_flag becomes true). False when it does not listen, or was
  * asked before: then only tetrain_interrupt helps. From any thread or a signal handler. */
 TETRAIN_API bool tetrain_request_stop(tetrain *rt);

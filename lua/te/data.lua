@@ -292,6 +292,7 @@ end
 
 --- x, y {batch, block} of training batch number `s` (from 0) when given, else of the next one.
 function Set:next_train(s)
+    options.method("Set:next_train", self, Set)
     check_open(self, "Set:next_train")
     if s then
         options.argument("Set:next_train", "batch number", s, { "integer", min = 0 })
@@ -304,6 +305,7 @@ end
 --- always the same ones. Of several processes, the mean over the rows of this one.
 ---@return number|nil  nil when the part is too small for a batch, or a loss is nil or false, which ends it
 function Set:validation_loss(batches, loss)
+    options.method("Set:validation_loss", self, Set)
     options.argument("Set:validation_loss", "batches", batches, { "size" })
     check_open(self, "Set:validation_loss")
     if not self.val then return nil end
@@ -337,15 +339,17 @@ options.declare(data.write_tokens, WRITE)
 
 --- What must be the same for a run to go on, as texts.
 function Set:texts()
+    options.method("Set:texts", self, Set)
     local tok = self.tokenizer
     return { tokenizer = tok and tok.describe and tok:describe(), ["data.tokens"] = ("%.0f"):format(self.n_tokens),
         ["data.train_tokens"] = ("%.0f"):format(self.n_train), ["data.sample"] = self.sample }
 end
 
 function Set:close()
+    options.method("Set:close", self, Set)
     self.closed = true
     self.train:close()
     if self.val then self.val:close() end
 end
 
-return data
+return options.library("te.data", data)

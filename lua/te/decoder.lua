@@ -83,6 +83,7 @@ end
 ---@param group table|nil
 ---@param comm_type string|nil  all_gather unless given, or a2a
 function Decoder:set_context_parallel_group(group, comm_type)
+    options.method("Decoder:set_context_parallel_group", self, Decoder)
     local who = self.__name .. ":set_context_parallel_group"
     group, comm_type = context_parallel.check(who, group, comm_type)
     for _, module in self:named_modules() do
@@ -99,6 +100,7 @@ end
 ---@param ids userdata  {batch, seq}
 ---@return userdata hidden
 function Decoder:hidden_states(ids)
+    if type(self) ~= "table" then options.method("Decoder:hidden_states", self, Decoder) end
     if not te.is_tensor(ids) or ids:dim() ~= 2 then
         fail("%s:hidden_states: ids: expected {batch, seq}, got %s", self.__name,
             te.is_tensor(ids) and options.shape(ids) or type(ids))
@@ -125,6 +127,7 @@ local FORWARD = {
 ---@param targets userdata|nil   {batch, seq}
 ---@param opts table|nil
 function Decoder:forward(ids, targets, opts)
+    if type(self) ~= "table" then options.method("Decoder:forward", self, Decoder) end
     local which = opts and options.check(self.__name, opts, FORWARD).logits
     if targets then
         if which then fail("%s: option logits: with targets they are those of all positions", self.__name) end
@@ -147,6 +150,7 @@ function Decoder:auxiliary_loss() return nil end
 
 --- The plan of everything between the embedding and the head, for ids of this shape.
 function Decoder:explain(ids)
+    options.method("Decoder:explain", self, Decoder)
     local config = self.config
     local x = te.empty({ ids:size(1), ids:size(2), config.n_embd }, { dtype = te._core.compute_dtype() or "float32" })
     x.requires_grad = te._core.grad_enabled()
@@ -162,11 +166,15 @@ end
 ---@return userdata ids  {batch, seq + count}; of a list or with eos {batch, longest}, each row from its first token on
 ---  and filled up with eos, or 0
 ---@return userdata|nil lengths  of a list or with eos: {batch} int64, tokens of each row, its prompt and eos included
-function Decoder:generate(ids, count, opts) return require("te.generate").run(self, ids, count, opts) end
+function Decoder:generate(ids, count, opts)
+    options.method("Decoder:generate", self, Decoder)
+    return require("te.generate").run(self, ids, count, opts)
+end
 options.declare(Decoder.generate, function() return require("te.generate").OPTIONS end)
 
 --- Floating point operations of one token's forward and backward: 6 per weight that multiplies, and attention's share.
 function Decoder:flops_per_token()
+    options.method("Decoder:flops_per_token", self, Decoder)
     local c = self.config
     local width = c.head_size and c.n_head * c.head_size or c.n_embd
     return 6 * self:num_multiplying() + 12 * c.n_layer * width * c.block_size
@@ -185,6 +193,7 @@ function Decoder:num_multiplying() return self:num_parameters() end
 
 --- Parameters in groups for te.optim.AdamW: matrices decay, biases and norms do not.
 function Decoder:parameter_groups(weight_decay)
+    options.method("Decoder:parameter_groups", self, Decoder)
     local matrices, vectors = {}, {}
     for _, parameter in ipairs(self:parameters()) do
         table.insert(parameter:dim() >= 2 and matrices or vectors, parameter)

@@ -6,6 +6,7 @@
 -- te.ReduceScatter are modules that do.
 
 local te = require "te"
+local options = require "te.options"
 
 local core = te._core
 
@@ -25,34 +26,59 @@ function Group:__tostring() return ("Group(rank %d of %d)"):format(self.rank, se
 --- the group call it; one with a negative color is in no new group and gets nil. MPI keeps what it knows of a group,
 --- some KB, to the end of the process: split once, not in every step.
 function Group:split(color, key)
+    options.method("Group:split", self, Group)
     local comm = core.comm_split(self.comm, color, key or self.rank)
     return comm and new_group(comm)
 end
 
 --- Returns when all have called it.
-function Group:barrier() core.comm_barrier(self.comm) end
+function Group:barrier()
+    options.method("Group:barrier", self, Group)
+    core.comm_barrier(self.comm)
+end
 
 --- The sum (or op "average", "max", "min") of all processes' x: a new tensor, the same bits everywhere. On the CPU
 --- added in the order of the ranks, in float32 for the smaller floats, and rounded once.
-function Group:all_reduce(x, op) return core.comm_all_reduce(self.comm, x, op or "sum") end
+function Group:all_reduce(x, op)
+    options.method("Group:all_reduce", self, Group)
+    return core.comm_all_reduce(self.comm, x, op or "sum")
+end
 
 --- Likewise into x, which it returns.
-function Group:all_reduce_(x, op) return core.comm_all_reduce_(self.comm, x, op or "sum") end
+function Group:all_reduce_(x, op)
+    options.method("Group:all_reduce_", self, Group)
+    return core.comm_all_reduce_(self.comm, x, op or "sum")
+end
 
 --- {size * n, …} of every process's x {n, …}, in the order of the ranks.
-function Group:all_gather(x) return core.comm_all_gather(self.comm, x) end
+function Group:all_gather(x)
+    options.method("Group:all_gather", self, Group)
+    return core.comm_all_gather(self.comm, x)
+end
 
 --- Part `rank` of the sum of all x {n, …}: {n / size, …}.
-function Group:reduce_scatter(x, op) return core.comm_reduce_scatter(self.comm, x, op or "sum") end
+function Group:reduce_scatter(x, op)
+    options.method("Group:reduce_scatter", self, Group)
+    return core.comm_reduce_scatter(self.comm, x, op or "sum")
+end
 
 --- Sends part r of x {n, …} to rank r; returns the parts that came, in the order of the ranks.
-function Group:all_to_all(x) return core.comm_all_to_all(self.comm, x) end
+function Group:all_to_all(x)
+    options.method("Group:all_to_all", self, Group)
+    return core.comm_all_to_all(self.comm, x)
+end
 
 --- Writes what x holds on rank `root` (0) into x everywhere, and returns it.
-function Group:broadcast_(x, root) return core.comm_broadcast_(self.comm, x, root or 0) end
+function Group:broadcast_(x, root)
+    options.method("Group:broadcast_", self, Group)
+    return core.comm_broadcast_(self.comm, x, root or 0)
+end
 
 --- Sends x to rank `to` and returns what rank `from` sent, a tensor of the same shape; -1 is nobody: zeros come.
-function Group:exchange(x, to, from) return core.comm_exchange(self.comm, x, to, from) end
+function Group:exchange(x, to, from)
+    options.method("Group:exchange", self, Group)
+    return core.comm_exchange(self.comm, x, to, from)
+end
 
 local distributed = {}
 

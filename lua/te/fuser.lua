@@ -110,6 +110,7 @@ local function has_nil(takes, n, ...) return (select(n, ...)) == nil or n == tak
 
 --- The forward method of every container: x, lengths of packed sequences if any (nil: none), extra inputs.
 function fuser.forward(module, x, ...)
+    if type(module) ~= "table" then options.method("Sequential:forward", module) end
     local n, takes, lens = select("#", ...), flatten.count_extra_inputs(module), false
     if n > takes and has_nil(takes, n, ...) then return without_nil(fuser.forward, module, x, n, ...) end
     if n > 0 or takes > 0 then lens = has_seq_lens(module, takes, ...) end
@@ -128,6 +129,7 @@ end
 
 --- The plan of a container for inputs like these (te.fuser.plan). Only what a later plan depends on runs.
 function fuser.explain(module, x, ...)
+    if type(module) ~= "table" then options.method("Sequential:explain", module) end
     if not te.is_tensor(x) then fail("%s:explain: x: expected a tensor, got %s", module.__name, type(x)) end
     local n, takes = select("#", ...), flatten.count_extra_inputs(module)
     if n > takes and has_nil(takes, n, ...) then return without_nil(fuser.explain, module, x, n, ...) end

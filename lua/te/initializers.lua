@@ -5,9 +5,16 @@ local options = require "te.options"
 
 local initializers = {}
 
+local function checked(who, name, value, min)
+    return options.argument("te.initializers." .. who, name, value, { "number", min = min })
+end
+
 --- N(mean, std).
+---@param mean number
+---@param std number
 function initializers.normal(mean, std)
-    options.argument("te.initializers.normal", "std", std, { "number", min = 0 })
+    checked("normal", "mean", mean)
+    checked("normal", "std", std, 0)
     --- Fills t with such numbers.
     return function(t)
         local values = te.randn(t.shape, { device = t.device })
@@ -19,7 +26,11 @@ function initializers.normal(mean, std)
 end
 
 --- U(low, high).
+---@param low number
+---@param high number
 function initializers.uniform(low, high)
+    checked("uniform", "low", low)
+    checked("uniform", "high", high, low)
     return function(t)
         local values = te.rand(t.shape, { device = t.device })
         values:mul_(high - low)
@@ -30,9 +41,20 @@ function initializers.uniform(low, high)
 end
 
 --- One value everywhere.
+---@param value number
 function initializers.constant(value)
+    checked("constant", "value", value)
+    --- Fills t with it.
     return function(t) t:fill_(value) end
 end
+
+--- Fills t with zeros: te.Linear(4, 4, { init_method = te.initializers.zeros }).
+---@param t te.Tensor
+function initializers.zeros(t) t:fill_(0) end
+
+--- Fills t with ones.
+---@param t te.Tensor
+function initializers.ones(t) t:fill_(1) end
 
 local bare -- the dtype of parameters that nobody fills; nil: all are filled
 require("te.settle").when_stopped(function() bare = nil end)
@@ -65,4 +87,4 @@ end
 
 initializers.default = initializers.normal(0, 0.023)
 
-return initializers
+return options.library("te.initializers", initializers)

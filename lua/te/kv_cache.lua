@@ -72,6 +72,7 @@ end
 --- fn(...) without gradients, its self-attention going on from the tokens in the cache. Returns what fn returns; when
 --- that raises, the cache holds what it held.
 function KVCache:run(fn, ...)
+    options.method("te.KVCache:run", self, KVCache)
     options.argument("te.KVCache:run", "fn", fn, { "callable" })
     if self.calls then fail("te.KVCache:run: this cache is running already") end
     if graph.before_launch() then
@@ -224,6 +225,7 @@ end
 
 --- Forgets all tokens but the first `length`.
 function KVCache:truncate(length)
+    options.method("te.KVCache:truncate", self, KVCache)
     options.argument("te.KVCache:truncate", "length", length, { "integer", min = 0, max = self.length })
     if self.calls then fail("te.KVCache:truncate: this cache is running") end
     self.length = length
@@ -232,6 +234,7 @@ end
 --- Goes on with the sequences at these positions of the batch, in this order; a position may come several times.
 ---@param indices userdata  integers {new batch}, counting from 0
 function KVCache:select(indices)
+    options.method("te.KVCache:select", self, KVCache)
     if self.calls then fail("te.KVCache:select: this cache is running") end
     local entries = {}
     for i, entry in ipairs(self.entries) do

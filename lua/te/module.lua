@@ -23,14 +23,22 @@ local is_module, parameters, walk, walk_modules = tree.is_module, tree.parameter
 local Module = { __name = "Module", is_module = true, training = true }
 Module.__index = Module
 
+local instance = options.instance
+
 --- Whether `value` is an instance of `class` or of a class derived from it.
+---@param value any
+---@param class table
 local function is(value, class)
-    local c = type(value) == "table" and getmetatable(value)
-    while type(c) == "table" do
-        if rawequal(c, class) then return true end
-        c = rawget(c, "super")
-    end
-    return false
+    if type(class) ~= "table" then fail("te.is: class: expected a class, got %s", options.shown(class)) end
+    return instance(value, class)
+end
+
+-- How messages of a method name it. Raises where there is no module, or more than the `takes` arguments of the method.
+local function method(self, name, takes, ...)
+    options.method("Module:" .. name, self, Module)
+    local who = self.__name .. ":" .. name
+    options.last(who, takes, ...)
+    return who
 end
 
 local function instantiate(class, ...)
@@ -48,6 +56,7 @@ end
 --- Makes a class. Metamethods are inherited; everything else is found through the parent.
 ---@param name string
 function Module:extend(name)
+    if type(self) ~= "table" then options.method("Module:extend", self) end
     options.argument("Module:extend", "name", name, { "string" })
     local class = {}
     for key, value in pairs(self) do
@@ -65,6 +74,7 @@ end
 function Module:init() end
 
 function Module:forward()
+    method(self, "forward", 0)
     fail("%s: the class has no forward method", self.__name)
 end
 
@@ -94,8 +104,7 @@ end
 
 --- Makes `tensor` a parameter named `name`: it requires a gradient, is saved and is optimized.
 function Module:register_parameter(name, tensor, ...)
-    options.last(self.__name .. ":register_parameter", 2, ...)
-    options.argument(self.__name .. ":register_parameter", "name", name, { "string" })
+    options.argument(method(self, "register_parameter", 2, ...), "name", name, { "string" })
     if not te.is_tensor(tensor) then
         fail("%s: parameter %s: expected a tensor, got %s", self.__name, tostring(name), type(tensor))
     end
@@ -110,8 +119,8 @@ local BUFFER = { persistent = { "boolean", true } }
 --- Makes `tensor` a buffer: saved and moved with the module, never optimized. One that is not persistent follows from
 --- how the module was made: it moves between devices, keeps its dtype and is not saved.
 ---@param opts table|nil  { persistent = true }
-function Module:register_buffer(name, tensor, opts)
-    local who = self.__name .. ":register_buffer"
+function Module:register_buffer(name, tensor, opts, ...)
+    local who = method(self, "register_buffer", 3, ...)
     options.argument(who, "name", name, { "string" })
     self._registered[name] = options.check(who, opts, BUFFER).persistent and "buffer" or "constant"
     self[name] = tensor
@@ -128,7 +137,8 @@ local function each_entry(entries)
 end
 
 --- The list of all parameters, each once.
-function Module:parameters()
+function Module:parameters(...)
+    method(self, "parameters", 0, ...)
     local list, seen = {}, {}
     walk(self, "", function(_, tensor, kind)
         if kind == "parameter" and not seen[tensor] then
@@ -153,14 +163,21 @@ end
 
 --- Iterates over name, parameter, module in order: `for name, p in m:named_parameters() do`. A shared parameter comes
 --- once, under its first name.
-function Module:named_parameters() return named(self, true) end
+function Module:named_parameters(...)
+    method(self, "named_parameters", 0, ...)
+    return named(self, true)
+end
 
 --- Iterates over name, buffer, module in order, also over buffers that are not saved. A shared buffer comes once, under
 --- its first name.
-function Module:named_buffers() return named(self, false) end
+function Module:named_buffers(...)
+    method(self, "named_buffers", 0, ...)
+    return named(self, false)
+end
 
 --- Iterates over path, module of the tree, this one first under "". A shared module comes once, under its first path.
-function Module:named_modules()
+function Module:named_modules(...)
+    method(self, "named_modules", 0, ...)
     local entries, seen = {}, {}
     walk_modules(self, "", function(prefix, module)
         if not seen[module] then
@@ -172,11 +189,15 @@ function Module:named_modules()
 end
 
 --- The modules directly in this one, as a list of { name =, module = }.
-function Module:children() return tree.children(self, { self }, 1) end
+function Module:children(...)
+    method(self, "children", 0, ...)
+    return tree.children(self, { self }, 1)
+end
 
 --- Parameters and buffers by name, parameters that are stored quantized in their parts ("weight.rowwise_data" …), and
 --- what delayed scaling remembers. The tensors are the module's own; a shared one stands under its first name.
-function Module:state_dict()
+function Module:state_dict(...)
+    method(self, "state_dict", 0, ...)
     local state, seen = {}, {}
     walk(self, "", function(name, tensor, kind)
         if not seen[tensor] and kind ~= "constant" then
@@ -224,7 +245,7 @@ end
 ---@return table self
 ---@return table|nil names  with strict = false, the sorted lists { missing =, unexpected = }
 function Module:load_state_dict(state, opts)
-    local who = self.__name .. ":load_state_dict"
+    local who = method(self, "load_state_dict", 2) -- no more is looked at: te.load(path) gives three values
     options.argument(who, "state", state, { "table" })
     local strict = options.check(who, opts, { strict = { "boolean", true } }).strict
     local known, names, source, absent, problem, steps = {}, {}, {}, {}, nil, {}
@@ -286,8 +307,8 @@ function Module:load_state_dict(state, opts)
 end
 
 --- Calls fn(module) for every module of the tree, children first.
-function Module:apply(fn)
-    options.argument(self.__name .. ":apply", "fn", fn, { "callable" })
+function Module:apply(fn, ...)
+    options.argument(method(self, "apply", 1, ...), "fn", fn, { "callable" })
     walk_modules(self, "", nil, function(_, module) fn(module) end)
     return self
 end
@@ -298,23 +319,28 @@ end
 
 --- Training is switched on, or off with m:train(false).
 ---@param on boolean|nil
-function Module:train(on)
+function Module:train(on, ...)
+    local who = method(self, "train", 1, ...)
     if on == nil then on = true end
-    return set_training(self, options.argument(self.__name .. ":train", "on", on, { "boolean" }))
+    return set_training(self, options.argument(who, "on", on, { "boolean" }))
 end
 
-function Module:eval() return set_training(self, false) end
+--- Training is switched off: m:train(true) switches it on.
+function Module:eval(...)
+    method(self, "eval", 0, ...)
+    return set_training(self, false)
+end
 
 local FLOATING = { float32 = true, bfloat16 = true, float16 = true, float64 = true }
+local INTEGRAL = { int64 = true, int32 = true, uint8 = true, bool = true }
 
 -- The dtype or the device that `where` names, the other one nil.
 local function place(who, where)
     options.argument(who, "where", where, { "string" })
     if FLOATING[where] then return where end
     if where:find("^cpu") or where:find("^cuda") then return nil, where end
-    local near = options.nearest(where, options.names(FLOATING))
     fail("%s: where: expected a dtype that has gradients or a device, got %q%s", who, where,
-        near and ("; did you mean %q?"):format(near) or "")
+        INTEGRAL[where] and "" or options.place_hint(where))
 end
 
 -- A tensor with the dtype or on the device, itself where it is so already. Parameters remain the objects that they are,
@@ -344,8 +370,7 @@ end
 ---@param where string|table
 ---@param also string|nil
 function Module:to(where, also, ...)
-    local who = self.__name .. ":to"
-    options.last(who, 2, ...)
+    local who = method(self, "to", 2, ...)
     if also ~= nil then
         place(who, where)
         place(who, also)
@@ -372,8 +397,7 @@ end
 ---@param on boolean|nil  true unless given
 ---@return table self
 function Module:requires_grad_(on, ...)
-    local who = self.__name .. ":requires_grad_"
-    options.last(who, 1, ...)
+    local who = method(self, "requires_grad_", 1, ...)
     if on == nil then on = true end
     options.argument(who, "on", on, { "boolean" })
     for _, parameter in ipairs(self:parameters()) do parameter.requires_grad = on end
@@ -385,17 +409,18 @@ end
 --- without a metatable are copied, too; functions and other objects in fields are the same ones.
 ---@return table copy
 function Module:clone(...)
-    options.last(self.__name .. ":clone", 0, ...)
+    method(self, "clone", 0, ...)
     return require "te.clone"(self)
 end
 
 function Module:zero_grad(...)
-    options.last(self.__name .. ":zero_grad", 0, ...)
+    method(self, "zero_grad", 0, ...)
     for _, parameter in ipairs(self:parameters()) do core.zero_gradient(parameter) end
     return self
 end
 
-function Module:num_parameters()
+function Module:num_parameters(...)
+    method(self, "num_parameters", 0, ...)
     local n = 0
     for _, parameter in ipairs(self:parameters()) do n = n + parameter:numel() end
     return n

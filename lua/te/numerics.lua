@@ -193,4 +193,4 @@ end
 --- Amaxes that were infinite or NaN and changed no scale, since the start.
 function numerics.skipped_amaxes() return core.skipped_amaxes() end
 
-return numerics
+return options.library("te.numerics", numerics)

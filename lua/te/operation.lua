@@ -46,6 +46,7 @@
 local te = require "te"
 local fail = require "te.fail"
 local Module = require "te.module"
+local options = require "te.options"
 local script = require "te.fuser.script"
 
 local BasicOperation = Module:extend("BasicOperation")
@@ -97,6 +98,7 @@ local function lower_child(child, g, x, ...)
 end
 
 function BasicOperation:forward(x, ...)
+    if type(self) ~= "table" then options.method("Operation:forward", self, BasicOperation) end
     if select("#", ...) ~= self.num_extra_inputs then return BasicOperation.forward(self, x, counted(self, ...)) end
     if not self.op_backward then return self:op_forward(te._core.context(), x, ...) end
     return script.of_basic(self)(x, ...)
@@ -123,6 +125,7 @@ function FusedOperation:set_basic_ops(...)
 end
 
 function FusedOperation:forward(x, ...)
+    if type(self) ~= "table" then options.method("Operation:forward", self, FusedOperation) end
     if not self.basic_ops then fail("%s: set_basic_ops says which operations it stands for", self.__name) end
     if select("#", ...) ~= self.num_extra_inputs then return FusedOperation.forward(self, x, counted(self, ...)) end
     return script.of_fused(self)(x, ...)

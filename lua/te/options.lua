@@ -106,6 +106,14 @@ function options.shown(value)
     return ("%q"):format(#value <= 64 and value or value:sub(1, 61) .. "...")
 end
 
+--- What a message says behind a text that names neither a dtype nor a device.
+---@param where any
+---@return string
+function options.place_hint(where)
+    if type(where) ~= "string" then return "" end
+    return where:lower():find "^gpu" and '; did you mean "cuda"?' or require("te")._core.dtype_hint(where)
+end
+
 --- A shape, or that of a tensor, as messages show it: {4,3}.
 function options.shape(of) return "{" .. table.concat(of.shape or of, ",") .. "}" end
 
@@ -149,6 +157,25 @@ function options.check(who, given, declared)
         if complete[name] == nil then complete[name] = declaration[2] end
     end
     return complete
+end
+
+--- Whether `value` is an instance of `class` or of a class derived from it.
+function options.instance(value, class)
+    local c = type(value) == "table" and getmetatable(value)
+    while type(c) == "table" do
+        if rawequal(c, class) then return true end
+        c = rawget(c, "super")
+    end
+    return false
+end
+
+--- Raises where a method was called with a dot: what should be the object is no instance of its class.
+---@param who string  "Module:parameters"
+---@param self any
+---@param class table
+function options.method(who, self, class)
+    if options.instance(self, class) then return end
+    fail("%s: called without the object; write object:%s() with a colon", who, who:match "[%w_]+$")
 end
 
 --- Raises where something follows the last argument that a function takes, the one numbered `takes`.

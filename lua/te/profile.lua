@@ -28,6 +28,7 @@ end
 
 --- Events summed by kernel, the longest first: { name, kind, device, calls, seconds, bytes, flops }.
 function Profile:kernels()
+    options.method("profile:kernels", self, Profile)
     local by_name, list = {}, {}
     for _, event in ipairs(self.events) do
         local key = event.device .. event.name
@@ -63,6 +64,7 @@ end
 
 --- Writes the events as Chrome trace JSON, times in microseconds.
 function Profile:save_trace(path)
+    options.method("profile:save_trace", self, Profile)
     options.argument("profile:save_trace", "path", path, { "string" })
     require("te.files").need("profile:save_trace")
     local file, message = io.open(path, "w")

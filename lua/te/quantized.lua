@@ -43,6 +43,7 @@ end
 --- The tensor that the quantized values stand for.
 ---@param direction string|nil  "rowwise" or "columnwise"; nil: row-wise where it is there
 function QuantizedTensor:dequantize(direction)
+    options.method("QuantizedTensor:dequantize", self, QuantizedTensor)
     direction = direction or (self.rowwise_data and "rowwise" or "columnwise")
     options.argument("te.QuantizedTensor.dequantize", "direction", direction, { "string", choices = DIRECTIONS })
     if not self[direction .. "_data"] then fail("te.QuantizedTensor.dequantize: there is no %s data", direction) end
@@ -54,6 +55,7 @@ end
 
 --- Its parts by name.
 function QuantizedTensor:state_dict()
+    options.method("QuantizedTensor:state_dict", self, QuantizedTensor)
     local parts = {}
     for _, name in ipairs(PARTS) do parts[name] = self[name] end
     return parts
@@ -61,6 +63,7 @@ end
 
 --- Keeps one direction or both: update_usage{ rowwise = false } lets go of the row-wise copy.
 function QuantizedTensor:update_usage(wanted)
+    options.method("QuantizedTensor:update_usage", self, QuantizedTensor)
     wanted = options.check("te.QuantizedTensor.update_usage", wanted, {
         rowwise = { "boolean", self.rowwise_data ~= nil },
         columnwise = { "boolean", self.columnwise_data ~= nil },

@@ -63,6 +63,7 @@ end
 
 --- Adds a module at the end.
 function Sequential:append(m, ...)
+    options.method("Sequential:append", self, Sequential)
     options.last(self.__name .. ":append", 1, ...)
     self[#self + 1] = flatten.check_member(self, #self + 1, m)
     return self
@@ -71,8 +72,9 @@ end
 --- Adds the modules of a list or of another container at the end. On the class itself, called with a name, makes a
 --- subclass like every module's extend.
 function Sequential:extend(list, ...)
-    options.last(self.__name .. ":extend", 1, ...)
+    options.last("Sequential:extend", 1, ...)
     if type(list) == "string" then return counting(Module.extend(self, list)) end
+    options.method("Sequential:extend", self, Sequential)
     local plain = type(list) == "table" and not getmetatable(list)
     if not plain and not Module.is(list, Sequential) then
         fail("%s:extend: expected a list of modules or a container, got %s", self.__name,
@@ -85,6 +87,7 @@ end
 
 --- Inserts a module before position i (negative: from the end).
 function Sequential:insert(i, m, ...)
+    options.method("Sequential:insert", self, Sequential)
     options.last(self.__name .. ":insert", 2, ...)
     local n = #self
     if i == n + 1 then return self:append(m) end
@@ -95,6 +98,7 @@ end
 
 --- Removes and returns the module at i (the last one; negative: from the end).
 function Sequential:pop(i, ...)
+    options.method("Sequential:pop", self, Sequential)
     options.last(self.__name .. ":pop", 1, ...)
     return table.remove(self, check_position(self, "pop", i or -1, #self))
 end

@@ -23,10 +23,10 @@ local function define(name, fn)
     methods[name] = fn
 end
 
-local dtypes, dtype_names = {}, {
+local dtypes = {}
+for _, name in ipairs {
     "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "bool", "float8_e4m3", "float8_e5m2",
-}
-for _, name in ipairs(dtype_names) do dtypes[name] = true end
+} do dtypes[name] = true end
 
 --- x in another dtype or on another device: x:to("bfloat16"), x:to("cpu"), x:to{dtype=, device=}; both in either order.
 define("to", function(x, where, device, ...)
@@ -49,14 +49,12 @@ define("to", function(x, where, device, ...)
     elseif device == nil and type(where) == "string" and (where:find("^cpu") or where:find("^cuda")) then
         device = where
     elseif where ~= nil or device == nil then
-        local near = type(where) == "string" and core.nearest(where, dtype_names)
         fail(2, "to", "where: expected a dtype or a device, got %s%s", shown(where),
-            near and ("; did you mean %q?"):format(near) or "")
+            options().place_hint(where))
     end
     if dtype ~= nil and not dtypes[dtype] then
-        local near = type(dtype) == "string" and core.nearest(dtype, dtype_names)
         fail(2, "to", "dtype: expected the name of a dtype, got %s%s", shown(dtype),
-            near and ("; did you mean %q?"):format(near) or "")
+            type(dtype) == "string" and core.dtype_hint(dtype) or "")
     end
     if device then x = te.to_device(x, device) end
     if dtype == nil then return x end

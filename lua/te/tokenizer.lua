@@ -75,6 +75,7 @@ end
 ---@param ids integer[]|userdata
 ---@return string|string[]
 local function decode(self, ids, opts)
+    if type(self) ~= "table" or not self.texts then options.method("tokenizer:decode", self) end
     options.check("te.tokenizer", opts, DECODE)
     return each(ids, function(list)
         local pieces = {}
@@ -90,7 +91,8 @@ local Byte = { kind = "byte", vocab_size = 256, texts = {}, decode = decode }
 Byte.__index = Byte
 for id = 0, 255 do Byte.texts[id] = string.char(id) end
 
-function Byte.encode(_, text, opts)
+function Byte:encode(text, opts)
+    options.method("tokenizer:encode", self, Byte)
     check_text(text, opts)
     local ids = {}
     for i = 1, #text do ids[i] = text:byte(i) end
@@ -118,6 +120,7 @@ local function new_char(points)
 end
 
 function Char:encode(text, opts)
+    options.method("tokenizer:encode", self, Char)
     check_text(text, opts)
     local ids, n = {}, 0
     for point in each_point(text) do
@@ -133,12 +136,18 @@ function Char:encode(text, opts)
 end
 
 --- A token that a text may begin after: the newline, where the vocabulary has it.
-function Char:start() return self.ids[10] or 0 end
+function Char:start()
+    options.method("tokenizer:start", self, Char)
+    return self.ids[10] or 0
+end
 
 --- The ids that end a text: none.
 function Char.ends() return {} end
 
-function Char:describe() return "char " .. table.concat(self.points, " ") end
+function Char:describe()
+    options.method("tokenizer:describe", self, Char)
+    return "char " .. table.concat(self.points, " ")
+end
 
 --- A tokenizer whose tokens are the bytes of a text.
 function tokenizer.byte() return setmetatable({}, Byte) end
@@ -176,4 +185,4 @@ function tokenizer.parse(text)
     return new_char(points)
 end
 
-return tokenizer
+return options.library("te.tokenizer", tokenizer)

@@ -14,7 +14,7 @@ for i, names in ipairs(RECIPES) do choices[i + 1], recipes[names[1]] = names[1],
 ---@param opts table|nil  the recipe's
 local function recipe(name, opts) return recipes[name] and te.recipe[recipes[name]](opts or {}) end
 
-return {
+return require("te.options").library("te.train", {
     recipe = recipe,
     recipes = recipes,
     recipe_choices = choices,
@@ -32,4 +32,4 @@ return {
     ranks = require "te.train.ranks",
     steps = require "te.train.steps",
     peak_flops = require "te.train.peak",
-}
+})

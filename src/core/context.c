@@ -5,6 +5,7 @@
 #include "graph.h"
 #include "kernels/cores.h"
 #include "op.h"
+#include "profile.h"
 #include "tensor.h"
 
 #include <stdio.h>
@@ -99,6 +100,7 @@ static te_device *open_device(te_context *ctx, te_device *device, const te_backe
         return NULL;
     }
     device->open = true;
+    te_profile_device(device);
     return device;
 }
 

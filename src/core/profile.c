@@ -288,6 +288,12 @@ static void stand_in(profiled_device *p, te_device *device)
     device->exec.backend = &p->table;
 }
 
+void te_profile_device(te_device *device)
+{
+    te_context *ctx = device->ctx;
+    if (ctx->profiler) stand_in(&ctx->profiler->devices[device - ctx->devices], device);
+}
+
 te_status te_profile_start(te_context *ctx)
 {
     if (ctx->profiler) return te_fail(ctx, TE_ERROR_ARGUMENT, "te.profile: a profile is running already");
@@ -295,7 +301,7 @@ te_status te_profile_start(te_context *ctx)
     if (!p) return te_fail_memory(ctx, "te.profile");
     ctx->profiler = p;
     for (int i = 0; i < TE_MAX_DEVICES; i++)
-        if (ctx->devices[i].open) stand_in(&p->devices[i], &ctx->devices[i]);
+        if (ctx->devices[i].open) te_profile_device(&ctx->devices[i]);
     p->begin = now();
     return TE_OK;
 }

@@ -1,7 +1,8 @@
 /* profile.h - what ran: every kernel of a context between start and stop, with its time, bytes and work.
  *
- * While a profile runs, each open device has a table of functions that measure and hand on. A device is synchronized
- * around every kernel, so that a time belongs to its kernel; the sum is more than the run took without a profile. */
+ * While a profile runs, each open device, also one that is opened meanwhile, has a table of functions that measure and
+ * hand on. A device is synchronized around every kernel, so that a time belongs to its kernel; the sum is more than the
+ * run took without a profile. */
 #ifndef TE_CORE_PROFILE_H
 #define TE_CORE_PROFILE_H
 
@@ -17,6 +18,8 @@ typedef struct te_profile_event {
 
 /* One profile at a time per context. */
 te_status te_profile_start(te_context *ctx);
+/* For each device that is opened: a profile in progress measures it, too. */
+void te_profile_device(te_device *device);
 /* The events since the start, which the caller frees with te_mem_free (capacity * sizeof). *status is the first failure
  * to record one. */
 te_profile_event *te_profile_stop(te_context *ctx, size_t *n, size_t *capacity, te_status *status);

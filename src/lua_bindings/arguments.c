@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <strings.h>
 
 double te_lua_check_number(lua_State *L, int index, const char *function, const char *argument)
 {
@@ -54,21 +55,43 @@ const char *te_lua_check_text(lua_State *L, int index, const char *function, con
     return value;
 }
 
+/* What dtypes are called elsewhere, and here. */
+static const char *const other_dtypes[][2] = {
+    {"fp16", "float16"},     {"half", "float16"},     {"f16", "float16"},      {"bf16", "bfloat16"},
+    {"fp32", "float32"},     {"float", "float32"},    {"f32", "float32"},      {"single", "float32"},
+    {"fp64", "float64"},     {"double", "float64"},   {"f64", "float64"},      {"long", "int64"},
+    {"i64", "int64"},        {"int", "int32"},        {"i32", "int32"},        {"byte", "uint8"},
+    {"u8", "uint8"},         {"boolean", "bool"},     {"fp8", "float8_e4m3"},  {"float8", "float8_e4m3"},
+    {"e4m3", "float8_e4m3"}, {"e5m2", "float8_e5m2"}, {"fp8_e4m3", "float8_e4m3"},
+    {"fp8_e5m2", "float8_e5m2"}, {"float8_e4m3fn", "float8_e4m3"},
+};
+
+const char *te_lua_dtype_hint(const char *name, char *text, size_t size)
+{
+    const char *names[TE_DTYPE_COUNT], *meant = NULL;
+    for (size_t i = 0; i < sizeof other_dtypes / sizeof *other_dtypes; i++)
+        if (strcasecmp(other_dtypes[i][0], name) == 0) meant = other_dtypes[i][1];
+    for (int i = 0; i < TE_DTYPE_COUNT; i++) names[i] = te_dtype_name((te_dtype)i);
+    if (!meant) meant = te_lua_nearest(name, names, TE_DTYPE_COUNT);
+    if (meant) {
+        snprintf(text, size, "; did you mean \"%s\"?", meant);
+        return text;
+    }
+    size_t n = (size_t)snprintf(text, size, "; known are %s", names[0]);
+    for (int i = 1; i < TE_DTYPE_COUNT && n < size; i++) n += (size_t)snprintf(text + n, size - n, ", %s", names[i]);
+    return text;
+}
+
 te_dtype te_lua_check_dtype(lua_State *L, int index, const char *function, const char *argument)
 {
-    const char *names[TE_DTYPE_COUNT];
-    char        text[256];
+    char text[256];
     if (lua_type(L, index) != LUA_TSTRING)
         te_lua_fail(L, function, "%s: expected the name of a dtype, got %s", argument,
                     te_lua_describe(L, index, text, sizeof text));
     const char *name = te_lua_check_text(L, index, function, argument);
-    for (int i = 0; i < TE_DTYPE_COUNT; i++) {
-        names[i] = te_dtype_name((te_dtype)i);
-        if (strcmp(names[i], name) == 0) return (te_dtype)i;
-    }
-    const char *nearest = te_lua_nearest(name, names, TE_DTYPE_COUNT);
-    te_lua_fail(L, function, "%s: no dtype \"%.40s\"%s%s%s", argument, name, nearest ? "; did you mean \"" : "",
-                nearest ? nearest : "", nearest ? "\"?" : "");
+    for (int i = 0; i < TE_DTYPE_COUNT; i++)
+        if (strcmp(te_dtype_name((te_dtype)i), name) == 0) return (te_dtype)i;
+    te_lua_fail(L, function, "%s: no dtype \"%.40s\"%s", argument, name, te_lua_dtype_hint(name, text, sizeof text));
     return TE_F32;
 }
 

@@ -36,6 +36,7 @@ typedef struct te_lua {
     bool               reclaiming; /* a collection inside an allocation: the engine must not be entered again */
     int                error_ref;  /* error value that crossed the engine, LUA_NOREF: none */
     te_status          status;     /* of the last failure that was raised */
+    atomic_bool        saving; /* te.save writes a file, which no interrupt ends */
     bool               left_jit; /* the compiler is off until the host's call ends */
     atomic_bool        polls_stop; /* the script asks te._core.interrupt_flag() itself */
     atomic_int         stop_requested; /* from any thread or a signal handler */
@@ -161,7 +162,9 @@ enum { TE_LUA_MAX_ARGS = TE_OP_MAX_INPUTS + TE_OP_MAX_ATTRS };
 
 /* A string without zero bytes, which would end it early for the engine and the system; raises otherwise. */
 const char *te_lua_check_text(lua_State *L, int index, const char *function, const char *argument);
-/* Dtype by its name; raises naming the nearest. */
+/* What a message says behind a name that is no dtype's: the one that is meant, or all, written to `text`. */
+const char *te_lua_dtype_hint(const char *name, char *text, size_t size);
+/* Dtype by its name; raises with that. */
 te_dtype te_lua_check_dtype(lua_State *L, int index, const char *function, const char *argument);
 /* Whole number within 2^53; raises otherwise. */
 int64_t te_lua_check_int(lua_State *L, int index, const char *function, const char *argument);

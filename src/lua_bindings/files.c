@@ -236,7 +236,9 @@ static int safetensors_write(lua_State *L)
     te_lua_enter(rt, L, "save");
     te_status status = make_copies(&s);
     bool      copied = status == TE_OK;
+    rt->saving = copied;
     if (copied) status = te_safetensors_write(&te_io_posix, &rt->ctx->mem, path, &s.contents, &error);
+    rt->saving = false;
     te_lua_drop_tensors(&s.given);
     te_lua_drop_tensors(&s.copies);
     if (status == TE_OK) return 0;

@@ -23,7 +23,7 @@ struct tetrain {
     bool            unsettled;   /* a call failed since scopes were put back */
     bool            ran_out;     /* the Lua heap could not grow in this call */
     bool            limit_reached; /* that of instructions */
-    bool            interrupt_seen; /* the script of this call is stopped by an interrupt */
+    atomic_bool     interrupt_seen; /* the script of this call is stopped by an interrupt; signal handlers look */
     const char     *exhausted; /* what stops a restricted script that reached a memory limit in this call; NULL: none
                                   did */
     uint64_t        executed; /* Lua instructions of this call, where they are limited */

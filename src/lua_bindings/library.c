@@ -50,6 +50,14 @@ static int nearest(lua_State *L)
     return 1;
 }
 
+/* dtype_hint(name): what a message says behind a name that is no dtype's. */
+static int dtype_hint(lua_State *L)
+{
+    char text[256];
+    lua_pushstring(L, te_lua_dtype_hint(luaL_checkstring(L, 1), text, sizeof text));
+    return 1;
+}
+
 /* fail(message): raises it at the line of the nearest caller outside the library. */
 static int fail(lua_State *L) { return te_lua_fail(L, NULL, "%s", luaL_checkstring(L, 1)); }
 
@@ -62,7 +70,8 @@ static int fail_io(lua_State *L)
 }
 
 const luaL_Reg te_lua_library_functions[] = {
-    {"library_sources", library_sources}, {"nearest", nearest}, {"fail", fail}, {"fail_io", fail_io}, {NULL, NULL},
+    {"library_sources", library_sources}, {"nearest", nearest}, {"dtype_hint", dtype_hint},
+    {"fail", fail}, {"fail_io", fail_io}, {NULL, NULL},
 };
 
 /* A searcher for package.loaders. */

@@ -36,7 +36,7 @@ static void look(lua_State *L, lua_Debug *frame)
 
 void te_lua_stop(te_lua *rt, lua_State *L)
 {
-    rt->host->interrupt_seen |= tetrain_is_interrupted(rt->host);
+    if (tetrain_is_interrupted(rt->host)) rt->host->interrupt_seen = true;
     if (!rt->left_jit) {
         rt->left_jit = luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF) != 0;
         luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_FLUSH);
@@ -198,6 +198,12 @@ void tetrain_stop_limits(tetrain *host, tetrain_status status)
 void tetrain_interrupt(tetrain *host)
 {
     if (host) atomic_fetch_or(&host->ctx->interrupted, TE_INTERRUPT_WORK | TE_INTERRUPT_SCRIPTS);
+}
+
+bool tetrain_interrupt_pending(tetrain *host)
+{
+    te_lua *rt = host ? host->rt : NULL;
+    return rt && tetrain_is_interrupted(host) && !host->interrupt_seen && !rt->saving;
 }
 
 bool tetrain_request_stop(tetrain *host)

@@ -7,7 +7,8 @@
  * must be a call of its own for an interrupt to end that line alone.
  *
  * Exit status: 0; 1 when a script fails; 2 for a wrong command line; 74 where standard output cannot be written; 130
- * after an interrupt that a script did not handle; or what the script passes to os.exit.
+ * after an interrupt that a script did not handle; or what the script passes to os.exit. A script that notices no
+ * interrupt for GRACE seconds ends by the signal itself.
  */
 #include "command_line.h"
 #include "lua_call.h"
@@ -21,6 +22,7 @@
 #include <unistd.h>
 
 enum { EXIT_SCRIPT = 1, EXIT_USAGE = 2, EXIT_OUTPUT = 74, EXIT_INTERRUPTED = 130 };
+enum { GRACE = 2, LOOK_AGAIN = 1 }; /* seconds */
 
 /* At the end of the process, which would drop what the disk has no room for without a word. */
 static void write_out(void)
@@ -35,19 +37,37 @@ static void write_out(void)
 /* The runtime that signals are for: the one thing a signal handler can reach. */
 static tetrain *running;
 
+static volatile sig_atomic_t last_signal;
+static bool                  compiles; /* scripts: the prompt interprets all it runs, which notices soon enough */
+
+/* A loop that LuaJIT compiled looks at no flag, and many who send a signal send one: so the process ends where the
+ * script has not begun to. A file that is being saved is completed first. */
+static void on_alarm(int number)
+{
+    static const char message[] = "tetrain: interrupted; the script did not notice\n";
+    (void)number;
+    if (!tetrain_interrupt_pending(running))
+        alarm(LOOK_AGAIN);
+    else if (write(STDERR_FILENO, message, sizeof message - 1) != 0)
+        raise(last_signal);
+}
+
 /* First a request, where the script listens; then an error inside the script; then the system's own way. */
 static void on_signal(int number)
 {
     if (tetrain_request_stop(running)) return;
+    last_signal = number;
     tetrain_interrupt(running);
     signal(number, SIG_DFL);
+    if (compiles) alarm(GRACE);
 }
 
 static void catch_signals(void)
 {
-    struct sigaction handler = {.sa_handler = on_signal};
+    struct sigaction handler = {.sa_handler = on_signal}, look = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &handler, NULL);
     sigaction(SIGTERM, &handler, NULL);
+    sigaction(SIGALRM, &look, NULL);
 }
 
 static int report(tetrain_status status)
@@ -179,7 +199,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "tetrain: out of memory\n");
         return EXIT_SCRIPT;
     }
+    compiles = !prompt;
     code = run(&line);
+    alarm(0);
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
     tetrain_close(running);

@@ -12,6 +12,7 @@
 -- plan:svg() a picture, plan:json() text for other programs.
 
 local te = require "te"
+local options = require "te.options"
 local rates = require "te.rates"
 local mode = require "te.recipe.mode"
 local core = te._core
@@ -207,6 +208,7 @@ end
 
 --- Adds to every step the least time that it can take here; a printed plan then shows it.
 function Plan:floors()
+    options.method("Plan:floors", self, Plan)
     for _, pass in ipairs { "forward", "backward" } do
         for _, step in ipairs(self[pass]) do
             step.floor = rates.floor(self.device, step.kind, self.dtype, step.bytes, step.flops)
@@ -277,6 +279,7 @@ local function quoted(text) return '"' .. text:gsub('[\\"]', "\\%0"):gsub("\n", 
 
 --- A Graphviz graph: one box per step, forward above backward.
 function Plan:dot()
+    options.method("Plan:dot", self, Plan)
     local lines = { "digraph plan {", "  rankdir = TB; node [shape = box, fontname = \"sans-serif\"];" }
     for _, pass in ipairs { "forward", "backward" } do
         for i, step in ipairs(self[pass]) do
@@ -304,10 +307,16 @@ local function json(value)
     return "{" .. table.concat(parts, ", ") .. "}"
 end
 
-function Plan:json() return json({ forward = self.forward, backward = self.backward, reasons = self.reasons }) end
+function Plan:json()
+    options.method("Plan:json", self, Plan)
+    return json({ forward = self.forward, backward = self.backward, reasons = self.reasons })
+end
 
 --- A picture, forward in the left column and backward in the right one, readable on light and on dark ground. The width
 --- of a bar is a step's share of the bytes of its pass.
-function Plan:svg() return require("te.fuser.picture")(self, amount) end
+function Plan:svg()
+    options.method("Plan:svg", self, Plan)
+    return require("te.fuser.picture")(self, amount)
+end
 
 return Plan

@@ -194,6 +194,7 @@ local ENCODE = { special = { "boolean", false, help = "the special tokens that t
 ---@param opts table|nil  { special = true }
 ---@return integer[]
 function Bpe:encode(text, opts)
+    options.method("tokenizer:encode", self, Bpe)
     options.argument("te.tokenizer", "text", text, { "string" })
     local special = opts and options.check("te.tokenizer", opts, ENCODE).special
     local ids = self.core:encode(text)
@@ -213,6 +214,7 @@ local DECODE = { continues = { "boolean", false, help = "the ids follow others: 
 ---@param opts table|nil  { continues = true }
 ---@return string|string[]
 function Bpe:decode(ids, opts)
+    options.method("tokenizer:decode", self, Bpe)
     local continues = opts and options.check("te.tokenizer", opts, DECODE).continues
     return each(ids, function(list)
         local text = self.core:decode(list)
@@ -224,13 +226,17 @@ end
 ---@param text string
 ---@return integer|nil
 function Bpe:id(text)
+    options.method("tokenizer:id", self, Bpe)
     options.argument("te.tokenizer", "text", text, { "string" })
     return self.names[text] or self.core:id(text)
 end
 
 --- A token that a text may begin after: what the file puts in front of one, or else the end of the text before, or the
 --- newline.
-function Bpe:start() return self.before[1] or self:id "<|endoftext|>" or self:id "\n" or 0 end
+function Bpe:start()
+    options.method("tokenizer:start", self, Bpe)
+    return self.before[1] or self:id "<|endoftext|>" or self:id "\n" or 0
+end
 
 local ENDS = { "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<|return|>", "</s>", "<eos>",
     "<end_of_turn>" }
@@ -238,13 +244,17 @@ local ENDS = { "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "
 --- The ids that end a text or a turn: those of the file's added tokens whose names are in use for that.
 ---@return integer[]
 function Bpe:ends()
+    options.method("tokenizer:ends", self, Bpe)
     local ids = {}
     for _, name in ipairs(ENDS) do ids[#ids + 1] = self.names[name] end
     return ids
 end
 
 --- Names the file, which te.tokenizer.parse reads again.
-function Bpe:describe() return "bpe " .. self.path end
+function Bpe:describe()
+    options.method("tokenizer:describe", self, Bpe)
+    return "bpe " .. self.path
+end
 
 local bpe = {}
 

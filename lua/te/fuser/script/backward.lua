@@ -142,7 +142,11 @@ local function backward_unit(self, unit, kept, grads, of_parameters)
     local run = unit.op and backward_fused or backward_basic
     local dx, parameters, extras = run(self, unit, kept, dy, extra_gradients, made_inside)
     local who = units.title(unit, unit.op or self.steps[unit.first].op, unit.op and "fuser_backward" or "op_backward")
-    accumulate(who, kept, grads, self.steps[unit.first].x, dx, "x")
+    local x = self.steps[unit.first].x
+    if dx == nil and kept.contexts.shapes[x] then
+        fail("%s: expected a tensor as gradient of x, got nil; false stands for none", who)
+    end
+    accumulate(who, kept, grads, x, dx, "x")
     for at = 1, unit.last - unit.first + 1 do
         local i = unit.first + at - 1
         of_parameters[i] = parameters[at]

@@ -82,7 +82,9 @@ end
 
 -- Of all values whose gradient backward may ask for.
 local function note_shapes(self, shapes, values)
-    for v, value in pairs(values) do shapes[v] = te.is_tensor(value) and options.shape(value) or nil end
+    for v, value in pairs(values) do
+        shapes[v] = te.is_tensor(value) and value.dtype:find "float" and options.shape(value) or nil
+    end
     for _, v in ipairs(self.inputs) do
         if shapes[v] and not values[v].requires_grad then shapes[v] = nil end
     end

@@ -355,6 +355,18 @@ describe("reductions", function()
         close(2.5, te.var(te.tensor({ 1, 2, 3, 4, 5 }, { dtype = "float64" })))
     end)
 
+    it("has norms of nothing, which are 0", function()
+        for _, p in ipairs { 1, 2, 3, math.huge } do
+            assert.equal(0, te.norm(te.zeros { 0 }, nil, { p = p }):item())
+            assert.same({ 0, 0 }, te.norm(te.zeros { 2, 0 }, 2, { p = p }):totable())
+            local nan = te.norm(te.tensor { 1, 0 / 0 }, nil, { p = p }):item()
+            assert.is_true(nan ~= nan)
+        end
+        local zero = te.tensor({ 0, 0 }, { requires_grad = true })
+        te.norm(zero, nil, { p = math.huge }):backward()
+        assert.same({ 0, 0 }, zero.grad:totable())
+    end)
+
     it("has no mean and no variance of nothing", function()
         local empty = te.zeros { 0, 3 }
         for _, name in ipairs { "mean", "var" } do

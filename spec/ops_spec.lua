@@ -442,6 +442,18 @@ describe("matrix products, rows and indices", function()
             close(column, { columns[1][j], columns[2][j] })
         end
         close(reference.map(math.log, { reference.softmax(A[1]), reference.softmax(A[2]) }), te.log_softmax(x))
+        for _, name in ipairs { "softmax", "log_softmax" } do
+            local deep, weights = te.randn({ 2, 3, 4 }, { dtype = "float64" }), te.randn({ 4, 3, 2 })
+            for dim = 1, 3 do
+                local y = te[name](deep, dim)
+                assert.is_true(y:is_contiguous(), name)
+                local rows = te[name](deep:transpose(dim, 3):contiguous())
+                close(rows:transpose(dim, 3):totable(), y:view { 24 }:view { 2, 3, 4 })
+            end
+            assert.is_true(te.gradcheck(function(v)
+                return te.sum(te[name](v, 2):view { 4, 6 } * weights:view { 4, 6 })
+            end, { deep }))
+        end
     end)
 
     it("te.cross_entropy with its options", function()

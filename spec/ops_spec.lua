@@ -355,6 +355,18 @@ describe("reductions", function()
         close(2.5, te.var(te.tensor({ 1, 2, 3, 4, 5 }, { dtype = "float64" })))
     end)
 
+    it("has norms of nothing, which are 0", function()
+        for _, p in ipairs { 1, 2, 3, math.huge } do
+            assert.equal(0, te.norm(te.zeros { 0 }, nil, { p = p }):item())
+            assert.same({ 0, 0 }, te.norm(te.zeros { 2, 0 }, 2, { p = p }):totable())
+            local nan = te.norm(te.tensor { 1, 0 / 0 }, nil, { p = p }):item()
+            assert.is_true(nan ~= nan)
+        end
+        local zero = te.tensor({ 0, 0 }, { requires_grad = true })
+        te.norm(zero, nil, { p = math.huge }):backward()
+        assert.same({ 0, 0 }, zero.grad:totable())
+    end)
+
     it("has no mean and no variance of nothing", function()
         local empty = te.zeros { 0, 3 }
         for _, name in ipairs { "mean", "var" } do
@@ -430,6 +442,18 @@ describe("matrix products, rows and indices", function()
             close(column, { columns[1][j], columns[2][j] })
         end
         close(reference.map(math.log, { reference.softmax(A[1]), reference.softmax(A[2]) }), te.log_softmax(x))
+        for _, name in ipairs { "softmax", "log_softmax" } do
+            local deep, weights = te.randn({ 2, 3, 4 }, { dtype = "float64" }), te.randn({ 4, 3, 2 })
+            for dim = 1, 3 do
+                local y = te[name](deep, dim)
+                assert.is_true(y:is_contiguous(), name)
+                local rows = te[name](deep:transpose(dim, 3):contiguous())
+                close(rows:transpose(dim, 3):totable(), y:view { 24 }:view { 2, 3, 4 })
+            end
+            assert.is_true(te.gradcheck(function(v)
+                return te.sum(te[name](v, 2):view { 4, 6 } * weights:view { 4, 6 })
+            end, { deep }))
+        end
     end)
 
     it("te.cross_entropy with its options", function()

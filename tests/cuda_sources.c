@@ -49,12 +49,13 @@ static const sample samples[] = {
      {TE_OUT_ELEM, TE_OUT_COLSUM, TE_OUT_COLSUM}, TE_BF16, 4096, 12288, PLAIN, 1},
     {"softmax", "e = exp(x - rowmax(x)); y = e / rowsum(e)", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_ELEM},
      TE_BF16, 4096, 1024, PLAIN, 1},
-    {"cross_entropy", "m = rowmax(x); lse = m + log(rowsum(exp(x - m))); "
-     "loss = where(t >= 0, lse - rowsum(where(column() == t, x, 0)), 0)",
-     2, 0, 2, {"x", "t"}, {0}, {"loss", "lse"}, {ELEM, ROW}, 0, {TE_OUT_ROW, TE_OUT_ROW}, TE_F32, 4096, 50257,
+    {"cross_entropy", "m = rowmax(x); s = log(rowsum(exp(x - m))); "
+     "loss = where(t >= 0, s - (rowsum(where(column() == t, x, 0)) - m), 0)",
+     2, 0, 3, {"x", "t"}, {0}, {"loss", "m", "s"}, {ELEM, ROW}, 0, {TE_OUT_ROW, TE_OUT_ROW, TE_OUT_ROW}, TE_F32, 4096,
+     50257, PLAIN, 1},
+    {"cross_entropy_backward", "dx = where(t >= 0, dloss, 0) * (exp(x - m - s) - (column() == t))", 5, 0, 1,
+     {"x", "t", "m", "s", "dloss"}, {0}, {"dx"}, {ELEM, ROW, ROW, ROW, ROW}, 0, {TE_OUT_ELEM}, TE_BF16, 4096, 50304,
      PLAIN, 1},
-    {"cross_entropy_backward", "dx = where(t >= 0, dloss, 0) * (exp(x - lse) - (column() == t))", 4, 0, 1,
-     {"x", "t", "lse", "dloss"}, {0}, {"dx"}, {ELEM, ROW, ROW, ROW}, 0, {TE_OUT_ELEM}, TE_BF16, 4096, 50304, PLAIN, 1},
     {"transpose", "y = x", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_ELEM}, TE_BF16, 4096, 768, TURNED, 1},
     {"adamw",
      "m2 = m * beta1 + g * fresh1; v2 = v * beta2 + g * fresh2 * g; p2 = p * decay - m2 * step_size / "

@@ -12,7 +12,9 @@ local rules = require "te.fuser.rules"
 local run = require "te.fuser.run"
 local options = require "te.options"
 local packed = require "te.packed"
+local mode = require "te.recipe.mode"
 local KVCache = require "te.kv_cache"
+local core = te._core
 
 local fuser = { enabled = true }
 
@@ -123,11 +125,29 @@ function fuser.forward(module, x, ...)
     return run.program(program, { x, ... })
 end
 
-local function explain(program, env)
-    return require("te.ops.collective").without_others(require("te.fuser.plan").of, program, env, run.part)
+-- What a run leaves behind beside its results, so that nothing does: the random numbers drawn, and what recipes note.
+local function swap_traces(new)
+    local before = { random = te.rng_state(), replaying = mode.replaying }
+    if new.random then te.rng_state(new.random) end
+    mode.replaying = new.replaying
+    before.scales, before.amaxes = core.pause_recorded_scales(new.scales), core.pause_amaxes(new.amaxes)
+    return before
 end
 
---- The plan of a container for inputs like these (te.fuser.plan). Only what a later plan depends on runs.
+local NO_TRACES = { replaying = true, scales = true, amaxes = true }
+
+local function pass(ok, ...)
+    if not ok then error((...), 0) end
+    return ...
+end
+
+local function explain(program, env)
+    return pass(core.under(swap_traces, NO_TRACES, require("te.ops.collective").without_others,
+        require("te.fuser.plan").of, program, env, run.part))
+end
+
+--- The plan of a container for inputs like these (te.fuser.plan). Only what a later plan depends on runs, and no step
+--- that follows is another one for it.
 function fuser.explain(module, x, ...)
     if type(module) ~= "table" then options.method("Sequential:explain", module) end
     if not te.is_tensor(x) then fail("%s:explain: x: expected a tensor, got %s", module.__name, type(x)) end

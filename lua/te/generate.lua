@@ -3,7 +3,8 @@
 -- All rows of a batch stand at the same position. They begin together after the shortest prompt; where the prompt of a
 -- row goes on, the row takes its prompt's token instead of the chosen one. So every row is computed at positions of its
 -- own, with no padding that attention would have to leave out, whatever a model does with positions and windows. Rows
--- that have ended leave the batch, and when all that are left still read their prompts, they do so at once.
+-- that have ended leave the batch, and when all that are left still read their prompts, they do so at once. What a row
+-- draws depends on its number and position alone.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -152,7 +153,7 @@ local function new_batch(prompts, lengths, count, pad, ends)
     return self
 end
 
--- Takes in what all rows have of their prompts.
+-- Takes in what all rows have of their prompts. Returns how many tokens that is.
 function Batch:read()
     local position, shortest = self.ids and self.ids:size(2) or 0, self.rows[1] and math.huge or 0
     for _, row in ipairs(self.rows) do shortest = math.min(shortest, self.lengths[row]) end
@@ -162,6 +163,14 @@ function Batch:read()
         local more = self.prompts:narrow(2, position + 1, shortest - position)
         self.ids = self.ids and te.cat({ self.ids, more }, 2) or more:contiguous()
     end
+    return math.max(shortest - position, 0)
+end
+
+-- Draws as so many steps would: what a row gets does not depend on whether others have read on at once.
+function Batch:skip(steps, opts)
+    if opts.temperature == 0 or steps == 0 then return end
+    local weights = te.ones({ self.size, 1 }, { device = "cpu" })
+    for _ = 1, steps do te.multinomial(weights, 1) end
 end
 
 -- One token {rows, 1} for every row, of the logits after its last. As many are drawn as there were rows at first: what
@@ -279,7 +288,7 @@ local function go_on(model, batch, opts)
         end
         if left then plain = apart end
         if left and cache then cache:select(left) end
-        batch:read()
+        batch:skip(batch:read(), opts)
     end
 end
 

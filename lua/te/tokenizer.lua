@@ -178,7 +178,7 @@ function tokenizer.parse(text)
     if text == "byte" then return tokenizer.byte() end
     local path = type(text) == "string" and text:match("^bpe (.+)$")
     if path then return tokenizer.load(path) end
-    local list = type(text) == "string" and text:match("^char ([%d ]+)$")
+    local list = type(text) == "string" and text:match("^char ([%d ]*)$")
     if not list then fail("te.tokenizer.parse: %q is no description of a tokenizer", tostring(text)) end
     local points = {}
     for number in list:gmatch("%d+") do points[#points + 1] = tonumber(number) end

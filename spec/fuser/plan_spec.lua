@@ -228,6 +228,47 @@ describe("plans", function()
         assert.matches("floor\n", tostring(plan))
     end)
 
+    it("leave the next step as it would be without them, whatever runs for them", function()
+        local Gate = te.Module:extend("Gate")
+        function Gate:init(width) self.linear, self.dropout = te.Linear(width, width), te.Dropout(0.5) end
+        function Gate:forward(x)
+            if self.fails then error "no more" end
+            return self.dropout(te.autocast({ recipe = self.recipe }, te.checkpoint, self.linear, x))
+        end
+        local recipe = te.recipe.DelayedScaling { amax_history_len = 4 }
+        local function training(looks)
+            te.manual_seed(3)
+            local model = te.Sequential(te.Linear(8, 8), Gate(8), te.Linear(8, 8))
+            local watch, found = te.numerics.watch(model), {}
+            model[2].recipe = recipe
+            for step = 1, 3 do
+                local x = te.randn { 4, 8 }
+                local large = x * 100
+                if looks then te.autocast({ recipe = recipe }, function() model:explain(large) end) end
+                local y = te.autocast({ recipe = recipe, dtype = "bfloat16" }, function()
+                    if looks then model:explain(large) end
+                    local result = model(x)
+                    if looks then model:explain(large) end
+                    return result
+                end)
+                if looks then
+                    model:explain(large)
+                    model[2].fails = true
+                    assert.error_matches(function() model:explain(large) end, "no more")
+                    model[2].fails = false
+                end
+                y:sum():backward()
+                local now = { y = y:totable(), random = te.rng_state(), numerics = te.numerics.report() }
+                for name, t in pairs(model:state_dict()) do now[name] = t:totable() end
+                for name, value in pairs(now) do found[step .. " " .. name] = value end
+            end
+            watch:stop()
+            return found
+        end
+        local with = training(true)
+        for name, value in pairs(training(false)) do assert.same(value, with[name], name) end
+    end)
+
     it("print, and turn into graphs and JSON", function()
         local plan = te.Sequential(te.LayerNorm(8), te.Linear(8, 8)):explain(input { 2, 8 })
         local text = tostring(plan)

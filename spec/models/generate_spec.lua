@@ -103,6 +103,27 @@ describe("generate", function()
         assert.is_true(shorter >= 2)
     end)
 
+    it("draws for a row what it draws without ends, also when it reads on at once where others have ended", function()
+        local model, ended = model_of "gpt", 0
+        local long, longest = {}, 9
+        for i = 1, longest do long[i] = i end
+        for _, opts in ipairs { {}, { graph = false }, { use_cache = false, top_p = 0.9 } } do
+            local function generate(eos)
+                opts.eos = eos
+                te.manual_seed(3)
+                return texts(model:generate({ { 1 }, long, { 2, 3 } }, 5, opts))
+            end
+            local whole = generate()
+            for eos = 0, VOCAB - 1 do
+                for i, row in ipairs(generate(eos)) do
+                    for k = 1, #row do assert.equal(whole[i][k], row[k]) end
+                    if i ~= 2 and #row < longest then ended = ended + 1 end
+                end
+            end
+        end
+        assert.is_true(ended > 5)
+    end)
+
     -- The nucleus of one row of logits, as probabilities by token id + 1.
     local function nucleus(logits, top_p, top_k, temperature)
         local order, sum, largest = {}, 0, -math.huge

@@ -48,6 +48,8 @@ describe("Generation in recorded steps", function()
 
     local PROMPT = { { 1, 7, 3, 22, 41 }, { 9, 9, 0, 4, 2 }, { 30, 1, 1, 2, 8 } }
     local RAGGED = { { 1, 2, 3 }, { 4, 5, 6, 7, 8, 9, 10 }, { 3 } }
+    local LONG = {}
+    for i = 1, 36 do LONG[i] = i end
     local function tensor(dtype) return te.tensor(PROMPT, { dtype = dtype, device = "cuda" }) end
 
     -- launches: two steps run plainly before one is recorded
@@ -58,6 +60,7 @@ describe("Generation in recorded steps", function()
         ["beyond the model's context"] = { gpt, tensor "int32", 80, {}, launches = 57 },
         ["prompts of different lengths"] = { gpt, RAGGED, 20, {} },
         ["rows that end"] = { gpt, RAGGED, 40, { eos = { 1, 2, 3, 4 } } },
+        ["rows that end while another still reads"] = { gpt, { { 3 }, LONG }, 24, { eos = { 1, 2, 3, 4, 5 } } },
         ["too few to be worth it"] = { gpt, tensor "int32", 6, {}, launches = 0 },
         ["rotary positions"] = { llama, tensor "int32", 20, {}, launches = 17 },
         ["windows"] =

@@ -95,6 +95,32 @@ describe("te.cross_entropy", function()
         assert.equal(0, x.grad:totable()[1][1])
     end)
 
+    it("keeps the digits of large logits", function()
+        for dtype, base in pairs { float32 = { 2e4, 1e8, -1e8 }, float64 = { 1e9, 1e15 }, bfloat16 = { 2 ^ 15 } } do
+            local step = dtype == "bfloat16" and 256 or dtype == "float64" and 0.5 or 8
+            for _, b in ipairs(base) do
+                local near, far, p = {}, {}, { { 0.25, 0.5, 0.25 }, { 0, 0, 1 } }
+                for i, row in ipairs { { 0, 0, -step }, { 2 * step, 0, step } } do
+                    near[i], far[i] = row, reference.map(function(v) return b + v end, row)
+                end
+                for name, opts in pairs { plain = {}, smooth = { label_smoothing = 0.25 },
+                    weights = { weight = te.tensor { 1, 0.5, 2 }, label_smoothing = 0.5 } } do
+                    for _, target in ipairs { classes { 0, 2 }, te.tensor(p, { dtype = "float64" }) } do
+                        local small = te.tensor(near, { dtype = "float64", requires_grad = true })
+                        local large = te.tensor(far, { dtype = dtype, requires_grad = true })
+                        local losses = { te.cross_entropy(small, target, opts), te.cross_entropy(large, target, opts) }
+                        local what = ("%s, %s at %g"):format(name, dtype, b)
+                        assert.near(losses[1]:item(), losses[2]:item(), 1e-5 * (1 + losses[1]:item()), what)
+                        for _, loss in ipairs(losses) do loss:backward() end
+                        close(small.grad:totable(), large.grad:to "float64", dtype == "bfloat16" and 2 ^ -8 or 1e-6)
+                    end
+                end
+            end
+        end
+        local equal = te.cross_entropy(te.tensor({ { 1e300, 1e300 } }, { dtype = "float64" }), classes { 1 })
+        assert.near(math.log(2), equal:item(), 1e-15)
+    end)
+
     it("says which shapes do not fit", function()
         assert.error_matches(function() te.cross_entropy(logits, te.ones { 3, 2 }) end, "te.cross_entropy: targets of "
             .. "float32 are probabilities in the shape of logits, {3,4}, not {3,2}", 1, true)

@@ -141,6 +141,9 @@ describe("whole numbers", function()
         is("float32", { 1.5, 7.5 }, te.addcdiv(x, x, of({ 2, 2 }, "int32")))
         is("float32", { 0.5, 5 }, te.masked_fill(x, yes, 0.5))
         is("int32", { 7, 5 }, te.masked_fill(x, yes, 7))
+        is("bool", { 1, 1 }, te.clamp(yes, 2))
+        is("float32", { 0.5, 0 }, te.clamp(yes, 0, 0.5))
+        is("int32", { 0, 0 }, te.remainder(x, 0))
     end)
 
     it("keep their dtype whatever says which of them are filled", function()
@@ -149,6 +152,31 @@ describe("whole numbers", function()
         assert.equal("bfloat16", te.ones({ 2 }, { dtype = "bfloat16" }):masked_fill(te.tensor { 1, 0 }, 0).dtype)
         assert.same({ -math.huge, 6 }, ids:narrow(1, 1, 2):masked_fill(te.tensor { true, false }, -math.huge):totable())
         assert.equal("int64", te.clamp(ids, nil, 6).dtype)
+    end)
+
+    it("give float32 in a product, its bias included", function()
+        local x, w = { { 1, 1 }, { 2, -1 } }, { { 1, 2 }, { 3, 4 } }
+        for _, dtype in ipairs { "int64", "int32" } do
+            for _, bias in ipairs { of({ 5, 6 }, "int64"), of({ 5, 6 }, "int32"), of({ 5, 6 }, "uint8"),
+                of({ 5, 6 }, "bfloat16") } do
+                for _, operands in ipairs { { of(x, dtype), of(w, dtype) }, { te.tensor(x), te.tensor(w) } } do
+                    local y = te.linear(operands[1], operands[2], bias)
+                    assert.equal("float32", y.dtype)
+                    assert.same({ { 8, 13 }, { 5, 8 } }, y:totable())
+                end
+            end
+        end
+        assert.same({ { 4, 7 } }, te.linear(te.ones { 1, 2 }, te.tensor(w), yes):totable())
+        local wide = of({ 2 ^ 40 + 1 }, "int64")
+        local zero = te.zeros({ 1, 1 }, { dtype = "float64" })
+        assert.equal(2 ^ 40 + 1, te.linear(zero, zero, wide):item())
+        local weight = te.tensor(w, { requires_grad = true })
+        te.autocast({ dtype = "bfloat16" }, function()
+            local y = te.linear(te.ones { 1, 2 }, weight, of({ 5, 6 }, "int64"))
+            assert.equal("bfloat16", y.dtype)
+            y:sum():backward()
+        end)
+        assert.same({ { 1, 1 }, { 1, 1 } }, weight.grad:totable())
     end)
 
     it("take no floating point in place, but where it is converted", function()

@@ -129,6 +129,7 @@ do
         { 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, inf },
         { 1, 0, 0, 0, nan, 0, 0, 0, 0, 0, 0 },
         { nan, 0, 0, 0, 0, 0, 0, 0, 0, 0, -inf },
+        { 1e8, 1e8 - 8, 1e8, 1e8, 1e8, 1e8 - 16, 1e8, 1e8, 1e8, 1e8 - 8, 1e8 }, -- differences below its digits
     }
     local places = { { 0, 5, 10 }, { 1, 9, -100 } }
     for _, dtype in ipairs { "float32", "float64", "bfloat16" } do

@@ -55,6 +55,7 @@ struct te_context {
                                              without */
     bool     host_enabled, host_calibrating; /* likewise those of a C host (te_autocast_begin) */
     te_scale_tape recorded_scales, replayed_scales;
+    bool     amaxes_paused; /* what runs is no step: neither histories nor te.numerics take notice */
     struct te_recipe_state *product_state; /* of the product or attention that is called; borrowed */
     bool     product_bytes; /* of that attention: its result has bytes alone, as a parameter that is stored quantized
                                has */

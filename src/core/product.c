@@ -63,13 +63,23 @@ static te_status run(te_tensor *c, const te_gemm *gemm)
     return status == TE_OK ? TE_OK : te_fail_exec(c->ctx, status, exec, "linear");
 }
 
+/* The dtype in which a bias is added to y. A product converts operands that are no floating point, so also this one. */
+static te_dtype bias_dtype(const te_tensor *y, const te_tensor *bias)
+{
+    bool narrow = y->dtype == TE_BF16 || y->dtype == TE_F16;
+    if (narrow && !y->storage->device->exec.backend->host_memory) return y->dtype;
+    if (te_dtype_has_gradient(bias->dtype)) return bias->dtype;
+    return y->dtype == TE_F64 ? TE_F64 : TE_F32;
+}
+
 te_status te_product_bias(const te_tensor *y, te_tensor *bias, te_view *view, te_tensor **held)
 {
     *held = NULL;
     if (!bias) return TE_OK;
     *view = te_tensor_view(bias); /* by which a graph knows it */
-    if (y->storage->device->exec.backend->host_memory || (y->dtype != TE_BF16 && y->dtype != TE_F16)) return TE_OK;
-    *held = te_tensor_cast_cached(bias, y->dtype);
+    te_dtype dtype = bias_dtype(y, bias);
+    if (bias->dtype == dtype) return TE_OK;
+    *held = te_tensor_cast_cached(bias, dtype);
     if (!*held) return y->ctx->status;
     *view = te_tensor_view(*held);
     return TE_OK;

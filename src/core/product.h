@@ -27,7 +27,8 @@ bool te_rows_view(const te_tensor *t, te_view *out);
 /* The same as a tensor that stays valid: t itself or a copy. A new reference; NULL on failure. */
 te_tensor *te_rows_tensor(te_tensor *t, te_view *view);
 /* The bias of a product that gives y, NULL passes through: on a device, whose epilogues take it in y's dtype, a copy in
- * 16 bits that is kept as those of weights are. *held, NULL or not, is released after the product. */
+ * 16 bits; of whole numbers one in floating point. It is kept as those of weights are. *held, NULL or not, is released
+ * after the product. */
 te_status te_product_bias(const te_tensor *y, te_tensor *bias, te_view *view, te_tensor **held);
 /* Identifies the contents of a weight, so that a packed copy of it may be kept; 0: not worth it. */
 uint64_t te_content_key(const te_tensor *t);

@@ -79,7 +79,8 @@ static bool counts(const te_recipe_state *state, te_role role)
     const te_context *ctx = state->ctx;
     bool wanted =
         ctx->grad_enabled || ctx->recorded_scales.on || te_recipe_calibrates(state) || role == TE_ROLE_GRAD_OUTPUT;
-    return state->recipe->quantizers[role].needs_history && wanted && !ctx->replayed_scales.on;
+    bool paused = ctx->replayed_scales.on || ctx->amaxes_paused;
+    return state->recipe->quantizers[role].needs_history && wanted && !paused;
 }
 
 /* A copy of the weight counts once in every step that uses it with gradients, whenever it was made: what a step leaves
@@ -281,7 +282,7 @@ te_status te_role_keep_factor(te_recipe_state *state, te_role role, te_tensor *f
 static te_status watch(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, te_tensor *factor)
 {
     float scale = 1;
-    if (!state->watched || !state->watched->on) return TE_OK;
+    if (!state->watched || !state->watched->on || state->ctx->amaxes_paused) return TE_OK;
     if (state->ctx->capture)
         return te_fail(state->ctx, TE_ERROR_UNSUPPORTED,
                        "te.numerics.watch: a step that is looked at reads its tensors on the host and cannot be part "

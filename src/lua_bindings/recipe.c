@@ -21,6 +21,7 @@
  *     record_scales()                      delayed scaling writes the factors it uses, for a second run of the same
  *     recorded_scales()                    ends that, and gives them
  *     pause_recorded_scales(paused)        uses in between are not written; returns whether it was paused
+ *     pause_amaxes(paused)                 what is quantized in between counts nowhere; returns whether it was paused
  *     device_title(name)                   the device and what its kernels come from
  *     replay_scales(scales or nil)         it takes these; nil: its own again
  *     watch_numerics(state, on)            counts anew from here, or no more; nil: forgets
@@ -301,6 +302,14 @@ static int pause_recorded_scales(lua_State *L)
     return 1;
 }
 
+static int pause_amaxes(lua_State *L)
+{
+    te_context *ctx = te_lua_runtime(L)->ctx;
+    lua_pushboolean(L, ctx->amaxes_paused);
+    ctx->amaxes_paused = lua_toboolean(L, 1);
+    return 1;
+}
+
 static int device_title(lua_State *L)
 {
     char text[256] = "";
@@ -380,6 +389,7 @@ const luaL_Reg te_lua_recipe_functions[] = {
     {"record_scales", record_scales},
     {"recorded_scales", recorded_scales},
     {"pause_recorded_scales", pause_recorded_scales},
+    {"pause_amaxes", pause_amaxes},
     {"device_title", device_title},
     {"replay_scales", replay_scales},
     {"watch_numerics", watch_numerics},

@@ -2,12 +2,13 @@
 --
 -- Every process has some classes of all rows. Three numbers of a row go between processes, four with label smoothing:
 --
---     m   the largest logit of the part        lse = M + log(sum over parts of s exp(m - M)), M = max over parts of m
+--     m   the largest logit of the part        M = max over parts of m, S = log(sum over parts of s exp(m - M))
 --     s   sum of exp(x - m)                    x[target] = sum over parts of the target's logit
---     the target's logit, 0 elsewhere          mean(x) = sum over parts of the sums / classes
---     the sum of x
+--     the target's logit, 0 elsewhere          sum of x - M = sum over parts of their sums + classes (m - M)
+--     the sum of x - m
 --
--- Backward needs nothing of the others: exp(x - lse) - [target] is of the part alone. Kept are logits, targets and lse.
+-- The loss is S - (x[target] - M). Backward needs nothing of the others: exp(x - M - S) - [target] is of the part
+-- alone. Kept are logits, targets, M and S.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -46,10 +47,10 @@ local function agree(group, size, o)
     return all
 end
 
--- The first class here, and how many there are: the parts stand one after the other.
+-- The first class here, how many there are, and the parts' sizes by rank: the parts stand one after the other.
 local function place(group, size, o)
-    local all, at, first = agree(group, size, o), 0, nil
-    for i, part in ipairs(all) do part.rank = i - 1 end
+    local all, at, first, sizes = agree(group, size, o), 0, nil, {}
+    for i, part in ipairs(all) do part.rank, sizes[i] = i - 1, part[1] end
     if o.vocab_start then
         table.sort(all, function(a, b)
             if a[2] ~= b[2] then return a[2] < b[2] end
@@ -63,19 +64,28 @@ local function place(group, size, o)
         if part.rank == group.rank then first = at end
         at = at + part[1]
     end
-    return first, at
+    return first, at, sizes
 end
 
--- Of every row what all parts of it make: log of the sum of exponentials, the target's logit, and the sum of logits.
-local function join(group, statistics)
+-- The sum of x - M over all parts. One without classes has no m.
+local function total_below(parts, most, sizes)
+    local total = te.zeros_like(most)
+    for i, size in ipairs(sizes) do
+        if size > 0 then total = total + parts[i][4] + (parts[i][1] - most) * size end
+    end
+    return total
+end
+
+-- Of every row what all parts of it make: M, S, the target's logit, and the sum of x - M where the parts' are given.
+local function join(group, statistics, sizes)
     local shape, n = statistics[1].shape, statistics[1]:numel()
     local parts = group:all_gather(te.stack(statistics, 1):view { 1, #statistics, n })
     local largest = parts:select(2, 1)
     local most = te.max(largest, 1)
-    local lse = most + te.log(te.sum(parts:select(2, 2) * te.exp(largest - most), 1))
-    local sums = te.sum(parts, 1)
+    local sum = te.log(te.sum(parts:select(2, 2) * te.exp(largest - most), 1))
     local function row(t) return t:view(shape) end
-    return row(lse), row(sums:select(1, 3)), statistics[4] and row(sums:select(1, 4))
+    return row(most), row(sum), row(te.sum(parts:select(2, 3), 1)),
+        statistics[4] and row(total_below(parts, most, sizes))
 end
 
 local operations = {}
@@ -87,12 +97,13 @@ end
 
 -- The loss of every row.
 local function losses_of(group, logits, targets, o)
-    local first, classes = place(group, logits:size(-1), o)
+    local first, classes, sizes = place(group, logits:size(-1), o)
     local m, s, picked, total = operation "parallel_cross_entropy"(logits, targets,
         { first = first, classes = classes, ignore_index = o.ignore_index })
-    local lse, target, sum = te.no_grad(join, group, { m, s, picked, o.label_smoothing > 0 and total or nil })
-    return operation "cross_entropy_of_part"(logits, targets, lse, target, sum, { first = first, classes = classes,
-        ignore = o.ignore_index, smoothing = o.label_smoothing })
+    local most, sum, target, below = te.no_grad(join, group, { m, s, picked, o.label_smoothing > 0 and total or nil },
+        sizes)
+    return operation "cross_entropy_of_part"(logits, targets, most, sum, target, below, { first = first,
+        classes = classes, ignore = o.ignore_index, smoothing = o.label_smoothing })
 end
 
 local function alone(logits, targets, o)

@@ -63,6 +63,7 @@ end
 
 -- Its end.
 local function finish(scope)
+    if mode.replaying then return end
     local trains = core.grad_enabled() or mode.recording or scope.calibrating
     if trains and mode.products and (scope.enabled or scope.calibrating) then
         mode.products.update("input", "weight")

@@ -13,7 +13,7 @@ local mode = {
     group = nil,         -- processes that share the amaxes of delayed scaling; nil: none
     on = false,          -- either: products have to be prepared
     recording = false,   -- a stretch of forward runs that will run again in backward (te.checkpoint)
-    replaying = false,   -- backward runs a stretch of forward again
+    replaying = false,   -- what runs is no step: a stretch of forward that backward runs again, or an explain
     watching = nil,      -- te.numerics, once something is watched: called where a step begins
     init = nil,          -- of te.quantized_model_init: { recipe =, preserve = }
     initial = {},        -- by parameter: values before it was quantized, where they are kept
@@ -44,6 +44,8 @@ settle.when_stopped(function()
     mode.init = nil
     core.replay_since()
     core.replay_scales()
+    core.pause_recorded_scales(false)
+    core.pause_amaxes(false)
 end)
 
 --- The state of a product: what `module` keeps for the parameter named `key`, or where that is the module's

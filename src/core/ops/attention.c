@@ -184,7 +184,8 @@ const te_op_def te_ops_attention[] = {
             "which broadcasts to {batch, heads, seq_q, seq_kv}, has a gradient; a bias of bool says which scores take "
             "part. "
             "sinks {heads} are one more score of every row, which has no value (Xiao et al. 2023; of zeros: softmax "
-            "off by one).",
+            "off by one). The result is laid out as {batch, seq_q, heads, dim}, so that heads are joined without a "
+            "copy, and contiguous() copies it.",
      .forward = te_attention_separate_forward,
      .backward = te_attention_separate_backward},
     {.signature = "rope(x, frequencies, positions = nil; interleaved: bool = false, offset: int = 0)",

@@ -226,7 +226,7 @@ static te_status grouped_forward(te_call *call)
 const te_op_def te_ops_linear[] = {
     {.signature = "linear(x, weight, bias = nil)",
      .doc = "x W^T + b for x {..., in}, weight {out, in}, bias {out}. In the compute dtype of te.autocast, otherwise "
-            "the operands'; float32 accumulation.",
+            "the operands'; float32 accumulation. Whole numbers give float32.",
      .forward = linear_forward,
      .backward = linear_backward},
     {.signature = "grouped_linear(x, sizes)",

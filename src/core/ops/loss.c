@@ -73,7 +73,11 @@ static te_status reduce_loss(te_call *call, te_tensor *each, double reduction)
     return te_call_result(call, y);
 }
 
-/* --- cross entropy ------------------------------------------------------------------------------------------------ */
+/* --- cross entropy ---
+ *
+ * With m = max(x) and s = log(sum(exp(x - m))), a class's term is s - (x - m). m + s is never formed: rounded at the
+ * size of m, it would leave nothing of the differences between large logits.
+ */
 
 /* cross_entropy(logits, targets; ignore_index, label_smoothing, reduction, weight) */
 enum { IGNORED, SMOOTHING, REDUCTION };
@@ -228,41 +232,41 @@ const te_op_def te_ops_loss[] = {
      .doc = "Cross entropy of every row.",
      .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
      .rows = "target",
-     .formula = "m = rowmax(x); lse = m + log(rowsum(exp(x - m))); picked = rowsum(where(column() == target, x, 0)); "
-                "y = where(target == ignore, 0, lse - picked)",
-     .gradient = "dx = where(target == ignore, 0, dy * (exp(x - lse) - (column() == target)))"},
+     .formula = "m = rowmax(x); s = log(rowsum(exp(x - m))); picked = rowsum(where(column() == target, x, 0)); "
+                "y = where(target == ignore, 0, s - (picked - m))",
+     .gradient = "dx = where(target == ignore, 0, dy * (exp(x - m - s) - (column() == target)))"},
     {.signature = "cross_entropy_smooth(x, target; ignore: number = -100, smoothing: number = 0)",
      .doc = "Cross entropy of every row with a share of the target spread over all classes.",
      .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
      .rows = "target",
-     .formula = "m = rowmax(x); lse = m + log(rowsum(exp(x - m))); picked = rowsum(where(column() == target, x, 0)); "
-                "smooth = (1 - smoothing) * (lse - picked) + smoothing * (lse - rowmean(x)); y = "
-                "where(target == ignore, 0, smooth)",
-     .gradient = "dx = where(target == ignore, 0, dy * (exp(x - lse) - where(column() == target, 1 - smoothing, 0) - "
+     .formula = "m = rowmax(x); s = log(rowsum(exp(x - m))); picked = rowsum(where(column() == target, x, 0)); "
+                "smooth = (1 - smoothing) * (s - (picked - m)) + smoothing * (s - rowmean(x - m)); "
+                "y = where(target == ignore, 0, smooth)",
+     .gradient = "dx = where(target == ignore, 0, dy * (exp(x - m - s) - where(column() == target, 1 - smoothing, 0) - "
                  "smoothing / n))"},
     {.signature = "cross_entropy_weighted(x, target, weight; ignore: number = -100, smoothing: number = 0)",
      .doc = "Cross entropy of every row with weights of classes, and its target's weight.",
      .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
      .rows = "target",
      .outputs = "y w",
-     .formula = "hit = column() == target; m = rowmax(x); lse = m + log(rowsum(exp(x - m))); "
+     .formula = "hit = column() == target; m = rowmax(x); s = log(rowsum(exp(x - m))); "
                 "own = rowsum(where(hit, weight, 0)); picked = rowsum(where(hit, x, 0)); "
-                "all = rowsum(where(smoothing == 0 or weight == 0, 0, weight * (lse - x))); "
-                "y = where(target == ignore, 0, (1 - smoothing) * own * (lse - picked) + smoothing / n * all); "
+                "all = rowsum(where(smoothing == 0 or weight == 0, 0, weight * (s - (x - m)))); "
+                "y = where(target == ignore, 0, (1 - smoothing) * own * (s - (picked - m)) + smoothing / n * all); "
                 "w = where(target == ignore, 0, own)",
      .gradient = "share = smoothing / n; dx = where(target == ignore, 0, dy * (((1 - smoothing) * own + share * "
-                 "rowsum(weight)) * exp(x - lse) - where(column() == target, (1 - smoothing) * weight, 0) - share * "
+                 "rowsum(weight)) * exp(x - m - s) - where(column() == target, (1 - smoothing) * weight, 0) - share * "
                  "weight))"},
     {.signature = "cross_entropy_soft(x, target, weight = 1; smoothing: number = 0)",
      .doc = "Cross entropy of every row with probabilities.",
      .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
-     .formula = "m = rowmax(x); lse = m + log(rowsum(exp(x - m))); p = weight * ((1 - smoothing) * target + smoothing "
-                "/ n); y = rowsum(where(p == 0, 0, p * (lse - x)))",
-     .gradient = "q = (1 - smoothing) * target + smoothing / n; p = weight * q; g = dy * (lse - x); "
-                 "dx = dy * (rowsum(p) * exp(x - lse) - p); dtarget = (1 - smoothing) * weight * g; dweight = q * g"},
+     .formula = "m = rowmax(x); s = log(rowsum(exp(x - m))); p = weight * ((1 - smoothing) * target + smoothing / "
+                "n); y = rowsum(where(p == 0, 0, p * (s - (x - m))))",
+     .gradient = "q = (1 - smoothing) * target + smoothing / n; p = weight * q; g = dy * (s - (x - m)); "
+                 "dx = dy * (rowsum(p) * exp(x - m - s) - p); dtarget = (1 - smoothing) * weight * g; dweight = q * g"},
     {.signature = "parallel_cross_entropy(logits, targets; first: int = 0, classes: int = 0, ignore_index: int = -100)",
      .doc = "Of every row of logits whose classes count from first: maximum, sum of exp(x - maximum), the target's "
-            "logit or 0, sum.",
+            "logit or 0, sum of x - maximum.",
      .flags = TE_OP_HIDDEN | TE_OP_NOGRAD,
      .outputs = "m s picked total",
      .forward = parallel_forward},
@@ -271,16 +275,16 @@ const te_op_def te_ops_loss[] = {
      .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN | TE_OP_NOGRAD,
      .rows = "target",
      .outputs = "m s picked total",
-     .formula = "m = rowmax(x); s = rowsum(exp(x - where(m == -inf, 0, m))); "
-                "picked = rowsum(where(column() == target - first, x, 0)); total = rowsum(x)"},
-    {.signature = "cross_entropy_of_part(x, target, lse, picked, total = 0; first: number = 0, classes: number = 1, "
+     .formula = "m = rowmax(x); d = x - where(m == -inf, 0, m); s = rowsum(exp(d)); total = rowsum(d); "
+                "picked = rowsum(where(column() == target - first, x, 0))"},
+    {.signature = "cross_entropy_of_part(x, target, m, s, picked, total = 0; first: number = 0, classes: number = 1, "
                   "ignore: number = -100, smoothing: number = 0)",
      .doc = "Cross entropy of every row from what all parts of the row gave; its gradient is that of the part x.",
      .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
-     .rows = "target lse picked total",
-     .formula = "smooth = where(smoothing == 0, 0, smoothing * (lse - total / classes)); "
-                "y = where(target == ignore, 0, (1 - smoothing) * (lse - picked) + smooth)",
-     .gradient = "dx = where(target == ignore, 0, dy * (exp(x - lse) - "
+     .rows = "target m s picked total",
+     .formula = "smooth = where(smoothing == 0, 0, smoothing * (s - total / classes)); "
+                "y = where(target == ignore, 0, (1 - smoothing) * (s - (picked - m)) + smooth)",
+     .gradient = "dx = where(target == ignore, 0, dy * (exp(x - m - s) - "
                  "where(column() == target - first, 1 - smoothing, 0) - smoothing / classes))"},
     {.signature = "loss_of_class(x, target; classes: number = 1, ignore: number = -100, otherwise: number = 0)",
      .doc = "x where its target is a class or ignored.",

@@ -1,7 +1,7 @@
 /* norm.c - normalisations over rows: LayerNorm, RMSNorm, L2, softmax. Statistics are float32, stored one per row. */
 #include "ops.h"
 
-/* Moves `dim` last, applies a row op and moves it back. */
+/* Moves `dim` last, applies a row op and moves it back, in memory too. */
 static te_status along_dim(te_call *call, const char *row_op)
 {
     te_tensor *x = call->in[0];
@@ -15,9 +15,11 @@ static te_status along_dim(te_call *call, const char *row_op)
     te_tensor *y = last ? te_op_call(call->ctx, row_op, 1, &TE_A_TENSOR(last)) : NULL;
     swap[0] = TE_A_TENSOR(y);
     te_tensor *back = y ? te_op_call(call->ctx, "transpose", 3, swap) : NULL;
+    te_tensor *packed = back ? te_op_call(call->ctx, "contiguous", 1, &TE_A_TENSOR(back)) : NULL;
     te_tensor_release(last);
     te_tensor_release(y);
-    return te_call_result(call, back);
+    te_tensor_release(back);
+    return te_call_result(call, packed);
 }
 
 static te_status softmax_forward(te_call *call) { return along_dim(call, "softmax_row"); }

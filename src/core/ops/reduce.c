@@ -296,7 +296,7 @@ const te_op_def te_ops_reduce[] = {
     {.signature = "norm_inf_row(x)",
      .doc = "Largest magnitude of a row.",
      .flags = ROW | TE_OP_FLOAT,
-     .formula = "y = rowmax(abs(x))"},
+     .formula = "y = max(rowmax(abs(x)), 0)"},
     {.signature = "norm_p_row(x; p: number = 2)",
      .doc = "p-norm of a row.",
      .flags = ROW | TE_OP_FLOAT,

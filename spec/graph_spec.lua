@@ -688,6 +688,33 @@ describe("te.make_graphed_callables", function()
         assert.same({ 2, 2 }, values(layer.bias.grad))
     end)
 
+    it("leaves no amaxes of its sample to delayed scaling, whose scales go on as without it", function()
+        local function run(graphed)
+            te.manual_seed(1)
+            local layer = te.Sequential(te.Linear(16, 16)):to "cuda"
+            local options, seen = { recipe = te.recipe.DelayedScaling { amax_history_len = 3 } }, {}
+            local sample = te.full({ 4, 16 }, 1000, { device = "cuda", requires_grad = true })
+            local fn = graphed and te.autocast(options, te.make_graphed_callables, layer, { sample }) or layer
+            te.manual_seed(2)
+            for i = 1, 5 do
+                local x = (te.randn({ 4, 16 }, { device = "cuda" }) * i):detach()
+                x.requires_grad = true
+                local y = te.autocast(options, fn, x)
+                y:square():sum():backward()
+                for _, t in ipairs { y, x.grad, layer[1].weight.grad } do
+                    for _, v in ipairs(values(t)) do seen[#seen + 1] = v end
+                end
+                layer:zero_grad()
+            end
+            local state = layer:state_dict()
+            for _, role in ipairs { "input", "weight", "grad_output" } do
+                seen[#seen + 1] = state[("1.%s_scale"):format(role)]:item()
+            end
+            return seen
+        end
+        equal_bits(run(false), run(true))
+    end)
+
     it("records forward alone where nothing has a gradient", function()
         local fn = te.make_graphed_callables(te.GELU(), { te.ones({ 2, 2 }, { device = "cuda" }) })
         local x = te.tensor { { 1, -1 }, { 2, 0 } }

@@ -229,8 +229,7 @@ local function launch_backward(both, parameters, douts)
     return unpack(grads, 1, both.inputs.n + 1)
 end
 
--- A few runs in both directions that leave nothing behind but amaxes of delayed scaling. True where a result has a
--- gradient.
+-- A few runs in both directions that leave nothing behind. True where a result has a gradient.
 local function warm_up(fn, inputs, parameters, times)
     local rng, differentiable = te.rng_state(), false
     for _ = 1, times do
@@ -271,7 +270,9 @@ function graphs.make_graphed_callables(callable, sample_inputs, opts)
     local probe = core.graph_begin(device)
     if not probe then return callable end
     core.graph_end(probe, false)
-    local differentiable = warm_up(callable, inputs, parameters, math.max(o.warmup, 1))
+    local warmed, differentiable = core.under(core.pause_amaxes, true, warm_up, callable, inputs, parameters,
+        math.max(o.warmup, 1))
+    if not warmed then error(differentiable, 0) end
     local both = record_both(device, callable, inputs, parameters, differentiable)
     local function launch(...)
         fill(who, inputs, pack(...))

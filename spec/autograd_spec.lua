@@ -132,6 +132,45 @@ describe("backward", function()
     end)
 end)
 
+describe("a result that nothing came back for", function()
+    local function two(v) return te.sigmoid(v), te.sqrt(v) end
+
+    it("has no part in the gradient, not even where its own would be infinite", function()
+        for _, dtype in ipairs { "float32", "float64" } do
+            local x = te.tensor({ 0, 4 }, { dtype = dtype, requires_grad = true })
+            local first = te.pointwise(two)(x)
+            first:sum():backward()
+            assert.equal(0.25, x.grad[1]:item())
+            local expected = te.grad(te.sigmoid(x):sum(), { x })[1]
+            assert.same(expected:totable(), x.grad:totable())
+            local _, second = te.pointwise(two)(x)
+            x.grad = nil
+            second:sum():backward()
+            assert.same({ math.huge, 0.25 }, x.grad:totable())
+        end
+    end)
+
+    it("gives none to what it alone was made of, fused or not", function()
+        for _, fused in ipairs { true, false } do
+            local x = te.tensor({ { 0, 4 } }, { requires_grad = true })
+            local before = te.set_fusion(fused)
+            local root = te.Sequential(te.Pointwise(te.sigmoid), te.MakeExtraOutput(),
+                te.Pointwise(function(v) return te.sqrt(v - 0.5) end), te.Linear(2, 2))
+            local _, extra = root(x)
+            te.set_fusion(before)
+            extra:sum():backward()
+            assert.equal(0.25, x.grad[1][1]:item())
+            assert.is_nil(root[4].weight.grad)
+        end
+        local x = te.ones({ 3 }, { requires_grad = true })
+        local w = te.ones({ 3 }, { requires_grad = true })
+        local first = te.pointwise(function(a, b) return a * 2, b * 3 end)(x, w)
+        first:sum():backward()
+        assert.same({ 2, 2, 2 }, x.grad:totable())
+        assert.is_nil(w.grad)
+    end)
+end)
+
 describe("te.grad", function()
     it("gives gradients without touching .grad", function()
         local x, y, z = leaf { 2 }, leaf { 3 }, leaf { 4 }

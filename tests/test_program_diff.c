@@ -253,6 +253,72 @@ static void random_inputs(te_program *p, te_output_kind *kinds, uint64_t *seed)
     }
 }
 
+/* Without some results' gradients, which then are not even read, the others are as where those are 0, unless 0 meets
+ * what is infinite there. */
+static void check_without(grad_case *g, uint64_t *seed)
+{
+    te_gradient gradient;
+    te_build_error error;
+    te_status status = te_program_differentiate(&g->request, &gradient, &error);
+    CHECK_MSG(status == TE_OK, "%s", error.message);
+    if (status != TE_OK) return;
+    objective(g, gradient.forward);
+    static double nothing[2][MAX_SIZE];
+    eval_operand sources[2][TE_GRAD_MAX_SOURCES];
+    double results[2][MAX_INPUTS + MAX_OUTPUTS][MAX_SIZE], *outputs[2][MAX_INPUTS + MAX_OUTPUTS];
+    bool absent[TE_GRAD_MAX_SOURCES] = {false};
+    for (int k = 0; k < MAX_SIZE; k++) nothing[1][k] = NAN;
+    for (int i = 0; i < gradient.n_sources; i++) {
+        te_grad_source source = gradient.sources[i];
+        absent[i] = source.kind == TE_GRAD_FROM_DOUT && random_below(seed, 2);
+        for (int way = 0; way < 2; way++) {
+            sources[way][i] = source_operand(g, &gradient, source);
+            if (absent[i]) sources[way][i].data = nothing[way];
+        }
+    }
+    te_program *partial = te_gradient_without(&gradient, absent);
+    char wrong[160];
+    CHECK_MSG(partial && te_program_verify(partial, wrong, sizeof wrong), "%s", wrong);
+    CHECK(te_gradient_without(&gradient, absent) == partial && partial->n_inputs == gradient.n_sources);
+    const te_program *programs[2] = {gradient.backward, partial};
+    for (int way = 0; way < 2; way++) {
+        for (int i = 0; i < MAX_INPUTS + MAX_OUTPUTS; i++) outputs[way][i] = results[way][i];
+        eval_space space = {g->rows, g->columns, sources[way], g->params, false};
+        program_eval(programs[way], &space, outputs[way]);
+    }
+    for (int i = 0; i < partial->n_outputs; i++)
+        for (int k = 0; k < eval_output_size((te_output_kind)partial->outputs[i].kind, g->rows, g->columns); k++) {
+            double whole = results[0][i][k], part = results[1][i][k];
+            CHECK_MSG(whole == part || !isfinite(whole), "output %d, element %d: %.17g, not %.17g", i, k, part, whole);
+        }
+    te_gradient_clear(&gradient);
+}
+
+static void test_without(void)
+{
+    te_program *p = te_program_new(&te_mem_libc, "two");
+    int x = te_program_input(p, TE_RATE_ELEM);
+    te_program_output(p, TE_OUT_ELEM, emit(p, TE_PW_SIGMOID, x, -1));
+    te_program_output(p, TE_OUT_ELEM, emit(p, TE_PW_SQRT, x, -1));
+    bool wanted = true;
+    te_output_kind reduce = TE_OUT_ELEM;
+    te_gradient gradient;
+    CHECK(te_program_differentiate(&(te_gradient_request){.forward = p, .wanted = &wanted, .reduce = &reduce},
+                                   &gradient, NULL) == TE_OK);
+    bool absent[TE_GRAD_MAX_SOURCES] = {false}, all[TE_GRAD_MAX_SOURCES] = {false};
+    for (int i = 0; i < gradient.n_sources; i++) {
+        all[i] = gradient.sources[i].kind == TE_GRAD_FROM_DOUT;
+        absent[i] = all[i] && gradient.sources[i].index == 1;
+    }
+    CHECK(te_gradient_without(&gradient, (bool[TE_GRAD_MAX_SOURCES]){false}) == gradient.backward);
+    te_program *partial = te_gradient_without(&gradient, absent);
+    for (int i = 0; i < partial->n_insns; i++) CHECK(partial->insns[i].op != TE_PW_SQRT);
+    CHECK(!te_program_gives_nothing(partial, 0));
+    CHECK(te_program_gives_nothing(te_gradient_without(&gradient, all), 0));
+    te_gradient_clear(&gradient);
+    te_program_free(p);
+}
+
 static void test_random_programs(void)
 {
     uint64_t seed = 61;
@@ -276,6 +342,7 @@ static void test_random_programs(void)
             g.wanted[i] = random_below(&seed, 4) > 0;
         }
         int before = test_failures;
+        check_without(&g, &seed);
         check_and_clear(&g);
         if (test_failures > before && before < 3) {
             char text[8000];
@@ -295,6 +362,7 @@ int main(void)
     test_choices_of_constants();
     test_joints();
     test_broadcasts();
+    test_without();
     test_random_programs();
     return TEST_END();
 }

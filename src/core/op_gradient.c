@@ -111,17 +111,6 @@ static bool source_rate_is_row(const te_gradient *g, const te_layout *l, int i)
     }
 }
 
-/* The gradient of a result that as it is is the one of an input, as in a sum; NULL where it has to be computed. */
-static te_tensor *passed_through(const te_call *call, const te_variant *v, const te_layout *l, int i,
-                                 const struct te_program_output *out)
-{
-    const te_program *program = v->gradient.backward;
-    const te_insn *insn = &program->insns[out->value];
-    if (insn->op != TE_PW_LOAD || out->kind != TE_OUT_ELEM || l->part[i].half) return NULL;
-    const te_grad_source *source = &v->gradient.sources[insn->slot];
-    return source->kind == TE_GRAD_FROM_DOUT ? call->dout[source->index] : NULL;
-}
-
 static bool has_shape(const te_tensor *t, int ndim, const int64_t *shape)
 {
     return t->ndim == ndim && memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) == 0;
@@ -130,7 +119,8 @@ static bool has_shape(const te_tensor *t, int ndim, const int64_t *shape)
 /* One backward run, as it is bound. */
 typedef struct backward_run {
     te_call *call;
-    const te_variant *v;
+    te_variant *v;
+    te_program *program; /* the gradient's, without results that nothing came back for */
     te_layout l;
     te_space s;
     te_run run;
@@ -139,6 +129,32 @@ typedef struct backward_run {
     te_tensor *zeros[TE_OP_MAX_OUTPUTS]; /* for results that nothing came back for */
     int n, to_compute; /* outputs, and those that are not handed through */
 } backward_run;
+
+/* The gradient of a result that as it is is the one of an input, as in a sum; NULL where it has to be computed. */
+static te_tensor *passed_through(const backward_run *b, int i, const struct te_program_output *out)
+{
+    const te_insn *insn = &b->program->insns[out->value];
+    if (insn->op != TE_PW_LOAD || out->kind != TE_OUT_ELEM || b->l.part[i].half) return NULL;
+    const te_grad_source *source = &b->v->gradient.sources[insn->slot];
+    return source->kind == TE_GRAD_FROM_DOUT ? b->call->dout[source->index] : NULL;
+}
+
+/* Whether it is none: results that nothing came back for have no part in the input. */
+static bool is_nothing(const backward_run *b, int i, int output)
+{
+    bool partial = b->program != b->v->gradient.backward;
+    return partial && !b->l.part[i].half && te_program_gives_nothing(b->program, output);
+}
+
+static te_status choose_program(backward_run *b)
+{
+    bool absent[TE_GRAD_MAX_SOURCES] = {false};
+    te_gradient *g = &b->v->gradient;
+    for (int i = 0; i < g->n_sources; i++)
+        absent[i] = g->sources[i].kind == TE_GRAD_FROM_DOUT && !b->call->dout[g->sources[i].index];
+    b->program = te_gradient_without(g, absent);
+    return b->program ? TE_OK : te_fail_memory(b->call->ctx, b->call->op->name);
+}
 
 static te_status bind_sources(backward_run *b)
 {
@@ -176,15 +192,16 @@ static te_status bind_outputs(backward_run *b)
     te_status status = TE_OK;
     for (int i = 0, k = 0; i < b->l.n && status == TE_OK; i++) {
         if (!te_variant_wants(b->v, i)) continue;
-        const struct te_program_output *out = &b->v->gradient.backward->outputs[k++];
-        te_tensor *dout = passed_through(call, b->v, &b->l, i, out);
+        const struct te_program_output *out = &b->program->outputs[k];
+        bool nothing = is_nothing(b, i, k++);
+        te_tensor *dout = passed_through(b, i, out);
         const te_grad_meta *meta = te_grad_input(call, b->l.input[i]);
         int n = b->n;
         b->outs[n].slot = i;
         b->outputs[n] = (te_operand){.data = NULL};
         if (dout && dout->dtype == meta->dtype && has_shape(dout, meta->ndim, meta->shape)) {
             status = te_grad_give(call, b->l.input[i], te_tensor_retain(dout));
-        } else if (!te_grad_wanted(call, b->l.input[i])) {
+        } else if (nothing || !te_grad_wanted(call, b->l.input[i])) {
             /* nothing is computed, nor summed */
         } else if (dout && has_shape(dout, b->s.ndim, b->s.shape) && is_summed(b, i)) {
             status = give_sum(call, &b->l, i, dout);
@@ -202,7 +219,7 @@ static te_status bind_outputs(backward_run *b)
 static te_status run_bound(backward_run *b)
 {
     te_call *call = b->call;
-    te_program *program = b->v->gradient.backward;
+    te_program *program = b->program;
     double params[TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS + 1] = {0};
     te_program_params(call, program, (unsigned)call->memo[1], b->run.shape[b->run.ndim - 1], params);
     b->run.inputs = b->inputs;
@@ -216,14 +233,15 @@ te_status te_program_op_backward(te_call *call)
 {
     backward_run b;
     b.call = call;
-    b.v = call->pointer;
+    b.v = (te_variant *)(uintptr_t)call->pointer; /* it keeps the gradient without some results */
     b.l = te_program_layout(call, (unsigned)call->memo[0]);
     b.s = backward_space(call, &b.l);
     b.n = b.to_compute = 0;
     memset(b.outs, 0, sizeof b.outs);
     memset(b.zeros, 0, sizeof b.zeros);
     te_run_start(&b.run, &b.s);
-    te_status status = bind_sources(&b);
+    te_status status = choose_program(&b);
+    if (status == TE_OK) status = bind_sources(&b);
     if (status == TE_OK) status = bind_outputs(&b);
     if (status == TE_OK && b.to_compute) status = run_bound(&b);
     for (int i = 0; i < b.n; i++) {

@@ -64,6 +64,76 @@ te_program *te_program_bind(const te_program *source, const double *values)
     return NULL;
 }
 
+/* --- without some inputs ------------------------------------------------------------------------------------------ */
+
+/* The value of an instruction some of whose arguments are absent: TE_VALUE_NONE where it is absent as well. What is
+ * absent adds nothing, and multiplied by infinity it still is. */
+static int replay_without(te_program *target, const te_insn *insn, const int32_t *map)
+{
+    int a = insn->arg[0] < 0 ? -1 : map[insn->arg[0]], b = insn->arg[1] < 0 ? -1 : map[insn->arg[1]];
+    bool no_a = a == TE_VALUE_NONE, no_b = b == TE_VALUE_NONE;
+    switch (insn->op) {
+    case TE_PW_ADD: return no_a ? b : a;
+    case TE_PW_SUB: return !no_a ? a : no_b ? TE_VALUE_NONE : te_program_emit(target, TE_PW_NEG, b, -1, -1);
+    case TE_PW_MUL: return TE_VALUE_NONE;
+    case TE_PW_NEG: case TE_PW_ROWSUM: case TE_PW_TO_BF16: case TE_PW_TO_F16: case TE_PW_TO_F32: return TE_VALUE_NONE;
+    case TE_PW_DIV:
+        if (no_a) return TE_VALUE_NONE;
+        break;
+    case TE_PW_WHERE:
+        if (no_b && map[insn->arg[2]] == TE_VALUE_NONE) return TE_VALUE_NONE;
+        break;
+    default: break;
+    }
+    int32_t numbers[3]; /* 0 in the place of what is absent */
+    te_insn as_zero = *insn;
+    for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) {
+        numbers[k] = map[insn->arg[k]];
+        if (numbers[k] == TE_VALUE_NONE) numbers[k] = te_program_const(target, 0);
+        as_zero.arg[k] = k;
+    }
+    return te_program_replay(target, &as_zero, numbers, 0, 0);
+}
+
+static int copy_without(te_program *target, const te_insn *insn, const bool *absent, const int32_t *map)
+{
+    bool whole = true;
+    if (insn->op == TE_PW_LOAD) return absent[insn->slot] ? TE_VALUE_NONE : te_program_load(target, insn->slot);
+    for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) whole &= map[insn->arg[k]] != TE_VALUE_NONE;
+    return whole ? te_program_replay(target, insn, map, 0, 0) : replay_without(target, insn, map);
+}
+
+te_program *te_program_without(const te_program *source, const bool *absent)
+{
+    te_program *made = te_program_new(source->mem, source->name);
+    size_t bytes = (size_t)source->n_insns * sizeof(int32_t);
+    int32_t *map = te_mem_alloc(source->mem, bytes);
+    bool ok = made && map;
+    for (int i = 0; i < source->n_inputs && ok; i++) ok = te_program_input(made, (te_rate)source->input_rates[i]) >= 0;
+    for (int i = 0; i < source->n_insns && ok; i++) {
+        map[i] = copy_without(made, &source->insns[i], absent, map);
+        ok = map[i] != -1;
+    }
+    for (int i = 0; i < source->n_outputs && ok; i++) {
+        int value = map[source->outputs[i].value];
+        if (value == TE_VALUE_NONE) value = te_program_const(made, 0);
+        ok = te_program_output(made, (te_output_kind)source->outputs[i].kind, value) >= 0;
+    }
+    if (map) te_mem_free(source->mem, map, bytes);
+    if (ok && te_program_prune(made) == TE_OK) {
+        made->n_params = source->n_params;
+        made->n_rngs = source->n_rngs;
+        return made;
+    }
+    te_program_free(made);
+    return NULL;
+}
+
+bool te_program_gives_nothing(const te_program *program, int output)
+{
+    return te_program_is_const(program, program->outputs[output].value, 0);
+}
+
 te_status te_program_append(te_program *target, const te_program *source, const int *inputs, int param_base,
                             int rng_base, int *outputs)
 {

@@ -44,6 +44,13 @@ te_status te_program_append(te_program *target, const te_program *source, const 
  * exhausted. */
 te_program *te_program_bind(const te_program *source, const double *values);
 
+/* A copy that does without the inputs that are absent: what is made of them alone is left out of sums, whatever it
+ * would have been multiplied by, and an output that is nothing else is the constant 0. Slots stay as they are. NULL
+ * when memory is exhausted. */
+te_program *te_program_without(const te_program *source, const bool *absent);
+/* Whether an output is that constant. */
+bool te_program_gives_nothing(const te_program *program, int output);
+
 /* One line per instruction, for people and tests; returns the length as snprintf does. */
 int te_program_dump(const te_program *program, char *text, size_t size);
 
@@ -132,9 +139,13 @@ typedef struct te_gradient {
     te_program    *forward, *backward;
     int            n_sources, n_rows;
     te_grad_source sources[TE_GRAD_MAX_SOURCES];
+    struct te_partial_gradient *partial; /* te_gradient_without */
 } te_gradient;
 
 te_status te_program_differentiate(const te_gradient_request *request, te_gradient *gradient, te_build_error *error);
-void      te_gradient_clear(te_gradient *gradient); /* frees both programs */
+void      te_gradient_clear(te_gradient *gradient); /* frees its programs */
+/* `backward` where the sources that are absent have no gradient, as those of a result that nothing came back for; it
+ * belongs to the gradient. NULL when memory is exhausted. */
+te_program *te_gradient_without(te_gradient *gradient, const bool *absent);
 
 #endif

@@ -269,8 +269,41 @@ te_status te_program_differentiate(const te_gradient_request *request, te_gradie
     return status;
 }
 
+/* One of those that do without some sources: few combinations of results are ever used. */
+typedef struct te_partial_gradient {
+    uint32_t absent; /* bits of sources */
+    te_program *backward;
+    struct te_partial_gradient *next;
+} partial;
+
+te_program *te_gradient_without(te_gradient *gradient, const bool *absent)
+{
+    const te_mem *mem = gradient->backward->mem;
+    uint32_t bits = 0;
+    for (int i = 0; i < gradient->n_sources; i++) bits |= (uint32_t)absent[i] << i;
+    if (!bits) return gradient->backward;
+    for (const partial *p = gradient->partial; p; p = p->next)
+        if (p->absent == bits) return p->backward;
+    partial *made = te_mem_alloc(mem, sizeof *made);
+    te_program *backward = made ? te_program_without(gradient->backward, absent) : NULL;
+    if (!backward) {
+        te_mem_free(mem, made, sizeof *made);
+        return NULL;
+    }
+    *made = (partial){bits, backward, gradient->partial};
+    gradient->partial = made;
+    return backward;
+}
+
 void te_gradient_clear(te_gradient *gradient)
 {
+    while (gradient->partial) {
+        partial *p = gradient->partial;
+        gradient->partial = p->next;
+        const te_mem *mem = p->backward->mem;
+        te_program_free(p->backward);
+        te_mem_free(mem, p, sizeof *p);
+    }
     te_program_free(gradient->forward);
     te_program_free(gradient->backward);
     *gradient = (te_gradient){.forward = NULL};

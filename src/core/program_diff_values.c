@@ -60,12 +60,14 @@ int te_diff_output_gradient(te_diff *diff, int index)
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
 
+/* A row's number that was spread over its elements would be read as one of these. */
 static int saved_output_of(const te_diff *diff, int value)
 {
     const te_program *forward = diff->request->forward;
     for (int i = 0; diff->request->save_output && i < forward->n_outputs; i++) {
         const struct te_program_output *output = &forward->outputs[i];
-        bool holds_values = output->kind == TE_OUT_ELEM || output->kind == TE_OUT_ROW;
+        bool spread = output->kind == TE_OUT_ELEM && forward->insns[value].rate != TE_RATE_ELEM;
+        bool holds_values = (output->kind == TE_OUT_ELEM && !spread) || output->kind == TE_OUT_ROW;
         if (output->value == value && holds_values && diff->request->save_output[i]) return i;
     }
     return -1;

@@ -185,6 +185,25 @@ static te_status bind_again(te_group_backward *b, const te_unit *unit, const te_
     return TE_OK;
 }
 
+/* The gradient program of a unit, without the results that nothing came back for. */
+static te_program *program_of(te_group_backward *b, const te_unit *unit)
+{
+    bool absent[TE_GRAD_MAX_SOURCES] = {false};
+    te_gradient *g = (te_gradient *)(uintptr_t)&unit->gradient; /* keeps those programs */
+    for (int i = 0; i < g->n_sources; i++)
+        absent[i] = g->sources[i].kind == TE_GRAD_FROM_DOUT && !incoming(b, unit, g->sources[i].index);
+    te_program *program = te_gradient_without(g, absent);
+    if (!program) te_fail_memory(b->ctx, g->backward->name);
+    return program;
+}
+
+/* Whether the k-th gradient is none, so that whoever waits for it has none from here. */
+static bool is_nothing(const te_unit *unit, int k, const te_program *program)
+{
+    bool partial = program != unit->gradient.backward;
+    return partial && !unit->slots[unit->grads[k].slot].part.half && te_program_gives_nothing(program, k);
+}
+
 static te_status backward_program(te_group_backward *b, const te_unit *unit)
 {
     const te_gradient *g = &unit->gradient;
@@ -196,6 +215,8 @@ static te_status backward_program(te_group_backward *b, const te_unit *unit)
     bool computes = false;
     te_run run;
     if (!g->backward || !has_gradient(b, unit)) return TE_OK;
+    te_program *program = program_of(b, unit);
+    if (!program) return b->ctx->status;
     for (int i = 0; i < g->n_sources && status == TE_OK; i++) status = bind_source(b, unit, i, &s, &zero, &inputs[i]);
     te_emitting e;
     bool emits = status == TE_OK && b->plan->n_products && te_emitting_backward(b->state, unit, &s, inputs, &e);
@@ -204,6 +225,7 @@ static te_status backward_program(te_group_backward *b, const te_unit *unit)
         const te_unit_grad *grad = &unit->grads[k];
         const te_unit_slot *slot = &unit->slots[grad->slot];
         outputs[k] = (te_operand){.data = NULL};
+        if (is_nothing(unit, k, program)) continue;
         if (emits && grad->bias == TE_NO_VALUE && te_emission_of(&e, slot->value)) {
             computes = true;
             continue;
@@ -225,10 +247,10 @@ static te_status backward_program(te_group_backward *b, const te_unit *unit)
         run.compute_f64 = unit->compute_f64;
         te_exec *exec = &b->state->device->exec;
         if (emits) {
-            status = te_emitting_run(&e, g->backward, &run);
+            status = te_emitting_run(&e, program, &run);
         } else {
-            status = exec->backend->program_run(exec, g->backward, &run, 1);
-            if (status != TE_OK) te_fail_exec(b->ctx, status, exec, g->backward->name);
+            status = exec->backend->program_run(exec, program, &run, 1);
+            if (status != TE_OK) te_fail_exec(b->ctx, status, exec, program->name);
         }
     }
     for (int k = 0; k < unit->n_grads; k++) {

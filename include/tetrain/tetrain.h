@@ -90,7 +90,8 @@ enum {
      * limits with it: pcall swallows none of them. (Without the flag a script may catch that memory ran out, at a
      * limit as well, and go on with less; the instruction limit ends it in any case.) It limits what a mistaken or
      * careless script can damage. It is no wall against a hostile author: LuaJIT and the engine are large programs that
-     * share the host's address space. Put such scripts into a process of their own. */
+     * share the host's address space. Put such scripts into a process of their own. Devices are the machine's: a script
+     * may use a GPU, whose driver compiles kernels for it and keeps them in the cache folder ($TETRAIN_CACHE). */
     TETRAIN_RESTRICTED = 1 << 0,
     /* The JIT compiler stays off, so that tetrain_interrupt ends every script. */
     TETRAIN_INTERPRETED = 1 << 1,
@@ -106,7 +107,7 @@ typedef struct tetrain_options {
     const char *device;              /* default device of new tensors, NULL for "cpu" */
     int         threads;             /* CPU threads; 0: OMP_NUM_THREADS, or all cores */
     size_t      lua_memory_limit;    /* bytes of the Lua heap, 0: none. Implies TETRAIN_INTERPRETED */
-    size_t      tensor_memory_limit; /* bytes per device, 0: none */
+    size_t      tensor_memory_limit; /* bytes per device, on the CPU with those of recorded operations; 0: none */
     uint64_t    instruction_limit;   /* Lua instructions per call of the host, 0: none. Implies TETRAIN_INTERPRETED */
     unsigned    flags;
     /* What print writes in restricted runtimes; NULL: dropped. */

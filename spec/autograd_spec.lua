@@ -381,6 +381,44 @@ describe("te.checkpoint", function()
         end
     end)
 
+    it("needs a gradient where something in it does, whatever that is", function()
+        local x, leaf = te.ones { 2, 2 }, te.ones({ 2, 2 }, { requires_grad = true })
+        local made, layer, inner = leaf * 2, te.Linear(2, 2), te.Sequential(te.Linear(2, 2), te.GELU())
+        local opened = te.autocast({ dtype = "bfloat16" }, te.Linear(2, 2), x):detach()
+        local square = function(v)
+            return te._core.custom(function(_, u) return u * u end, function(_, dy) return dy end, v)
+        end
+        local function apply(fn) return te.checkpoint(fn, x).requires_grad end
+        for name, fn in pairs {
+            leaf = function(v) return v + leaf end, ["what is no leaf"] = function(v) return te.matmul(v, made) end,
+            layer = layer, container = inner, module = te.Residual(layer),
+            ["a layer beside others"] = function(v) return v * 2, layer(v) end,
+            ["the leaf itself"] = function() return leaf end, row = function() return leaf[1] end,
+            view = function() return leaf:transpose() end, custom = function() return square(leaf) end,
+            nested = function(v) return te.checkpoint(layer, v) end,
+            ["one caught"] = function(v)
+                pcall(te.checkpoint, function() error(tostring(v * leaf)) end)
+                return layer(v)
+            end,
+            ["a list"] = function() return te.cat { x, leaf } end,
+            autocast = function(v) return te.autocast({ dtype = "bfloat16" }, layer, v) end,
+        } do
+            assert.is_true(apply(fn), name)
+        end
+        layer:requires_grad_(false)
+        inner:requires_grad_(false)
+        for name, fn in pairs {
+            input = function(v) return v * 2 end, layer = layer, container = inner,
+            ["what stands outside"] = function() return opened end,
+            nested = function(v) return te.checkpoint(inner, te.checkpoint(layer, v)) end,
+            custom = function(v) return square(v) end,
+        } do
+            assert.is_false(apply(fn), name)
+        end
+        assert.is_true(te.checkpoint(inner, leaf).requires_grad)
+        assert.is_true(te.checkpoint(function(v) return v end, leaf).requires_grad)
+    end)
+
     local w = te.randn({ 4, 4 }, { dtype = "float64" })
 
     local function block(x) return te.dropout(te.tanh(te.matmul(x, w)), { p = 0.3 }) end

@@ -215,6 +215,13 @@ static void test_delayed(te_context *ctx, bool in_group)
     te_tensor_release(linear(fc, large, w));
     CHECK(te_autocast_end(ctx) == TE_OK && first(te_product_scale(fc, TE_ROLE_INPUT)) == 224.0f / 99);
     te_context_set_grad_enabled(ctx, true);
+    /* a step that fails leaves nothing to the next one */
+    CHECK(te_autocast_begin(ctx, &scope) == TE_OK);
+    te_tensor_release(linear(fc, large, w));
+    CHECK(first(te_product_amax_history(fc, TE_ROLE_INPUT)) == 99);
+    CHECK(first(te_product_amax_history(fc, TE_ROLE_WEIGHT)) == amax_of(w));
+    CHECK(te_autocast_unwind(ctx, 0) == TE_OK && first(te_product_amax_history(fc, TE_ROLE_INPUT)) == 0);
+    CHECK(first(te_product_amax_history(fc, TE_ROLE_WEIGHT)) == 0);
 
     te_tensor *scale = te_product_scale(fc, TE_ROLE_INPUT), *history = te_product_amax_history(fc, TE_ROLE_INPUT);
     CHECK(te_product_set_state(other, TE_ROLE_INPUT, scale, history) == TE_OK);

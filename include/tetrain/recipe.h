@@ -147,7 +147,8 @@ TE_API te_status te_autocast_begin(te_context *ctx, const te_autocast *scope);
  * or after calibrating, delayed scaling takes the amaxes of inputs and weights into account. Ended is the scope also on
  * failure. An error where none has begun. */
 TE_API te_status te_autocast_end(te_context *ctx);
-/* For error paths: how many scopes there are, and the end of all above `depth`, without new scales. */
+/* For error paths: how many scopes there are, and the end of all above `depth`, without new scales. Where
+ * te_autocast_end would have taken amaxes into account they are forgotten. */
 TE_API int       te_autocast_depth(const te_context *ctx);
 TE_API te_status te_autocast_unwind(te_context *ctx, int depth);
 

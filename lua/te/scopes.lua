@@ -170,7 +170,10 @@ function core.custom(forward, backward, ...)
     check_function("_core.custom", forward)
     check_function("_core.custom", backward)
     local ctx = core.context()
-    if not core.grad_enabled() then return te.no_grad(forward, ctx, ...) end
+    if not core.grad_enabled() then
+        core.gradient_uses(...)
+        return te.no_grad(forward, ctx, ...)
+    end
     return connect(backward, ctx, pack(...), te.no_grad(forward, ctx, ...))
 end
 
@@ -261,9 +264,11 @@ local function checkpoint_backward(ctx, ...)
     return unpack(grads, 1, inputs.n + 1)
 end
 
-local function recorded(state, before, ok, ...)
+-- The results need a gradient where something that fn met does.
+local function recorded(state, before, uses, ok, ...)
     state.scales, mode.recording = core.recorded_scales(), before
     if not ok then error((...), 0) end
+    state.anchor.requires_grad, state.anchor = core.gradient_uses() > uses, nil
     return ...
 end
 
@@ -272,7 +277,7 @@ local function run_recorded(state, fn, ...)
     local before = mode.recording
     mode.recording = true
     core.record_scales()
-    return recorded(state, before, core.within(fn, ...))
+    return recorded(state, before, core.gradient_uses(), core.within(fn, ...))
 end
 
 -- What fn gave, which a graph node can only have as tensors.
@@ -289,13 +294,14 @@ local function tensors(...)
 end
 
 --- fn(...), keeping only its inputs: what happens inside is computed again in backward, with the same random numbers,
---- compute dtype, recipe and scales. Parameters that fn uses get their gradients as usual. fn gives tensors.
+--- compute dtype, recipe and scales. Parameters that fn uses get their gradients as usual; results need none where
+--- nothing in fn does. fn gives tensors.
 function te.checkpoint(fn, ...)
     check_function("checkpoint", fn)
     if not core.grad_enabled() then return fn(...) end
-    local anchor = te.zeros({}, { requires_grad = true }) -- an input that needs a gradient even when no other does
-    local inputs, state = pack(...), { rng = te.rng_state(), dtype = core.compute_dtype(), mode = mode.get(),
-        time = core.writing_time() }
+    local anchor = te.zeros({}) -- an input that needs a gradient where fn meets something that does
+    local inputs, state = pack(...), { anchor = anchor, rng = te.rng_state(), dtype = core.compute_dtype(),
+        mode = mode.get(), time = core.writing_time() }
     local function forward(ctx, _, ...)
         ctx.fn, ctx.state = fn, state
         ctx.inputs = core.keep(inputs)

@@ -80,6 +80,44 @@ describe("delayed scaling", function()
         assert.is_true(plain.weight_amax_history:select(1, 1022):item() > 0)
     end)
 
+    it("trains the same with a step in between that fails", function()
+        local function run(fails)
+            te.manual_seed(2)
+            local recipe, module = recipes.delayed { amax_history_len = 3 }, linear(16, 16, { bias = false })
+            local x, dy = te.randn({ 12, 16 }), te.randn({ 12, 16 })
+            for i = 1, 4 do
+                if fails then
+                    assert.error_matches(function() te.autocast({ recipe = recipe }, function()
+                        te.autocast({ dtype = "bfloat16" }, module, x * 70)
+                        error "no more"
+                    end) end, "no more")
+                end
+                te.autocast({ recipe = recipe }, module, x):backward(dy)
+                te.no_grad(function() module.weight:mul_(1 / i) end)
+            end
+            return module:state_dict()
+        end
+        local plain, failed = run(false), run(true)
+        for name, tensor in pairs(plain) do assert.same(tensor:totable(), failed[name]:totable(), name) end
+        assert.is_true(plain.input_scale:item() ~= 1 and plain.weight_scale:item() ~= 1)
+    end)
+
+    it("keeps what an optimizer has written when a step fails", function()
+        local recipe = te.recipe.DelayedScaling {}
+        local module = te.quantized_model_init({ recipe = recipe }, te.Linear, 16, 16, { bias = false })
+        local opt = te.optim.SGD(module:parameters(), { lr = 0.1 })
+        te.autocast({ recipe = recipe }, module, te.randn { 12, 16 }):sum():backward()
+        opt:step()
+        local function pending() return module:state_dict().weight_amax_history:select(1, 1):item() end
+        local before = pending()
+        pcall(te.autocast, { recipe = recipe }, function()
+            module(te.randn { 12, 16 })
+            error "no more"
+        end)
+        assert.is_true(before > 0)
+        assert.equal(before, pending())
+    end)
+
     it("takes the larger amax of two runs in one scope", function()
         local recipe, module = recipes.delayed(), linear(16, 16, { bias = false })
         te.manual_seed(4)

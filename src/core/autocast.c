@@ -87,13 +87,20 @@ te_status te_autocast_unwind(te_context *ctx, int depth)
     if (!ctx) return TE_ERROR_ARGUMENT;
     if (depth < 0 || depth > ctx->n_scopes)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te_autocast_unwind: depth: %d of %d scopes", depth, ctx->n_scopes);
-    while (ctx->n_scopes > depth) leave(ctx);
-    return TE_OK;
+    bool forgets = false;
+    while (ctx->n_scopes > depth) {
+        forgets |= innermost(ctx)->updates && (ctx->grad_enabled || ctx->host_calibrating);
+        leave(ctx);
+    }
+    te_status status = TE_OK;
+    for (te_recipe_state *s = forgets ? ctx->products : NULL; s && status == TE_OK; s = s->host->next)
+        status = te_recipe_state_forget(s);
+    return status;
 }
 
 void te_scopes_close(te_context *ctx)
 {
-    te_autocast_unwind(ctx, 0);
+    while (ctx->n_scopes > 0) leave(ctx);
     te_mem_free(&ctx->mem, ctx->scopes, ctx->scope_capacity * sizeof *ctx->scopes);
     ctx->scopes = NULL;
     ctx->scope_capacity = 0;

@@ -48,6 +48,7 @@ struct te_context {
     bool      tf32, any_order; /* see te_exec */
 
     bool     grad_enabled;
+    uint64_t gradient_uses; /* counts operations whose inputs take part in gradients, recorded or not */
     int64_t  recompute_width; /* groups compute operands of weight gradients anew, instead of keeping them, where the
                                  products that read them have so many columns together */
     te_dtype compute_dtype; /* TE_DTYPE_COUNT: that of the operands */

@@ -341,6 +341,7 @@ static te_status check_inputs(te_call *call)
     int n;
     te_tensor **inputs = call_inputs(call, &n);
     const te_device *device = NULL;
+    bool needs_grad = false;
     for (int i = 0; i < n; i++) {
         te_tensor *t = inputs[i];
         if (!t) continue;
@@ -349,9 +350,10 @@ static te_status check_inputs(te_call *call)
             return te_call_fail(call, TE_ERROR_ARGUMENT, "tensors on different devices: %s and %s", device->name,
                                 t->storage->device->name);
         if (!device) device = t->storage->device;
-        call->record |= call->ctx->grad_enabled && te_needs_grad(t);
+        needs_grad |= te_needs_grad(t);
     }
-    if (call->op->def->flags & TE_OP_NOGRAD) call->record = false;
+    call->record = needs_grad && call->ctx->grad_enabled && !(call->op->def->flags & TE_OP_NOGRAD);
+    call->ctx->gradient_uses += needs_grad;
     return TE_OK;
 }
 

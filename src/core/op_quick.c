@@ -18,15 +18,17 @@ static bool same_shape(const te_tensor *a, const te_tensor *b)
 }
 
 /* Whether an argument is a tensor that nothing has to be recorded for. */
-static bool is_plain(const te_context *ctx, const te_arg *arg)
+static bool is_plain(te_context *ctx, const te_arg *arg)
 {
     const te_tensor *t = arg->kind == TE_ARG_TENSOR ? arg->as.tensor : NULL;
     if (!t || t->ctx != ctx) return false;
-    return te_tensor_contiguous(t) && !t->storage->quantized && !(ctx->grad_enabled && te_needs_grad(t));
+    bool needs_grad = te_needs_grad(t);
+    ctx->gradient_uses += needs_grad;
+    return te_tensor_contiguous(t) && !t->storage->quantized && !(ctx->grad_enabled && needs_grad);
 }
 
 /* Whether the arguments are inputs of the short way. */
-static bool are_alike(const te_context *ctx, const te_op *op, const te_arg *args, int n_args)
+static bool are_alike(te_context *ctx, const te_op *op, const te_arg *args, int n_args)
 {
     if (n_args != op->n_params || n_args == 0 || !args || !is_plain(ctx, &args[0])) return false;
     const te_tensor *first = args[0].as.tensor;

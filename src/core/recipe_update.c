@@ -153,6 +153,23 @@ te_status te_recipe_states_update(te_context *ctx, const te_recipe_update *updat
     return status;
 }
 
+static te_status forget_amax(te_tensor *history)
+{
+    te_tensor *first = history ? te_tensor_alias(history, 1, (int64_t[]){1}, NULL, history->offset) : NULL;
+    te_status status = first ? te_tensor_write(first, TE_F32, &(float){0}) : TE_OK;
+    te_tensor_release(first);
+    return history && !first ? history->ctx->status : status;
+}
+
+te_status te_recipe_state_forget(te_recipe_state *state)
+{
+    if (state->ctx->capture) return TE_OK;
+    te_status status = forget_amax(state->history[TE_ROLE_INPUT]);
+    if (status == TE_OK && state->weight_collected) status = forget_amax(state->history[TE_ROLE_WEIGHT]);
+    state->weight_collected = false;
+    return status;
+}
+
 te_status te_recipe_skipped_amaxes(te_context *ctx, uint64_t *count)
 {
     te_status status = TE_OK;

@@ -134,6 +134,18 @@ static int grad_enabled(lua_State *L)
     return 1;
 }
 
+/* gradient_uses(…): how often operations have met tensors that take part in gradients so far, these among them. */
+static int gradient_uses(lua_State *L)
+{
+    te_context *ctx = te_lua_runtime(L)->ctx;
+    for (int i = 1; i <= lua_gettop(L); i++) {
+        const te_lua_tensor *u = te_lua_to_tensor(L, i);
+        if (u && u->t) ctx->gradient_uses += te_tensor_requires_grad(u->t);
+    }
+    lua_pushnumber(L, (lua_Number)ctx->gradient_uses);
+    return 1;
+}
+
 /* set_recompute_width(columns): returns the setting before. */
 static int set_recompute_width(lua_State *L)
 {
@@ -214,6 +226,7 @@ const luaL_Reg te_lua_autograd_functions[] = {
     {"give_gradient", give_gradient},
     {"set_grad_enabled", set_grad_enabled},
     {"grad_enabled", grad_enabled},
+    {"gradient_uses", gradient_uses},
     {"set_compute_dtype", set_compute_dtype},
     {"compute_dtype", compute_dtype},
     {"set_recompute_width", set_recompute_width},

@@ -8,6 +8,7 @@
  *     recipe_state_use(state, recipe)      what it runs under from now on
  *     recipe_states_update{state, role, algorithm, margin, state, …}
  *                                          ends a step of delayed scaling for these
+ *     recipe_state_forget(state)           ends one that failed: amaxes of inputs and of the weight are forgotten
  *     recipe_state_tensors(state, role)    scale and history; nil without delayed scaling
  *     recipe_state_set(state, role, scale, history)
  *                                          copies of them
@@ -148,6 +149,14 @@ static int recipe_states_update(lua_State *L)
         lua_settop(L, 2);
     }
     te_status status = te_recipe_states_update(rt->ctx, updates, n);
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
+}
+
+static int recipe_state_forget(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "recipe");
+    te_status status = te_recipe_state_forget(te_lua_check_recipe_state(L, 1, "recipe"));
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
 }
 
@@ -379,6 +388,7 @@ const luaL_Reg te_lua_recipe_functions[] = {
     {"recipe_state", recipe_state},
     {"recipe_state_use", recipe_state_use},
     {"recipe_states_update", recipe_states_update},
+    {"recipe_state_forget", recipe_state_forget},
     {"recipe_state_tensors", recipe_state_tensors},
     {"recipe_state_set", recipe_state_set},
     {"recipe_state_check", recipe_state_check},

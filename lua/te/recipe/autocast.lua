@@ -61,13 +61,12 @@ local function begin(scope)
     if core.grad_enabled() or mode.recording then mode.watching() end
 end
 
--- Its end.
-local function finish(scope)
+-- Its end; a step that failed leaves no amaxes to the next one.
+local function finish(scope, ok)
     if mode.replaying then return end
     local trains = core.grad_enabled() or mode.recording or scope.calibrating
-    if trains and mode.products and (scope.enabled or scope.calibrating) then
-        mode.products.update("input", "weight")
-    end
+    if not (trains and mode.products and (scope.enabled or scope.calibrating)) then return end
+    if ok then mode.products.update("input", "weight") else pcall(mode.products.forget) end
 end
 
 local function swap(new)
@@ -78,8 +77,8 @@ local function swap(new)
 end
 
 local function pass(scope, outermost, ok, ...)
+    if outermost then finish(scope, ok) end
     if not ok then error((...), 0) end
-    if outermost then finish(scope) end
     return ...
 end
 

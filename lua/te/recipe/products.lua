@@ -303,6 +303,11 @@ function products.update(...)
     if problem ~= nil then error(problem, 0) end
 end
 
+--- The end of a step that failed: of all products, the amaxes of inputs and weights are forgotten.
+function products.forget()
+    for product in pairs(known) do core.recipe_state_forget(product.state) end
+end
+
 -- State ------------------------------------------------------------------------------------------------------------
 
 -- Calls visit(key, role, name of the scale, name of the history) for every product of a module and role. Of the second

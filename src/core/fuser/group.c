@@ -250,7 +250,9 @@ te_status te_group_check_inputs(te_group *group, te_tensor *const *inputs, bool 
         if (inputs[i]->storage->device != x->storage->device)
             return te_fail(ctx, TE_ERROR_ARGUMENT, "tensors on different devices: %s and %s", x->storage->device->name,
                            inputs[i]->storage->device->name);
-        *record |= ctx->grad_enabled && te_needs_grad(inputs[i]);
+        bool needs_grad = te_needs_grad(inputs[i]);
+        ctx->gradient_uses += needs_grad;
+        *record |= needs_grad && ctx->grad_enabled;
     }
     return TE_OK;
 }

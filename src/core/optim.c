@@ -133,15 +133,11 @@ static te_status catch_up_all(te_context *ctx, int n_groups, const te_optim_grou
     return status == TE_OK ? TE_OK : ctx->status;
 }
 
-/* After a step the masters hold what their parameters do, but for those that a launch has to look at first. */
-static void follow_all(const te_context *ctx, int n_groups, const te_optim_group *groups)
+static void follow_all(int n_groups, const te_optim_group *groups)
 {
     for (int k = 0; k < n_groups; k++)
-        for (int i = 0; i < groups[k].n; i++) {
-            te_tensor *master = master_of(&groups[k], i);
-            if (master && (!ctx->capture || master->storage->follower.known))
-                te_optim_follow(master, groups[k].params[i]);
-        }
+        for (int i = 0; i < groups[k].n; i++)
+            if (master_of(&groups[k], i)) te_optim_follow(groups[k].masters[i], groups[k].params[i]);
 }
 
 /* Scalar parameters of an update. On a device AdamW's 1 is what allows it. */
@@ -221,7 +217,7 @@ static te_status run_whole(te_context *ctx, te_exec *exec, te_program *program, 
     for (int k = 0; k < n_groups && status == TE_OK; k++)
         for (int i = 0; i < groups[k].n && status == TE_OK; i++)
             status = finish_entry(&groups[k], i, n_states);
-    if (status == TE_OK) follow_all(ctx, n_groups, groups); /* behind all writes, since parameters may share memory */
+    if (status == TE_OK) follow_all(n_groups, groups); /* behind all writes, since parameters may share memory */
     exec->interrupt = interrupt;
     return status;
 }

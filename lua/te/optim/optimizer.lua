@@ -361,7 +361,7 @@ local function send_step(self, batches, numbers, list, grad_scale, lr)
     self.send(numbers, list, self.unmade_known)
 end
 
--- Counts a step that a graph has made.
+-- Counts a step that a graph makes, before those that it makes after it are sent.
 local function count_launched(self, batches)
     for i = 1, #batches do
         local batch = batches[i]
@@ -402,8 +402,10 @@ local function step_on_device(self, clip, grad_scale, lr)
     local numbers = te._core.graph_numbers(device, #batches, clip and 16 or 8)
     local function send() send_step(self, batches, numbers, list, grad_scale, lr) end
     if recording then
-        graph.before_launch(send)
-        graph.after_launch(function() count_launched(self, batches) end)
+        graph.before_launch(function()
+            send()
+            count_launched(self, batches)
+        end)
     else
         send()
     end

@@ -461,6 +461,30 @@ describe("te.graph on a CUDA device", function()
         equal_runs("cuda", { dropout = 0.3, between = function(i) if i == 4 then te.manual_seed(99) end end })
     end)
 
+    it("makes two steps of an optimizer in a launch", function()
+        local function run(graphed)
+            te.manual_seed(1)
+            local layer = te.Linear(4, 4):to "cuda"
+            local optimizer, seen = te.optim.AdamW(layer:parameters(), { lr = 0.1 }), {}
+            local function step(x)
+                for i = 1, 2 do
+                    (layer(x * i) ^ 2):sum():backward()
+                    optimizer:step { clip = te.optim.grad_clip(layer, { max = 1 }) }
+                    optimizer:zero_grad()
+                end
+            end
+            local x = te.ones({ 2, 4 }, { device = "cuda" })
+            local call = graphed and te.graph(step, { x }, { warmup = 1 }) or step
+            for _ = 1, 4 do
+                call(x)
+                for _, v in ipairs(values(layer.weight)) do seen[#seen + 1] = v end
+            end
+            seen[#seen + 1] = optimizer:state_dict().state[1].step
+            return seen
+        end
+        equal_bits(run(false), run(true))
+    end)
+
     it("takes over a state that the optimizer loads, or the lack of one", function()
         local function run(graphed, of)
             te.manual_seed(1)
@@ -491,17 +515,19 @@ describe("te.graph on a CUDA device", function()
 
     -- The recording computes nothing, so that it cannot make up for what was written before it.
     it("sees what is written to weights with a master before it records, or while it does", function()
-        local function run(graphed, stored, inside)
+        local function run(graphed, stored, inside, steps)
             te.manual_seed(1)
             local recipe = stored and te.recipe.Float8BlockScaling {} or nil
             local layer = te.quantized_model_init({ recipe = recipe, enabled = stored }, te.Linear, 16, 16,
                 { bias = false, params_dtype = stored and "float32" or "bfloat16" }):to "cuda"
             local optimizer = te.optim.AdamW(layer:parameters(), { lr = 0.01, master_weights = true })
             local function step(x)
-                te.autocast({ dtype = "bfloat16", recipe = recipe }, layer, x):sum():backward()
-                if inside then te.no_grad(function() layer.weight:mul_(0.75) end) end
-                optimizer:step()
-                optimizer:zero_grad()
+                for _ = 1, steps do
+                    te.autocast({ dtype = "bfloat16", recipe = recipe }, layer, x):sum():backward()
+                    if inside then te.no_grad(function() layer.weight:mul_(0.75) end) end
+                    optimizer:step()
+                    optimizer:zero_grad()
+                end
             end
             local x, seen = te.randn({ 8, 16 }, { device = "cuda" }), {}
             local call = graphed and te.graph(step, { x }, { warmup = 1 }) or step
@@ -514,7 +540,7 @@ describe("te.graph on a CUDA device", function()
         end
         for _, stored in ipairs { false, true } do
             for _, inside in ipairs { false, true } do
-                equal_bits(run(false, stored, inside), run(true, stored, inside))
+                for steps = 1, 2 do equal_bits(run(false, stored, inside, steps), run(true, stored, inside, steps)) end
             end
         end
     end)

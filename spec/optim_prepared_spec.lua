@@ -134,8 +134,9 @@ describe("a prepared AdamW step", function()
     end)
 
     it("refuses what is no prepared step", function()
-        assert.error_matches(function() te._core.adamw_again(io.stdout, {}) end, "expected what adamw_prepare returns")
-        assert.error_matches(function() te._core.adamw_again(te.ones({ 1 }), {}) end,
+        assert.error_matches(function() te._core.adamw_again(io.stdout, {}, {}) end,
+            "expected what adamw_prepare returns")
+        assert.error_matches(function() te._core.adamw_again(te.ones({ 1 }), {}, {}) end,
             "expected what adamw_prepare returns")
         assert.error_matches(function() te._core.adamw_prepare({ { params = { te.ones({ 1 }) } } }, {}) end,
             "exp_avg: 0 tensors for 1 parameters")

@@ -234,6 +234,46 @@ describe("te.optim.AdamW", function()
         assert.equal(2, opt:state_dict().state[1].step)
     end)
 
+    it("counts every step that was made, wherever a script is stopped", function()
+        finally(function()
+            debug.sethook()
+            jit.on()
+        end)
+        jit.off() -- compiled code runs no hooks
+        local function stopped_after(opt, n, o)
+            return not pcall(function()
+                debug.sethook(function()
+                    debug.sethook()
+                    error "stopped"
+                end, "", n)
+                opt:step(o)
+                debug.sethook()
+            end)
+        end
+        for _, class in ipairs { "AdamW", "SGD", "clip" } do
+            local stops, n, go_on = 0, 1, true
+            while go_on do
+                local a, b = parameter { 1 }, parameter({ 1 }, "bfloat16")
+                local opt = te.optim[class == "clip" and "AdamW" or class]({ { params = { a } }, { params = { b } } },
+                    { lr = 0.25, master_weights = true })
+                go_on = false
+                for step = 1, 3 do
+                    a.grad, b.grad = te.ones { 1 }, te.ones({ 1 }, { dtype = "bfloat16" })
+                    local before, o = a:item(), class == "clip" and { clip = te.optim.grad_clip { a, b } } or nil
+                    local counted = opt.state[a] and opt.state[a].step or 0
+                    local stopped = stopped_after(opt, step == 3 and 1e9 or n, o)
+                    go_on = go_on or stopped
+                    stops = stops + (stopped and 1 or 0)
+                    local made = a:item() ~= before
+                    assert.equal(counted + (made and 1 or 0), opt.state[a] and opt.state[a].step or 0)
+                    assert.equal(opt.state[a] and opt.state[a].step or 0, opt.state[b] and opt.state[b].step or 0)
+                end
+                n = n + 7
+            end
+            assert.is_true(stops > 20)
+        end
+    end)
+
     it("keeps float32 masters of bfloat16 parameters", function()
         local p = parameter({ 1 }, "bfloat16")
         local opt = te.optim.AdamW({ p }, { lr = 1e-4, weight_decay = 0, master_weights = true })

@@ -102,6 +102,20 @@ static void check_written_between(te_optimizer *adamw, te_tensor *param, bool re
     CHECK_MSG(fabsf(master - (restored ? saved : value)) < 2e-4f, "%g", (double)master);
 }
 
+/* What is written to a parameter is in its master where that is saved, and lasts after the master was restored. */
+static void check_written_and_restored(te_optimizer *adamw, te_tensor *param)
+{
+    float value = 5, saved = 3, master = 0;
+    CHECK(te_tensor_write(param, TE_F32, &value) == TE_OK);
+    te_tensor *kept = te_optimizer_state(adamw, 0, "master");
+    CHECK(kept && te_tensor_read(kept, TE_F32, &master) == TE_OK && master == value);
+    CHECK(te_tensor_write(kept, TE_F32, &saved) == TE_OK && te_optimizer_set_steps(adamw, 0, 7) == TE_OK);
+    value = 2;
+    CHECK(te_tensor_write(param, TE_F32, &value) == TE_OK && te_optimizer_step(adamw, 1) == TE_OK);
+    CHECK(te_tensor_read(kept, TE_F32, &master) == TE_OK);
+    CHECK_MSG(fabsf(master - value) < 2e-4f, "%g", (double)master);
+}
+
 /* Steps of 1e-4 are lost in bfloat16 and not in a float32 copy, from which the rounding comes. */
 static void test_masters(te_context *ctx)
 {
@@ -121,6 +135,7 @@ static void test_masters(te_context *ctx)
     CHECK(te_tensor_read(param, TE_F32, &rounded) == TE_OK && fabsf(rounded - master) <= 0x1p-9f && rounded != 1);
     check_written_between(adamw, param, false);
     check_written_between(adamw, param, true);
+    check_written_and_restored(adamw, param);
     te_optimizer_release(adamw);
     adamw = te_optimizer_adamw(ctx, &param, 1, &o);
     check_written_between(adamw, param, false); /* before the first step, too */

@@ -236,7 +236,8 @@ TE_API te_status     te_optimizer_step(te_optimizer *optimizer, double grad_scal
 /* The parameters have no gradient then; a main_grad stays, as zeros. */
 TE_API te_status     te_optimizer_zero_grad(te_optimizer *optimizer);
 /* "exp_avg", "exp_avg_sq" (float32, of the parameter's shape) and "master" of parameter i from 0: borrowed, to be
- * saved, or restored with te_tensor_write; NULL where there is none. */
+ * saved, or restored with te_tensor_write; NULL where there is none. The master has what was written to the parameter.
+ * Setting the steps ends restoring: from then on a master counts where the parameter is its rounding. */
 TE_API te_tensor    *te_optimizer_state(te_optimizer *optimizer, int i, const char *name);
 TE_API int64_t       te_optimizer_steps(const te_optimizer *optimizer, int i);
 TE_API te_status     te_optimizer_set_steps(te_optimizer *optimizer, int i, int64_t steps);

@@ -203,6 +203,68 @@ describe("an optimizer", function()
         end
     end
 
+    -- Of a process of its own, whose limit is the test's.
+    it("changes nothing where memory is out", function()
+        local program = os.getenv "TETRAIN" or core.executable()
+        local path = os.tmpname()
+        finally(function() os.remove(path) end)
+        local file = io.open(path, "w")
+        file:write [[
+            local te = require "te"
+            local failed = 0
+            local function text(model, optimizer)
+                local all = {}
+                for i, state in ipairs(optimizer:state_dict().state) do
+                    for _, name in ipairs { "step", "exp_avg", "exp_avg_sq", "master" } do
+                        local value = state[name]
+                        all[#all + 1] = te.is_tensor(value) and te._core.tensor_bytes(value) or tostring(value)
+                    end
+                end
+                for _, p in ipairs(model:parameters()) do
+                    all[#all + 1] = te._core.tensor_bytes(p:detach():to "float32")
+                end
+                return table.concat(all, " ")
+            end
+            local function run(recipe, master_dtype, free)
+                te.manual_seed(1)
+                local model = te.quantized_model_init({ recipe = recipe }, te.Linear, 32, 256)
+                local optimizer = te.optim.AdamW(model, { lr = 0.1, master_dtype = master_dtype })
+                local function backward()
+                    te.autocast({ recipe = recipe }, model, te.randn { 4, 32 }):sum():backward()
+                end
+                backward()
+                optimizer:step()
+                optimizer:zero_grad()
+                backward()
+                local before, ballast = text(model, optimizer), {}
+                collectgarbage()
+                collectgarbage()
+                te.empty_cache()
+                for shift = 24, 8, -1 do
+                    while 2 ^ 24 - te.memory_stats "cpu".current - free > 2 ^ shift do
+                        local made, block = pcall(te.empty, { 2 ^ shift }, { dtype = "uint8" })
+                        if not made then break end
+                        ballast[#ballast + 1] = block
+                    end
+                end
+                local made = pcall(optimizer.step, optimizer)
+                for _, block in ipairs(ballast) do block:release() end
+                failed = failed + (made and 0 or 1)
+                assert(made == (before ~= text(model, optimizer)), "half a step")
+            end
+            for _, name in ipairs { "DelayedScaling", "Float8CurrentScaling", "MXFP8BlockScaling",
+                "NVFP4BlockScaling" } do
+                for _, master_dtype in ipairs { "float32", "bfloat16" } do
+                    for shift = 10, 22, 2 do run(te.recipe[name] {}, master_dtype, 2 ^ shift) end
+                end
+            end
+            assert(failed > 8)
+        ]]
+        file:close()
+        local status = os.execute(("TE_DEVICE=cpu %s --mem-limit 16M %s"):format(program, path))
+        assert.is_true(status == 0 or status == true)
+    end)
+
     it("keeps masters of plain parameters in bfloat16 only where that is more than they hold", function()
         local p = te.ones({ 8 }, { dtype = "float16", requires_grad = true })
         local q = te.ones({ 8 }, { dtype = "bfloat16", requires_grad = true })

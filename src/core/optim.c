@@ -133,15 +133,11 @@ static te_status catch_up_all(te_context *ctx, int n_groups, const te_optim_grou
     return status == TE_OK ? TE_OK : ctx->status;
 }
 
-/* After a step the masters hold what their parameters do, but for those that a launch has to look at first. */
-static void follow_all(const te_context *ctx, int n_groups, const te_optim_group *groups)
+static void follow_all(int n_groups, const te_optim_group *groups)
 {
     for (int k = 0; k < n_groups; k++)
-        for (int i = 0; i < groups[k].n; i++) {
-            te_tensor *master = master_of(&groups[k], i);
-            if (master && (!ctx->capture || master->storage->follower.known))
-                te_optim_follow(master, groups[k].params[i]);
-        }
+        for (int i = 0; i < groups[k].n; i++)
+            if (master_of(&groups[k], i)) te_optim_follow(groups[k].masters[i], groups[k].params[i]);
 }
 
 /* Scalar parameters of an update. On a device AdamW's 1 is what allows it. */
@@ -178,14 +174,10 @@ static te_status bind_entry(te_context *ctx, const char *what, const te_optim_gr
     return TE_OK;
 }
 
-/* A parameter that is stored quantized is quantized anew from its master where that has not happened in stripes. */
-static te_status finish_entry(const te_optim_group *g, int i, int n_states, const te_optim_stripes *stripes)
+static te_status finish_entry(const te_optim_group *g, int i, int n_states)
 {
-    te_tensor *param = g->params[i];
-    bool left = te_tensor_is_quantized(param) && !te_optim_stripes_have(stripes, param);
-    te_status status = left ? te_quantized_parameter_store(param, g->masters[i]) : TE_OK;
-    te_tensor *master = master_of(g, i);
-    if (master && rounds_twice(param, master)) status = te_tensor_copy_data(param, master);
+    te_tensor *param = g->params[i], *master = master_of(g, i);
+    te_status status = master && rounds_twice(param, master) ? te_tensor_copy_data(param, master) : TE_OK;
     written(param, master ? NULL : current_shadow(param));
     te_tensor_written(master);
     for (int k = 0; k < n_states; k++) te_tensor_written(g->states[k][i]);
@@ -215,17 +207,17 @@ static void bind_numbers(te_operand *in, const te_tensor *numbers, int k)
 
 /* Updates everything. No interrupt ends that: half a step is worse than a late end. */
 static te_status run_whole(te_context *ctx, te_exec *exec, te_program *program, const te_optim_batch *b,
-                           te_optim_stripes *stripes, int n_states, int n_groups, const te_optim_group *groups)
+                           te_optim_quantizing *stored, int n_states, int n_groups, const te_optim_group *groups)
 {
     const atomic_int *interrupt = exec->interrupt;
     exec->interrupt = NULL;
     te_status status = exec->backend->program_run(exec, program, b->runs, b->n);
-    if (status == TE_OK) status = te_optim_stripes_run(exec, program, stripes, b->inputs, b->outputs);
+    if (status == TE_OK) status = te_optim_quantizing_run(exec, program, stored, b->inputs, b->outputs);
     if (status != TE_OK) te_fail_exec(ctx, status, exec, program->name);
     for (int k = 0; k < n_groups && status == TE_OK; k++)
         for (int i = 0; i < groups[k].n && status == TE_OK; i++)
-            status = finish_entry(&groups[k], i, n_states, stripes);
-    if (status == TE_OK) follow_all(ctx, n_groups, groups); /* behind all writes, since parameters may share memory */
+            status = finish_entry(&groups[k], i, n_states);
+    if (status == TE_OK) follow_all(n_groups, groups); /* behind all writes, since parameters may share memory */
     exec->interrupt = interrupt;
     return status;
 }
@@ -238,7 +230,7 @@ typedef struct pending {
     const te_optim_group *groups;
     int n_groups, n_states, n; /* n: parameters of all groups */
     te_optim_batch batch;
-    te_optim_stripes stripes;
+    te_optim_quantizing stored;
     te_tensor **copies; /* n: of gradients that are not contiguous */
 } pending;
 
@@ -266,7 +258,7 @@ static te_status bind_group(te_context *ctx, pending *p, int k, int first, const
 
 static void pending_close(te_context *ctx, pending *p)
 {
-    te_optim_stripes_close(ctx, &p->stripes);
+    te_optim_quantizing_close(ctx, &p->stored);
     for (int i = 0; p->copies && i < p->n; i++) te_tensor_release(p->copies[i]);
     if (p->copies) te_mem_free(&ctx->mem, p->copies, (size_t)p->n * sizeof *p->copies);
     if (p->batch.runs) te_mem_free(&ctx->mem, p->batch.runs, p->batch.bytes);
@@ -297,14 +289,20 @@ static te_status pending_open(te_context *ctx, pending *p, const te_utility *uti
 static te_status pending_settle(te_context *ctx, pending *p)
 {
     te_status status = p->n ? catch_up_all(ctx, p->n_groups, p->groups) : TE_OK;
-    return status == TE_OK && p->n ? te_optim_stripes_open(ctx, p->n_groups, p->groups, p->batch.runs, &p->stripes)
+    return status == TE_OK && p->n ? te_optim_quantizing_open(ctx, p->n_groups, p->groups, p->batch.runs, &p->stored)
                                    : status;
+}
+
+/* Of groups that are all settled: what follows does not run out of memory. */
+static te_status pending_reserve(te_context *ctx, const pending *p)
+{
+    return te_optim_quantizing_reserve(ctx, &p->stored);
 }
 
 static te_status pending_run(te_context *ctx, pending *p)
 {
     if (!p->n) return TE_OK;
-    return run_whole(ctx, &p->device->exec, p->program, &p->batch, &p->stripes, p->n_states, p->n_groups, p->groups);
+    return run_whole(ctx, &p->device->exec, p->program, &p->batch, &p->stored, p->n_states, p->n_groups, p->groups);
 }
 
 static te_status update(te_context *ctx, const te_utility *utility, int n_states, int n_groups,
@@ -313,6 +311,7 @@ static te_status update(te_context *ctx, const te_utility *utility, int n_states
     pending p;
     te_status status = pending_open(ctx, &p, utility, n_states, n_groups, values, numbers, groups);
     if (status == TE_OK) status = pending_settle(ctx, &p);
+    if (status == TE_OK) status = pending_reserve(ctx, &p);
     if (status == TE_OK) status = pending_run(ctx, &p);
     pending_close(ctx, &p);
     return status;
@@ -489,6 +488,7 @@ te_status te_sgd_step(te_context *ctx, int n_groups, const te_sgd *options, cons
     for (int k = 0; k < n_groups && status == TE_OK; k++)
         status = open_sgd_group(ctx, &all[k], &options[k], &groups[k]);
     for (int k = 0; k < n_groups && status == TE_OK; k++) status = pending_settle(ctx, &all[k].pending);
+    for (int k = 0; k < n_groups && status == TE_OK; k++) status = pending_reserve(ctx, &all[k].pending);
     for (int k = 0; k < n_groups && status == TE_OK; k++) status = pending_run(ctx, &all[k].pending);
     for (int k = 0; all && k < n_groups; k++) pending_close(ctx, &all[k].pending);
     if (all) te_mem_free(&ctx->mem, all, bytes);

@@ -22,26 +22,30 @@ te_operand te_optim_flat(const te_tensor *t);
 
 enum { TE_OPTIM_OPERANDS = 20 }; /* inputs and outputs of an update: at most */
 
-/* A parameter that is stored quantized and is quantized while it is updated: optim_quantized.c. */
-typedef struct te_optim_striped {
+/* A parameter that is stored quantized, to be quantized while it is updated, or after that: optim_quantized.c. */
+typedef struct te_optim_stored {
     te_tensor *param, *master;
+    bool striped;
     te_run run; /* of the whole */
     te_quantized copies;
-} te_optim_striped;
+} te_optim_stored;
 
-typedef struct te_optim_stripes {
-    te_optim_striped *entries;
+typedef struct te_optim_quantizing {
+    te_optim_stored *entries;
     int n;
     size_t bytes;
-} te_optim_stripes;
+    te_exec *exec;
+    void *room; /* for a stripe in the dtype that is quantized; NULL: none is needed */
+} te_optim_quantizing;
 
-/* Takes those of the groups' parameters out of their runs, one per parameter, for which it pays. To be closed even
- * where it fails; nothing was written then. */
-te_status te_optim_stripes_open(te_context *ctx, int n_groups, const te_optim_group *groups, te_run *runs,
-                                te_optim_stripes *s);
-te_status te_optim_stripes_run(te_exec *exec, te_program *program, te_optim_stripes *s, int n_inputs, int n_outputs);
-void te_optim_stripes_close(te_context *ctx, te_optim_stripes *s);
-/* Whether `param` is among them. */
-bool te_optim_stripes_have(const te_optim_stripes *s, const te_tensor *param);
+/* Collects those of the groups' parameters, and takes those for which stripes pay out of their runs, one per parameter.
+ * Nothing is written, and what it holds is to be closed even where it fails. _reserve comes when all of a step is open:
+ * after it, memory does not end the rest, which is the others' pass and _run. */
+te_status te_optim_quantizing_open(te_context *ctx, int n_groups, const te_optim_group *groups, te_run *runs,
+                                   te_optim_quantizing *z);
+te_status te_optim_quantizing_reserve(te_context *ctx, const te_optim_quantizing *z);
+te_status te_optim_quantizing_run(te_exec *exec, te_program *program, te_optim_quantizing *z, int n_inputs,
+                                  int n_outputs);
+void te_optim_quantizing_close(te_context *ctx, te_optim_quantizing *z);
 
 #endif

@@ -14,7 +14,10 @@ static uint64_t writes_to(const te_tensor *t) { return te_storage_writes(t->stor
 
 void te_optim_follow(te_tensor *master, const te_tensor *param)
 {
-    master->storage->follower = (te_follower){true, param->storage->id, writes_to(param), writes_to(master)};
+    te_follower *f = &master->storage->follower;
+    const te_graph *capture = param->ctx->capture;
+    bool waits = capture && f->waiting == te_graph_id(capture);
+    *f = (te_follower){!waits, param->storage->id, writes_to(param), writes_to(master), f->waiting};
 }
 
 void te_optim_forget(te_tensor *master) { master->storage->follower.known = false; }
@@ -161,11 +164,12 @@ static bool can_wait(const te_tensor *param)
 te_status te_optim_catch_up(te_tensor *master, te_tensor *param)
 {
     if (!is_stale(master, param)) return TE_OK;
+    te_context *ctx = param->ctx;
     if (can_wait(param)) {
         te_optim_forget(master);
+        master->storage->follower.waiting = te_graph_id(ctx->capture);
         return TE_OK;
     }
-    te_context *ctx = param->ctx;
     te_status status = te_tensor_is_quantized(param) ? catch_up_quantized(ctx, master, param)
                                                      : catch_up_plain(ctx, master, param);
     if (status == TE_OK) te_optim_follow(master, param);

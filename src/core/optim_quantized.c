@@ -13,11 +13,15 @@ enum { STRIPE_BYTES = 1 << 20, STRIPE_ROWS = 128 }; /* of each thread; what a st
 
 static int64_t width_of(const te_tensor *t) { return t->ndim ? t->shape[t->ndim - 1] : 1; }
 
+static int64_t rows_of(const te_tensor *t) { return width_of(t) ? te_tensor_numel(t) / width_of(t) : 0; }
+
+/* At most those of the master. */
 static int64_t stripe_rows(const te_exec *exec, const te_tensor *master)
 {
-    int64_t bytes = STRIPE_BYTES * (int64_t)(exec->threads > 1 ? exec->threads : 1);
+    int64_t bytes = STRIPE_BYTES * (int64_t)(exec->threads > 1 ? exec->threads : 1), all = rows_of(master);
     int64_t rows = bytes / (int64_t)te_dtype_size(master->dtype) / (width_of(master) ? width_of(master) : 1);
-    return rows < STRIPE_ROWS ? STRIPE_ROWS : rows - rows % STRIPE_ROWS;
+    rows = rows < STRIPE_ROWS ? STRIPE_ROWS : rows - rows % STRIPE_ROWS;
+    return rows < all ? rows : all;
 }
 
 static bool goes_in_stripes(const te_tensor *param)
@@ -27,44 +31,85 @@ static bool goes_in_stripes(const te_tensor *param)
            te_quantizer_is_local(&param->storage->quantized->copies.quantizer);
 }
 
-te_status te_optim_stripes_open(te_context *ctx, int n_groups, const te_optim_group *groups, te_run *runs,
-                                te_optim_stripes *s)
+static te_status open_stored(te_tensor *param, te_tensor *master, te_run *run, te_optim_stored *e)
 {
-    int n = 0;
-    *s = (te_optim_stripes){NULL, 0, 0};
-    for (int k = 0; k < n_groups; k++)
-        for (int i = 0; i < groups[k].n; i++) n += goes_in_stripes(groups[k].params[i]);
-    if (n == 0) return TE_OK;
-    s->bytes = (size_t)n * sizeof *s->entries;
-    s->entries = te_mem_zalloc(&ctx->mem, s->bytes);
-    if (!s->entries) return te_fail_memory(ctx, "optimizer step");
-    for (int k = 0; k < n_groups; k++)
-        for (int i = 0; i < groups[k].n; i++, runs++) {
-            if (!goes_in_stripes(groups[k].params[i])) continue;
-            te_optim_striped *e = &s->entries[s->n];
-            te_status status = te_quantized_parameter_open(groups[k].params[i], &e->copies);
-            if (status != TE_OK) return status;
-            e->param = groups[k].params[i];
-            e->master = groups[k].masters[i];
-            e->run = *runs;
-            runs->shape[0] = 0; /* nothing is left of it for the others' pass */
-            s->n++;
-        }
+    te_status status = te_quantized_parameter_open(param, &e->copies);
+    if (status != TE_OK) return status;
+    e->param = param;
+    e->master = master;
+    e->run = *run;
+    e->striped = goes_in_stripes(param);
+    if (e->striped) run->shape[0] = 0; /* nothing is left of it for the others' pass */
     return TE_OK;
 }
 
-void te_optim_stripes_close(te_context *ctx, te_optim_stripes *s)
+static bool is_converted(const te_optim_stored *e) { return e->master->dtype != e->param->dtype; }
+
+/* What stripes are converted in. */
+static te_status open_room(te_context *ctx, te_optim_quantizing *z)
 {
-    for (int i = 0; i < s->n; i++)
-        if (s->entries[i].copies.side[0].data) te_quantized_parameter_close(s->entries[i].param, &s->entries[i].copies);
-    te_mem_free(&ctx->mem, s->entries, s->bytes);
+    size_t bytes = 0;
+    for (int i = 0; i < z->n; i++) {
+        const te_optim_stored *e = &z->entries[i];
+        if (!e->striped || !is_converted(e)) continue;
+        size_t size = (size_t)(stripe_rows(z->exec, e->master) * width_of(e->master)) * te_dtype_size(e->param->dtype);
+        if (size > bytes) bytes = size;
+    }
+    if (bytes) z->room = z->exec->scratch(z->exec, bytes);
+    return z->room || !bytes ? TE_OK : te_fail_exec(ctx, TE_ERROR_MEMORY, z->exec, "optimizer step");
 }
 
-bool te_optim_stripes_have(const te_optim_stripes *s, const te_tensor *param)
+te_status te_optim_quantizing_open(te_context *ctx, int n_groups, const te_optim_group *groups, te_run *runs,
+                                   te_optim_quantizing *z)
 {
-    for (int i = 0; i < s->n; i++)
-        if (s->entries[i].param == param) return true;
-    return false;
+    int n = 0;
+    *z = (te_optim_quantizing){.entries = NULL};
+    for (int k = 0; k < n_groups; k++)
+        for (int i = 0; i < groups[k].n; i++) n += te_tensor_is_quantized(groups[k].params[i]);
+    if (n == 0) return TE_OK;
+    z->bytes = (size_t)n * sizeof *z->entries;
+    z->entries = te_mem_zalloc(&ctx->mem, z->bytes);
+    if (!z->entries) return te_fail_memory(ctx, "optimizer step");
+    for (int k = 0; k < n_groups; k++)
+        for (int i = 0; i < groups[k].n; i++, runs++) {
+            te_tensor *param = groups[k].params[i];
+            if (!te_tensor_is_quantized(param)) continue;
+            te_status status = open_stored(param, groups[k].masters[i], runs, &z->entries[z->n]);
+            if (status != TE_OK) return status;
+            z->exec = &param->storage->device->exec;
+            z->n++;
+        }
+    return open_room(ctx, z);
+}
+
+/* Takes what one parameter needs and gives it back, so that it is there when its turn comes. */
+static te_status reserve(te_context *ctx, const te_optim_stored *e)
+{
+    te_device *device = e->param->storage->device;
+    te_tensor *cast = NULL;
+    int64_t rows = e->striped ? stripe_rows(&device->exec, e->master) : rows_of(e->param);
+    te_status status = te_role_settle_resident(e->param->storage->quantized->state, &e->copies.quantizer, device);
+    if (status == TE_OK && !e->striped && is_converted(e)) {
+        cast = te_tensor_new(ctx, device, e->param->dtype, e->param->ndim, e->param->shape);
+        if (!cast) return ctx->status;
+    }
+    if (status == TE_OK) status = te_quantize_prepare(&e->copies, rows);
+    te_tensor_release(cast);
+    return status;
+}
+
+te_status te_optim_quantizing_reserve(te_context *ctx, const te_optim_quantizing *z)
+{
+    te_status status = TE_OK;
+    for (int i = 0; i < z->n && status == TE_OK; i++) status = reserve(ctx, &z->entries[i]);
+    return status;
+}
+
+void te_optim_quantizing_close(te_context *ctx, te_optim_quantizing *z)
+{
+    for (int i = 0; i < z->n; i++) te_quantized_parameter_close(z->entries[i].param, &z->entries[i].copies);
+    if (z->room) z->exec->scratch_free(z->exec, z->room);
+    te_mem_free(&ctx->mem, z->entries, z->bytes);
 }
 
 /* Elements from `first` on. */
@@ -77,12 +122,12 @@ static void narrow(te_operand *to, const te_operand *from, int n, int64_t first)
 }
 
 /* n elements of the master as the quantizer reads them: themselves, or converted in `room`. */
-static void *as_source(te_exec *exec, const te_optim_striped *e, int64_t first, int64_t n, void *room,
+static void *as_source(te_exec *exec, const te_optim_stored *e, int64_t first, int64_t n, void *room,
                        te_status *status)
 {
     te_operand from = te_optim_flat(e->master), at;
     narrow(&at, &from, 1, first);
-    if (e->master->dtype == e->param->dtype) return at.data;
+    if (!is_converted(e)) return at.data;
     te_view given = {.data = at.data, .dtype = e->master->dtype, .ndim = 1, .shape = {n}, .stride = {1}},
             wanted = given;
     wanted.data = room;
@@ -91,10 +136,10 @@ static void *as_source(te_exec *exec, const te_optim_striped *e, int64_t first, 
     return room;
 }
 
-static te_status run_striped(te_exec *exec, te_program *program, te_optim_striped *e, int n_inputs, int n_outputs,
+static te_status run_striped(te_exec *exec, te_program *program, te_optim_stored *e, int n_inputs, int n_outputs,
                              void *room)
 {
-    int64_t width = width_of(e->param), rows = te_tensor_numel(e->param) / width, step = stripe_rows(exec, e->master);
+    int64_t width = width_of(e->param), rows = rows_of(e->param), step = stripe_rows(exec, e->master);
     float scale, amax = 0;
     te_operand operands[TE_OPTIM_OPERANDS];
     te_status status = te_role_resident_scale(e->param->storage->quantized->state, &e->copies.quantizer, &scale);
@@ -110,22 +155,33 @@ static te_status run_striped(te_exec *exec, te_program *program, te_optim_stripe
         void *source = status == TE_OK ? as_source(exec, e, row * width, n * width, room, &status) : NULL;
         if (status == TE_OK) status = te_quantize_rows(&e->copies, row, n, source, scale, &amax);
     }
-    return status == TE_OK ? te_quantized_parameter_written(e->param, &e->copies) : status;
+    if (status != TE_OK) return status;
+    te_quantized_parameter_written(e->param, &e->copies);
+    return te_role_count_resident(e->param->storage->quantized->state, &e->copies);
 }
 
-te_status te_optim_stripes_run(te_exec *exec, te_program *program, te_optim_stripes *s, int n_inputs, int n_outputs)
+/* The whole parameter from its master, which was updated. */
+static te_status store(te_optim_stored *e)
+{
+    te_tensor *cast = te_tensor_cast(e->master, e->param->dtype);
+    te_quantized over;
+    if (!cast) return e->param->ctx->status;
+    te_quantized_share(&e->copies, true, true, &over); /* a failure closes them */
+    te_status status = te_role_quantize_resident(e->param->storage->quantized->state, &e->copies.quantizer, cast, true,
+                                                 true, &over);
+    te_quantized_close(&over);
+    te_tensor_release(cast);
+    if (status == TE_OK) te_quantized_parameter_written(e->param, &e->copies);
+    return status;
+}
+
+te_status te_optim_quantizing_run(te_exec *exec, te_program *program, te_optim_quantizing *z, int n_inputs,
+                                  int n_outputs)
 {
     te_status status = TE_OK;
-    size_t bytes = 0;
-    for (int i = 0; i < s->n; i++) {
-        const te_optim_striped *e = &s->entries[i];
-        size_t size = (size_t)(stripe_rows(exec, e->master) * width_of(e->master)) * te_dtype_size(e->param->dtype);
-        if (e->master->dtype != e->param->dtype && size > bytes) bytes = size;
+    for (int i = 0; i < z->n && status == TE_OK; i++) {
+        te_optim_stored *e = &z->entries[i];
+        status = e->striped ? run_striped(exec, program, e, n_inputs, n_outputs, z->room) : store(e);
     }
-    void *room = bytes ? exec->scratch(exec, bytes) : NULL;
-    if (bytes && !room) return TE_ERROR_MEMORY;
-    for (int i = 0; i < s->n && status == TE_OK; i++)
-        status = run_striped(exec, program, &s->entries[i], n_inputs, n_outputs, room);
-    if (room) exec->scratch_free(exec, room);
     return status;
 }

@@ -188,8 +188,10 @@ te_tensor *te_optimizer_state(te_optimizer *o, int i, const char *name)
 {
     if (!o || i < 0 || i >= o->n || !name) return NULL;
     entry *e = &o->entries[i];
+    bool   wanted = strcmp(name, "master") == 0 && e->master;
+    if (wanted && te_optim_catch_up(e->master, e->param) != TE_OK) return NULL;
     return strcmp(name, "exp_avg") == 0 ? e->exp_avg : strcmp(name, "exp_avg_sq") == 0 ? e->exp_avg_sq
-           : strcmp(name, "master") == 0 ? e->master : NULL;
+           : wanted ? e->master : NULL;
 }
 
 int64_t te_optimizer_steps(const te_optimizer *o, int i) { return o && i >= 0 && i < o->n ? o->entries[i].steps : 0; }
@@ -201,5 +203,6 @@ te_status te_optimizer_set_steps(te_optimizer *o, int i, int64_t steps)
         return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_set_steps: %lld steps of parameter %d of %d",
                        (long long)steps, i, o->n);
     o->entries[i].steps = steps;
+    if (o->entries[i].master) te_optim_forget(o->entries[i].master);
     return TE_OK;
 }

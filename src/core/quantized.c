@@ -330,6 +330,13 @@ te_status te_quantize_rows(te_quantized *z, int64_t row, int64_t n, void *source
     return TE_OK;
 }
 
+te_status te_quantize_prepare(const te_quantized *z, int64_t n)
+{
+    te_quantize_job job = bind_rows(z, 0, n, NULL);
+    job.step = TE_QUANTIZE_PREPARE;
+    return run_rows(z, &job);
+}
+
 te_quantize_job te_quantized_job(const te_quantized *z, te_tensor *factor, te_tensor *seen)
 {
     te_quantize_job job = bind(z);

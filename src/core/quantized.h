@@ -50,6 +50,9 @@ te_status te_quantized_open(te_device *device, const te_quantizer *q, te_dtype d
 te_status te_quantize_rows(te_quantized *z, int64_t row, int64_t n, void *source, float scale, float *amax);
 te_status te_measure_rows(const te_quantized *z, int64_t row, int64_t n, void *source, float *amax);
 
+/* Before te_quantize over z, or n rows of it, is to succeed: takes what that needs beside, and gives it back. */
+te_status te_quantize_prepare(const te_quantized *z, int64_t n);
+
 /* The same all at once, for a backend that makes the source itself (te_operand.quantized). factor and seen: as in
  * te_quantize_options. */
 te_quantize_job te_quantized_job(const te_quantized *z, te_tensor *factor, te_tensor *seen);

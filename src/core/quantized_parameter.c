@@ -226,13 +226,15 @@ static te_status adopt_in_place(te_tensor *param, const te_quantized *from)
     return status;
 }
 
-/* --- in stripes --------------------------------------------------------------------------------------------------- */
+/* --- in steps ----------------------------------------------------------------------------------------------------- */
 
 te_status te_quantized_parameter_open(te_tensor *param, te_quantized *copies)
 {
     const struct te_quantized_storage *s = param->storage->quantized;
     const te_quantizer *q = &s->copies.quantizer;
-    if (s->copies.dtype == param->dtype && s->copies.side[0].data && are_own(&s->copies)) {
+    bool stays = in_graph(param), same = s->copies.dtype == param->dtype;
+    if (stays && !same) return refuse(param);
+    if (stays || (same && s->copies.side[0].data && are_own(&s->copies))) {
         *copies = s->copies;
         return TE_OK;
     }
@@ -245,7 +247,7 @@ static bool is_its_own(const te_tensor *param, const te_quantized *copies)
     return param->storage->quantized->copies.side[0].data == copies->side[0].data;
 }
 
-te_status te_quantized_parameter_written(te_tensor *param, te_quantized *copies)
+void te_quantized_parameter_written(te_tensor *param, te_quantized *copies)
 {
     if (is_its_own(param, copies)) {
         has_changed(copies);
@@ -253,7 +255,6 @@ te_status te_quantized_parameter_written(te_tensor *param, te_quantized *copies)
     } else {
         replace(param, copies);
     }
-    return te_role_count_resident(param->storage->quantized->state, copies);
 }
 
 void te_quantized_parameter_close(te_tensor *param, te_quantized *copies)

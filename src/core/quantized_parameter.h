@@ -39,11 +39,11 @@ void te_quantized_storage_free(te_storage *storage);
  * reads stay where they are, here and where others are adopted: they are written over. Copies of another
  * kind are an error there. */
 te_status te_quantized_parameter_store(te_tensor *param, te_tensor *source);
-/* The same in stripes, of rows in the order of the matrix: copies for te_quantize_rows, which may be those that
- * the parameter has where nobody else sees them, and what makes them its own. Closing copies that are the
- * parameter's does nothing. */
+/* The same in steps, of which only the first needs memory: copies for te_quantize_rows, or te_quantize over them, which
+ * may be those that the parameter has where nobody else sees them, and what makes them its own. Closing copies that are
+ * the parameter's does nothing. */
 te_status te_quantized_parameter_open(te_tensor *param, te_quantized *copies);
-te_status te_quantized_parameter_written(te_tensor *param, te_quantized *copies);
+void te_quantized_parameter_written(te_tensor *param, te_quantized *copies);
 void te_quantized_parameter_close(te_tensor *param, te_quantized *copies);
 
 /* Replaces the copies by those of `from`, which must be of the same kind and shape and have all directions that the

@@ -160,6 +160,8 @@ te_status te_role_keep_factor(te_recipe_state *state, te_role role, te_tensor *f
  * *result has, which are closed on failure. */
 te_status te_role_quantize_resident(te_recipe_state *state, const te_quantizer *q, te_tensor *t, bool columnwise,
                                     bool over, te_quantized *result);
+/* What that needs of the state, on the device of t, so that it fails here if at all. */
+te_status te_role_settle_resident(te_recipe_state *state, const te_quantizer *q, te_device *device);
 /* The same in stripes, in memory of the host: the factor, and counting what was written, wherever that happens. */
 te_status te_role_resident_scale(te_recipe_state *state, const te_quantizer *q, float *scale);
 te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z);

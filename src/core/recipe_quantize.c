@@ -224,6 +224,11 @@ te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_ten
     return te_quantized_values(ctx, &copies);
 }
 
+te_status te_role_settle_resident(te_recipe_state *state, const te_quantizer *q, te_device *device)
+{
+    return q->needs_history ? settle(state, TE_ROLE_WEIGHT, device) : TE_OK;
+}
+
 te_status te_role_resident_scale(te_recipe_state *state, const te_quantizer *q, float *scale)
 {
     *scale = 1;

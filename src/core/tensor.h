@@ -15,6 +15,7 @@ typedef enum te_read_only {
 typedef struct te_follower {
     bool     known;
     uint64_t id, writes, own;
+    uint64_t waiting; /* the recording whose launch compares both first */
 } te_follower;
 
 /* Bytes on a device, shared by views. */

@@ -57,8 +57,18 @@ typedef struct te_quantized_side {
  *      MEASURE   raises amaxes[0] to the amax of the source, amaxes[1] to that of what side 1 sees; on a device an
  *                amax per row as well. Nothing else is written
  *      CONVERT   takes these for the amaxes of the whole
+ *
+ * Who must not fail half-way asks for a job of the same shape before:
+ *
+ *      PREPARE   takes what BOTH or CONVERT need beside the job and gives it back, to be found again; reads and writes
+ *                nothing
  */
-typedef enum te_quantize_step { TE_QUANTIZE_BOTH, TE_QUANTIZE_MEASURE, TE_QUANTIZE_CONVERT } te_quantize_step;
+typedef enum te_quantize_step {
+    TE_QUANTIZE_BOTH,
+    TE_QUANTIZE_MEASURE,
+    TE_QUANTIZE_CONVERT,
+    TE_QUANTIZE_PREPARE,
+} te_quantize_step;
 
 struct te_quantize_job {
     const te_quantizer *quantizer;

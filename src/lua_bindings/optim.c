@@ -52,7 +52,8 @@ static void list_field(lua_State *L, int group, const char *function, step_group
 static void read_adamw(lua_State *L, int group, step_group *g)
 {
     static const char *const options[] = {"params", "grads", "exp_avg",      "exp_avg_sq", "masters",    "lr", "beta1",
-                                          "beta2",  "eps",   "weight_decay", "step",       "grad_scale", NULL};
+                                          "beta2",  "eps",   "weight_decay", "step",       "grad_scale", "states",
+                                          NULL};
     const char *f = "adamw_step";
     te_lua_check_options(L, group, f, options);
     g->adamw = (te_adamw){.lr = te_lua_number_field(L, group, f, "lr", 1e-3),
@@ -73,7 +74,8 @@ static void read_sgd(lua_State *L, int group, step_group *g)
 {
     static const char *const options[] = {"params",   "grads",    "momentum_buffers", "masters",
                                           "lr",       "momentum", "dampening",        "weight_decay",
-                                          "nesterov", "first",    "grad_scale",       NULL};
+                                          "nesterov", "first",    "grad_scale",       "step",
+                                          "states",   NULL};
     const char *f = "sgd_step";
     te_lua_check_options(L, group, f, options);
     g->sgd = (te_sgd){.lr = te_lua_number_field(L, group, f, "lr", 1e-3),
@@ -114,6 +116,40 @@ static te_status run_adamw_on(te_context *ctx, int n, const step_group *read, te
     return te_adamw_step_on(ctx, n, read[n].numbers, read[n].clip, read[n].unmade, groups);
 }
 
+/* Writes the step to each table in the list `states` of the table on top, where there is one. No hook runs meanwhile:
+ * nothing stops a script between a step and its count. */
+static void count_step(lua_State *L, lua_Number step)
+{
+    int top = lua_gettop(L);
+    lua_pushliteral(L, "states");
+    lua_rawget(L, top);
+    int n = lua_istable(L, -1) ? (int)lua_objlen(L, -1) : 0;
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, -1, i + 1);
+        if (lua_istable(L, -1)) {
+            lua_pushliteral(L, "step");
+            lua_pushnumber(L, step);
+            lua_rawset(L, -3);
+        }
+        lua_pop(L, 1);
+    }
+    lua_settop(L, top);
+}
+
+/* Of the groups at 1, each its own `step`. */
+static void count_groups(lua_State *L, int n)
+{
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 1, i + 1);
+        lua_pushliteral(L, "step");
+        if (lua_istable(L, -2)) lua_rawget(L, -2);
+        lua_Number step = lua_tonumber(L, -1);
+        lua_pop(L, 1);
+        if (lua_istable(L, -1)) count_step(L, step);
+        lua_pop(L, 1);
+    }
+}
+
 /* Reads the list of groups at 1, keeps every tensor while the engine works, and updates all groups at once. */
 static int run_step(lua_State *L, const char *function, void (*read)(lua_State *, int, step_group *),
                     te_status (*step)(te_context *, int, const step_group *, te_optim_group *))
@@ -143,15 +179,17 @@ static int run_step(lua_State *L, const char *function, void (*read)(lua_State *
     te_status status = step(rt->ctx, n, given, groups);
     te_tensor_release(last->numbers), te_tensor_release(last->clip), te_tensor_release(last->unmade);
     for (int i = 0; i < n * MAX_LISTS; i++) te_lua_drop_tensors(&given[i / MAX_LISTS].lists[i % MAX_LISTS]);
-    return status == TE_OK ? 0 : te_lua_raise(rt, L, function, status);
+    if (status != TE_OK) return te_lua_raise(rt, L, function, status);
+    count_groups(L, n);
+    return 0;
 }
 
-/* adamw_step{ {params, grads, exp_avg, exp_avg_sq, masters, lr, beta1, beta2, eps, weight_decay, step, grad_scale}, …
- * } */
+/* adamw_step{ {params, grads, exp_avg, exp_avg_sq, masters, lr, beta1, beta2, eps, weight_decay, step, grad_scale,
+ * states}, … }; states: nil, or tables whose field `step` becomes that of the group. */
 static int adamw_step(lua_State *L) { return run_step(L, "adamw_step", read_adamw, run_adamw); }
 
 /* sgd_step{ {params, grads, momentum_buffers, masters, lr, momentum, dampening, weight_decay, nesterov, first,
- * grad_scale}, … } */
+ * grad_scale, step, states}, … } */
 static int sgd_step(lua_State *L) { return run_step(L, "sgd_step", read_sgd, run_sgd); }
 
 /* --- prepared steps ----------------------------------------------------------------------------------------------- */
@@ -307,16 +345,27 @@ static bool read_numbers(lua_State *L, prepared *p)
     return true;
 }
 
-/* adamw_again(prepared, numbers): whether the step was made. `numbers` holds, for one group after the other, lr, beta1,
- * beta2, eps, weight_decay, step, grad_scale. */
+/* Of the group on top. */
+static void count_again(lua_State *L, lua_Number step)
+{
+    lua_pushliteral(L, "step");
+    lua_pushnumber(L, step);
+    lua_rawset(L, -3);
+    count_step(L, step);
+}
+
+/* adamw_again(prepared, numbers, groups): whether the step was made. `numbers` holds, for one group after the other,
+ * lr, beta1, beta2, eps, weight_decay, step, grad_scale; `groups` tables with `states` as in adamw_step, and the same
+ * field `step` of their own. */
 static int adamw_again(lua_State *L)
 {
     te_lua   *rt = te_lua_runtime(L);
     prepared *p = te_lua_to_object(L, 1, prepared_tag, sizeof *p);
     if (!p) return te_lua_fail(L, "adamw_again", "expected what adamw_prepare returns");
     luaL_checktype(L, 2, LUA_TTABLE);
+    luaL_checktype(L, 3, LUA_TTABLE);
     te_lua_enter(rt, L, "adamw_step");
-    lua_settop(L, 2);
+    lua_settop(L, 3);
     if (!resolve(p) || !read_numbers(L, p)) {
         lua_pushboolean(L, 0);
         return 1;
@@ -327,6 +376,11 @@ static int adamw_again(lua_State *L)
     for (int i = 0; i < p->n_handles; i++) te_tensor_release(p->tensors[i]);
     for (int i = 0; i < p->n_grads; i++) te_tensor_release(p->grads[i]);
     if (status != TE_OK) return te_lua_raise(rt, L, "adamw_step", status);
+    for (int g = 0; g < p->n_groups; g++) {
+        lua_rawgeti(L, 3, g + 1);
+        if (lua_istable(L, -1)) count_again(L, (lua_Number)p->options[g].step);
+        lua_pop(L, 1);
+    }
     lua_pushboolean(L, 1);
     return 1;
 }

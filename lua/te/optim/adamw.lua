@@ -26,7 +26,7 @@ local AdamW = Optimizer.define("AdamW", {
 function AdamW.describe(group, batch)
     return {
         params = batch.params, grads = batch.grads, masters = batch.masters,
-        exp_avg = batch.exp_avg, exp_avg_sq = batch.exp_avg_sq,
+        exp_avg = batch.exp_avg, exp_avg_sq = batch.exp_avg_sq, states = batch.states,
         lr = batch.lr, grad_scale = batch.grad_scale, step = batch.step,
         beta1 = group.betas[1], beta2 = group.betas[2], eps = group.eps, weight_decay = group.weight_decay,
     }

@@ -309,12 +309,8 @@ local function is_remembered(self, memory)
     return true
 end
 
--- After a step: counts it.
-local function count(memory)
-    for _, batch in ipairs(memory.batches) do
-        batch.step = batch.step + 1
-        for k = 1, #batch.states do batch.states[k].step = batch.step end
-    end
+-- After a step that the engine has counted.
+local function remember_counts(memory)
     for g = 1, #memory.groups do
         local entry = memory.groups[g]
         local states, steps = entry.states, entry.steps
@@ -333,8 +329,8 @@ local function step_again(self, memory, grad_scale, lr)
         local batch = batches[b]
         self.numbers(numbers, b, batch.group, rate(batch.group, lr), batch.step + 1, grad_scale)
     end
-    if not self.again(memory.prepared, numbers) then return false end
-    count(memory)
+    if not self.again(memory.prepared, numbers, batches) then return false end
+    remember_counts(memory)
     return true
 end
 
@@ -349,7 +345,6 @@ local function step_anew(self, grad_scale, lr)
     for i = 1, #batches do
         local batch = batches[i]
         for k = 1, #batch.states do
-            batch.states[k].step = batch.step
             batch.grads[k]:release() -- this handle; the collector would keep a whole model's gradients for a while
         end
     end
@@ -366,8 +361,8 @@ local function send_step(self, batches, numbers, list, grad_scale, lr)
     self.send(numbers, list, self.unmade_known)
 end
 
--- Counts a step whose coefficients were sent.
-local function count_sent(self, batches)
+-- Counts a step that a graph makes, before those that it makes after it are sent.
+local function count_launched(self, batches)
     for i = 1, #batches do
         local batch = batches[i]
         batch.step = batch.states[1].step + 1
@@ -400,13 +395,17 @@ local function step_on_device(self, clip, grad_scale, lr)
         if recording then fail(who .. ": a graph with `clip` needs a step with it before") end
         self.unmade = te.zeros({ 1 }, { dtype = "float64", device = device })
     end
-    for i, batch in ipairs(batches) do described[i] = self.describe(batch.group, batch) end
+    for i, batch in ipairs(batches) do
+        described[i] = self.describe(batch.group, batch)
+        if recording then described[i].states = nil end -- launches count
+    end
     local numbers = te._core.graph_numbers(device, #batches, clip and 16 or 8)
     local function send() send_step(self, batches, numbers, list, grad_scale, lr) end
-    local function counts() count_sent(self, batches) end
     if recording then
-        graph.before_launch(send)
-        graph.after_launch(counts)
+        graph.before_launch(function()
+            send()
+            count_launched(self, batches)
+        end)
     else
         send()
     end
@@ -417,7 +416,7 @@ local function step_on_device(self, clip, grad_scale, lr)
         end
     end
     self.update_on(described, numbers, clip, clip and self.unmade)
-    if not recording then counts() end
+    if not recording then self.counted = batches end
     for _, batch in ipairs(batches) do
         for k = 1, #batch.grads do batch.grads[k]:release() end
         batch.grads = nil

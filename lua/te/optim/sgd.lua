@@ -24,6 +24,7 @@ end
 function SGD.describe(group, batch)
     return {
         params = batch.params, grads = batch.grads, masters = batch.masters, momentum_buffers = batch.momentum_buffer,
+        states = batch.states, step = batch.step,
         lr = batch.lr, grad_scale = batch.grad_scale, first = batch.fresh,
         momentum = group.momentum, dampening = group.dampening, weight_decay = group.weight_decay,
         nesterov = group.nesterov,

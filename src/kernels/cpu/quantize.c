@@ -86,16 +86,21 @@ static void put_amaxes(te_exec *exec, te_panel_job *p, const float amax[2])
     }
 }
 
+static te_status visit_to_measure(te_exec *exec, te_panel_job *p, te_panel_visit *visit, float amax[2])
+{
+    bool groups = p->job.side[1].data && p->job.quantizer->hadamard;
+    return te_panels_visit(exec, p, groups ? TE_GROUP : TE_FLAT_ROWS, TE_FLAT_COLS, visit, amax);
+}
+
 /* What the source is multiplied by follows from it: its amaxes, taken here or given. */
 static te_status look(te_exec *exec, te_panel_job *p, float amax[2])
 {
     const te_quantize_job *job = &p->job;
-    bool panels = job->side[1].data && job->quantizer->hadamard;
     if (job->step == TE_QUANTIZE_CONVERT) {
         memcpy(amax, job->amaxes, 2 * sizeof *amax);
         return TE_OK;
     }
-    te_status status = te_panels_visit(exec, p, panels ? TE_GROUP : TE_FLAT_ROWS, TE_FLAT_COLS, measure, amax);
+    te_status status = visit_to_measure(exec, p, measure, amax);
     for (int i = 0; i < 2 && job->step == TE_QUANTIZE_MEASURE; i++) job->amaxes[i] = te_amax(job->amaxes[i], amax[i]);
     return status;
 }
@@ -155,6 +160,16 @@ static void settle_panels(te_exec *exec, te_panel_job *p, int *rows, int *cols)
     if (HIGH * wide <= KEPT_BYTES && p->job.rows >= 4 * HIGH * exec->threads) *rows = HIGH;
 }
 
+/* Visits nothing: what both passes would have is there. */
+static te_status prepare(te_exec *exec, te_panel_job *p)
+{
+    float amax[2];
+    int rows, cols;
+    te_status status = te_quantizer_measures(p->job.quantizer) ? visit_to_measure(exec, p, NULL, amax) : TE_OK;
+    settle_panels(exec, p, &rows, &cols);
+    return status == TE_OK ? te_panels_visit(exec, p, rows, cols, NULL, amax) : status;
+}
+
 te_status te_cpu_quantize(te_exec *exec, const te_quantize_job *job)
 {
     const te_quantizer *q = job->quantizer;
@@ -162,6 +177,7 @@ te_status te_cpu_quantize(te_exec *exec, const te_quantize_job *job)
     float amax[2] = {0, 0};
     bool whole = !q->block_rows;
     te_panel_job_open(exec, job, &p);
+    if (job->step == TE_QUANTIZE_PREPARE) return prepare(exec, &p);
     if (te_quantizer_measures(q)) {
         te_status status = look(exec, &p, amax);
         if (status != TE_OK || job->step == TE_QUANTIZE_MEASURE) return status;

@@ -106,7 +106,7 @@ te_status te_panels_visit(te_exec *exec, const te_panel_job *p, int rows, int co
         lanes[i].band = band ? (uint8_t *)lanes + own + (size_t)i * band : NULL;
     }
     panels_job all = {exec, p, rows, cols, visit, lanes};
-    te_cpu_loop(exec, threads, panels, te_cpu_even_grain(panels, threads), visit_panels, &all);
+    if (visit) te_cpu_loop(exec, threads, panels, te_cpu_even_grain(panels, threads), visit_panels, &all);
     for (int i = 0; i < threads; i++)
         for (int s = 0; s < 2; s++) amax[s] = te_amax(amax[s], lanes[i].amax[s]);
     exec->scratch_free(exec, lanes);

@@ -203,8 +203,33 @@ te_status te_cuda_route_choose(te_exec *exec, const te_view *map, const te_view 
 
 /* --- quantizing --------------------------------------------------------------------------------------------------- */
 
+/* What run_plan needs: kernels, and memory to work in, which is given back. */
+static te_status prepare_plan(te_exec *exec, const te_cuda_plan *plan, const char *operation)
+{
+    struct te_cuda_hand *hand;
+    te_cuda_code *code;
+    te_status status = open_hand(exec, &hand);
+    for (int i = 0; i < plan->n_calls && status == TE_OK; i++)
+        status = find_kernel(exec, hand, &plan->calls[i].kernel, operation, &code);
+    void *scratch = status == TE_OK && plan->scratch_bytes ? exec->scratch(exec, plan->scratch_bytes) : NULL;
+    if (status == TE_OK && plan->scratch_bytes && !scratch) return TE_ERROR_MEMORY;
+    if (scratch) exec->scratch_free(exec, scratch);
+    return status;
+}
+
+static te_status prepare_quantize(te_exec *exec, const te_quantize_job *job)
+{
+    te_cuda_plan plan;
+    te_quantize_job whole = *job;
+    whole.step = TE_QUANTIZE_BOTH;
+    te_status status = te_cuda_enter(exec);
+    if (status == TE_OK) status = te_cuda_plan_quantize(&plan, &whole);
+    return status == TE_OK ? prepare_plan(exec, &plan, "quantize") : status;
+}
+
 te_status te_cuda_quantize(te_exec *exec, const te_quantize_job *job)
 {
+    if (job->step == TE_QUANTIZE_PREPARE) return prepare_quantize(exec, job);
     RUN("quantize", te_cuda_plan_quantize(&plan, job));
 }
 

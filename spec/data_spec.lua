@@ -175,6 +175,9 @@ describe("te.data", function()
         assert.error_matches(function() te.data.open { path = folder .. "/none.txt" } end, "none%.txt: no such file")
         local path = write("a.txt", "short")
         assert.error_matches(function() te.data.open { path = path, block = 8 } end, "too few for a block of 8")
+        assert(io.open(path, "w")):close()
+        assert.error_matches(function() te.data.open { path = path } end,
+            ("te.data.open: %s: the file is empty"):format(path), 1, true)
         local header = { int32(20240520), int32(1), int32(77) }
         for i = 4, 256 do header[i] = int32(0) end
         path = write("bad.bin", table.concat(header) .. uint16(counting(0, 50)))

@@ -338,7 +338,11 @@ local INTEGRAL = { int64 = true, int32 = true, uint8 = true, bool = true }
 local function place(who, where)
     options.argument(who, "where", where, { "string" })
     if FLOATING[where] then return where end
-    if where:find("^cpu") or where:find("^cuda") then return nil, where end
+    if where:find("^cpu") or where:find("^cuda") then
+        local problem = options.device_problem(where)
+        if problem then fail("%s: where: %s", who, problem) end
+        return nil, where
+    end
     fail("%s: where: expected a dtype that has gradients or a device, got %q%s", who, where,
         INTEGRAL[where] and "" or options.place_hint(where))
 end

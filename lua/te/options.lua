@@ -106,6 +106,14 @@ function options.shown(value)
     return ("%q"):format(#value <= 64 and value or value:sub(1, 61) .. "...")
 end
 
+--- What is wrong with a device that could not be opened; nil where it is there.
+---@param device string
+---@return string|nil
+function options.device_problem(device)
+    local there, why = pcall(require("te")._core.device_info, device)
+    return not there and tostring(why):match "te%.device_info: (.*)" or nil
+end
+
 --- What a message says behind a text that names neither a dtype nor a device.
 ---@param where any
 ---@return string

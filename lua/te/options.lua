@@ -100,9 +100,16 @@ function options.of(taker)
     return declared or nil
 end
 
+-- Of these a text says where they lie in memory, unless it is their own.
+local PLACED = { table = "a table", ["function"] = "a function", thread = "a coroutine" }
+
 --- A value as messages show it: texts in quotes, long ones cut off.
 function options.shown(value)
-    if type(value) ~= "string" then return type(value) == "userdata" and "userdata" or tostring(value) end
+    if type(value) == "userdata" then return "userdata" end
+    if type(value) ~= "string" then
+        local mt = getmetatable(value)
+        return not (type(mt) == "table" and mt.__tostring) and PLACED[type(value)] or tostring(value)
+    end
     return ("%q"):format(#value <= 64 and value or value:sub(1, 61) .. "...")
 end
 

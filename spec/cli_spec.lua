@@ -299,6 +299,15 @@ describe("tetrain", function()
         assert.equal("cpu\n", (run [[--device cpu -e 'print(require("te").ones(1).device)']]))
     end)
 
+    it("refuses a TE_DEVICE that names none", function()
+        local _, err, status = shell(("TE_DEVICE=foo '%s' -e 'print(1)'"):format(TETRAIN))
+        assert.equal(2, status)
+        assert.is_truthy(err:find("tetrain: TE_DEVICE=foo: expected cpu, cuda or cuda:N", 1, true), err)
+        for _, device in ipairs { "", "cpu", "cuda:1" } do
+            assert.equal("1\n", (shell(("TE_DEVICE=%s '%s' -e 'print(1)'"):format(device, TETRAIN))))
+        end
+    end)
+
     it("has its threads on processors of their own where OpenMP binds threads", function()
         local path = script [[
             local te = require "te"

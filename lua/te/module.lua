@@ -122,6 +122,9 @@ local BUFFER = { persistent = { "boolean", true } }
 function Module:register_buffer(name, tensor, opts, ...)
     local who = method(self, "register_buffer", 3, ...)
     options.argument(who, "name", name, { "string" })
+    if tensor ~= nil and not te.is_tensor(tensor) then
+        fail("%s: buffer %s: expected a tensor, got %s", self.__name, name, type(tensor))
+    end
     self._registered[name] = options.check(who, opts, BUFFER).persistent and "buffer" or "constant"
     self[name] = tensor
     return tensor

@@ -47,9 +47,9 @@ end
 function options.describe(declared)
     if declared.choices then return "one of " .. table.concat(declared.choices, ", ") end
     local text = declared[1] == "size" and "positive integer" or declared[1]
-    if declared.min and declared.max then return ("%s from %g to %g"):format(text, declared.min, declared.max) end
-    if declared.min then return ("%s, at least %g"):format(text, declared.min) end
-    if declared.max then return ("%s, at most %g"):format(text, declared.max) end
+    if declared.min and declared.max then return ("%s from %.14g to %.14g"):format(text, declared.min, declared.max) end
+    if declared.min then return ("%s, at least %.14g"):format(text, declared.min) end
+    if declared.max then return ("%s, at most %.14g"):format(text, declared.max) end
     return text
 end
 

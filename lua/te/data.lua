@@ -352,4 +352,9 @@ function Set:close()
     if self.val then self.val:close() end
 end
 
+function Set:__tostring()
+    return ("data set of %s: %.0f tokens for training, %.0f for validation, batches {%d, %d}%s"):format(
+        self.description, self.n_train, self.n_val, self.batch, self.block, self.closed and ", closed" or "")
+end
+
 return options.library("te.data", data)

@@ -196,6 +196,29 @@ describe("tetrain", function()
         assert.is_truthy(err:find("tetrain train", 1, true), err)
     end)
 
+    it("gives a hint where tensors stand for numbers and tables", function()
+        local hint, x = require("te.tools.hint").text, te.ones(2)
+        for start, fns in pairs {
+            ["x:item() is the number"] = { function() return ("%.4f"):format(x) end,
+                function() for _ = 1, x do end end },
+            ["x:totable() is a table"] = { function() return unpack(x) end, function() for _ in ipairs(x) do end end },
+            ["te.lt(x, 2), te.le"] = { function() return x < 2 end, function() return x >= 2 end },
+            ["a method is called with a colon"] = { function()
+                local class = { name = function(self) return self.text end }
+                return class.name()
+            end },
+            ["Lua counts with: for i = 1, n do"] = { function() return range(3) end }, -- luacheck: ignore range
+            ["#x is the length"] = { function() return len(x) end }, -- luacheck: ignore len
+        } do
+            for _, fn in ipairs(fns) do
+                local ok, message = pcall(fn)
+                assert.is_false(ok)
+                assert.equal(start, tostring(hint(message)):sub(1, #start), message)
+            end
+        end
+        assert.is_nil(hint "attempt to call global 'foo' (a nil value)") -- io is not near
+    end)
+
     it("says what names of PyTorch and Transformer Engine are here", function()
         local elsewhere, hint = require "te.tools.elsewhere", require "te.tools.hint"
         local libraries = { te, te.optim }
@@ -274,6 +297,15 @@ describe("tetrain", function()
             assert.is_truthy(err:find(('tetrain: device "%s": no such device; known are'):format(device), 1, true), err)
         end
         assert.equal("cpu\n", (run [[--device cpu -e 'print(require("te").ones(1).device)']]))
+    end)
+
+    it("refuses a TE_DEVICE that names none", function()
+        local _, err, status = shell(("TE_DEVICE=foo '%s' -e 'print(1)'"):format(TETRAIN))
+        assert.equal(2, status)
+        assert.is_truthy(err:find("tetrain: TE_DEVICE=foo: expected cpu, cuda or cuda:N", 1, true), err)
+        for _, device in ipairs { "", "cpu", "cuda:1" } do
+            assert.equal("1\n", (shell(("TE_DEVICE=%s '%s' -e 'print(1)'"):format(device, TETRAIN))))
+        end
     end)
 
     it("has its threads on processors of their own where OpenMP binds threads", function()

@@ -164,7 +164,10 @@ describe("te.data", function()
         local set = te.data.open { path = path, block = 5 }
         assert.error_matches(function() set:validation_loss(0, print) end, "Set:validation_loss: batches: expected")
         assert.error_matches(function() set:next_train(-1) end, "Set:next_train: batch number: expected integer")
+        assert.matches("^data set of .*: %d+ tokens for training, %d+ for validation, batches {%d+, %d+}$",
+            tostring(set))
         set:close()
+        assert.matches("}, closed$", tostring(set))
         assert.error_matches(function() set:next_train() end, "Set:next_train: the set is closed")
         assert.error_matches(function() set:validation_loss(1, print) end, "Set:validation_loss: the set is closed")
     end)
@@ -175,6 +178,9 @@ describe("te.data", function()
         assert.error_matches(function() te.data.open { path = folder .. "/none.txt" } end, "none%.txt: no such file")
         local path = write("a.txt", "short")
         assert.error_matches(function() te.data.open { path = path, block = 8 } end, "too few for a block of 8")
+        assert(io.open(path, "w")):close()
+        assert.error_matches(function() te.data.open { path = path } end,
+            ("te.data.open: %s: the file is empty"):format(path), 1, true)
         local header = { int32(20240520), int32(1), int32(77) }
         for i = 4, 256 do header[i] = int32(0) end
         path = write("bad.bin", table.concat(header) .. uint16(counting(0, 50)))
@@ -213,7 +219,7 @@ describe("te.data", function()
         assert.error_matches(function()
             te.data.open { path = path, tokenizer = { encode = function() return { 1, "a" } end }, block = 5 }
         end, "te.data.open: what the tokenizer made: expected", 1, true)
-        for shown, wrong in pairs { ['"chars"'] = "chars", ["5"] = 5, table = {} } do
+        for shown, wrong in pairs { ['"chars"'] = "chars", ["5"] = 5, ["a table"] = {} } do
             assert.error_matches(function() te.data.open { path = path, tokenizer = wrong } end,
                 "option tokenizer: expected one of byte, char or a tokenizer of te.tokenizer, got " .. shown,
                 1, true)

@@ -116,7 +116,7 @@ describe("te.load", function()
             ["te.load: names: entry 2: expected a string, got 5"] = { "weight", 5 },
             ["te.load: names: a list has no entry"] = { weight = true },
             ["te.load: names: expected a list, a pattern or a function, got 5"] = 5,
-            ["te.load: names: expected a list, a pattern or a function, got table"] =
+            ["te.load: names: expected a list, a pattern or a function, got a table"] =
                 setmetatable({}, { __call = function() return true end }),
             ['te.load: names: "[": malformed pattern'] = "[",
             ['te.load: names: "w(e": unfinished capture'] = "w(e",

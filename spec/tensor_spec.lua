@@ -482,7 +482,7 @@ describe("files", function()
         file:write("\1\0\2\0\3\0\255")
         file:close()
         assert.same({ 1, 0, 2, 0, 3, 0, 255 }, te.from_file(path, "uint8"):totable())
-        local x = te.from_file(path, "uint8", { offset = 2, count = 3, device = "cpu" })
+        local x = te.from_file(path, "uint8", { offset = 2, count = 3, device = "cpu", dtype = "uint8" })
         assert.same({ 2, 0, 3 }, x:totable())
         local options = { device = "cpu", requires_grad = true, count = 0 }
         assert.is_true(te.from_file(path, "float32", options).requires_grad)

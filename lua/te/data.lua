@@ -210,7 +210,7 @@ local function find_source(opts)
             description = opts.path }
     end
     if text == "" then
-        error(opts.path .. (is_folder and ": no text in this folder" or ": the file is empty"), 0)
+        fail("te.data.open: %s: %s", opts.path, is_folder and "no text in this folder" or "the file is empty")
     end
     local source, tok = text_source(text, opts.tokenizer)
     return { train = source, tokenizer = tok, description = opts.path }
@@ -266,8 +266,8 @@ function data.open(opts)
     set.n_train = found.val and n or n - math.floor(n * opts.val_fraction)
     set.n_val = n_val_source or n - set.n_train
     if set.n_train <= opts.block then
-        error(("%s: %d tokens for training are too few for a block of %d"):format(set.description, set.n_train,
-            opts.block), 0)
+        fail("te.data.open: %s: %d tokens for training are too few for a block of %d", set.description, set.n_train,
+            opts.block)
     end
     set.sample = sample_of(found.train, n)
     set.train = loader(set, found.train, 0, set.n_train, false)
@@ -350,6 +350,11 @@ function Set:close()
     self.closed = true
     self.train:close()
     if self.val then self.val:close() end
+end
+
+function Set:__tostring()
+    return ("data set of %s: %.0f tokens for training, %.0f for validation, batches {%d, %d}%s"):format(
+        self.description, self.n_train, self.n_val, self.batch, self.block, self.closed and ", closed" or "")
 end
 
 return options.library("te.data", data)

@@ -57,6 +57,9 @@ function Decoder:configure(config)
     local who = "te.models." .. self.KIND
     config = options.check(who, config, declared.join(self.CONFIG, OWN))
     if not config.vocab_size then fail("%s: vocab_size is needed", who) end
+    if not config.head_size and config.n_embd % config.n_head ~= 0 then
+        fail("%s: n_embd = %d is no multiple of n_head = %d", who, config.n_embd, config.n_head)
+    end
     context_parallel.check(who, config.context_parallel, config.cp_comm_type, "context_parallel")
     self.config = config
     return config
@@ -136,6 +139,10 @@ function Decoder:forward(ids, targets, opts)
             .. "makes the model whole", self.__name)
     end
     local x = self:hidden_states(ids)
+    if targets and (not te.is_tensor(targets) or options.shape(targets) ~= options.shape(ids)) then
+        fail("%s: targets: expected the shape of ids, %s, got %s", self.__name, options.shape(ids),
+            te.is_tensor(targets) and options.shape(targets) or type(targets))
+    end
     if not targets then
         return te.linear(which == "all" and x or x:select(2, -1), self:head())
     end

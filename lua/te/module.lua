@@ -122,6 +122,9 @@ local BUFFER = { persistent = { "boolean", true } }
 function Module:register_buffer(name, tensor, opts, ...)
     local who = method(self, "register_buffer", 3, ...)
     options.argument(who, "name", name, { "string" })
+    if tensor ~= nil and not te.is_tensor(tensor) then
+        fail("%s: buffer %s: expected a tensor, got %s", self.__name, name, type(tensor))
+    end
     self._registered[name] = options.check(who, opts, BUFFER).persistent and "buffer" or "constant"
     self[name] = tensor
     return tensor
@@ -338,7 +341,11 @@ local INTEGRAL = { int64 = true, int32 = true, uint8 = true, bool = true }
 local function place(who, where)
     options.argument(who, "where", where, { "string" })
     if FLOATING[where] then return where end
-    if where:find("^cpu") or where:find("^cuda") then return nil, where end
+    if where:find("^cpu") or where:find("^cuda") then
+        local problem = options.device_problem(where)
+        if problem then fail("%s: where: %s", who, problem) end
+        return nil, where
+    end
     fail("%s: where: expected a dtype that has gradients or a device, got %q%s", who, where,
         INTEGRAL[where] and "" or options.place_hint(where))
 end

@@ -40,6 +40,9 @@
 --     g:rows_kept(draw, x, p)          for every row of x whether stochastic depth keeps it, which draw(x, lengths or
 --                                      nil) gives as well
 --
+-- A method check_input(self, x, first extra input) may say what does not fit. It is asked where inputs cannot be
+-- planned.
+--
 -- nil and a reason come back when there is no such description; the operation then runs by itself. A description holds
 -- while the fields named in plan_fields keep their values, those of children included. It may not look at values.
 

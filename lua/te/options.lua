@@ -47,9 +47,9 @@ end
 function options.describe(declared)
     if declared.choices then return "one of " .. table.concat(declared.choices, ", ") end
     local text = declared[1] == "size" and "positive integer" or declared[1]
-    if declared.min and declared.max then return ("%s from %g to %g"):format(text, declared.min, declared.max) end
-    if declared.min then return ("%s, at least %g"):format(text, declared.min) end
-    if declared.max then return ("%s, at most %g"):format(text, declared.max) end
+    if declared.min and declared.max then return ("%s from %.14g to %.14g"):format(text, declared.min, declared.max) end
+    if declared.min then return ("%s, at least %.14g"):format(text, declared.min) end
+    if declared.max then return ("%s, at most %.14g"):format(text, declared.max) end
     return text
 end
 
@@ -100,10 +100,25 @@ function options.of(taker)
     return declared or nil
 end
 
+-- Of these a text says where they lie in memory, unless it is their own.
+local PLACED = { table = "a table", ["function"] = "a function", thread = "a coroutine" }
+
 --- A value as messages show it: texts in quotes, long ones cut off.
 function options.shown(value)
-    if type(value) ~= "string" then return type(value) == "userdata" and "userdata" or tostring(value) end
+    if type(value) == "userdata" then return "userdata" end
+    if type(value) ~= "string" then
+        local mt = getmetatable(value)
+        return not (type(mt) == "table" and mt.__tostring) and PLACED[type(value)] or tostring(value)
+    end
     return ("%q"):format(#value <= 64 and value or value:sub(1, 61) .. "...")
+end
+
+--- What is wrong with a device that could not be opened; nil where it is there.
+---@param device string
+---@return string|nil
+function options.device_problem(device)
+    local there, why = pcall(require("te")._core.device_info, device)
+    return not there and tostring(why):match "te%.device_info: (.*)" or nil
 end
 
 --- What a message says behind a text that names neither a dtype nor a device.

@@ -120,6 +120,8 @@ function QuantizedTensor.from_parts(quantizer, parts, opts)
     return self
 end
 
+local ROLE = { "string", choices = { "input", "weight", "grad_output" } }
+
 --- t in low precision.
 ---@param how table         a recipe or a quantizer
 ---@param role string|nil   "input" (default), "weight" or "grad_output": which of the recipe's quantizers
@@ -130,7 +132,8 @@ local function quantize(t, how, role, opts, ...)
     options.last("te.quantize", 4, ...)
     if not te.is_tensor(t) then fail("te.quantize: expected a tensor, got %s", type(t)) end
     if recipes.is_recipe(how) then
-        local recipe = how
+        local recipe, kind = how, type(role) == "table" and role.tensor_type or role
+        if kind ~= nil then options.argument("te.quantize", "role", kind, ROLE) end
         how = recipe:quantizer(role)
         if not how then
             local kind = type(role) == "table" and role.tensor_type or role or "input"

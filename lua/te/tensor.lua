@@ -56,7 +56,11 @@ define("to", function(x, where, device, ...)
         fail(2, "to", "dtype: expected the name of a dtype, got %s%s", shown(dtype),
             type(dtype) == "string" and core.dtype_hint(dtype) or "")
     end
-    if device then x = te.to_device(x, device) end
+    if device then
+        local moved, result = pcall(te.to_device, x, device)
+        if not moved then error((tostring(result):gsub("te%.to_device:", "te.to:", 1)), 0) end
+        x = result
+    end
     if dtype == nil then return x end
     return te.cast(x, dtype)
 end)

@@ -15,7 +15,7 @@ describe("small operations", function()
             assert.same({ { 6, 6, 6 }, { 6, 6, 6 } }, p.grad:totable())
             assert.equal(name .. "()", tostring(te[name]()))
             assert.error_matches(function() te[name] { group = {} } end,
-                "te%." .. name .. ": option group: expected a group of te%.distributed, got table")
+                "te%." .. name .. ": option group: expected a group of te%.distributed, got a table")
         end
         assert.equal(p, te.AllReduce { reduce_in_backward = false }(p))
     end)

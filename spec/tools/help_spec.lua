@@ -149,6 +149,13 @@ describe("te.help", function()
         end
     end)
 
+    it("says what a name of elsewhere is here, and what te is", function()
+        has(te.help "TransformerLayer", "TransformerLayer is no name here: build it of te.Residual")
+        has(te.help "te.nn", "nn is no name here: modules and functions are reached through te")
+        assert.equal(require("te.tools.help").text(), te.help "te")
+        assert.equal(te.help "te", te.help(te))
+    end)
+
     it("names the nearest in a library", function()
         for wrong, right in pairs { ["optim.Adam"] = "optim.AdamW", ["te.models.gtp"] = "models.gpt" } do
             assert.error_matches(function() te.help(wrong) end, ('did you mean "%s"?'):format(right), 1, true)

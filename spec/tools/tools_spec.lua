@@ -146,6 +146,15 @@ describe("tetrain", function()
         assert.equal('repl: unexpected argument "extra" (--help lists the options)\n', err)
     end)
 
+    it("says that --help takes no value, and bounds in full", function()
+        local _, err, status = run "bench --help=3"
+        assert.equal(2, status)
+        assert.equal("bench: --help takes no value (--help lists the options)\n", err)
+        _, err = run "bench --rows=0"
+        assert.equal("bench: --rows: expected positive integer, at most 1048576, got 0 (--help lists the options)\n",
+            err)
+    end)
+
     it("examines the machine", function()
         local out, err, status = run "doctor"
         assert.equal(0, status, out .. err)
@@ -153,6 +162,7 @@ describe("tetrain", function()
             assert.is_truthy(out:find("\n" .. name, 1, true) or out:find("^" .. name), name)
         end
         assert.is_truthy(out:find "nothing is off\n$")
+        assert.is_nil(out:find("not there: cuda", 1, true))
     end)
 
     it("measures kernels", function()

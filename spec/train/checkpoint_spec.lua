@@ -144,6 +144,10 @@ describe("te.train.checkpoint", function()
             file:close()
             assert.has_error(function() checkpoint.load(path) end)
         end
+        local older = save(model, optimizer, 7)
+        assert.error_matches(function() checkpoint.load(path) end,
+            ("; without this file %s is the newest"):format(older), 1, true)
+        os.remove(older)
         te.save(path, { a = te.ones({ 1 }) })
         assert.error_matches(function() checkpoint.load(path) end, "not a training checkpoint")
     end)

@@ -37,7 +37,7 @@ te_nearest te_nearest_to(const char *wanted, size_t length)
     te_nearest nearest = {.least = 0};
     if (length > TE_LONGEST_NAME) return nearest;
     memcpy(nearest.wanted, wanted, length);
-    int n = (int)length, limit = 1 + n / 3; /* some letter must stay */
+    int n = (int)length, limit = n > 3 ? 1 + n / 3 : 1; /* some letter must stay */
     nearest.least = EDIT * (limit < n ? limit : n - 1) + 1;
     return nearest;
 }

@@ -27,8 +27,9 @@ int64_t te_lua_check_int(lua_State *L, int index, const char *function, const ch
 {
     char   text[256];
     double value = lua_type(L, index) == LUA_TNUMBER ? lua_tonumber(L, index) : NAN;
+    bool   large = isfinite(value) && fabs(value) > 0x1p53;
     if (!(fabs(value) <= 0x1p53) || value != floor(value))
-        te_lua_fail(L, function, "%s: expected a whole number, got %s", argument,
+        te_lua_fail(L, function, "%s: expected a whole number%s, got %s", argument, large ? " within 2^53" : "",
                     te_lua_describe(L, index, text, sizeof text));
     return (int64_t)value;
 }

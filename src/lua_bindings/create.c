@@ -466,14 +466,18 @@ static te_status check_bools(te_context *ctx, const file_part *p, const char *da
  * everything at once. */
 static int create_from_file(lua_State *L)
 {
-    static const char *const options[] = {"offset", "count", "map", "device", "requires_grad", NULL};
+    static const char *const options[] = {"offset", "count", "map", "dtype", "device", "requires_grad", NULL};
     te_lua     *rt = te_lua_runtime(L);
     te_io_error error;
     int         fd;
     int64_t     size, end;
     const char *data = NULL;
-    te_dtype    dtype = te_lua_check_dtype(L, 2, "from_file", "dtype");
-    creation    c = read_options(rt, L, 3, "from_file", dtype, options);
+    te_lua_check_text(L, 1, "from_file", "path");
+    te_dtype dtype = te_lua_check_dtype(L, 2, "from_file", "dtype");
+    creation c = read_options(rt, L, 3, "from_file", dtype, options);
+    if (c.dtype != dtype)
+        te_lua_fail(L, "from_file", "dtype: %s and, among the options, %s", te_dtype_name(dtype),
+                    te_dtype_name(c.dtype));
     file_part   p = check_part(L, dtype);
     te_lua_enter(rt, L, "from_file");
     te_lua_tensor *result = te_lua_new_tensor(L);

@@ -175,8 +175,13 @@ static void read_pairs(lua_State *L, saving *s)
     int n = 0;
     if (!lua_istable(L, 3)) return;
     for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) {
-        if (lua_type(L, -2) != LUA_TSTRING || lua_type(L, -1) != LUA_TSTRING)
-            te_lua_fail(L, "save", "metadata: keys and values are strings");
+        char text[256];
+        if (lua_type(L, -2) != LUA_TSTRING)
+            te_lua_fail(L, "save", "metadata: names are strings, got %s",
+                        te_lua_describe(L, -2, text, sizeof text));
+        if (lua_type(L, -1) != LUA_TSTRING)
+            te_lua_fail(L, "save", "metadata %.200s: expected a string, got %s", lua_tostring(L, -2),
+                        te_lua_describe(L, -1, text, sizeof text));
         if (strlen(lua_tostring(L, -2)) != lua_objlen(L, -2) || strlen(lua_tostring(L, -1)) != lua_objlen(L, -1))
             te_lua_fail(L, "save", "metadata %.200s: a zero byte in its name or text", lua_tostring(L, -2));
         if (n == s->n_pairs) te_lua_fail(L, "save", "metadata changed meanwhile"); /* a finalizer can do that */

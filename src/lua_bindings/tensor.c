@@ -187,7 +187,7 @@ static int push_row(lua_State *L, te_lua *rt)
 {
     te_lua_tensor *result = te_lua_new_tensor(L);
     te_tensor     *t = te_lua_check_tensor(L, 1, NULL, "self");
-    int64_t i = te_lua_check_int(L, 2, NULL, "index");
+    int64_t i = te_lua_check_int(L, 2, NULL, "t[i]: index");
     int64_t n = t->ndim ? t->shape[0] : 0;
     if (t->ndim == 0) return te_lua_fail(L, NULL, "t[i]: index %lld into a tensor without dimensions", (long long)i);
     if (i == 0 || i > n || i < -n)
@@ -261,6 +261,8 @@ static int assign_row(lua_State *L, te_lua *rt)
     double number = lua_isboolean(L, 3) ? lua_toboolean(L, 3) : lua_tonumber(L, 3);
     status = value ? te_tensor_copy_data(row, value) : te_tensor_fill(row, number);
     te_tensor_release(value);
+    if (status == TE_ERROR_ARGUMENT && strncmp(te_context_error(rt->ctx), "copy_: ", 7) == 0)
+        return te_lua_fail(L, NULL, "t[i] = value: %s", te_context_error(rt->ctx) + 7);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, NULL, status);
 }
 

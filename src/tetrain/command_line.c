@@ -159,6 +159,12 @@ static void take_script(command_line *line, int argc, char **argv, int i)
         if (strcmp(argv[i], row->name) == 0) line->tool = row;
 }
 
+static bool names_device(const char *text)
+{
+    if (strcmp(text, "cpu") == 0 || strcmp(text, "cpu:0") == 0 || strcmp(text, "cuda") == 0) return true;
+    return strncmp(text, "cuda:", 5) == 0 && text[5] >= '0' && text[5] <= '9' && !text[6];
+}
+
 /* Variables of the engine that would have no effect with a word that it does not know. */
 static int check_variables(void)
 {
@@ -168,7 +174,10 @@ static int check_variables(void)
         {"TE_CPU_ISA", "", " portable avx2 avx512 ", "TE_CPU_ISA=%s: expected portable, avx2 or avx512"},
         {"TE_TRACE", ",", " dispatch ", "TE_TRACE=%s: expected dispatch"},
     };
-    char word[32];
+    char        word[32];
+    const char *device = getenv("TE_DEVICE");
+    if (device && *device && !names_device(device))
+        return usage_error("TE_DEVICE=%s: expected cpu, cuda or cuda:N", device);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const char *value = getenv(rows[i].name), *at = value ? value : "";
         while (*at) {

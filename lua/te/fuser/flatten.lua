@@ -143,6 +143,27 @@ function Walk:branch(m, list, x, sum, position)
     return self:add(flatten.sum, branch, { sum }).y
 end
 
+-- What adds x to a branch, and says where it does not fit.
+local function make_sum()
+    local Sum = te.AddExtraInput:extend("AddExtraInput")
+    Sum.pure = true
+    function Sum.check_input(_, branch, x)
+        for i = 1, te.is_tensor(branch) and te.is_tensor(x) and math.min(branch:dim(), x:dim()) or 0 do
+            local a, b = branch:size(-i), x:size(-i)
+            if a ~= b and a ~= 1 and b ~= 1 then
+                fail("te.Residual: what its modules make has shape %s, which does not add to x of %s",
+                    options.shape(branch), options.shape(x))
+            end
+        end
+    end
+    function Sum:op_forward(_, branch, x)
+        self:check_input(branch, x)
+        return te.add(branch, x)
+    end
+    Sum.lower = te.AddExtraInput.lower
+    return Sum()
+end
+
 function Walk:module(m, x, channels, parent)
     local list = members(m)
     if not list then return self:operation(m, x, channels, parent) end
@@ -163,7 +184,7 @@ function flatten.module(m, n_extras, has_lens)
     walk.next_extra = has_lens and 3 or 2
     walk.n_inputs = walk.n_values
     flatten.split = flatten.split or te.MakeExtraOutput()
-    flatten.sum = flatten.sum or te.AddExtraInput()
+    flatten.sum = flatten.sum or make_sum()
     if m.forward == flatten.forward then
         walk.y = walk:module(m, 1, {}, m)
     else

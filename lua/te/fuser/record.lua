@@ -36,6 +36,7 @@ function Recorder:op(name, inputs, attributes, product)
     if not fits then return nil, reason end
     local step = { name = name, inputs = {}, attributes = attributes, label = self.label, product = product,
         result = value(self), joined = self.joined }
+    if self.unchecked then step.checked, self.unchecked = self.unchecked, nil end
     for i, input in ipairs(inputs) do -- numbers stay numbers, false stays false
         step.inputs[i] = type(input) == "table" and input.value or false
         if type(input) == "number" then
@@ -142,6 +143,8 @@ local function describe(g, item, values)
     local n_steps, n_checks, extras = #g.steps, #g.checks, {}
     for i, v in ipairs(item.extras) do extras[i] = symbol(g, values[v]) end
     g.label, g.lens, g.joined = item.label, item.lens and values[item.lens], nil
+    local checks = type(item.op) == "table" and item.op.check_input
+    g.unchecked = checks and { op = item.op, x = values[item.x], extra = values[item.extras[1]] }
     local results = { operation.lower_child(item.op, g, symbol(g, values[item.x]), unpack(extras)) }
     if results[1] then
         values[item.y] = results[1].value

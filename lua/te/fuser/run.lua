@@ -75,7 +75,8 @@ end
 -- One engine operation after the other: for inputs that cannot be planned.
 local function run_singly(part, env)
     for _, step in ipairs(part.steps) do
-        local args, n = {}, #step.inputs
+        local args, n, checked = {}, #step.inputs, step.checked
+        if checked then checked.op:check_input(env[checked.x], env[checked.extra]) end
         for k, v in ipairs(step.inputs) do
             local source = part.sources[v]
             if source then args[k] = parameter_in(source[1], source[2]) elseif v then args[k] = env[v] end

@@ -43,11 +43,17 @@ function declared.join(first, second)
     return all
 end
 
+local function wrong_device(name)
+    local problem = options.device_problem(name)
+    return problem and "device: " .. problem
+end
+
 --- Where and in which dtype parameters are made.
 declared.PLACE = {
     params_dtype = { "string", "float32", choices = { "float32", "bfloat16", "float16", "float64" },
         help = "dtype of the parameters" },
-    device = { "string", help = "where the parameters are made; te.get_default_device() unless given" },
+    device = { "string", wrong = wrong_device,
+        help = "where the parameters are made; te.get_default_device() unless given" },
 }
 
 --- What fills a weight.

@@ -179,7 +179,18 @@ function Bias:init(size, opts)
 end
 options.declare(Bias.init, BIAS)
 
-function Bias:op_forward(_, x) return te.add(x, self.bias) end
+--- Raises unless the last size of x is that of the bias.
+function Bias:check_input(x)
+    local size = self.bias:size(1)
+    if te.is_tensor(x) and (x:dim() == 0 or x:size(-1) ~= size) then
+        fail("te.%s: the input has shape %s, its last size must be %d", self.__name, options.shape(x), size)
+    end
+end
+
+function Bias:op_forward(_, x)
+    self:check_input(x)
+    return te.add(x, self.bias)
+end
 
 function Bias:lower(g, x) return g:op("add", { x, g:param(self, "bias") }) end
 

@@ -93,7 +93,7 @@ end
 local function check_device(name)
     local ok, message = pcall(te.empty, { 1 }, { device = name })
     local state = ok and (core.device_info(name) or "there")
-        or "not there: " .. tostring(message):gsub("^[^ ]*:%d+: ", ""):gsub("^te%.empty: ", "")
+        or "not there: " .. tostring(message):gsub("^[^ ]*:%d+: ", ""):gsub("^te%.empty: ", ""):gsub("^cuda: ", "")
     line(name, "%s", state)
 end
 

@@ -151,16 +151,18 @@ end
 ---@param what any
 ---@return string
 function help.text(what)
-    if what == nil or what == "" then return all() end
+    if what == nil or what == "" or what == "te" or rawequal(what, te) then return all() end
     if type(what) ~= "string" then return of_value(what) end
     local entry = reference.find((what:gsub("^te%.", "")))
     if entry then return describe(entry) end
     local value = resolve(what)
     if value ~= nil then return of_value(value) end
-    local method = what:match "^[%w_]*:?([%w_]+)$"
+    local method, name = what:match "^[%w_]*:?([%w_]+)$", what:gsub("^te%.", "")
     for _, candidate in ipairs(reference.methods()) do
         if candidate.name == method then return describe(candidate) end
     end
+    local here = require("te.tools.elsewhere").names[name]
+    if here then return ("%s is no name here: %s"):format(name, here) end
     local near = nearest(what)
     error(("nothing is known of %q%s"):format(what, near and ("; did you mean %s?"):format(near) or ""), 0)
 end

@@ -17,12 +17,23 @@ local TOOLS = { "repl", "train", "generate", "inspect", "plan", "bench", "doctor
 
 local function method(name) return require("te.tools.elsewhere").methods[name] end
 
+local COMPARE = "te.lt(x, 2), te.le, te.gt and te.ge compare element by element, x:item() < 2 the number in x"
+
 -- Rows of { pattern, sentence or function of the captures }; the first that fits is taken.
 local rows = {
     { "cannot open ([^\n]-): No such file", function(path)
         local tool = te._core.nearest(path, TOOLS)
         return near_file(path) or tool and ("there is a tool called %s: tetrain %s"):format(tool, tool)
     end },
+    { "%(number expected, got userdata%)", "x:item() is the number in a tensor of one element" },
+    { "'for' [%a ]+ must be a number", "x:item() is the number in a tensor of one element" },
+    { "%(table expected, got userdata%)",
+        "x:totable() is a table of a tensor's numbers; for i = 1, #x do … x[i] … end visits its rows" },
+    { "attempt to compare userdata with number", COMPARE },
+    { "attempt to compare number with userdata", COMPARE },
+    { "local 'self' %(a %a+ value%)", "a method is called with a colon: object:method()" },
+    { "global 'range' %(a nil value%)", "Lua counts with: for i = 1, n do … end" },
+    { "global 'len' %(a nil value%)", "#x is the length of a text, a list or a tensor's first dimension" },
     { "global 'te' %(a nil value%)", "a script begins with: local te = require \"te\"" },
     { "global '([%w_]+)' %(a nil value%)", function(name)
         local names = {}

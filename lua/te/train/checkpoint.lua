@@ -76,9 +76,20 @@ function checkpoint.save(opts)
     return path
 end
 
+-- What is said behind the message that a checkpoint cannot be read: the one before it in its folder.
+local function older(path)
+    local folder, name = path:match "^(.*)/([^/]*)$"
+    local step, before = tonumber((name or ""):match(PATTERN)), nil
+    for _, other in ipairs(step and checkpoint.steps(folder) or {}) do
+        if other < step then before = other end
+    end
+    return before and ("; without this file %s is the newest"):format(checkpoint.path(folder, before)) or ""
+end
+
 --- Reads a checkpoint: { step =, metadata =, tensors = }.
 function checkpoint.load(path)
-    local tensors, metadata = te.load(path)
+    local read, tensors, metadata = pcall(te.load, path)
+    if not read then error(tostring(tensors) .. (type(path) == "string" and older(path) or ""), 0) end
     local step = metadata and tonumber(metadata.step)
     if not step or step < 0 or step > 2 ^ 40 or step % 1 ~= 0 then
         error(path .. ": not a training checkpoint (its metadata has no step)", 0)

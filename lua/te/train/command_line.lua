@@ -106,6 +106,8 @@ local function read(self, words)
         if word == "--help" or word == "-h" then
             io.stdout:write(self:help())
             run.fail(run.exit.ok)
+        elseif word:find("^%-%-help=") then
+            usage(self, "--help takes no value")
         elseif word:find("^%-%-.") then
             local key, value
             key, value, i = read_option(self, words, i)

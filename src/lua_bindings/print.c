@@ -157,7 +157,7 @@ int te_lua_tensor_tostring(lua_State *L)
     te_lua_enter(rt, L, "tostring");
     te_lua_tensors held = te_lua_new_tensors(L, 1);
     te_tensor     *t = te_lua_check_tensor(L, 1, "tostring", "self");
-    te_quantizer   quantizer;
+    te_quantizer   quantizer = {.block_rows = 0};
     bool           stored = te_tensor_is_quantized(t);
     if (stored) quantizer = t->storage->quantized->copies.quantizer;
     t = held.t[0] = te_tensor_dequantized(t);

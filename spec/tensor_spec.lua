@@ -86,6 +86,23 @@ describe("making tensors", function()
         assert.is_true(te.zeros({ 2 }, { requires_grad = true }).requires_grad)
     end)
 
+    it("have shapes that print, and are plain tables otherwise", function()
+        local x = te.zeros { 2, 3, 4 }
+        local shape = x.shape
+        assert.equal("{2, 3, 4}", tostring(shape))
+        assert.equal("{}", tostring(te.zeros({}).shape))
+        assert.same({ 2, 3, 4 }, shape)
+        assert.same(shape, { 2, 3, 4 })
+        assert.equal("2 3 4", table.concat(shape, " "))
+        assert.equal(3, #shape)
+        assert.equal(24, select("#", unpack(shape)) * 8)
+        assert.is_falsy(getmetatable(shape))
+        assert.same({ 2, 3, 4 }, te.ones(shape).shape)
+        assert.same({ 4, 6 }, x:view({ 4, 6 }).shape)
+        shape[4] = true
+        assert.equal("{2, 3, 4, boolean}", tostring(shape))
+    end)
+
     it("names what is wrong", function()
         assert.error_matches(function() te.zeros({ 2 }, { dtpye = "float32" }) end,
             'te%.zeros: unknown option "dtpye"; did you mean "dtype"')

@@ -146,6 +146,43 @@ static int tensor_gc(lua_State *L)
     return u ? release_handle(u, te_lua_collected_tag) : 0;
 }
 
+/* --- shapes ------------------------------------------------------------------------------------------------------- */
+
+static const char shape_metatable[] = "te.shape";
+
+/* "{2, 3}": a shape is a table like any other but for what it prints as, and getmetatable gives false. */
+static int shape_tostring(lua_State *L)
+{
+    luaL_Buffer text;
+    luaL_checktype(L, 1, LUA_TTABLE);
+    lua_settop(L, 1);
+    int n = (int)lua_objlen(L, 1);
+    luaL_buffinit(L, &text);
+    luaL_addchar(&text, '{');
+    for (int i = 1; i <= n; i++) {
+        lua_rawgeti(L, 1, i);
+        if (!lua_isnumber(L, -1)) { /* a script may write into its table */
+            lua_pushstring(L, luaL_typename(L, -1));
+            lua_replace(L, -2);
+        }
+        luaL_addvalue(&text);
+        if (i < n) luaL_addstring(&text, ", ");
+    }
+    luaL_addchar(&text, '}');
+    luaL_pushresult(&text);
+    return 1;
+}
+
+static void make_shape_metatable(lua_State *L)
+{
+    lua_createtable(L, 0, 2);
+    lua_pushcfunction(L, shape_tostring);
+    lua_setfield(L, -2, "__tostring");
+    lua_pushboolean(L, false);
+    lua_setfield(L, -2, "__metatable");
+    te_lua_keep(L, shape_metatable);
+}
+
 /* --- fields ------------------------------------------------------------------------------------------------------- */
 
 void te_lua_push_shape(lua_State *L, const te_tensor *t)
@@ -158,6 +195,8 @@ void te_lua_push_shape(lua_State *L, const te_tensor *t)
         lua_pushnumber(L, (double)shape[i]);
         lua_rawseti(L, -2, i + 1);
     }
+    te_lua_push_kept(L, shape_metatable);
+    lua_setmetatable(L, -2);
 }
 
 /* t.grad, t.main_grad */
@@ -455,6 +494,7 @@ void te_lua_open_tensor(te_lua *rt, lua_State *L)
     lua_pushliteral(L, "te.Tensor");
     lua_setfield(L, -2, "__name");
     te_lua_keep(L, te_lua_tensor_metatable);
+    make_shape_metatable(L);
     set_threshold(rt, L);
     te_context_on_memory_pressure(rt->ctx, on_memory_pressure, rt);
 }

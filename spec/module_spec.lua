@@ -51,6 +51,10 @@ local function dotted()
         "state_dict", "train", "eval", "zero_grad", "num_parameters", "clone", "requires_grad_" } do
         calls[#calls + 1] = { "Module:" .. name, function() linear[name]() end }
     end
+    local optimizer = te.optim.SGD(linear, { lr = 1 })
+    for _, name in ipairs { "step", "zero_grad", "set_lr", "state_dict", "load_state_dict", "take_back", "catch_up" } do
+        calls[#calls + 1] = { "Optimizer:" .. name, function() optimizer[name](1) end }
+    end
     return calls
 end
 

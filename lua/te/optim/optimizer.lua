@@ -78,6 +78,11 @@ function Optimizer.define(name, declared, slots)
     })
 end
 
+local function called_on(name, self)
+    if type(self) == "table" and self.order then return end -- a step takes microseconds
+    options.method("Optimizer:" .. name, self, Optimizer)
+end
+
 -- What was given instead of parameters.
 local function described(params)
     if te.is_tensor(params) then return "a tensor " .. options.shape(params) end
@@ -426,6 +431,7 @@ end
 --- Takes back the count of a step that `clip` did not allow: the last one, or the one before where that is known a
 --- step later, when the device has left it out of its counts already.
 function Optimizer:take_back()
+    called_on("take_back", self)
     if not self.counted then return end
     for _, batch in ipairs(self.counted) do
         for _, state in ipairs(batch.states) do state.step = state.step - 1 end
@@ -443,6 +449,7 @@ local STEP = {
 --- Updates the parameters from their gradients: all of them, or none when something fails.
 ---@param opts table|nil
 function Optimizer:step(opts)
+    called_on("step", self)
     local grad_scale, lr = 1, nil
     if opts ~= nil then
         opts = options.check("te.optim." .. self.name .. ":step", opts, STEP)
@@ -464,12 +471,14 @@ options.declare(Optimizer.step, STEP)
 
 --- Takes the gradients away; a main_grad stays, as zeros.
 function Optimizer:zero_grad(...)
+    called_on("zero_grad", self)
     options.last("te.optim." .. self.name .. ":zero_grad", 0, ...)
     for _, parameter in ipairs(self.order) do core.zero_gradient(parameter) end
 end
 
 --- Sets the learning rate of all groups, each of which multiplies it by its lr_scale; as `optimizer.lr = …` does.
 function Optimizer:set_lr(lr)
+    called_on("set_lr", self)
     local who = "te.optim." .. self.name .. ":set_lr"
     options.argument(who, "lr", lr, { "number", min = 0 })
     local wrong = Optimizer.finite "lr" (lr)
@@ -480,6 +489,7 @@ end
 --- Has the copies of parameters (master_weights) take over what others wrote to these since the last step, as the next
 --- step would.
 function Optimizer:catch_up()
+    called_on("catch_up", self)
     for _, parameter in ipairs(self.order) do
         local master = self.state[parameter] and self.state[parameter].master
         if master and master.device == parameter.device then core.catch_up_masters({ master }, { parameter }) end
@@ -490,6 +500,7 @@ end
 --- parameters over all groups; optimizer: its name, parameters: how many the group has.
 --- The tensors are copies: steps that follow do not change them.
 function Optimizer:state_dict()
+    called_on("state_dict", self)
     local saved = { state = {}, groups = {} }
     self:catch_up()
     for i, parameter in ipairs(self.order) do
@@ -588,6 +599,7 @@ end
 --- Takes over what state_dict returned; the parameters must be the same ones in the same order. Nothing is changed
 --- unless everything fits.
 function Optimizer:load_state_dict(saved)
+    called_on("load_state_dict", self)
     local who = "te.optim." .. self.name .. ":load_state_dict"
     if type(saved) ~= "table" or type(saved.state) ~= "table" or type(saved.groups) ~= "table" then
         fail("%s: expected what state_dict returns, got %s", who, type(saved) ~= "table" and options.shown(saved)

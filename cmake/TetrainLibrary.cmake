@@ -37,10 +37,10 @@ file(GLOB TE_OP_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/core/ops/*.c)
 set_source_files_properties(${TE_OP_SOURCES} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
 set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/program_f64.c PROPERTIES COMPILE_OPTIONS
   "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
-# What scripts do now and then: everything of the bindings but the way to operations and tensors, what makes plans,
+# What scripts do now and then: all bindings but those of operations, tensors and optimizers, what makes plans,
 # programs, recipes and texts of them, and what reads and writes files.
 file(GLOB TE_SELDOM CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)
-list(FILTER TE_SELDOM EXCLUDE REGEX "/(operations|tensor|arguments)\\.c$")
+list(FILTER TE_SELDOM EXCLUDE REGEX "/(operations|tensor|arguments|optim)\\.c$")
 foreach(name fuser/describe fuser/compile fuser/plan formula program recipe_kinds safetensors io tokens bpe profile)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/core/${name}*.c)
   list(APPEND TE_SELDOM ${sources})

@@ -127,7 +127,7 @@ static te_status count_differences(te_context *ctx, te_tensor *rounded, const te
 static te_status has_changed(te_context *ctx, te_tensor *master, const te_tensor *param, bool *changed)
 {
     float factors[MAX_FACTORS];
-    int n;
+    int n = 0;
     te_tensor *values = values_of(ctx, &param->storage->quantized->copies);
     te_status status = values ? factors_of(param, factors, &n) : ctx->status;
     *changed = true;

@@ -136,13 +136,8 @@ end
 
 local NO_TRACES = { replaying = true, scales = true, amaxes = true }
 
-local function pass(ok, ...)
-    if not ok then error((...), 0) end
-    return ...
-end
-
 local function explain(program, env)
-    return pass(core.under(swap_traces, NO_TRACES, require("te.ops.collective").without_others,
+    return core.pass(core.under(swap_traces, NO_TRACES, require("te.ops.collective").without_others,
         require("te.fuser.plan").of, program, env, run.part))
 end
 

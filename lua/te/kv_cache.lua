@@ -83,16 +83,10 @@ function KVCache:run(fn, ...)
     return finish(self, core.under(swap, self, te.no_grad, fn, ...))
 end
 
--- The results, or the error.
-local function pass(ok, ...)
-    if not ok then error((...), 0) end
-    return ...
-end
-
 --- fn(...) with `cache` as the one in force, of whatever kind (te.decoding); false: none. Returns what fn returns.
 ---@param cache table|boolean
 ---@param fn function
-function KVCache.within(cache, fn, ...) return pass(core.under(swap, cache, fn, ...)) end
+function KVCache.within(cache, fn, ...) return core.pass(core.under(swap, cache, fn, ...)) end
 
 --- Inside a run, fn(...) as it is without a cache: an encoder, or whatever else attends on its own. Returns what fn
 --- returns.

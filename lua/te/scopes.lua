@@ -44,11 +44,12 @@ function core.under(swap, value, fn, ...)
     return ended_scope(swap, swap(value), xpcall(fn, core.remember, ...))
 end
 
--- The results, or the error.
-local function pass(ok, ...)
+--- Of what core.under or core.within return: the results, or the error.
+function core.pass(ok, ...)
     if ok then return ... end
     error((...), 0)
 end
+local pass = core.pass
 
 local function check_function(name, fn)
     if type(fn) ~= "function" and not (type(fn) == "table" and getmetatable(fn) and getmetatable(fn).__call) then

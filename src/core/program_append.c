@@ -37,31 +37,45 @@ static te_status copy_marked(te_program *target, const te_program *source, const
     return TE_OK;
 }
 
-te_program *te_program_bind(const te_program *source, const double *values)
+/* The value in `target` of an instruction whose arguments are in `map`; TE_VALUE_NONE: none, -1: no memory. */
+typedef int copy_insn(te_program *target, const te_insn *insn, const int32_t *map, const void *by);
+
+/* A copy of a program, instruction by instruction; slots of inputs and generators stay. */
+static te_program *remade(const te_program *source, copy_insn *copy, const void *by)
 {
-    te_program *bound = te_program_new(source->mem, source->name);
+    te_program *made = te_program_new(source->mem, source->name);
     size_t bytes = (size_t)source->n_insns * sizeof(int32_t);
     int32_t *map = te_mem_alloc(source->mem, bytes);
-    bool ok = bound && map;
-    for (int i = 0; i < source->n_inputs && ok; i++) ok = te_program_input(bound, (te_rate)source->input_rates[i]) >= 0;
+    bool ok = made && map;
+    for (int i = 0; i < source->n_inputs && ok; i++) ok = te_program_input(made, (te_rate)source->input_rates[i]) >= 0;
     for (int i = 0; i < source->n_insns && ok; i++) {
-        const te_insn *insn = &source->insns[i];
-        map[i] = insn->op == TE_PW_LOAD    ? te_program_load(bound, insn->slot)
-                 : insn->op == TE_PW_PARAM ? te_program_const(bound, values[insn->slot])
-                                           : te_program_replay(bound, insn, map, 0, 0);
-        ok = map[i] >= 0;
+        map[i] = copy(made, &source->insns[i], map, by);
+        ok = map[i] != -1;
     }
     for (int i = 0; i < source->n_outputs && ok; i++) {
-        const struct te_program_output *output = &source->outputs[i];
-        ok = te_program_output(bound, (te_output_kind)output->kind, map[output->value]) >= 0;
+        int value = map[source->outputs[i].value];
+        if (value == TE_VALUE_NONE) value = te_program_const(made, 0);
+        ok = te_program_output(made, (te_output_kind)source->outputs[i].kind, value) >= 0;
     }
     if (map) te_mem_free(source->mem, map, bytes);
-    if (ok && te_program_prune(bound) == TE_OK) {
-        bound->n_rngs = source->n_rngs;
-        return bound;
+    if (ok && te_program_prune(made) == TE_OK) {
+        made->n_rngs = source->n_rngs;
+        return made;
     }
-    te_program_free(bound);
+    te_program_free(made);
     return NULL;
+}
+
+static int copy_bound(te_program *target, const te_insn *insn, const int32_t *map, const void *values)
+{
+    if (insn->op == TE_PW_LOAD) return te_program_load(target, insn->slot);
+    if (insn->op == TE_PW_PARAM) return te_program_const(target, ((const double *)values)[insn->slot]);
+    return te_program_replay(target, insn, map, 0, 0);
+}
+
+te_program *te_program_bind(const te_program *source, const double *values)
+{
+    return remade(source, copy_bound, values);
 }
 
 /* --- without some inputs ------------------------------------------------------------------------------------------ */
@@ -95,8 +109,9 @@ static int replay_without(te_program *target, const te_insn *insn, const int32_t
     return te_program_replay(target, &as_zero, numbers, 0, 0);
 }
 
-static int copy_without(te_program *target, const te_insn *insn, const bool *absent, const int32_t *map)
+static int copy_without(te_program *target, const te_insn *insn, const int32_t *map, const void *by)
 {
+    const bool *absent = by;
     bool whole = true;
     if (insn->op == TE_PW_LOAD) return absent[insn->slot] ? TE_VALUE_NONE : te_program_load(target, insn->slot);
     for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) whole &= map[insn->arg[k]] != TE_VALUE_NONE;
@@ -105,28 +120,9 @@ static int copy_without(te_program *target, const te_insn *insn, const bool *abs
 
 te_program *te_program_without(const te_program *source, const bool *absent)
 {
-    te_program *made = te_program_new(source->mem, source->name);
-    size_t bytes = (size_t)source->n_insns * sizeof(int32_t);
-    int32_t *map = te_mem_alloc(source->mem, bytes);
-    bool ok = made && map;
-    for (int i = 0; i < source->n_inputs && ok; i++) ok = te_program_input(made, (te_rate)source->input_rates[i]) >= 0;
-    for (int i = 0; i < source->n_insns && ok; i++) {
-        map[i] = copy_without(made, &source->insns[i], absent, map);
-        ok = map[i] != -1;
-    }
-    for (int i = 0; i < source->n_outputs && ok; i++) {
-        int value = map[source->outputs[i].value];
-        if (value == TE_VALUE_NONE) value = te_program_const(made, 0);
-        ok = te_program_output(made, (te_output_kind)source->outputs[i].kind, value) >= 0;
-    }
-    if (map) te_mem_free(source->mem, map, bytes);
-    if (ok && te_program_prune(made) == TE_OK) {
-        made->n_params = source->n_params;
-        made->n_rngs = source->n_rngs;
-        return made;
-    }
-    te_program_free(made);
-    return NULL;
+    te_program *made = remade(source, copy_without, absent);
+    if (made) made->n_params = source->n_params;
+    return made;
 }
 
 bool te_program_gives_nothing(const te_program *program, int output)

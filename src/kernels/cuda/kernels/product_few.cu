@@ -10,7 +10,6 @@
  */
 
 enum {
-    TE_FEW_LINES = 16,
     TE_FEW_WARPS = TE_FEW_THREADS / 32,
     TE_FEW_UNIT = 16 / sizeof(te_a),  /* elements that a lane reads at once */
     TE_FEW_TURN = 4 * TE_FEW_UNIT,    /* and a warp of a line */

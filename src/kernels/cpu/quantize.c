@@ -139,7 +139,9 @@ static int columns_of_panels(const te_exec *exec, const te_panel_job *p)
 static int rows_of_panels(const te_panel_job *p)
 {
     if (te_panel_follows_rows(p)) return p->job.quantizer->block_cols;
-    return p->job.side[1].data || p->job.quantizer->block_rows > 1 ? TE_PANEL_ROWS : TE_FLAT_ROWS;
+    if (p->job.side[1].data || p->job.quantizer->block_rows > 1) return TE_PANEL_ROWS;
+    int64_t few = TE_WIDE_COLS / (p->job.cols + 1); /* short rows are many */
+    return few < TE_FLAT_ROWS ? TE_FLAT_ROWS : few < TE_PANEL_ROWS ? (int)few : TE_PANEL_ROWS;
 }
 
 /* The geometry of panels, and with it whether codes are kept. */

@@ -188,18 +188,32 @@ int te_panel_row_factors(const te_panel_job *p, te_panel_lane *l, const te_panel
     return n;
 }
 
-/* Factors and codes of row i in one visit, as far as that goes; returns the columns done. */
-static int encode_at_once(const te_panel_job *p, te_panel_lane *l, const te_panel *x, int i)
+/* How many rows of the panel from i on, in whole blocks, lie one behind the other as their codes do: they are one long
+ * row. Those that leave nothing over are quicker by themselves. */
+static int rows_in_line(const te_panel_job *p, const te_panel *x, int i)
+{
+    enum { TURN = 1024 };
+    int block = p->job.quantizer->block_cols, most = TE_MOST_COLUMNS / x->cols, left = x->rows - i;
+    if (x->cols % TURN == 0 || x->cols % (block < 64 ? 64 : block) != 0 || most < 2) return 1;
+    if (p->job.source_stride != x->cols || p->job.side[0].row_stride != x->cols) return 1;
+    return most < left ? most : left;
+}
+
+/* Factors and codes of rows in line, of which the first is row i, in one visit, as far as that goes; returns the
+ * elements done. */
+static int encode_at_once(const te_panel_job *p, te_panel_lane *l, const te_panel *x, int i, int rows)
 {
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[0];
+    int n = x->cols / q->block_cols;
     uint8_t *to = side->data + (x->row + i) * side->row_stride + x->col, *factors = factors_of_row(p, x, i);
     te_factor_rule rule = te_panel_rule(p, 0, x->row + i);
-    foresee(p, x, i);
+    if (rows > 1 && side->scale_row_stride != n) factors = NULL;
+    for (int k = 0; k < rows; k++) foresee(p, x, i + k);
     int done = (int)p->loops->at_once[q->element](to, factors ? (void *)factors : l->factors,
-                                                  te_panel_source(p, x->row + i, x->col), x->cols, &rule, q->block_cols,
-                                                  p->rows_past);
-    if (!factors) te_panel_put_row_factors(p, l, x, i, done / q->block_cols, 1);
+                                                  te_panel_source(p, x->row + i, x->col), (int64_t)rows * x->cols,
+                                                  &rule, q->block_cols, p->rows_past);
+    if (!factors) te_panel_put_row_factors(p, l, x, i, rows > 1 ? n : done / q->block_cols, rows);
     return done;
 }
 
@@ -230,11 +244,13 @@ void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
     }
     bool powers = q->scale == TE_SCALE_E8M0 || (q->scale == TE_SCALE_F32 && q->power_of_two);
     bool at_once = q->block_rows == 1 && powers && p->loops->at_once[q->element];
-    for (int i = 0; i < x.rows && at_once; i++) {
-        int done = encode_at_once(p, l, &x, i);
-        if (done == x.cols) continue;
+    for (int i = 0, rows; i < x.rows && at_once; i += rows) {
+        rows = rows_in_line(p, &x, i);
+        int done = encode_at_once(p, l, &x, i, rows);
+        if (done == rows * x.cols) continue;
+        if (rows > 1) done = encode_at_once(p, l, &x, i, rows = 1);
         te_panel rest = {x.row + i, x.col + done, 1, x.cols - done, x.next};
-        quantize_blocks(p, l, &rest, 0, 1);
+        if (done < x.cols) quantize_blocks(p, l, &rest, 0, 1);
     }
     if (at_once) return;
     bool together = q->block_rows == 1 && !q->row_scaled && q->four_over_six == TE_46_NONE;

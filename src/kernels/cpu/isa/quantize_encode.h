@@ -90,7 +90,7 @@ TE_INLINE bool te_is_power(float x) { return (te_f32_bits(x) & 0x7fffffu) == 0 &
 /* Whether blocks are of a length that te_powers_along takes, and the first factor speaks for it. */
 TE_INLINE bool te_goes_by_powers(const float *multipliers, int64_t n, int64_t block, int sign)
 {
-    return sign != 8 && (block == 32 || block % 64 == 0 || block >= n) && n >= 64 && te_is_power(*multipliers);
+    return sign != 8 && (block % 64 == 0 || block >= n) && n >= 64 && te_is_power(*multipliers);
 }
 #endif
 
@@ -100,10 +100,7 @@ TE_INLINE int64_t te_codes_along_f32(uint8_t *codes, const float *x, const float
     te_wide_form f = te_wide_form_of(mantissa, smallest, largest, nan, sign);
 #if defined(TE_ISA_avx512vbmi)
     if (te_goes_by_powers(multipliers, n, block, sign)) {
-        if (block == 32)
-            te_powers_along_f32(codes, x, multipliers, n, 32, true, f, past);
-        else
-            te_powers_along_f32(codes, x, multipliers, n, block, false, f, past);
+        te_powers_along_f32(codes, x, multipliers, n, block, f, past);
         return n - n % 64;
     }
 #endif
@@ -148,6 +145,7 @@ TE_INLINE int64_t te_short_powers(uint8_t *codes, const uint16_t *x, const float
     return j;
 }
 
+#if !defined(TE_ISA_avx512vbmi)
 /* Blocks of multiples of 64, as long as their factors are powers of two; the elements done, whole blocks or all. */
 TE_INLINE int64_t te_long_powers(uint8_t *codes, const uint16_t *x, const float *multipliers, int64_t n, int64_t block,
                                  te_wide_form f, bool past)
@@ -162,6 +160,7 @@ TE_INLINE int64_t te_long_powers(uint8_t *codes, const uint16_t *x, const float 
     }
     return i;
 }
+#endif
 
 TE_INLINE int64_t te_codes_along_bf16(uint8_t *codes, const uint16_t *x, const float *multipliers, int64_t n,
                                       int64_t block, bool past, int mantissa, uint32_t smallest, uint32_t largest,
@@ -171,15 +170,13 @@ TE_INLINE int64_t te_codes_along_bf16(uint8_t *codes, const uint16_t *x, const f
     int64_t done = 0;
 #if defined(TE_ISA_avx512vbmi)
     if (te_goes_by_powers(multipliers, n, block, sign)) {
-        if (block == 32)
-            te_powers_along_bf16(codes, x, multipliers, n, 32, true, f, past);
-        else
-            te_powers_along_bf16(codes, x, multipliers, n, block, false, f, past);
+        te_powers_along_bf16(codes, x, multipliers, n, block, f, past);
         return n - n % 64;
     }
+#else
+    if (block % 64 == 0 || block >= n) done = te_long_powers(codes, x, multipliers, n, block, f, past);
 #endif
     if (block == 32) done = te_short_powers(codes, x, multipliers, n, f, past);
-    if (block % 64 == 0 || block >= n) done = te_long_powers(codes, x, multipliers, n, block, f, past);
     return done + te_general_along_bf16(codes + done, x + done, multipliers + done / block, n - done, block, f, past);
 }
 

@@ -32,6 +32,20 @@ TE_INLINE te_factors_16 te_wide_16(__m512 amax, const te_factor_rule *r)
     return (te_factors_16){_mm512_castps_si512(_mm512_div_ps(one, scale)), scale};
 }
 
+/* The same where factors are powers of two: of amaxes that are neither very small nor very large, nor 0, by whole
+ * numbers alone. */
+TE_INLINE te_factors_16 te_wide_powers_16(__m512 amax, const te_factor_rule *r)
+{
+    enum { ONE = 127 << 23, LOW = 32 << 23, SPAN = 192 << 23 };
+    __m512i bits = _mm512_castps_si512(_mm512_max_ps(amax, _mm512_set1_ps(r->epsilon)));
+    __m512i above = _mm512_sub_epi32(bits, _mm512_set1_epi32(LOW));
+    if (__builtin_expect(_mm512_cmpgt_epu32_mask(above, _mm512_set1_epi32(SPAN)), 0)) return te_wide_16(amax, r);
+    __m512i power = _mm512_sub_epi32(_mm512_set1_epi32((int)te_f32_bits(r->max)), bits);
+    power = _mm512_and_si512(power, _mm512_set1_epi32((int)0xff800000u)); /* a mantissa that is too large borrows */
+    return (te_factors_16){_mm512_sub_epi32(_mm512_set1_epi32(ONE), power),
+                           _mm512_castsi512_ps(_mm512_add_epi32(_mm512_set1_epi32(ONE), power))};
+}
+
 TE_INLINE int te_wide_factors(float *factors, float *multipliers, const float *amax, int n, const te_factor_rule *r)
 {
     for (int i = 0; i < n; i += 16) { /* the last of them as well: blocks of 128 are few to a row */

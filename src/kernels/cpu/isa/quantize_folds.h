@@ -70,22 +70,31 @@ TE_INLINE __m512i te_larger_halves(__m512i sizes)
 /* The largest of each of sixteen vectors of halves, as float32, or of words. */
 TE_INLINE __m512i te_largest_bf16(const __m512i v[16]) { return te_larger_halves(te_fold_halves(v)); }
 
-TE_INLINE __m512i te_largest_f32(const __m512i v[16])
+/* Four vectors of words in one, a quarter each. */
+TE_INLINE __m512i te_fold_words(const __m512i v[4])
+{
+    __m512i halves[2]; /* a vector's first quarter against its third, its second against its fourth; then these */
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++)
+        halves[h] = _mm512_max_epu32(_mm512_shuffle_i64x2(v[2 * h], v[2 * h + 1], 0x44),
+                                     _mm512_shuffle_i64x2(v[2 * h], v[2 * h + 1], 0xee));
+    return fold_quarters_32(halves[0], halves[1]);
+}
+
+/* The largest of each quarter of four. */
+TE_INLINE __m512i te_fold_quarters(const __m512i y[4])
 {
     static const int order[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-    __m512i y[4];
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; k++) {
-        __m512i halves[2]; /* a vector's first quarter against its third, its second against its fourth; then these */
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            __m512i a = v[4 * k + 2 * h], b = v[4 * k + 2 * h + 1];
-            halves[h] = _mm512_max_epu32(_mm512_shuffle_i64x2(a, b, 0x44), _mm512_shuffle_i64x2(a, b, 0xee));
-        }
-        y[k] = fold_quarters_32(halves[0], halves[1]);
-    }
     __m512i sizes = fold_pairs_32(fold_halves_32(y[0], y[1]), fold_halves_32(y[2], y[3]));
     return _mm512_permutexvar_epi32(_mm512_loadu_si512(order), sizes);
+}
+
+TE_INLINE __m512i te_largest_f32(const __m512i v[16])
+{
+    __m512i y[4];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) y[k] = te_fold_words(v + 4 * k);
+    return te_fold_quarters(y);
 }
 
 TE_INLINE void te_put_size_f32(float *amax, __m512i sizes) { _mm512_storeu_si512(amax, sizes); }

@@ -62,16 +62,10 @@ TE_INLINE void te_bounds_for(te_bounds_along *to, __m512i factors, te_wide_form 
     _mm512_storeu_si512(to->most, _mm512_shuffle_epi8(b.most, splat));
 }
 
-/* Of 64 elements in block b, or in b and the next one. */
-TE_INLINE te_bounds te_bounds_at(const te_bounds_along *all, int b, bool two)
+TE_INLINE te_bounds te_bounds_at(const te_bounds_along *all, int b)
 {
-    te_bounds one = {_mm512_set1_epi32((int)all->under[b]), _mm512_set1_epi32((int)all->least[b]),
-                     _mm512_set1_epi32((int)all->most[b])};
-    if (!two) return one;
-    const __mmask16 half = 0xff00;
-    return (te_bounds){_mm512_mask_set1_epi32(one.under, half, (int)all->under[b + 1]),
-                       _mm512_mask_set1_epi32(one.least, half, (int)all->least[b + 1]),
-                       _mm512_mask_set1_epi32(one.most, half, (int)all->most[b + 1])};
+    return (te_bounds){_mm512_set1_epi32((int)all->under[b]), _mm512_set1_epi32((int)all->least[b]),
+                       _mm512_set1_epi32((int)all->most[b])};
 }
 
 /* Codes of 64; false, and nothing is written, where they go the general way. */
@@ -85,26 +79,24 @@ TE_INLINE te_bounds te_bounds_at(const te_bounds_along *all, int b, bool two)
         te_put_codes(codes, te_with_signs(code, r, c), past);                                                          \
         return true;                                                                                                   \
     }                                                                                                                  \
-    /* Whole 64s of n, in blocks of 32 or of multiples of 64, or one of n. */                                          \
+    /* Whole 64s of n, in blocks of multiples of 64, or one of n. */                                                   \
     TE_INLINE void te_powers_along_##dtype(uint8_t *codes, const type *x, const float *multipliers, int64_t n,         \
-                                           int64_t block, bool two, te_wide_form f, bool past)                         \
+                                           int64_t block, te_wide_form f, bool past)                                   \
     {                                                                                                                  \
         const te_rounding c = te_rounding_of(f);                                                                       \
         te_bounds_along all;                                                                                           \
-        __m512 m[4];                                                                                                   \
         int64_t whole = n - n % 64, blocks = block < n ? (n + block - 1) / block : 1, i = 0;                           \
         const type *half = te_behind_##dtype(x, n) + n / 2;                                                            \
         for (int64_t at = 0; i < whole; at += 16) {                                                                    \
             __mmask16 there = (__mmask16)(blocks - at < 16 ? (1u << (blocks - at)) - 1 : 0xffff);                      \
             te_bounds_for(&all, _mm512_maskz_loadu_epi32(there, multipliers + at), f);                                 \
-            for (int b = 0; b < 16 && i < whole; b += two ? 2 : 1) {                                                   \
-                te_bounds bounds = te_bounds_at(&all, b, two);                                                         \
-                for (int64_t end = two ? i + 64 : whole - i < block ? whole : i + block; i < end; i += 64) {           \
+            for (int b = 0; b < 16 && i < whole; b++) {                                                                \
+                te_bounds bounds = te_bounds_at(&all, b);                                                              \
+                for (int64_t end = whole - i < block ? whole : i + block; i < end; i += 64) {                          \
                     te_fetch_half(half + i / 2, 0, 64 * sizeof(type), false);                                          \
                     if (te_codes_bounded_##dtype(codes + i, x + i, bounds, &c, past)) continue;                        \
-                    m[0] = m[1] = m[2] = m[3] = _mm512_set1_ps(multipliers[at + b]);                                   \
-                    if (two) m[2] = m[3] = _mm512_set1_ps(multipliers[at + b + 1]);                                    \
-                    te_codes_64_##dtype(codes + i, x + i, m, f, past);                                                 \
+                    const __m512 m = _mm512_set1_ps(multipliers[at + b]), all_of[4] = {m, m, m, m};                    \
+                    te_codes_64_##dtype(codes + i, x + i, all_of, f, past);                                            \
                 }                                                                                                      \
             }                                                                                                          \
         }                                                                                                              \

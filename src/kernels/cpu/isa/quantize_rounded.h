@@ -152,19 +152,20 @@ TE_INLINE te_rounded_64 te_round_64_bf16(const uint16_t *x, const te_rounding *c
 }
 
 /* The upper halves of 32 float32, odd where anything follows: they are rounded alike, and 0 if these are. */
-TE_INLINE __m512i te_odd_halves(const float *x)
+TE_INLINE __m512i te_odd_halves(__m512i a, __m512i b)
 {
     static const uint16_t evens[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
                                        32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
     const __m512i even = _mm512_loadu_si512(evens), one = _mm512_set1_epi16(1), odd = _mm512_add_epi16(even, one);
-    __m512i a = _mm512_loadu_si512(x), b = _mm512_loadu_si512(x + 16);
     __m512i lower = _mm512_permutex2var_epi16(a, even, b), upper = _mm512_permutex2var_epi16(a, odd, b);
     return _mm512_or_si512(upper, _mm512_min_epu16(lower, one));
 }
 
 TE_INLINE te_rounded_64 te_round_64_f32(const float *x, const te_rounding *c)
 {
-    return te_round_halves(te_odd_halves(x), te_odd_halves(x + 32), c);
+    __m512i first = te_odd_halves(_mm512_loadu_si512(x), _mm512_loadu_si512(x + 16));
+    __m512i second = te_odd_halves(_mm512_loadu_si512(x + 32), _mm512_loadu_si512(x + 48));
+    return te_round_halves(first, second, c);
 }
 
 TE_INLINE __m512i te_with_signs(__m512i codes, te_rounded_64 r, const te_rounding *c)

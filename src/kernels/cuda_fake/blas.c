@@ -185,6 +185,14 @@ static uint64_t cost_of(int algorithm)
     return cost;
 }
 
+/* Under TE_FAKE_ONE_PRODUCT one, which nobody has to time. */
+static int algorithms(void)
+{
+    static int n;
+    if (!n) n = getenv("TE_FAKE_ONE_PRODUCT") ? 1 : ALGORITHMS;
+    return n;
+}
+
 TE_FAKE cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t d,
                                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t e,
@@ -195,7 +203,7 @@ TE_FAKE cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, c
     ENTER();
     cublasStatus_t status = check(desc_of(d), layout_of(a), layout_of(b), layout_of(c));
     *n = 0;
-    for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < ALGORITHMS && i < wanted; i++, ++*n) {
+    for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < algorithms() && i < wanted; i++, ++*n) {
         memset(&found[i], 0, sizeof found[i]);
         found[i].algo.data[0] = (uint64_t)i + 1;
         found[i].workspaceSize = (size_t)i << 20;
@@ -269,21 +277,38 @@ static double *unpack(const char *base, const layout *l, bool k_is_row, int64_t 
     return out;
 }
 
-/* sums[0 … m) of column j. Four steps at a time: the sums stay in cache, not in registers. The arrays are those of
- * one_product, and no sanitizer watches them. */
-__attribute__((no_sanitize("address", "undefined"))) static void
-column_sums(double *restrict sums, const double *restrict a, const double *b, int64_t m, int64_t n, int64_t k,
-            int64_t j)
+enum { LINES = 16, COLUMNS = 4 }; /* whose sums stay in registers */
+
+/* sums[c * m + i] of column j + c for `lines` and `columns` from line i on. Four steps at a time, in an order that does
+ * not depend on how many go together. The arrays are those of one_product, and no sanitizer watches them. */
+__attribute__((no_sanitize("address", "undefined"), always_inline)) static inline void
+block_sums(double *restrict sums, const double *restrict a, const double *restrict b, int64_t m, int64_t n, int64_t k,
+           int lines, int columns)
 {
+    double s[COLUMNS][LINES] = {{0}};
     int64_t l = 0;
-    memset(sums, 0, (size_t)m * sizeof *sums);
     for (; l + 4 <= k; l += 4) {
-        const double *x = a + l * m;
-        double b0 = b[l * n + j], b1 = b[(l + 1) * n + j], b2 = b[(l + 2) * n + j], b3 = b[(l + 3) * n + j];
-        for (int64_t i = 0; i < m; i++) sums[i] += x[i] * b0 + x[m + i] * b1 + (x[2 * m + i] * b2 + x[3 * m + i] * b3);
+        const double *x = a + l * m, *y = b + l * n;
+        for (int c = 0; c < columns; c++)
+            for (int i = 0; i < lines; i++)
+                s[c][i] += x[i] * y[c] + x[m + i] * y[n + c] +
+                           (x[2 * m + i] * y[2 * n + c] + x[3 * m + i] * y[3 * n + c]);
     }
     for (; l < k; l++)
-        for (int64_t i = 0; i < m; i++) sums[i] += a[l * m + i] * b[l * n + j];
+        for (int c = 0; c < columns; c++)
+            for (int i = 0; i < lines; i++) s[c][i] += a[l * m + i] * b[l * n + c];
+    for (int c = 0; c < columns; c++) memcpy(sums + c * m, s[c], (size_t)lines * sizeof **s);
+}
+
+/* sums[c * m + i] of line i and column j + c, so many columns. */
+static void column_sums(double *sums, const double *a, const double *b, int64_t m, int64_t n, int64_t k, int64_t j,
+                        int columns)
+{
+    for (int64_t i = 0; i < m; i += LINES)
+        if (m - i >= LINES && columns == COLUMNS)
+            block_sums(sums + i, a + i, b + j, m, n, k, LINES, COLUMNS);
+        else
+            block_sums(sums + i, a + i, b + j, m, n, k, (int)(m - i < LINES ? m - i : LINES), columns);
 }
 
 static double activate(uint32_t epilogue, double x)
@@ -291,6 +316,17 @@ static double activate(uint32_t epilogue, double x)
     if (epilogue & CUBLASLT_EPILOGUE_RELU) return x > 0 ? x : 0;
     if (epilogue & CUBLASLT_EPILOGUE_GELU) return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
     return x;
+}
+
+static void put_column(const product *p, char *base_c, const double *sums, int64_t m, int64_t j)
+{
+    for (int64_t i = 0; i < m; i++) {
+        double sum = p->alpha * sums[i];
+        if (p->beta != 0) sum += p->beta * get(base_c, p->c.type, i + j * p->c.ld);
+        if (p->d.epilogue & CUBLASLT_EPILOGUE_BIAS) sum += get(p->d.bias, p->c.type, i);
+        if (p->d.epilogue & 128) put(p->d.aux, p->c.type, i + j * p->d.ld_aux, sum);
+        put(base_c, p->c.type, i + j * p->c.ld, activate(p->d.epilogue, sum));
+    }
 }
 
 static void one_product(const product *p, int64_t batch)
@@ -305,18 +341,14 @@ static void one_product(const product *p, int64_t batch)
         narrow ? te_fake_unpack_narrow(&p->d, &p->a, 0, p->pa, m, k) : unpack(base_a, &p->a, p->d.op_a, m, k, tf32);
     double *b =
         narrow ? te_fake_unpack_narrow(&p->d, &p->b, 1, p->pb, n, k) : unpack(base_b, &p->b, !p->d.op_b, n, k, tf32);
-    double *sums = malloc((size_t)m * sizeof *sums);
-    for (int64_t j = 0; j < n; j++) {
-        if (narrow && te_fake_sums_are_short(te_fake_capability()))
-            te_fake_short_sums(&p->d, sums, a, b, m, n, k, j);
-        else
-            column_sums(sums, a, b, m, n, k, j);
-        for (int64_t i = 0; i < m; i++) {
-            double sum = p->alpha * sums[i];
-            if (p->beta != 0) sum += p->beta * get(base_c, p->c.type, i + j * p->c.ld);
-            if (p->d.epilogue & CUBLASLT_EPILOGUE_BIAS) sum += get(p->d.bias, p->c.type, i);
-            if (p->d.epilogue & 128) put(p->d.aux, p->c.type, i + j * p->d.ld_aux, sum);
-            put(base_c, p->c.type, i + j * p->c.ld, activate(p->d.epilogue, sum));
+    bool shortly = narrow && te_fake_sums_are_short(te_fake_capability());
+    double *sums = malloc((size_t)m * COLUMNS * sizeof *sums);
+    for (int64_t j = 0, columns; j < n; j += columns) {
+        columns = n - j < COLUMNS ? n - j : COLUMNS;
+        if (!shortly) column_sums(sums, a, b, m, n, k, j, (int)columns);
+        for (int64_t c = 0; c < columns; c++) {
+            if (shortly) te_fake_short_sums(&p->d, sums + c * m, a, b, m, n, k, j + c);
+            put_column(p, base_c, sums + c * m, m, j + c);
         }
     }
     free(sums);

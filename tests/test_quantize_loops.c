@@ -256,6 +256,16 @@ static void check_codes(const te_quantize_blocks *both[2], int dtype, te_element
     }
 }
 
+/* Groups of 32 become very small or very large together, some of them zeros: of float32 and of bfloat16. */
+static void spread(void)
+{
+    for (int i = 0, power = 0; i < N; i++) {
+        if (i % 32 == 0) power = (int)(test_random(&state) % 270) - 150;
+        floats[i] = test_random(&state) % 8 ? ldexpf(floats[i], power) : 0;
+        halves[i] = te_f32_to_bf16(floats[i]);
+    }
+}
+
 /* Factors and codes from one visit against maxima, factors and codes. */
 static void check_at_once(const te_quantize_blocks *both[2], int dtype, te_element_kind element, int any)
 {
@@ -383,6 +393,11 @@ static void check_loops(const te_quantize_blocks *both[2])
             if (dtype == 0) check_errors(both, any);
             if (dtype == 0) check_errors_across(both, any);
         }
+    for (int turn = 0; turn < 8; turn++) {
+        fill(turn % 2, 0);
+        spread();
+        check_at_once(both, turn % 2, turn & 2 ? TE_E5M2 : TE_E4M3, 0);
+    }
     for (int dtype = 0; dtype < TE_SOURCES; dtype++)
         for (int any = 0; any < 3; any++) {
             check_both(both, dtype, TE_E4M3, any);

@@ -31,6 +31,7 @@ enum {
 typedef struct te_lanes {
     uint32_t under[TE_LANES], least[TE_LANES];
     float multipliers[TE_LANES];
+    bool easy; /* no block has a factor under which these are of no use */
 } te_lanes;
 
 /* --- maxima ------------------------------------------------------------------------------------------------------- */
@@ -114,16 +115,17 @@ TE_INLINE bool te_any_nan(__m512i sizes) { return _mm512_cmpgt_epu32_mask(sizes,
 
 /* --- factors ------------------------------------------------------------------------------------------------------ */
 
-/* Where an amax is not above `largest` under its factor, which has an easy exponent, bounds for its elements; elsewhere
- * those that only zeros keep to. */
+/* Bounds are of use where a factor has an easy exponent and takes its amax to `largest` at most, or all are 0. */
 TE_INLINE void te_bound_lanes(te_lanes *to, __m512 amax, __m512 multipliers, float largest, te_wide_form f)
 {
     const __m512i splat = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
     te_bounds b = te_bounds_of(_mm512_castps_si512(multipliers), f);
     __mmask16 good = _mm512_test_epi32_mask(b.most, b.most);
+    __mmask16 some = _mm512_cmp_ps_mask(amax, _mm512_setzero_ps(), _CMP_NEQ_UQ);
     good = _mm512_mask_cmp_ps_mask(good, _mm512_mul_ps(amax, multipliers), _mm512_set1_ps(largest), _CMP_LE_OQ);
+    to->easy = (some & ~good) == 0;
     _mm512_storeu_si512(to->under, _mm512_shuffle_epi8(b.under, splat));
-    _mm512_storeu_si512(to->least, _mm512_mask_mov_epi32(_mm512_set1_epi32(-1), good, b.least));
+    _mm512_storeu_si512(to->least, b.least);
     _mm512_storeu_ps(to->multipliers, multipliers);
 }
 
@@ -170,12 +172,22 @@ TE_INLINE int te_factor_size(const te_factor_rule *rule)
         m[2] = m[3] = _mm512_set1_ps(multipliers[two]);                                                                \
         te_codes_64_##dtype(codes, x, m, f, false);                                                                    \
     }                                                                                                                  \
+    static __attribute__((noinline)) void te_chunk_one_way_##dtype(uint8_t *codes, const type *x,                      \
+                                                                   const float *multipliers, bool two, te_wide_form f) \
+    {                                                                                                                  \
+        for (int k = 0; k < 8; k++)                                                                                    \
+            te_one_way_##dtype(codes + 64 * k, x + 64 * k, multipliers + (two ? 2 * k : k / 2 * 4), two, f);           \
+    }                                                                                                                  \
     TE_INLINE void te_encode_taken_##dtype(uint8_t *codes, const type *x, const __m512i halves[16],                    \
                                            const te_lanes *of, int64_t block, te_wide_form f, const te_rounding *c,    \
                                            bool past)                                                                  \
     {                                                                                                                  \
         const bool two = block == TE_SHORT;                                                                            \
         const __mmask16 half = 0xff00;                                                                                 \
+        if (__builtin_expect(!of->easy, 0)) {                                                                          \
+            te_chunk_one_way_##dtype(codes, x, of->multipliers, two, f);                                               \
+            return;                                                                                                    \
+        }                                                                                                              \
         _Pragma("GCC unroll 8") for (int k = 0; k < 8; k++)                                                            \
         {                                                                                                              \
             const int lane = two ? 2 * k : k / 2 * 4;                                                                  \
@@ -207,7 +219,7 @@ TE_INLINE int te_factor_size(const te_factor_rule *rule)
             te_encode_taken_##dtype(codes + i * TE_CHUNK, x + i * TE_CHUNK, halves[i], &of[i], block, f, c, past);     \
         return true;                                                                                                   \
     }                                                                                                                  \
-    /* Fewer elements than the chunks of a turn have; the last ones are made a chunk by zeros. */                      \
+    /* One chunk after the other; the last one is made whole by zeros. */                                              \
     static __attribute__((noinline)) int64_t te_rest_at_once_##dtype(uint8_t *codes, char *factors, const type *x,     \
                                                                      int64_t n, const te_factor_rule *rule,            \
                                                                      int64_t block, te_wide_form f, bool past)         \
@@ -243,7 +255,7 @@ TE_INLINE int te_factor_size(const te_factor_rule *rule)
         const float inverse = 1.0f / rule->max;                                                                        \
         const int size = te_factor_size(rule);                                                                         \
         int64_t i = 0;                                                                                                 \
-        for (; i + TURN <= whole; i += TURN)                                                                           \
+        for (; CHUNKS > 1 && i + TURN <= whole; i += TURN)                                                             \
             if (!te_chunks_at_once_##dtype(codes + i, factors + i / block * size, x + i, CHUNKS, rule, inverse, block, \
                                            f, &c, past))                                                               \
                 return i;                                                                                              \

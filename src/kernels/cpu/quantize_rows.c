@@ -244,13 +244,16 @@ void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
     }
     bool powers = q->scale == TE_SCALE_E8M0 || (q->scale == TE_SCALE_F32 && q->power_of_two);
     bool at_once = q->block_rows == 1 && powers && p->loops->at_once[q->element];
-    for (int i = 0, rows; i < x.rows && at_once; i += rows) {
-        rows = rows_in_line(p, &x, i);
+    for (int i = 0, rows, alone = 0; i < x.rows && at_once; i += rows) {
+        rows = i < alone ? 1 : rows_in_line(p, &x, i);
         int done = encode_at_once(p, l, &x, i, rows);
         if (done == rows * x.cols) continue;
-        if (rows > 1) done = encode_at_once(p, l, &x, i, rows = 1);
+        if (rows > 1) { /* once more, one by one */
+            alone = i + rows, rows = 0;
+            continue;
+        }
         te_panel rest = {x.row + i, x.col + done, 1, x.cols - done, x.next};
-        if (done < x.cols) quantize_blocks(p, l, &rest, 0, 1);
+        quantize_blocks(p, l, &rest, 0, 1);
     }
     if (at_once) return;
     bool together = q->block_rows == 1 && !q->row_scaled && q->four_over_six == TE_46_NONE;

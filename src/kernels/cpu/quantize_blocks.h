@@ -74,8 +74,8 @@ typedef struct te_quantize_loops {
     /* past: lines of 64 codes are whole, and are not read soon. */
     void (*encode_along[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n,
                                            int64_t block, bool past);
-    /* Factors that are powers of two of the blocks of a row, as they are stored, and codes; float32 up to a multiple
-     * of sixteen. The number of elements done, from the first on. NULL: none ever. */
+    /* Factors of the blocks of a row as they are stored, powers of two or those of E2M1, and codes, of E2M1 two to a
+     * byte; float32 up to a multiple of sixteen. The number of elements done, from the first on. NULL: none ever. */
     int64_t (*at_once[TE_ELEMENT_COUNT])(uint8_t *codes, void *factors, const void *x, int64_t n,
                                          const te_factor_rule *rule, int64_t block, bool past);
     /* `rows` rows of n; strides from row to row, in elements. */

@@ -194,8 +194,9 @@ static int rows_in_line(const te_panel_job *p, const te_panel *x, int i)
 {
     enum { TURN = 1024 };
     int block = p->job.quantizer->block_cols, most = TE_MOST_COLUMNS / x->cols, left = x->rows - i;
+    int bytes = p->job.quantizer->element == TE_E2M1 ? x->cols / 2 : x->cols;
     if (x->cols % TURN == 0 || x->cols % (block < 64 ? 64 : block) != 0 || most < 2) return 1;
-    if (p->job.source_stride != x->cols || p->job.side[0].row_stride != x->cols) return 1;
+    if (p->job.source_stride != x->cols || p->job.side[0].row_stride != bytes) return 1;
     return most < left ? most : left;
 }
 
@@ -206,7 +207,8 @@ static int encode_at_once(const te_panel_job *p, te_panel_lane *l, const te_pane
     const te_quantizer *q = p->job.quantizer;
     const te_quantized_side *side = &p->job.side[0];
     int n = x->cols / q->block_cols;
-    uint8_t *to = side->data + (x->row + i) * side->row_stride + x->col, *factors = factors_of_row(p, x, i);
+    uint8_t *factors = factors_of_row(p, x, i);
+    uint8_t *to = side->data + (x->row + i) * side->row_stride + (q->element == TE_E2M1 ? x->col / 2 : x->col);
     te_factor_rule rule = te_panel_rule(p, 0, x->row + i);
     if (rows > 1 && side->scale_row_stride != n) factors = NULL;
     for (int k = 0; k < rows; k++) foresee(p, x, i + k);
@@ -231,6 +233,16 @@ static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, const te_pa
                      step, q->block_cols);
 }
 
+/* Whether factors are powers of two, or those of E2M1, and follow from amaxes alone. */
+static bool goes_at_once(const te_panel_job *p)
+{
+    const te_quantizer *q = p->job.quantizer;
+    bool powers = q->scale == TE_SCALE_E8M0 || (q->scale == TE_SCALE_F32 && q->power_of_two);
+    bool fours = q->element == TE_E2M1 && q->scale == TE_SCALE_E4M3 && q->block_cols == TE_GROUP && !q->row_scaled &&
+                 !q->stochastic && q->four_over_six == TE_46_NONE;
+    return q->block_rows == 1 && (powers || fours) && p->loops->at_once[q->element];
+}
+
 void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
 {
     const te_quantizer *q = p->job.quantizer;
@@ -242,8 +254,7 @@ void te_panel_rowwise(const te_panel_job *p, te_panel_lane *l, te_panel x)
                 encode_whole_row(p, l, &x, i);
         return;
     }
-    bool powers = q->scale == TE_SCALE_E8M0 || (q->scale == TE_SCALE_F32 && q->power_of_two);
-    bool at_once = q->block_rows == 1 && powers && p->loops->at_once[q->element];
+    bool at_once = goes_at_once(p);
     for (int i = 0, rows, alone = 0; i < x.rows && at_once; i += rows) {
         rows = i < alone ? 1 : rows_in_line(p, &x, i);
         int done = encode_at_once(p, l, &x, i, rows);

@@ -230,6 +230,13 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
         }                                                                                                              \
         return _mm512_loadu_si512(codes);                                                                              \
     }                                                                                                                  \
+    static __attribute__((noinline)) void te_put_slow_pairs_##dtype(uint8_t *pairs, const type *x,                     \
+                                                                    const float *multipliers, const uint8_t *random)   \
+    {                                                                                                                  \
+        __m512i codes = te_slow_fours_##dtype(x, multipliers, 16, random);                                             \
+        codes = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x1001));                                                \
+        _mm256_storeu_si256((__m256i *)(void *)pairs, _mm512_cvtepi16_epi8(codes));                                    \
+    }                                                                                                                  \
     /* Row r from element `first` on, whole 64s of at most TE_PAIRS_PIECE, in blocks of 16; how many are for later. */ \
     TE_INLINE int te_pairs_row_##dtype(uint8_t *pairs, const te_pair_rows *w, int r, int64_t first, int64_t n,         \
                                        bool chance, const te_four_constants *t, uint16_t *later, int count)            \
@@ -269,9 +276,7 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
             const type *x = (const type *)w->x + r * w->stride + j;                                                    \
             const float *multipliers = w->multipliers + r * w->step + j / 16;                                          \
             const uint8_t *random = chance ? w->random + r * w->random_stride + j : NULL;                              \
-            __m512i codes = te_slow_fours_##dtype(x, multipliers, 16, random);                                         \
-            codes = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x1001));                                            \
-            _mm256_storeu_si256((__m256i *)(pairs + r * pairs_stride + j / 2), _mm512_cvtepi16_epi8(codes));           \
+            te_put_slow_pairs_##dtype(pairs + r * pairs_stride + j / 2, x, multipliers, random);                       \
         }                                                                                                              \
     }                                                                                                                  \
     static int64_t pairs_along_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t n)         \

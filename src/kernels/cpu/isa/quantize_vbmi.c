@@ -3,6 +3,7 @@
 #include "kernels/cpu/quantize_blocks.h"
 
 #include "quantize_along.h"
+#include "quantize_along_pairs.h"
 #include "quantize_both.h"
 #include "quantize_decode.h"
 #include "quantize_loops.h"
@@ -27,6 +28,7 @@ DEFINE_DTYPE(bf16, uint16_t, te_bf16_to_f32)
 void te_quantize_take_vbmi(te_quantize_blocks *to)
 {
     take_f32(&to->of[0]);
+    to->of[0].at_once[TE_E2M1] = at_once_f32_e2m1;
     take_bf16(&to->of[1]);
     to->decode_to[TE_E4M3] = decode_to_e4m3, to->decode_to[TE_E5M2] = decode_to_e5m2;
     to->decode_to[TE_E2M1] = decode_to_e2m1;

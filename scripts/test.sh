@@ -214,7 +214,7 @@ real_compilers() {
         header "kernels of the specs for sm_90a, without spills"
         compiles sm_90a "$logs/cache-build" 1000
         step "$what" step_sources "$logs/sources"
-        for target in sm_80 sm_100; do compiles $target "$logs/sources" 1000; done
+        for target in sm_80 sm_90a sm_100; do compiles $target "$logs/sources" 1000; done
     elif command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
         step "$what" limited 900 cmake --build build --target cuda_kernels
     fi

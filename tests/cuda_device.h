@@ -64,16 +64,15 @@ static inline bool nvrtc_saw(uint64_t *seen, int *n, int limit, const char *text
 }
 
 /* True when the source compiles, or when there is no NVRTC. The first source of each kernel is compiled as for use; the
- * others, which differ in dtypes and constants, to PTX without optimizing, which takes a third of the time or less. */
+ * others, which differ in dtypes and constants, without optimizing, which takes a third of the time or less. */
 static inline bool nvrtc_accepts(nvrtc_functions *nvrtc, const char *source, const char *name)
 {
+    const char *options[] = {"--gpu-architecture=sm_90a", "--fmad=false", "--std=c++17", "--device-debug"};
     void  *program = NULL;
     static char log[1 << 18];
     size_t size = 0;
     if (!nvrtc->create || nvrtc_saw(nvrtc->seen, &nvrtc->compiled, 2048, source)) return true;
     bool first = !nvrtc_saw(nvrtc->names, &nvrtc->n_names, 256, name);
-    const char *target = first ? "--gpu-architecture=sm_90a" : "--gpu-architecture=compute_90a";
-    const char *options[] = {target, "--fmad=false", "--std=c++17", "--device-debug"};
     if (nvrtc->create(&program, source, name, 0, NULL, NULL) != 0) return false;
     int result = nvrtc->compile(program, first ? 3 : 4, options);
     nvrtc->log_size(program, &size);

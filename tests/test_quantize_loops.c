@@ -280,7 +280,8 @@ static void check_at_once(const te_quantize_blocks *both[2], int dtype, te_eleme
         size_t size = rule.scale == TE_SCALE_F32 ? sizeof(float) : 1;
         n -= n == N ? first : 0;
         memset(bytes, 0xa5, sizeof bytes), memset(stored, 0xa5, sizeof stored);
-        int64_t done = both[0]->of[dtype].at_once[element](bytes[0], stored[0], x, n, &rule, block, turn % 4 == 3);
+        int64_t done = both[0]->of[dtype].at_once[element](bytes[0], stored[0], x, n, &rule, block, turn % 4 == 3,
+                                                             turn % 3 * 4096);
         CHECK(done == n - n % (block == 32 ? 64 : 128) || (any && done % 512 == 0));
         CHECK(((uint8_t *)stored[0])[n / block * (int64_t)size] == 0xa5);
         both[1]->of[dtype].amax_along(amax, x, n, block);
@@ -388,7 +389,8 @@ static void check_pairs_at_once(const te_quantize_blocks *both[2], int dtype, in
         float tensor = turn % 3 ? (float)test_uniform(&state, 0.1, 20) : te_f32_from_bits((uint32_t)(turn + 1) << 24);
         te_factor_rule rule = {.scale = TE_SCALE_E4M3, .max = 6, .encode = te_two_level_encode(tensor, 448)};
         memset(bytes, 0xa5, sizeof bytes), memset(stored, 0xa5, sizeof stored);
-        int64_t done = both[0]->of[dtype].at_once[TE_E2M1](bytes[0], stored[0], x, n, &rule, 16, false);
+        int64_t done = both[0]->of[dtype].at_once[TE_E2M1](bytes[0], stored[0], x, n, &rule, 16, false,
+                                                             turn % 3 * 4096);
         CHECK(done == whole || (any && done % 512 == 0 && done < whole));
         CHECK(stored[0][whole / 16] == 0xa5 && bytes[0][whole / 2] == 0xa5);
         both[1]->of[dtype].amax_along(amax, x, whole, 16);

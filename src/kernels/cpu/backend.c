@@ -58,6 +58,7 @@ static te_status cpu_open(te_exec *exec, int index)
 #endif
 #ifdef TE_ISA_HAS_AVX512VBMI
     device->has_vbmi = more && __builtin_cpu_supports("avx512vbmi");
+    device->quantize_ahead = __builtin_cpu_is("amdfam19h") ? 0 : 8 << 10; /* Zen 4 (isa/quantize_along.h) */
 #endif
 #elif defined(TE_ISA_HAS_NEONBF16)
     device->has_bf16 = !te_environment(TE_ENV_CPU_ISA) && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;

@@ -27,6 +27,7 @@ typedef struct te_cpu_device {
     struct te_quantize_blocks *quantize; /* loops that do; NULL: there are none */
     const struct te_attention_blocks *tiled_attention; /* of bfloat16, in a matrix unit, once products know of one */
     int64_t    quantize_keeps_from; /* bytes of a source and its codes that are in no cache when they are needed */
+    int64_t    quantize_ahead; /* bytes by which rows in memory are asked for; 0: the machine foresees them better */
     atomic_int stopped; /* a unit of the call that runs was left out */
     void      *gemm;   /* caches of the matrix product (primitives, packed weights), owned by gemm.c */
     void     (*gemm_release)(te_exec *exec, void *gemm);

@@ -75,9 +75,10 @@ typedef struct te_quantize_loops {
     void (*encode_along[TE_ELEMENT_COUNT])(uint8_t *codes, const void *x, const float *multipliers, int64_t n,
                                            int64_t block, bool past);
     /* Factors of the blocks of a row as they are stored, powers of two or those of E2M1, and codes, of E2M1 two to a
-     * byte. The number of elements done, from the first on. NULL: none ever. */
+     * byte. ahead: memory is asked for so many bytes before it is read; 0: it is not. The number of elements done,
+     * from the first on. NULL: none ever. */
     int64_t (*at_once[TE_ELEMENT_COUNT])(uint8_t *codes, void *factors, const void *x, int64_t n,
-                                         const te_factor_rule *rule, int64_t block, bool past);
+                                         const te_factor_rule *rule, int64_t block, bool past, int64_t ahead);
     /* `rows` rows of n; strides from row to row, in elements. */
     void (*encode_down[TE_ELEMENT_COUNT])(uint8_t *codes, int64_t codes_stride, const void *x, int64_t stride, int rows,
                                           const float *multipliers, int64_t n);

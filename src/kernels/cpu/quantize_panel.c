@@ -51,6 +51,7 @@ void te_panel_job_open(te_exec *exec, const te_quantize_job *job, te_panel_job *
     p->stream = te_copy_blocks_of(exec)->stream;
     p->rows_past = alone && job->quantizer->element != TE_E2M1 && job->rows * job->cols >= TE_PAST_FROM &&
                    ((uintptr_t)side[0].data | (uintptr_t)side[0].row_stride) % 64 == 0;
+    p->ahead = job->rows * job->cols >= TE_PAST_FROM ? te_cpu(exec)->quantize_ahead : 0;
     p->streams = te_panel_rounds_once(p) && job->rows * job->cols >= TE_PAST_FROM && places % 64 == 0;
 }
 

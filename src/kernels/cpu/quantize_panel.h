@@ -55,6 +55,7 @@ typedef struct te_panel_job {
     /* so are those that te_panel_both writes where they lie as the source does */
     bool                      streams;
     bool                      rows_past;       /* and those of rows, which nothing else is made from */
+    int64_t                   ahead;           /* bytes by which rows are asked for that are read once; 0: not at all */
     /* Where codes under the factor of the whole tensor serve both sides and leave the caches before anybody reads them:
      * kept in the lane, rows so far apart, until they are turned, and copied to side 0 past the caches, so that its
      * lines are not read first. 0: not so. */

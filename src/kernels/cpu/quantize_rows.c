@@ -214,7 +214,7 @@ static int encode_at_once(const te_panel_job *p, te_panel_lane *l, const te_pane
     for (int k = 0; k < rows; k++) foresee(p, x, i + k);
     int done = (int)p->loops->at_once[q->element](to, factors ? (void *)factors : l->factors,
                                                   te_panel_source(p, x->row + i, x->col), (int64_t)rows * x->cols,
-                                                  &rule, q->block_cols, p->rows_past);
+                                                  &rule, q->block_cols, p->rows_past, p->ahead);
     if (!factors) te_panel_put_row_factors(p, l, x, i, rows > 1 ? n : done / q->block_cols, rows);
     return done;
 }

@@ -28,11 +28,12 @@ TE_INLINE __m512i te_take_blocks(const float *x)
 
 /* False, and nothing is written, where there is a NaN. */
 TE_INLINE bool te_chunk_of_pairs(uint8_t *pairs, uint8_t *factors, const float *x, float encode, float times,
-                                 const te_four_constants *t)
+                                 const te_four_constants *t, int64_t ahead)
 {
     float multipliers[TE_CHUNK_BLOCKS], scaled[TE_CHUNK_BLOCKS]; /* by 4096 */
     __m512i amax[2] = {te_take_blocks(x), te_take_blocks(x + TE_CHUNK / 2)};
     unsigned unsure = 0;
+    te_ask_ahead(x, TE_CHUNK * (int)sizeof *x, ahead);
     if (__builtin_expect(te_any_nan(_mm512_max_epu32(amax[0], amax[1])), 0)) return false;
 #pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
@@ -60,7 +61,7 @@ TE_INLINE bool te_chunk_of_pairs(uint8_t *pairs, uint8_t *factors, const float *
 /* The elements done: whole 64s of n, but for what begins with a chunk that has a NaN. The last chunk is made whole by
  * zeros. */
 static int64_t at_once_f32_e2m1(uint8_t *pairs, void *stored, const void *data, int64_t n, const te_factor_rule *rule,
-                                int64_t block, bool past)
+                                int64_t block, bool past, int64_t ahead)
 {
     const te_four_constants t = te_constants_of_fours(false, false);
     const int64_t all = n - n % 64;
@@ -71,11 +72,11 @@ static int64_t at_once_f32_e2m1(uint8_t *pairs, void *stored, const void *data, 
     int64_t i = 0;
     if (block != 16 || past) return 0;
     for (; i + TE_CHUNK <= all; i += TE_CHUNK)
-        if (!te_chunk_of_pairs(pairs + i / 2, factors + i / 16, x + i, encode, times, &t)) return i;
+        if (!te_chunk_of_pairs(pairs + i / 2, factors + i / 16, x + i, encode, times, &t, ahead)) return i;
     if (i == all) return all;
     for (int64_t k = 0; k < TE_CHUNK; k += 16)
         _mm512_storeu_si512(last + k, k < all - i ? _mm512_loadu_si512(x + i + k) : _mm512_setzero_si512());
-    if (!te_chunk_of_pairs(last_pairs, last_factors, last, encode, times, &t)) return i;
+    if (!te_chunk_of_pairs(last_pairs, last_factors, last, encode, times, &t, 0)) return i;
     memcpy(pairs + i / 2, last_pairs, (size_t)(all - i) / 2);
     memcpy(factors + i / 16, last_factors, (size_t)(all - i) / 16);
     return all;

@@ -4,9 +4,8 @@
 -- replace the optimizer's. A group's rate is its lr, or what step is given, times its lr_scale. One step updates every
 -- group in one pass of the engine; parameters without a gradient are left alone, and each counts its own steps.
 --
--- A class may prepare the next step from the one that was made (prepare, again and numbers, see AdamW). It is taken as
--- long as nothing is other than it was: groups, parameters, states, step counts, and which parameters have a gradient.
--- So a step over small parameters makes no tables.
+-- A class may prepare the next step from the one that was made (prepare, again and numbers, see AdamW);
+-- prepared.lua says when that is taken.
 --
 -- master_weights keeps float32 copies of parameters in smaller dtypes: the copies are updated, the parameters receive
 -- their rounding. What others write to a parameter between two steps its copy takes over (core/optim.h). Parameters
@@ -19,6 +18,8 @@ local options = require "te.options"
 local is_module = require("te.module").is
 local Module = require "te.module"
 local graph = require "te.graph"
+local prepared = require "te.optim.prepared"
+local states = require "te.optim.states"
 local core = te._core
 
 local Optimizer = {}
@@ -204,32 +205,6 @@ function Optimizer.new(class, params, opts)
     return self
 end
 
-local function new_master(group, parameter)
-    local dtype, master = group.master_dtype, nil
-    if core.is_quantized(parameter) then
-        master = require("te.recipe.parameters").master(parameter, dtype)
-    elseif group.master_weights and parameter.dtype ~= dtype
-        and (parameter.dtype == "bfloat16" or parameter.dtype == "float16") then
-        master = parameter:detach():to(dtype)
-    end
-    if master then core.follow_masters({ master }, { parameter }) end
-    return master
-end
-
--- The state, or a new one, with everything that a step needs: dtypes change with te.Module's to, slots with a group's
--- options. And whether it has slots that no step has seen.
-local function complete(state, group, parameter)
-    state = state or { step = 0 }
-    local fresh = state.step == 0
-    for _, slot in ipairs(group.slots) do
-        if not state[slot] then
-            state[slot], fresh = te.zeros(parameter.shape, { dtype = "float32", device = parameter.device }), true
-        end
-    end
-    state.master = state.master or new_master(group, parameter)
-    return state, fresh
-end
-
 -- Adds to `list` the parameters of a group that have a gradient, in batches that the engine can take at once: alike in
 -- their step count, in having a master copy and in what `complete` says. There is one batch unless somebody froze or
 -- added parameters on the way.
@@ -238,7 +213,7 @@ local function add_batches(self, group, list)
     for _, parameter in ipairs(group.params) do
         local grad = core.gradient(parameter)
         if grad then
-            local state, fresh = complete(self.state[parameter], group, parameter)
+            local state, fresh = states.complete(self.state[parameter], group, parameter)
             self.state[parameter] = state
             local step = state.step + 1
             local key = (state.master and -step or step) + (fresh and 0.5 or 0)
@@ -258,84 +233,19 @@ local function add_batches(self, group, list)
     end
 end
 
--- What must not have changed when a prepared step is made: the list of groups, and for each its parameters, each with
--- its state (false: none yet) and what the state holds.
-local function remember(self, batches)
-    local memory, idle, active = { groups = {}, list = self.groups, batches = batches, numbers = {} }, {}, {}
-    for _, batch in ipairs(batches) do
-        for _, parameter in ipairs(batch.params) do active[parameter] = true end
-    end
-    for g, group in ipairs(self.groups) do
-        local entry = { group = group, list = group.params, slots = group.slots, params = {}, states = {},
-            held = {}, steps = {} }
-        for i, parameter in ipairs(group.params) do
-            local state = self.state[parameter]
-            entry.params[i], entry.states[i] = parameter, state or false
-            for _, slot in ipairs(group.slots) do table.insert(entry.held, state and state[slot] or false) end
-            table.insert(entry.held, state and state.master or false)
-            entry.steps[i] = state and state.step or false
-            if not active[parameter] then idle[#idle + 1] = parameter end
-        end
-        memory.groups[g] = entry
-    end
-    for _, batch in ipairs(batches) do batch.grads = nil end
-    memory.prepared = self.prepare(batches, idle)
-    return memory
-end
-
-local function is_remembered_state(entry, i, state)
-    if state ~= entry.states[i] or state.step ~= entry.steps[i] then return false end
-    local slots, held = entry.slots, entry.held
-    local n = #slots
-    local at = (i - 1) * (n + 1)
-    for k = 1, n do
-        if not rawequal(state[slots[k]], held[at + k]) then return false end
-    end
-    return rawequal(state.master or false, held[at + n + 1])
-end
-
-local function is_remembered(self, memory)
-    local groups = self.groups
-    if groups ~= memory.list or #groups ~= #memory.groups then return false end
-    for g = 1, #groups do
-        local group, entry = groups[g], memory.groups[g]
-        local params = group.params
-        if group ~= entry.group or params ~= entry.list or group.slots ~= entry.slots or #params ~= #entry.params then
-            return false
-        end
-        for i = 1, #params do
-            local parameter = params[i]
-            if not rawequal(parameter, entry.params[i]) then return false end
-            local state = self.state[parameter] or false
-            if not state and entry.states[i] then return false end
-            if state and not is_remembered_state(entry, i, state) then return false end
-        end
-    end
-    return true
-end
-
--- After a step that the engine has counted.
-local function remember_counts(memory)
-    for g = 1, #memory.groups do
-        local entry = memory.groups[g]
-        local states, steps = entry.states, entry.steps
-        for i = 1, #states do steps[i] = states[i] and states[i].step end
-    end
-end
-
 -- A group's learning rate; `lr` in place of its own.
 local function rate(group, lr) return (lr or group.lr) * group.lr_scale end
 
 -- Whether the step that was prepared was made.
 local function step_again(self, memory, grad_scale, lr)
-    if not is_remembered(self, memory) then return false end
+    if not prepared.holds(self, memory) then return false end
     local batches, numbers = memory.batches, memory.numbers
     for b = 1, #batches do
         local batch = batches[b]
         self.numbers(numbers, b, batch.group, rate(batch.group, lr), batch.step + 1, grad_scale)
     end
     if not self.again(memory.prepared, numbers, batches) then return false end
-    remember_counts(memory)
+    prepared.count(memory)
     return true
 end
 
@@ -464,8 +374,8 @@ function Optimizer:step(opts)
     self.memory = nil
     local batches = step_anew(self, grad_scale, lr)
     if not self.prepare then return end
-    local prepared, result = pcall(remember, self, batches) -- the step is made, whatever happens here
-    self.memory = prepared and result or nil
+    local made, result = pcall(prepared.remember, self, batches) -- the step is made, whatever happens here
+    self.memory = made and result or nil
 end
 options.declare(Optimizer.step, STEP)
 
@@ -518,31 +428,6 @@ function Optimizer:state_dict()
     return saved
 end
 
--- The state that was saved of a parameter of a group; `who` names the parameter, too. What the group has come to ask
--- for since is as before a first step: no slot, and a master with the parameter's values.
-local function saved_state(self, who, group, parameter, saved)
-    options.argument(who, "state", saved, { "table" })
-    local state, required = complete(nil, group, parameter), { step = true }
-    for _, slot in ipairs(self.slots(options.check(who, {}, self.declared))) do required[slot] = true end
-    for name, value in pairs(state) do
-        local given = saved[name]
-        if given == nil and required[name] then
-            fail("%s: %s is missing", who, name)
-        elseif given == nil then
-            state[name] = name == "master" and value or nil
-        elseif name == "step" then
-            state.step = options.argument(who, name, given, { "integer", min = 0 })
-        elseif not te.is_tensor(given) then
-            fail("%s: %s: expected a tensor, got %s", who, name, type(given))
-        elseif options.shape(given) ~= options.shape(value) then
-            fail("%s: %s has shape %s, the parameter %s", who, name, options.shape(given), options.shape(parameter))
-        else
-            value:copy_(given)
-        end
-    end
-    return state
-end
-
 -- The options that were saved of a group, those that it does not know left out.
 local function saved_options(self, who, group, saved)
     options.argument(who, "group", saved, { "table" })
@@ -556,49 +441,9 @@ local function saved_options(self, who, group, saved)
     return group_options(self, who, known, before)
 end
 
--- Whether a tensor of a state can take the values of another one.
-local function fits(own, value)
-    return te.is_tensor(own) and te.is_tensor(value) and own.dtype == value.dtype and own.device == value.device
-        and options.shape(own) == options.shape(value) and own:is_contiguous()
-end
-
--- A graph that makes the optimizer's steps goes on with a state's table and tensors: they take over what was loaded.
-local function overwrite(state, loaded)
-    for name, value in pairs(loaded) do
-        local able, same = pcall(fits, state[name], value) -- a released tensor raises
-        if able and same then state[name]:copy_(value) else state[name] = value end
-    end
-    for name in pairs(state) do
-        if loaded[name] == nil then state[name] = nil end
-    end
-end
-
--- Likewise where nothing was loaded: the next step is a first one.
-local function reset(state)
-    for name, value in pairs(state) do
-        if name ~= "master" and te.is_tensor(value) then pcall(value.zero_, value) end
-    end
-    state.step = 0
-end
-
-local function replace_states(self, loaded)
-    for parameter, state in pairs(self.state) do
-        if loaded[parameter] then
-            overwrite(state, loaded[parameter])
-            loaded[parameter] = state
-        else
-            reset(state)
-        end
-    end
-    for _, state in pairs(loaded) do
-        if state.master then core.forget_masters { state.master } end -- whether the parameter was loaded, too
-    end
-    self.state = loaded
-end
-
 --- Takes over what state_dict returned; the parameters must be the same ones in the same order. Nothing is changed
 --- unless everything fits.
-function Optimizer:load_state_dict(saved)
+function Optimizer:load_state_dict(saved) -- no more is looked at: te.load(path) gives three values
     called_on("load_state_dict", self)
     local who = "te.optim." .. self.name .. ":load_state_dict"
     if type(saved) ~= "table" or type(saved.state) ~= "table" or type(saved.groups) ~= "table" then
@@ -613,7 +458,7 @@ function Optimizer:load_state_dict(saved)
         for _, parameter in ipairs(group.params) do
             i = i + 1
             local given, name = saved.state[i], ("%s: parameter %d"):format(who, i)
-            if given ~= nil then state[parameter] = saved_state(self, name, groups[g], parameter, given) end
+            if given ~= nil then state[parameter] = states.loaded(self, name, groups[g], parameter, given) end
         end
     end
     for key in pairs(saved.state) do
@@ -623,7 +468,7 @@ function Optimizer:load_state_dict(saved)
     for g, group in ipairs(self.groups) do
         for name, value in pairs(groups[g]) do group[name] = value end
     end
-    replace_states(self, state)
+    states.replace(self, state)
 end
 
 return Optimizer

@@ -203,7 +203,7 @@ describe("scopes", function()
         assert.equal(problem, caught)
         assert.is_true((x * 2).requires_grad)
         assert.is_true(te.no_grad(te.enable_grad, function() return x * 2 end).requires_grad)
-        assert.error_matches(function() te.no_grad(3) end, "te%.no_grad: expected a function, got number")
+        assert.error_matches(function() te.no_grad(3) end, "te%.no_grad: fn: expected a function, got number")
     end)
 
     it("keep the traceback of errors", function()

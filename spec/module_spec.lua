@@ -111,8 +111,32 @@ describe("te.Module", function()
         assert.equal("bfloat16", m.count.dtype)
         assert.equal("int64", m.ids.dtype)
         assert.error_matches(function() m:to { dtyp = "float32" } end, 'unknown option "dtyp"; did you mean "dtype"')
-        assert.error_matches(function() m:to("int64") end, 'TwoLayers:to: where: expected a dtype that has gradients')
+        assert.error_matches(function() m:to("int64") end,
+            "TwoLayers:to: where: expected float32, bfloat16, float16, float64 or a device, got \"int64\"$")
         assert.equal("bfloat16", m.scale.dtype)
+    end)
+
+    it("loses no gradient by a conversion", function()
+        local layer, x = te.Linear(2, 2), te.ones({ 1, 2 }, { requires_grad = true })
+        local y = layer(x):sum()
+        layer:to "bfloat16"
+        assert.error_matches(function() y:backward() end,
+            "te%.linear: backward: a parameter of shape {2,2} was converted or moved since")
+        assert.equal(2, #te.grad(te.Linear(2, 2)(x):sum(), { x })[1].shape)
+        local first = te.Linear(2, 2)
+        local sum = first(x):sum()
+        first:to "float64"
+        assert.equal(2, te.grad(sum, x):dim()) -- asks for no gradient of a parameter
+    end)
+
+    it("has no two things under one name", function()
+        local M = te.Module:extend("M")
+        function M:init() self["a.b"], self.a = te.Linear(1, 1), { b = te.Linear(1, 1) } end
+        assert.error_matches(function() return M():state_dict() end,
+            'M: a module has no name, because of key "a.b": a text in a name is not empty and has no "."')
+        local net = te.Sequential(te.GELU())
+        net["1"] = te.ones({ 1 }, { requires_grad = true })
+        assert.error_matches(function() return net:parameters() end, "the number has the same name")
     end)
 
     it("iterates over modules by path, a shared one once", function()

@@ -433,6 +433,25 @@ describe("te.optim.AdamW", function()
         assert.equal("te.optim.SGD of 2 parameters in 1 group, lr 0.001", tostring(te.optim.SGD(te.Linear(2, 2))))
     end)
 
+    it("has other options of its first group, too, and takes one for all", function()
+        local w = te.ones({ 1 }, { requires_grad = true })
+        local opt = te.optim.SGD({ w }, { lr = 1 })
+        w.grad = te.zeros { 1 }
+        opt.lr, opt.weight_decay = 0.5, 0.5
+        opt:step()
+        assert.equal(0.75, w:item())
+        assert.equal(0.5, opt:state_dict().groups[1].weight_decay)
+        local adam = te.optim.AdamW({ { params = { te.ones({ 1 }, { requires_grad = true }) } },
+            { params = { te.ones({ 1 }, { requires_grad = true }) } } })
+        adam.betas = { 0.5, 0.75 }
+        assert.same({ 0.5, 0.75 }, adam.groups[2].betas)
+        assert.is_true(adam.groups[1].betas ~= adam.groups[2].betas)
+        assert.error_matches(function() adam.eps = "x" end, "te%.optim%.AdamW: option eps: expected number")
+        assert.error_matches(function() adam:set_option("epz", 1) end, 'unknown option "epz"')
+        assert.error_matches(function() te.optim.AdamW { { params = { w } }, w } end,
+            "te%.optim%.AdamW: params: group 2: expected a table { params = … }, got a tensor {1}")
+    end)
+
     it("has options of its own, not those of the next optimizer", function()
         local betas = { 0.8, 0.9 }
         local first = te.optim.AdamW({ parameter { 1 } })

@@ -365,7 +365,7 @@ describe("te.pointwise", function()
     end)
 
     it("takes functions only, of as many tensors as an operation can have", function()
-        assert.error_matches(function() te.pointwise(3) end, "te%.pointwise: expected a function, got number")
+        assert.error_matches(function() te.pointwise(3) end, "te%.pointwise: fn: expected a function, got number")
         local x = te.ones({ 2 })
         local f = te.pointwise(function(a, b, c, d, e, g, h) return a + b + c + d + e + g + (h or 0) end)
         assert.same({ 6, 6 }, f(x, x, x, x, x, x):totable())

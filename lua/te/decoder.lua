@@ -30,7 +30,7 @@ local SHARED = {
     n_layer = { "size", 12, help = "blocks" },
     n_head = { "size", 12, help = "heads of attention" },
     n_embd = { "size", 768, help = "width of the hidden states" },
-    dropout = { "number", 0, min = 0, max = 1, help = "of embeddings, attention probabilities and branches" },
+    dropout = { "number", 0, min = 0, below = 1, help = "of embeddings, attention probabilities and branches" },
     init_std = { "number", 0.02, min = 0, help = "standard deviation of initial weights" },
     quantized = { "string", choices = { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling",
         "MXFP8BlockScaling", "NVFP4BlockScaling" },

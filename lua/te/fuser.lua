@@ -14,6 +14,7 @@ local options = require "te.options"
 local packed = require "te.packed"
 local mode = require "te.recipe.mode"
 local KVCache = require "te.kv_cache"
+local tree = require "te.module_tree"
 local core = te._core
 
 local fuser = { enabled = true }
@@ -23,7 +24,7 @@ local function compile(module, n_extras, has_lens, situation)
     local watched = situation and rewrite.walk(walk, situation) or {}
     local program = record.parts(walk, fuser.enabled)
     for _, check in ipairs(watched) do program.checks[#program.checks + 1] = check end
-    program.walk, program.enabled = walk, fuser.enabled
+    program.walk, program.enabled, program.replaced = walk, fuser.enabled, tree.replaced
     for _, item in ipairs(walk.items) do
         if type(item.op) == "table" and item.op.attends_to_rows and item.op.takes_seq_lens then
             program.attention = item.op
@@ -34,7 +35,8 @@ local function compile(module, n_extras, has_lens, situation)
 end
 
 local function is_current(program)
-    if program.enabled ~= fuser.enabled or not flatten.is_current(program.walk) then return false end
+    if program.enabled ~= fuser.enabled or program.replaced ~= tree.replaced then return false end
+    if not flatten.is_current(program.walk) then return false end
     local checks = program.checks
     for i = 1, #checks do
         local check = checks[i]
@@ -113,12 +115,12 @@ local function has_nil(takes, n, ...) return (select(n, ...)) == nil or n == tak
 --- The forward method of every container: x, lengths of packed sequences if any (nil: none), extra inputs.
 function fuser.forward(module, x, ...)
     if type(module) ~= "table" then options.method("Sequential:forward", module) end
-    local n, takes, lens = select("#", ...), flatten.count_extra_inputs(module), false
+    local n, takes, lens = select("#", ...), flatten.takes(module), false
     if n > takes and has_nil(takes, n, ...) then return without_nil(fuser.forward, module, x, n, ...) end
     if n > 0 or takes > 0 then lens = has_seq_lens(module, takes, ...) end
     local program = fuser.program(module, takes, lens, x, ...)
     if takes > 0 then check_tensors(module, program, lens and 1 or 0, ...) end
-    rawset(module, "pure", program.pure)
+    if flatten.is_plain(module) then rawset(module, "pure", program.pure) end
     if lens and program.calls then return run.packed(program, module, { x, ... }) end
     if packed.container and program.attention and not lens then packed.check(program.attention) end
     if program.single then return run.single(program, x, ...) end
@@ -146,7 +148,7 @@ end
 function fuser.explain(module, x, ...)
     if type(module) ~= "table" then options.method("Sequential:explain", module) end
     if not te.is_tensor(x) then fail("%s:explain: x: expected a tensor, got %s", module.__name, type(x)) end
-    local n, takes = select("#", ...), flatten.count_extra_inputs(module)
+    local n, takes = select("#", ...), flatten.takes(module)
     if n > takes and has_nil(takes, n, ...) then return without_nil(fuser.explain, module, x, n, ...) end
     return explain(fuser.program(module, takes, has_seq_lens(module, takes, ...), x, ...), { x, ... })
 end
@@ -175,6 +177,9 @@ end
 function fuser.set_recompute(setting)
     if type(setting) ~= "boolean" and type(setting) ~= "number" then
         fail("te.set_recompute: expected true, false or a number of columns, got %s", type(setting))
+    end
+    if type(setting) == "number" and not (setting >= 0) then
+        fail("te.set_recompute: a number of columns is 0 or more, not %g", setting)
     end
     local columns = setting == true and 0 or setting or math.huge
     return te._core.set_recompute_width(columns)

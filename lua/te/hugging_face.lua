@@ -295,7 +295,7 @@ end
 
 local OPTIONS = {
     block_size = { "size", help = "instead of the longest sequence that the file allows" },
-    dropout = { "number", 0, min = 0, max = 1, help = "as in te.models.llama" },
+    dropout = { "number", 0, min = 0, below = 1, help = "as in te.models.llama" },
     dtype = { "string", "float32", choices = { "float32", "bfloat16", "float16", "float64" },
         help = "of the parameters" },
 }

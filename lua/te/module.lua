@@ -86,6 +86,7 @@ end
 -- Runs for names that the instance does not have.
 function Module:__newindex(name, value)
     rawset(self, name, value)
+    tree.note_field(name)
     if te.is_tensor(value) then
         if value.requires_grad and value.is_leaf then
             -- it stays one when it is frozen later
@@ -335,7 +336,6 @@ function Module:eval(...)
 end
 
 local FLOATING = { float32 = true, bfloat16 = true, float16 = true, float64 = true }
-local INTEGRAL = { int64 = true, int32 = true, uint8 = true, bool = true }
 
 -- The dtype or the device that `where` names, the other one nil.
 local function place(who, where)
@@ -346,8 +346,10 @@ local function place(who, where)
         if problem then fail("%s: where: %s", who, problem) end
         return nil, where
     end
-    fail("%s: where: expected a dtype that has gradients or a device, got %q%s", who, where,
-        INTEGRAL[where] and "" or options.place_hint(where))
+    local hint = options.place_hint(where)
+    local near = hint:match 'did you mean "(%w+)"'
+    fail("%s: where: expected float32, bfloat16, float16, float64 or a device, got %q%s", who, where,
+        near and (FLOATING[near] or near == "cuda") and hint or "")
 end
 
 -- A tensor with the dtype or on the device, itself where it is so already. Parameters remain the objects that they are,

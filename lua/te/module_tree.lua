@@ -19,6 +19,14 @@ local parameters = setmetatable({}, { __mode = "k" })
 
 tree.parameters = parameters
 
+-- What an instance may have instead of its class's: plans are made of what runs.
+local RUNS = { forward = true, op_forward = true, op_backward = true, lower = true, chain = true }
+
+tree.replaced = 0
+
+--- Counts instances that are given such a field.
+function tree.note_field(name) if RUNS[name] then tree.replaced = tree.replaced + 1 end end
+
 -- Whether a field may hold the tensor that stands where a parameter was. One that was computed of others may: a forward
 -- of one's own makes it, and without gradients the next one is like any tensor. So such fields are noted among names.
 local function may_hold(self, name, value)
@@ -185,7 +193,10 @@ end
 function tree.each(self, visit, path, level)
     local function look(name, value, key)
         local kind = kind_of(self, name, value)
-        if kind then
+        local wrong = kind and key == name and wrong_key(self, key)
+        if wrong then
+            fail("%s: a %s has no name, because of %s", self.__name, kind, wrong)
+        elseif kind then
             visit(kind, name, value, self, key)
         elseif type(value) == "table" and not getmetatable(value) then
             look_in(self, name, value, visit, path, level)

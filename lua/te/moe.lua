@@ -102,7 +102,8 @@ local OPTIONS = {
     num_groups = { "size", help = "groups of experts, of which group_topk take part" },
     group_topk = { "size", help = "see num_groups" },
     scaling_factor = { "number", 1, help = "of the probabilities" },
-    expert_bias = { "boolean", false, help = "a buffer {experts} that is added where experts are chosen" },
+    expert_bias = { "boolean", false, 
+        help = "a buffer {experts} that is added where experts are chosen; not beside softmax" },
     aux_loss_coeff = { "number", 0, min = 0, help = "of the loss that balances experts, field aux_loss after forward" },
     activation = { "string", "SwiGLU", choices = { "SwiGLU", "GEGLU", "ClampedSwiGLU" }, help = "inside experts" },
     bias = { "boolean", false, help = "of the experts' products" },
@@ -138,6 +139,9 @@ function MoE:init(hidden, inner, num_experts, opts)
     self.topk, self.aux_loss_coeff = opts.topk, opts.aux_loss_coeff
     self.routing = { score_function = opts.score_function, use_pre_softmax = opts.use_pre_softmax,
         num_groups = opts.num_groups, group_topk = opts.group_topk, scaling_factor = opts.scaling_factor }
+    if opts.expert_bias and opts.score_function == "softmax" then
+        fail('%s: option expert_bias: beside score_function "sigmoid" or "sqrtsoftplus", not "softmax"', who)
+    end
     if opts.shared_gate and not opts.shared then fail("%s: option shared_gate: there is no shared expert", who) end
     local init = opts.init_method or initializers.default
     local first = { bias = opts.bias, init_method = init }

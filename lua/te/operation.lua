@@ -31,7 +31,8 @@
 --     g:product(self, "weight")        what recipes remember of that operation, by the name of its weight
 --     g:param(self, "weight")          the parameter in that field, by its name in the module: "weight.2" in a list;
 --                                      false when there is none
---     g:join(sizes)                    the operation that follows takes the last dimensions, of these sizes, for one
+--     g:join(sizes, name)              the operation that follows takes the last dimensions, of these sizes, for one;
+--                                      messages about them begin with `name`, its module's
 --     g:grouped_linear(self, x, sizes, ways), g:add_scaled_biases(self, y, scales, sizes, ways)
 --                                      the products of a GroupedLinear, and its biases; `ways` does both by itself
 --     g:chooses_by_rows()              whether te.autocast chooses what a product runs under; described anew when that

@@ -47,6 +47,7 @@ end
 function options.describe(declared)
     if declared.choices then return "one of " .. table.concat(declared.choices, ", ") end
     local text = declared[1] == "size" and "positive integer" or declared[1]
+    if declared.below then return ("%s from %.14g to below %.14g"):format(text, declared.min, declared.below) end
     if declared.min and declared.max then return ("%s from %.14g to %.14g"):format(text, declared.min, declared.max) end
     if declared.min then return ("%s, at least %.14g"):format(text, declared.min) end
     if declared.max then return ("%s, at most %.14g"):format(text, declared.max) end
@@ -141,6 +142,7 @@ function options.reason(declared, value)
     end
     if ok and declared.min then ok = value >= declared.min end
     if ok and declared.max then ok = value <= declared.max end
+    if ok and declared.below then ok = value < declared.below end
     if not ok then return ("expected %s, got %s"):format(options.describe(declared), options.shown(value)) end
 end
 

@@ -83,7 +83,7 @@ end
 
 return function(fn, ...)
     options.last("te.profile", 1, ...)
-    if type(fn) ~= "function" then fail("te.profile: expected a function, got %s", type(fn)) end
+    if type(fn) ~= "function" then fail("te.profile: fn: expected a function, got %s", type(fn)) end
     local begin = core.clock()
     local profile = core.profile(fn)
     profile.events, profile.seconds = profile, core.clock() - begin

@@ -35,6 +35,17 @@ function Residual:init(...)
 end
 options.declare(Residual.init, OPTIONS)
 
+--- What leaves branches out, nil without: drop_path, where a probability may have been written since.
+---@return te.StochasticDepth|nil
+function Residual:stochastic_depth()
+    local drop = self.drop_path
+    if type(drop) == "table" or drop == nil then return drop end
+    options.argument("te.Residual", "drop_path", drop, OPTIONS.drop_path)
+    self.drop_path = drop > 0 and te.StochasticDepth(drop) or nil
+    if self.drop_path then self.drop_path:train(self.training) end
+    return self.drop_path
+end
+
 function Residual:describe() return self.parallel and "parallel" or "" end
 
 return Residual

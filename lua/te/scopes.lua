@@ -53,7 +53,7 @@ local pass = core.pass
 
 local function check_function(name, fn)
     if type(fn) ~= "function" and not (type(fn) == "table" and getmetatable(fn) and getmetatable(fn).__call) then
-        error(("te.%s: expected a function, got %s"):format(name, type(fn)), 3)
+        error(("te.%s: fn: expected a function, got %s"):format(name, type(fn)), 3)
     end
 end
 
@@ -199,6 +199,12 @@ function replay(state, fn, inputs)
     core.set_compute_dtype(dtype)
     mode.set(before)
     if not results[1] then error(results[2], 0) end
+    for i = 2, results.n do
+        if not te.is_tensor(results[i]) then
+            core.fail(("te.checkpoint: backward: result %d of fn, run again: expected a tensor, got %s"):format(i - 1,
+                type(results[i])))
+        end
+    end
     return results
 end
 

@@ -113,6 +113,7 @@ describe("operands of weight gradients", function()
         te.set_recompute(first)
         assert.error_matches(function() te.set_recompute("on") end,
             "te%.set_recompute: expected true, false or a number of columns, got string")
+        assert.error_matches(function() te.set_recompute(-1) end, "a number of columns is 0 or more, not %-1")
     end)
 
     it("serve several products, kept graphs and passes that want some gradients only", function()

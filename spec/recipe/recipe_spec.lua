@@ -208,6 +208,11 @@ describe("te.quantize", function()
         raises("leaves this weight in high precision", te.quantize, x, high, "weight")
         raises("te.recipe: input: float64", te.autocast, { recipe = recipe }, te.Linear(40, 8):to "float64",
             x:to "float64")
+        local wide = te.Linear(40, 8):to "float64"
+        raises("te.recipe: input: float64", te.autocast, { recipe = recipe }, te.Sequential(wide, te.GELU()), x)
+        local experts = te.GroupedLinear(2, 40, 8):to "float64"
+        local sizes = te.tensor({ x:size(1), 0 }, { dtype = "int32" })
+        raises("te.recipe: input: float64", te.autocast, { recipe = recipe }, te.Sequential(experts), x, sizes)
         raises("columnwis", te.quantize, x, recipe, "input", { columnwis = true })
         local row = te.quantize(x, recipe, "input", { columnwise = false })
         raises("no columnwise data", row.dequantize, row, "columnwise")

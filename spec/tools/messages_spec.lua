@@ -66,7 +66,7 @@ local wrong = {
     { [[te.tensor({{1, 2}, {3}})]],
         3, [[te.tensor: rows of different length: 2 and 1 entries at depth 2]] },
     { [[te.tensor({1, "a"})]],
-        3, [[te.tensor: expected a number, got string "a"]] },
+        3, [[te.tensor: value[2]: expected a number, got string "a"]] },
     { [[te.tensor()]],
         3, [[te.tensor: value: expected a number or a nested table, got nothing]] },
     { [[te.arange(1, 5, 0)]],
@@ -80,9 +80,32 @@ local wrong = {
     { [[te.ones(2)[3] = 1]],
         3, [[t[i]: index 3 out of range: t has shape {2}, and positions count from 1]] },
     { [[te.tensor { { 1, 2 }, 3 }]],
-        3, [[te.tensor: value: expected a table of 2 entries at depth 2, got number 3]] },
+        3, [[te.tensor: value[2]: expected a table of 2 entries, got number 3]] },
     { [[te.tensor { true, 3 }]],
-        3, [[te.tensor: expected true or false, got number 3]] },
+        3, [[te.tensor: value[2]: expected true or false, got number 3]] },
+    { [[te.LayerNorm({ 2, 4 })(5)]],
+        3, [[te.LayerNorm: x: expected a tensor, got 5]] },
+    { [[te.Sequential(te.GELU(), te.LayerNorm({ 2, 5 }))(te.ones { 2, 4, 8 })]],
+        3, [[te.LayerNorm: the input has shape {2,4,8}, its last sizes must be {2,5}]] },
+    { [[te.GELU({ cache_quantized_input = true })()]],
+        3, [[te.gelu: argument x is missing]] },
+    { [[te.MoE(8, 4, 4, { expert_bias = true })]],
+        3, [[te.MoE: option expert_bias: beside score_function "sigmoid" or "sqrtsoftplus", not "softmax"]] },
+    { [[te.DotProductAttention({ dropout = 1 })]],
+        3, [[te.DotProductAttention: option dropout: expected number from 0 to below 1, got 1]] },
+    { [[local w = te.ones({ 2 }, { requires_grad = true })
+te.checkpoint(function(t) return te.grad((t * w):sum(), w) end, te.ones { 2 })]],
+        4, "te.grad: the tensor does not depend on anything that requires a gradient (nothing is recorded under "
+            .. "te.no_grad, nor in the first run of te.checkpoint)" },
+    { [[local n, x = 0, te.ones({ 2 }, { requires_grad = true })
+te.checkpoint(function(t) n = n + 1 return n > 1 and 3 or t * 2 end, x):sum():backward()]],
+        4, [[te.checkpoint: backward: result 1 of fn, run again: expected a tensor, got number]] },
+    { [[local x = te.ones({ 2, 3 }, { requires_grad = true })
+local y = te.softmax(x)
+local l = y:sum()
+te.no_grad(y.mul_, y, 0)
+l:backward()]],
+        7, [[te.softmax: backward: a tensor of shape {2,3} that it saved was changed in place since]] },
     { [[te.ones(2):backward(2)]],
         3, [[te.backward: grad: expected a tensor, got number 2]] },
     { [[te.ones(2).grad = 2]],
@@ -170,7 +193,7 @@ local wrong = {
     { [[te.Dropout(0.5, { inplace = true })]],
         3, [[te.Dropout: unknown option "inplace"; it takes none]] },
     { [[te.Linear(2, 2):to("flot32")]],
-        3, [[Linear:to: where: expected a dtype that has gradients or a device, got "flot32"; did you mean ]]
+        3, [[Linear:to: where: expected float32, bfloat16, float16, float64 or a device, got "flot32"; did you mean ]]
             .. [["float32"?]] },
     { [[te.Linear(2, 2):apply()]],
         3, [[Linear:apply: fn: expected callable, got nil]] },
@@ -259,9 +282,9 @@ local wrong = {
     { [[te.autocast({dtype = "int64"}, function() end)]],
         3, [[te.autocast: dtype: int64 is no compute dtype; use float32, bfloat16 or float16]] },
     { [[te.autocast({}, 3)]],
-        3, [[te.autocast: expected a function, got number]] },
+        3, [[te.autocast: fn: expected a function, got number]] },
     { [[te.no_grad(3)]],
-        3, [[te.no_grad: expected a function, got number]] },
+        3, [[te.no_grad: fn: expected a function, got number]] },
     { [[te.rng_state("x")]],
         3, [[te.rng_state: state: expected what te.rng_state() returned, got string "x"]] },
     { [[te.topk(te.ones(3), 5)]],

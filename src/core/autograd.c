@@ -25,6 +25,7 @@ typedef struct te_engine {
     capture *captures; /* NULL: gradients of leaves go to .grad */
     int n_captures;
     bool retain;
+    bool records; /* what runs around it: gradients can be asked for in a stretch that records nothing */
 } te_engine;
 
 bool te_autograd_retains(const te_context *ctx) { return ctx->engine && ctx->engine->retain; }
@@ -348,6 +349,10 @@ static te_status run_node(te_engine *e, te_node *node)
     if (status == TE_OK) status = check_saved(node);
     for (int i = 0; i < node->n_edges; i++) {
         te_grad_meta *meta = &node->edges[i];
+        if (status == TE_OK && meta->leaf && meta->leaf->replaced && !e->captures)
+            status = te_call_fail(&node->call, TE_ERROR_ARGUMENT,
+                                  "backward: a parameter of shape %s was converted or moved since, so its gradient "
+                                  "would be lost", TE_SHAPE_TEXT(meta->leaf));
         if (meta->leaf) meta->dtype = (e->captures ? meta->leaf : accumulator(meta->leaf))->dtype;
     }
     for (int i = 0; i < e->n_captures; i++)
@@ -370,8 +375,9 @@ static te_status seed(te_engine *e, te_tensor *output, te_tensor *grad)
     const char *name = e->captures ? "te.grad" : "te.backward";
     if (!te_needs_grad(output))
         return te_fail(ctx, TE_ERROR_ARGUMENT,
-                       "%s: the tensor does not depend on anything that requires a gradient (how gradients were "
-                       "computed is not recorded)", name);
+                       "%s: the tensor does not depend on anything that requires a gradient (%s)", name,
+                       e->records ? "how gradients were computed is not recorded"
+                                  : "nothing is recorded under te.no_grad, nor in the first run of te.checkpoint");
     if (grad && (!te_same_shape(grad, output)))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: gradient %s for a tensor %s", name, TE_SHAPE_TEXT(grad),
                        TE_SHAPE_TEXT(output));
@@ -412,6 +418,7 @@ static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *
     te_engine *outer = ctx->engine; /* a recomputation inside backward runs its own */
     bool grad_enabled = te_context_set_grad_enabled(ctx, false);
     ctx->engine = e;
+    e->records = grad_enabled;
     te_status status = TE_OK;
     for (int i = 0; i < n_outputs && status == TE_OK; i++) status = seed(e, outputs[i], seeds ? seeds[i] : NULL);
     while (e->n) {

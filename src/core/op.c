@@ -184,7 +184,11 @@ te_status te_call_fail(te_call *call, te_status status, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    return te_fail(call->ctx, status, "te.%s: %s", call->op->name, text);
+    /* what stands behind te.softmax along other dimensions is softmax_row, and norm2_row behind te.norm */
+    const char *name = call->op->name, *row = strstr(name, "_row");
+    int length = row && !row[4] ? (int)(row - name) : (int)strlen(name);
+    while (length > 1 && row && name[length - 1] >= '0' && name[length - 1] <= '9') length--;
+    return te_fail(call->ctx, status, "te.%.*s: %s", length, name, text);
 }
 
 te_status te_call_kernel(te_call *call, te_exec *exec, te_status status)

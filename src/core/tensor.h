@@ -52,6 +52,7 @@ struct te_tensor {
     te_dtype    dtype;
     int         ndim;
     bool        requires_grad; /* a leaf that collects gradients */
+    bool        replaced;      /* another tensor took its place: a gradient that came back would be lost */
     int64_t     offset;        /* elements from the start of the storage */
     int64_t     shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
     te_node    *node; /* what computed it, NULL for leaves */

@@ -220,7 +220,7 @@ static int create_arange(lua_State *L)
 typedef struct nested {
     lua_State *L;
     int        ndim;
-    int64_t    shape[TE_MAX_DIMS];
+    int64_t    shape[TE_MAX_DIMS], at[TE_MAX_DIMS]; /* at: where it reads */
     bool       booleans;
     double    *values;
 } nested;
@@ -242,12 +242,15 @@ static void measure_nested(nested *v, int index)
 
 static int bad_value(nested *v, int depth)
 {
-    char text[256];
+    char text[256], place[TE_MAX_DIMS * 24 + 8] = "value";
+    size_t used = strlen(place);
     te_lua_describe(v->L, -1, text, sizeof text);
+    for (int d = 0; d < depth; d++)
+        used += (size_t)snprintf(place + used, sizeof place - used, "[%lld]", (long long)v->at[d]);
     if (depth < v->ndim)
-        return te_lua_fail(v->L, "tensor", "value: expected a table of %lld entries at depth %d, got %s",
-                           (long long)v->shape[depth], depth + 1, text);
-    return te_lua_fail(v->L, "tensor", "expected %s, got %s", v->booleans ? "true or false" : "a number",
+        return te_lua_fail(v->L, "tensor", "%s: expected a table of %lld entries, got %s", place,
+                           (long long)v->shape[depth], text);
+    return te_lua_fail(v->L, "tensor", "%s: expected %s, got %s", place, v->booleans ? "true or false" : "a number",
                        text);
 }
 
@@ -267,6 +270,7 @@ static void fill_nested(nested *v, int depth)
                     (long long)v->shape[depth], (long long)n, depth + 1);
     for (int64_t i = 1; i <= n; i++) {
         lua_rawgeti(L, -1, (int)i);
+        v->at[depth] = i;
         fill_nested(v, depth + 1);
         lua_pop(L, 1);
     }

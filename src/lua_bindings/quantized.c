@@ -194,6 +194,7 @@ static int become(lua_State *L)
 {
     te_tensor *t = te_lua_check_tensor(L, 1, "become", "t"), *other = te_lua_check_tensor(L, 2, "become", "other");
     te_lua_to_tensor(L, 1)->t = te_tensor_retain(other);
+    t->replaced = true;
     te_tensor_release(t);
     return 0;
 }

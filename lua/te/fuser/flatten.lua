@@ -38,7 +38,11 @@ local function members(m)
     return m.chain and m:chain() or m
 end
 
---- How many extra inputs a module takes from the caller; containers count their own.
+--- Whether a module is what its modules make of x: not where it has a chain(), nor where its class's forward calls that
+--- of a container and does more.
+function flatten.is_plain(m) return m.forward == flatten.forward or m.chain ~= nil end
+
+-- How many extra inputs a module takes from the caller; containers count their own.
 local function count_extra_inputs(m, depth)
     if type(m) ~= "table" then return 0 end
     local list = members(m)
@@ -48,7 +52,14 @@ local function count_extra_inputs(m, depth)
     for i = 1, #list do n = n + count_extra_inputs(list[i], depth) end
     return n
 end
-flatten.count_extra_inputs = count_extra_inputs
+
+--- The same of a module whose members run: the forward of a class derived from a container may have called its own.
+function flatten.takes(m)
+    if flatten.is_plain(m) then return count_extra_inputs(m) end
+    local n = 0
+    for i = 1, #m do n = n + count_extra_inputs(m[i], inside(m)) end
+    return n
+end
 
 -- Whether what is called wants seq_lens as its second argument. takes_seq_lens says so; where nothing does, the
 -- parameters of a Lua function do, but not of an operation, nor where extra inputs would follow them.
@@ -93,7 +104,7 @@ end
 function Walk:operation(op, x, channels, container)
     local channel = type(op) == "table" and op.channel
     if not channel then
-        local item = self:add(op, x, self:take(flatten.count_extra_inputs(op)))
+        local item = self:add(op, x, self:take(count_extra_inputs(op)))
         for _, out in ipairs(item.outs) do self.outputs[#self.outputs + 1] = out end
         return item.y
     end
@@ -139,7 +150,8 @@ function Walk:branch(m, list, x, sum, position)
         x, sum = split.y, split.outs[1]
     end
     local branch = self:chain(m, list, x, position)
-    if m.drop_path then branch = self:add(m.drop_path, branch, {}).y end
+    local drop = m:stochastic_depth()
+    if drop then branch = self:add(drop, branch, {}).y end
     return self:add(flatten.sum, branch, { sum }).y
 end
 
@@ -167,8 +179,13 @@ end
 function Walk:module(m, x, channels, parent)
     local list = members(m)
     if not list then return self:operation(m, x, channels, parent) end
+    return self:container(m, list, x)
+end
+
+function Walk:container(m, list, x)
     self:enter(m, list)
     if not m.is_residual then return self:chain(m, list, x, 1) end
+    self.residuals[#self.residuals + 1] = { m, m.parallel, m:stochastic_depth() or false }
     if not m.parallel then return self:branch(m, list, x, x, 1) end
     local sum = x
     for i = 1, #list do sum = self:branch(m, { list[i] }, x, sum, i) end
@@ -178,20 +195,14 @@ end
 --- The items of a container, or of the chain() of any other module, run with n_extras extra inputs and, when has_lens,
 --- lengths of packed sequences.
 function flatten.module(m, n_extras, has_lens)
-    local walk = setmetatable({ items = {}, outputs = {}, containers = {}, members = {}, n_values = 1 + n_extras },
-        Walk)
+    local walk = setmetatable({ items = {}, outputs = {}, containers = {}, members = {}, residuals = {},
+        n_values = 1 + n_extras }, Walk)
     if has_lens then walk.lens, walk.n_values = 2, walk.n_values + 1 end
     walk.next_extra = has_lens and 3 or 2
     walk.n_inputs = walk.n_values
     flatten.split = flatten.split or te.MakeExtraOutput()
     flatten.sum = flatten.sum or make_sum()
-    if m.forward == flatten.forward then
-        walk.y = walk:module(m, 1, {}, m)
-    else
-        local list = m:chain()
-        walk:enter(m, list)
-        walk.y = walk:chain(m, list, 1, 1)
-    end
+    walk.y = walk:container(m, m.chain and m:chain() or m, 1)
     if has_lens and not walk.lens_taken then
         fail("%s: takes %d extra inputs, got %d; nothing in it takes seq_lens", m.__name, n_extras, n_extras + 1)
     end
@@ -208,6 +219,9 @@ function flatten.is_current(walk)
             if walk.members[at] ~= list[i] then return false end
             i = i + 1
         end
+    end
+    for _, r in ipairs(walk.residuals) do
+        if r[1].parallel ~= r[2] or (r[1].drop_path or false) ~= r[3] then return false end
     end
     return at == #walk.members
 end

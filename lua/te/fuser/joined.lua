@@ -68,9 +68,11 @@ function joined.arguments(part, env)
 end
 
 --- fn(x, parameters …) with the last dimensions, of those sizes, made one.
-function joined.apply(sizes, fn, x, ...)
+---@param who string
+function joined.apply(who, sizes, fn, x, ...)
+    if not te.is_tensor(x) then fail("te.%s: x: expected a tensor, got %s", who, options.shown(x)) end
     if not ends_with(x, sizes) then
-        fail("the input has shape %s, its last sizes must be %s", options.shape(x), options.shape(sizes))
+        fail("te.%s: the input has shape %s, its last sizes must be %s", who, options.shape(x), options.shape(sizes))
     end
     local parameters, n = { ... }, select("#", ...)
     for i = 1, n do

@@ -35,7 +35,7 @@ function Recorder:op(name, inputs, attributes, product)
     local fits, reason = core.group_accepts(name)
     if not fits then return nil, reason end
     local step = { name = name, inputs = {}, attributes = attributes, label = self.label, product = product,
-        result = value(self), joined = self.joined }
+        result = value(self), joined = self.joined, joined_by = self.joined_by }
     if self.unchecked then step.checked, self.unchecked = self.unchecked, nil end
     for i, input in ipairs(inputs) do -- numbers stay numbers, false stays false
         step.inputs[i] = type(input) == "table" and input.value or false
@@ -110,9 +110,9 @@ function Recorder:add_scaled_biases(module, y, scales, sizes, ways)
     return result
 end
 
---- The operation that is described next takes the last dimensions, of these sizes, for one.
-function Recorder:join(sizes)
-    self.joined = sizes
+--- The operation that is described next takes the last dimensions, of these sizes, for one; `name` is its module's.
+function Recorder:join(sizes, name)
+    self.joined, self.joined_by = sizes, name
     return true
 end
 

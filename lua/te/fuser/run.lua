@@ -93,7 +93,7 @@ local function run_singly(part, env)
         else
             if step.attributes then n = n + 1 end
             if step.joined then
-                env[step.result] = joined.apply(step.joined, apply, unpack(args, 1, n))
+                env[step.result] = joined.apply(step.joined_by, step.joined, apply, unpack(args, 1, n))
             else
                 env[step.result] = apply(unpack(args, 1, n))
             end

@@ -10,7 +10,8 @@ local BasicOperation = require("te.operation").BasicOperation
 local INTERLEAVED = { glu_interleave_size = { "size",
     help = "features come in blocks of so many, of both halves in turn; as two halves unless given" } }
 local CACHED = { cache_quantized_input = { "boolean", false,
-    help = "what backward needs is saved in E4M3, a byte a value" } }
+    
+    help = "what is saved for backward is E4M3, a byte a value; fused with what makes x, nothing need be saved" } }
 local CLAMPED = {
     limit = { "number", 7, min = 0, help = "what is activated is at most that, the factor between -limit and limit" },
     alpha = { "number", 1.702, help = "of sigmoid(alpha x)" },
@@ -87,7 +88,8 @@ local function define(name, function_name, declarations, refused)
     function class:op_forward(_, x, scale)
         local values = attributes(self, passed_on, self._attributes)
         if scale then return run(x, scale, values) end
-        if self.cache_quantized_input and x.dtype ~= "float64" then return run_cached(run, x, values) end
+        local cached = self.cache_quantized_input and te.is_tensor(x) and x.dtype ~= "float64"
+        if cached then return run_cached(run, x, values) end
         return run(x, values)
     end
 

@@ -27,9 +27,7 @@ local BasicOperation = operation.BasicOperation
 -- Of both kinds of modules.
 local ATTENTION = declared.join(context_parallel.OPTIONS, {
     causal = { "boolean", true, help = "a token sees none after it" },
-    dropout = { "number", 0, min = 0, max = 1, help = "of attention probabilities, while training", wrong = function(p)
-        if p == 1 then return "dropout: expected a number from 0 to below 1, got 1" end
-    end },
+    dropout = { "number", 0, min = 0, below = 1, help = "of attention probabilities, while training" },
     scale = { "number", help = "of scores; 1 / sqrt(head size) unless given" },
     window_left = { "integer", -1, min = -1, help = "how many tokens back one sees; -1: to the start" },
     window_right = { "integer", nil, min = -1,

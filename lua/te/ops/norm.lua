@@ -49,6 +49,9 @@ local function operation(self, name) return self.zero_centered_gamma and name ..
 -- Raises unless the last sizes of x are those that the statistics run over.
 local function check_shape(self, x)
     local sizes = self.normalized_shape
+    if not te.is_tensor(x) and #sizes > 1 then
+        fail("te.%s: x: expected a tensor, got %s", self.__name, options.shown(x))
+    end
     if not te.is_tensor(x) or #sizes == 1 and x:dim() > 0 and x:size(-1) == sizes[1] then return end
     local fits = x:dim() >= #sizes
     for i = 1, #sizes do fits = fits and x:size(i - 1 - #sizes) == sizes[i] end
@@ -67,7 +70,7 @@ end
 
 -- For the recorder of a description: the row is all dimensions that are normalized.
 local function join(self, g)
-    if #self.normalized_shape > 1 then return g:join(self.normalized_shape) end
+    if #self.normalized_shape > 1 then return g:join(self.normalized_shape, self.__name) end
     return true
 end
 

@@ -41,7 +41,7 @@ end
 function Pointwise:init(opts, fn)
     if type(opts) == "function" then opts, fn = fn, opts end -- options may come last, as everywhere
     opts = options.check("te.Pointwise", opts, POINTWISE)
-    if type(fn) ~= "function" then fail("te.Pointwise: expected a function, got %s", type(fn)) end
+    if type(fn) ~= "function" then fail("te.Pointwise: fn: expected a function, got %s", type(fn)) end
     local names = check_params(opts.params or {})
     self.operation, self.singles, self.along = trace("te.Pointwise", fn, 1 + opts.extra_inputs,
         { params = opts.params and names, compute = true, name = opts.name })

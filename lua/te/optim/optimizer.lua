@@ -50,8 +50,8 @@ local function text_of(self)
         #self.groups == 1 and "" or "s", self.lr or 0)
 end
 
---- Makes an optimizer class. Of an optimizer `lr` is that of its first group; who sets it sets that of all. The class
---- may have check(who, group), which raises where options contradict each other.
+--- Makes an optimizer class. An option of an optimizer, `lr`, is that of its first group; who sets it sets that of all.
+--- The class may have check(who, group), which raises where options contradict each other.
 ---@param name string
 ---@param declared table  options of a group, besides those of all optimizers
 ---@param slots function  names of the float32 tensors that a group keeps per parameter, zero at first
@@ -59,11 +59,12 @@ function Optimizer.define(name, declared, slots)
     for option, declaration in pairs(SHARED) do declared[option] = declaration end
     local class = { name = name, declared = declared, slots = slots, super = Optimizer, __tostring = text_of }
     function class.__index(self, key)
-        if key == "lr" then return self.groups[1] and self.groups[1].lr end
+        local first = declared[key] and self.groups[1]
+        if first then return first[key] end
         return class[key]
     end
     function class.__newindex(self, key, value)
-        if key == "lr" then self:set_lr(value) else rawset(self, key, value) end
+        if declared[key] then self:set_option(key, value) else rawset(self, key, value) end
     end
     options.declare(class, declared)
     return setmetatable(class, {
@@ -199,7 +200,10 @@ function Optimizer.new(class, params, opts)
         and not getmetatable(params[1])
     if grouped then options.list(who, "params", params) end
     local seen = {}
-    for _, group in ipairs(grouped and params or { { params = params } }) do
+    for g, group in ipairs(grouped and params or { { params = params } }) do
+        if type(group) ~= "table" or getmetatable(group) then
+            fail("%s: params: group %d: expected a table { params = … }, got %s", who, g, described(group))
+        end
         add_group(self, who, group, opts or {}, seen)
     end
     return self
@@ -394,6 +398,22 @@ function Optimizer:set_lr(lr)
     local wrong = Optimizer.finite "lr" (lr)
     if wrong then fail("%s: %s", who, wrong) end
     for _, group in ipairs(self.groups) do group.lr = lr end
+end
+
+--- Sets an option of all groups, as `optimizer.weight_decay = …` does. Whether it goes with the others the next step
+--- says.
+---@param name string
+---@param value any
+function Optimizer:set_option(name, value)
+    called_on("set_option", self)
+    local who, declaration = "te.optim." .. self.name, self.declared[name]
+    if name == "lr" then return self:set_lr(value) end
+    if not declaration then
+        fail("%s:set_option: unknown option %s; known are %s", who, options.shown(name),
+            table.concat(options.names(self.declared), ", "))
+    end
+    options.argument(who, "option " .. name, value, declaration)
+    for _, group in ipairs(self.groups) do group[name] = own(value) end
 end
 
 --- Has the copies of parameters (master_weights) take over what others wrote to these since the last step, as the next

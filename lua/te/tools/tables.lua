@@ -99,6 +99,7 @@ local TYPES = { any = "", size = "from 1 on", callable = "function" }
 local function values(declared)
     if declared.choices then return code(table.concat(declared.choices, "` `")) end
     if declared[1] == "boolean" then return "`true` `false`" end
+    if declared.below then return ("%g to below %g"):format(declared.min, declared.below) end
     if declared.min and declared.max then return ("%g to %g"):format(declared.min, declared.max) end
     if declared.min and declared[1] ~= "size" then return ("from %g on"):format(declared.min) end
     return TYPES[declared[1]] or declared[1]

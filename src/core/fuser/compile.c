@@ -401,16 +401,32 @@ static void save_sources(te_fuse_plan *plan, const te_unit *unit)
     }
 }
 
-/* What an operation asks to be saved in a byte a value: where backward of that operation's program alone reads it, and
- * the group alone holds it. */
+/* Whether one unit alone reads a value, forward and backward: not the one that makes it either. */
+static bool read_by_one_unit(const te_fuse_plan *plan, const te_plan_value *v, int value)
+{
+    const te_unit *maker = v->unit < 0 ? NULL : &plan->units[v->unit];
+    if (v->output >= 0 || v->first_reader < 0 || v->first_reader != v->last_reader) return false;
+    for (int k = 0; maker && k < maker->n_nodes; k++) {
+        const te_group_node *node = &plan->nodes[maker->nodes[k]];
+        for (int i = 0; i < node->call.op->n_inputs; i++)
+            if (node->in[i] == value) return false;
+    }
+    for (int i = 0; maker && i < maker->gradient.n_sources; i++) {
+        const te_grad_source *source = &maker->gradient.sources[i];
+        if (source->kind == TE_GRAD_FROM_OUTPUT && maker->results[source->index] == value) return false;
+    }
+    return true;
+}
+
+/* What an operation asks to be saved in a byte a value: where backward of that operation's program alone reads it. */
 static void pack_values(te_fuse_plan *plan)
 {
     for (int n = 0; n < plan->n_nodes; n++) {
         const te_group_node *node = &plan->nodes[n];
         if (!node->cache_quantized || node->in[0] == TE_NO_VALUE) continue;
         te_plan_value *v = &plan->values[node->in[0]];
-        bool alone = v->node >= 0 && v->output < 0 && v->first_reader == v->last_reader && v->cls == TE_VALUE_TOKENS;
-        if (!alone || !v->saved || v->packed || v->dtype == TE_F64) continue;
+        if (!v->saved || v->packed || v->cls != TE_VALUE_TOKENS || v->dtype == TE_F64) continue;
+        if (!read_by_one_unit(plan, v, node->in[0])) continue;
         v->packed = true;
         v->pack = plan->n_packs++;
     }
@@ -426,7 +442,7 @@ static void describe_linear(te_fuse_plan *plan, te_unit *unit)
     unit->bias = has_bias ? node->in[2] : TE_NO_VALUE;
     unit->result = node->out;
     unit->compute = plan->values[node->out].dtype;
-    unit->recipe = unit->compute == TE_F64 ? NULL : plan->recipes[unit->nodes[0]];
+    unit->recipe = plan->recipes[unit->nodes[0]];
     unit->first_aux = plan->n_aux;
     unit->product = plan->n_products;
     unit->n_products = unit->recipe != NULL;

@@ -27,7 +27,7 @@ static bool has_bias(const te_fuse_plan *plan, const te_group_node *node)
 te_product_recipe *te_grouped_recipe(const te_fuse_plan *plan, const te_unit *unit, int i)
 {
     const te_group_node *node = &plan->nodes[unit->nodes[0]];
-    return unit->compute != TE_F64 && i < node->n_states ? node->recipes[i] : NULL;
+    return i < node->n_states ? node->recipes[i] : NULL;
 }
 
 te_status te_plan_infer_grouped(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
@@ -54,6 +54,8 @@ te_status te_plan_infer_grouped(te_fuse_plan *plan, te_group_node *node, te_plan
     out->dtype = te_product_dtype(plan->ctx, x->dtype, first->dtype);
     if (out->dtype != TE_F32 && out->dtype != TE_BF16 && out->dtype != TE_F16 && out->dtype != TE_F64)
         return te_plan_refuse(plan, node, "an input of dtype %s", te_dtype_name(x->dtype));
+    for (int i = 0; i < node->n_states && out->dtype == TE_F64; i++)
+        if (node->recipes[i]) return te_plan_refuse(plan, node, "float64 under a recipe"); /* by itself it raises */
     return TE_OK;
 }
 

@@ -133,6 +133,8 @@ static te_status infer_linear(te_fuse_plan *plan, te_group_node *node, te_plan_v
     out->cls = TE_VALUE_TOKENS;
     out->width = w->shape[0];
     out->dtype = te_product_dtype(plan->ctx, x->dtype, w->dtype);
+    if (out->dtype == TE_F64 && plan->recipes[node - plan->nodes])
+        return te_plan_refuse(plan, node, "float64 under a recipe"); /* by itself it raises */
     return TE_OK;
 }
 

@@ -4,6 +4,7 @@
 #include "autocast.h"
 #include "graph.h"
 #include "kernels/cores.h"
+#include "kernels/numerals.h"
 #include "op.h"
 #include "profile.h"
 #include "tensor.h"
@@ -22,7 +23,7 @@ te_status te_fail(te_context *ctx, te_status status, const char *format, ...)
     char text[sizeof ctx->message]; /* the arguments may point into the old message */
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    te_vsnprintf(text, sizeof text, format, args);
     va_end(args);
     memcpy(ctx->message, text, sizeof text);
     ctx->status = status;

@@ -4,11 +4,10 @@
 #include "quantized_parameter.h"
 
 #include "autograd.h"
+#include "kernels/numerals.h"
 #include "ops/ops.h"
 
 #include <ctype.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 /* --- signatures --------------------------------------------------------------------------------------------------- */
 
@@ -61,7 +60,7 @@ static void parse_default(te_param *p, const char *word)
     else if (strcmp(word, "nil") == 0)
         p->has_default = false;
     else
-        p->number = strtod(word, NULL);
+        p->number = te_strtod(word, NULL);
 }
 
 te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op)
@@ -182,7 +181,7 @@ te_status te_call_fail(te_call *call, te_status status, const char *format, ...)
     char text[768];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    te_vsnprintf(text, sizeof text, format, args);
     va_end(args);
     return te_fail(call->ctx, status, "te.%s: %s", call->op->name, text);
 }

@@ -334,6 +334,11 @@ static void test_chains_of_failures(te_context *ctx, te_tensor *a)
         chosen[1].as.number = chosen[2].as.number < 0 ? -1 : TE_DTYPE_COUNT + i;
         CHECK(te_op_run(ctx, te_op_find(ctx, "cast"), chosen, 2, &out, 1) == TE_ERROR_ARGUMENT && !out);
     }
+    te_tensor *scalar = te_tensor_full(ctx, TE_F32, 0, NULL, 1); /* a shape of no dimensions needs no list */
+    te_arg none[] = {{.kind = TE_ARG_TENSOR, .as.tensor = scalar}, {.kind = TE_ARG_INTS}};
+    CHECK(te_op_run(ctx, te_op_find(ctx, "reshape"), none, 2, &out, 1) == TE_OK && te_tensor_ndim(out) == 0);
+    te_tensor_release(out);
+    te_tensor_release(scalar);
     double number;
     CHECK(te_backward(NULL, NULL, false) == TE_ERROR_ARGUMENT &&
           te_tensor_read(NULL, TE_F64, &number) == TE_ERROR_ARGUMENT);

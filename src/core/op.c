@@ -272,7 +272,7 @@ static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
             return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s has %d entries, at most %d are possible", p->name,
                                 arg->n, TE_MAX_DIMS);
         a->n = arg->n;
-        memcpy(a->ints, arg->as.ints, (size_t)arg->n * sizeof *a->ints);
+        if (arg->n) memcpy(a->ints, arg->as.ints, (size_t)arg->n * sizeof *a->ints);
         return TE_OK;
     case TE_ARG_TEXT:
         if (!arg->as.text) return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: the text is NULL", p->name);

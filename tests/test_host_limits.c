@@ -33,6 +33,8 @@ static const char *const heap[] = {
     "pcall(function() return table.concat({('x'):rep(2e7), ('y'):rep(2e7)}) end)",
     "pcall(require('te').no_grad, function() " GROW " end) error('went on')",
     "string.gsub('a', 'a', function() pcall(string.rep, 'x', 9e7) end)",
+    "te.profile(function() local x = te.ones {1} for i = 1, 5e5 do x:neg() end error('went on') end)", /* its events */
+    "local x = te.ones {1} for i = 1, 3 do pcall(te.profile, function() while true do x:neg() end end) end",
 };
 
 static const char *const tensors[] = {
@@ -143,6 +145,9 @@ static void test_caught(void)
     CHECK(run(rt, "te = require 'te'") == TETRAIN_OK);
     check_ends(rt, "assert(not pcall(function() " GROW " end)) assert(not pcall(te.ones, {1e9}))", TETRAIN_OK, "");
     check_ends(rt, "return pcall(te.ones, {1e9})", TETRAIN_OK, "");
+    check_ends(rt, "local x = te.ones {1} assert(not pcall(te.profile, function() for i = 1, 5e5 do x:neg() end end)) "
+                   "assert(#te.profile(function() for i = 1, 100 do x:neg() end end).events == 100)",
+               TETRAIN_OK, "");
     check_ends(rt, "te.ones {1e9}", TETRAIN_ERROR_MEMORY, "out of memory");
     tetrain_close(rt);
 }

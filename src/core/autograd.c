@@ -298,7 +298,8 @@ te_tensor *te_grad_target(te_call *call, int i, bool *accumulate)
     const te_grad_meta *meta = te_grad_input(call, i);
     te_tensor **slot = grad_slot(e, meta);
     if (!slot) {
-        te_call_fail(call, TE_ERROR_ARGUMENT, "backward: nobody wants the gradient of input %d", i + 1);
+        te_call_fail(call, TE_ERROR_ARGUMENT, "backward: nobody wants the gradient of input %lld",
+                     te_counted(call->ctx, i));
         return NULL;
     }
     if (*slot && !may_add(e, meta, *slot)) {

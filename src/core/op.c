@@ -215,8 +215,8 @@ static te_status take_input(te_call *call, const te_param *p, const te_arg *arg)
         call->n_list = arg->n;
         for (int k = 0; k < arg->n; k++)
             if (!arg->as.tensors || !arg->as.tensors[k])
-                return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: tensor %d of the list is NULL", p->name,
-                                    k + 1);
+                return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: tensor %lld of the list is NULL", p->name,
+                                    te_counted(call->ctx, k));
     } else if (arg->kind == TE_ARG_NUMBER && p->type == TE_TYPE_TENSOR && (call->op->def->flags & TE_OP_NUMBERS)) {
         call->is_number[i] = true;
         call->number[i] = arg->as.number;
@@ -428,7 +428,8 @@ static te_status open_inputs(te_call *call, te_tensor **opened)
         if (!inputs[i] || !te_tensor_is_quantized(inputs[i])) continue;
         if (call->op->takes_list)
             return te_call_fail(call, TE_ERROR_UNSUPPORTED,
-                                "tensor %d of the list is stored quantized; give its clone()", i + 1);
+                                "tensor %lld of the list is stored quantized; give its clone()",
+                                te_counted(call->ctx, i));
         opened[i] = te_tensor_plain(inputs[i]);
         if (!opened[i]) return call->ctx->status;
         inputs[i] = opened[i];

@@ -47,6 +47,7 @@ static const char *const tensors[] = {
     "local x = te.ones({2, 2}) pcall(function() while true do x = te.cat({x, x}) end end) x = nil",
     "pcall(te.no_grad, te.ones, {1e9}) error('went on')",
     "local x = te.ones({1}, {requires_grad = true}) while true do x = x + 1 end", /* what is recorded */
+    "local t = {} for i = 1, 1e5 do t[i] = te.ones {1} end error('went on')", /* what is kept beside the 64 bytes */
     "local x = te.ones({1}, {requires_grad = true}) while true do x = x:view{1} end",
     "pcall(te._core.custom, function() return te.ones({1e9}) end, function() end, te.ones {2})",
 };

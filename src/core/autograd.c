@@ -37,12 +37,11 @@ static size_t node_size(int n_edges) { return sizeof(te_node) + (size_t)n_edges 
 /* Memory of a node, which counts towards the limit of tensors: a script may record operations without end. */
 static te_node *node_memory(te_context *ctx, const char *name, int n_edges)
 {
-    te_device *cpu = ctx->devices[0].open ? &ctx->devices[0] : te_context_device(ctx, "cpu");
     size_t bytes = node_size(n_edges);
-    if (!cpu || !te_device_count(cpu, bytes)) return NULL;
+    if (!te_context_count(ctx, bytes)) return NULL;
     te_node *node = te_mem_zalloc(&ctx->mem, bytes);
     if (node) return node;
-    te_allocator_discount(&cpu->allocator, bytes);
+    te_context_discount(ctx, bytes);
     te_fail_memory(ctx, name);
     return NULL;
 }
@@ -76,7 +75,7 @@ static void free_node(te_node *node)
         if (node->edges[i].node) te_node_release(node->edges[i].node);
     }
     te_op_release(node->call.op);
-    te_allocator_discount(&ctx->devices[0].allocator, node_size(node->n_edges));
+    te_context_discount(ctx, node_size(node->n_edges));
     te_mem_free(&ctx->mem, node, node_size(node->n_edges));
     te_context_unref(ctx);
 }

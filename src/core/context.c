@@ -191,6 +191,17 @@ bool te_device_count(te_device *device, size_t bytes)
     return false;
 }
 
+bool te_context_count(te_context *ctx, size_t bytes)
+{
+    te_device *cpu = ctx->devices[0].open ? &ctx->devices[0] : te_context_device(ctx, "cpu");
+    return cpu && te_device_count(cpu, bytes);
+}
+
+void te_context_discount(te_context *ctx, size_t bytes)
+{
+    te_allocator_discount(&ctx->devices[0].allocator, bytes);
+}
+
 static void close_device(te_device *device)
 {
     if (!device->open) return;

@@ -131,6 +131,9 @@ int te_context_cuda_devices(te_context *ctx);
 te_block *te_device_alloc(te_device *device, size_t bytes);
 /* Counts other memory towards the device's limit (te_allocator_discount takes it back); false: none is left. */
 bool te_device_count(te_device *device, size_t bytes);
+/* Likewise on the CPU, of structs that a script may make without end; te_context_discount takes it back. */
+bool te_context_count(te_context *ctx, size_t bytes);
+void te_context_discount(te_context *ctx, size_t bytes);
 
 /* Reserves `words` Philox words and says where they start. */
 te_rng te_context_draw(te_context *ctx, uint64_t words);

@@ -3,7 +3,7 @@
 #include "failing_memory.h"
 #include "test.h"
 
-#include "core/op.h"
+#include "core/ops/ops.h"
 #include "core/optim.h"
 #include "tetrain/te.h"
 
@@ -334,6 +334,11 @@ static void test_chains_of_failures(te_context *ctx, te_tensor *a)
         chosen[1].as.number = chosen[2].as.number < 0 ? -1 : TE_DTYPE_COUNT + i;
         CHECK(te_op_run(ctx, te_op_find(ctx, "cast"), chosen, 2, &out, 1) == TE_ERROR_ARGUMENT && !out);
     }
+    te_tensor *scalar = te_tensor_full(ctx, TE_F32, 0, NULL, 1); /* a shape of no dimensions needs no list */
+    te_arg none[] = {{.kind = TE_ARG_TENSOR, .as.tensor = scalar}, {.kind = TE_ARG_INTS}};
+    CHECK(te_op_run(ctx, te_op_find(ctx, "reshape"), none, 2, &out, 1) == TE_OK && te_tensor_ndim(out) == 0);
+    te_tensor_release(out);
+    te_tensor_release(scalar);
     double number;
     CHECK(te_backward(NULL, NULL, false) == TE_ERROR_ARGUMENT &&
           te_tensor_read(NULL, TE_F64, &number) == TE_ERROR_ARGUMENT);
@@ -344,6 +349,51 @@ static void test_chains_of_failures(te_context *ctx, te_tensor *a)
 }
 
 /* What belongs to another context, and what no memory could hold. */
+static void check_message(te_context *ctx, const char *name, const te_arg *args, int n, const char *part)
+{
+    te_tensor *out;
+    CHECK(te_op_run(ctx, te_op_find(ctx, name), args, n, &out, 1) == TE_ERROR_ARGUMENT && !out);
+    CHECK_MSG(strstr(te_context_error(ctx), part), "%s, not %s", te_context_error(ctx), part);
+}
+
+/* Messages count as C does, from 0, and stand for every number. */
+static void test_counting(te_context *ctx)
+{
+    te_tensor *a = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){2, 3}, 1),
+              *b = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){2, 2}, 1), *list[] = {a, a, b};
+    const int64_t most = INT64_MAX, twice[] = {1, 1};
+    te_arg args[4] = {TE_A_TENSOR(a), TE_A_INTS(&most, 1)};
+    check_message(ctx, "sum", args, 2, "dimension 9223372036854775807 is not");
+    check_message(ctx, "flip", args, 2, "dimension 9223372036854775807 is not");
+    args[1].as.ints = (int64_t[]){2};
+    check_message(ctx, "sum", args, 2, "dimension 2 is not");
+    args[1] = TE_A_INTS(twice, 2);
+    check_message(ctx, "sum", args, 2, "dimension 1 is named twice");
+    check_message(ctx, "permute", args, 2, "dimension 1 is named twice");
+    check_message(ctx, "flip", args, 2, "dimension 1 is named twice");
+    args[1] = TE_A_NUMBER(2);
+    check_message(ctx, "softmax", args, 2, "dimension 2 of a tensor");
+    check_message(ctx, "cumsum", args, 2, "dimension 2 is not");
+    args[1] = TE_A_NUMBER(0x1p62);
+    check_message(ctx, "unsqueeze", args, 2, "dimension 4611686018427387904 is not");
+    args[1] = TE_A_NUMBER(1), args[2] = TE_A_NUMBER(0);
+    check_message(ctx, "flatten", args, 3, "first dimension 1 lies behind the last, 0");
+    args[2] = TE_A_NUMBER(3);
+    check_message(ctx, "select", args, 3, "position 3 of dimension 1,");
+    args[2] = TE_A_NUMBER(2), args[3] = TE_A_NUMBER(2);
+    check_message(ctx, "narrow", args, 4, "positions 2 to 3 of dimension 1,");
+    args[2] = args[3] = TE_A_NUMBER(0x1.fffffffffffffp62);
+    check_message(ctx, "narrow", args, 4, "positions 9223372036854774784 to 9223372036854775806 of dimension 1,");
+    args[2] = args[3] = TE_A_NUMBER(-0x1p63);
+    check_message(ctx, "narrow", args, 4, "of dimension 1,");
+    args[0] = (te_arg){.kind = TE_ARG_TENSORS, .n = 3, .as.tensors = list};
+    args[1] = TE_A_NUMBER(0);
+    check_message(ctx, "cat", args, 2, "tensor 2 is {2,2}, which does not continue {2,3} along dimension 0");
+    check_message(ctx, "stack", args, 2, "tensor 2 is {2,2}, the first one {2,3}");
+    te_tensor_release(a);
+    te_tensor_release(b);
+}
+
 static void test_foreign(te_context *ctx, te_context *other, te_tensor *a, te_tensor *foreign)
 {
     te_tensor *y = apply(ctx, "mul", 2, (te_tensor *[]){a, a}), *out = NULL;
@@ -420,6 +470,7 @@ static void test_errors(void)
           strcmp(te_context_error(ctx), "main_grad: a tensor of another context") == 0);
     test_foreign(ctx, other, a, foreign);
     test_odd_shapes_and_values(ctx);
+    test_counting(ctx);
     te_tensor_release(foreign);
     te_context_release(other);
     te_context_interrupt(ctx);

@@ -33,6 +33,8 @@ static const char *const heap[] = {
     "pcall(function() return table.concat({('x'):rep(2e7), ('y'):rep(2e7)}) end)",
     "pcall(require('te').no_grad, function() " GROW " end) error('went on')",
     "string.gsub('a', 'a', function() pcall(string.rep, 'x', 9e7) end)",
+    "te.profile(function() local x = te.ones {1} for i = 1, 5e5 do x:neg() end error('went on') end)", /* its events */
+    "local x = te.ones {1} for i = 1, 3 do pcall(te.profile, function() while true do x:neg() end end) end",
 };
 
 static const char *const tensors[] = {
@@ -45,6 +47,7 @@ static const char *const tensors[] = {
     "local x = te.ones({2, 2}) pcall(function() while true do x = te.cat({x, x}) end end) x = nil",
     "pcall(te.no_grad, te.ones, {1e9}) error('went on')",
     "local x = te.ones({1}, {requires_grad = true}) while true do x = x + 1 end", /* what is recorded */
+    "local t = {} for i = 1, 1e5 do t[i] = te.ones {1} end error('went on')", /* what is kept beside the 64 bytes */
     "local x = te.ones({1}, {requires_grad = true}) while true do x = x:view{1} end",
     "pcall(te._core.custom, function() return te.ones({1e9}) end, function() end, te.ones {2})",
 };
@@ -143,6 +146,9 @@ static void test_caught(void)
     CHECK(run(rt, "te = require 'te'") == TETRAIN_OK);
     check_ends(rt, "assert(not pcall(function() " GROW " end)) assert(not pcall(te.ones, {1e9}))", TETRAIN_OK, "");
     check_ends(rt, "return pcall(te.ones, {1e9})", TETRAIN_OK, "");
+    check_ends(rt, "local x = te.ones {1} assert(not pcall(te.profile, function() for i = 1, 5e5 do x:neg() end end)) "
+                   "assert(#te.profile(function() for i = 1, 100 do x:neg() end end).events == 100)",
+               TETRAIN_OK, "");
     check_ends(rt, "te.ones {1e9}", TETRAIN_ERROR_MEMORY, "out of memory");
     tetrain_close(rt);
 }

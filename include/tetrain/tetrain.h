@@ -106,8 +106,10 @@ typedef struct tetrain_options {
     size_t      struct_size;         /* sizeof(tetrain_options) */
     const char *device;              /* default device of new tensors, NULL for "cpu" */
     int         threads;             /* CPU threads; 0: OMP_NUM_THREADS, or all cores */
-    size_t      lua_memory_limit;    /* bytes of the Lua heap, 0: none. Implies TETRAIN_INTERPRETED */
-    size_t      tensor_memory_limit; /* bytes per device, on the CPU with those of recorded operations; 0: none */
+    size_t      lua_memory_limit;    /* bytes of the Lua heap, with what te.profile records; 0: none. Implies
+                                        TETRAIN_INTERPRETED */
+    size_t      tensor_memory_limit; /* bytes per device, on the CPU with those that the engine keeps for each
+                                        tensor and recorded operation; 0: none */
     uint64_t    instruction_limit;   /* Lua instructions per call of the host, 0: none. Implies TETRAIN_INTERPRETED */
     unsigned    flags;
     /* What print writes in restricted runtimes; NULL: dropped. */

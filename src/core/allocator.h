@@ -33,7 +33,7 @@ struct te_pool {
 typedef struct te_allocator {
     te_exec  *exec;
     size_t    limit; /* 0: none */
-    size_t    beside; /* bytes of host memory that count towards the limit: of recorded operations */
+    size_t    beside; /* bytes of host memory that count towards the limit: of tensors and recorded operations */
     size_t    current, peak, reserved;
     uint64_t  allocations;
     te_block *cached[TE_SIZE_CLASSES];

@@ -38,12 +38,11 @@ static size_t node_size(int n_edges) { return sizeof(te_node) + (size_t)n_edges 
 /* Memory of a node, which counts towards the limit of tensors: a script may record operations without end. */
 static te_node *node_memory(te_context *ctx, const char *name, int n_edges)
 {
-    te_device *cpu = ctx->devices[0].open ? &ctx->devices[0] : te_context_device(ctx, "cpu");
     size_t bytes = node_size(n_edges);
-    if (!cpu || !te_device_count(cpu, bytes)) return NULL;
+    if (!te_context_count(ctx, bytes)) return NULL;
     te_node *node = te_mem_zalloc(&ctx->mem, bytes);
     if (node) return node;
-    te_allocator_discount(&cpu->allocator, bytes);
+    te_context_discount(ctx, bytes);
     te_fail_memory(ctx, name);
     return NULL;
 }
@@ -77,7 +76,7 @@ static void free_node(te_node *node)
         if (node->edges[i].node) te_node_release(node->edges[i].node);
     }
     te_op_release(node->call.op);
-    te_allocator_discount(&ctx->devices[0].allocator, node_size(node->n_edges));
+    te_context_discount(ctx, node_size(node->n_edges));
     te_mem_free(&ctx->mem, node, node_size(node->n_edges));
     te_context_unref(ctx);
 }
@@ -299,7 +298,8 @@ te_tensor *te_grad_target(te_call *call, int i, bool *accumulate)
     const te_grad_meta *meta = te_grad_input(call, i);
     te_tensor **slot = grad_slot(e, meta);
     if (!slot) {
-        te_call_fail(call, TE_ERROR_ARGUMENT, "backward: nobody wants the gradient of input %d", i + 1);
+        te_call_fail(call, TE_ERROR_ARGUMENT, "backward: nobody wants the gradient of input %lld",
+                     te_counted(call->ctx, i));
         return NULL;
     }
     if (*slot && !may_add(e, meta, *slot)) {

@@ -4,6 +4,7 @@
 #include "autocast.h"
 #include "graph.h"
 #include "kernels/cores.h"
+#include "kernels/numerals.h"
 #include "op.h"
 #include "profile.h"
 #include "tensor.h"
@@ -22,7 +23,7 @@ te_status te_fail(te_context *ctx, te_status status, const char *format, ...)
     char text[sizeof ctx->message]; /* the arguments may point into the old message */
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    te_vsnprintf(text, sizeof text, format, args);
     va_end(args);
     memcpy(ctx->message, text, sizeof text);
     ctx->status = status;
@@ -188,6 +189,17 @@ bool te_device_count(te_device *device, size_t bytes)
     device->ctx->limit_refused = true;
     fail_room(device, bytes);
     return false;
+}
+
+bool te_context_count(te_context *ctx, size_t bytes)
+{
+    te_device *cpu = ctx->devices[0].open ? &ctx->devices[0] : te_context_device(ctx, "cpu");
+    return cpu && te_device_count(cpu, bytes);
+}
+
+void te_context_discount(te_context *ctx, size_t bytes)
+{
+    te_allocator_discount(&ctx->devices[0].allocator, bytes);
 }
 
 static void close_device(te_device *device)

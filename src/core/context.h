@@ -80,6 +80,8 @@ struct te_context {
     bool   reclaiming;
     bool   limit_refused; /* memory that ran out last did so at tensor_memory_limit */
 
+    int count_from; /* what dimensions and positions in messages count from: 1 where a script calls, 0 where C does */
+
     struct te_graph *capture; /* a graph being recorded, NULL: none */
     struct te_profiler *profiler; /* a profile in progress, NULL: none */
     struct te_engine *engine; /* the backward pass in progress, NULL: none */
@@ -105,6 +107,19 @@ te_status te_fail_memory(te_context *ctx, const char *what);
 static inline void te_context_retain(te_context *ctx) { ctx->refs++; }
 void               te_context_unref(te_context *ctx);
 
+/* Dimension or position i as messages have it; negative ones count from the end for everybody. */
+static inline long long te_counted(const te_context *ctx, int64_t i)
+{
+    return (long long)(i < 0 || i == INT64_MAX ? i : i + ctx->count_from);
+}
+/* Sets count_from and returns the setting before. */
+static inline int te_count_from(te_context *ctx, int first)
+{
+    int before = ctx->count_from;
+    ctx->count_from = first;
+    return before;
+}
+
 /* Opens on first use; NULL with the reason recorded. A NULL name is the default device. */
 te_device *te_context_device(te_context *ctx, const char *name);
 
@@ -116,6 +131,9 @@ int te_context_cuda_devices(te_context *ctx);
 te_block *te_device_alloc(te_device *device, size_t bytes);
 /* Counts other memory towards the device's limit (te_allocator_discount takes it back); false: none is left. */
 bool te_device_count(te_device *device, size_t bytes);
+/* Likewise on the CPU, of structs that a script may make without end; te_context_discount takes it back. */
+bool te_context_count(te_context *ctx, size_t bytes);
+void te_context_discount(te_context *ctx, size_t bytes);
 
 /* Reserves `words` Philox words and says where they start. */
 te_rng te_context_draw(te_context *ctx, uint64_t words);

@@ -1,47 +1,19 @@
 /* formula_lex.c - tokens of a formula. Knows nothing of locales: letters are ASCII and the decimal point is a point. */
 #include "formula.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+#include "kernels/numerals.h"
 
 static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 
-/* Digits are collected without the point and the exponent moved instead, since strtod reads the locale's point only. */
+/* What strtod takes for a number that begins with a digit or a point, except hexadecimal ones. */
 static te_token read_number(const char *text)
 {
-    enum { MAX_DIGITS = 60, MAX_EXPONENT = 99999 };
-    char digits[MAX_DIGITS + 16];
-    const char *at = text;
-    int n_digits = 0, exponent = 0;
-    bool point = false;
-    for (; is_digit(*at) || (*at == '.' && !point); at++) {
-        if (*at == '.') {
-            point = true;
-        } else if (*at == '0' && n_digits == 0) {
-            exponent -= point; /* a leading zero is not a digit worth keeping */
-        } else if (n_digits < MAX_DIGITS) {
-            digits[n_digits++] = *at;
-            exponent -= point;
-        } else if (exponent < MAX_EXPONENT) {
-            exponent += !point;
-        }
-    }
-    if (*at == 'e' || *at == 'E') {
-        const char *power = at + 1;
-        bool negative = *power == '-';
-        int number = 0;
-        if (*power == '-' || *power == '+') power++;
-        if (is_digit(*power)) {
-            for (; is_digit(*power); power++) number = number < MAX_EXPONENT ? number * 10 + (*power - '0') : number;
-            exponent += negative ? -number : number;
-            at = power;
-        }
-    }
-    if (n_digits == 0) digits[n_digits++] = '0';
-    snprintf(digits + n_digits, sizeof digits - (size_t)n_digits, "e%d", exponent);
-    return (te_token){TE_TOKEN_NUMBER, text, (int)(at - text), strtod(digits, NULL)};
+    char *end = (char *)(uintptr_t)text + 1;
+    bool hexadecimal = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
+    double number = hexadecimal ? 0 : te_strtod(text, &end);
+    return (te_token){TE_TOKEN_NUMBER, text, (int)(end - text), number};
 }
 
 static te_token read_name(const char *text)

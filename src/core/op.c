@@ -4,11 +4,10 @@
 #include "quantized_parameter.h"
 
 #include "autograd.h"
+#include "kernels/numerals.h"
 #include "ops/ops.h"
 
 #include <ctype.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 /* --- signatures --------------------------------------------------------------------------------------------------- */
 
@@ -61,7 +60,7 @@ static void parse_default(te_param *p, const char *word)
     else if (strcmp(word, "nil") == 0)
         p->has_default = false;
     else
-        p->number = strtod(word, NULL);
+        p->number = te_strtod(word, NULL);
 }
 
 te_status te_op_parse(te_context *ctx, const te_op_def *def, te_op *op)
@@ -182,7 +181,7 @@ te_status te_call_fail(te_call *call, te_status status, const char *format, ...)
     char text[768];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    te_vsnprintf(text, sizeof text, format, args);
     va_end(args);
     /* what stands behind te.softmax along other dimensions is softmax_row, and norm2_row behind te.norm */
     const char *name = call->op->name, *row = strstr(name, "_row");
@@ -220,8 +219,8 @@ static te_status take_input(te_call *call, const te_param *p, const te_arg *arg)
         call->n_list = arg->n;
         for (int k = 0; k < arg->n; k++)
             if (!arg->as.tensors || !arg->as.tensors[k])
-                return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: tensor %d of the list is NULL", p->name,
-                                    k + 1);
+                return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: tensor %lld of the list is NULL", p->name,
+                                    te_counted(call->ctx, k));
     } else if (arg->kind == TE_ARG_NUMBER && p->type == TE_TYPE_TENSOR && (call->op->def->flags & TE_OP_NUMBERS)) {
         call->is_number[i] = true;
         call->number[i] = arg->as.number;
@@ -277,7 +276,7 @@ static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
             return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s has %d entries, at most %d are possible", p->name,
                                 arg->n, TE_MAX_DIMS);
         a->n = arg->n;
-        memcpy(a->ints, arg->as.ints, (size_t)arg->n * sizeof *a->ints);
+        if (arg->n) memcpy(a->ints, arg->as.ints, (size_t)arg->n * sizeof *a->ints);
         return TE_OK;
     case TE_ARG_TEXT:
         if (!arg->as.text) return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: the text is NULL", p->name);
@@ -433,7 +432,8 @@ static te_status open_inputs(te_call *call, te_tensor **opened)
         if (!inputs[i] || !te_tensor_is_quantized(inputs[i])) continue;
         if (call->op->takes_list)
             return te_call_fail(call, TE_ERROR_UNSUPPORTED,
-                                "tensor %d of the list is stored quantized; give its clone()", i + 1);
+                                "tensor %lld of the list is stored quantized; give its clone()",
+                                te_counted(call->ctx, i));
         opened[i] = te_tensor_plain(inputs[i]);
         if (!opened[i]) return call->ctx->status;
         inputs[i] = opened[i];

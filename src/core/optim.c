@@ -81,12 +81,14 @@ te_operand te_optim_flat(const te_tensor *t)
 
 te_status te_optim_check(te_context *ctx, const char *what, int i, const te_tensor *param, const te_tensor *t)
 {
-    if (!t) return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: a tensor of parameter %d is missing", what, i + 1);
+    long long place = te_counted(ctx, i);
+    if (!t) return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: a tensor of parameter %lld is missing", what, place);
     if (te_tensor_numel(t) != te_tensor_numel(param) || !te_tensor_contiguous(t))
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is %s, but one of its tensors is %s or not contiguous",
-                       what, i + 1, TE_SHAPE_TEXT(param), TE_SHAPE_TEXT(t));
+        return te_fail(ctx, TE_ERROR_ARGUMENT,
+                       "%s: parameter %lld is %s, but one of its tensors is %s or not contiguous", what, place,
+                       TE_SHAPE_TEXT(param), TE_SHAPE_TEXT(t));
     if (t->storage->device != param->storage->device)
-        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is on %s, one of its tensors on %s", what, i + 1,
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %lld is on %s, one of its tensors on %s", what, place,
                        param->storage->device->name, t->storage->device->name);
     return TE_OK;
 }
@@ -152,8 +154,8 @@ static te_status bind_entry(te_context *ctx, const char *what, const te_optim_gr
     te_tensor *param = g->params[i], *grad = g->grads[i], *target = g->masters && g->masters[i] ? g->masters[i] : param;
     te_status status = te_optim_check(ctx, what, i, param, param);
     if (status == TE_OK && te_tensor_is_quantized(target))
-        status =
-            te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %d is stored quantized and has no master copy", what, i + 1);
+        status = te_fail(ctx, TE_ERROR_ARGUMENT, "%s: parameter %lld is stored quantized and has no master copy", what,
+                         te_counted(ctx, i));
     if (status == TE_OK) status = te_optim_check(ctx, what, i, param, target);
     if (status == TE_OK && grad && !te_tensor_contiguous(grad)) {
         grad = *copy = te_tensor_contiguous_copy(grad);

@@ -14,6 +14,7 @@ typedef struct profiled_device {
 
 struct te_profiler {
     profiled_device   devices[TE_MAX_DEVICES];
+    te_mem            mem; /* of the events */
     te_profile_event *events;
     size_t            n, capacity;
     double            begin;
@@ -52,7 +53,7 @@ static te_status end(te_exec *exec, te_profile_event *event, te_status status)
     event->seconds = now() - event->start;
     event->start -= p->begin;
     void *events = p->events;
-    if (te_mem_grow(exec->mem, &events, &p->capacity, p->n + 1, sizeof *p->events)) {
+    if (te_mem_grow(&p->mem, &events, &p->capacity, p->n + 1, sizeof *p->events)) {
         p->events = events;
         p->events[p->n++] = *event;
     } else {
@@ -295,12 +296,13 @@ void te_profile_device(te_device *device)
     if (ctx->profiler) stand_in(&ctx->profiler->devices[device - ctx->devices], device);
 }
 
-te_status te_profile_start(te_context *ctx)
+te_status te_profile_start(te_context *ctx, te_mem mem)
 {
     if (ctx->profiler) return te_fail(ctx, TE_ERROR_ARGUMENT, "te.profile: a profile is running already");
     struct te_profiler *p = te_mem_zalloc(&ctx->mem, sizeof *p);
     if (!p) return te_fail_memory(ctx, "te.profile");
     ctx->profiler = p;
+    p->mem = mem;
     for (int i = 0; i < TE_MAX_DEVICES; i++)
         if (ctx->devices[i].open) te_profile_device(&ctx->devices[i]);
     p->begin = now();

@@ -16,12 +16,12 @@ typedef struct te_profile_event {
     double bytes, flops;   /* 0: not counted */
 } te_profile_event;
 
-/* One profile at a time per context. */
-te_status te_profile_start(te_context *ctx);
+/* One profile at a time per context. Events come from `mem`, which may refuse more of them: there is one per kernel. */
+te_status te_profile_start(te_context *ctx, te_mem mem);
 /* For each device that is opened: a profile in progress measures it, too. */
 void te_profile_device(te_device *device);
-/* The events since the start, which the caller frees with te_mem_free (capacity * sizeof). *status is the first failure
- * to record one. */
+/* The events since the start, which the caller gives back to their te_mem (capacity * sizeof). *status is the first
+ * failure to record one. */
 te_profile_event *te_profile_stop(te_context *ctx, size_t *n, size_t *capacity, te_status *status);
 
 #endif

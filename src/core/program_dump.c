@@ -1,9 +1,7 @@
 /* program_dump.c - programs as text. */
 #include "program_internal.h"
 
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "kernels/numerals.h"
 
 static const char *rate_name(int rate)
 {
@@ -43,8 +41,8 @@ static void put_number(text_sink *sink, double number)
 {
     char digits[40];
     for (int precision = 1; precision <= 17; precision++) {
-        snprintf(digits, sizeof digits, "%.*g", precision, number);
-        if (strtod(digits, NULL) == number) break;
+        te_snprintf(digits, sizeof digits, "%.*g", precision, number);
+        if (te_strtod(digits, NULL) == number) break;
     }
     put(sink, " %s", digits);
 }

@@ -105,17 +105,19 @@ bool te_same_shape(const te_tensor *a, const te_tensor *b)
 
 /* --- storage ------------------------------------------------------------------------------------------------------ */
 
+/* Structs of a tensor with memory of its own, which count as well: a small tensor is mostly these. */
+enum { STRUCTS = sizeof(te_storage) + sizeof(te_block) + sizeof(te_tensor) };
+
 static te_storage *storage_new(te_device *device, size_t bytes)
 {
     te_context *ctx = device->ctx;
+    if (!te_context_count(ctx, STRUCTS)) return NULL;
     te_storage *s = te_mem_zalloc(&ctx->mem, sizeof *s);
-    if (!s) {
-        te_fail_memory(ctx, "tensor");
-        return NULL;
-    }
-    s->block = te_device_alloc(device, bytes);
-    if (!s->block) {
+    if (!s) te_fail_memory(ctx, "tensor");
+    else s->block = te_device_alloc(device, bytes);
+    if (!s || !s->block) {
         te_mem_free(&ctx->mem, s, sizeof *s);
+        te_context_discount(ctx, STRUCTS);
         return NULL;
     }
     s->ctx = ctx;
@@ -139,7 +141,10 @@ void te_storage_release(te_storage *s)
     te_quantized_values_free(s);
     te_exec *exec = &s->device->exec;
     if (s->keyed && exec->backend->forget) exec->backend->forget(exec, s->data, s->bytes);
-    if (s->block) te_allocator_free(&s->device->allocator, s->block);
+    if (s->block) {
+        te_allocator_free(&s->device->allocator, s->block);
+        te_context_discount(ctx, STRUCTS);
+    }
     if (s->deleter) s->deleter(s->user);
     te_mem_free(&ctx->mem, s, sizeof *s);
     te_context_unref(ctx);

@@ -34,7 +34,9 @@ static int backward(lua_State *L)
     te_tensor *grad = given ? te_lua_check_tensor(L, 2, "backward", "grad") : NULL;
     te_tensor_retain(loss);
     te_tensor_retain(grad);
+    int       before = te_count_from(rt->ctx, 1);
     te_status status = te_backward(loss, grad, retain);
+    te_count_from(rt->ctx, before);
     te_tensor_release(loss);
     te_tensor_release(grad);
     rt->L = L;
@@ -83,7 +85,9 @@ static int grad(lua_State *L)
         te_lua_new_tensor(L);
         lua_rawseti(L, -2, i + 1);
     }
+    int       before = te_count_from(rt->ctx, 1);
     te_status status = te_autograd_grad(rt->ctx, outputs.t, seeds.t, outputs.n, inputs.t, grads, inputs.n, retain);
+    te_count_from(rt->ctx, before);
     te_lua_drop_tensors(&outputs);
     te_lua_drop_tensors(&inputs);
     te_lua_drop_tensors(&seeds);

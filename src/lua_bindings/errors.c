@@ -2,10 +2,9 @@
 #include "bindings.h"
 
 #include "core/nearest.h"
+#include "kernels/numerals.h"
 
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 
 /* Sources of the library are named "=te/…" (see library.c). */
 static bool is_library(const lua_Debug *frame) { return strncmp(frame->source, "=te/", 4) == 0; }
@@ -28,7 +27,7 @@ int te_lua_fail(lua_State *L, const char *function, const char *format, ...)
     char    text[1024];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    te_vsnprintf(text, sizeof text, format, args);
     va_end(args);
     push_where(L);
     if (function) lua_pushfstring(L, "te.%s: ", function);
@@ -88,7 +87,7 @@ const char *te_lua_describe(lua_State *L, int index, char *text, size_t size)
     else if (u || te_lua_to_object(L, index, te_lua_collected_tag, sizeof *u))
         snprintf(text, size, "a released tensor");
     else if (type == LUA_TNUMBER)
-        snprintf(text, size, "number %.14g", isnan(lua_tonumber(L, index)) ? (double)NAN : lua_tonumber(L, index));
+        te_snprintf(text, size, "number %.14g", isnan(lua_tonumber(L, index)) ? (double)NAN : lua_tonumber(L, index));
     else if (type == LUA_TSTRING)
         snprintf(text, size, "string \"%.40s\"", lua_tostring(L, index));
     else if (type == LUA_TBOOLEAN)

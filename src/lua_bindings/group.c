@@ -310,7 +310,9 @@ static int group_run(lua_State *L)
     te_tensor     *out[TE_GROUP_MAX_OUTPUTS];
     te_lua_tensor *results[TE_GROUP_MAX_OUTPUTS];
     for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(L);
+    int       before = te_count_from(rt->ctx, 1);
     te_status status = te_group_run(u->group, in.t, out);
+    te_count_from(rt->ctx, before);
     te_lua_drop_tensors(&in);
     if (status != TE_OK && te_group_refused(u->group)) return refused(rt, L);
     if (status != TE_OK) return te_lua_raise(rt, L, "Sequential", status);

@@ -176,7 +176,9 @@ static int run_step(lua_State *L, const char *function, void (*read)(lua_State *
     if (step == run_adamw_on && !lua_isnil(L, 3)) last->clip = te_lua_check_tensor(L, 3, function, "clip");
     if (last->clip) last->unmade = te_lua_check_tensor(L, 4, function, "unmade");
     te_tensor_retain(last->numbers), te_tensor_retain(last->clip), te_tensor_retain(last->unmade);
+    int       before = te_count_from(rt->ctx, 1);
     te_status status = step(rt->ctx, n, given, groups);
+    te_count_from(rt->ctx, before);
     te_tensor_release(last->numbers), te_tensor_release(last->clip), te_tensor_release(last->unmade);
     for (int i = 0; i < n * MAX_LISTS; i++) te_lua_drop_tensors(&given[i / MAX_LISTS].lists[i % MAX_LISTS]);
     if (status != TE_OK) return te_lua_raise(rt, L, function, status);
@@ -372,7 +374,9 @@ static int adamw_again(lua_State *L)
     }
     for (int i = 0; i < p->n_handles; i++) te_tensor_retain(p->tensors[i]);
     for (int i = 0; i < p->n_grads; i++) te_tensor_retain(p->grads[i]);
+    int       before = te_count_from(rt->ctx, 1);
     te_status status = te_adamw_step(rt->ctx, p->n_groups, p->options, p->groups);
+    te_count_from(rt->ctx, before);
     for (int i = 0; i < p->n_handles; i++) te_tensor_release(p->tensors[i]);
     for (int i = 0; i < p->n_grads; i++) te_tensor_release(p->grads[i]);
     if (status != TE_OK) return te_lua_raise(rt, L, "adamw_step", status);
@@ -488,10 +492,12 @@ static int catch_up(lua_State *L)
     te_status      status = TE_OK;
     read_masters(L, &masters, &params);
     te_lua_enter(rt, L, "step");
+    int before = te_count_from(rt->ctx, 1);
     for (int i = 0; i < params.n && status == TE_OK; i++) {
         status = te_optim_check(rt->ctx, "step", i, params.t[i], masters.t[i]);
         if (status == TE_OK) status = te_optim_catch_up(masters.t[i], params.t[i]);
     }
+    te_count_from(rt->ctx, before);
     te_lua_drop_tensors(&masters), te_lua_drop_tensors(&params);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "step", status);
 }

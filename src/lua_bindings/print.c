@@ -7,9 +7,9 @@
 #include "bindings.h"
 
 #include "core/quantized_parameter.h"
+#include "kernels/numerals.h"
 
 #include <math.h>
-#include <stdio.h>
 
 enum { SHOWN_WHOLE = 1000 };
 
@@ -59,7 +59,7 @@ static te_status collect(printer *p, te_tensor *t, int dim, int64_t offset)
 static int value_text(const printer *p, char *text, size_t size, const double *value)
 {
     if (p->t->dtype == TE_I64) return snprintf(text, size, "%lld", (long long)*(const int64_t *)(const void *)value);
-    return snprintf(text, size, p->format, isnan(*value) ? NAN : *value); /* a NaN's sign says nothing */
+    return te_snprintf(text, size, p->format, isnan(*value) ? NAN : *value); /* a NaN's sign says nothing */
 }
 
 /* Whole numbers as such, others with four digits after the point, or in exponent form when their sizes differ much. */

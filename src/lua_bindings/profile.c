@@ -24,10 +24,10 @@ static void push_event(lua_State *L, const te_profile_event *event)
 
 static const char recording_tag[] = "te.profile";
 
-/* What was recorded becomes Lua's before anything can raise. */
+/* What was recorded is memory of Lua's heap and counts towards its limit, which kernels without end reach. */
 typedef struct recording {
     const void       *tag;
-    te_context       *ctx;
+    te_mem            mem;
     te_profile_event *events;
     size_t            n, capacity;
 } recording;
@@ -36,7 +36,7 @@ static int release_recording(lua_State *L)
 {
     recording *r = te_lua_to_object(L, 1, recording_tag, sizeof *r);
     if (!r) return 0;
-    if (r->events) te_mem_free(&r->ctx->mem, r->events, r->capacity * sizeof *r->events);
+    if (r->events) te_mem_free(&r->mem, r->events, r->capacity * sizeof *r->events);
     *r = (recording){0};
     return 0;
 }
@@ -48,10 +48,11 @@ static int profile(lua_State *L)
     lua_settop(L, 1);
     te_lua_enter(rt, L, "profile");
     recording *r = lua_newuserdata(L, sizeof *r);
-    *r = (recording){.tag = recording_tag, .ctx = rt->ctx};
+    *r = (recording){.tag = recording_tag};
+    r->mem.realloc = lua_getallocf(L, &r->mem.user);
     te_lua_set_collector(L, release_recording);
     lua_pushcfunction(L, te_lua_remember);
-    te_status status = te_profile_start(rt->ctx);
+    te_status status = te_profile_start(rt->ctx, r->mem);
     if (status != TE_OK) return te_lua_raise(rt, L, "profile", status);
     lua_pushvalue(L, 1);
     int failed = lua_pcall(L, 0, 0, 3);

@@ -216,7 +216,9 @@ static te_status run_product(te_context *ctx, te_recipe_state *state, const te_o
                              te_tensor **result)
 {
     te_recipe_state *before = set_product(ctx, state);
+    int first = te_count_from(ctx, 1);
     te_status status = te_op_run(ctx, op, args, n, result, 1);
+    te_count_from(ctx, first);
     set_product(ctx, before);
     return status;
 }

@@ -46,8 +46,8 @@ te_status te_plan_infer_grouped(te_fuse_plan *plan, te_group_node *node, te_plan
         if (i < n) fits = fits && p->shape[1] == x->width;
         else fits = fits && p->ndim == 1;
         if (!fits)
-            return te_plan_refuse(plan, node, "parameter %d does not fit rows of %lld, or the first one", i + 1,
-                                  (long long)x->width);
+            return te_plan_refuse(plan, node, "parameter %lld does not fit rows of %lld, or the first one",
+                                  te_counted(plan->ctx, i), (long long)x->width);
     }
     out->cls = TE_VALUE_TOKENS;
     out->width = first->shape[0];

@@ -103,7 +103,7 @@ te_status te_plan_infer_biases(te_fuse_plan *plan, te_group_node *node, te_plan_
     for (int i = 0; i < node->n_list; i++) {
         const te_plan_value *b = &plan->values[node->list[i]];
         if (b->ndim != 1 || b->dtype != first->dtype || b->width != first->width)
-            return te_plan_refuse(plan, node, "bias %d does not fit the first one", i + 1);
+            return te_plan_refuse(plan, node, "bias %lld does not fit the first one", te_counted(plan->ctx, i));
     }
     if (!first) return te_plan_refuse(plan, node, "it has no biases");
     out->cls = TE_VALUE_TOKENS;

@@ -10,7 +10,7 @@ static int dim_of(te_call *call, int64_t dim, const te_tensor *x)
     int i = te_dim_index(dim, x->ndim);
     if (i < 0)
         te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is not in a tensor with %d dimensions",
-                     (long long)(dim < 0 ? dim : dim + 1), x->ndim);
+                     te_counted(call->ctx, dim), x->ndim);
     return i;
 }
 
@@ -116,8 +116,8 @@ static te_tensor *spread_index(te_call *call, int dim)
     for (int i = 0; i < x->ndim && fits; i++) fits = src->shape[i] == (i == dim ? index->shape[0] : x->shape[i]);
     if (!fits) {
         te_call_fail(call, TE_ERROR_ARGUMENT,
-                     "index %s and src %s do not fit x %s: src has x's shape, dimension %d that of index",
-                     TE_SHAPE_TEXT(index), TE_SHAPE_TEXT(src), TE_SHAPE_TEXT(x), dim + 1);
+                     "index %s and src %s do not fit x %s: src has x's shape, dimension %lld that of index",
+                     TE_SHAPE_TEXT(index), TE_SHAPE_TEXT(src), TE_SHAPE_TEXT(x), te_counted(call->ctx, dim));
         return NULL;
     }
     stride[dim] = index->stride[0];
@@ -374,7 +374,8 @@ static te_status flip_forward(te_call *call)
     for (int i = 0; i < call->attr[0].n && y; i++) {
         int dim = dim_of(call, call->attr[0].ints[i], y);
         te_tensor *index = NULL, *x = y;
-        if (dim >= 0 && seen[dim]) te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %d is named twice", dim + 1);
+        if (dim >= 0 && seen[dim])
+            te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is named twice", te_counted(ctx, dim));
         if (dim >= 0 && !seen[dim]) index = te_tensor_new(ctx, x->storage->device, TE_I64, 1, &x->shape[dim]);
         te_arg count[] = {TE_A_TENSOR(index), TE_A_NUMBER((double)(index ? x->shape[dim] - 1 : 0)), TE_A_NUMBER(-1)};
         te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_TENSOR(index)};
@@ -462,8 +463,8 @@ static te_status pad_forward(te_call *call)
         call->memo[i] = before;
         if (__builtin_add_overflow(x->shape[i], before, &shape[i]) ||
             __builtin_add_overflow(shape[i], after, &shape[i]) || shape[i] < 0)
-            return te_call_fail(call, TE_ERROR_ARGUMENT, "%lld before and %lld behind %lld positions of dimension %d",
-                                (long long)before, (long long)after, (long long)x->shape[i], i + 1);
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "%lld before and %lld behind %lld positions of dimension %lld",
+                                (long long)before, (long long)after, (long long)x->shape[i], te_counted(call->ctx, i));
     }
     te_tensor *y = call->out[0] = te_tensor_new(call->ctx, x->storage->device, x->dtype, x->ndim, shape);
     te_status status = y ? te_tensor_fill(y, call->attr[1].number) : call->ctx->status;

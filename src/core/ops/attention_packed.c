@@ -76,7 +76,7 @@ static te_status read_lengths(te_call *call, te_attention_state *s, te_tensor *l
     for (int64_t i = 0; i < n && status == TE_OK; i++) {
         if (lengths[i] < 0 || lengths[i] > tokens - total)
             status = te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens[%lld] = %lld does not fit %lld tokens",
-                                  (long long)i + 1, (long long)lengths[i], (long long)tokens);
+                                  te_counted(call->ctx, i), (long long)lengths[i], (long long)tokens);
         else
             s->offsets[i + 1] = (int32_t)(total += lengths[i]);
     }

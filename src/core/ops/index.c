@@ -10,7 +10,7 @@ static int dim_of(te_call *call, const te_tensor *x, const te_attr *attr)
     int dim = te_dim_index((int64_t)attr->number, x->ndim);
     if (dim < 0)
         te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is not in a tensor with %d dimensions",
-                     (long long)(attr->number < 0 ? attr->number : attr->number + 1), x->ndim);
+                     te_counted(call->ctx, (int64_t)attr->number), x->ndim);
     return dim;
 }
 
@@ -178,8 +178,9 @@ static te_status cat_forward(te_call *call)
         for (int i = 0; i < t->ndim && fits; i++) fits = i == dim || t->shape[i] == first->shape[i];
         if (!fits || __builtin_add_overflow(shape[dim], t->shape[dim], &shape[dim]))
             return te_call_fail(call, TE_ERROR_ARGUMENT,
-                                "tensor %d is %s, which does not continue %s along dimension %d", k + 1,
-                                TE_SHAPE_TEXT(t), TE_SHAPE_TEXT(first), dim + 1);
+                                "tensor %lld is %s, which does not continue %s along dimension %lld",
+                                te_counted(call->ctx, k), TE_SHAPE_TEXT(t), TE_SHAPE_TEXT(first),
+                                te_counted(call->ctx, dim));
         dtype = te_promote(dtype, t->dtype);
     }
     te_tensor *y = call->out[0] = te_tensor_new(call->ctx, first->storage->device, dtype, first->ndim, shape);
@@ -218,8 +219,8 @@ static te_status stack_forward(te_call *call)
     if (n < 1) return te_call_fail(call, TE_ERROR_ARGUMENT, "at least one tensor is needed");
     for (int i = 1; i < n; i++)
         if (!te_same_shape(call->list[i], call->list[0]))
-            return te_call_fail(call, TE_ERROR_ARGUMENT, "tensor %d is %s, the first one %s", i + 1,
-                                TE_SHAPE_TEXT(call->list[i]), TE_SHAPE_TEXT(call->list[0]));
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "tensor %lld is %s, the first one %s",
+                                te_counted(ctx, i), TE_SHAPE_TEXT(call->list[i]), TE_SHAPE_TEXT(call->list[0]));
     te_tensor **rows = te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *rows);
     if (!rows) return te_fail_memory(ctx, "te.stack");
     te_arg dim = TE_A_NUMBER(call->attr[0].number);

@@ -311,7 +311,7 @@ static te_status moe_permute_pad_forward(te_call *call)
     for (int64_t e = 0; e < experts && status == TE_OK; e++)
         if (host[e] != said[e])
             status = te_call_fail(call, TE_ERROR_ARGUMENT, "tokens_per_expert[%lld] = %lld, routing_map has %lld",
-                                  (long long)e + 1, (long long)said[e], (long long)host[e]);
+                                  te_counted(call->ctx, e), (long long)said[e], (long long)host[e]);
     if (status == TE_OK && (rows = pad_counts(host, shifts, experts, align)) < 0)
         status = te_call_fail(call, TE_ERROR_ARGUMENT, "align = %lld gives more rows than int32 can number",
                               (long long)align);

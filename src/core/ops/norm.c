@@ -7,8 +7,8 @@ static te_status along_dim(te_call *call, const char *row_op)
     te_tensor *x = call->in[0];
     int dim = te_dim_index((int64_t)call->attr[0].number, x->ndim);
     if (dim < 0)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %.0f of a tensor with %d dimensions",
-                            call->attr[0].number + (call->attr[0].number >= 0), x->ndim);
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld of a tensor with %d dimensions",
+                            te_counted(call->ctx, (int64_t)call->attr[0].number), x->ndim);
     if (dim == x->ndim - 1) return te_call_delegate(call, row_op, 1, &TE_A_TENSOR(x));
     te_arg swap[3] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_NUMBER(-1)};
     te_tensor *last = te_op_call(call->ctx, "transpose", 3, swap);

@@ -48,7 +48,7 @@ static te_status number_tokens(te_call *call, te_tensor *lens, int64_t tokens, i
     for (int64_t i = 0; i < lens->shape[0] && status == TE_OK; i++) {
         if (lengths[i] < 0 || lengths[i] > tokens - n)
             return te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens[%lld] = %lld does not fit %lld tokens",
-                                (long long)i + 1, (long long)lengths[i], (long long)tokens);
+                                te_counted(call->ctx, i), (long long)lengths[i], (long long)tokens);
         for (int64_t k = 0; k < lengths[i]; k++) ids[n++] = i;
     }
     if (status == TE_OK && n != tokens)

@@ -22,7 +22,7 @@ static te_status reduced_dims(te_call *call, const te_tensor *x, bool *reduced)
         int dim = te_dim_index(dims->ints[i], x->ndim);
         if (dim < 0 || reduced[dim])
             return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld %s in a tensor with %d dimensions",
-                                (long long)(dims->ints[i] < 0 ? dims->ints[i] : dims->ints[i] + 1),
+                                te_counted(call->ctx, dims->ints[i]),
                                 dim < 0 ? "is not" : "is named twice", x->ndim);
         reduced[dim] = true;
     }

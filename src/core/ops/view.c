@@ -8,7 +8,7 @@ static int dim_of(te_call *call, int64_t dim, int ndim)
     int i = te_dim_index(dim, ndim);
     if (i < 0)
         te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is not in a tensor with %d dimensions",
-                     (long long)(dim < 0 ? dim : dim + 1), ndim);
+                     te_counted(call->ctx, dim), ndim);
     return i;
 }
 
@@ -135,8 +135,8 @@ static te_status flatten_forward(te_call *call)
         last = dim_of(call, (int64_t)call->attr[1].number, x->ndim);
     if (first < 0 || last < 0) return call->ctx->status;
     if (first > last)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "first dimension %d lies behind the last, %d", first + 1,
-                            last + 1);
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "first dimension %lld lies behind the last, %lld",
+                            te_counted(call->ctx, first), te_counted(call->ctx, last));
     for (int i = 0; i < x->ndim; i++) {
         if (i > first && i <= last)
             wanted.ints[wanted.n - 1] *= x->shape[i];
@@ -197,7 +197,8 @@ static te_status permute_forward(te_call *call)
     for (int i = 0; i < order->n; i++) {
         int dim = dim_of(call, order->ints[i], x->ndim);
         if (dim < 0) return call->ctx->status;
-        if (seen[dim]) return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %d is named twice", dim + 1);
+        if (seen[dim])
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is named twice", te_counted(call->ctx, dim));
         seen[dim] = true;
         call->memo[i] = dim;
     }
@@ -233,9 +234,13 @@ static te_status narrow_forward(te_call *call)
     if (dim < 0) return call->ctx->status;
     int64_t start = (int64_t)call->attr[1].number, length = (int64_t)call->attr[2].number, shape[TE_MAX_DIMS];
     if (start < 0) start += x->shape[dim];
-    if (start < 0 || length < 0 || start > x->shape[dim] || length > x->shape[dim] - start)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "positions %lld to %lld of dimension %d, which has %lld",
-                            (long long)start + 1, (long long)(start + length), dim + 1, (long long)x->shape[dim]);
+    if (start < 0 || length < 0 || start > x->shape[dim] || length > x->shape[dim] - start) {
+        int64_t end, first = call->ctx->count_from;
+        if (__builtin_add_overflow(start, length, &end)) end = length < 0 ? -INT64_MAX : INT64_MAX;
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "positions %lld to %lld of dimension %lld, which has %lld",
+                            (long long)(start + first), (long long)(end - 1 + first), te_counted(call->ctx, dim),
+                            (long long)x->shape[dim]);
+    }
     memcpy(shape, x->shape, sizeof shape);
     shape[dim] = length;
     call->memo[0] = dim;
@@ -252,8 +257,8 @@ static te_status select_forward(te_call *call)
     int64_t index = (int64_t)call->attr[1].number, shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
     if (index < 0) index += x->shape[dim];
     if (index < 0 || index >= x->shape[dim])
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "position %lld of dimension %d, which has %lld",
-                            (long long)call->attr[1].number + (call->attr[1].number >= 0), dim + 1,
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "position %lld of dimension %lld, which has %lld",
+                            te_counted(call->ctx, (int64_t)call->attr[1].number), te_counted(call->ctx, dim),
                             (long long)x->shape[dim]);
     for (int i = 0; i + 1 < x->ndim; i++) {
         shape[i] = x->shape[i + (i >= dim)];

@@ -18,6 +18,7 @@
 #include "cuda_backend.h"
 #include "kernels/args.h"
 #include "../environment.h"
+#include "../numerals.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,7 +100,7 @@ static double most_workspace(te_exec *exec)
     te_cuda_device *d = te_cuda(exec);
     const char *most = te_environment(TE_ENV_CUDNN_WORKSPACE);
     size_t bytes = 0;
-    if (most) return 0x1p20 * strtod(most, NULL);
+    if (most) return 0x1p20 * te_strtod(most, NULL);
     bool known = d->driver.cuDeviceTotalMem_v2(&bytes, d->handle) == CUDA_SUCCESS;
     return known && bytes / WORKSPACE_SHARE > LEAST_WORKSPACE ? (double)(bytes / WORKSPACE_SHARE) : LEAST_WORKSPACE;
 }

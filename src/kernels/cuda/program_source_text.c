@@ -1,8 +1,7 @@
 /* program_source_text.c - see program_source_text.h. */
 #include "program_source_text.h"
 
-#include <stdarg.h>
-#include <stdio.h>
+#include "../numerals.h"
 
 void te_text_open(te_text *text, const te_mem *mem) { *text = (te_text){.mem = mem}; }
 
@@ -35,9 +34,9 @@ void te_text_print(te_text *text, const char *format, ...)
     va_list args, again;
     va_start(args, format);
     va_copy(again, args);
-    int length = vsnprintf(NULL, 0, format, args);
+    int length = te_vsnprintf(NULL, 0, format, args);
     if (length >= 0 && reserve(text, (size_t)length)) {
-        vsnprintf(text->data + text->length, (size_t)length + 1, format, again);
+        te_vsnprintf(text->data + text->length, (size_t)length + 1, format, again);
         text->length += (size_t)length;
     }
     va_end(again);

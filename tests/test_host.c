@@ -373,6 +373,35 @@ static void test_foreign_state(void)
     lua_close(L);
 }
 
+/* However often it is opened, a state has one library. */
+static void test_opened_again(void)
+{
+    static const char foreign[] =
+        "assert(a == b)\n"
+        "assert(a.Sequential(b.Linear(2, 2), require('te').GELU())(a.ones{1, 2}):numel() == 2)";
+    static const char forgets[] =
+        "local te, Module = require 'te', require 'te.module'\n"
+        "local linear = te.Linear(2, 2)\n"
+        "package.loaded.te = nil\n"
+        "assert(require 'te' == te)\n"
+        "for name in pairs(package.loaded) do if name:find '^te' then package.loaded[name] = nil end end\n"
+        "assert(require 'te' == te and require 'te.module' == Module)\n"
+        "assert(te.Sequential(linear, te.GELU())(te.ones{1, 2}):numel() == 2)";
+    lua_State *L = luaL_newstate();
+    luaL_openlibs(L);
+    for (int i = 0; i < 2; i++) {
+        lua_pushcfunction(L, luaopen_te);
+        lua_call(L, 0, 1);
+        lua_setglobal(L, i ? "b" : "a");
+    }
+    int failed = luaL_loadbuffer(L, foreign, sizeof foreign - 1, "=foreign") || lua_pcall(L, 0, 0, 0);
+    CHECK_MSG(!failed, "%s", failed ? lua_tostring(L, -1) : "");
+    lua_close(L);
+    tetrain *rt = tetrain_open(NULL);
+    CHECK_MSG(run(rt, forgets) == TETRAIN_OK, "%s", tetrain_error(rt));
+    tetrain_close(rt);
+}
+
 /* Memory where a tensor's handle once lay is no tensor: userdata that the host made and has not written yet. */
 static void test_userdata_of_the_host(void)
 {
@@ -408,6 +437,7 @@ int main(int argc, char **argv)
     test_open_and_close(argc > 1 ? atoi(argv[1]) : 100);
     test_restricted();
     test_foreign_state();
+    test_opened_again();
     test_userdata_of_the_host();
     return TEST_END();
 }

@@ -180,7 +180,7 @@ TETRAIN_API te_context       *tetrain_context(tetrain *rt);
 TETRAIN_API const char       *tetrain_version(void);
 
 /* `require "te"` inside a host's own LuaJIT state: lua_pushcfunction(L, luaopen_te) under package.preload.te. The
- * engine context then belongs to that state and dies with it. */
+ * engine context then belongs to that state and dies with it. A state has one library: opened again, it is the same. */
 TETRAIN_API int luaopen_te(struct lua_State *L);
 
 #ifdef __cplusplus

@@ -50,6 +50,33 @@ static void test_no_copies(void)
     te_tensor_release(out);
 }
 
+/* Tensors are whole whatever a script made of what loads the library. */
+static void test_tensors_without_require(unsigned flags)
+{
+    static const char *const deeds[] = {
+        "function require() return {} end", "require = nil", "setmetatable = nil",
+        "if package then package.loaded.te = {} package.preload.te = function() return {} end end",
+    };
+    for (size_t i = 0; i < sizeof deeds / sizeof *deeds; i++) {
+        tetrain_options options = {.struct_size = sizeof options, .threads = 1, .flags = flags};
+        tetrain        *rt = tetrain_open(&options);
+        float           numbers[2] = {1, 2};
+        int             deleted = 0;
+        te_tensor      *t = te_tensor_from_data(tetrain_context(rt), numbers, TE_F32, 1, (int64_t[]){2},
+                                                count_deletion, &deleted), *out = NULL;
+        CHECK(run(rt, deeds[i]) == TETRAIN_OK);
+        CHECK_MSG(tetrain_set_tensor(rt, "t", t) == TETRAIN_OK, "%s: %s", deeds[i], tetrain_error(rt));
+        CHECK_MSG(run(rt, "t:mul_(10) function same(x) return x:view(2) end") == TETRAIN_OK, "%s: %s", deeds[i],
+                  tetrain_error(rt));
+        CHECK_MSG(tetrain_call(rt, "same", &t, 1, &out, 1) == TETRAIN_OK && numbers[1] == 20, "%s: %s", deeds[i],
+                  tetrain_error(rt));
+        te_tensor_release(out);
+        te_tensor_release(t);
+        tetrain_close(rt);
+        CHECK_MSG(deleted == 1, "%s: the host's memory was never given back", deeds[i]);
+    }
+}
+
 static void test_arguments(void)
 {
     tetrain   *rt = tetrain_open(NULL);
@@ -428,6 +455,8 @@ static void test_userdata_of_the_host(void)
 int main(int argc, char **argv)
 {
     test_no_copies();
+    test_tensors_without_require(0);
+    test_tensors_without_require(TETRAIN_RESTRICTED);
     test_arguments();
     test_null();
     test_interrupts();

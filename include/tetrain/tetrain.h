@@ -122,9 +122,9 @@ typedef struct tetrain_options {
 
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
 
-/* NULL options: all defaults. Copies what it needs from options, `device` included. NULL when memory is exhausted, or
- * when struct_size was not set. The other functions take such a NULL: they do nothing, and return
- * TETRAIN_ERROR_ARGUMENT or NULL. */
+/* NULL options: all defaults. Copies what it needs from options, `device` included. NULL when memory is exhausted
+ * (the library takes some 200 KB of lua_memory_limit), or when struct_size was not set. The other functions take such a
+ * NULL: they do nothing, and return TETRAIN_ERROR_ARGUMENT or NULL. */
 TETRAIN_API tetrain *tetrain_open(const tetrain_options *options);
 /* Frees the interpreter and everything that the host holds no reference to. NULL is a no-op. Not from inside a call. */
 TETRAIN_API void     tetrain_close(tetrain *rt);

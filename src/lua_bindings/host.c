@@ -219,6 +219,8 @@ static int open_state(lua_State *L)
         te_lua_attach(L, &(te_lua_options){.ctx = host->ctx, .device = host->options.device, .restricted = restricted});
     host->rt->host = host;
     te_lua_open_library(L);
+    lua_pushcfunction(L, luaopen_te); /* now: a script may do what it likes with `require` */
+    lua_call(L, 0, 0);
     lua_pushcfunction(L, collect);
     te_lua_keep(L, collect_key);
     lua_pushcfunction(L, describe_error);

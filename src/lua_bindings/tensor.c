@@ -102,6 +102,7 @@ te_lua_tensor *te_lua_new_tensor(lua_State *L)
     u->tag = te_lua_tensor_tag;
     u->t = NULL;
     te_lua_push_kept(L, te_lua_tensor_metatable);
+    if (!lua_istable(L, -1)) luaL_error(L, "te: tensors have lost their metatable"); /* nobody would release them */
     lua_setmetatable(L, -2);
     return u;
 }

@@ -356,6 +356,7 @@ static void test_restricted(void)
                                .user = &printed};
     tetrain        *rt = tetrain_open(&options);
     CHECK(run(rt, "print('a', 1, nil)") == TETRAIN_OK && printed.n == 1 && strcmp(printed.last, "a\t1\tnil") == 0);
+    CHECK(run(rt, "print('x\\0y\\0', 1)") == TETRAIN_OK && strcmp(printed.last, "x\\0y\\0\t1") == 0);
     CHECK(run(rt, "require('te').data.open { path = '/' }") == TETRAIN_ERROR_SCRIPT &&
           says(rt, "test:1: te.data.open: scripts of this host reach no files"));
     CHECK(run(rt, "require('te').profile(function() end):save_trace('/x')") == TETRAIN_ERROR_SCRIPT &&

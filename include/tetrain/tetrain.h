@@ -110,7 +110,7 @@ typedef struct tetrain_options {
     size_t      tensor_memory_limit; /* bytes per device, on the CPU with those of recorded operations; 0: none */
     uint64_t    instruction_limit;   /* Lua instructions per call of the host, 0: none. Implies TETRAIN_INTERPRETED */
     unsigned    flags;
-    /* What print writes in restricted runtimes; NULL: dropped. */
+    /* What print writes in restricted runtimes, a zero byte as "\0"; NULL: dropped. */
     void      (*log)(void *user, int level, const char *message);
     void       *user;
     /* Where all host memory comes from: the Lua heap, the engine's and tensors'. lua_Alloc's contract; NULL: the C

@@ -63,6 +63,21 @@ static void *lua_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_s
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
 
+/* Zero bytes of the string on top become "\0". */
+static void show_zeros(lua_State *L)
+{
+    size_t      size;
+    const char *text = lua_tolstring(L, -1, &size);
+    luaL_Buffer shown;
+    if (!memchr(text, 0, size)) return;
+    luaL_buffinit(L, &shown);
+    for (size_t i = 0; i < size; i++) {
+        if (!text[i]) luaL_addchar(&shown, '\\');
+        luaL_addchar(&shown, text[i] ? text[i] : '0');
+    }
+    luaL_pushresult(&shown);
+}
+
 static int restricted_print(lua_State *L)
 {
     tetrain    *host = te_lua_attached(L)->host;
@@ -79,6 +94,7 @@ static int restricted_print(lua_State *L)
         luaL_addvalue(&line);
     }
     luaL_pushresult(&line);
+    show_zeros(L);
     if (host->options.log) host->options.log(host->options.user, 0, lua_tostring(L, -1));
     return 0;
 }

@@ -75,8 +75,10 @@ struct te_context {
     te_op       *ops_by_name[TE_OP_HASHES]; /* the first of each hash, see te_op.next */
     te_variants *variants; /* compiled programs of program ops */
 
-    void (*reclaim)(void *user);
+    void (*reclaim)(void *user); /* the host's, see te_context_on_memory_pressure … */
     void  *reclaim_user;
+    void (*collect)(void *user); /* … and that of an interpreter around the engine; NULL: none */
+    void  *collect_user;
     bool   reclaiming;
     bool   limit_refused; /* memory that ran out last did so at tensor_memory_limit */
 

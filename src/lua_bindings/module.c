@@ -78,7 +78,7 @@ static int close_runtime(lua_State *L)
     if (!rt || !rt->ctx) return 0;
     te_context  *ctx = rt->ctx;
     te_lua_link *link = rt->link;
-    te_context_on_memory_pressure(ctx, NULL, NULL);
+    ctx->collect = NULL;
     rt->ctx = NULL;
     if (rt->host) rt->host->rt = NULL; /* a signal may still come before the process has ended */
     if (link) {

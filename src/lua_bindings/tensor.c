@@ -497,5 +497,6 @@ void te_lua_open_tensor(te_lua *rt, lua_State *L)
     te_lua_keep(L, te_lua_tensor_metatable);
     make_shape_metatable(L);
     set_threshold(rt, L);
-    te_context_on_memory_pressure(rt->ctx, on_memory_pressure, rt);
+    rt->ctx->collect = on_memory_pressure;
+    rt->ctx->collect_user = rt;
 }

@@ -208,6 +208,29 @@ static void test_interrupts_wait(unsigned flags)
     tetrain_close(rt);
 }
 
+/* The engine's interrupt is about operations, and lasts until it is cleared. */
+static void test_interrupted_engine(unsigned flags)
+{
+    static const char sum[] = "x = te.ones(3):sum():item()";
+    tetrain_options   options = {.struct_size = sizeof options, .threads = 1, .flags = flags,
+                                 .instruction_limit = 1000000};
+    tetrain          *rt = tetrain_open(&options);
+    te_context       *ctx = tetrain_context(rt);
+    CHECK(run(rt, "te = require 'te' te.ones(1)") == TETRAIN_OK);
+    te_context_interrupt(ctx);
+    for (int i = 0; i < 2; i++)
+        CHECK_MSG(run(rt, sum) == TETRAIN_ERROR_INTERRUPTED && says(rt, "interrupted"), "%s", tetrain_error(rt));
+    CHECK_MSG(run(rt, "assert(not pcall(te.ones, 3)) for i = 1, 1e5 do x = i end") == TETRAIN_OK, "%s",
+              tetrain_error(rt));
+    CHECK(!te_tensor_full(ctx, TE_F32, 1, (int64_t[]){3}, 1));
+    tetrain_interrupt(rt); /* is over with the call, the other is not */
+    CHECK(run(rt, "while true do end") == TETRAIN_ERROR_INTERRUPTED && run(rt, "x = 1") == TETRAIN_OK);
+    CHECK(run(rt, sum) == TETRAIN_ERROR_INTERRUPTED);
+    te_context_clear_interrupt(ctx);
+    CHECK_MSG(run(rt, sum) == TETRAIN_OK, "%s", tetrain_error(rt));
+    tetrain_close(rt);
+}
+
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
 
 static size_t resident(void)
@@ -464,6 +487,8 @@ int main(int argc, char **argv)
     test_interrupts_wait(0);
     test_interrupts_wait(TETRAIN_INTERPRETED);
     test_interrupts_wait(TETRAIN_RESTRICTED);
+    test_interrupted_engine(0);
+    test_interrupted_engine(TETRAIN_RESTRICTED);
     test_open_and_close(argc > 1 ? atoi(argv[1]) : 100);
     test_restricted();
     test_foreign_state();

@@ -79,7 +79,7 @@ typedef enum tetrain_status {
     TETRAIN_ERROR_ARGUMENT,    /* a wrong argument of the call itself: a tensor of another runtime */
     TETRAIN_ERROR_MEMORY,      /* the Lua heap, host or device memory is exhausted, or its limit reached */
     TETRAIN_ERROR_IO,          /* a file could not be read or written */
-    TETRAIN_ERROR_INTERRUPTED, /* tetrain_interrupt was called */
+    TETRAIN_ERROR_INTERRUPTED, /* tetrain_interrupt was called, or te_context_interrupt */
     TETRAIN_ERROR_LIMIT        /* instruction_limit was reached */
 } tetrain_status;
 
@@ -175,7 +175,10 @@ TETRAIN_API bool tetrain_request_stop(tetrain *rt);
 /* Borrowed, valid until tetrain_close. Whoever calls into the state must protect what can raise (lua_cpcall,
  * lua_pcall). */
 TETRAIN_API struct lua_State *tetrain_lua_state(tetrain *rt);
-/* Borrowed. Tensors and operations of te.h work on it between calls. */
+/* Borrowed. Tensors and operations of te.h work on it between calls. te_context_interrupt interrupts operations alone,
+ * those of scripts as well, until te_context_clear_interrupt: a call whose script an operation ends so has the status
+ * TETRAIN_ERROR_INTERRUPTED and leaves the interrupt as it is, and a script may catch the error. What ends a script is
+ * tetrain_interrupt. */
 TETRAIN_API te_context       *tetrain_context(tetrain *rt);
 TETRAIN_API const char       *tetrain_version(void);
 

@@ -122,8 +122,8 @@ bool te_device_count(te_device *device, size_t bytes);
 /* Reserves `words` Philox words and says where they start. */
 te_rng te_context_draw(te_context *ctx, uint64_t words);
 
-/* Bits of te_context.interrupted: work of the engine ends; scripts of the interpreter around it end. In one word, since
- * a call that ends between the setting of two would leave the second one to the next call. */
+/* Bits of te_context.interrupted, with either of which work of the engine ends: the engine is interrupted until that is
+ * cleared; the interpreter around it is until a call has ended so. */
 enum { TE_INTERRUPT_WORK = 1, TE_INTERRUPT_SCRIPTS = 2 };
 
 /* TE_ERROR_INTERRUPTED once te_context_interrupt was called. */

@@ -320,9 +320,12 @@ static tetrain_status status_of(tetrain *host, int failure, const char *message)
     if (host->exhausted || failure == LUA_ERRMEM || tells_of_full_heap(host, message)) return TETRAIN_ERROR_MEMORY;
     if (failure == LUA_ERRFILE) return TETRAIN_ERROR_IO;
     if (host->rt->status == TE_OK || !engine[0] || !strstr(message, engine)) return TETRAIN_ERROR_SCRIPT;
-    return host->rt->status == TE_ERROR_MEMORY ? TETRAIN_ERROR_MEMORY
-           : host->rt->status == TE_ERROR_IO   ? TETRAIN_ERROR_IO
-                                               : TETRAIN_ERROR_SCRIPT;
+    switch (host->rt->status) {
+    case TE_ERROR_MEMORY: return TETRAIN_ERROR_MEMORY;
+    case TE_ERROR_IO: return TETRAIN_ERROR_IO;
+    case TE_ERROR_INTERRUPTED: return TETRAIN_ERROR_INTERRUPTED; /* te_context_interrupt */
+    default: return TETRAIN_ERROR_SCRIPT;
+    }
 }
 
 /* Keeps the text at `index` as the message, zero bytes as "\0". */

@@ -36,6 +36,21 @@ static void *arena_alloc(tetrain *host, size_t size)
 
 static const char heap_exhausted[] = "not enough memory"; /* LuaJIT's words */
 
+/* Bytes before each block of the heap, which hold its size: LuaJIT names a smaller one when it frees a closure for
+ * whose upvalues there was no memory. They keep the alignment of 8 that LuaJIT needs. */
+enum { SIZE_HEADER = 8 };
+
+/* The hook's realloc, told the true size of what lies at ptr. */
+static void *resize(tetrain *host, void *ptr, size_t old_size, size_t new_size)
+{
+    char  *block = ptr ? (char *)ptr - SIZE_HEADER : NULL;
+    size_t taken = ptr ? old_size + SIZE_HEADER : 0;
+    block = host->mem.realloc(host->mem.user, block, taken, new_size ? new_size + SIZE_HEADER : 0);
+    if (!block || !new_size) return NULL;
+    memcpy(block, &new_size, sizeof new_size);
+    return block + SIZE_HEADER;
+}
+
 /* lua_Alloc on the host's hook, with the limit where there is one. */
 static void *lua_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_size)
 {
@@ -48,11 +63,12 @@ static void *lua_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_s
         if (moved) memcpy(moved, ptr, old_size < new_size ? old_size : new_size);
         return moved;
     }
-    if (!ptr) old_size = 0;
+    old_size = 0;
+    if (ptr) memcpy(&old_size, (char *)ptr - SIZE_HEADER, sizeof old_size);
     size_t limit = host->options.lua_memory_limit;
     if (!ptr && !new_size) return NULL;
     bool  within = !limit || new_size <= old_size || new_size - old_size <= limit - host->lua_memory;
-    void *p = within ? host->mem.realloc(host->mem.user, ptr, old_size, new_size) : NULL;
+    void *p = within ? resize(host, ptr, old_size, new_size) : NULL;
     if (p || new_size == 0)
         host->lua_memory += new_size - old_size;
     else

@@ -50,6 +50,33 @@ static void test_no_copies(void)
     te_tensor_release(out);
 }
 
+/* Tensors are whole whatever a script made of what loads the library. */
+static void test_tensors_without_require(unsigned flags)
+{
+    static const char *const deeds[] = {
+        "function require() return {} end", "require = nil", "setmetatable = nil",
+        "if package then package.loaded.te = {} package.preload.te = function() return {} end end",
+    };
+    for (size_t i = 0; i < sizeof deeds / sizeof *deeds; i++) {
+        tetrain_options options = {.struct_size = sizeof options, .threads = 1, .flags = flags};
+        tetrain        *rt = tetrain_open(&options);
+        float           numbers[2] = {1, 2};
+        int             deleted = 0;
+        te_tensor      *t = te_tensor_from_data(tetrain_context(rt), numbers, TE_F32, 1, (int64_t[]){2},
+                                                count_deletion, &deleted), *out = NULL;
+        CHECK(run(rt, deeds[i]) == TETRAIN_OK);
+        CHECK_MSG(tetrain_set_tensor(rt, "t", t) == TETRAIN_OK, "%s: %s", deeds[i], tetrain_error(rt));
+        CHECK_MSG(run(rt, "t:mul_(10) function same(x) return x:view(2) end") == TETRAIN_OK, "%s: %s", deeds[i],
+                  tetrain_error(rt));
+        CHECK_MSG(tetrain_call(rt, "same", &t, 1, &out, 1) == TETRAIN_OK && numbers[1] == 20, "%s: %s", deeds[i],
+                  tetrain_error(rt));
+        te_tensor_release(out);
+        te_tensor_release(t);
+        tetrain_close(rt);
+        CHECK_MSG(deleted == 1, "%s: the host's memory was never given back", deeds[i]);
+    }
+}
+
 static void test_arguments(void)
 {
     tetrain   *rt = tetrain_open(NULL);
@@ -178,6 +205,29 @@ static void test_interrupts_wait(unsigned flags)
     tetrain_interrupt(rt);
     CHECK(!tetrain_get_tensor(rt, "nowhere") && says(rt, "interrupted") && run(rt, "x = 1") == TETRAIN_OK);
     te_tensor_release(q);
+    tetrain_close(rt);
+}
+
+/* The engine's interrupt is about operations, and lasts until it is cleared. */
+static void test_interrupted_engine(unsigned flags)
+{
+    static const char sum[] = "x = te.ones(3):sum():item()";
+    tetrain_options   options = {.struct_size = sizeof options, .threads = 1, .flags = flags,
+                                 .instruction_limit = 1000000};
+    tetrain          *rt = tetrain_open(&options);
+    te_context       *ctx = tetrain_context(rt);
+    CHECK(run(rt, "te = require 'te' te.ones(1)") == TETRAIN_OK);
+    te_context_interrupt(ctx);
+    for (int i = 0; i < 2; i++)
+        CHECK_MSG(run(rt, sum) == TETRAIN_ERROR_INTERRUPTED && says(rt, "interrupted"), "%s", tetrain_error(rt));
+    CHECK_MSG(run(rt, "assert(not pcall(te.ones, 3)) for i = 1, 1e5 do x = i end") == TETRAIN_OK, "%s",
+              tetrain_error(rt));
+    CHECK(!te_tensor_full(ctx, TE_F32, 1, (int64_t[]){3}, 1));
+    tetrain_interrupt(rt); /* is over with the call, the other is not */
+    CHECK(run(rt, "while true do end") == TETRAIN_ERROR_INTERRUPTED && run(rt, "x = 1") == TETRAIN_OK);
+    CHECK(run(rt, sum) == TETRAIN_ERROR_INTERRUPTED);
+    te_context_clear_interrupt(ctx);
+    CHECK_MSG(run(rt, sum) == TETRAIN_OK, "%s", tetrain_error(rt));
     tetrain_close(rt);
 }
 
@@ -329,6 +379,7 @@ static void test_restricted(void)
                                .user = &printed};
     tetrain        *rt = tetrain_open(&options);
     CHECK(run(rt, "print('a', 1, nil)") == TETRAIN_OK && printed.n == 1 && strcmp(printed.last, "a\t1\tnil") == 0);
+    CHECK(run(rt, "print('x\\0y\\0', 1)") == TETRAIN_OK && strcmp(printed.last, "x\\0y\\0\t1") == 0);
     CHECK(run(rt, "require('te').data.open { path = '/' }") == TETRAIN_ERROR_SCRIPT &&
           says(rt, "test:1: te.data.open: scripts of this host reach no files"));
     CHECK(run(rt, "require('te').profile(function() end):save_trace('/x')") == TETRAIN_ERROR_SCRIPT &&
@@ -373,6 +424,35 @@ static void test_foreign_state(void)
     lua_close(L);
 }
 
+/* However often it is opened, a state has one library. */
+static void test_opened_again(void)
+{
+    static const char foreign[] =
+        "assert(a == b)\n"
+        "assert(a.Sequential(b.Linear(2, 2), require('te').GELU())(a.ones{1, 2}):numel() == 2)";
+    static const char forgets[] =
+        "local te, Module = require 'te', require 'te.module'\n"
+        "local linear = te.Linear(2, 2)\n"
+        "package.loaded.te = nil\n"
+        "assert(require 'te' == te)\n"
+        "for name in pairs(package.loaded) do if name:find '^te' then package.loaded[name] = nil end end\n"
+        "assert(require 'te' == te and require 'te.module' == Module)\n"
+        "assert(te.Sequential(linear, te.GELU())(te.ones{1, 2}):numel() == 2)";
+    lua_State *L = luaL_newstate();
+    luaL_openlibs(L);
+    for (int i = 0; i < 2; i++) {
+        lua_pushcfunction(L, luaopen_te);
+        lua_call(L, 0, 1);
+        lua_setglobal(L, i ? "b" : "a");
+    }
+    int failed = luaL_loadbuffer(L, foreign, sizeof foreign - 1, "=foreign") || lua_pcall(L, 0, 0, 0);
+    CHECK_MSG(!failed, "%s", failed ? lua_tostring(L, -1) : "");
+    lua_close(L);
+    tetrain *rt = tetrain_open(NULL);
+    CHECK_MSG(run(rt, forgets) == TETRAIN_OK, "%s", tetrain_error(rt));
+    tetrain_close(rt);
+}
+
 /* Memory where a tensor's handle once lay is no tensor: userdata that the host made and has not written yet. */
 static void test_userdata_of_the_host(void)
 {
@@ -399,15 +479,20 @@ static void test_userdata_of_the_host(void)
 int main(int argc, char **argv)
 {
     test_no_copies();
+    test_tensors_without_require(0);
+    test_tensors_without_require(TETRAIN_RESTRICTED);
     test_arguments();
     test_null();
     test_interrupts();
     test_interrupts_wait(0);
     test_interrupts_wait(TETRAIN_INTERPRETED);
     test_interrupts_wait(TETRAIN_RESTRICTED);
+    test_interrupted_engine(0);
+    test_interrupted_engine(TETRAIN_RESTRICTED);
     test_open_and_close(argc > 1 ? atoi(argv[1]) : 100);
     test_restricted();
     test_foreign_state();
+    test_opened_again();
     test_userdata_of_the_host();
     return TEST_END();
 }

@@ -153,8 +153,29 @@ static void test_caught(void)
     tetrain_close(rt);
 }
 
+static void count_call(void *user) { ++*(int *)user; }
+
+/* Where memory runs out the host is asked for some and Lua collects, whichever came first. */
+static void test_pressure(void)
+{
+    static const char garbage[] = "te = require 'te' for i = 1, 50 do local t = te.ones {1000000} end";
+    for (int late = 0; late < 2; late++) {
+        tetrain *rt = open_runtime(0, 0, 10 << 20, 0);
+        int      asked = 0;
+        if (late) CHECK(run(rt, "te = require 'te' te.ones {1}") == TETRAIN_OK);
+        te_context_on_memory_pressure(tetrain_context(rt), count_call, &asked);
+        check_ends(rt, garbage, TETRAIN_OK, "");
+        check_ends(rt, "te.ones {1e9}", TETRAIN_ERROR_MEMORY, "out of memory");
+        CHECK_MSG(asked > 0, "set %s: never asked", late ? "late" : "early");
+        te_context_on_memory_pressure(tetrain_context(rt), NULL, NULL);
+        check_ends(rt, garbage, TETRAIN_OK, "");
+        tetrain_close(rt);
+    }
+}
+
 int main(void)
 {
+    test_pressure();
     test_scopes();
     test_memory();
     test_instructions();

@@ -7,22 +7,33 @@
 
 typedef struct heap {
     long countdown; /* fails when it reaches 0; negative: never */
-    size_t live;    /* blocks: LuaJIT may name another size when it frees after a failure */
+    size_t live;    /* blocks */
+    size_t bytes;   /* in them */
+    size_t wrong;   /* sizes that were named and are not those that were asked for */
 } heap;
+
+enum { HEADER = 16 }; /* before each block: its size */
 
 static void *heap_realloc(void *user, void *ptr, size_t old_size, size_t new_size)
 {
-    heap *h = user;
+    heap  *h = user;
+    size_t size = 0;
+    if (ptr) memcpy(&size, (char *)ptr - HEADER, sizeof size);
+    h->wrong += ptr && size != old_size;
     if (new_size == 0) {
         h->live -= ptr != NULL;
-        free(ptr);
+        h->bytes -= size;
+        free(ptr ? (char *)ptr - HEADER : NULL);
         return NULL;
     }
-    bool grows = new_size > (ptr ? old_size : 0); /* Lua relies on shrinking */
+    bool grows = new_size > size; /* Lua relies on shrinking */
     if (grows && h->countdown >= 0 && h->countdown-- == 0) return NULL;
-    void *p = realloc(ptr, new_size);
-    h->live += p && !ptr;
-    return p;
+    char *block = realloc(ptr ? (char *)ptr - HEADER : NULL, HEADER + new_size);
+    if (!block) return NULL;
+    h->live += !ptr;
+    h->bytes += new_size - size;
+    memcpy(block, &new_size, sizeof new_size);
+    return block + HEADER;
 }
 
 #define STEP                                                                                                           \
@@ -103,12 +114,33 @@ static void test_steps(const char *setup)
     while (step_with_failure(rt, &h, n) && n < 20000) n++;
     CHECK_MSG(n > 20 && n < 20000, "%ld allocations in a step", n);
     tetrain_close(rt);
-    CHECK_MSG(h.live == 0, "%zu blocks leaked", h.live);
+    CHECK_MSG(h.live == 0 && h.bytes == 0, "%zu blocks leaked, %zu bytes", h.live, h.bytes);
+    CHECK_MSG(h.wrong == 0, "%zu blocks with a wrong size", h.wrong);
     printf("%ld allocations in a step\n", n);
+}
+
+/* Closures for whose upvalues there is no memory. */
+static void test_closures(void)
+{
+    static const char make[] = "function step() local a, b, c for i = 1, 20 do local d, e = i, i "
+                               "a, b, c = function() return a, d end, function() return e, b, c end, d end end";
+    heap     h = {.countdown = -1};
+    tetrain *rt = open_runtime(&h);
+    CHECK(rt && tetrain_run_string(rt, make, sizeof make - 1, "=make") == TETRAIN_OK);
+    for (long n = 0; n < 120; n++) {
+        h.countdown = n;
+        tetrain_run_string(rt, "step()", 6, "=step");
+        h.countdown = -1;
+        CHECK(tetrain_run_string(rt, "step() collectgarbage()", 23, "=step") == TETRAIN_OK);
+    }
+    tetrain_close(rt);
+    CHECK_MSG(h.live == 0 && h.bytes == 0, "%zu blocks leaked, %zu bytes", h.live, h.bytes);
+    CHECK_MSG(h.wrong == 0, "%zu closures with a wrong size", h.wrong);
 }
 
 int main(void)
 {
+    test_closures();
     test_steps(layers);
     test_steps(experts);
     test_steps(own);

@@ -58,7 +58,8 @@ TE_API bool        te_context_tf32(const te_context *ctx);
  * 16 bits on a GPU then need less time and memory, and do not repeat their bits. Off at first. */
 TE_API void te_context_set_any_order(te_context *ctx, bool on);
 TE_API bool te_context_any_order(const te_context *ctx);
-/* Called when tensor memory runs out, before the last attempt; may release tensors. */
+/* Called when tensor memory runs out, before the last attempt; may release tensors. One at a time, NULL: none. In the
+ * context of a runtime (tetrain.h) it is called before Lua's collection, which runs as well; it must not call Lua. */
 TE_API void te_context_on_memory_pressure(te_context *ctx, void (*reclaim)(void *user), void *user);
 
 typedef struct te_memory_stats {

@@ -79,7 +79,7 @@ typedef enum tetrain_status {
     TETRAIN_ERROR_ARGUMENT,    /* a wrong argument of the call itself: a tensor of another runtime */
     TETRAIN_ERROR_MEMORY,      /* the Lua heap, host or device memory is exhausted, or its limit reached */
     TETRAIN_ERROR_IO,          /* a file could not be read or written */
-    TETRAIN_ERROR_INTERRUPTED, /* tetrain_interrupt was called */
+    TETRAIN_ERROR_INTERRUPTED, /* tetrain_interrupt was called, or te_context_interrupt */
     TETRAIN_ERROR_LIMIT        /* instruction_limit was reached */
 } tetrain_status;
 
@@ -112,7 +112,7 @@ typedef struct tetrain_options {
                                         tensor and recorded operation; 0: none */
     uint64_t    instruction_limit;   /* Lua instructions per call of the host, 0: none. Implies TETRAIN_INTERPRETED */
     unsigned    flags;
-    /* What print writes in restricted runtimes; NULL: dropped. */
+    /* What print writes in restricted runtimes, a zero byte as "\0"; NULL: dropped. */
     void      (*log)(void *user, int level, const char *message);
     void       *user;
     /* Where all host memory comes from: the Lua heap, the engine's and tensors'. lua_Alloc's contract; NULL: the C
@@ -124,9 +124,9 @@ typedef struct tetrain_options {
 
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
 
-/* NULL options: all defaults. Copies what it needs from options, `device` included. NULL when memory is exhausted, or
- * when struct_size was not set. The other functions take such a NULL: they do nothing, and return
- * TETRAIN_ERROR_ARGUMENT or NULL. */
+/* NULL options: all defaults. Copies what it needs from options, `device` included. NULL when memory is exhausted
+ * (the library takes some 200 KB of lua_memory_limit), or when struct_size was not set. The other functions take such a
+ * NULL: they do nothing, and return TETRAIN_ERROR_ARGUMENT or NULL. */
 TETRAIN_API tetrain *tetrain_open(const tetrain_options *options);
 /* Frees the interpreter and everything that the host holds no reference to. NULL is a no-op. Not from inside a call. */
 TETRAIN_API void     tetrain_close(tetrain *rt);
@@ -177,12 +177,15 @@ TETRAIN_API bool tetrain_request_stop(tetrain *rt);
 /* Borrowed, valid until tetrain_close. Whoever calls into the state must protect what can raise (lua_cpcall,
  * lua_pcall). */
 TETRAIN_API struct lua_State *tetrain_lua_state(tetrain *rt);
-/* Borrowed. Tensors and operations of te.h work on it between calls. */
+/* Borrowed. Tensors and operations of te.h work on it between calls. te_context_interrupt interrupts operations alone,
+ * those of scripts as well, until te_context_clear_interrupt: a call whose script an operation ends so has the status
+ * TETRAIN_ERROR_INTERRUPTED and leaves the interrupt as it is, and a script may catch the error. What ends a script is
+ * tetrain_interrupt. */
 TETRAIN_API te_context       *tetrain_context(tetrain *rt);
 TETRAIN_API const char       *tetrain_version(void);
 
 /* `require "te"` inside a host's own LuaJIT state: lua_pushcfunction(L, luaopen_te) under package.preload.te. The
- * engine context then belongs to that state and dies with it. */
+ * engine context then belongs to that state and dies with it. A state has one library: opened again, it is the same. */
 TETRAIN_API int luaopen_te(struct lua_State *L);
 
 #ifdef __cplusplus

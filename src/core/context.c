@@ -161,9 +161,10 @@ static void fail_room(te_device *device, size_t bytes) /* a 0 with precision 0 p
 /* Has the host let go of what nobody uses any more. False: it is at it, or there is nobody to ask. */
 static bool relieve(te_context *ctx)
 {
-    if (!ctx->reclaim || ctx->reclaiming) return false;
+    if ((!ctx->reclaim && !ctx->collect) || ctx->reclaiming) return false;
     ctx->reclaiming = true;
-    ctx->reclaim(ctx->reclaim_user);
+    if (ctx->reclaim) ctx->reclaim(ctx->reclaim_user);
+    if (ctx->collect) ctx->collect(ctx->collect_user);
     ctx->reclaiming = false;
     return true;
 }

@@ -75,8 +75,10 @@ struct te_context {
     te_op       *ops_by_name[TE_OP_HASHES]; /* the first of each hash, see te_op.next */
     te_variants *variants; /* compiled programs of program ops */
 
-    void (*reclaim)(void *user);
+    void (*reclaim)(void *user); /* the host's, see te_context_on_memory_pressure … */
     void  *reclaim_user;
+    void (*collect)(void *user); /* … and that of an interpreter around the engine; NULL: none */
+    void  *collect_user;
     bool   reclaiming;
     bool   limit_refused; /* memory that ran out last did so at tensor_memory_limit */
 
@@ -138,8 +140,8 @@ void te_context_discount(te_context *ctx, size_t bytes);
 /* Reserves `words` Philox words and says where they start. */
 te_rng te_context_draw(te_context *ctx, uint64_t words);
 
-/* Bits of te_context.interrupted: work of the engine ends; scripts of the interpreter around it end. In one word, since
- * a call that ends between the setting of two would leave the second one to the next call. */
+/* Bits of te_context.interrupted, with either of which work of the engine ends: the engine is interrupted until that is
+ * cleared; the interpreter around it is until a call has ended so. */
 enum { TE_INTERRUPT_WORK = 1, TE_INTERRUPT_SCRIPTS = 2 };
 
 /* TE_ERROR_INTERRUPTED once te_context_interrupt was called. */

@@ -290,6 +290,7 @@ extern const te_lua_source te_lua_sources[];
 
 /* Pushes the chunk of an embedded module; false (nothing pushed) when there is none. Raises on a syntax error. */
 bool te_lua_load_source(lua_State *L, const char *name);
+extern const char te_lua_modules[]; /* kept: the library's modules that were loaded, `te` itself too, by their names */
 /* Makes `require` find the embedded modules; where there is no package library, provides a require that finds only
  * them. */
 void te_lua_open_library(lua_State *L);

@@ -40,7 +40,7 @@ int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status statu
 {
     const char *message = te_context_error(rt->ctx);
     rt->status = status;
-    if (status == TE_ERROR_INTERRUPTED && rt->host) te_lua_stop(rt, L);
+    if (status == TE_ERROR_INTERRUPTED && rt->host && (rt->ctx->interrupted & TE_INTERRUPT_SCRIPTS)) te_lua_stop(rt, L);
     if (status == TE_ERROR_MEMORY && rt->ctx->limit_refused) te_lua_exhausted(rt, message);
     if (rt->error_ref != LUA_NOREF) { /* a Lua error went through the engine: raise that value itself */
         lua_rawgeti(L, LUA_REGISTRYINDEX, rt->error_ref);

@@ -36,6 +36,21 @@ static void *arena_alloc(tetrain *host, size_t size)
 
 static const char heap_exhausted[] = "not enough memory"; /* LuaJIT's words */
 
+/* Bytes before each block of the heap, which hold its size: LuaJIT names a smaller one when it frees a closure for
+ * whose upvalues there was no memory. They keep the alignment of 8 that LuaJIT needs. */
+enum { SIZE_HEADER = 8 };
+
+/* The hook's realloc, told the true size of what lies at ptr. */
+static void *resize(tetrain *host, void *ptr, size_t old_size, size_t new_size)
+{
+    char  *block = ptr ? (char *)ptr - SIZE_HEADER : NULL;
+    size_t taken = ptr ? old_size + SIZE_HEADER : 0;
+    block = host->mem.realloc(host->mem.user, block, taken, new_size ? new_size + SIZE_HEADER : 0);
+    if (!block || !new_size) return NULL;
+    memcpy(block, &new_size, sizeof new_size);
+    return block + SIZE_HEADER;
+}
+
 /* lua_Alloc on the host's hook, with the limit where there is one. */
 static void *lua_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_size)
 {
@@ -48,11 +63,12 @@ static void *lua_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_s
         if (moved) memcpy(moved, ptr, old_size < new_size ? old_size : new_size);
         return moved;
     }
-    if (!ptr) old_size = 0;
+    old_size = 0;
+    if (ptr) memcpy(&old_size, (char *)ptr - SIZE_HEADER, sizeof old_size);
     size_t limit = host->options.lua_memory_limit;
     if (!ptr && !new_size) return NULL;
     bool  within = !limit || new_size <= old_size || new_size - old_size <= limit - host->lua_memory;
-    void *p = within ? host->mem.realloc(host->mem.user, ptr, old_size, new_size) : NULL;
+    void *p = within ? resize(host, ptr, old_size, new_size) : NULL;
     if (p || new_size == 0)
         host->lua_memory += new_size - old_size;
     else
@@ -62,6 +78,21 @@ static void *lua_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_s
 }
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
+
+/* Zero bytes of the string on top become "\0". */
+static void show_zeros(lua_State *L)
+{
+    size_t      size;
+    const char *text = lua_tolstring(L, -1, &size);
+    luaL_Buffer shown;
+    if (!memchr(text, 0, size)) return;
+    luaL_buffinit(L, &shown);
+    for (size_t i = 0; i < size; i++) {
+        if (!text[i]) luaL_addchar(&shown, '\\');
+        luaL_addchar(&shown, text[i] ? text[i] : '0');
+    }
+    luaL_pushresult(&shown);
+}
 
 static int restricted_print(lua_State *L)
 {
@@ -79,6 +110,7 @@ static int restricted_print(lua_State *L)
         luaL_addvalue(&line);
     }
     luaL_pushresult(&line);
+    show_zeros(L);
     if (host->options.log) host->options.log(host->options.user, 0, lua_tostring(L, -1));
     return 0;
 }
@@ -219,6 +251,8 @@ static int open_state(lua_State *L)
         te_lua_attach(L, &(te_lua_options){.ctx = host->ctx, .device = host->options.device, .restricted = restricted});
     host->rt->host = host;
     te_lua_open_library(L);
+    lua_pushcfunction(L, luaopen_te); /* now: a script may do what it likes with `require` */
+    lua_call(L, 0, 0);
     lua_pushcfunction(L, collect);
     te_lua_keep(L, collect_key);
     lua_pushcfunction(L, describe_error);
@@ -302,9 +336,12 @@ static tetrain_status status_of(tetrain *host, int failure, const char *message)
     if (host->exhausted || failure == LUA_ERRMEM || tells_of_full_heap(host, message)) return TETRAIN_ERROR_MEMORY;
     if (failure == LUA_ERRFILE) return TETRAIN_ERROR_IO;
     if (host->rt->status == TE_OK || !engine[0] || !strstr(message, engine)) return TETRAIN_ERROR_SCRIPT;
-    return host->rt->status == TE_ERROR_MEMORY ? TETRAIN_ERROR_MEMORY
-           : host->rt->status == TE_ERROR_IO   ? TETRAIN_ERROR_IO
-                                               : TETRAIN_ERROR_SCRIPT;
+    switch (host->rt->status) {
+    case TE_ERROR_MEMORY: return TETRAIN_ERROR_MEMORY;
+    case TE_ERROR_IO: return TETRAIN_ERROR_IO;
+    case TE_ERROR_INTERRUPTED: return TETRAIN_ERROR_INTERRUPTED; /* te_context_interrupt */
+    default: return TETRAIN_ERROR_SCRIPT;
+    }
 }
 
 /* Keeps the text at `index` as the message, zero bytes as "\0". */

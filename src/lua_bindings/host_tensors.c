@@ -28,18 +28,9 @@ static void push_dotted(lua_State *L, const char *name)
     }
 }
 
-/* The library's table is loaded so that tensors have their metatable. */
-static void need_library(lua_State *L)
-{
-    lua_getglobal(L, "require");
-    lua_pushliteral(L, "te");
-    lua_call(L, 1, 0);
-}
-
 static int call_function(lua_State *L)
 {
     call_job *job = lua_touserdata(L, 1);
-    need_library(L);
     luaL_checkstack(L, job->n_in + job->n_out + LUA_MINSTACK, "too many tensors");
     push_dotted(L, job->name);
     bool callable = lua_isfunction(L, -1);
@@ -82,7 +73,6 @@ static int set_tensor(lua_State *L)
 {
     call_job *job = lua_touserdata(L, 1);
     tetrain_count_work(job->host, L, 0);
-    need_library(L);
     te_lua_push_tensor(L, &job->tensor);
     lua_setglobal(L, job->name);
     return 0;

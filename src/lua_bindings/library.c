@@ -74,14 +74,45 @@ const luaL_Reg te_lua_library_functions[] = {
     {"fail", fail}, {"fail_io", fail_io}, {NULL, NULL},
 };
 
+/* Loads the module named at 1, upvalue 1 is its source. A script may take it out of package.loaded: it stays the same
+ * module, since to the others of the library a second one would be a stranger. */
+static int load_once(lua_State *L)
+{
+    lua_settop(L, 1);
+    te_lua_push_kept(L, te_lua_modules);
+    lua_pushvalue(L, 1);
+    lua_rawget(L, 2);
+    if (!lua_isnil(L, 3)) return 1;
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_pushvalue(L, 1);
+    lua_call(L, 1, 1);
+    if (lua_isnil(L, 4)) {
+        lua_pushboolean(L, 1);
+        lua_replace(L, 4);
+    }
+    lua_pushvalue(L, 1);
+    lua_pushvalue(L, 4);
+    lua_rawset(L, 2);
+    return 1;
+}
+
+/* Pushes what loads a module of the library; false, and nothing is pushed, when there is none of that name. */
+static bool push_loader(lua_State *L, const char *name)
+{
+    if (strcmp(name, "te") == 0) {
+        lua_pushcfunction(L, luaopen_te);
+        return true;
+    }
+    if (!te_lua_load_source(L, name)) return false;
+    lua_pushcclosure(L, load_once, 1);
+    return true;
+}
+
 /* A searcher for package.loaders. */
 static int search_embedded(lua_State *L)
 {
     const char *name = luaL_checkstring(L, 1);
-    if (strcmp(name, "te") == 0)
-        lua_pushcfunction(L, luaopen_te);
-    else if (!te_lua_load_source(L, name))
-        lua_pushfstring(L, "\n\tno module '%s' in the library", name);
+    if (!push_loader(L, name)) lua_pushfstring(L, "\n\tno module '%s' in the library", name);
     return 1;
 }
 
@@ -93,10 +124,7 @@ static int plain_require(lua_State *L)
     luaL_findtable(L, LUA_REGISTRYINDEX, "_LOADED", 16);
     lua_getfield(L, 2, name);
     if (lua_toboolean(L, -1)) return 1;
-    if (strcmp(name, "te") == 0)
-        lua_pushcfunction(L, luaopen_te);
-    else if (!te_lua_load_source(L, name))
-        return luaL_error(L, "module '%s' not found", name);
+    if (!push_loader(L, name)) return luaL_error(L, "module '%s' not found", name);
     lua_pushvalue(L, 1);
     lua_call(L, 1, 1);
     if (lua_isnil(L, -1)) {

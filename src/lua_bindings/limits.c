@@ -180,7 +180,6 @@ void tetrain_start_limits(tetrain *host)
 
 void tetrain_stop_limits(tetrain *host, tetrain_status status)
 {
-    int work = TE_INTERRUPT_WORK;
     if (lua_gethook(host->L) == look) lua_sethook(host->L, NULL, 0, 0);
     if (host->rt->left_jit && !host->interpreted) luaJIT_setmode(host->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
     host->rt->left_jit = false;
@@ -189,15 +188,14 @@ void tetrain_stop_limits(tetrain *host, tetrain_status status)
     host->executed = 0; /* what is put back does not count */
     host->rt->stop_requested = 0;
     host->rt->polls_stop = false;
-    if (status == TETRAIN_ERROR_INTERRUPTED)
-        te_context_clear_interrupt(host->ctx);
-    else /* one that came too late for this call's script is the next one's */
-        atomic_compare_exchange_strong(&host->ctx->interrupted, &work, 0);
+    /* one that came too late for this call's script is the next one's */
+    if (status == TETRAIN_ERROR_INTERRUPTED && host->interrupt_seen)
+        atomic_fetch_and(&host->ctx->interrupted, ~TE_INTERRUPT_SCRIPTS);
 }
 
 void tetrain_interrupt(tetrain *host)
 {
-    if (host) atomic_fetch_or(&host->ctx->interrupted, TE_INTERRUPT_WORK | TE_INTERRUPT_SCRIPTS);
+    if (host) atomic_fetch_or(&host->ctx->interrupted, TE_INTERRUPT_SCRIPTS);
 }
 
 bool tetrain_interrupt_pending(tetrain *host)

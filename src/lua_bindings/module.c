@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 static const char registry_key[] = "te.runtime", thread_key[] = "te.thread";
+const char        te_lua_modules[] = "te.modules";
 
 te_lua *te_lua_attached(lua_State *L)
 {
@@ -77,7 +78,7 @@ static int close_runtime(lua_State *L)
     if (!rt || !rt->ctx) return 0;
     te_context  *ctx = rt->ctx;
     te_lua_link *link = rt->link;
-    te_context_on_memory_pressure(ctx, NULL, NULL);
+    ctx->collect = NULL;
     rt->ctx = NULL;
     if (rt->host) rt->host->rt = NULL; /* a signal may still come before the process has ended */
     if (link) {
@@ -104,6 +105,8 @@ te_lua *te_lua_attach(lua_State *L, const te_lua_options *options)
     lua_setmetatable(L, -2);
     rt->thread = lua_newthread(L);
     te_lua_keep(L, thread_key);
+    lua_newtable(L);
+    te_lua_keep(L, te_lua_modules);
     if (options->ctx) te_context_retain(options->ctx);
     rt->ctx = options->ctx ? options->ctx : te_context_open(NULL);
     rt->link = rt->ctx ? te_mem_alloc(&rt->ctx->mem, sizeof *rt->link) : NULL;
@@ -191,14 +194,16 @@ static int open_library(lua_State *L)
     if (!te_lua_load_source(L, "te")) return luaL_error(L, "te: the Lua library was not embedded in this build");
     lua_pushvalue(L, 1);
     lua_call(L, 1, 0);
+    te_lua_push_kept(L, te_lua_modules);
+    lua_pushvalue(L, 1);
+    lua_setfield(L, -2, "te");
     lua_settop(L, 1);
     return 1;
 }
 
-/* Takes `te` and its modules back out: they belong to a table that was not finished. */
+/* Takes `te` and its modules out of the table on top, and pops it: they belong to a library that was not finished. */
 static void forget_library(lua_State *L)
 {
-    lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
     for (lua_pushnil(L); lua_istable(L, -2) && lua_next(L, -2); lua_pop(L, 1)) {
         const char *name = lua_type(L, -2) == LUA_TSTRING ? lua_tostring(L, -2) : "";
         if (strcmp(name, "te") != 0 && strncmp(name, "te.", 3) != 0) continue;
@@ -209,15 +214,23 @@ static void forget_library(lua_State *L)
     lua_pop(L, 1);
 }
 
+/* A state has one library: opened again, it is the same. */
 int luaopen_te(lua_State *L)
 {
     te_lua *rt = te_lua_attached(L);
     if (!rt) rt = attach_foreign(L);
     lua_settop(L, 0);
+    te_lua_push_kept(L, te_lua_modules);
+    lua_getfield(L, 1, "te");
+    if (!lua_isnil(L, 2)) return 1;
+    lua_settop(L, 0);
     lua_pushcfunction(L, te_lua_remember);
     lua_pushcfunction(L, open_library);
     lua_pushlightuserdata(L, rt);
     if (lua_pcall(L, 1, 1, 1) == 0) return 1;
+    lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
     forget_library(L); /* so that the next require begins anew */
+    te_lua_push_kept(L, te_lua_modules);
+    forget_library(L);
     return lua_error(L);
 }

@@ -102,6 +102,7 @@ te_lua_tensor *te_lua_new_tensor(lua_State *L)
     u->tag = te_lua_tensor_tag;
     u->t = NULL;
     te_lua_push_kept(L, te_lua_tensor_metatable);
+    if (!lua_istable(L, -1)) luaL_error(L, "te: tensors have lost their metatable"); /* nobody would release them */
     lua_setmetatable(L, -2);
     return u;
 }
@@ -496,5 +497,6 @@ void te_lua_open_tensor(te_lua *rt, lua_State *L)
     te_lua_keep(L, te_lua_tensor_metatable);
     make_shape_metatable(L);
     set_threshold(rt, L);
-    te_context_on_memory_pressure(rt->ctx, on_memory_pressure, rt);
+    rt->ctx->collect = on_memory_pressure;
+    rt->ctx->collect_user = rt;
 }

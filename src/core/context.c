@@ -151,11 +151,12 @@ te_device *te_context_device(te_context *ctx, const char *name)
     return NULL;
 }
 
-static void fail_room(te_device *device, size_t bytes) /* a 0 with precision 0 prints nothing */
+/* What the engine keeps beside tensors concerns a limit alone. A 0 with precision 0 prints nothing. */
+static void fail_room(te_device *device, size_t bytes)
 {
     const te_allocator *a = &device->allocator;
     te_fail(device->ctx, TE_ERROR_MEMORY, "out of memory: %zu bytes asked on %s, %zu in use, %s%.0zu", bytes,
-            device->name, a->current + a->beside, a->limit ? "limit " : "no limit", a->limit);
+            device->name, a->current + (a->limit ? a->beside : 0), a->limit ? "limit " : "no limit", a->limit);
 }
 
 /* Has the host let go of what nobody uses any more. False: it is at it, or there is nobody to ask. */

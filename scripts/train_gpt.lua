@@ -179,8 +179,9 @@ local function open_run(o, given, script)
     local run = { options = o, ranks = ranks, device = device, first_step = saved and saved.step + 1 or 1,
         saved_by = saved and tonumber(saved.metadata.processes or 1),
         unvalidated = saved and tonumber(saved.metadata.unvalidated) }
-    run.set = train.io(te.data.open, { path = o.data, script = script, tokenizer = o.tokenizer, batch = o.batch,
-        block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks, seed = o.seed, val_fraction = o.val_fraction })
+    run.set = train.io(te.data.open, { path = o.data, except = o.out, script = script, tokenizer = o.tokenizer,
+        batch = o.batch, block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks, seed = o.seed,
+        val_fraction = o.val_fraction })
     run.tokenizer = run.set.tokenizer
     if given.tokenizer and not run.tokenizer then refuse "--tokenizer is for text: shards hold ids already" end
     if given.vocab_size and run.tokenizer then refuse "--vocab-size is for shards: a text has its own" end

@@ -79,6 +79,26 @@ describe("te.data", function()
         set:close()
     end)
 
+    it("leaves out what runs write", function()
+        write("a.txt", ("a"):rep(40))
+        local function tokens(except)
+            local set = te.data.open { path = folder, block = 4, tokenizer = "byte", except = except }
+            set:close()
+            return set.n_tokens
+        end
+        te._core.mkdir(folder .. "/run")
+        write("run/log.txt", ("l"):rep(20))
+        write("run/metrics.jsonl", ("m"):rep(20))
+        assert.equal(82, tokens())
+        assert.equal(40, tokens(folder .. "/./run"))
+        assert.equal(82, tokens(folder .. "/none"))
+        write("run/checkpoint-00000005.safetensors", "\0")
+        assert.equal(61, tokens())
+        write("checkpoint-00000005.safetensors", "\0") -- a run that writes to where its data is
+        write("metrics.jsonl", ("m"):rep(20))
+        assert.equal(61, tokens(folder))
+    end)
+
     it("finds shards below a folder without text", function()
         te._core.mkdir(folder .. "/shards")
         write("shards/a.bin", uint16(counting(0, 100)))

@@ -2,8 +2,9 @@
 --
 -- A source is a text file, a folder of text files, token shards (.bin: raw uint16, or with a header that says uint16
 -- or uint32, as write_tokens makes them), or ids that a script has. Of a folder only regular files are read, and what
--- stands in a folder that links make reachable by several ways is read once. Without any, the project's own text: the
--- tree that the script stands in, else the sources of the Lua library, which every executable carries.
+-- stands in a folder that links make reachable by several ways is read once. What runs write beside their checkpoints
+-- is left out: it grows. Without any, the project's own text: the tree that the script stands in, else the sources of
+-- the Lua library, which every executable carries.
 --
 -- Batches are cut by the engine in a thread of its own. Batch number s of the training part depends on the seed and s
 -- alone, so a run that resumes there sees what it would have seen. Several processes cut the same batches, of the rows
@@ -30,22 +31,30 @@ end
 
 local function is_text(text) return not text:sub(1, 4096):find("%z") end
 
--- Regular files below a folder in the order of their names, hidden ones left out. accept(name, is_folder) says which
--- files are meant and which folders are entered. A link to a folder is followed; one that leads back would have no end,
--- so each folder is entered once. `entered` holds their ids.
-local function files_below(folder, accept, found, entered)
+local function has_checkpoint(names)
+    for _, name in ipairs(names) do
+        if name:find "^checkpoint%-%d+%.safetensors$" then return true end
+    end
+    return false
+end
+
+-- Regular files below a folder in the order of their names, hidden ones and a run's metrics left out.
+-- accept(name, is_folder) says which files are meant and which folders are entered. A link to a folder is followed; one
+-- that leads back would have no end, so each folder is entered once. `entered` holds their ids.
+local function files_below(folder, accept, entered, found)
     found, entered = found or {}, entered or {}
     local here = te._core.stat(folder)
     if not here or entered[here.id] then return found end
     entered[here.id] = true
     local names = te._core.list_dir(folder)
+    local metrics = has_checkpoint(names) and "metrics.jsonl"
     table.sort(names)
     for _, name in ipairs(names) do
         local path = folder .. "/" .. name
         local stat = te._core.stat(path)
-        if name:find("^%.") or not stat then -- hidden, or gone
+        if name:find("^%.") or name == metrics or not stat then -- hidden, a run's, or gone
         elseif stat.type == "directory" then
-            if accept(name, true) then files_below(path, accept, found, entered) end
+            if accept(name, true) then files_below(path, accept, entered, found) end
         elseif stat.type == "file" and accept(name) then -- a pipe's end comes when somebody has written to it
             found[#found + 1] = path
         end
@@ -116,10 +125,11 @@ local function is_validation(path)
 end
 
 -- The shards of a path, split where their names say so: { train = {…}, val = {…} }; nil for a folder without any.
-local function shards_of(path, stat)
+local function shards_of(path, stat, entered)
     if stat.type ~= "directory" then return { train = { path } } end
     local found = { train = {}, val = {} }
-    for _, file in ipairs(files_below(path, function(name, is_folder) return is_folder or is_shard(name) end)) do
+    local function accept(name, is_folder) return is_folder or is_shard(name) end
+    for _, file in ipairs(files_below(path, accept, entered)) do
         table.insert(is_validation(file) and found.val or found.train, file)
     end
     if #found.train == 0 or #found.val == 0 then
@@ -198,12 +208,15 @@ local function find_source(opts)
     local stat = te._core.stat(opts.path)
     if not stat then te._core.fail_io(("te.data.open: %s: no such file or folder"):format(opts.path)) end
     local is_folder, text, shards = stat.type == "directory", "", nil
+    local output = opts.except and te._core.stat(opts.except)
+    -- folders not to enter; the data's own may be the run's as well
+    local function except() return output and output.id ~= stat.id and { [output.id] = true } or {} end
     if is_shard(opts.path) or is_folder and has_shards(opts.path) then
-        shards = shards_of(opts.path, stat)
+        shards = shards_of(opts.path, stat, except())
     else
         local function no_shard(name, inner) return inner or not is_shard(name) end
-        text = is_folder and join_files(files_below(opts.path, no_shard)) or read_file(opts.path)
-        shards = is_folder and text == "" and shards_of(opts.path, stat)
+        text = is_folder and join_files(files_below(opts.path, no_shard, except())) or read_file(opts.path)
+        shards = is_folder and text == "" and shards_of(opts.path, stat, except())
     end
     if shards then
         return { train = { paths = shards.train }, val = shards.val and { paths = shards.val }, tokenizer = own,
@@ -230,6 +243,7 @@ end
 local OPEN = {
     path = { "string", help = "file, folder or shards; the project's own text unless given" },
     tokens = { "any", help = "ids instead: a list or a tensor {n} of whole numbers" },
+    except = { "string", help = "a folder within path that is left out: the one that a run writes into" },
     script = { "string", help = "path of the running script, for finding that text" },
     tokenizer = { "any", "char", wrong = wrong_tokenizer, help = "of text: byte, char, or a tokenizer" },
     batch = { "size", 1, help = "rows for each process" },
@@ -250,7 +264,7 @@ end
 --- Opens a training and a validation part.
 ---@param opts table|nil  path, of a text file, a folder or shards, or tokens, a list or tensor {n} of ids; tokenizer:
 ---  "char" (of the text's characters), "byte", or one of te.tokenizer.char, byte or load, or with its methods; batch,
----  block, seed, val_fraction; rank and ranks of several processes
+---  block, seed, val_fraction; except, a folder to leave out; rank and ranks of several processes
 ---@return table set  n_tokens, n_train, n_val, tokenizer (of shards and ids the one given), description, train and val
 ---  loaders
 function data.open(opts)

@@ -117,6 +117,19 @@ describe("train_gpt.lua", function()
         assert.equal(0, (train("data", "--resume --steps=3 --data=" .. other)))
     end)
 
+    it("goes on with a folder that holds the folder of the run", function()
+        for name, out in pairs { around = "around/run", ["in"] = "in" } do
+            te._core.mkdir(folder .. "/" .. name)
+            os.execute(("cp %s/text.txt %s/%s"):format(folder, folder, name))
+            local options = ("--data=%s/%s --out=%s/%s "):format(folder, name, folder, out)
+            assert.equal(0, (run("train_gpt.lua", options .. SMALL .. "--steps=4 --eval-interval=2")))
+            os.remove(te.train.checkpoint.path(folder .. "/" .. out, 4))
+            local code, text, err = run("train_gpt.lua", options .. "--resume")
+            assert.equal(0, code, err)
+            assert.matches(": 2430 tokens for training, 270 for validation\n", text, 1, true)
+        end
+    end)
+
     it("names a checkpoint that it cannot go on from", function()
         assert.equal(0, (train("damaged", SMALL .. "--steps=2")))
         local path = te.train.checkpoint.latest(folder .. "/damaged")

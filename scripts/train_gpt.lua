@@ -139,14 +139,6 @@ local function recipe_of(o)
     return train.recipe(o.recipe, fp8)
 end
 
--- A batch of shards may hold ids that the model has no row for.
-local function check_ids(run, x, y)
-    if run.tokenizer then return x, y end
-    local largest, size = math.max(x:max():item(), y:max():item()), run.model.config.vocab_size
-    if largest >= size then refuse("--vocab-size=%d, but %s has token %d", size, run.set.description, largest) end
-    return x, y
-end
-
 local function loss_of(run, x, y)
     x, y = run.ranks:part(x):to(run.device), run.ranks:part(y):to(run.device)
     return te.autocast(run.autocast, function()
@@ -180,8 +172,8 @@ local function open_run(o, given, script)
         saved_by = saved and tonumber(saved.metadata.processes or 1),
         unvalidated = saved and tonumber(saved.metadata.unvalidated) }
     run.set = train.io(te.data.open, { path = o.data, except = o.out, script = script, tokenizer = o.tokenizer,
-        batch = o.batch, block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks, seed = o.seed,
-        val_fraction = o.val_fraction })
+        vocab_size = o.vocab_size, batch = o.batch, block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks,
+        seed = o.seed, val_fraction = o.val_fraction })
     run.tokenizer = run.set.tokenizer
     if given.tokenizer and not run.tokenizer then refuse "--tokenizer is for text: shards hold ids already" end
     if given.vocab_size and run.tokenizer then refuse "--vocab-size is for shards: a text has its own" end
@@ -213,7 +205,7 @@ local function open_run(o, given, script)
     run.model:to(device)
     run.optimizer = te.optim.AdamW(run.model:parameter_groups(o.weight_decay), { betas = { o.beta1, o.beta2 } })
     run.guard = train.guard(run.model, ranks)
-    run.steps = train.steps { next_batch = function() return check_ids(run, train.io(run.set.next_train, run.set)) end,
+    run.steps = train.steps { next_batch = function() return train.io(run.set.next_train, run.set) end,
         loss = function(x, y) return loss_of(run, x, y) end, parameters = run.model:parameters(),
         optimizer = run.optimizer,
         schedule = te.optim.cosine { max = o.lr, min = o.min_lr or o.lr / 10, warmup = o.warmup,
@@ -243,17 +235,18 @@ end
 -- Whether one of the processes was asked to stop.
 local function stopping(run) return run.ranks:sums(te._core.interrupt_flag() and 1 or 0) > 0 end
 
--- The loss on the validation part, nil where that is too small, and whether a request to stop came before.
+-- The loss on the validation part, nil where that is too small; whether a request to stop came before, and why a batch
+-- cannot be read.
 local function validate(run)
     local stop
     local function loss(x, y)
         stop = stopping(run)
-        return not stop and loss_of(run, check_ids(run, x, y)):item()
+        return not stop and loss_of(run, x, y):item()
     end
     run.model:eval()
-    local mean = te.no_grad(function() return run.set:validation_loss(run.options.eval_batches, loss) end)
+    local mean, problem = te.no_grad(run.set.validation_loss, run.set, run.options.eval_batches, loss)
     run.model:train()
-    return mean and run.ranks:mean(mean), stop
+    return mean and run.ranks:mean(mean), stop, problem
 end
 
 -- A sample from the model, up to a request to stop; training sees the same random numbers with and without it.
@@ -293,10 +286,11 @@ local function report(run, progress, s)
     return record
 end
 
--- Returns the step's loss where a request to stop ends the validation: it is to be made up for.
+-- Returns the step's loss where a request to stop or a problem, which comes second, ends the validation: it is to be
+-- made up for.
 local function validate_and_sample(run, progress, s, record)
-    local val_loss, stopped = validate(run)
-    if stopped then return s.loss end
+    local val_loss, stopped, problem = validate(run)
+    if stopped or problem then return s.loss, problem end
     if val_loss then record[#record + 1], record[#record + 2] = "val_loss", val_loss end
     local validation = val_loss and ("validation loss %.4f"):format(val_loss) or "too few tokens for a validation"
     progress:print("step %d: train loss %.4f, %s", s.step, s.loss, validation)
@@ -304,21 +298,33 @@ local function validate_and_sample(run, progress, s, record)
     if text then progress:print("%s\n", text) end
 end
 
--- Saves after a step and returns nothing, or the exit code where the run ends there on request.
-local function save_and_stop(run, progress, step, unvalidated, stop)
+-- Saves after a step and returns nothing, or the exit code where the run ends there on request. A problem with the data
+-- ends it, too.
+local function save_and_stop(run, progress, step, unvalidated, stop, problem)
     local path = save(run, step, unvalidated)
-    if not stop then return end
-    progress:print("interrupted after step %d; %s", step, path)
+    if not stop and not problem then return end
+    progress:print("%s after step %d; %s", problem and "ended" or "interrupted", step, path)
     run.ranks:barrier() -- mpirun ends the others when the first one has left
+    if problem then train.io(error, problem, 0) end
     return train.exit.interrupted
+end
+
+-- Ends the run before a step whose batches cannot be read; what it has trained is saved.
+local function end_before(run, progress, step, problem)
+    for s in run.steps:finished(true) do
+        local record = report(run, progress, s)
+        if run.metrics then train.io(run.metrics.write, run.metrics, record) end
+    end
+    if step > run.first_step then save_and_stop(run, progress, step - 1, nil, nil, problem) end
+    error(problem, 0)
 end
 
 -- Makes up for the validation that a stop has ended; returns as save_and_stop does.
 local function catch_up(run, progress)
     local s, record = { step = run.first_step - 1, loss = run.unvalidated }, {}
-    local unvalidated = validate_and_sample(run, progress, s, record)
+    local unvalidated, problem = validate_and_sample(run, progress, s, record)
     if run.metrics then train.io(run.metrics.add, run.metrics, s.step, record) end
-    return save_and_stop(run, progress, s.step, unvalidated, stopping(run))
+    return save_and_stop(run, progress, s.step, unvalidated, stopping(run), problem)
 end
 
 -- Steps are reported when their figures are there: at once, or on CUDA while the next one runs; all,
@@ -328,20 +334,21 @@ local function loop(run, progress)
     local code = run.unvalidated and catch_up(run, progress)
     if code then return code end
     for step = run.first_step, o.steps do
-        local stop = run.steps:start(step)
+        local stop, problem = run.steps:start(step)
+        if problem then end_before(run, progress, step, problem) end
         local pause = step % o.eval_interval == 0 or step == o.steps
         local looks, unvalidated = every > 0 and step % every == 0, nil
         for s in run.steps:finished(pause or stop or looks) do
             local record = report(run, progress, s)
             if s.step == step and pause and s.allowed then
-                unvalidated = validate_and_sample(run, progress, s, record)
+                unvalidated, problem = validate_and_sample(run, progress, s, record)
                 stop = stopping(run)
             end
             if run.metrics then train.io(run.metrics.write, run.metrics, record) end
         end
         -- of its last batch
         if looks and run.metrics then train.io(run.metrics.write_numerics, run.metrics, step, te.numerics.values()) end
-        code = (pause or stop) and save_and_stop(run, progress, step, unvalidated, stop)
+        code = (pause or stop) and save_and_stop(run, progress, step, unvalidated, stop, problem)
         if code then return code end
     end
     return train.exit.ok

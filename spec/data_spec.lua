@@ -99,6 +99,31 @@ describe("te.data", function()
         assert.equal(61, tokens(folder))
     end)
 
+    it("names an id that is none of a vocabulary, and where it stands", function()
+        local ids = {}
+        for i = 1, 20000 do ids[i] = i % 7 end
+        local function check(at, read)
+            ids[at + 1] = 9
+            local path = write("a.bin", uint16(ids))
+            for _, source in ipairs { { path = path }, { tokens = ids } } do
+                local opts = { path = source.path, tokens = source.tokens, block = 8, batch = 4, vocab_size = 9 }
+                local ok, value, problem = pcall(read, opts)
+                local told = ("%stoken %d is 9, of a vocabulary of 9"):format(source.path and path .. ": " or "", at)
+                assert.is_truthy(tostring(ok and problem or value):find(told, 1, true))
+                opts.vocab_size = 10
+                assert.equal(1, read(opts))
+            end
+            ids[at + 1] = 0
+        end
+        check(5, function(opts) te.data.open(opts):close() return 1 end) -- among those that are looked at first
+        check(100, function(opts)
+            local set = te.data.open(opts)
+            for _ = 1, 2000 do set:next_train() end
+            return 1
+        end)
+        check(19000, function(opts) return te.data.open(opts):validation_loss(99, function() return 1 end) end)
+    end)
+
     it("finds shards below a folder without text", function()
         te._core.mkdir(folder .. "/shards")
         write("shards/a.bin", uint16(counting(0, 100)))

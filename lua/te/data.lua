@@ -150,11 +150,11 @@ end
 
 local WINDOWS, WIDTH, PRIME = 64, 64, 2 ^ 44 - 17
 
--- A number that other data of the same length hardly has: a hash of tokens all over it.
-local function sample_of(source, n)
+-- A number that other data of the same length hardly has: a hash of tokens all over it, which are in the vocabulary.
+local function sample_of(source, n, vocab_size)
     local width = math.min(WIDTH, n - 1)
     local loader = te._core.tokens_open { paths = source.paths, tokens = source.tokens, batch = 1, block = width,
-        sequential = true, prefetch = 0 }
+        sequential = true, prefetch = 0, vocab_size = vocab_size }
     local there, hash = math.floor((n - 1) / width), 0
     local count = math.min(WINDOWS, there)
     for i = 0, count - 1 do
@@ -246,6 +246,7 @@ local OPEN = {
     except = { "string", help = "a folder within path that is left out: the one that a run writes into" },
     script = { "string", help = "path of the running script, for finding that text" },
     tokenizer = { "any", "char", wrong = wrong_tokenizer, help = "of text: byte, char, or a tokenizer" },
+    vocab_size = { "size", help = "of shards and ids: a batch with another id is an error that says where it stands" },
     batch = { "size", 1, help = "rows for each process" },
     rank = { "integer", 0, min = 0, help = "of this process" },
     ranks = { "size", 1, help = "processes that share batches" },
@@ -258,13 +259,14 @@ local OPEN = {
 local function loader(set, source, first, last, sequential)
     return te._core.tokens_open { paths = source.paths, tokens = source.tokens, begin = first, ["end"] = last,
         batch = set.batch * set.ranks, block = set.block, seed = set.seed, sequential = sequential,
-        prefetch = sequential and 0 or 3 }
+        prefetch = sequential and 0 or 3, vocab_size = set.vocab_size }
 end
 
 --- Opens a training and a validation part.
 ---@param opts table|nil  path, of a text file, a folder or shards, or tokens, a list or tensor {n} of ids; tokenizer:
 ---  "char" (of the text's characters), "byte", or one of te.tokenizer.char, byte or load, or with its methods; batch,
----  block, seed, val_fraction; except, a folder to leave out; rank and ranks of several processes
+---  block, seed, val_fraction; vocab_size, which ids of shards are below; except, a folder to leave out; rank and ranks
+---  of several processes
 ---@return table set  n_tokens, n_train, n_val, tokenizer (of shards and ids the one given), description, train and val
 ---  loaders
 function data.open(opts)
@@ -283,7 +285,9 @@ function data.open(opts)
         fail("te.data.open: %s: %d tokens for training are too few for a block of %d", set.description, set.n_train,
             opts.block)
     end
-    set.sample = sample_of(found.train, n)
+    -- ids that a tokenizer has just made of a text are its own
+    set.vocab_size = (found.train.paths or opts.tokens ~= nil) and opts.vocab_size or nil
+    set.sample = sample_of(found.train, n, set.vocab_size)
     set.train = loader(set, found.train, 0, set.n_train, false)
     if set.n_val > opts.block * opts.batch * opts.ranks then
         set.val = loader(set, found.val or found.train, found.val and 0 or set.n_train, found.val and set.n_val or n,
@@ -318,6 +322,7 @@ end
 --- Mean of loss(x, y) over `batches` batches spread evenly over the validation part (all of them when there are fewer),
 --- always the same ones. Of several processes, the mean over the rows of this one.
 ---@return number|nil  nil when the part is too small for a batch, or a loss is nil or false, which ends it
+---@return string|nil problem  why a batch cannot be read; there is no mean, then
 function Set:validation_loss(batches, loss)
     options.method("Set:validation_loss", self, Set)
     options.argument("Set:validation_loss", "batches", batches, { "size" })
@@ -327,7 +332,9 @@ function Set:validation_loss(batches, loss)
     local n, sum = math.min(batches, available), 0
     for i = 0, n - 1 do
         self.val:seek(math.floor(i * available / n))
-        local value = loss(own_rows(self, self.val:next()))
+        local read, x, y = pcall(self.val.next, self.val)
+        if not read then return nil, x end
+        local value = loss(own_rows(self, x, y))
         if not value then return nil end
         sum = sum + value
     end

@@ -156,12 +156,40 @@ describe("train_gpt.lua", function()
         file:close()
         local options = SMALL .. ("--data=%s --out=%s/ids --steps=2 "):format(path, folder)
         local code, _, err = run("train_gpt.lua", options .. "--vocab-size=300")
-        assert.equal(2, code)
-        assert.equal(("train_gpt.lua: --vocab-size=300, but %s has token 300\n"):format(path), err)
+        assert.equal(74, code)
+        assert.equal(("%s: token 2 is 300, of a vocabulary of 300\n"):format(path), err)
         assert.equal(0, (run("train_gpt.lua", options .. "--vocab-size=301")))
         code, _, err = run("train_gpt.lua", options .. "--tokenizer=byte")
         assert.equal(2, code)
         assert.equal("train_gpt.lua: --tokenizer is for text: shards hold ids already\n", err)
+    end)
+
+    it("saves before it ends where a token of a shard is none of the model's, and goes on when it is", function()
+        local path, ids = folder .. "/rare.bin", {}
+        for i = 1, 20000 do ids[i] = i % 7 end
+        local options = SMALL .. ("--data=%s --vocab-size=300 --batch=64 --eval-batches=99 --eval-interval=3 ")
+            :format(path) .. "--dropout=0.1 --grad-accumulation=2 --steps=16 --keep=99 --out=" .. folder
+        te.data.write_tokens(path, ids)
+        assert.equal(0, (run("train_gpt.lua", options .. "/common")))
+        for at, step in pairs { [100] = 13, [19000] = 3 } do -- of training, and of the validation after step 3
+            local name = "rare" .. at
+            ids[at + 1] = 300
+            te.data.write_tokens(path, ids)
+            local code, out, err = run("train_gpt.lua", options .. "/" .. name)
+            assert.equal(("%s: token %d is 300, of a vocabulary of 300\n"):format(path, at), err)
+            assert.equal(74, code)
+            assert.is_truthy(out:find(("ended after step %d; "):format(step), 1, true), out)
+            assert.equal(step, #metrics(name))
+            ids[at + 1] = (at + 1) % 7
+            te.data.write_tokens(path, ids)
+            code, _, err = run("train_gpt.lua", ("--resume --out=%s/%s"):format(folder, name))
+            assert.equal(0, code, err)
+            for i, record in ipairs(metrics "common") do
+                local other = metrics(name)[i]
+                assert.equal(record.loss, other.loss)
+                assert.equal(record.val_loss, other.val_loss)
+            end
+        end
     end)
 
     it("lets the learning rate fall to a tenth, whatever it is", function()

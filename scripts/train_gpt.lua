@@ -249,20 +249,22 @@ local function validate(run)
     return mean and run.ranks:mean(mean), stop, problem
 end
 
--- A sample from the model, up to a request to stop; training sees the same random numbers with and without it.
+-- A sample from the model, up to a request to stop, or what there is to say instead; training sees the same random
+-- numbers with and without it.
 local function sample(run)
     if run.options.sample_tokens == 0 or not run.tokenizer or not run.ranks.leads then return end
     local rng = te.rng_state()
     local start = te.tensor({ { run.tokenizer:start() } }, { dtype = "int32", device = run.device })
-    local ids = run.model:generate(start, run.options.sample_tokens, { temperature = 0.8, top_k = 40,
+    local ids, problem = train.sample(run.model, start, run.options.sample_tokens, { temperature = 0.8, top_k = 40,
         on_token = function() return not te._core.interrupt_flag() end })
     te.rng_state(rng)
-    return run.tokenizer:decode(ids:totable()[1])
+    return ids and run.tokenizer:decode(ids:totable()[1]) or "no sample: " .. problem
 end
 
 -- Saves after a step, with its loss where it has yet to be validated.
 local function save(run, step, unvalidated)
     local o, ranks = run.options, run.ranks
+    run.guard:check(run.optimizer)
     if not ranks.leads then return end
     local texts = { unvalidated = unvalidated and ("%.17g"):format(unvalidated),
         processes = ranks.row_ranks > 1 and tostring(ranks.row_ranks) or nil } -- with rows of their own

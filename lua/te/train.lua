@@ -30,6 +30,7 @@ return require("te.options").library("te.train", {
     checkpoint = require "te.train.checkpoint",
     guard = require "te.train.guard",
     ranks = require "te.train.ranks",
+    sample = require "te.train.sample",
     steps = require "te.train.steps",
     peak_flops = require "te.train.peak",
 })

@@ -520,6 +520,36 @@ describe("train_gpt.lua", function()
         assert.equal(4, #metrics("nan"))
     end)
 
+    it("saves no weights and states that are not finite, and goes without samples of them", function()
+        local code, _, err = train("far", SMALL .. "--n-embd=32 --n-layer=2 --batch=2 --steps=99 --keep=1 --lr=10 "
+            .. "--warmup=0 --weight-decay=10 --beta1=0 --beta2=0 --clip=0 --eval-interval=1")
+        assert.matches("^exp_avg_sq [%w_.]+ of .* is not finite: it is not saved\n$", err)
+        assert.equal(77, code)
+        local steps = te.train.checkpoint.steps(folder .. "/far")
+        assert.same({ #metrics "far" - 1 }, steps)
+        assert.equal(0, (run("generate.lua", ("--out=%s/far --tokens=2"):format(folder))))
+        local path = te.train.checkpoint.path(folder .. "/far", steps[1])
+        local tensors, metadata = te.load(path)
+        for value, told in pairs {
+            [3e38] = "generate.lua: the logits of GPT are not finite\n",
+            [math.huge] = path .. ": parameter norm.weight of LayerNorm",
+        } do
+            tensors["model.norm.weight"]:fill_(value)
+            te.save(path, tensors, metadata)
+            code, _, err = run("generate.lua", ("--out=%s/far --tokens=2"):format(folder))
+            assert.equal(told, err:sub(1, #told))
+            assert.equal(value == math.huge and 74 or 1, code)
+        end
+        tensors["model.norm.weight"]:fill_(math.huge)
+        metadata.unvalidated = "1"
+        te.save(path, tensors, metadata)
+        local out
+        code, out, err = train("far", "--resume")
+        assert.is_truthy(out:find("\nno sample: the logits of GPT are not finite\n", 1, true), out)
+        assert.matches("^parameter norm.weight of .* is not finite: it is not saved\n$", err)
+        assert.equal(77, code)
+    end)
+
     it("says what is wrong with the command line or the files", function()
         local function fails(expected, message, script, options)
             local code, _, err = run(script, options)

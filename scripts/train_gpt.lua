@@ -61,7 +61,8 @@ local command_line = train.command_line {
         help = "dpa: attention multiplies FP8; mha: and hands it to its projection. With delayed, current or mxfp8" },
     { "fp8-params", "boolean", false, help = "the blocks' weights are stored in the recipe's format alone" },
     { "dtype", "string", choices = { "float32", "bfloat16" },
-        help = "of the computation, bfloat16 with a recipe, else float32; weights and optimizer stay float32" },
+        help = "of the computation, bfloat16 with a recipe, else float32; a resumed run keeps its own. "
+            .. "Weights and optimizer stay float32" },
     { "seed", "integer", 1, min = 0, help = "of weights, batches and dropout" },
     { "threads", "integer", 0, min = 0, max = 1024,
         help = "0: OMP_NUM_THREADS, or all cores, divided among processes that share them" },
@@ -97,6 +98,7 @@ local function refuse(format, ...) train.fail(train.exit.usage, ("train_gpt.lua:
 -- Options that a model in a checkpoint has for good: others for it would have no effect.
 local MODEL = { "tokenizer", "vocab-size", "model", "n-layer", "n-head", "n-kv-head", "n-expert", "n-expert-active",
     "expert-aux-loss", "n-embd", "dropout", "bias", "init-std", "fp8-params" }
+local STORED = { "recipe", unpack(MODEL) } -- of one whose weights are quantized
 
 -- What options alone cannot check.
 local function check_together(o, given, device)
@@ -129,6 +131,12 @@ local function check_together(o, given, device)
     if not there then refuse("--device=%s: %s", o.device, train.plain(problem)) end
 end
 
+-- Options of text, which has a tokenizer, or of shards, for the other.
+local function refuse_other_data(given, tokenizer)
+    if given.tokenizer and not tokenizer then refuse "--tokenizer is for text: shards hold ids already" end
+    if given.vocab_size and tokenizer then refuse "--vocab-size is for shards: a text has its own" end
+end
+
 -- The recipe that the options ask for, nil for none.
 local function recipe_of(o)
     local attention = o.fp8_attention ~= "none"
@@ -156,7 +164,9 @@ local function open_run(o, given, script)
         local path = train.io(train.checkpoint.latest, o.out)
         if not path then train.fail(train.exit.io, ("--resume: no checkpoint in %s"):format(o.out)) end
         saved = train.io(train.checkpoint.load, path)
-        local name, asked, kept = command_line:changed(given, saved.metadata, MODEL)
+        refuse_other_data(given, saved.metadata.tokenizer)
+        local stored = saved.metadata["option.fp8_params"] == "true" -- in the recipe's format
+        local name, asked, kept = command_line:changed(given, saved.metadata, stored and STORED or MODEL)
         if name then refuse("--resume: --%s=%s, but the model in the checkpoint has %s", name, asked, kept) end
         train.of_file(path, command_line.restore, command_line, o, given, saved.metadata)
     end
@@ -175,8 +185,7 @@ local function open_run(o, given, script)
         vocab_size = o.vocab_size, batch = o.batch, block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks,
         seed = o.seed, val_fraction = o.val_fraction })
     run.tokenizer = run.set.tokenizer
-    if given.tokenizer and not run.tokenizer then refuse "--tokenizer is for text: shards hold ids already" end
-    if given.vocab_size and run.tokenizer then refuse "--vocab-size is for shards: a text has its own" end
+    refuse_other_data(given, run.tokenizer)
     if saved then
         train.checkpoint.check_data(saved, run.set)
         run.model = train.of_file(saved.path, te.models.from_checkpoint, saved)

@@ -24,7 +24,7 @@ local command_line = train.command_line {
         help = "weights are stored in its format, in less memory, and products quantized as it says" },
     { "dtype", "string", choices = { "float32", "bfloat16" },
         help = "of the computation; float32, or bfloat16 with a recipe" },
-    { "seed", "integer", 1, min = 0, help = "of the choices" },
+    { "seed", "integer", 1, min = 0, help = "of the choices; tetrain's own --seed changes none" },
     { "threads", "integer", 0, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
 }
 

@@ -63,18 +63,19 @@ local command_line = train.command_line {
     { "dtype", "string", choices = { "float32", "bfloat16" },
         help = "of the computation, bfloat16 with a recipe, else float32; a resumed run keeps its own. "
             .. "Weights and optimizer stay float32" },
-    { "seed", "integer", 1, min = 0, help = "of weights, batches and dropout" },
-    { "threads", "integer", 0, min = 0, max = 1024,
+    { "seed", "integer", 1, min = 0, help = "of weights, batches and dropout; tetrain's own --seed changes none" },
+    { "threads", "integer", 0, min = 0, max = 1024, told = train.ranks.threads_told,
         help = "0: OMP_NUM_THREADS, or all cores, divided among processes that share them" },
     { "context-parallel", "size", 1, help = "how many processes cut the tokens of a row between them" },
     { "cp-comm-type", "string", "all_gather", choices = { "all_gather", "a2a" },
         help = "how they attend: keys and values go to all, or each has some of the heads" },
-    { "device", "string", te.get_default_device(),
+    { "device", "string", te.get_default_device(), told = train.ranks.device_told,
         help = "cpu, cuda, cuda:1; of several processes, cuda gives each its own" },
     { "graph", "boolean", true, help = "a step recorded and launched as a whole, where the device can" },
 
     { "out", "string", "out/gpt", section = "Output", help = "folder" },
-    { "resume", "boolean", false, help = "go on from the newest checkpoint; options come from it unless given" },
+    { "resume", "boolean", false, help = "go on from the newest checkpoint; options come from it unless given, "
+        .. "threads and device from TE_DEVICE, OMP_NUM_THREADS or tetrain's options where those say so" },
     { "eval-interval", "size", 250, help = "steps between validations, samples and checkpoints" },
     { "eval-batches", "size", 50, help = "batches of a validation, spread over its data" },
     { "sample-tokens", "integer", 200, min = 0, help = "length of samples; 0: none" },
@@ -374,8 +375,9 @@ local function main(words)
         plain = ranks.size > 1, -- mpirun gives rank 0 a terminal also where there is none
         flops_per_token = run.model:flops_per_token(), peak_flops = ranks.size * train.peak_flops(o.dtype, run.device) }
     progress:print("%s: %d tokens for training, %d for validation", run.set.description, run.set.n_train, run.set.n_val)
-    progress:print("%d parameters, %d threads, %s, recipe %s, steps %d to %d, %s", run.model:num_parameters(),
-        te.get_num_threads(), o.dtype, o.recipe, run.first_step, o.steps, o.out)
+    progress:print("%d parameters, %s%d threads, %s, recipe %s, steps %d to %d, %s", run.model:num_parameters(),
+        run.device == "cpu" and "" or run.device .. ", ", te.get_num_threads(), o.dtype, o.recipe, run.first_step,
+        o.steps, o.out)
     if ranks.size > 1 then
         local shared = ranks.context and (", each %d on the same rows"):format(ranks.context.size) or ""
         progress:print("%d processes%s, %d tokens a step", ranks.size, shared, run.step_tokens)

@@ -1,6 +1,7 @@
 -- Runs the scripts as a user does, in processes of their own.
 
 local te = require "te"
+local shell = require "spec.support.shell"
 
 local TETRAIN = os.getenv("TETRAIN") or "build/tetrain"
 local folder
@@ -130,6 +131,17 @@ describe("train_gpt.lua", function()
             local code, text, err = run("train_gpt.lua", options .. "--resume")
             assert.equal(0, code, err)
             assert.matches(": 2430 tokens for training, 270 for validation\n", text, 1, true)
+        end
+    end)
+
+    it("takes threads from where they are told before it takes them from a checkpoint", function()
+        assert.equal(0, (train("threads", SMALL .. "--steps=2")))
+        local words = ("scripts/train_gpt.lua --resume --out=%s/threads --steps="):format(folder)
+        for i, case in ipairs { { "OMP_NUM_THREADS=3", "", 3 }, { "OMP_NUM_THREADS=", "--threads 2", 2 } } do
+            local command = ("%s %s %s %s%d"):format(case[1], TETRAIN, case[2], words, 2 + i)
+            local out, status = shell.capture(command)
+            assert.equal(0, status, out)
+            assert.is_truthy(out:find((" parameters, %d threads, "):format(case[3]), 1, true), out)
         end
     end)
 

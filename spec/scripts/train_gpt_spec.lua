@@ -134,6 +134,13 @@ describe("train_gpt.lua", function()
         end
     end)
 
+    it("says in one line what memory has no room for", function()
+        local options = ("--data=%s/text.txt --out=%s/large --n-embd=2048 --n-layer=1 --n-head=2"):format(folder, folder)
+        local out, status = shell.capture(("%s --mem-limit 50M scripts/train_gpt.lua %s"):format(TETRAIN, options))
+        assert.matches("^out of memory: %d+ bytes asked on cpu, %d+ in use, limit %d+\n$", out)
+        assert.equal(1, status)
+    end)
+
     it("takes threads from where they are told before it takes them from a checkpoint", function()
         assert.equal(0, (train("threads", SMALL .. "--steps=2")))
         local words = ("scripts/train_gpt.lua --resume --out=%s/threads --steps="):format(folder)

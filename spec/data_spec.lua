@@ -124,6 +124,13 @@ describe("te.data", function()
         check(19000, function(opts) return te.data.open(opts):validation_loss(99, function() return 1 end) end)
     end)
 
+    it("says how long a text may be", function()
+        local path = write("a.txt", "a")
+        assert.equal(0, os.execute(("truncate -s 3000000000 '%s'"):format(path))) -- takes no room
+        assert.error_matches(function() te.data.open { path = path } end,
+            path .. ": 3000000000 bytes of text: they end at 2 GiB; te.data.write_tokens makes shards", 1, true)
+    end)
+
     it("finds shards below a folder without text", function()
         te._core.mkdir(folder .. "/shards")
         write("shards/a.bin", uint16(counting(0, 100)))

@@ -19,10 +19,21 @@ local data = {}
 
 -- Reading ---------------------------------------------------------------------------------------------------------
 
+local MOST_TEXT = 2 ^ 31 - 512 -- a little below what LuaJIT lets a string have
+
+local TOO_MUCH = "%.0f bytes of text: they end at 2 GiB; te.data.write_tokens makes shards, which have no end"
+
 local function read_file(path)
     local file, problem = io.open(path, "rb")
     if not file then te._core.fail_io("te.data.open: " .. problem) end
-    local read, text, why = pcall(file.read, file, "*a") -- raises where memory ends before the file does
+    local size = file:seek "end" -- nil of a pipe, 0 of a device
+    if size then file:seek "set" end
+    if size and size > MOST_TEXT then
+        file:close()
+        fail("te.data.open: %s: " .. TOO_MUCH, path, size)
+    end
+    -- at once, as a buffer that grows ends at half of what a text may have; raises where memory ends before the file
+    local read, text, why = pcall(file.read, file, size and size > 0 and size or "*a")
     file:close()
     if not read then error(("%s: %s"):format(path, text), 0) end
     if not text then te._core.fail_io(("te.data.open: %s: %s"):format(path, why)) end
@@ -63,10 +74,13 @@ local function files_below(folder, accept, entered, found)
 end
 
 local function join_files(paths)
-    local texts = {}
+    local texts, size = {}, 0
     for _, path in ipairs(paths) do
         local text = read_file(path)
-        if is_text(text) then texts[#texts + 1] = text end
+        if is_text(text) then
+            texts[#texts + 1], size = text, size + #text + 1
+            if size > MOST_TEXT then fail("te.data.open: %s: with it " .. TOO_MUCH, path, size) end
+        end
     end
     return table.concat(texts, "\n"), #texts
 end

@@ -135,7 +135,7 @@ describe("train_gpt.lua", function()
     end)
 
     it("says in one line what memory has no room for", function()
-        local options = ("--data=%s/text.txt --out=%s/large --n-embd=2048 --n-layer=1 --n-head=2"):format(folder, folder)
+        local options = ("--data=%s/text.txt --out=%s/large --n-embd=2048 --n-head=2"):format(folder, folder)
         local out, status = shell.capture(("%s --mem-limit 50M scripts/train_gpt.lua %s"):format(TETRAIN, options))
         assert.matches("^out of memory: %d+ bytes asked on cpu, %d+ in use, limit %d+\n$", out)
         assert.equal(1, status)

@@ -101,37 +101,6 @@ local MODEL = { "tokenizer", "vocab-size", "model", "n-layer", "n-head", "n-kv-h
     "expert-aux-loss", "n-embd", "dropout", "bias", "init-std", "fp8-params" }
 local STORED = { "recipe", unpack(MODEL) } -- of one whose weights are quantized
 
--- What options alone cannot check.
-local function check_together(o, given, device)
-    if o.recipe == "none" and (o.fp8_params or o.watch_numerics > 0) then
-        refuse("--%s needs a --recipe", o.fp8_params and "fp8-params" or "watch-numerics")
-    end
-    if o.min_lr and o.min_lr > o.lr then refuse("--min-lr=%g is above --lr=%g", o.min_lr, o.lr) end
-    if o.n_embd % o.n_head ~= 0 then refuse("--n-embd=%d is no multiple of --n-head=%d", o.n_embd, o.n_head) end
-    if o.model == "llama" then
-        if o.bias then refuse "--bias: --model=llama has none" end
-        local size = o.n_embd / o.n_head
-        if size % 2 ~= 0 then refuse("--model=llama: heads of %d features are odd", size) end
-        if o.n_kv_head > 0 and o.n_head % o.n_kv_head ~= 0 then
-            refuse("--n-head=%d is no multiple of --n-kv-head=%d", o.n_head, o.n_kv_head)
-        end
-        if o.n_expert > 0 and o.n_expert_active > o.n_expert then
-            refuse("--n-expert-active=%d of --n-expert=%d", o.n_expert_active, o.n_expert)
-        end
-    elseif o.n_kv_head > 0 or o.n_expert > 0 then
-        refuse("--%s needs --model=llama", o.n_kv_head > 0 and "n-kv-head" or "n-expert")
-    end
-    if o.n_expert == 0 and (given.n_expert_active or given.expert_aux_loss) then
-        refuse("--%s needs --n-expert", given.n_expert_active and "n-expert-active" or "expert-aux-loss")
-    end
-    if given.cp_comm_type and o.context_parallel == 1 then refuse "--cp-comm-type needs --context-parallel" end
-    if o.context_parallel > 1 and o.fp8_attention ~= "none" then
-        refuse "--fp8-attention: not with --context-parallel"
-    end
-    local there, problem = pcall(te.empty, { 1 }, { device = device })
-    if not there then refuse("--device=%s: %s", o.device, train.plain(problem)) end
-end
-
 -- Options of text, which has a tokenizer, or of shards, for the other.
 local function refuse_other_data(given, tokenizer)
     if given.tokenizer and not tokenizer then refuse "--tokenizer is for text: shards hold ids already" end
@@ -172,7 +141,7 @@ local function open_run(o, given, script)
         train.of_file(path, command_line.restore, command_line, o, given, saved.metadata)
     end
     local device = ranks:device(o.device)
-    check_together(o, given, device)
+    train.check_gpt_options(o, given, device, refuse)
     local problem = ranks:divide_sequences(o.context_parallel, o.block)
     if problem then refuse("--context-parallel=%d: %s", o.context_parallel, problem) end
     local recipe = recipe_of(o)

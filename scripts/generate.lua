@@ -24,7 +24,7 @@ local command_line = train.command_line {
         help = "weights are stored in its format, in less memory, and products quantized as it says" },
     { "dtype", "string", choices = { "float32", "bfloat16" },
         help = "of the computation; float32, or bfloat16 with a recipe" },
-    { "seed", "integer", 1, min = 0, help = "of the choices" },
+    { "seed", "integer", 1, min = 0, help = "of the choices; tetrain's own --seed changes none" },
     { "threads", "integer", 0, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
 }
 
@@ -44,6 +44,8 @@ local function load(o)
     end
     local model = train.of_file(path, te.models.from_checkpoint, saved)
     train.checkpoint.release(saved)
+    local damage = train.guard(model):damage()
+    if damage then train.fail(train.exit.io, ("%s: %s is not finite"):format(path, damage)) end
     return model, train.of_file(path, te.tokenizer.parse, saved.metadata.tokenizer)
 end
 
@@ -67,7 +69,7 @@ local function main(words)
         if i > 1 then io.stdout:write("\n----\n") end
         io.stdout:write(o.prompt)
         te.autocast({ dtype = o.dtype, recipe = recipe, enabled = o.dtype ~= "float32" or recipe ~= nil }, function()
-            model:generate(te.tensor({ prompt }, { dtype = "int32" }), o.tokens, {
+            local made, problem = train.sample(model, te.tensor({ prompt }, { dtype = "int32" }), o.tokens, {
                 temperature = o.temperature, top_k = o.top_k > 0 and o.top_k or nil, top_p = o.top_p,
                 eos = ends[1] and ends,
                 on_token = function(token)
@@ -78,6 +80,7 @@ local function main(words)
                     return not te._core.interrupt_flag()
                 end,
             })
+            if not made then train.fail(train.exit.script, "generate.lua: " .. problem) end
         end)
         if te._core.interrupt_flag() then return train.exit.interrupted end
     end

@@ -61,19 +61,21 @@ local command_line = train.command_line {
         help = "dpa: attention multiplies FP8; mha: and hands it to its projection. With delayed, current or mxfp8" },
     { "fp8-params", "boolean", false, help = "the blocks' weights are stored in the recipe's format alone" },
     { "dtype", "string", choices = { "float32", "bfloat16" },
-        help = "of the computation, bfloat16 with a recipe, else float32; weights and optimizer stay float32" },
-    { "seed", "integer", 1, min = 0, help = "of weights, batches and dropout" },
-    { "threads", "integer", 0, min = 0, max = 1024,
+        help = "of the computation, bfloat16 with a recipe, else float32; a resumed run keeps its own. "
+            .. "Weights and optimizer stay float32" },
+    { "seed", "integer", 1, min = 0, help = "of weights, batches and dropout; tetrain's own --seed changes none" },
+    { "threads", "integer", 0, min = 0, max = 1024, told = train.ranks.threads_told,
         help = "0: OMP_NUM_THREADS, or all cores, divided among processes that share them" },
     { "context-parallel", "size", 1, help = "how many processes cut the tokens of a row between them" },
     { "cp-comm-type", "string", "all_gather", choices = { "all_gather", "a2a" },
         help = "how they attend: keys and values go to all, or each has some of the heads" },
-    { "device", "string", te.get_default_device(),
+    { "device", "string", te.get_default_device(), told = train.ranks.device_told,
         help = "cpu, cuda, cuda:1; of several processes, cuda gives each its own" },
     { "graph", "boolean", true, help = "a step recorded and launched as a whole, where the device can" },
 
     { "out", "string", "out/gpt", section = "Output", help = "folder" },
-    { "resume", "boolean", false, help = "go on from the newest checkpoint; options come from it unless given" },
+    { "resume", "boolean", false, help = "go on from the newest checkpoint; options come from it unless given, "
+        .. "threads and device from TE_DEVICE, OMP_NUM_THREADS or tetrain's options where those say so" },
     { "eval-interval", "size", 250, help = "steps between validations, samples and checkpoints" },
     { "eval-batches", "size", 50, help = "batches of a validation, spread over its data" },
     { "sample-tokens", "integer", 200, min = 0, help = "length of samples; 0: none" },
@@ -97,36 +99,12 @@ local function refuse(format, ...) train.fail(train.exit.usage, ("train_gpt.lua:
 -- Options that a model in a checkpoint has for good: others for it would have no effect.
 local MODEL = { "tokenizer", "vocab-size", "model", "n-layer", "n-head", "n-kv-head", "n-expert", "n-expert-active",
     "expert-aux-loss", "n-embd", "dropout", "bias", "init-std", "fp8-params" }
+local STORED = { "recipe", unpack(MODEL) } -- of one whose weights are quantized
 
--- What options alone cannot check.
-local function check_together(o, given, device)
-    if o.recipe == "none" and (o.fp8_params or o.watch_numerics > 0) then
-        refuse("--%s needs a --recipe", o.fp8_params and "fp8-params" or "watch-numerics")
-    end
-    if o.min_lr and o.min_lr > o.lr then refuse("--min-lr=%g is above --lr=%g", o.min_lr, o.lr) end
-    if o.n_embd % o.n_head ~= 0 then refuse("--n-embd=%d is no multiple of --n-head=%d", o.n_embd, o.n_head) end
-    if o.model == "llama" then
-        if o.bias then refuse "--bias: --model=llama has none" end
-        local size = o.n_embd / o.n_head
-        if size % 2 ~= 0 then refuse("--model=llama: heads of %d features are odd", size) end
-        if o.n_kv_head > 0 and o.n_head % o.n_kv_head ~= 0 then
-            refuse("--n-head=%d is no multiple of --n-kv-head=%d", o.n_head, o.n_kv_head)
-        end
-        if o.n_expert > 0 and o.n_expert_active > o.n_expert then
-            refuse("--n-expert-active=%d of --n-expert=%d", o.n_expert_active, o.n_expert)
-        end
-    elseif o.n_kv_head > 0 or o.n_expert > 0 then
-        refuse("--%s needs --model=llama", o.n_kv_head > 0 and "n-kv-head" or "n-expert")
-    end
-    if o.n_expert == 0 and (given.n_expert_active or given.expert_aux_loss) then
-        refuse("--%s needs --n-expert", given.n_expert_active and "n-expert-active" or "expert-aux-loss")
-    end
-    if given.cp_comm_type and o.context_parallel == 1 then refuse "--cp-comm-type needs --context-parallel" end
-    if o.context_parallel > 1 and o.fp8_attention ~= "none" then
-        refuse "--fp8-attention: not with --context-parallel"
-    end
-    local there, problem = pcall(te.empty, { 1 }, { device = device })
-    if not there then refuse("--device=%s: %s", o.device, train.plain(problem)) end
+-- Options of text, which has a tokenizer, or of shards, for the other.
+local function refuse_other_data(given, tokenizer)
+    if given.tokenizer and not tokenizer then refuse "--tokenizer is for text: shards hold ids already" end
+    if given.vocab_size and tokenizer then refuse "--vocab-size is for shards: a text has its own" end
 end
 
 -- The recipe that the options ask for, nil for none.
@@ -137,14 +115,6 @@ local function recipe_of(o)
     end
     local fp8 = attention and { fp8_dpa = true, fp8_mha = o.fp8_attention == "mha" } or {}
     return train.recipe(o.recipe, fp8)
-end
-
--- A batch of shards may hold ids that the model has no row for.
-local function check_ids(run, x, y)
-    if run.tokenizer then return x, y end
-    local largest, size = math.max(x:max():item(), y:max():item()), run.model.config.vocab_size
-    if largest >= size then refuse("--vocab-size=%d, but %s has token %d", size, run.set.description, largest) end
-    return x, y
 end
 
 local function loss_of(run, x, y)
@@ -164,12 +134,14 @@ local function open_run(o, given, script)
         local path = train.io(train.checkpoint.latest, o.out)
         if not path then train.fail(train.exit.io, ("--resume: no checkpoint in %s"):format(o.out)) end
         saved = train.io(train.checkpoint.load, path)
-        local name, asked, kept = command_line:changed(given, saved.metadata, MODEL)
+        refuse_other_data(given, saved.metadata.tokenizer)
+        local stored = saved.metadata["option.fp8_params"] == "true" -- in the recipe's format
+        local name, asked, kept = command_line:changed(given, saved.metadata, stored and STORED or MODEL)
         if name then refuse("--resume: --%s=%s, but the model in the checkpoint has %s", name, asked, kept) end
         train.of_file(path, command_line.restore, command_line, o, given, saved.metadata)
     end
     local device = ranks:device(o.device)
-    check_together(o, given, device)
+    train.check_gpt_options(o, given, device, refuse)
     local problem = ranks:divide_sequences(o.context_parallel, o.block)
     if problem then refuse("--context-parallel=%d: %s", o.context_parallel, problem) end
     local recipe = recipe_of(o)
@@ -179,11 +151,11 @@ local function open_run(o, given, script)
     local run = { options = o, ranks = ranks, device = device, first_step = saved and saved.step + 1 or 1,
         saved_by = saved and tonumber(saved.metadata.processes or 1),
         unvalidated = saved and tonumber(saved.metadata.unvalidated) }
-    run.set = train.io(te.data.open, { path = o.data, script = script, tokenizer = o.tokenizer, batch = o.batch,
-        block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks, seed = o.seed, val_fraction = o.val_fraction })
+    run.set = train.io(te.data.open, { path = o.data, except = o.out, script = script, tokenizer = o.tokenizer,
+        vocab_size = o.vocab_size, batch = o.batch, block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks,
+        seed = o.seed, val_fraction = o.val_fraction })
     run.tokenizer = run.set.tokenizer
-    if given.tokenizer and not run.tokenizer then refuse "--tokenizer is for text: shards hold ids already" end
-    if given.vocab_size and run.tokenizer then refuse "--vocab-size is for shards: a text has its own" end
+    refuse_other_data(given, run.tokenizer)
     if saved then
         train.checkpoint.check_data(saved, run.set)
         run.model = train.of_file(saved.path, te.models.from_checkpoint, saved)
@@ -212,7 +184,7 @@ local function open_run(o, given, script)
     run.model:to(device)
     run.optimizer = te.optim.AdamW(run.model:parameter_groups(o.weight_decay), { betas = { o.beta1, o.beta2 } })
     run.guard = train.guard(run.model, ranks)
-    run.steps = train.steps { next_batch = function() return check_ids(run, train.io(run.set.next_train, run.set)) end,
+    run.steps = train.steps { next_batch = function() return train.io(run.set.next_train, run.set) end,
         loss = function(x, y) return loss_of(run, x, y) end, parameters = run.model:parameters(),
         optimizer = run.optimizer,
         schedule = te.optim.cosine { max = o.lr, min = o.min_lr or o.lr / 10, warmup = o.warmup,
@@ -242,33 +214,36 @@ end
 -- Whether one of the processes was asked to stop.
 local function stopping(run) return run.ranks:sums(te._core.interrupt_flag() and 1 or 0) > 0 end
 
--- The loss on the validation part, nil where that is too small, and whether a request to stop came before.
+-- The loss on the validation part, nil where that is too small; whether a request to stop came before, and why a batch
+-- cannot be read.
 local function validate(run)
     local stop
     local function loss(x, y)
         stop = stopping(run)
-        return not stop and loss_of(run, check_ids(run, x, y)):item()
+        return not stop and loss_of(run, x, y):item()
     end
     run.model:eval()
-    local mean = te.no_grad(function() return run.set:validation_loss(run.options.eval_batches, loss) end)
+    local mean, problem = te.no_grad(run.set.validation_loss, run.set, run.options.eval_batches, loss)
     run.model:train()
-    return mean and run.ranks:mean(mean), stop
+    return mean and run.ranks:mean(mean), stop, problem
 end
 
--- A sample from the model, up to a request to stop; training sees the same random numbers with and without it.
+-- A sample from the model, up to a request to stop, or what there is to say instead; training sees the same random
+-- numbers with and without it.
 local function sample(run)
     if run.options.sample_tokens == 0 or not run.tokenizer or not run.ranks.leads then return end
     local rng = te.rng_state()
     local start = te.tensor({ { run.tokenizer:start() } }, { dtype = "int32", device = run.device })
-    local ids = run.model:generate(start, run.options.sample_tokens, { temperature = 0.8, top_k = 40,
+    local ids, problem = train.sample(run.model, start, run.options.sample_tokens, { temperature = 0.8, top_k = 40,
         on_token = function() return not te._core.interrupt_flag() end })
     te.rng_state(rng)
-    return run.tokenizer:decode(ids:totable()[1])
+    return ids and run.tokenizer:decode(ids:totable()[1]) or "no sample: " .. problem
 end
 
 -- Saves after a step, with its loss where it has yet to be validated.
 local function save(run, step, unvalidated)
     local o, ranks = run.options, run.ranks
+    run.guard:check(run.optimizer)
     if not ranks.leads then return end
     local texts = { unvalidated = unvalidated and ("%.17g"):format(unvalidated),
         processes = ranks.row_ranks > 1 and tostring(ranks.row_ranks) or nil } -- with rows of their own
@@ -292,10 +267,11 @@ local function report(run, progress, s)
     return record
 end
 
--- Returns the step's loss where a request to stop ends the validation: it is to be made up for.
+-- Returns the step's loss where a request to stop or a problem, which comes second, ends the validation: it is to be
+-- made up for.
 local function validate_and_sample(run, progress, s, record)
-    local val_loss, stopped = validate(run)
-    if stopped then return s.loss end
+    local val_loss, stopped, problem = validate(run)
+    if stopped or problem then return s.loss, problem end
     if val_loss then record[#record + 1], record[#record + 2] = "val_loss", val_loss end
     local validation = val_loss and ("validation loss %.4f"):format(val_loss) or "too few tokens for a validation"
     progress:print("step %d: train loss %.4f, %s", s.step, s.loss, validation)
@@ -303,21 +279,33 @@ local function validate_and_sample(run, progress, s, record)
     if text then progress:print("%s\n", text) end
 end
 
--- Saves after a step and returns nothing, or the exit code where the run ends there on request.
-local function save_and_stop(run, progress, step, unvalidated, stop)
+-- Saves after a step and returns nothing, or the exit code where the run ends there on request. A problem with the data
+-- ends it, too.
+local function save_and_stop(run, progress, step, unvalidated, stop, problem)
     local path = save(run, step, unvalidated)
-    if not stop then return end
-    progress:print("interrupted after step %d; %s", step, path)
+    if not stop and not problem then return end
+    progress:print("%s after step %d; %s", problem and "ended" or "interrupted", step, path)
     run.ranks:barrier() -- mpirun ends the others when the first one has left
+    if problem then train.io(error, problem, 0) end
     return train.exit.interrupted
+end
+
+-- Ends the run before a step whose batches cannot be read; what it has trained is saved.
+local function end_before(run, progress, step, problem)
+    for s in run.steps:finished(true) do
+        local record = report(run, progress, s)
+        if run.metrics then train.io(run.metrics.write, run.metrics, record) end
+    end
+    if step > run.first_step then save_and_stop(run, progress, step - 1, nil, nil, problem) end
+    error(problem, 0)
 end
 
 -- Makes up for the validation that a stop has ended; returns as save_and_stop does.
 local function catch_up(run, progress)
     local s, record = { step = run.first_step - 1, loss = run.unvalidated }, {}
-    local unvalidated = validate_and_sample(run, progress, s, record)
+    local unvalidated, problem = validate_and_sample(run, progress, s, record)
     if run.metrics then train.io(run.metrics.add, run.metrics, s.step, record) end
-    return save_and_stop(run, progress, s.step, unvalidated, stopping(run))
+    return save_and_stop(run, progress, s.step, unvalidated, stopping(run), problem)
 end
 
 -- Steps are reported when their figures are there: at once, or on CUDA while the next one runs; all,
@@ -327,20 +315,21 @@ local function loop(run, progress)
     local code = run.unvalidated and catch_up(run, progress)
     if code then return code end
     for step = run.first_step, o.steps do
-        local stop = run.steps:start(step)
+        local stop, problem = run.steps:start(step)
+        if problem then end_before(run, progress, step, problem) end
         local pause = step % o.eval_interval == 0 or step == o.steps
         local looks, unvalidated = every > 0 and step % every == 0, nil
         for s in run.steps:finished(pause or stop or looks) do
             local record = report(run, progress, s)
             if s.step == step and pause and s.allowed then
-                unvalidated = validate_and_sample(run, progress, s, record)
+                unvalidated, problem = validate_and_sample(run, progress, s, record)
                 stop = stopping(run)
             end
             if run.metrics then train.io(run.metrics.write, run.metrics, record) end
         end
         -- of its last batch
         if looks and run.metrics then train.io(run.metrics.write_numerics, run.metrics, step, te.numerics.values()) end
-        code = (pause or stop) and save_and_stop(run, progress, step, unvalidated, stop)
+        code = (pause or stop) and save_and_stop(run, progress, step, unvalidated, stop, problem)
         if code then return code end
     end
     return train.exit.ok
@@ -355,8 +344,9 @@ local function main(words)
         plain = ranks.size > 1, -- mpirun gives rank 0 a terminal also where there is none
         flops_per_token = run.model:flops_per_token(), peak_flops = ranks.size * train.peak_flops(o.dtype, run.device) }
     progress:print("%s: %d tokens for training, %d for validation", run.set.description, run.set.n_train, run.set.n_val)
-    progress:print("%d parameters, %d threads, %s, recipe %s, steps %d to %d, %s", run.model:num_parameters(),
-        te.get_num_threads(), o.dtype, o.recipe, run.first_step, o.steps, o.out)
+    progress:print("%d parameters, %s%d threads, %s, recipe %s, steps %d to %d, %s", run.model:num_parameters(),
+        run.device == "cpu" and "" or run.device .. ", ", te.get_num_threads(), o.dtype, o.recipe, run.first_step,
+        o.steps, o.out)
     if ranks.size > 1 then
         local shared = ranks.context and (", each %d on the same rows"):format(ranks.context.size) or ""
         progress:print("%d processes%s, %d tokens a step", ranks.size, shared, run.step_tokens)

@@ -79,6 +79,58 @@ describe("te.data", function()
         set:close()
     end)
 
+    it("leaves out what runs write", function()
+        write("a.txt", ("a"):rep(40))
+        local function tokens(except)
+            local set = te.data.open { path = folder, block = 4, tokenizer = "byte", except = except }
+            set:close()
+            return set.n_tokens
+        end
+        te._core.mkdir(folder .. "/run")
+        write("run/log.txt", ("l"):rep(20))
+        write("run/metrics.jsonl", ("m"):rep(20))
+        assert.equal(82, tokens())
+        assert.equal(40, tokens(folder .. "/./run"))
+        assert.equal(82, tokens(folder .. "/none"))
+        write("run/checkpoint-00000005.safetensors", "\0")
+        assert.equal(61, tokens())
+        write("checkpoint-00000005.safetensors", "\0") -- a run that writes to where its data is
+        write("metrics.jsonl", ("m"):rep(20))
+        assert.equal(61, tokens(folder))
+    end)
+
+    it("names an id that is none of a vocabulary, and where it stands", function()
+        local ids = {}
+        for i = 1, 20000 do ids[i] = i % 7 end
+        local function check(at, read)
+            ids[at + 1] = 9
+            local path = write("a.bin", uint16(ids))
+            for _, source in ipairs { { path = path }, { tokens = ids } } do
+                local opts = { path = source.path, tokens = source.tokens, block = 8, batch = 4, vocab_size = 9 }
+                local ok, value, problem = pcall(read, opts)
+                local told = ("%stoken %d is 9, of a vocabulary of 9"):format(source.path and path .. ": " or "", at)
+                assert.is_truthy(tostring(ok and problem or value):find(told, 1, true))
+                opts.vocab_size = 10
+                assert.equal(1, read(opts))
+            end
+            ids[at + 1] = 0
+        end
+        check(5, function(opts) te.data.open(opts):close() return 1 end) -- among those that are looked at first
+        check(100, function(opts)
+            local set = te.data.open(opts)
+            for _ = 1, 2000 do set:next_train() end
+            return 1
+        end)
+        check(19000, function(opts) return te.data.open(opts):validation_loss(99, function() return 1 end) end)
+    end)
+
+    it("says how long a text may be", function()
+        local path = write("a.txt", "a")
+        assert.equal(0, os.execute(("truncate -s 3000000000 '%s'"):format(path))) -- takes no room
+        assert.error_matches(function() te.data.open { path = path } end,
+            path .. ": 3000000000 bytes of text: they end at 2 GiB; te.data.write_tokens makes shards", 1, true)
+    end)
+
     it("finds shards below a folder without text", function()
         te._core.mkdir(folder .. "/shards")
         write("shards/a.bin", uint16(counting(0, 100)))

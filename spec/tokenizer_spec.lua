@@ -32,6 +32,15 @@ describe("te.tokenizer", function()
         for i, id in ipairs(encode(nil)) do assert.equal(bytes[i], id) end
     end)
 
+    it("names a byte that it does not know", function()
+        local few = te.tokenizer.char "ab"
+        assert.error_matches(function() few:encode "a\255" end,
+            "te.tokenizer: byte 0xff, which is no UTF-8, is not among the 2 known ones", 1, true)
+        assert.error_matches(function() few:encode "\206\177" end, "(code point 945) is not among", 1, true)
+        assert.error_matches(function() te._core.encode_text("ab\255", few.points) end,
+            "offset 2: the vocabulary has no byte 0xff", 1, true)
+    end)
+
     it("knows where a text may begin", function()
         assert.equal(10, te.tokenizer.byte():start())
         assert.equal(1, te.tokenizer.char("\t\nab"):start())

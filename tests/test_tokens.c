@@ -288,6 +288,18 @@ static void test_smallest(void)
         CHECK(!memcmp(batch.x, (int32_t[]){3, 1, 65535}, 12) && !memcmp(batch.y, (int32_t[]){1, 65535, 2}, 12));
     }
     CHECK(released == 0);
+    te_tokens *bounded;
+    for (o.prefetch = 0; o.prefetch <= 2; o.prefetch += 2) {
+        o.vocab_size = 65535;
+        CHECK(te_tokens_open(&bounded, &te_io_posix, &m.mem, stream, &o, &error) == TE_OK);
+        for (int i = 0; i < 2; i++) CHECK(te_tokens_next(bounded, &batch, &error) == TE_ERROR_IO);
+        CHECK_MSG(!strcmp(error.message, "token 2 is 65535, of a vocabulary of 65535"), "%s", error.message);
+        te_tokens_close(bounded);
+        o.vocab_size = 65536;
+        CHECK(te_tokens_open(&bounded, &te_io_posix, &m.mem, stream, &o, &error) == TE_OK);
+        CHECK(te_tokens_next(bounded, &batch, &error) == TE_OK);
+        te_tokens_close(bounded);
+    }
     te_tokens_close(t);
     CHECK(released == 1 && m.bytes == 0);
 
@@ -319,6 +331,7 @@ static void test_option_refusals(te_token_stream *stream)
     REFUSED(o.block = 0);
     REFUSED(o.batch = o.block = INT64_MAX);
     REFUSED(o.dtype = TE_F32);
+    REFUSED(o.vocab_size = -1);
     REFUSED(o.prefetch = -1);
     REFUSED(o.prefetch = TE_TOKENS_MAX_PREFETCH + 1);
     REFUSED(o.block = 100);

@@ -2,8 +2,9 @@
 --
 -- A source is a text file, a folder of text files, token shards (.bin: raw uint16, or with a header that says uint16
 -- or uint32, as write_tokens makes them), or ids that a script has. Of a folder only regular files are read, and what
--- stands in a folder that links make reachable by several ways is read once. Without any, the project's own text: the
--- tree that the script stands in, else the sources of the Lua library, which every executable carries.
+-- stands in a folder that links make reachable by several ways is read once. What runs write beside their checkpoints
+-- is left out: it grows. Without any, the project's own text: the tree that the script stands in, else the sources of
+-- the Lua library, which every executable carries.
 --
 -- Batches are cut by the engine in a thread of its own. Batch number s of the training part depends on the seed and s
 -- alone, so a run that resumes there sees what it would have seen. Several processes cut the same batches, of the rows
@@ -18,10 +19,21 @@ local data = {}
 
 -- Reading ---------------------------------------------------------------------------------------------------------
 
+local MOST_TEXT = 2 ^ 31 - 512 -- a little below what LuaJIT lets a string have
+
+local TOO_MUCH = "%.0f bytes of text: they end at 2 GiB; te.data.write_tokens makes shards, which have no end"
+
 local function read_file(path)
     local file, problem = io.open(path, "rb")
     if not file then te._core.fail_io("te.data.open: " .. problem) end
-    local read, text, why = pcall(file.read, file, "*a") -- raises where memory ends before the file does
+    local size = file:seek "end" -- nil of a pipe, 0 of a device
+    if size then file:seek "set" end
+    if size and size > MOST_TEXT then
+        file:close()
+        fail("te.data.open: %s: " .. TOO_MUCH, path, size)
+    end
+    -- at once, as a buffer that grows ends at half of what a text may have; raises where memory ends before the file
+    local read, text, why = pcall(file.read, file, size and size > 0 and size or "*a")
     file:close()
     if not read then error(("%s: %s"):format(path, text), 0) end
     if not text then te._core.fail_io(("te.data.open: %s: %s"):format(path, why)) end
@@ -30,22 +42,30 @@ end
 
 local function is_text(text) return not text:sub(1, 4096):find("%z") end
 
--- Regular files below a folder in the order of their names, hidden ones left out. accept(name, is_folder) says which
--- files are meant and which folders are entered. A link to a folder is followed; one that leads back would have no end,
--- so each folder is entered once. `entered` holds their ids.
-local function files_below(folder, accept, found, entered)
+local function has_checkpoint(names)
+    for _, name in ipairs(names) do
+        if name:find "^checkpoint%-%d+%.safetensors$" then return true end
+    end
+    return false
+end
+
+-- Regular files below a folder in the order of their names, hidden ones and a run's metrics left out.
+-- accept(name, is_folder) says which files are meant and which folders are entered. A link to a folder is followed; one
+-- that leads back would have no end, so each folder is entered once. `entered` holds their ids.
+local function files_below(folder, accept, entered, found)
     found, entered = found or {}, entered or {}
     local here = te._core.stat(folder)
     if not here or entered[here.id] then return found end
     entered[here.id] = true
     local names = te._core.list_dir(folder)
+    local metrics = has_checkpoint(names) and "metrics.jsonl"
     table.sort(names)
     for _, name in ipairs(names) do
         local path = folder .. "/" .. name
         local stat = te._core.stat(path)
-        if name:find("^%.") or not stat then -- hidden, or gone
+        if name:find("^%.") or name == metrics or not stat then -- hidden, a run's, or gone
         elseif stat.type == "directory" then
-            if accept(name, true) then files_below(path, accept, found, entered) end
+            if accept(name, true) then files_below(path, accept, entered, found) end
         elseif stat.type == "file" and accept(name) then -- a pipe's end comes when somebody has written to it
             found[#found + 1] = path
         end
@@ -54,10 +74,13 @@ local function files_below(folder, accept, found, entered)
 end
 
 local function join_files(paths)
-    local texts = {}
+    local texts, size = {}, 0
     for _, path in ipairs(paths) do
         local text = read_file(path)
-        if is_text(text) then texts[#texts + 1] = text end
+        if is_text(text) then
+            texts[#texts + 1], size = text, size + #text + 1
+            if size > MOST_TEXT then fail("te.data.open: %s: with it " .. TOO_MUCH, path, size) end
+        end
     end
     return table.concat(texts, "\n"), #texts
 end
@@ -116,10 +139,11 @@ local function is_validation(path)
 end
 
 -- The shards of a path, split where their names say so: { train = {…}, val = {…} }; nil for a folder without any.
-local function shards_of(path, stat)
+local function shards_of(path, stat, entered)
     if stat.type ~= "directory" then return { train = { path } } end
     local found = { train = {}, val = {} }
-    for _, file in ipairs(files_below(path, function(name, is_folder) return is_folder or is_shard(name) end)) do
+    local function accept(name, is_folder) return is_folder or is_shard(name) end
+    for _, file in ipairs(files_below(path, accept, entered)) do
         table.insert(is_validation(file) and found.val or found.train, file)
     end
     if #found.train == 0 or #found.val == 0 then
@@ -140,11 +164,11 @@ end
 
 local WINDOWS, WIDTH, PRIME = 64, 64, 2 ^ 44 - 17
 
--- A number that other data of the same length hardly has: a hash of tokens all over it.
-local function sample_of(source, n)
+-- A number that other data of the same length hardly has: a hash of tokens all over it, which are in the vocabulary.
+local function sample_of(source, n, vocab_size)
     local width = math.min(WIDTH, n - 1)
     local loader = te._core.tokens_open { paths = source.paths, tokens = source.tokens, batch = 1, block = width,
-        sequential = true, prefetch = 0 }
+        sequential = true, prefetch = 0, vocab_size = vocab_size }
     local there, hash = math.floor((n - 1) / width), 0
     local count = math.min(WINDOWS, there)
     for i = 0, count - 1 do
@@ -198,12 +222,15 @@ local function find_source(opts)
     local stat = te._core.stat(opts.path)
     if not stat then te._core.fail_io(("te.data.open: %s: no such file or folder"):format(opts.path)) end
     local is_folder, text, shards = stat.type == "directory", "", nil
+    local output = opts.except and te._core.stat(opts.except)
+    -- folders not to enter; the data's own may be the run's as well
+    local function except() return output and output.id ~= stat.id and { [output.id] = true } or {} end
     if is_shard(opts.path) or is_folder and has_shards(opts.path) then
-        shards = shards_of(opts.path, stat)
+        shards = shards_of(opts.path, stat, except())
     else
         local function no_shard(name, inner) return inner or not is_shard(name) end
-        text = is_folder and join_files(files_below(opts.path, no_shard)) or read_file(opts.path)
-        shards = is_folder and text == "" and shards_of(opts.path, stat)
+        text = is_folder and join_files(files_below(opts.path, no_shard, except())) or read_file(opts.path)
+        shards = is_folder and text == "" and shards_of(opts.path, stat, except())
     end
     if shards then
         return { train = { paths = shards.train }, val = shards.val and { paths = shards.val }, tokenizer = own,
@@ -230,8 +257,10 @@ end
 local OPEN = {
     path = { "string", help = "file, folder or shards; the project's own text unless given" },
     tokens = { "any", help = "ids instead: a list or a tensor {n} of whole numbers" },
+    except = { "string", help = "a folder within path that is left out: the one that a run writes into" },
     script = { "string", help = "path of the running script, for finding that text" },
     tokenizer = { "any", "char", wrong = wrong_tokenizer, help = "of text: byte, char, or a tokenizer" },
+    vocab_size = { "size", help = "of shards and ids: a batch with another id is an error that says where it stands" },
     batch = { "size", 1, help = "rows for each process" },
     rank = { "integer", 0, min = 0, help = "of this process" },
     ranks = { "size", 1, help = "processes that share batches" },
@@ -244,13 +273,14 @@ local OPEN = {
 local function loader(set, source, first, last, sequential)
     return te._core.tokens_open { paths = source.paths, tokens = source.tokens, begin = first, ["end"] = last,
         batch = set.batch * set.ranks, block = set.block, seed = set.seed, sequential = sequential,
-        prefetch = sequential and 0 or 3 }
+        prefetch = sequential and 0 or 3, vocab_size = set.vocab_size }
 end
 
 --- Opens a training and a validation part.
 ---@param opts table|nil  path, of a text file, a folder or shards, or tokens, a list or tensor {n} of ids; tokenizer:
 ---  "char" (of the text's characters), "byte", or one of te.tokenizer.char, byte or load, or with its methods; batch,
----  block, seed, val_fraction; rank and ranks of several processes
+---  block, seed, val_fraction; vocab_size, which ids of shards are below; except, a folder to leave out; rank and ranks
+---  of several processes
 ---@return table set  n_tokens, n_train, n_val, tokenizer (of shards and ids the one given), description, train and val
 ---  loaders
 function data.open(opts)
@@ -269,7 +299,9 @@ function data.open(opts)
         fail("te.data.open: %s: %d tokens for training are too few for a block of %d", set.description, set.n_train,
             opts.block)
     end
-    set.sample = sample_of(found.train, n)
+    -- ids that a tokenizer has just made of a text are its own
+    set.vocab_size = (found.train.paths or opts.tokens ~= nil) and opts.vocab_size or nil
+    set.sample = sample_of(found.train, n, set.vocab_size)
     set.train = loader(set, found.train, 0, set.n_train, false)
     if set.n_val > opts.block * opts.batch * opts.ranks then
         set.val = loader(set, found.val or found.train, found.val and 0 or set.n_train, found.val and set.n_val or n,
@@ -304,6 +336,7 @@ end
 --- Mean of loss(x, y) over `batches` batches spread evenly over the validation part (all of them when there are fewer),
 --- always the same ones. Of several processes, the mean over the rows of this one.
 ---@return number|nil  nil when the part is too small for a batch, or a loss is nil or false, which ends it
+---@return string|nil problem  why a batch cannot be read; there is no mean, then
 function Set:validation_loss(batches, loss)
     options.method("Set:validation_loss", self, Set)
     options.argument("Set:validation_loss", "batches", batches, { "size" })
@@ -313,7 +346,9 @@ function Set:validation_loss(batches, loss)
     local n, sum = math.min(batches, available), 0
     for i = 0, n - 1 do
         self.val:seek(math.floor(i * available / n))
-        local value = loss(own_rows(self, self.val:next()))
+        local read, x, y = pcall(self.val.next, self.val)
+        if not read then return nil, x end
+        local value = loss(own_rows(self, x, y))
         if not value then return nil end
         sum = sum + value
     end

@@ -126,8 +126,9 @@ function Char:encode(text, opts)
     for point in each_point(text) do
         local id = self.ids[point]
         if not id then
-            fail("te.tokenizer: character %q (code point %d) is not among the %d known ones", bytes_of(point), point,
-                self.vocab_size)
+            fail("te.tokenizer: %s is not among the %d known ones", point >= BAD and point < BAD + 256
+                and ("byte 0x%02x, which is no UTF-8,"):format(point - BAD)
+                or ("character %q (code point %d)"):format(bytes_of(point), point), self.vocab_size)
         end
         n = n + 1
         ids[n] = id

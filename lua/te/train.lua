@@ -28,8 +28,10 @@ return require("te.options").library("te.train", {
     Progress = require "te.train.progress",
     Metrics = require "te.train.metrics",
     checkpoint = require "te.train.checkpoint",
+    check_gpt_options = require "te.train.gpt_options",
     guard = require "te.train.guard",
     ranks = require "te.train.ranks",
+    sample = require "te.train.sample",
     steps = require "te.train.steps",
     peak_flops = require "te.train.peak",
 })

@@ -1,6 +1,7 @@
 -- Runs the scripts as a user does, in processes of their own.
 
 local te = require "te"
+local shell = require "spec.support.shell"
 
 local TETRAIN = os.getenv("TETRAIN") or "build/tetrain"
 local folder
@@ -90,6 +91,9 @@ describe("train_gpt.lua", function()
         code, _, err = train("kept", "--resume --preset=nanogpt-char --steps=4")
         assert.equal(2, code)
         assert.equal("train_gpt.lua: --resume: --n-layer=4, but the model in the checkpoint has 1\n", err)
+        code, _, err = train("kept", "--resume --vocab-size=25 --steps=4")
+        assert.equal(2, code)
+        assert.equal("train_gpt.lua: --vocab-size is for shards: a text has its own\n", err)
         local resumed, out = train("kept", SMALL .. "--resume --steps=1")
         assert.equal(0, resumed)
         assert.matches("nothing is left to do: 2 steps are done", out)
@@ -115,6 +119,37 @@ describe("train_gpt.lua", function()
         metadata["data.sample"] = nil
         te.save(path, tensors, metadata)
         assert.equal(0, (train("data", "--resume --steps=3 --data=" .. other)))
+    end)
+
+    it("goes on with a folder that holds the folder of the run", function()
+        for name, out in pairs { around = "around/run", ["in"] = "in" } do
+            te._core.mkdir(folder .. "/" .. name)
+            os.execute(("cp %s/text.txt %s/%s"):format(folder, folder, name))
+            local options = ("--data=%s/%s --out=%s/%s "):format(folder, name, folder, out)
+            assert.equal(0, (run("train_gpt.lua", options .. SMALL .. "--steps=4 --eval-interval=2")))
+            os.remove(te.train.checkpoint.path(folder .. "/" .. out, 4))
+            local code, text, err = run("train_gpt.lua", options .. "--resume")
+            assert.equal(0, code, err)
+            assert.matches(": 2430 tokens for training, 270 for validation\n", text, 1, true)
+        end
+    end)
+
+    it("says in one line what memory has no room for", function()
+        local options = ("--data=%s/text.txt --out=%s/large --n-embd=2048 --n-head=2"):format(folder, folder)
+        local out, status = shell.capture(("%s --mem-limit 50M scripts/train_gpt.lua %s"):format(TETRAIN, options))
+        assert.matches("^out of memory: %d+ bytes asked on cpu, %d+ in use, limit %d+\n$", out)
+        assert.equal(1, status)
+    end)
+
+    it("takes threads from where they are told before it takes them from a checkpoint", function()
+        assert.equal(0, (train("threads", SMALL .. "--steps=2")))
+        local words = ("scripts/train_gpt.lua --resume --out=%s/threads --steps="):format(folder)
+        for i, case in ipairs { { "OMP_NUM_THREADS=3", "", 3 }, { "OMP_NUM_THREADS=", "--threads 2", 2 } } do
+            local command = ("%s %s %s %s%d"):format(case[1], TETRAIN, case[2], words, 2 + i)
+            local out, status = shell.capture(command)
+            assert.equal(0, status, out)
+            assert.is_truthy(out:find((" parameters, %d threads, "):format(case[3]), 1, true), out)
+        end
     end)
 
     it("names a checkpoint that it cannot go on from", function()
@@ -143,12 +178,40 @@ describe("train_gpt.lua", function()
         file:close()
         local options = SMALL .. ("--data=%s --out=%s/ids --steps=2 "):format(path, folder)
         local code, _, err = run("train_gpt.lua", options .. "--vocab-size=300")
-        assert.equal(2, code)
-        assert.equal(("train_gpt.lua: --vocab-size=300, but %s has token 300\n"):format(path), err)
+        assert.equal(74, code)
+        assert.equal(("%s: token 2 is 300, of a vocabulary of 300\n"):format(path), err)
         assert.equal(0, (run("train_gpt.lua", options .. "--vocab-size=301")))
         code, _, err = run("train_gpt.lua", options .. "--tokenizer=byte")
         assert.equal(2, code)
         assert.equal("train_gpt.lua: --tokenizer is for text: shards hold ids already\n", err)
+    end)
+
+    it("saves before it ends where a token of a shard is none of the model's, and goes on when it is", function()
+        local path, ids = folder .. "/rare.bin", {}
+        for i = 1, 20000 do ids[i] = i % 7 end
+        local options = SMALL .. ("--data=%s --vocab-size=300 --batch=64 --eval-batches=99 --eval-interval=3 ")
+            :format(path) .. "--dropout=0.1 --grad-accumulation=2 --steps=16 --keep=99 --out=" .. folder
+        te.data.write_tokens(path, ids)
+        assert.equal(0, (run("train_gpt.lua", options .. "/common")))
+        for at, step in pairs { [100] = 13, [19000] = 3 } do -- of training, and of the validation after step 3
+            local name = "rare" .. at
+            ids[at + 1] = 300
+            te.data.write_tokens(path, ids)
+            local code, out, err = run("train_gpt.lua", options .. "/" .. name)
+            assert.equal(("%s: token %d is 300, of a vocabulary of 300\n"):format(path, at), err)
+            assert.equal(74, code)
+            assert.is_truthy(out:find(("ended after step %d; "):format(step), 1, true), out)
+            assert.equal(step, #metrics(name))
+            ids[at + 1] = (at + 1) % 7
+            te.data.write_tokens(path, ids)
+            code, _, err = run("train_gpt.lua", ("--resume --out=%s/%s"):format(folder, name))
+            assert.equal(0, code, err)
+            for i, record in ipairs(metrics "common") do
+                local other = metrics(name)[i]
+                assert.equal(record.loss, other.loss)
+                assert.equal(record.val_loss, other.val_loss)
+            end
+        end
     end)
 
     it("lets the learning rate fall to a tenth, whatever it is", function()
@@ -278,7 +341,10 @@ describe("train_gpt.lua", function()
             for name, tensor in pairs(a) do assert.same(tensor:totable(), b[name]:totable(), name) end
             assert.equal(0, (run("generate.lua", ("--out=%s/%s --tokens=3"):format(folder, parts))))
         end
-        local code, _, err = train("8-none", SMALL .. "--fp8-params")
+        local code, _, err = train("mxfp8-8-parts", "--resume --recipe=current --steps=9")
+        assert.equal(2, code)
+        assert.equal("train_gpt.lua: --resume: --recipe=current, but the model in the checkpoint has mxfp8\n", err)
+        code, _, err = train("8-none", SMALL .. "--fp8-params")
         assert.equal(2, code)
         assert.is_truthy(err:find("--fp8-params needs a --recipe", 1, true), err)
     end)
@@ -477,6 +543,36 @@ describe("train_gpt.lua", function()
         assert.equal(77, code, err)
         assert.is_truthy(err:find("parameter blocks.1.mlp.2.weight of Linear(", 1, true), err)
         assert.equal(4, #metrics("nan"))
+    end)
+
+    it("saves no weights and states that are not finite, and goes without samples of them", function()
+        local code, _, err = train("far", SMALL .. "--n-embd=32 --n-layer=2 --batch=2 --steps=99 --keep=1 --lr=10 "
+            .. "--warmup=0 --weight-decay=10 --beta1=0 --beta2=0 --clip=0 --eval-interval=1")
+        assert.matches("^exp_avg_sq [%w_.]+ of .* is not finite: it is not saved\n$", err)
+        assert.equal(77, code)
+        local steps = te.train.checkpoint.steps(folder .. "/far")
+        assert.same({ #metrics "far" - 1 }, steps)
+        assert.equal(0, (run("generate.lua", ("--out=%s/far --tokens=2"):format(folder))))
+        local path = te.train.checkpoint.path(folder .. "/far", steps[1])
+        local tensors, metadata = te.load(path)
+        for value, told in pairs {
+            [3e38] = "generate.lua: the logits of GPT are not finite\n",
+            [math.huge] = path .. ": parameter norm.weight of LayerNorm",
+        } do
+            tensors["model.norm.weight"]:fill_(value)
+            te.save(path, tensors, metadata)
+            code, _, err = run("generate.lua", ("--out=%s/far --tokens=2"):format(folder))
+            assert.equal(told, err:sub(1, #told))
+            assert.equal(value == math.huge and 74 or 1, code)
+        end
+        tensors["model.norm.weight"]:fill_(math.huge)
+        metadata.unvalidated = "1"
+        te.save(path, tensors, metadata)
+        local out
+        code, out, err = train("far", "--resume")
+        assert.is_truthy(out:find("\nno sample: the logits of GPT are not finite\n", 1, true), out)
+        assert.matches("^parameter norm.weight of .* is not finite: it is not saved\n$", err)
+        assert.equal(77, code)
     end)
 
     it("says what is wrong with the command line or the files", function()

@@ -109,6 +109,22 @@ describe("te.train.checkpoint", function()
         assert.same({ { 5, 5 }, { 5, 5 } }, saved.tensors["optimizer.master.weight"]:totable())
     end)
 
+    it("refuses states of quantized weights without the masters", function()
+        local function start()
+            return te.quantized_model_init({ recipe = te.recipe.MXFP8BlockScaling {} }, te.Linear, 32, 32)
+        end
+        local model = start()
+        local optimizer = te.optim.AdamW(model)
+        model(te.ones { 1, 32 }):sum():backward()
+        optimizer:step()
+        checkpoint.save { folder = folder, step = 1, model = model, optimizer = optimizer, metadata = {}, keep = 1 }
+        local saved = checkpoint.load(checkpoint.latest(folder))
+        checkpoint.restore_training(saved, model, optimizer)
+        saved.tensors["optimizer.master.weight"] = nil
+        assert.error_matches(function() checkpoint.restore_training(saved, model, optimizer) end,
+            saved.path .. ": optimizer.master.weight is missing", 1, true)
+    end)
+
     it("sets an earlier run aside", function()
         local model, optimizer = make(1)
         save(model, optimizer, 10)
@@ -147,6 +163,11 @@ describe("te.train.checkpoint", function()
         local older = save(model, optimizer, 7)
         assert.error_matches(function() checkpoint.load(path) end,
             ("; without this file %s is the newest"):format(older), 1, true)
+        local load = te.load
+        te.load = function() error("x.lua:1: te.load: out of memory: 8 bytes asked on cpu", 0) end
+        local _, problem = pcall(checkpoint.load, path)
+        te.load = load
+        assert.equal(path .. ": out of memory: 8 bytes asked on cpu", problem)
         os.remove(older)
         te.save(path, { a = te.ones({ 1 }) })
         assert.error_matches(function() checkpoint.load(path) end, "not a training checkpoint")

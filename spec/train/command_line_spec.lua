@@ -54,6 +54,21 @@ describe("te.train.command_line", function()
         fails({ "stray" }, 'unexpected argument "stray"')
     end)
 
+    it("restores what nobody has said", function()
+        local says = false
+        local line = te.train.command_line { script = "x.lua", about = "It.", { "steps", "size", 1 },
+            { "threads", "integer", 0, told = function() return says end } }
+        local function restored(words)
+            local o, given = line:parse(words)
+            line:restore(o, given, { ["option.steps"] = "7", ["option.threads"] = "3" })
+            return { o.steps, o.threads }
+        end
+        assert.same({ 7, 3 }, restored {})
+        says = true
+        assert.same({ 7, 0 }, restored {})
+        assert.same({ 7, 5 }, restored { "--threads=5" })
+    end)
+
     it("takes no empty text where there is another one by default", function()
         fails({ "--out=" }, 'x.lua: --out: expected a text, got ""')
         fails({ "--data", "" }, 'x.lua: --data: expected a text, got ""')

@@ -295,6 +295,17 @@ static te_status read_u32(te_token_reader *reader, size_t index, int64_t at, int
     return status;
 }
 
+static te_status check_ids(const te_token_reader *reader, size_t index, int64_t at, int64_t count, const int32_t *ids,
+                           te_io_error *error)
+{
+    for (int64_t i = 0; i < count && reader->vocab_size > 0; i++)
+        if (ids[i] >= reader->vocab_size)
+            return te_io_fail(error, TE_ERROR_IO, reader->stream->shards[index].path,
+                              "token %lld is %d, of a vocabulary of %lld", (long long)(at + i), (int)ids[i],
+                              (long long)reader->vocab_size);
+    return TE_OK;
+}
+
 te_status te_token_reader_read(te_token_reader *reader, int64_t position, int64_t count, int32_t *ids,
                                te_io_error *error)
 {
@@ -309,6 +320,7 @@ te_status te_token_reader_read(te_token_reader *reader, int64_t position, int64_
         int64_t at = position - s->first;
         int64_t n = s->count - at < count ? s->count - at : count;
         status = (s->type == TE_TOKEN_U16 ? read_u16 : read_u32)(reader, index, at, n, ids, error);
+        if (status == TE_OK) status = check_ids(reader, index, at, n, ids, error);
         ids += n;
         position += n;
         count -= n;

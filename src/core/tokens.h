@@ -68,6 +68,7 @@ enum { TE_TOKEN_READER_FILES = 16 };
 typedef struct te_token_reader {
     const te_token_stream *stream;
     te_io                  io;
+    int64_t                vocab_size; /* set after opening, an id that is not below it is an error; 0: all are fine */
     struct {
         size_t shard; /* meaningful while fd >= 0 */
         int    fd;
@@ -92,9 +93,10 @@ typedef struct te_tokens_options {
     /* Random rows: row b of batch s starts at begin + floor(u * (end - begin - block)), with u the 64-bit fraction in
      * words 0 (low) and 1 of the generator's group s * batch + b. Sequential: rows follow one another through the part;
      * what is left after the last whole batch is not used, and batch s is batch s % te_tokens_batches. */
-    bool   sequential;
-    te_rng rng;
-    int    prefetch; /* batches prepared ahead by a thread, to TE_TOKENS_MAX_PREFETCH; 0: read when asked, no thread */
+    bool    sequential;
+    te_rng  rng;
+    int     prefetch;   /* batches that a thread prepares, to TE_TOKENS_MAX_PREFETCH; 0: read when asked, no thread */
+    int64_t vocab_size; /* a batch with an id that is not below it fails to be read; 0: all are fine */
 } te_tokens_options;
 
 /* Valid until the next call on the same te_tokens. */

@@ -160,13 +160,20 @@ static void stop_thread(te_tokens *t)
     pthread_mutex_destroy(&t->mutex);
 }
 
+static void open_reader(te_tokens *t, const te_io *io)
+{
+    te_token_reader_open(&t->reader, t->stream, io);
+    t->reader.vocab_size = t->options.vocab_size;
+}
+
 /* What the thread had open in the parent stays open: it may have been closing it. */
 static bool has_thread(te_tokens *t)
 {
     if (!t->threaded || t->forks == te_cores_forks()) return t->threaded;
     t->threaded = false;
     t->next = t->position;
-    te_token_reader_open(&t->reader, t->stream, &t->reader.io);
+    te_io io = t->reader.io;
+    open_reader(t, &io);
     return false;
 }
 
@@ -183,6 +190,8 @@ static te_status check_options(const te_tokens_options *o, int64_t length, te_io
                           (long long)o->batch, (long long)o->block);
     if (o->dtype != TE_I32 && o->dtype != TE_I64)
         return te_io_fail(error, TE_ERROR_ARGUMENT, NULL, "token ids are int32 or int64");
+    if (o->vocab_size < 0)
+        return te_io_fail(error, TE_ERROR_ARGUMENT, NULL, "vocab_size: %lld is negative", (long long)o->vocab_size);
     if (o->prefetch < 0 || o->prefetch > TE_TOKENS_MAX_PREFETCH)
         return te_io_fail(error, TE_ERROR_ARGUMENT, NULL, "prefetch of %d batches (0 to %d)", o->prefetch,
                           (int)TE_TOKENS_MAX_PREFETCH);
@@ -222,7 +231,7 @@ te_status te_tokens_open(te_tokens **out, const te_io *io, const te_mem *mem, te
     t->options = *options;
     t->stream = stream;
     te_token_stream_retain(stream);
-    te_token_reader_open(&t->reader, stream, io);
+    open_reader(t, io);
     if (options->sequential)
         t->batches = (options->end - options->begin - 1) / (options->batch * options->block);
     if (!make_slots(t))

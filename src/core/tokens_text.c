@@ -115,6 +115,9 @@ te_status te_text_table_encode(const te_text_table *t, const unsigned char *text
         uint32_t point;
         size_t bytes = next_point(text + at, size - at, &point);
         int32_t id = t->ids[t->page[point / PAGE]][point % PAGE];
+        if (id < 0 && point >= ESCAPE && point < ESCAPE + 256)
+            return te_io_fail(error, TE_ERROR_ARGUMENT, NULL, "offset %zu: the vocabulary has no byte 0x%02x", at,
+                              (unsigned)(point - ESCAPE));
         if (id < 0)
             return te_io_fail(error, TE_ERROR_ARGUMENT, NULL,
                               "offset %zu: the vocabulary has no character U+%04X \"%.*s\"", at, (unsigned)point,

@@ -274,6 +274,7 @@ static te_tokens_options read_options(lua_State *L, int64_t length)
                            .end = int_field(L, "end", length),
                            .batch = int_field(L, "batch", 1),
                            .block = int_field(L, "block", 1),
+                           .vocab_size = int_field(L, "vocab_size", 0),
                            .dtype = TE_I32};
     lua_getfield(L, 1, "prefetch");
     if (!lua_isnil(L, -1))
@@ -392,8 +393,8 @@ static token_loader *push_loader(te_lua *rt, lua_State *L)
 
 static int tokens_open(lua_State *L)
 {
-    static const char *const known[] = {"paths", "tokens",     "begin",    "end",   "batch", "block",
-                                        "seed",  "sequential", "prefetch", "dtype", NULL};
+    static const char *const known[] = {"paths", "tokens",     "begin",    "end",   "batch",      "block",
+                                        "seed",  "sequential", "prefetch", "dtype", "vocab_size", NULL};
     te_lua     *rt = te_lua_runtime(L);
     te_io_error error;
     luaL_checktype(L, 1, LUA_TTABLE);

@@ -76,7 +76,10 @@ function checkpoint.save(opts)
     return path
 end
 
--- What is said behind the message that a checkpoint cannot be read: the one before it in its folder.
+-- Whether te.load's message is about what stands in the file, and not about memory or the disk.
+local function is_damage(message) return message:find ": offset %d" or message:find ": header: " end
+
+-- What is said behind the message that a checkpoint is damaged: the one before it in its folder.
 local function older(path)
     local folder, name = path:match "^(.*)/([^/]*)$"
     local step, before = tonumber((name or ""):match(PATTERN)), nil
@@ -89,7 +92,11 @@ end
 --- Reads a checkpoint: { step =, metadata =, tensors = }.
 function checkpoint.load(path)
     local read, tensors, metadata = pcall(te.load, path)
-    if not read then error(tostring(tensors) .. (type(path) == "string" and older(path) or ""), 0) end
+    if not read then
+        local text = tostring(tensors)
+        local named = type(path) ~= "string" or text:find(path, 1, true)
+        error((named and text or path .. ": " .. run.plain(text)) .. (is_damage(text) and older(path) or ""), 0)
+    end
     local step = metadata and tonumber(metadata.step)
     if not step or step < 0 or step > 2 ^ 40 or step % 1 ~= 0 then
         error(path .. ": not a training checkpoint (its metadata has no step)", 0)
@@ -127,6 +134,10 @@ function checkpoint.restore_training(saved, model, optimizer)
         if parameter and tonumber(count) > 0 then
             all.state[i] = states[names[parameter]] or {}
             all.state[i].step = tonumber(count)
+            -- a step on a quantized parameter is one on its master; made anew of the parameter, that would be another
+            if te._core.is_quantized(parameter) and not all.state[i].master then
+                error(("%s: optimizer.master.%s is missing"):format(saved.path, names[parameter]), 0)
+            end
         end
     end
     if i ~= #optimizer.order then

@@ -8,6 +8,7 @@
 --     local o = options:parse(arg)          -- o.learning_rate
 --
 -- --key=value and --key value are the same, - and _ too. A boolean stands alone (--resume) or takes true or false.
+-- A row with told = function() … end has its say in restore: true where something but the command line gave the value.
 -- With presets there is an option --preset: its values stand between the defaults and what the command line says.
 -- Words that are no options are an error unless arguments = { "FILE", help = "…", min = 1, max = 1 } is declared; they
 -- are o.arguments then. With rest = true everything from the first of them on is: the words of somebody else's script.
@@ -161,11 +162,12 @@ function CommandLine:texts(values)
     return texts
 end
 
---- Replaces the values that the command line did not give by those of a checkpoint.
+--- Replaces the values that the command line did not give, nor anybody else as a row's `told` says, by those of a
+--- checkpoint.
 function CommandLine:restore(values, given, texts)
     for key, option in pairs(self.by_key) do
-        local text = texts["option." .. key]
-        if text and given[key] == nil then
+        local text, told = texts["option." .. key], option.row.told
+        if text and given[key] == nil and not (told and told()) then
             local value, reason = convert(option, text)
             if reason then error(("option.%s: %s"):format(key, reason), 0) end
             values[key] = value

@@ -1,9 +1,11 @@
---- te.train.guard: what is not finite never reaches the weights.
+--- te.train.guard: what is not finite never reaches the weights, nor a checkpoint.
 --
 -- A step whose loss or gradients are not finite is skipped and counted; three in a row end the run with the name of the
--- tensor that holds the damage and of the layer it belongs to.
+-- tensor that holds the damage and of the layer it belongs to. So does damage that a step itself has made (a learning
+-- rate far too high, say) before it is saved.
 
 local te = require "te"
+local options = require "te.options"
 local run = require "te.train.run"
 
 local Guard = {}
@@ -20,11 +22,15 @@ local function new(model, ranks)
     return setmetatable({ model = model, speaks = not ranks or ranks.leads, skipped = 0, in_a_row = 0 }, Guard)
 end
 
--- "parameter blocks.3.mlp.2.weight of Linear(…)" for the first tensor of the kind that is not finite.
-local function culprit(model, kind)
+-- "parameter blocks.3.mlp.2.weight of Linear(…)" for the first tensor of the kind that is not finite. Kinds are
+-- "gradient", "parameter" and the names of what the optimizer keeps of one.
+local function culprit(model, kind, optimizer)
     local tensors, texts = {}, {}
     for name, parameter, module in model:named_parameters() do
-        local tensor = kind == "gradient" and te._core.gradient(parameter) or kind == "parameter" and parameter:detach()
+        local tensor
+        if kind == "gradient" then tensor = te._core.gradient(parameter)
+        elseif kind == "parameter" then tensor = parameter:detach()
+        else tensor = (optimizer.state[parameter] or {})[kind] end
         if tensor then
             tensors[#tensors + 1] = tensor
             texts[#texts + 1] = ("%s %s of %s"):format(kind, name, tostring(module):match("^[^\n]*"))
@@ -53,6 +59,26 @@ function Guard:allows(loss, grad_norm, backward)
     what = what or culprit(self.model, "gradient") or ("the loss of %s"):format(self.model.__name)
     run.fail(run.exit.not_finite, ("%d steps in a row were not finite (loss %s, gradient norm %s): %s"):format(
         PATIENCE, tostring(loss), tostring(grad_norm), what))
+end
+
+--- The first parameter that is not finite, or the first thing that the optimizer keeps of one; nil where all are.
+---@param optimizer te.Optimizer|nil
+---@return string|nil name  with its layer
+function Guard:damage(optimizer)
+    local found, slots = culprit(self.model, "parameter"), {}
+    for _, state in pairs(optimizer and optimizer.state or {}) do
+        for name, value in pairs(state) do slots[name] = te.is_tensor(value) or nil end
+    end
+    for _, name in ipairs(options.names(slots)) do found = found or culprit(self.model, name, optimizer) end
+    return found
+end
+
+--- For whoever is about to save: ends the run where there is damage, which would take a good checkpoint's place.
+---@param optimizer te.Optimizer
+function Guard:check(optimizer)
+    local found = self:damage(optimizer)
+    if not found then return end
+    run.fail(run.exit.not_finite, self.speaks and found .. " is not finite: it is not saved" or nil)
 end
 
 return new

@@ -95,11 +95,20 @@ local function processors()
     return sums
 end
 
+--- Whether the executable's --threads, te.set_num_threads or OMP_NUM_THREADS has said how many there are.
+function ranks.threads_told()
+    return te._core.cpu_info().threads_told or (os.getenv "OMP_NUM_THREADS" or ""):match "^%s*%+?0*[1-9]" ~= nil
+end
+
+--- Whether TE_DEVICE or the executable's --device has said where tensors are made; "cpu" goes without saying.
+function ranks.device_told()
+    return (os.getenv "TE_DEVICE" or "") ~= "" or te.get_default_device() ~= "cpu"
+end
+
 --- The threads of a process that was not told how many: processes that may run on the same processors share them. A
 --- launcher that binds processes has divided them already.
 function Ranks:share_threads()
-    if self.size == 1 or te._core.cpu_info().threads_told then return end
-    if (os.getenv "OMP_NUM_THREADS" or ""):match "^%s*%+?0*[1-9]" then return end
+    if self.size == 1 or ranks.threads_told() then return end
     local own = te.tensor({ processors() }, { dtype = "int32", device = "cpu" })
     local all, sharing = self.group:all_gather(own):totable(), 0
     own = all[self.rank + 1]

@@ -56,10 +56,18 @@ function run.io(fn, ...) return guarded("", fn, ...) end
 ---@param path string
 function run.of_file(path, fn, ...) return guarded(path, fn, ...) end
 
+-- A model or batch that memory has no room for is no fault of the script.
+local function is_memory(problem)
+    return type(problem) == "string" and (problem:find("out of memory", 1, true) or problem:find "not enough memory$")
+end
+
 --- Runs a script's main function and exits the process with its code (what it returns, 0 for nothing).
 function run.run(main, ...)
     local ok, result = xpcall(main, function(problem)
         if getmetatable(problem) == Failure then return problem end
+        if is_memory(problem) then
+            return setmetatable({ code = run.exit.script, message = run.plain(problem) }, Failure)
+        end
         return setmetatable({ code = run.exit.script, message = debug.traceback(tostring(problem), 2) }, Failure)
     end, ...)
     if not ok and result.message then

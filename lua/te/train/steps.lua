@@ -34,6 +34,13 @@ end
 -- 1 where this process was asked to stop.
 local function asked(self) return self.o.interrupted and self.o.interrupted() and 1 or 0 end
 
+-- All batches of a step, so that it fails before it has changed anything where one cannot be read.
+local function next_batches(self)
+    local batches = {}
+    for i = 1, 2 * self.o.grad_accumulation, 2 do batches[i], batches[i + 1] = self.o.next_batch() end
+    return batches
+end
+
 local function backward(self, batches)
     local total
     for i = 1, #batches, 2 do
@@ -58,12 +65,8 @@ local function device_step(self, ...)
     return te.cat { clip, total }
 end
 
-local function start_graph(self, s)
-    local o, batches = self.o, {}
-    for _ = 1, o.grad_accumulation do
-        local x, y = o.next_batch()
-        batches[#batches + 1], batches[#batches + 2] = x, y
-    end
+local function start_graph(self, s, batches)
+    local o = self.o
     if not self.graph then
         self.graph = te.graph(function(...) return device_step(self, ...) end, batches, { device = o.device })
     end
@@ -80,10 +83,10 @@ local function finish_graph(self, s)
     s.batches, s.figures = nil, nil
 end
 
-local function make(self, s)
+local function make(self, s, batches)
     local o, total = self.o, 0
-    for _ = 1, o.grad_accumulation do
-        local loss = o.loss(o.next_batch())
+    for i = 1, #batches, 2 do
+        local loss = o.loss(batches[i], batches[i + 1])
         total = total + loss:item()
         loss:backward()
     end
@@ -101,10 +104,13 @@ local function make(self, s)
     return stops > 0
 end
 
---- Starts a step. Returns whether to stop after it: true in all processes when one was asked to.
+--- Starts a step. Returns whether to stop after it: true in all processes when one was asked to. Nothing is started
+--- where its batches cannot be read; returns nil, then, and what next_batch raised.
 function Steps:start(step)
     local s = { step = step, lr = self.o.schedule(step), at = core.clock() }
-    local stop = (self.recorder and start_graph or make)(self, s)
+    local read, batches = pcall(next_batches, self)
+    if not read then return nil, batches end
+    local stop = (self.recorder and start_graph or make)(self, s, batches)
     self.started[#self.started + 1] = s
     return stop
 end

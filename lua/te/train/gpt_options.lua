@@ -1,0 +1,39 @@
+--- te.train.check_gpt_options: which options of train_gpt.lua go together.
+
+local te = require "te"
+local run = require "te.train.run"
+
+--- Refuses options of train_gpt.lua that do not go together, which each alone cannot say.
+---@param o table  values of options
+---@param given table  those that the command line said
+---@param device string
+---@param refuse function  takes a message as string.format does, and ends the script
+return function(o, given, device, refuse)
+    if o.recipe == "none" and (o.fp8_params or o.watch_numerics > 0) then
+        refuse("--%s needs a --recipe", o.fp8_params and "fp8-params" or "watch-numerics")
+    end
+    if o.min_lr and o.min_lr > o.lr then refuse("--min-lr=%g is above --lr=%g", o.min_lr, o.lr) end
+    if o.n_embd % o.n_head ~= 0 then refuse("--n-embd=%d is no multiple of --n-head=%d", o.n_embd, o.n_head) end
+    if o.model == "llama" then
+        if o.bias then refuse "--bias: --model=llama has none" end
+        local size = o.n_embd / o.n_head
+        if size % 2 ~= 0 then refuse("--model=llama: heads of %d features are odd", size) end
+        if o.n_kv_head > 0 and o.n_head % o.n_kv_head ~= 0 then
+            refuse("--n-head=%d is no multiple of --n-kv-head=%d", o.n_head, o.n_kv_head)
+        end
+        if o.n_expert > 0 and o.n_expert_active > o.n_expert then
+            refuse("--n-expert-active=%d of --n-expert=%d", o.n_expert_active, o.n_expert)
+        end
+    elseif o.n_kv_head > 0 or o.n_expert > 0 then
+        refuse("--%s needs --model=llama", o.n_kv_head > 0 and "n-kv-head" or "n-expert")
+    end
+    if o.n_expert == 0 and (given.n_expert_active or given.expert_aux_loss) then
+        refuse("--%s needs --n-expert", given.n_expert_active and "n-expert-active" or "expert-aux-loss")
+    end
+    if given.cp_comm_type and o.context_parallel == 1 then refuse "--cp-comm-type needs --context-parallel" end
+    if o.context_parallel > 1 and o.fp8_attention ~= "none" then
+        refuse "--fp8-attention: not with --context-parallel"
+    end
+    local there, problem = pcall(te.empty, { 1 }, { device = device })
+    if not there then refuse("--device=%s: %s", o.device, run.plain(problem)) end
+end

@@ -46,6 +46,12 @@
  *   thread and from signal handlers while a call runs. Kernels use `threads` threads; results do not depend on how
  *   many.
  *
+ * Floating-point numbers
+ *   Calls compute in the default mode: they round to nearest, keep subnormal numbers, and no exception raises a signal.
+ *   A mode that the host has set for its thread (fesetround, feenableexcept, flushing to zero) is put aside at the
+ *   beginning of a call and restored at its end; functions of the host that are called meanwhile find the default one.
+ *   Lua in a state of the host's own (luaopen_te) keeps the host's mode, operations do not.
+ *
  * Scripts that never end
  *   LuaJIT's compiled loops look at nothing. tetrain_interrupt is seen by interpreted code within some thousand
  *   instructions and by every operation of the engine; a loop that the compiler made machine code of and that calls no

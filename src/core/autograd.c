@@ -8,6 +8,7 @@
 #include "autograd.h"
 
 #include "autocast.h"
+#include "kernels/float_mode.h"
 #include "ops/ops.h"
 
 /* A tensor whose gradient te_autograd_grad was asked for. */
@@ -417,6 +418,7 @@ static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *
     te_context *ctx = e->ctx;
     te_engine *outer = ctx->engine; /* a recomputation inside backward runs its own */
     bool grad_enabled = te_context_set_grad_enabled(ctx, false);
+    te_float_mode mode = te_float_mode_begin();
     ctx->engine = e;
     e->records = grad_enabled;
     te_status status = TE_OK;
@@ -432,7 +434,9 @@ static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *
     te_mem_free(&ctx->mem, e->heap, e->capacity * sizeof *e->heap);
     ctx->engine = outer;
     te_context_set_grad_enabled(ctx, grad_enabled);
-    return status == TE_OK && !outer ? te_products_update(ctx, true) : status;
+    if (status == TE_OK && !outer) status = te_products_update(ctx, true);
+    te_float_mode_end(&mode);
+    return status;
 }
 
 te_status te_autograd_give(te_tensor *t, te_tensor *grad)

@@ -2,6 +2,7 @@
 #include "comm.h"
 
 #include "kernels/dtype.h"
+#include "kernels/float_mode.h"
 
 enum { BLOCK = 1024 }; /* elements whose sums stay in the first cache */
 
@@ -93,7 +94,8 @@ static bool is_small_float(te_dtype dtype) { return dtype == TE_F32 || dtype == 
 
 void te_comm_reduce_parts(void *out, const void *in, int n_parts, int64_t n, te_dtype dtype, te_reduction reduction)
 {
-    size_t size = te_dtype_size(dtype), stride = (size_t)n * size;
+    size_t        size = te_dtype_size(dtype), stride = (size_t)n * size;
+    te_float_mode mode = te_float_mode_begin(); /* the same in every process */
     for (int64_t at = 0; at < n; at += BLOCK) {
         int64_t     width = n - at < BLOCK ? n - at : BLOCK;
         char       *to = (char *)out + (size_t)at * size;
@@ -102,4 +104,5 @@ void te_comm_reduce_parts(void *out, const void *in, int n_parts, int64_t n, te_
         else if (dtype == TE_F64) reduce_double(to, from, n_parts, stride, width, dtype, reduction);
         else reduce_int64_t(to, from, n_parts, stride, width, dtype, reduction);
     }
+    te_float_mode_end(&mode);
 }

@@ -4,6 +4,7 @@
 #include "autocast.h"
 #include "graph.h"
 #include "kernels/cores.h"
+#include "kernels/float_mode.h"
 #include "kernels/numerals.h"
 #include "op.h"
 #include "profile.h"
@@ -272,7 +273,10 @@ te_context *te_context_open(const te_context_options *options)
     ctx->compute_dtype = TE_DTYPE_COUNT;
     ctx->clock = 1;
     ctx->replayed_since = UINT64_MAX;
-    if (te_ops_open(ctx) != TE_OK) {
+    te_float_mode mode = te_float_mode_begin();
+    te_status     status = te_ops_open(ctx);
+    te_float_mode_end(&mode);
+    if (status != TE_OK) {
         te_context_release(ctx);
         return NULL;
     }

@@ -4,6 +4,7 @@
 #include "quantized_parameter.h"
 
 #include "autograd.h"
+#include "kernels/float_mode.h"
 #include "kernels/numerals.h"
 #include "ops/ops.h"
 
@@ -473,7 +474,7 @@ te_status te_call_run_op(te_call *call)
     return status;
 }
 
-te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out)
+static te_status run_op(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out)
 {
     te_status status;
     for (int i = 0; out && i < n_out; i++) out[i] = NULL;
@@ -499,6 +500,14 @@ te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_
             te_tensor_release(call.out[i]);
     }
     return TE_OK;
+}
+
+te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out)
+{
+    te_float_mode mode = te_float_mode_begin(); /* of what is computed here: numbers that programs hold */
+    te_status     status = run_op(ctx, op, args, n_args, out, n_out);
+    te_float_mode_end(&mode);
+    return status;
 }
 
 /* A write in place is not recorded, so it must not lose a gradient. A leaf may be filled from elsewhere: what it was
@@ -547,7 +556,9 @@ static te_status run_inplace(te_context *ctx, const te_op *op, const te_arg *arg
 
 te_status te_op_run_inplace(te_context *ctx, const te_op *op, const te_arg *args, int n_args)
 {
-    te_status status = run_inplace(ctx, op, args, n_args);
+    te_float_mode mode = te_float_mode_begin();
+    te_status     status = run_inplace(ctx, op, args, n_args);
+    te_float_mode_end(&mode);
     return status == TE_OK ? TE_OK : name_outer(ctx, status, op, "_");
 }
 

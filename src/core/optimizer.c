@@ -5,6 +5,7 @@
 #include "optim.h"
 
 #include "autograd.h"
+#include "kernels/float_mode.h"
 #include "quantized_parameter.h"
 
 #include <math.h>
@@ -150,10 +151,12 @@ te_status te_optimizer_grad_norm(te_optimizer *o, double *norm)
     int         n = 0;
     for (int i = 0; i < o->n; i++)
         if ((grads[n] = te_tensor_gradient(o->entries[i].param))) n++;
-    te_status status = n ? te_sum_squares(o->ctx, n, grads, squares) : TE_OK;
+    te_float_mode mode = te_float_mode_begin();
+    te_status     status = n ? te_sum_squares(o->ctx, n, grads, squares) : TE_OK;
     for (int i = 0; i < n; i++) sum += squares[i];
-    te_mem_free(mem, squares, bytes);
     if (status == TE_OK) *norm = sqrt(sum);
+    te_float_mode_end(&mode);
+    te_mem_free(mem, squares, bytes);
     return status;
 }
 
@@ -172,7 +175,9 @@ te_status te_optimizer_step(te_optimizer *o, double grad_scale)
                                           .states = {&e->exp_avg, &e->exp_avg_sq},
                                           .masters = e->master ? &e->master : NULL};
     }
-    te_status status = n ? te_adamw_step(o->ctx, n, o->steps, o->groups) : TE_OK;
+    te_float_mode mode = te_float_mode_begin(); /* powers of the betas are found here */
+    te_status     status = n ? te_adamw_step(o->ctx, n, o->steps, o->groups) : TE_OK;
+    te_float_mode_end(&mode);
     for (int i = 0; i < o->n && status == TE_OK; i++) o->entries[i].steps += o->entries[i].grad != NULL;
     return status;
 }

@@ -6,6 +6,7 @@
 #include "host.h"
 
 #include "kernels/environment.h"
+#include "kernels/float_mode.h"
 
 #include <luajit.h>
 #include <math.h>
@@ -260,7 +261,7 @@ static int open_state(lua_State *L)
     return 0;
 }
 
-tetrain *tetrain_open(const tetrain_options *options)
+static tetrain *open_host(const tetrain_options *options)
 {
     tetrain_options given = {0};
     if (options && !options->struct_size)
@@ -291,11 +292,22 @@ tetrain *tetrain_open(const tetrain_options *options)
     return host;
 }
 
+/* LuaJIT computes in the default floating-point mode as well: here, in tetrain_close and in tetrain_protected. */
+tetrain *tetrain_open(const tetrain_options *options)
+{
+    te_float_mode mode = te_float_mode_begin();
+    tetrain      *host = open_host(options);
+    te_float_mode_end(&mode);
+    return host;
+}
+
 void tetrain_close(tetrain *host)
 {
     if (!host) return;
+    te_float_mode mode = te_float_mode_begin();
     if (host->L) lua_close(host->L);
     te_context_release(host->ctx);
+    te_float_mode_end(&mode);
     te_mem mem = host->mem;
     te_mem_free(&mem, host->arena, ARENA_SIZE);
     te_mem_free(&mem, host, sizeof *host);
@@ -430,7 +442,7 @@ static void settle(tetrain *host, const host_settings *before)
     host->ctx->calibrating = before->calibrating;
 }
 
-tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *argument)
+static tetrain_status run_protected(tetrain *host, lua_CFunction function, void *argument)
 {
     lua_State     *L = host->L;
     int            top = lua_gettop(L);
@@ -467,6 +479,14 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
     host->rt->L = NULL;
     host->rt->stack_base = outer;
     lua_settop(L, top);
+    return status;
+}
+
+tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *argument)
+{
+    te_float_mode  mode = te_float_mode_begin();
+    tetrain_status status = run_protected(host, function, argument);
+    te_float_mode_end(&mode);
     return status;
 }
 

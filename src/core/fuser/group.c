@@ -4,6 +4,7 @@
 #include "../autocast.h"
 #include "../autograd.h"
 #include "../ops/ops.h"
+#include "kernels/float_mode.h"
 
 /* --- building ----------------------------------------------------------------------------------------------------- */
 
@@ -287,7 +288,7 @@ static te_status make_outputs(te_group_state *state, te_tensor **outputs)
     return TE_OK;
 }
 
-te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **outputs)
+static te_status run_group(te_group *group, te_tensor *const *inputs, te_tensor **outputs)
 {
     bool record;
     if (!group) return TE_ERROR_ARGUMENT;
@@ -329,5 +330,13 @@ te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **ou
         te_tensor_release(outputs[i]);
         outputs[i] = NULL;
     }
+    return status;
+}
+
+te_status te_group_run(te_group *group, te_tensor *const *inputs, te_tensor **outputs)
+{
+    te_float_mode mode = te_float_mode_begin(); /* of planning, too: numbers that programs hold */
+    te_status     status = run_group(group, inputs, outputs);
+    te_float_mode_end(&mode);
     return status;
 }

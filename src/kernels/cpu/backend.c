@@ -2,6 +2,7 @@
 #include "workers.h"
 
 #include "../environment.h"
+#include "../float_mode.h"
 
 #include <string.h>
 #ifdef TE_ISA_HAS_NEONBF16
@@ -63,7 +64,9 @@ static te_status cpu_open(te_exec *exec, int index)
 #elif defined(TE_ISA_HAS_NEONBF16)
     device->has_bf16 = !te_environment(TE_ENV_CPU_ISA) && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
 #endif
+    te_float_mode mode = te_float_mode_begin();
     te_status status = te_quantize_open(exec, device);
+    te_float_mode_end(&mode);
     if (status != TE_OK) {
         te_mem_free(exec->mem, device, sizeof *device);
         return te_exec_fail(exec, status, "out of memory opening the CPU device");
@@ -97,6 +100,53 @@ static te_status cpu_synchronize(te_exec *exec)
     return TE_OK;
 }
 
+/* What the table calls: kernels run in the default floating-point mode, whatever the host's is; workers have it too. */
+#define ENTRY(name, parameters, arguments)          \
+    static te_status cpu_##name parameters          \
+    {                                               \
+        te_float_mode mode = te_float_mode_begin(); \
+        te_status status = te_cpu_##name arguments; \
+        te_float_mode_end(&mode);                   \
+        return status;                              \
+    }
+
+ENTRY(program_run, (te_exec *exec, te_program *program, const te_run *runs, int n_runs), (exec, program, runs, n_runs))
+ENTRY(gemm, (te_exec *exec, const te_gemm *gemm), (exec, gemm))
+ENTRY(attention, (te_exec *exec, const te_attention *a), (exec, a))
+ENTRY(attention_backward, (te_exec *exec, const te_attention_grad *g), (exec, g))
+ENTRY(rotate, (te_exec *exec, const te_rotation *rotation), (exec, rotation))
+ENTRY(quantize, (te_exec *exec, const te_quantize_job *job), (exec, job))
+ENTRY(dequantize, (te_exec *exec, const te_quantize_job *job, int side), (exec, job, side))
+ENTRY(copy, (te_exec *exec, const te_view *dst, const te_view *src), (exec, dst, src))
+ENTRY(embedding, (te_exec *exec, const te_view *out, const te_view *table, const te_view *ids), (exec, out, table, ids))
+ENTRY(embedding_backward, (te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids,
+                           double *squares), (exec, dtable, dy, ids, squares))
+ENTRY(gather, (te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim),
+      (exec, out, src, index, dim))
+ENTRY(scatter_add, (te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim),
+      (exec, dst, src, index, dim))
+ENTRY(scatter, (te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim),
+      (exec, dst, src, index, dim))
+ENTRY(arg_reduce, (te_exec *exec, const te_view *index, const te_view *src, bool largest), (exec, index, src, largest))
+ENTRY(topk, (te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest),
+      (exec, values, indices, src, largest))
+ENTRY(sort, (te_exec *exec, const te_view *indices, const te_view *src, bool descending),
+      (exec, indices, src, descending))
+ENTRY(cumsum, (te_exec *exec, const te_view *dst, const te_view *src, bool reverse), (exec, dst, src, reverse))
+ENTRY(multinomial, (te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng),
+      (exec, out, src, replacement, rng))
+ENTRY(route_map, (te_exec *exec, const te_view *map, const te_view *counts, const te_view *routing, int64_t rows),
+      (exec, map, counts, routing, rows))
+ENTRY(route_rows, (te_exec *exec, const te_routes *routes, const te_view *rows, const te_view *tokens),
+      (exec, routes, rows, tokens))
+ENTRY(route_tokens, (te_exec *exec, const te_routes *routes, const te_view *tokens, const te_view *rows),
+      (exec, routes, tokens, rows))
+ENTRY(route_weights, (te_exec *exec, const te_routes *routes, const te_view *weights, const te_view *rows,
+                      const te_view *tokens), (exec, routes, weights, rows, tokens))
+ENTRY(route_choose, (te_exec *exec, const te_view *map, const te_view *scores, int64_t k, int64_t groups,
+                     int64_t best_groups), (exec, map, scores, k, groups, best_groups))
+ENTRY(integers, (te_exec *exec, int64_t *values, int64_t n, const te_integers *drawn), (exec, values, n, drawn))
+
 const te_backend te_backend_cpu = {
     .name = "cpu",
     .host_memory = true,
@@ -106,28 +156,28 @@ const te_backend te_backend_cpu = {
     .memory_free = te_cpu_memory_free,
     .memory_copy = cpu_memory_copy,
     .synchronize = cpu_synchronize,
-    .program_run = te_cpu_program_run,
-    .gemm = te_cpu_gemm,
-    .attention = te_cpu_attention,
-    .attention_backward = te_cpu_attention_backward,
-    .rotate = te_cpu_rotate,
-    .quantize = te_cpu_quantize,
-    .dequantize = te_cpu_dequantize,
-    .copy = te_cpu_copy,
-    .embedding = te_cpu_embedding,
-    .embedding_backward = te_cpu_embedding_backward,
-    .gather = te_cpu_gather,
-    .scatter_add = te_cpu_scatter_add,
-    .scatter = te_cpu_scatter,
-    .arg_reduce = te_cpu_arg_reduce,
-    .topk = te_cpu_topk,
-    .sort = te_cpu_sort,
-    .cumsum = te_cpu_cumsum,
-    .multinomial = te_cpu_multinomial,
-    .route_map = te_cpu_route_map,
-    .route_rows = te_cpu_route_rows,
-    .route_tokens = te_cpu_route_tokens,
-    .route_weights = te_cpu_route_weights,
-    .route_choose = te_cpu_route_choose,
-    .integers = te_cpu_integers,
+    .program_run = cpu_program_run,
+    .gemm = cpu_gemm,
+    .attention = cpu_attention,
+    .attention_backward = cpu_attention_backward,
+    .rotate = cpu_rotate,
+    .quantize = cpu_quantize,
+    .dequantize = cpu_dequantize,
+    .copy = cpu_copy,
+    .embedding = cpu_embedding,
+    .embedding_backward = cpu_embedding_backward,
+    .gather = cpu_gather,
+    .scatter_add = cpu_scatter_add,
+    .scatter = cpu_scatter,
+    .arg_reduce = cpu_arg_reduce,
+    .topk = cpu_topk,
+    .sort = cpu_sort,
+    .cumsum = cpu_cumsum,
+    .multinomial = cpu_multinomial,
+    .route_map = cpu_route_map,
+    .route_rows = cpu_route_rows,
+    .route_tokens = cpu_route_tokens,
+    .route_weights = cpu_route_weights,
+    .route_choose = cpu_route_choose,
+    .integers = cpu_integers,
 };

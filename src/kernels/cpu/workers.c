@@ -25,6 +25,7 @@
 #include "workers.h"
 
 #include "kernels/cores.h"
+#include "kernels/float_mode.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -203,6 +204,7 @@ static void *work(void *argument)
     worker         *w = argument;
     te_cpu_workers *all = w->all;
     te_cores_bind(w->index);
+    te_float_mode_begin(); /* a thread starts in the mode of the one that made it */
     for (;;) {
         wait_for_call(all, w);
         wake(&w->wakes, atomic_load(&all->threads));

@@ -1,0 +1,164 @@
+/* test_float_mode.c - a host that has set another floating-point mode: results are those of the default one, with any
+ * number of threads, no exception ends the process, and the host finds its mode as it was. */
+#define _GNU_SOURCE
+#include "kernels/float_mode.h"
+#include "test.h"
+
+#include "tetrain/tetrain.h"
+
+#include <fenv.h>
+
+enum { WIDE = 300000, RESULTS = 3 };
+
+#if defined(__x86_64__)
+#define FLUSH UINT64_C(0x8040) /* results and operands */
+#elif defined(__aarch64__)
+#define FLUSH (UINT64_C(1) << 24)
+#endif
+
+static const char code[] = "te = require 'te'\n"
+                           "function f(x)\n"
+                           "    local q = te.matmul(x:view{300, 1000} * 1e30, x:view{1000, 300} * 1e30)\n"
+                           "    return x * 0.1, te.exp(x * 1e37), te.softmax(q)\n"
+                           "end\n"
+                           "function third() return te.tensor({1 / 3 + n}, {dtype = 'float64'}) end\n"
+                           "n = 0 f(te.ones{300000})"; /* threads are started here */
+
+static tetrain *open_runtime(int threads)
+{
+    tetrain_options o = {.struct_size = sizeof o, .threads = threads};
+    tetrain        *rt = tetrain_open(&o);
+    CHECK_MSG(tetrain_run_string(rt, code, sizeof code - 1, "=test") == TETRAIN_OK, "%s", tetrain_error(rt));
+    return rt;
+}
+
+static te_tensor *numbers(tetrain *rt)
+{
+    te_tensor *x = te_tensor_empty(tetrain_context(rt), TE_F32, 1, (int64_t[]){WIDE});
+    float     *values = te_tensor_data(x);
+    for (int i = 0; i < WIDE; i++) values[i] = (float)(i % 997 + 1) * 1e-39f;
+    return x;
+}
+
+static void set_default(void) { fesetenv(FE_DFL_ENV); }
+static void set_upward(void) { fesetround(FE_UPWARD); }
+#ifdef FLUSH
+static void set_flush(void) { te_float_mode_write(te_float_mode_read() | FLUSH); }
+#endif
+
+static void (*const modes[])(void) = {
+    set_default, set_upward,
+#ifdef FLUSH
+    set_flush,
+#endif
+};
+
+/* The results of `f` and of operations that the host runs, in a mode of the host's. */
+static void run_in(tetrain *rt, int mode, te_tensor **out)
+{
+    te_context *ctx = tetrain_context(rt);
+    te_tensor  *x = numbers(rt);
+    te_arg      args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = x}, {.kind = TE_ARG_TENSOR, .as.tensor = x}};
+    modes[mode]();
+#ifdef FLUSH
+    uint64_t before = te_float_mode_read() & TE_FLOAT_MODE;
+#endif
+    int            rounding = fegetround();
+    tetrain_status status = tetrain_call(rt, "f", &x, 1, out, RESULTS);
+    tetrain_status third = tetrain_call(rt, "third", NULL, 0, &out[RESULTS], 1);
+    te_status      added = te_op_run(ctx, te_op_find(ctx, "add"), args, 2, &out[RESULTS + 1], 1);
+    te_status      powered = te_op_run(ctx, te_op_find(ctx, "sigmoid"), args, 1, &out[RESULTS + 2], 1);
+    CHECK(fegetround() == rounding);
+#ifdef FLUSH
+    CHECK((te_float_mode_read() & TE_FLOAT_MODE) == before);
+#endif
+    set_default();
+    CHECK_MSG(status == TETRAIN_OK && third == TETRAIN_OK && added == TE_OK && powered == TE_OK, "%s",
+              tetrain_error(rt));
+    te_tensor_release(x);
+}
+
+static void check_results(void)
+{
+    te_tensor *expected[RESULTS + 3], *out[RESULTS + 3];
+    tetrain   *one = open_runtime(1);
+    run_in(one, 0, expected);
+    for (int threads = 1; threads <= 3; threads += 2)
+        for (int mode = 1; mode < (int)(sizeof modes / sizeof *modes); mode++) {
+            tetrain *rt = open_runtime(threads);
+            for (int again = 0; again < 3; again++) {
+                run_in(rt, mode, out);
+                for (int i = 0; i < RESULTS + 3; i++) {
+                    size_t bytes = (size_t)te_tensor_numel(out[i]) * (i == RESULTS ? sizeof(double) : sizeof(float));
+                    CHECK_MSG(memcmp(te_tensor_data(out[i]), te_tensor_data(expected[i]), bytes) == 0,
+                              "%d threads, mode %d: result %d differs", threads, mode, i);
+                    te_tensor_release(out[i]);
+                }
+            }
+            tetrain_close(rt);
+        }
+    for (int i = 0; i < RESULTS + 3; i++) te_tensor_release(expected[i]);
+    tetrain_close(one);
+}
+
+/* Threads that are started while a mode is in force. */
+static void check_started(void)
+{
+    te_tensor *expected[RESULTS + 3], *out[RESULTS + 3];
+    tetrain   *one = open_runtime(1);
+    run_in(one, 0, expected);
+    set_upward();
+    tetrain *rt = open_runtime(3);
+    set_default();
+    run_in(rt, 0, out);
+    for (int i = 0; i < RESULTS; i++)
+        CHECK(memcmp(te_tensor_data(out[i]), te_tensor_data(expected[i]), (size_t)te_tensor_numel(out[i]) * 4) == 0);
+    for (int i = 0; i < RESULTS + 3; i++) te_tensor_release(expected[i]), te_tensor_release(out[i]);
+    tetrain_close(one);
+    tetrain_close(rt);
+}
+
+static const char *const raising[] = {
+    "te.rsqrt(te.zeros{64})",
+    "te.exp(te.ones{64} * 200)",
+    "te.log(te.zeros{64})",
+    "return te.zeros{64} / te.zeros{64}",
+    "te.cast(te.tensor{1e30, -1e30, 0/0}, 'int32')",
+    "te.scaled_dot_product_attention(te.randn{1, 2, 16, 8}, te.randn{1, 2, 16, 8}, te.randn{1, 2, 16, 8}, "
+    "{causal = true})",
+    "tostring(te.tensor{0/0, 1/0, 1e-40})",
+    "local m = te.Sequential(te.Linear(16, 16), te.GELU(), te.LayerNorm(16)) m(te.randn{4, 16}):sum():backward()",
+    "local x = {} for i = 1, 300 do x[i] = 1 / (i - 7) + math.huge - math.huge end",
+};
+
+/* Everything from opening on, where division by zero and the like raise signals. */
+static void check_exceptions(void)
+{
+    enum { RAISED = FE_DIVBYZERO | FE_INVALID | FE_OVERFLOW };
+    if (feenableexcept(RAISED) == -1) return; /* Arm processors that do not */
+    tetrain *rt = open_runtime(2);
+    for (size_t i = 0; i < sizeof raising / sizeof *raising; i++)
+        CHECK_MSG(tetrain_run_string(rt, raising[i], strlen(raising[i]), "=test") == TETRAIN_OK, "%s: %s", raising[i],
+                  tetrain_error(rt));
+    te_context *ctx = tetrain_context(rt);
+    te_tensor  *zero = te_tensor_full(ctx, TE_F32, 1, (int64_t[]){64}, 0), *y;
+    CHECK(te_tensor_set_requires_grad(zero, true) == TE_OK);
+    te_arg args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = zero}};
+    CHECK(te_op_run(ctx, te_op_find(ctx, "log"), args, 1, &y, 1) == TE_OK);
+    te_tensor *ones = te_tensor_full(ctx, TE_F32, 1, (int64_t[]){64}, 1);
+    CHECK(te_backward(y, ones, false) == TE_OK && isinf(((float *)te_tensor_data(te_tensor_grad(zero)))[63]));
+    te_tensor_release(ones);
+    te_tensor_release(y);
+    te_tensor_release(zero);
+    tetrain_close(rt);
+    CHECK(fegetexcept() == RAISED);
+    set_default();
+}
+
+int main(void)
+{
+    check_results();
+    check_started();
+    check_exceptions();
+    return TEST_END();
+}

@@ -41,7 +41,9 @@ set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/program_f64.c PR
 # programs, recipes and texts of them, and what reads and writes files.
 file(GLOB TE_SELDOM CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)
 list(FILTER TE_SELDOM EXCLUDE REGEX "/(operations|tensor|arguments|optim)\\.c$")
-foreach(name fuser/describe fuser/compile fuser/plan formula program recipe_kinds safetensors io tokens bpe profile)
+foreach(name fuser/describe fuser/compile fuser/plan fuser/infer fuser/cluster fuser/frame fuser/recompute fuser/ranges
+    formula program op_program op_variant op_gradient recipe_kinds recipe_value recipe_update safetensors io tokens bpe
+    profile graph context comm tensor_transfer optimizer)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/core/${name}*.c)
   list(APPEND TE_SELDOM ${sources})
 endforeach()

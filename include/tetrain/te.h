@@ -11,6 +11,7 @@
  *     Other functions do nothing then and return NULL, false, 0, TE_NO_VALUE or TE_DTYPE_COUNT.
  *   - A tensor keeps its context alive: te_context_release may come before the last te_tensor_release.
  *   - One context is used by one thread at a time. Two contexts know nothing of each other.
+ *   - Functions that compute need 256 KiB of stack.
  *   - Results do not depend on the floating-point mode of the calling thread (rounding, flushing to zero, exceptions
  *     that raise signals): what computes sets the default one, and restores the caller's before it returns.
  *   - Dimensions and indices count from 0 here (in Lua they count from 1); negative ones count from the end.

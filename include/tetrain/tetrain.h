@@ -46,6 +46,12 @@
  *   thread and from signal handlers while a call runs. Kernels use `threads` threads; results do not depend on how
  *   many.
  *
+ * Stack
+ *   A call needs a stack of 256 KiB, a thread's or a fiber's. Where a thread has less than 192 KiB left, the call fails
+ *   with TETRAIN_ERROR_MEMORY before it begins. On a larger stack calls may nest more deeply (coroutines in coroutines,
+ *   functions that Lua calls through C); too deep a nesting is a Lua error. The stack of a fiber is taken to be small,
+ *   since nobody knows its size. Devices other than the CPU need what their drivers need, some MiB.
+ *
  * Floating-point numbers
  *   Calls compute in the default mode: they round to nearest, keep subnormal numbers, and no exception raises a signal.
  *   A mode that the host has set for its thread (fesetround, feenableexcept, flushing to zero) is put aside at the
@@ -131,8 +137,8 @@ typedef struct tetrain_options {
 /* --- opening and closing ------------------------------------------------------------------------------------------ */
 
 /* NULL options: all defaults. Copies what it needs from options, `device` included. NULL when memory is exhausted
- * (the library takes some 200 KB of lua_memory_limit), or when struct_size was not set. The other functions take such a
- * NULL: they do nothing, and return TETRAIN_ERROR_ARGUMENT or NULL. */
+ * (the library takes some 200 KB of lua_memory_limit), when struct_size was not set, or with less than 64 KiB of stack.
+ * The other functions take such a NULL: they do nothing, and return TETRAIN_ERROR_ARGUMENT or NULL. */
 TETRAIN_API tetrain *tetrain_open(const tetrain_options *options);
 /* Frees the interpreter and everything that the host holds no reference to. NULL is a no-op. Not from inside a call. */
 TETRAIN_API void     tetrain_close(tetrain *rt);

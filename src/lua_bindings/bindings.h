@@ -21,6 +21,7 @@
 #include <lauxlib.h>
 #include <lua.h>
 #include <lualib.h>
+#include <pthread.h>
 #include <stdatomic.h>
 
 /* One per lua_State: the userdata behind upvalue 1. */
@@ -43,6 +44,8 @@ typedef struct te_lua {
     char               device[32]; /* default device for new tensors */
     const char        *stack_base; /* where the host's call began on C's stack; NULL: nobody looks */
     size_t             stack_room; /* bytes that calls may take below, 0: not known yet */
+    pthread_t          stack_thread; /* who called last, and where its own stack lies; NULL: not known */
+    const char        *stack_low, *stack_high;
     struct tetrain    *host; /* who made the state; NULL: a host with a Lua of its own */
 } te_lua;
 

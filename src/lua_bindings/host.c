@@ -266,6 +266,7 @@ static tetrain *open_host(const tetrain_options *options)
     tetrain_options given = {0};
     if (options && !options->struct_size)
         return NULL; /* forgotten: flags would go unseen, TETRAIN_RESTRICTED among them */
+    if (!tetrain_may_open(__builtin_frame_address(0))) return NULL;
     if (options) memcpy(&given, options, options->struct_size < sizeof given ? options->struct_size : sizeof given);
     if (!given.device && given.flags & TETRAIN_ENVIRONMENT) given.device = te_environment(TE_ENV_DEVICE);
     te_mem   mem = given.realloc ? (te_mem){given.realloc, given.realloc_user} : te_mem_libc;
@@ -447,15 +448,19 @@ static tetrain_status run_protected(tetrain *host, lua_CFunction function, void 
     lua_State     *L = host->L;
     int            top = lua_gettop(L);
     tetrain_status status = TETRAIN_OK;
-    const char     here = 0, *outer = host->rt->stack_base; /* of a call inside which the host calls again */
+    const char    *outer = host->rt->stack_base; /* of a call inside which the host calls again */
+    size_t         outer_room = host->rt->stack_room, left;
     host_settings  before = {te_context_grad_enabled(host->ctx), host->ctx->recipe_enabled, host->ctx->calibrating,
                              host->ctx->compute_dtype};
-    if (!outer) host->rt->stack_base = &here, host->rt->stack_room = 0;
+    if (!tetrain_begin_stack(host->rt, __builtin_frame_address(0), &left))
+        return tetrain_fail(host, TETRAIN_ERROR_MEMORY, "the stack of this thread has %zu KiB left, too few for a call",
+                            left >> 10);
     host->error[0] = 0;
     host->rt->status = TE_OK;
     te_lua_forget_error(host->rt, L); /* of a backward pass that the host ran: nobody raises it any more */
     if (!lua_checkstack(L, LUA_MINSTACK)) {
         host->rt->stack_base = outer;
+        host->rt->stack_room = outer_room;
         return tetrain_fail(host, TETRAIN_ERROR_MEMORY, "out of Lua stack");
     }
     if (host->failed && lua_cpcall(L, forget_unfinished, NULL) != 0)
@@ -478,6 +483,7 @@ static tetrain_status run_protected(tetrain *host, lua_CFunction function, void 
     if (!outer) settle(host, &before);
     host->rt->L = NULL;
     host->rt->stack_base = outer;
+    host->rt->stack_room = outer_room;
     lua_settop(L, top);
     return status;
 }

@@ -55,6 +55,9 @@ void tetrain_guard_script(lua_State *L);
 /* stack.c: looks at what is left of C's stack where the standard library calls Lua; after all that replaces its
  * functions. */
 void tetrain_guard_stack(lua_State *L);
+/* A call of the host begins at this place on C's stack; false, with the bytes left, where these are too few. */
+bool tetrain_begin_stack(te_lua *rt, const char *here, size_t *left);
+bool tetrain_may_open(const char *here);
 
 /* patterns.c: replaces the functions of strings that match patterns. */
 void tetrain_bound_patterns(lua_State *L);

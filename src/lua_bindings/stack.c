@@ -13,12 +13,25 @@
 
 #include <pthread.h>
 
-/* Bytes: of the first calls, which nobody looks at; that a call may take besides; that are assumed where a thread's
- * stack cannot be found; for coroutines inside coroutines, some hundred: each makes an error's message longer. */
-enum { UNSEEN = 32 << 10, MARGIN = 256 << 10, ASSUMED = 512 << 10, COROUTINES = 128 << 10 };
+/* Bytes: of the first calls, which nobody looks at; that kernels and what is around them take, 120 KiB at most; that
+ * are left free where the stack is large, as drivers of devices want more; that calls may take where the stack is none
+ * of the thread's own, as a fiber's; for coroutines inside coroutines, some hundred: each makes an error's message
+ * longer; that opening takes. A call needs UNSEEN + KERNELS, on a fiber ELSEWHERE + KERNELS: tetrain.h promises that
+ * 256 KiB are enough. */
+enum {
+    UNSEEN = 32 << 10,
+    KERNELS = 160 << 10,
+    MARGIN = 256 << 10,
+    ELSEWHERE = 64 << 10,
+    COROUTINES = 128 << 10,
+    OPENING = 64 << 10
+};
 
-/* Bytes that calls may take below `base`, a place on this thread's stack. */
-static size_t room_below(const char *base)
+typedef struct stack_range {
+    const char *low, *high; /* NULL, NULL: not known */
+} stack_range;
+
+static stack_range range_of_thread(void)
 {
     pthread_attr_t attributes;
     void          *low = NULL;
@@ -27,17 +40,65 @@ static size_t room_below(const char *base)
         if (pthread_attr_getstack(&attributes, &low, &size) != 0) low = NULL;
         pthread_attr_destroy(&attributes);
     }
-    if (!low || base <= (const char *)low) return ASSUMED;
-    size_t room = (size_t)(base - (const char *)low), margin = size / 4 < MARGIN ? size / 4 : MARGIN;
-    return room > margin ? room - margin : UNSEEN;
+    return low ? (stack_range){low, (const char *)low + size} : (stack_range){NULL, NULL};
+}
+
+static bool is_within(stack_range range, const char *place) { return place > range.low && place < range.high; }
+
+/* Bytes that calls may take below `base`. */
+static size_t room_below(const char *base)
+{
+    stack_range range = range_of_thread();
+    if (!is_within(range, base)) return ELSEWHERE;
+    size_t quarter = (size_t)(range.high - range.low) / 4, margin = quarter < MARGIN ? quarter : MARGIN;
+    size_t room = (size_t)(base - range.low);
+    if (margin < KERNELS) margin = KERNELS;
+    return room > margin + UNSEEN ? room - margin : UNSEEN;
+}
+
+/* Asking the system takes longer than a short call, so it is done once where one thread calls again and again. */
+static stack_range range_of_caller(te_lua *rt)
+{
+    pthread_t self = pthread_self();
+    if (!rt->stack_low || !pthread_equal(rt->stack_thread, self)) {
+        stack_range range = range_of_thread();
+        rt->stack_thread = self;
+        rt->stack_low = range.low;
+        rt->stack_high = range.high;
+    }
+    return (stack_range){rt->stack_low, rt->stack_high};
+}
+
+/* Whether both places are on one stack. */
+static bool is_same(stack_range range, const char *base, const char *here)
+{
+    if (is_within(range, base) || is_within(range, here)) return is_within(range, base) && is_within(range, here);
+    return here < base && (size_t)(base - here) < ELSEWHERE + KERNELS;
+}
+
+bool tetrain_begin_stack(te_lua *rt, const char *here, size_t *left)
+{
+    stack_range range = range_of_caller(rt);
+    *left = is_within(range, here) ? (size_t)(here - range.low) : SIZE_MAX;
+    if (rt->stack_base && is_same(range, rt->stack_base, here)) return true; /* each call in it looks */
+    if (*left < UNSEEN + KERNELS) return false;
+    rt->stack_base = here;
+    rt->stack_room = 0;
+    return true;
+}
+
+bool tetrain_may_open(const char *here)
+{
+    stack_range range = range_of_thread();
+    return !is_within(range, here) || here - range.low >= OPENING;
 }
 
 static void check(te_lua *rt, lua_State *L, size_t enough)
 {
-    const char here = 0, *base = rt->stack_base;
-    if (!base || &here >= base || (size_t)(base - &here) < UNSEEN) return;
+    const char *here = __builtin_frame_address(0), *base = rt->stack_base;
+    if (!base || here >= base || (size_t)(base - here) < UNSEEN) return;
     if (!rt->stack_room) rt->stack_room = room_below(base);
-    size_t used = (size_t)(base - &here);
+    size_t used = (size_t)(base - here);
     if (used < rt->stack_room && used < enough) return;
     lua_pushliteral(L, "stack overflow: calls are nested too deeply");
     lua_error(L);

@@ -56,15 +56,17 @@ static void decode_rows(const target *t, int64_t row)
 /* The square whose first element is (row, col) of the source. Groups of 16 rows are whole in a transformed side. */
 static void decode_square(const target *t, int64_t row, int64_t col)
 {
-    float turned[SQUARE][SQUARE], values[SQUARE][SQUARE];
+    float turned[SQUARE][SQUARE], values[TE_GROUP][SQUARE];
     int64_t left = t->decode.cols - row;
     int rows = (int)(left < SQUARE ? left : SQUARE);
     int cols = (int)(t->job->cols - col < SQUARE ? t->job->cols - col : SQUARE);
     for (int j = 0; j < cols; j++) te_decode_row(t->blocks, &t->decode, col + j, row, rows, turned[j]);
-    t->transpose(values, SQUARE, turned, SQUARE, rows, cols);
-    for (int i = 0; i < rows && t->job->quantizer->hadamard; i += TE_GROUP)
-        t->blocks->transform_back(values[i], SQUARE, cols);
-    for (int i = 0; i < rows && row + i < t->job->rows; i++) put(t, row + i, col, values[i], cols);
+    for (int i = 0; i < rows && row + i < t->job->rows; i += TE_GROUP) {
+        int n = rows - i < TE_GROUP ? rows - i : TE_GROUP;
+        t->transpose(values, SQUARE, &turned[0][i], SQUARE, n, cols);
+        if (t->job->quantizer->hadamard) t->blocks->transform_back(values[0], SQUARE, cols);
+        for (int k = 0; k < n && row + i + k < t->job->rows; k++) put(t, row + i + k, col, values[k], cols);
+    }
 }
 
 typedef struct decode_job {

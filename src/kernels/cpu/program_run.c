@@ -92,14 +92,26 @@ typedef struct shares {
     const call *c;
     int         count;
     char       *workspace, *parts;
+    bool        each; /* thread has a workspace there, not the caller alone */
 } shares;
+
+static void run_in(const shares *s, int64_t first, int64_t end, char *workspace)
+{
+    for (int64_t i = first; i < end; i++) run_share(s->c, (int)i, s->count, workspace, s->parts);
+}
+
+/* Of a worker; the caller, whose stack may be small, has its workspace already. */
+static __attribute__((noinline)) void run_on_stack(const shares *s, int64_t first, int64_t end)
+{
+    _Alignas(64) char stack[STACK_WORKSPACE];
+    run_in(s, first, end, stack);
+}
 
 static void run_shares(void *context, int64_t first, int64_t end, int thread)
 {
-    const shares     *s = context;
-    _Alignas(64) char stack[STACK_WORKSPACE];
-    char             *mine = s->workspace ? s->workspace + (size_t)thread * s->c->workspace : stack;
-    for (int64_t i = first; i < end; i++) run_share(s->c, (int)i, s->count, mine, s->parts);
+    const shares *s = context;
+    if (thread == 0 || s->each) run_in(s, first, end, s->workspace + (size_t)thread * s->c->workspace);
+    else run_on_stack(s, first, end);
 }
 
 static void run_all(const call *c, int threads, char *workspace, char *parts)
@@ -108,7 +120,7 @@ static void run_all(const call *c, int threads, char *workspace, char *parts)
         run_share(c, 0, 1, workspace, parts);
         return;
     }
-    shares s = {c, threads, workspace, parts};
+    shares s = {c, threads, workspace, parts, c->workspace > STACK_WORKSPACE};
     te_cpu_loop(c->exec, threads, threads, 1, run_shares, &s);
 }
 
@@ -133,7 +145,7 @@ static te_status run_long(te_exec *exec, te_program *program, const te_run *runs
     int     threads = work < PARALLEL_WORK || c.chunks < 2 ? 1 : exec->threads;
     if (threads > c.chunks) threads = (int)c.chunks;
     if (threads < 1) threads = 1;
-    char *workspace = threads > 1 ? NULL : stack, *parts = stack_parts;
+    char *workspace = stack, *parts = stack_parts;
     void *more_workspace = NULL, *more_parts = NULL;
     if (c.workspace > STACK_WORKSPACE) workspace = more_workspace = exec->scratch(exec, c.workspace * (size_t)threads);
     if (c.parts > STACK_PARTS) parts = more_parts = exec->scratch(exec, c.parts);

@@ -204,8 +204,8 @@ static bool row_weights(const te_attention *a, const dense *q, const dense *k, i
     double top = -INFINITY, sum = 0;
     for (int64_t j = 0; j < n; j++) {
         p[j] = a->scale * dot(row_of(q, b, h, i), row_of(k, b, kv, j), q->columns);
-        if (a->bias.data) p[j] += at4(&a->bias, b, h, i, j);
-        if (!sees(a, i, j)) p[j] = -INFINITY;
+        double bias = a->bias.data ? at4(&a->bias, b, h, i, j) : 0;
+        p[j] = !sees(a, i, j) || bias == -INFINITY ? -INFINITY : p[j] + bias;
         z[j] = dropout_factor(a, b, h, i, j);
         if (p[j] > top) top = p[j];
     }

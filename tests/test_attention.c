@@ -304,6 +304,30 @@ static void test_extreme_scores(void)
     }
 }
 
+/* Hidden by a bias: keys whose scores overflow and values whose products with dout do. */
+static void test_hidden(void)
+{
+    static const te_dtype dtypes[3] = {TE_F32, TE_BF16, TE_F64};
+    uint64_t seed = 21;
+    for (int n = 0; n < 12; n++) {
+        shape s = {1, 2, 1, n % 4 == 3 ? 1 : 70, 90, 32, 16};
+        problem p = problem_new(dtypes[n % 3], s, &seed);
+        te_attention *a = &p.g.forward;
+        double huge = a->q.dtype == TE_F64 ? 1.7e308 : 3e38;
+        if (n / 3 % 2) a->dropout = 0.3;
+        if (n / 6) a->window_right = 30;
+        add_bias(&p, TE_F32, true, true, true, &seed);
+        for (int64_t j = 1; j < s.seq_kv; j += 3) {
+            for (int64_t d = 0; d < s.dim; d++) set4(&a->k, 0, 0, j, d, d % 2 ? huge : -huge);
+            for (int64_t d = 0; d < s.dim_v; d++) set4(&a->v, 0, 0, j, d, j % 2 ? huge : -huge);
+            for (int64_t i = 0; i < s.heads * s.seq_q; i++)
+                set4(&a->bias, 0, i / s.seq_q, i % s.seq_q, j, -INFINITY);
+        }
+        check_problem("hidden by a bias", &p);
+        problem_free(&p);
+    }
+}
+
 /* Scores that rise or fall from one block of keys to the next, by less and by more than what weights may be relative to
  * without being brought to a new maximum. Scores of up to 160 are known to 1e-5, and so are weights. */
 static void test_rising_scores(void)
@@ -453,6 +477,7 @@ int main(void)
     test_packed();
     test_hostile(TE_F32);
     test_hostile(TE_BF16);
+    test_hidden();
     test_extreme_scores();
     test_rising_scores();
     test_finite_differences();

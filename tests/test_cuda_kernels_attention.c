@@ -168,6 +168,19 @@ static void check_packed(te_dtype dtype)
     release(&g);
 }
 
+/* Keys whose scores overflow, but in float16, and values whose products with dout do. */
+static void make_huge(te_attention *a, int64_t head, int64_t key)
+{
+    double huge = a->k.dtype == TE_F16 ? 6e4 : 3e38;
+    for (int64_t b = 0; b < a->k.shape[0]; b++) {
+        const te_view *k = &a->k, *v = &a->v;
+        int64_t to_k = b * k->stride[0] + head * k->stride[1] + key * k->stride[2];
+        int64_t to_v = b * v->stride[0] + head * v->stride[1] + key * v->stride[2];
+        for (int64_t d = 0; d < k->shape[3]; d++) te_store_f64(k->data, k->dtype, to_k + d, d % 2 ? huge : -huge);
+        for (int64_t d = 0; d < v->shape[3]; d++) te_store_f64(v->data, v->dtype, to_v + d, huge);
+    }
+}
+
 static void check_bias_and_dropout(te_dtype dtype)
 {
     te_attention_grad g = problem(dtype, (extents){2, 3, 3, 20, 45, 16, 16});
@@ -175,8 +188,10 @@ static void check_bias_and_dropout(te_dtype dtype)
     int64_t           shape[4] = {1, 3, 1, 45};
     double            sinks[3];
     a->bias = test_view(test_scratch(&cuda.exec, 3 * 45 * 2), TE_BF16, 4, shape);
-    for (int i = 0; i < 3 * 45; i++)
+    for (int i = 0; i < 3 * 45; i++) {
         te_store_f64(a->bias.data, TE_BF16, i, i % 11 == 0 ? -INFINITY : test_uniform(&state, -1, 1));
+        if (i % 11 == 0) make_huge(a, i / 45, i % 45);
+    }
     a->bias.shape[0] = 2, a->bias.stride[0] = 0;
     a->bias.shape[2] = 20, a->bias.stride[2] = 0;
     int64_t scores[4] = {2, a->q.shape[1], a->q.shape[2], a->k.shape[2]},
@@ -249,6 +264,8 @@ static void check_decoding(te_dtype dtype)
         a->bias.stride[0] = a->bias.stride[1] = a->bias.stride[2] = 0;
         for (int64_t j = 0; j < cases[i].seq_kv; j++)
             te_store_f64(a->bias.data, TE_F32, j, j % 5 == 0 ? -INFINITY : test_uniform(&state, -1, 1));
+        for (int64_t j = 0; j < cases[i].seq_kv; j += 5)
+            for (int64_t head = 0; head < cases[i].kv_heads; head++) make_huge(a, head, j);
         if (i % 2) check_passes(&g, "few queries, bias", false);
         for (int64_t j = 0; j < cases[i].seq_kv; j++) te_store_f64(a->bias.data, TE_F32, j, -INFINITY);
         a->sinks = (te_view){0};

@@ -116,6 +116,26 @@ describe("attention modules", function()
         end
     end)
 
+    it("hides keys whose scores overflow or are NaN", function()
+        for _, dtype in ipairs { "float32", "bfloat16", "float64" } do
+            for _, bad in ipairs { dtype == "float64" and 1e308 or 1e38, -math.huge, 0 / 0 } do
+                for _, rows in ipairs { 1, 3 } do
+                    local q, k = te.full({ 1, 2, rows, 16 }, 1e3, { dtype = dtype }), te.ones({ 1, 2, 9, 16 },
+                        { dtype = dtype })
+                    local v = te.ones({ 1, 2, 9, 16 }, { dtype = dtype })
+                    k:narrow(3, 7, 3):fill_(bad)
+                    for _, t in ipairs { q, k, v } do t.requires_grad = true end
+                    local mask = te.lt(te.arange(1, 9), 6.5):view { 1, 1, 1, 9 }
+                    local y = te.scaled_dot_product_attention(q, k, v, mask)
+                    assert.equal(0, (y - 1):abs():max():item())
+                    y:sum():backward()
+                    assert.equal(0, k.grad:abs():max():item())
+                    assert.equal(0, v.grad:narrow(3, 7, 3):abs():max():item())
+                end
+            end
+        end
+    end)
+
     -- The gradients of q, k, v and bias by attention, and of the same written out, with the keys of a group of heads
     -- repeated.
     local function bias_gradients(shape, bias_shape, opts, dtype)

@@ -67,6 +67,15 @@ describe("functions near 0", function()
         close({ -1, -1, INF, INF, NAN }, te.expm1(te.tensor { -200, -INF, 100, INF, NAN }))
     end)
 
+    it("keep the sign of zero", function()
+        for _, dtype in ipairs { "float32", "bfloat16", "float64" } do
+            for _, name in ipairs { "log1p", "expm1" } do
+                local y = te[name](te.tensor({ -0.0, 0 }, { dtype = dtype })):totable()
+                assert.same({ -INF, INF }, { 1 / y[1], 1 / y[2] })
+            end
+        end
+    end)
+
     it("have these gradients in functions that are traced, at 0 too", function()
         for name, pair in pairs(FUNCTIONS) do
             local x = te.tensor({ 0, 1e-9, -0.3, 0.7 }, { dtype = "float64", requires_grad = true })

@@ -92,7 +92,8 @@ const te_op_def te_ops_pointwise[] = {
     {.signature = "log1p(x)",
      .doc = "log(1 + x), exact for small x too.",
      .flags = UNARY,
-     .formula = "u = 1 + x; d = u - 1; y = log(u) + where(d == x, 0, x - d) / where(d == x, 1, u)",
+     .formula = "u = 1 + x; d = u - 1; "
+                "y = where(u == 1, x, log(u) + where(d == x, 0, x - d) / where(d == x, 1, u))",
      .gradient = "dx = dy / (1 + x)",
      .domain = "-0.8 3"},
     {.signature = "sqrt(x)", .doc = "Square root.", .flags = UNARY, .formula = "y = sqrt(x)", .domain = "0.2 3"},

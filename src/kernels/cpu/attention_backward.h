@@ -134,15 +134,21 @@ static void T(store_dbias)(const T(backward_state) *s, const REAL *ds, int64_t q
     for (int j = low; j < high; j++) to[j * b->stride[3]] = ds[j];
 }
 
-/* From scores in p and Z do v^T in ds to P in p and dS in ds, rows side by side (see exp_rows). */
-ALWAYS_INLINE void T(weigh_rows)(const int rows, REAL *restrict p, REAL *restrict ds, int n, const REAL *lse,
-                                 const REAL *d)
+/* From scores in p and Z do v^T in ds to P in p and dS in ds, rows side by side (see exp_rows). Where a bias hides
+ * scores, those of minus infinity have gradients of 0, whatever lse, do v^T and D are. */
+ALWAYS_INLINE void T(weigh_rows)(const int rows, const bool hides, REAL *restrict p, REAL *restrict ds, int n,
+                                 const REAL *lse, const REAL *d)
 {
     enum { KEYS = TE_ATTENTION_KEYS };
     for (int j = 0; j < n / 16 * 16; j++)
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
-            REAL less = ds[r * KEYS + j] - d[r], weight = REAL_EXP(p[r * KEYS + j] - lse[r]);
+            REAL less = ds[r * KEYS + j] - d[r], score = p[r * KEYS + j], power = score - lse[r];
+            if (hides) {
+                power = score == -(REAL)INFINITY ? score : power;
+                less = score == -(REAL)INFINITY ? 0 : less;
+            }
+            REAL weight = REAL_EXP(power);
             p[r * KEYS + j] = weight;
             ds[r * KEYS + j] = weight * less;
         }
@@ -154,15 +160,15 @@ static void T(weigh_tile)(const T(backward_state) *s, int rows, REAL *p, REAL *d
     enum { KEYS = TE_ATTENTION_KEYS };
     const te_attention *a = &s->g->forward;
     const REAL *lse = s->lse + query, *d = s->d + query;
-    bool drops = a->dropout > 0;
-    int r = 0;
-    for (; !drops && r + TOGETHER <= rows; r += TOGETHER)
-        T(weigh_rows)(TOGETHER, p + r * KEYS, ds + r * KEYS, n, lse + r, d + r);
+    bool drops = a->dropout > 0, hides = te_view_present(&a->bias);
+    int r = 0; /* rows that hide scores go one by one, which takes as long here and is less code */
+    for (; !drops && !hides && r + TOGETHER <= rows; r += TOGETHER)
+        T(weigh_rows)(TOGETHER, false, p + r * KEYS, ds + r * KEYS, n, lse + r, d + r);
     for (; r < rows; r++) {
         float keep[KEYS];
         if (drops) dropout_row(a, &s->keys->seq, s->head, query + r, key, n, keep);
         if (drops) T(drop)(ds + r * KEYS, keep, n, a->dropout);
-        T(weigh_rows)(1, p + r * KEYS, ds + r * KEYS, n, lse + r, d + r);
+        T(weigh_rows)(1, hides, p + r * KEYS, ds + r * KEYS, n, lse + r, d + r);
         if (drops) T(drop)(p + r * KEYS, keep, n, a->dropout);
     }
 }

@@ -177,14 +177,21 @@ static bool T(tile_finite)(const REAL *tile, int64_t n)
 
 /* --- scores ----------------------------------------------------------------------------------------------------- */
 
-/* Adds the bias of query i, keys key + first … key + end of the sequence. */
+/* Adds the bias of query i, keys key + first … key + end of the sequence. Minus infinity hides a score, whatever
+ * that is. */
 static void T(add_bias)(REAL *scores, const te_attention *a, const te_attention_seq *seq, int64_t head, int64_t i,
                         int64_t key, int first, int end)
 {
     const te_view *b = &a->bias;
     int64_t offset = seq->batch * b->stride[0] + head * b->stride[1] + (seq->q_start + i) * b->stride[2] +
                      (seq->kv_start + key) * b->stride[3];
-    for (int j = first; j < end; j++) scores[j] += (REAL)te_load_f64(b->data, b->dtype, offset + j * b->stride[3]);
+    REAL x[TE_ATTENTION_KEYS];
+    for (int j = first; j < end; j++) x[j] = (REAL)te_load_f64(b->data, b->dtype, offset + j * b->stride[3]);
+    _Pragma("omp simd") for (int j = first; j < end; j++)
+    {
+        REAL sum = scores[j] + x[j];
+        scores[j] = x[j] == -(REAL)INFINITY ? x[j] : sum;
+    }
 }
 
 /* Range of a tile of `rows` rows: the keys some of its rows see, and the columns of scores that hold them. Empty when

@@ -285,7 +285,7 @@ __device__ static inline void te_tile_scores(const te_attention_args &a, const t
             int  i = part.row + r * TE_ROW_STEP, j = part.column + c * TE_COLUMN_STEP;
             bool seen = i < rows && j < n && te_sees(s, query + i, key + j);
             f.p[i * TE_TILE + j] =
-                seen ? scale * dot[r][c] + te_bias_at(a, s, head, query + i, key + j) : TE_LOWEST;
+                seen ? te_biased(scale * dot[r][c], te_bias_at(a, s, head, query + i, key + j)) : TE_LOWEST;
         }
 }
 
@@ -401,10 +401,11 @@ __device__ static inline void te_backward_scores(const te_attention_args &a, con
             int     i = part.row + r * TE_ROW_STEP, j = part.column + c * TE_COLUMN_STEP;
             bool    seen = i < rows && j < n && te_sees(s, query + i, key + j);
             te_real lse = i < rows ? b.lse[i] : TE_LOWEST, p = 0, ds = 0;
-            if (seen && lse != TE_LOWEST) {
+            te_real bias = seen ? te_bias_at(a, s, head, query + i, key + j) : 0;
+            if (seen && lse != TE_LOWEST && bias != TE_LOWEST) {
                 bool    kept = !a.dropout || te_kept_of(b.kept, i, j);
                 te_real x = dp[r][c];
-                p = TE_ATTENTION_EXP(dot[r][c] + te_bias_at(a, s, head, query + i, key + j) - lse);
+                p = TE_ATTENTION_EXP(dot[r][c] + bias - lse);
                 ds = p * ((a.dropout ? te_drop(a, kept, x) : x) - b.d[i]);
                 if (a.dropout) p = te_drop(a, kept, p);
             }

@@ -154,6 +154,9 @@ TE_HD static inline te_real te_bias_at(const te_attention_args &a, const te_sequ
 #endif
 }
 
+/* A score and its bias, of which minus infinity hides the score, whatever that is. */
+TE_HD static inline te_real te_biased(te_real score, te_real bias) { return bias == TE_LOWEST ? bias : score + bias; }
+
 /* --- dropout ----------------------------------------------------------------------------------------------------- */
 
 /* What all draws of a kernel have in common, read once. */

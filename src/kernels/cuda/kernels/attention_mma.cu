@@ -263,7 +263,7 @@ __device__ static inline void te_mma_add_bias(float (&c)[N / 8][4], const te_c *
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             int column = n * 8 + threadIdx.x % 4 * 2 + e % 2;
-            if (te_in_span(span[e / 2], column)) c[n][e] += te_from_c(row[e / 2][column * step]);
+            if (te_in_span(span[e / 2], column)) c[n][e] = te_biased(c[n][e], te_from_c(row[e / 2][column * step]));
         }
 }
 

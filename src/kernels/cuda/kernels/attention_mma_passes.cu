@@ -115,8 +115,10 @@ __device__ static inline void te_mma_gradients(float (&c)[N][4], float (&dp)[N][
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            c[n][e] = te_exp(c[n][e] - lse(n, e));
-            dp[n][e] = c[n][e] * (dp[n][e] - d(n, e));
+            bool  hidden = TE_HAS_BIAS && c[n][e] == TE_LOWEST; /* by the bias: 0 whatever lse, dP and D are */
+            float power = hidden ? TE_LOWEST : c[n][e] - lse(n, e), less = hidden ? 0.0f : dp[n][e] - d(n, e);
+            c[n][e] = te_exp(power);
+            dp[n][e] = c[n][e] * less;
         }
     if (drops) te_mma_drop(c, kept, scale);
     if (whole) return;

@@ -18,9 +18,9 @@
 #endif
 #endif
 #ifdef SANITIZED
-enum { SMALL = 1 << 20 }; /* functions take more there */
+enum { SMALL = 1 << 20, LARGE = SMALL, FEWEST = 2 }; /* functions take more there, and much longer */
 #else
-enum { SMALL = 256 << 10 };
+enum { SMALL = 256 << 10, LARGE = 4 * SMALL, FEWEST = 1 };
 #endif
 
 static tetrain_status run(tetrain *rt, const char *code) { return tetrain_run_string(rt, code, strlen(code), "=test"); }
@@ -74,8 +74,8 @@ static void start(size_t stack, void *(*function)(void *), void *user)
 
 static void test_threads(void)
 {
-    for (int threads = 1; threads <= 2; threads++)
-        for (size_t stack = SMALL; stack <= 4 * (size_t)SMALL; stack *= 2) start(stack, on_thread, &threads);
+    for (int threads = FEWEST; threads <= 2; threads++)
+        for (size_t stack = SMALL; stack <= LARGE; stack *= 2) start(stack, on_thread, &threads);
 }
 
 /* --- too small ---------------------------------------------------------------------------------------------------- */

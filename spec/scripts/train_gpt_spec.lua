@@ -152,6 +152,20 @@ describe("train_gpt.lua", function()
         end
     end)
 
+    it("goes on where --device of the executable says, not where the checkpoint does", function()
+        assert.equal(0, (train("elsewhere", SMALL .. "--steps=2")))
+        local path = te.train.checkpoint.latest(folder .. "/elsewhere")
+        local tensors, metadata = te.load(path)
+        metadata["option.device"] = "cuda:15"
+        te.save(path, tensors, metadata)
+        local words = ("scripts/train_gpt.lua --resume --out=%s/elsewhere --steps=3"):format(folder)
+        local out, status = shell.capture(("%s %s"):format(TETRAIN, words))
+        assert.equal(2, status, out)
+        assert.matches("cuda:15", out)
+        out, status = shell.capture(("%s --device cpu %s"):format(TETRAIN, words))
+        assert.equal(0, status, out)
+    end)
+
     it("names a checkpoint that it cannot go on from", function()
         assert.equal(0, (train("damaged", SMALL .. "--steps=2")))
         local path = te.train.checkpoint.latest(folder .. "/damaged")

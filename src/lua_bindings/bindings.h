@@ -42,6 +42,7 @@ typedef struct te_lua {
     atomic_bool        polls_stop; /* the script asks te._core.interrupt_flag() itself */
     atomic_int         stop_requested; /* from any thread or a signal handler */
     char               device[32]; /* default device for new tensors */
+    bool               device_told; /* somebody said which */
     const char        *stack_base; /* where the host's call began on C's stack; NULL: nobody looks */
     size_t             stack_room; /* bytes that calls may take below, 0: not known yet */
     pthread_t          stack_thread; /* who called last, and where its own stack lies; NULL: not known */

@@ -97,6 +97,7 @@ te_lua *te_lua_attach(lua_State *L, const te_lua_options *options)
     rt->error_ref = LUA_NOREF;
     rt->restricted = options->restricted;
     snprintf(rt->device, sizeof rt->device, "%s", options->device ? options->device : "cpu");
+    rt->device_told = options->device && *options->device;
     lua_createtable(L, 0, 2);
     lua_pushcfunction(L, close_runtime);
     lua_setfield(L, -2, "__gc");

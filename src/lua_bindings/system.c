@@ -83,18 +83,26 @@ static int interrupt_flag(lua_State *L)
     return 1;
 }
 
-/* cpu_info(): {cores =, threads =, threads_told =, isa =}; told: by an option or te.set_num_threads. */
+/* told(): whether an option or te.set_num_threads said how many threads, and whether an option or TE_DEVICE said on
+ * which device tensors are made. */
+static int told(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    lua_pushboolean(L, rt->ctx->threads_told);
+    lua_pushboolean(L, rt->device_told);
+    return 2;
+}
+
+/* cpu_info(): {cores =, threads =, isa =}. */
 static int cpu_info(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_lua_enter(rt, L, "cpu_info");
-    lua_createtable(L, 0, 4);
+    lua_createtable(L, 0, 3);
     lua_pushinteger(L, (lua_Integer)sysconf(_SC_NPROCESSORS_ONLN));
     lua_setfield(L, -2, "cores");
     lua_pushinteger(L, te_context_threads(rt->ctx));
     lua_setfield(L, -2, "threads");
-    lua_pushboolean(L, rt->ctx->threads_told);
-    lua_setfield(L, -2, "threads_told");
     lua_pushstring(L, te_cpu_isa_name(te_cpu_isa_detect()));
     lua_setfield(L, -2, "isa");
     return 1;
@@ -154,8 +162,8 @@ static int build_info(lua_State *L)
 }
 
 const luaL_Reg te_lua_system_functions[] = {
-    {"clock", system_clock}, {"interrupt_flag", interrupt_flag}, {"cpu_info", cpu_info}, {"build_info", build_info},
-    {"device_info", device_info}, {NULL, NULL},
+    {"clock", system_clock}, {"interrupt_flag", interrupt_flag}, {"cpu_info", cpu_info}, {"told", told},
+    {"build_info", build_info}, {"device_info", device_info}, {NULL, NULL},
 };
 
 const luaL_Reg te_lua_process_functions[] = {

@@ -97,13 +97,11 @@ end
 
 --- Whether the executable's --threads, te.set_num_threads or OMP_NUM_THREADS has said how many there are.
 function ranks.threads_told()
-    return te._core.cpu_info().threads_told or (os.getenv "OMP_NUM_THREADS" or ""):match "^%s*%+?0*[1-9]" ~= nil
+    return (te._core.told()) or (os.getenv "OMP_NUM_THREADS" or ""):match "^%s*%+?0*[1-9]" ~= nil
 end
 
---- Whether TE_DEVICE or the executable's --device has said where tensors are made; "cpu" goes without saying.
-function ranks.device_told()
-    return (os.getenv "TE_DEVICE" or "") ~= "" or te.get_default_device() ~= "cpu"
-end
+--- Whether TE_DEVICE or the executable's --device has said where tensors are made.
+function ranks.device_told() return (select(2, te._core.told())) end
 
 --- The threads of a process that was not told how many: processes that may run on the same processors share them. A
 --- launcher that binds processes has divided them already.

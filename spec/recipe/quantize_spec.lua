@@ -372,7 +372,18 @@ describe("any quantizer", function()
         end
     end)
 
-    -- Sums of 16 in float32, then a quarter of each in the source's dtype: an infinity reaches all of its group, two of
+    it("transforms the largest numbers, whose sums would be beyond float32 before they are divided", function()
+        local signs, column = { 1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1 }, {}
+        for i = 1, 16 do column[i] = { i <= 8 and 1.5 * 2 ^ 125 * signs[i] or 0 } end
+        for _, dtype in ipairs { "float32", "bfloat16" } do
+            local q = te.quantize(te.tensor(column, { dtype = dtype }), te.recipe.NVFP4BlockScaling {}, "input")
+            assert.equal(1.5 * 2 ^ 126, q.columnwise_amax:item())
+            assert.equal(0x77, bytes_of(q.columnwise_data):byte(1) % 16 + bytes_of(q.columnwise_data):byte(5) % 16 * 16)
+            assert.is_true((q:dequantize("columnwise") - te.tensor(column)):abs():max():item() < 2 ^ 115)
+        end
+    end)
+
+    -- Quarters summed in float32, then rounded to the source's dtype: an infinity reaches all of its group, two of
     -- unlike sign in a row of the matrix leave NaN there, and 16 times a large float16 is beyond it. The factor of a
     -- tensor that has one is 1.
     it("lets infinities through a transform, within their group", function()

@@ -242,8 +242,8 @@ function book.hadamard(m, cols, round)
         out[i] = {}
         for first = 1, cols, 16 do
             local v = {}
-            for k = 1, 16 do v[k] = (m[i][first + k - 1] or 0) * SIGNS[k] end
-            for k, x in ipairs(walsh(v)) do out[i][first + k - 1] = round(f32(x / 4)) end
+            for k = 1, 16 do v[k] = f32((m[i][first + k - 1] or 0) * SIGNS[k] / 4) end
+            for k, x in ipairs(walsh(v)) do out[i][first + k - 1] = round(x) end
         end
     end
     return out

@@ -162,9 +162,11 @@ TE_HD static inline float te_two_level_decode(float amax, float scale_max) { ret
 
 /* --- the 16-point Hadamard transform ---------------------------------------------------------------------------- */
 
-/* v H / 4 in place, H in natural order; its own inverse. Sums are taken in butterflies over distances 1, 2, 4, 8. */
+/* v H / 4 in place, H in natural order; its own inverse. Sums are taken in butterflies over distances 1, 2, 4, 8, of
+ * what is divided already: they overflow only where a result does. */
 TE_HD static inline void te_hadamard16(float *v)
 {
+    for (int i = 0; i < 16; i++) v[i] *= 0.25f;
     for (int distance = 1; distance < 16; distance *= 2) {
         for (int i = 0; i < 16; i++) {
             if (i & distance) continue;
@@ -173,7 +175,6 @@ TE_HD static inline void te_hadamard16(float *v)
             v[i + distance] = a - b;
         }
     }
-    for (int i = 0; i < 16; i++) v[i] *= 0.25f;
 }
 
 /* The fixed signs, + + + - + - - - - - - + - + - -, which keep a constant row from ending in one coefficient. */

@@ -2,8 +2,8 @@
  *
  * A vector holds one row of some columns, so a butterfly is an addition and a subtraction of two vectors, and all
  * sixteen stay in registers. Additions are those of te_hadamard16, in the same order. What is wanted is either the
- * values, rounded to the dtype of the source, or their amax alone: the amax of what is scaled and rounded is that of
- * what is not, scaled and rounded.
+ * values, rounded to the dtype of the source, or their amax alone: the amax of what is rounded is that of what is not,
+ * rounded.
  */
 #ifndef TE_KERNELS_CPU_QUANTIZE_TRANSFORM_H
 #define TE_KERNELS_CPU_QUANTIZE_TRANSFORM_H
@@ -24,7 +24,7 @@ typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
 typedef uint32_t lane_bits __attribute__((vector_size(LANES * sizeof(uint32_t))));
 typedef uint16_t lane_halves __attribute__((vector_size(LANES * sizeof(uint16_t))));
 
-/* te_hadamard16 down the columns, but for the last multiplication, over distances below `end`. */
+/* te_hadamard16 of what is divided already, down the columns, over distances below `end`. */
 TE_INLINE void butterflies(lanes v[TE_GROUP], int end)
 {
 #pragma GCC unroll 4
@@ -38,11 +38,11 @@ TE_INLINE void butterflies(lanes v[TE_GROUP], int end)
         }
 }
 
-/* te_hadamard_signs down the columns. */
-TE_INLINE void signs(lanes v[TE_GROUP])
+/* te_hadamard_signs down the columns, times `size`. */
+TE_INLINE void signs(lanes v[TE_GROUP], float size)
 {
 #pragma GCC unroll 16
-    for (int i = 0; i < TE_GROUP; i++) v[i] = 0xd7e8u >> i & 1u ? -v[i] : v[i];
+    for (int i = 0; i < TE_GROUP; i++) v[i] *= 0xd7e8u >> i & 1u ? -size : size;
 }
 
 /* te_amax of each lane, of a + b and a - b: one of these is the sum of sizes, and none is larger. */
@@ -166,7 +166,7 @@ DEFINE_TO_ROWS(f16, uint16_t)
             _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++)                                                \
                 lanes_from_two_##dtype(&v[i], x + i * stride + first, second);                                         \
         }                                                                                                              \
-        signs(v);                                                                                                      \
+        signs(v, 0.25f);                                                                                               \
     }                                                                                                                  \
     static void transform_##dtype(void *values, int64_t width, const void *x, int64_t stride, int rows, int n)         \
     {                                                                                                                  \
@@ -175,7 +175,6 @@ DEFINE_TO_ROWS(f16, uint16_t)
             lanes v[TE_GROUP];                                                                                         \
             columns_##dtype(v, x, stride, rows, j, n);                                                                 \
             butterflies(v, TE_GROUP);                                                                                  \
-            _Pragma("GCC unroll 16") for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;                                 \
             lanes_to_rows_##dtype(to + j, width, v);                                                                   \
         }                                                                                                              \
     }                                                                                                                  \
@@ -191,7 +190,7 @@ DEFINE_TO_ROWS(f16, uint16_t)
                 lanes_amax(&most, &v[i], &v[i + TE_GROUP / 2]);                                                        \
         }                                                                                                              \
         for (int k = 0; k < LANES; k++) amax = most[k] > amax ? most[k] : amax;                                        \
-        return ROUND(amax * 0.25f);                                                                                    \
+        return ROUND(amax);                                                                                            \
     }
 
 DEFINE_TRANSFORM(f32, float, SAME_F32)
@@ -204,11 +203,12 @@ static void transform_back(float *values, int width, int n)
     for (int j = 0; j < n; j += LANES) {
         lanes v[TE_GROUP];
 #pragma GCC unroll 16
-        for (int i = 0; i < TE_GROUP; i++) memcpy(&v[i], values + i * width + j, sizeof v[i]);
+        for (int i = 0; i < TE_GROUP; i++) {
+            memcpy(&v[i], values + i * width + j, sizeof v[i]);
+            v[i] *= 0.25f;
+        }
         butterflies(v, TE_GROUP);
-#pragma GCC unroll 16
-        for (int i = 0; i < TE_GROUP; i++) v[i] *= 0.25f;
-        signs(v);
+        signs(v, 1);
 #pragma GCC unroll 16
         for (int i = 0; i < TE_GROUP; i++) memcpy(values + i * width + j, &v[i], sizeof v[i]);
     }

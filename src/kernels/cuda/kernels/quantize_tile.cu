@@ -119,7 +119,7 @@ static __device__ void te_transform(te_eight (&v)[8])
         for (int i = 0; i < 2; i++) {
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                t[i][j] = te_f32_from_bits(te_f32_bits(te_value(v[j], k + i)) ^ (signs >> j & 1u) << 31);
+                t[i][j] = te_value(v[j], k + i) * (signs >> j & 1u ? -0.25f : 0.25f);
 #pragma unroll
             for (int distance = 1; distance < 8; distance *= 2) {
 #pragma unroll
@@ -133,7 +133,7 @@ static __device__ void te_transform(te_eight (&v)[8])
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 float other = __shfl_xor_sync(0xffffffffu, t[i][j], 16);
-                t[i][j] = TE_FMA(t[i][j], side, other) * 0.25f;
+                t[i][j] = TE_FMA(t[i][j], side, other);
             }
         }
 #pragma unroll

@@ -43,7 +43,7 @@ if(TARGET CUDA::nvrtc AND NOT CMAKE_CROSSCOMPILING AND NOT TE_SANITIZE)
   add_executable(te_cuda_make_ready ${make_ready_sources} ${TE_SHARED_SOURCES}
     ${CMAKE_SOURCE_DIR}/src/kernels/cuda/disk_cache.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/memory.c)
   target_link_libraries(te_cuda_make_ready PRIVATE te_cuda_program te_flags CUDA::nvrtc ${CMAKE_DL_LIBS} m)
-  foreach(target sm_80 sm_90a sm_100)
+  foreach(target sm_80 sm_89 sm_90a sm_100)
     set(ready ${CMAKE_BINARY_DIR}/te_cuda_ready_${target})
     add_custom_command(OUTPUT ${ready}.c ${ready}.bin COMMAND te_cuda_make_ready ${target} ${ready}
       DEPENDS te_cuda_make_ready VERBATIM COMMENT "Compiling kernels for ${target}")

@@ -221,6 +221,17 @@ describe("a CUDA device", function()
         end
     end)
 
+    it("multiplies one row whose elements lie apart as the CPU does", function()
+        te.manual_seed(4)
+        for _, dtype in ipairs { "bfloat16", "float16" } do
+            local m, w = te.randn({ 64, 8 }):to(dtype), te.randn({ 32, 64 }):to(dtype)
+            local function run(device, column)
+                return te.matmul(m:to(device):narrow(2, column, 1):transpose(), w:to(device):transpose())
+            end
+            for _, column in ipairs { 1, 2, 8 } do same(run("cpu", column), run("cuda", column), 2 ^ -7, dtype) end
+        end
+    end)
+
     it("rounds the operands of float32 products when it may", function()
         finally(function() te.set_float32_matmul_precision("highest") end)
         -- of a size for tensor cores: a library has other kernels for the smallest products

@@ -226,7 +226,9 @@ static te_status send_stale(te_graph *g)
     if (same) return TE_OK;
     te_status status = exec->backend->memory_copy(exec, g->stale->storage->data, g->sent, g->n_copied * sizeof *g->sent,
                                                   TE_COPY_HOST_TO_DEVICE);
-    return status == TE_OK ? TE_OK : te_fail_exec(g->ctx, status, exec, "graph");
+    if (status == TE_OK) return TE_OK;
+    for (size_t i = 0; i < g->n_copied; i++) g->sent[i] = -1; /* nobody knows what has arrived */
+    return te_fail_exec(g->ctx, status, exec, "graph");
 }
 
 uint64_t te_graph_id(const te_graph *g) { return g ? g->id : 0; }

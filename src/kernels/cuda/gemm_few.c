@@ -14,8 +14,7 @@ static bool by_rows(const te_cuda_product *p)
 {
     int64_t size = (int64_t)te_dtype_size((te_dtype)p->input_a);
     bool lines = p->transposed_a && p->align_a >= 16 && aligned(p->ld_a * size) && aligned(p->inner * size);
-    return lines && (!p->transposed_b || p->columns == 1) && p->align_b >= 16 &&
-           (p->columns == 1 || aligned(p->ld_b * size));
+    return lines && !p->transposed_b && p->align_b >= 16 && (p->columns == 1 || aligned(p->ld_b * size));
 }
 
 bool te_cuda_few_takes(te_exec *exec, const te_cuda_product *p)

@@ -65,10 +65,17 @@ void *te_cuda_kept_copy(te_exec *exec, const te_cuda_kept_id *id, size_t bytes, 
     k->used = blas->kept_clock;
     *there = k->memory != NULL;
     if (*there || blas->kept_bytes + bytes > MOST_BYTES) return k->memory;
-    k->memory = exec->scratch(exec, bytes);
+    void *memory = exec->scratch(exec, bytes); /* which may release tensors, and so drop copies */
+    if (!memory) return NULL;
+    k = find(exec, blas, id);
+    if (!k) {
+        exec->scratch_free(exec, memory);
+        return NULL;
+    }
+    k->memory = memory;
     k->bytes = bytes;
-    blas->kept_bytes += k->memory ? bytes : 0;
-    return k->memory;
+    blas->kept_bytes += bytes;
+    return memory;
 }
 
 void te_cuda_forget(te_exec *exec, const void *data, size_t bytes)

@@ -71,7 +71,11 @@ static te_status open_reports(te_exec *exec, te_cuda_graph *g)
     size_t bytes = MAX_REPORTS * sizeof *g->words;
     g->words = te_cuda_memory_alloc(exec, bytes);
     g->seen = g->words ? te_cuda_graph_keep(exec, bytes) : NULL;
-    if (!g->seen) return te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory on the device");
+    if (!g->seen) {
+        if (g->words) te_cuda_memory_free(exec, g->words, bytes);
+        g->words = NULL;
+        return te_exec_fail(exec, TE_ERROR_MEMORY, "out of memory on the device");
+    }
     memset(g->seen, 0xff, bytes);
     return TE_OK;
 }

@@ -19,7 +19,8 @@ static const struct {
 
 static const char *target_for(int capability)
 {
-    if (capability >= 80 && capability < 90) return "sm_80";
+    if (capability >= 80 && capability < 89) return "sm_80";
+    if (capability == 89) return "sm_89"; /* converts FP8 itself */
     if (capability == 90) return "sm_90a";
     if (capability >= 100 && capability < 110) return "sm_100";
     return "";

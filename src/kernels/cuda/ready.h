@@ -1,9 +1,9 @@
 /* ready.h - kernels that the build has compiled: the hand-written ones in the variants that training, sampling and
- * recipes use most, for sm_80, sm_90a and sm_100. They stand in the module, and are found by the hash of their source
- * before the cache on disk and NVRTC are asked. What is not among them is compiled like any program.
+ * recipes use most, for sm_80, sm_89, sm_90a and sm_100. They stand in the module, and are found by the hash of their
+ * source before the cache on disk and NVRTC are asked. What is not among them is compiled like any program.
  *
- * A binary for sm_80 runs on every card 8.x, one for sm_100 on 10.x. One that the driver refuses, being older than the
- * toolkit of the build, counts as missing.
+ * A binary for sm_80 runs on every card 8.x, but 8.9 converts FP8 itself; one for sm_100 runs on 10.x. One that the
+ * driver refuses, being older than the toolkit of the build, counts as missing.
  */
 #ifndef TE_KERNELS_CUDA_READY_H
 #define TE_KERNELS_CUDA_READY_H

@@ -77,7 +77,7 @@ static uint8_t code_of(float x, bool chance, uint32_t random)
 }
 
 /* To nearest or by chance: every bfloat16 under factors of all sizes, and float32 near what they round to. */
-static void check_pairs(const te_quantize_loops *loops, int dtype, float factor, bool chance)
+static void check_pairs(const te_quantize_loops *loops, int dtype, float factor, bool chance, bool tied)
 {
     enum { N = 1 << 16, ROWS = 3, WIDE = N / ROWS / 64 * 64 - 24 };
     static uint16_t halves[N];
@@ -93,7 +93,7 @@ static void check_pairs(const te_quantize_loops *loops, int dtype, float factor,
         multipliers[i] = factor > 0x1p126f ? factor : factor * (float)(1 + i % 3);
     }
     int wrong = 0;
-    te_pair_rows lines = {x, N / 16, 16, multipliers, N / 16 / 16, chance ? random : NULL, N / 16};
+    te_pair_rows lines = {x, N / 16, 16, multipliers, N / 16 / 16, chance ? random : NULL, N / 16, tied};
     int64_t done = loops->pairs_along(pairs, N / 16 / 2, &lines, N / 16);
     for (int64_t i = 0; i < N; i++) {
         float value = (dtype ? te_bf16_to_f32(halves[i]) : floats[i]) * multipliers[i / 16];
@@ -110,7 +110,7 @@ static void check_pairs(const te_quantize_loops *loops, int dtype, float factor,
     CHECK_MSG(wrong == 0 && done == N / 16, "along, dtype %d, factor %g: %d wrong", dtype, (double)factor, wrong);
     for (int rows = ROWS - 1; rows <= ROWS; rows++) {
         wrong = 0;
-        te_pair_rows w = {x, WIDE, rows, multipliers, 0, chance ? random : NULL, WIDE};
+        te_pair_rows w = {x, WIDE, rows, multipliers, 0, chance ? random : NULL, WIDE, tied};
         done = loops->pairs_down(pairs, WIDE, &w, WIDE);
         for (int i = 0; i < (rows + 1) / 2 * 2; i++)
             for (int64_t j = 0; j < done; j++) {
@@ -148,11 +148,11 @@ int main(void)
     for (int v = 0; v < 2; v++) check_turned_factors(both[v]);
     for (int dtype = 0; dtype < TE_SOURCES; dtype++) {
         check_errors_about(both, dtype);
-        check_pairs(&both[0]->of[dtype], dtype, TE_FLT_MAX, false);
+        for (int tied = 0; tied < 2; tied++) check_pairs(&both[0]->of[dtype], dtype, TE_FLT_MAX, false, tied);
         for (int turn = 0; turn < 40; turn++) {
             float factor = ldexpf(turn % 2 ? 1 : (float)test_uniform(&state, 1, 2),
                                   turn < 20 ? turn / 2 - 6 : 12 * (turn - 30));
-            check_pairs(&both[0]->of[dtype], dtype, factor, turn % 4 > 1);
+            check_pairs(&both[0]->of[dtype], dtype, factor, turn % 4 > 1, turn % 3 == 0);
         }
     }
     test_exec_close(&exec);

@@ -237,6 +237,24 @@ describe("NVFP4", function()
         check(q, "rowwise", book.nvfp4(m, 17, o), true, false, "ties")
     end)
 
+    -- An amax of 63 has the tensor's factor divide by 42.67; a sixth of these values end up between two codes.
+    it("rounds as the book does where many elements are ties", function()
+        local m = {}
+        for i = 1, 34 do
+            m[i] = {}
+            for j = 1, 192 do m[i][j] = (i * 7 + j * 5 + i * j) % 127 - 63 end
+        end
+        local x, o = te.tensor(m, { dtype = "bfloat16" }), { rows = 1, scale_max = 448, four_over_six = "none" }
+        local q = te.quantize(x, te.recipe.NVFP4BlockScaling { disable_rht = true }, "input", BOTH)
+        check(q, "rowwise", book.nvfp4(m, 192, o), true, false, "ties, along")
+        local turned = {}
+        for j = 1, 192 do
+            turned[j] = {}
+            for i = 1, 34 do turned[j][i] = m[i][j] end
+        end
+        check(q, "columnwise", book.nvfp4(turned, 34, o), true, false, "ties, down")
+    end)
+
     -- 2.25 * (896 / 6) is 336, a tie; a reciprocal of 6 that was rounded before makes it more.
     it("divides by six where a block's factor is a tie", function()
         local x = te.zeros { 1, 32 }

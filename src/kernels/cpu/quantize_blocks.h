@@ -40,6 +40,7 @@ typedef struct te_pair_rows {
     int64_t        step;
     const uint8_t *random; /* per element, or NULL */
     int64_t        random_stride;
+    bool           tied; /* many products lie where two codes are equally near */
 } te_pair_rows;
 
 /* The error of a value x in line i, whose block has factor factors[i]: |q * factor * amax / most - x|, or its square,

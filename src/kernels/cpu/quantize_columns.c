@@ -138,7 +138,7 @@ static void encode_pairs(const te_panel_job *p, te_panel_lane *l, te_panel x, co
 {
     const te_quantized_side *side = &p->job.side[1];
     te_pair_rows w = {.x = row_at(r, i), .stride = r->stride, .rows = high, .multipliers = l->multipliers,
-                      .random_stride = TE_PANEL_COLS};
+                      .random_stride = TE_PANEL_COLS, .tied = p->tied[1]};
     if (p->job.quantizer->stochastic) {
         uint64_t across = (uint64_t)(side->cols + TE_GROUP - 1) / TE_GROUP, down = (uint64_t)(x.row + i) / TE_GROUP;
         p->blocks->random_down(l->random[0], TE_PANEL_COLS, side->rng, (uint64_t)x.col * across + down, across, x.cols);

@@ -60,7 +60,8 @@ typedef struct te_panel_job {
      * kept in the lane, rows so far apart, until they are turned, and copied to side 0 past the caches, so that its
      * lines are not read first. 0: not so. */
     int64_t                   kept;
-    float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side */
+    float                     encode[2]; /* TE_SCALE_E4M3 with one amax per side … */
+    bool                      tied[2]; /* … which makes many products of bfloat16 lie between two codes of E2M1 */
 } te_panel_job;
 
 /* A part of the source. */

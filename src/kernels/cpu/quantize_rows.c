@@ -67,7 +67,8 @@ static void encode_pairs(const te_panel_job *p, te_panel_lane *l, const te_panel
     const te_quantized_side *side = &p->job.side[0];
     int64_t groups = (x->cols + TE_GROUP - 1) / TE_GROUP, across = (side->cols + TE_GROUP - 1) / TE_GROUP, done = 0;
     te_pair_rows w = {.x = te_panel_source(p, x->row + i, x->col), .stride = p->job.source_stride, .rows = rows,
-                      .multipliers = multipliers, .step = step, .random_stride = groups * TE_GROUP};
+                      .multipliers = multipliers, .step = step, .random_stride = groups * TE_GROUP,
+                      .tied = p->tied[0]};
     if (p->job.quantizer->stochastic) w.random = l->random[0];
     for (int k = 0; k < rows; k++) {
         foresee(p, x, i + k);

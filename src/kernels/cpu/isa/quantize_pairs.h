@@ -230,16 +230,21 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
         }                                                                                                              \
         return _mm512_loadu_si512(codes);                                                                              \
     }                                                                                                                  \
-    static __attribute__((noinline)) void te_put_slow_pairs_##dtype(uint8_t *pairs, const type *x,                     \
-                                                                    const float *multipliers, const uint8_t *random)   \
+    TE_INLINE void te_put_general_pairs_##dtype(uint8_t *pairs, const type *x, const float *multipliers,               \
+                                                const uint8_t *random)                                                 \
     {                                                                                                                  \
         __m512i codes = te_slow_fours_##dtype(x, multipliers, 16, random);                                             \
         codes = _mm512_maddubs_epi16(codes, _mm512_set1_epi16(0x1001));                                                \
         _mm256_storeu_si256((__m256i *)(void *)pairs, _mm512_cvtepi16_epi8(codes));                                    \
     }                                                                                                                  \
+    static __attribute__((noinline)) void te_put_slow_pairs_##dtype(uint8_t *pairs, const type *x,                     \
+                                                                    const float *multipliers, const uint8_t *random)   \
+    {                                                                                                                  \
+        te_put_general_pairs_##dtype(pairs, x, multipliers, random);                                                   \
+    }                                                                                                                  \
     /* Row r from element `first` on, whole 64s of at most TE_PAIRS_PIECE, in blocks of 16; how many are for later. */ \
     TE_INLINE int te_pairs_row_##dtype(uint8_t *pairs, const te_pair_rows *w, int r, int64_t first, int64_t n,         \
-                                       bool chance, const te_four_constants *t, uint16_t *later, int count)            \
+                                       bool chance, bool tied, const te_four_constants *t, uint16_t *later, int count) \
     {                                                                                                                  \
         const type *x = (const type *)w->x + r * w->stride + first;                                                    \
         const float *multipliers = w->multipliers + r * w->step + first / 16;                                          \
@@ -253,6 +258,10 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
             _mm512_storeu_ps(scaled, m[0]);                                                                            \
             for (int64_t j = i; j < end; j += 64) {                                                                    \
                 te_fetch_half(half + j / 2, 0, 64 * sizeof(type), false);                                              \
+                if (tied) {                                                                                            \
+                    te_put_general_pairs_##dtype(pairs + j / 2, x + j, multipliers + j / 16, NULL);                    \
+                    continue;                                                                                          \
+                }                                                                                                      \
                 te_short_blocks_##dtype(m, scaled + (j - i) / 16, 16);                                                 \
                 te_fours four = te_fours_##dtype(x + j, m, chance ? random + j : NULL, t);                             \
                 _mm256_storeu_si256((__m256i *)(pairs + j / 2), te_neighbours_##dtype(four.codes));                    \
@@ -263,14 +272,14 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
         return count;                                                                                                  \
     }                                                                                                                  \
     TE_INLINE void te_pairs_piece_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t first,  \
-                                          int64_t n, bool chance)                                                      \
+                                          int64_t n, bool chance, bool tied)                                           \
     {                                                                                                                  \
         const te_four_constants t = te_constants_of_fours(sizeof(type) == 2, chance);                                  \
         uint16_t later[TE_PAIRS_LATER];                                                                                \
         int count = 0;                                                                                                 \
         for (int r = 0; r < w->rows; r++)                                                                              \
-            count = te_pairs_row_##dtype(pairs + r * pairs_stride + first / 2, w, r, first, n, chance, &t, later,      \
-                                         count);                                                                       \
+            count = te_pairs_row_##dtype(pairs + r * pairs_stride + first / 2, w, r, first, n, chance, tied, &t,       \
+                                         later, count);                                                                \
         for (int k = 0; k < count; k++) {                                                                              \
             int64_t r = later[k] / (TE_PAIRS_PIECE / 64), j = first + later[k] % (TE_PAIRS_PIECE / 64) * 64;           \
             const type *x = (const type *)w->x + r * w->stride + j;                                                    \
@@ -285,9 +294,11 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
         for (int64_t i = 0; i < whole; i += TE_PAIRS_PIECE) {                                                          \
             int64_t piece = whole - i < TE_PAIRS_PIECE ? whole - i : TE_PAIRS_PIECE;                                   \
             if (w->random)                                                                                             \
-                te_pairs_piece_##dtype(pairs, pairs_stride, w, i, piece, true);                                        \
+                te_pairs_piece_##dtype(pairs, pairs_stride, w, i, piece, true, false);                                 \
+            else if (sizeof(type) == 2 && w->tied)                                                                     \
+                te_pairs_piece_##dtype(pairs, pairs_stride, w, i, piece, false, true);                                 \
             else                                                                                                       \
-                te_pairs_piece_##dtype(pairs, pairs_stride, w, i, piece, false);                                       \
+                te_pairs_piece_##dtype(pairs, pairs_stride, w, i, piece, false, false);                                \
         }                                                                                                              \
         return whole;                                                                                                  \
     }                                                                                                                  \
@@ -313,12 +324,15 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
         return _mm512_or_si512(both, _mm512_slli_epi16(odd, 4));                                                       \
     }                                                                                                                  \
     TE_INLINE void te_pair_columns_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t first, \
-                                           int64_t n, bool chance)                                                     \
+                                           int64_t n, bool chance, bool tied)                                          \
     {                                                                                                                  \
         const te_four_constants t = te_constants_of_fours(sizeof(type) == 2, chance);                                  \
         uint16_t later[TE_PAIRS_LATER];                                                                                \
         int count = 0;                                                                                                 \
         for (int64_t j = first; j < first + n; j += 64) {                                                              \
+            for (int r = 0; tied && r < w->rows; r += 2)                                                               \
+                _mm512_storeu_si512(pairs + r / 2 * pairs_stride + j, te_slow_rows_##dtype(w, r, j, false));           \
+            if (tied) continue;                                                                                        \
             __m512 m[4];                                                                                               \
             bool good = true, unsure;                                                                                  \
             te_each_column_##dtype(m, w->multipliers + j);                                                             \
@@ -342,9 +356,11 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
         for (int64_t i = 0; i < whole; i += TE_PAIRS_PIECE) {                                                          \
             int64_t piece = whole - i < TE_PAIRS_PIECE ? whole - i : TE_PAIRS_PIECE;                                   \
             if (w->random)                                                                                             \
-                te_pair_columns_##dtype(pairs, pairs_stride, w, i, piece, true);                                       \
+                te_pair_columns_##dtype(pairs, pairs_stride, w, i, piece, true, false);                                \
+            else if (sizeof(type) == 2 && w->tied)                                                                     \
+                te_pair_columns_##dtype(pairs, pairs_stride, w, i, piece, false, true);                                \
             else                                                                                                       \
-                te_pair_columns_##dtype(pairs, pairs_stride, w, i, piece, false);                                      \
+                te_pair_columns_##dtype(pairs, pairs_stride, w, i, piece, false, false);                               \
         }                                                                                                              \
         return whole;                                                                                                  \
     }

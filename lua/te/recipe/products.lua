@@ -362,7 +362,10 @@ function products.loader(module, prefix, given)
             core.recipe_state_set(mode.product(module, key).state, role, scale:to("cpu"), history:to("cpu"))
         end
     end)
-    return found, function() for _, step in ipairs(steps) do step() end end, problem
+    return found, function()
+        if steps[1] then mode.products = products end
+        for _, step in ipairs(steps) do step() end
+    end, problem
 end
 
 --- Gives module `to`, a copy of `from`, products that remember the same. The states, the old one and its copy, are

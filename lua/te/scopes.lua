@@ -75,7 +75,10 @@ local in_backward = false
 
 local function ended(ok, ...)
     in_backward = false
-    if not ok then error((...), 0) end
+    if not ok then
+        pcall(mode.products.forget, true)
+        error((...), 0)
+    end
     mode.products.update("grad_output")
     return ...
 end

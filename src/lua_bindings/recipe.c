@@ -8,7 +8,9 @@
  *     recipe_state_use(state, recipe)      what it runs under from now on
  *     recipe_states_update{state, role, algorithm, margin, state, …}
  *                                          ends a step of delayed scaling for these
- *     recipe_state_forget(state)           ends one that failed: amaxes of inputs and of the weight are forgotten
+ *     recipe_state_forget(state, gradients)
+ *                                          ends one that failed: amaxes of inputs and of the weight are forgotten, or
+ *                                          those of gradients
  *     recipe_state_tensors(state, role)    scale and history; nil without delayed scaling
  *     recipe_state_set(state, role, scale, history)
  *                                          copies of them
@@ -156,7 +158,7 @@ static int recipe_state_forget(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_lua_enter(rt, L, "recipe");
-    te_status status = te_recipe_state_forget(te_lua_check_recipe_state(L, 1, "recipe"));
+    te_status status = te_recipe_state_forget(te_lua_check_recipe_state(L, 1, "recipe"), lua_toboolean(L, 2));
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
 }
 

@@ -46,10 +46,12 @@ end
 local function inner(opts)
     local recipe, quantizes = opts.recipe or mode.recipe, mode.enabled or opts.recipe ~= nil or opts.dtype == nil
     if not recipe and (opts.calibrating or opts.enabled and quantizes) then recipe = default_recipe() end
+    local enabled, calibrating = opts.enabled and recipe ~= nil and quantizes, opts.calibrating and not opts.enabled
     return {
         recipe = recipe,
-        enabled = opts.enabled and recipe ~= nil and quantizes,
-        calibrating = opts.calibrating and not opts.enabled,
+        enabled = enabled,
+        calibrating = calibrating,
+        in_step = mode.in_step or enabled or calibrating,
         group = opts.group or mode.group,
         faster = opts.when and opts.when == "faster" or opts.when == nil and opts.recipe == nil and mode.faster,
     }
@@ -87,7 +89,7 @@ local function run(who, opts, fn, ...)
     if options.reason(CALLABLE, fn) then fail("%s: fn: expected a function, got %s", who, type(fn)) end
     local dtype = opts.dtype
     if not opts.enabled then dtype = nil elseif dtype == nil then dtype = core.compute_dtype() end
-    local scope, outermost = inner(opts), not mode.on
+    local scope, outermost = inner(opts), not mode.in_step
     scope.dtype = dtype
     if mode.watching and outermost then begin(scope) end
     return pass(scope, outermost, core.under(swap, scope, fn, ...))

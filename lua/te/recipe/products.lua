@@ -303,9 +303,10 @@ function products.update(...)
     if problem ~= nil then error(problem, 0) end
 end
 
---- The end of a step that failed: of all products, the amaxes of inputs and weights are forgotten.
-function products.forget()
-    for product in pairs(known) do core.recipe_state_forget(product.state) end
+--- The end of a step that failed: of all products, the amaxes of inputs and weights are forgotten, or those of gradients
+--- where that was a backward.
+function products.forget(gradients)
+    for product in pairs(known) do core.recipe_state_forget(product.state, gradients == true) end
 end
 
 -- State ------------------------------------------------------------------------------------------------------------

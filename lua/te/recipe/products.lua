@@ -303,8 +303,8 @@ function products.update(...)
     if problem ~= nil then error(problem, 0) end
 end
 
---- The end of a step that failed: of all products, the amaxes of inputs and weights are forgotten, or those of gradients
---- where that was a backward.
+--- The end of a step that failed: of all products, the amaxes of inputs and weights are forgotten, or where it was a
+--- backward those of gradients.
 function products.forget(gradients)
     for product in pairs(known) do core.recipe_state_forget(product.state, gradients == true) end
 end

@@ -68,6 +68,7 @@ end
 --- Runs fn(...) with gradients recorded, also inside te.no_grad.
 function te.enable_grad(fn, ...)
     check_function("enable_grad", fn)
+    if mode.step then mode.step.trains = true end
     return pass(core.under(core.set_grad_enabled, true, fn, ...))
 end
 

@@ -125,7 +125,23 @@ describe("delayed scaling", function()
         local mode = require "te.recipe.mode"
         te.autocast(off, function() te.autocast({ recipe = recipe }, first, x * 16) end) -- that is a step
         assert.equal(448 / 16, first:state_dict().input_scale:item())
-        assert.is_false(mode.in_step)
+        assert.is_nil(mode.step)
+    end)
+
+    it("ends a step that records gradients inside te.no_grad", function()
+        local recipe, module, x = recipes.delayed { amax_history_len = 4 }, linear(16, 16), te.ones { 4, 16 }
+        te.no_grad(te.autocast, { recipe = recipe }, function() te.enable_grad(module, x * 32) end)
+        assert.equal(448 / 32, module:state_dict().input_scale:item())
+        assert.equal(0, module:state_dict().input_amax_history:select(1, 1):item())
+        te.no_grad(te.autocast, { recipe = recipe }, module, x * 64)
+        assert.equal(448 / 32, module:state_dict().input_scale:item())
+        assert.has_error(function()
+            te.no_grad(te.autocast, { recipe = recipe }, function()
+                te.enable_grad(module, x * 64)
+                error "no more"
+            end)
+        end)
+        assert.equal(0, module:state_dict().input_amax_history:select(1, 1):item())
     end)
 
     it("forgets the gradients' amaxes of a backward that fails", function()

@@ -1,7 +1,8 @@
 # The Lua library as C source, with the training and generation scripts as the tools te.tools.train and
 # te.tools.generate. Run with -P, ROOT being the project's folder and OUTPUT the file to write; included, it declares
 # the rule that makes ${CMAKE_BINARY_DIR}/lua_sources.c. Lines that are comments become empty, except those that
-# document functions (---), which tools read. Indentation goes as well, unless a text of several lines might need it.
+# document functions (---), which tools read. Comments behind code go as well, and indentation, unless a text of several
+# lines might need it.
 if(CMAKE_SCRIPT_MODE_FILE)
   file(GLOB_RECURSE files RELATIVE ${ROOT}/lua ${ROOT}/lua/te/*.lua)
   list(SORT files)
@@ -19,6 +20,7 @@ if(CMAKE_SCRIPT_MODE_FILE)
     foreach(every RANGE 1) # second lines in a row
       string(REGEX REPLACE "\n *--( [^\n]*)?\n" "\n\n" text "${text}")
     endforeach()
+    string(REGEX REPLACE "([^\n -]) +-- [^\n\"]*\n" "\\1\n" text "${text}") # before a quote it may be in a text
     if(NOT text MATCHES "\\[=*\\[\n")
       string(REGEX REPLACE "\n +" "\n" text "${text}")
     endif()

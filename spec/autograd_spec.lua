@@ -247,7 +247,10 @@ describe("te.gradcheck", function()
         end
         assert.error_matches(function() te.gradcheck(wrong, { x }) end,
             "te%.gradcheck: input 1, element 1: backward gives .*, differences give")
+        local random = te.rng_state()
         assert.error_matches(function() te.gradcheck(function() return te.ones(1) end, { x }) end, "does not depend")
+        assert.has_error(function() te.gradcheck(function(v) return error(te.randn { 1 }, 0) or v end, { x }) end)
+        assert.equal(random, te.rng_state())
     end)
 end)
 

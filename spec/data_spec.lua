@@ -155,6 +155,8 @@ describe("te.data", function()
         local losses = {}
         set:validation_loss(1, function(x) losses[1] = x:totable()[1][1]; return 1 end)
         assert.equal(135, losses[1])
+        assert.error_matches(function() set:validation_loss(3) end,
+            "Set:validation_loss: loss: expected callable, got nil")
         set:close()
         write("interval_1.bin", uint16(counting(300, 20)))
         assert.equal(nil, te.data.open({ path = folder, block = 9, val_fraction = 0 }).val)

@@ -32,6 +32,15 @@ describe("te.initializers", function()
     end)
 end)
 
+describe("te.initializers", function()
+    it("fill tensors and nothing else", function()
+        for _, name in ipairs { "zeros", "ones" } do
+            assert.error_matches(function() te.initializers[name](5) end,
+                ("te.initializers.%s: t: expected a tensor, got 5"):format(name), 1, true)
+        end
+    end)
+end)
+
 describe("the libraries of te", function()
     it("name the nearest of their names where one is misspelled", function()
         for name, near in pairs { initializers = { "zero", "zeros" }, tokenizer = { "laod", "load" },

@@ -88,6 +88,27 @@ describe("te.Module:clone", function()
         assert.equal(c, c.back.owner)
     end)
 
+    it("has its own parts as keys of tables", function()
+        local Keyed = te.Module:extend "Keyed"
+        local recipe = te.recipe.MXFP8BlockScaling {}
+        function Keyed:init()
+            self.layer = te.quantized_model_init({ recipe = recipe }, te.Linear, 32, 32)
+            self.other = te.Linear(2, 2)
+            self.scale = { [self.layer] = 1, [self.layer.weight] = self.other.weight, [self.other] = self.layer.weight }
+            self.scale[te] = "te"
+        end
+        local module = Keyed()
+        local copy, n = module:clone(), 0
+        for _ in pairs(copy.scale) do n = n + 1 end
+        assert.equal(4, n)
+        assert.equal(1, copy.scale[copy.layer])
+        assert.is_true(rawequal(copy.other.weight, copy.scale[copy.layer.weight]))
+        assert.is_true(rawequal(copy.layer.weight, copy.scale[copy.other]))
+        assert.equal("te", copy.scale[te])
+        assert.is_nil(copy.scale[module.layer])
+        assert.is_false(rawequal(module.layer.weight, copy.layer.weight))
+    end)
+
     it("keeps modes and frozen parameters, and may stand anywhere", function()
         m:eval()
         m.blocks[1]:train()

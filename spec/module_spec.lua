@@ -111,6 +111,15 @@ describe("te.Module", function()
         assert.equal("bfloat16", m.count.dtype)
         assert.equal("int64", m.ids.dtype)
         assert.error_matches(function() m:to { dtyp = "float32" } end, 'unknown option "dtyp"; did you mean "dtype"')
+        for message, where in pairs {
+            ['device "bfloat16": no such device'] = { device = "bfloat16" },
+            ["dtype: expected float32, bfloat16, float16 or float64, got \"cpu\""] = { dtype = "cpu" },
+            ["dtype: expected float32, bfloat16, float16 or float64, got \"int64\""] = { device = "cpu",
+                dtype = "int64" },
+        } do
+            assert.error_matches(function() m:to(where) end, "TwoLayers:to: option " .. message, 1, true)
+            assert.equal("bfloat16", m.up.weight.dtype)
+        end
         assert.error_matches(function() m:to("int64") end,
             "TwoLayers:to: where: expected float32, bfloat16, float16, float64 or a device, got \"int64\"$")
         assert.equal("bfloat16", m.scale.dtype)
@@ -276,6 +285,34 @@ TwoLayers(
   (list.1): Linear(in_features=1, out_features=1, bias=false)
   (list.2): Identity()
 )]], tostring(m))
+    end)
+
+    it("gives its tensors names that a tree can have", function()
+        for _, name in ipairs { "a.b", "" } do
+            for _, register in ipairs { "register_parameter", "register_buffer" } do
+                assert.error_matches(function() m[register](m, name, te.ones { 2 }) end, ("TwoLayers:%s: name: a text "
+                    .. 'in a name is not empty and has no ".", got "%s"'):format(register, name), 1, true)
+            end
+        end
+        assert.equal(5, #m:parameters())
+    end)
+
+    it("has no tensor of the name of what delayed scaling remembers", function()
+        local layer = te.Linear(4, 4)
+        layer:register_parameter("input_scale", te.full({ 1 }, 7))
+        assert.equal(7, layer:state_dict().input_scale:item())
+        te.autocast({ recipe = te.recipe.DelayedScaling {} }, layer, te.ones { 4, 4 })
+        assert.error_matches(function() te.Sequential(layer):state_dict() end, "Sequential:state_dict: 1.input_scale "
+            .. "is the name of a tensor of Linear, and of what delayed scaling remembers", 1, true)
+    end)
+
+    it("takes no state with a tensor that was released", function()
+        local net, state = te.Sequential(te.Linear(2, 2), te.Linear(2, 2)), {}
+        for name, tensor in pairs(net:state_dict()) do state[name] = te.full(tensor.shape, 7) end
+        state["2.bias"]:release()
+        assert.error_matches(function() net:load_state_dict(state) end,
+            "Sequential:load_state_dict: 2.bias: tensor was released", 1, true)
+        assert.is_true(net[1].weight:max():item() < 1)
     end)
 
     it("knows its class", function()

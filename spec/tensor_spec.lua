@@ -416,6 +416,8 @@ describe("files", function()
         end
         assert.same({ step = "12" }, metadata)
         assert.error_matches(function() te.save(path, { x = 1 }) end, "te%.save: x: expected a tensor")
+        assert.error_matches(function() te.save(path, { { "a", te.ones { 1 } }, b = te.ones { 1 } }) end,
+            'te.save: tensors: a list has no entry "b"', 1, true)
         assert.error_matches(function() te.save("/no/such/folder/x", tensors) end, "te%.save: /no/such/folder")
         assert.error_matches(function() te.load("/no/such/file") end, "te%.load: /no/such/file")
     end)
@@ -448,7 +450,8 @@ describe("files", function()
         loop.inner = loop
         for message, value in pairs { ["a/1: expected a tensor, a table"] = { print }, ["nested more than"] = loop,
             ['te.save: a/"1": in nested tables a name is a whole number'] = { ["1"] = t },
-            ['"x/y"'] = { ["x/y"] = t }, ["a/1.8014398509482e+16: in nested"] = { [2 ^ 54] = t } } do
+            ['a/"": in nested tables'] = { [""] = t }, ['"x/y"'] = { ["x/y"] = t },
+            ["a/1.8014398509482e+16: in nested"] = { [2 ^ 54] = t } } do
             assert.error_matches(function() te.save(path, { a = value }) end, message, 1, true)
         end
     end)

@@ -110,5 +110,12 @@ describe("te.tokenizer", function()
         local none = te.tokenizer.parse(te.tokenizer.char(""):describe())
         assert.same({ 0, "" }, { none.vocab_size, none:decode(none:encode("")) })
         assert.error_matches(function() te.tokenizer.parse("nonsense") end, "nonsense")
+        assert.same(tok.points, te.tokenizer.from_points(tok.points).points)
+        for message, points in pairs { ['points: expected table, got "x"'] = "x",
+            ['points[1]: expected integer from 0 to 1114111, got "a"'] = { "a" },
+            ["points[2]: expected integer from 0 to 1114111, got 1.5"] = { 1, 1.5 } } do
+            assert.error_matches(function() te.tokenizer.from_points(points) end,
+                "te.tokenizer.from_points: " .. message, 1, true)
+        end
     end)
 end)

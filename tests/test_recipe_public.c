@@ -168,6 +168,42 @@ static void test_products(te_context *ctx)
 
 /* --- delayed scaling ---------------------------------------------------------------------------------------------- */
 
+/* A backward that fails where it has come by a product already leaves nothing to the next one. */
+static void test_failed_backward(te_product *fc, const te_autocast *scope, te_tensor *w, te_tensor *dy)
+{
+    te_context *ctx = te_tensor_context(w);
+    te_tensor *x = filled(ctx, ROWS, IN, 9), *inner = NULL;
+    te_arg arg = {.kind = TE_ARG_TENSOR, .as.tensor = x};
+    CHECK(te_tensor_set_requires_grad(x, true) == TE_OK);
+    CHECK(te_op_run(ctx, te_op_find(ctx, "gelu"), &arg, 1, &inner, 1) == TE_OK);
+    CHECK(te_autocast_begin(ctx, scope) == TE_OK);
+    te_tensor *y = linear(fc, inner, w);
+    CHECK(te_autocast_end(ctx) == TE_OK);
+    te_tensor_written(x);
+    float before = first(te_product_scale(fc, TE_ROLE_GRAD_OUTPUT));
+    CHECK_FAILS(ctx, te_backward(y, dy, false) == TE_OK, "changed in place");
+    CHECK(first(te_product_amax_history(fc, TE_ROLE_GRAD_OUTPUT)) == 0);
+    CHECK(first(te_product_scale(fc, TE_ROLE_GRAD_OUTPUT)) == before);
+    te_tensor_release(x), te_tensor_release(inner), te_tensor_release(y);
+}
+
+/* A step ends with its outermost scope, also where one inside it switches the recipe off for a while. */
+static void test_off_inside(te_product *fc, te_product *other, const te_autocast *scope, te_tensor *x, te_tensor *w)
+{
+    te_context *ctx = te_tensor_context(w);
+    te_autocast off = {.struct_size = sizeof off, .disabled = true};
+    CHECK(te_autocast_begin(ctx, scope) == TE_OK);
+    te_tensor_release(linear(fc, x, w));
+    CHECK(te_autocast_begin(ctx, &off) == TE_OK && te_autocast_begin(ctx, scope) == TE_OK);
+    te_tensor_release(linear(other, x, w));
+    CHECK(te_autocast_end(ctx) == TE_OK && te_autocast_end(ctx) == TE_OK);
+    CHECK(first(te_product_amax_history(fc, TE_ROLE_INPUT)) == 99 &&
+          first(te_product_scale(other, TE_ROLE_INPUT)) == 1);
+    CHECK(te_autocast_end(ctx) == TE_OK);
+    CHECK(first(te_product_amax_history(fc, TE_ROLE_INPUT)) == 0 &&
+          first(te_product_scale(other, TE_ROLE_INPUT)) == 224.0f / 99);
+}
+
 /* Two steps with amaxes that grow, by an operation or by a group: factors are those of the rule, and state can be taken
  * elsewhere. */
 static void test_delayed(te_context *ctx, bool in_group)
@@ -222,6 +258,8 @@ static void test_delayed(te_context *ctx, bool in_group)
     CHECK(first(te_product_amax_history(fc, TE_ROLE_WEIGHT)) == amax_of(w));
     CHECK(te_autocast_unwind(ctx, 0) == TE_OK && first(te_product_amax_history(fc, TE_ROLE_INPUT)) == 0);
     CHECK(first(te_product_amax_history(fc, TE_ROLE_WEIGHT)) == 0);
+    test_failed_backward(fc, &scope, w, dy);
+    test_off_inside(fc, other, &scope, large, w);
 
     te_tensor *scale = te_product_scale(fc, TE_ROLE_INPUT), *history = te_product_amax_history(fc, TE_ROLE_INPUT);
     CHECK(te_product_set_state(other, TE_ROLE_INPUT, scale, history) == TE_OK);

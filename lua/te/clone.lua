@@ -1,9 +1,10 @@
 --- te.Module's clone: a copy with tensors of its own.
 --
 -- Whatever the module refers to in its fields and plain tables is copied once, so that what is shared within it is
--- shared within the copy. Weights that are stored quantized belong to the product that multiplies with them, whose
--- scales and histories are copied as well; such tensors are copied last, when all products are known. A class that
--- keeps more than its fields has a method cloned(), which is called on the copy.
+-- shared within the copy; where such a thing is a key of a table, its copy is. Weights that are stored quantized belong
+-- to the product that multiplies with them, whose scales and histories are copied as well; such tensors are copied
+-- last, when all products are known. A class that keeps more than its fields has a method cloned(), which is called on
+-- the copy.
 
 local te = require "te"
 local tree = require "te.module_tree"
@@ -32,11 +33,23 @@ end
 
 local copy
 
+-- Puts the copy of a value at a key of a table. Which copy a key has is known when all else is copied.
+local function put(state, holder, key, value)
+    local kind = type(key)
+    if kind ~= "table" and kind ~= "userdata" then
+        rawset(holder, key, copy(state, value, holder, key))
+    else
+        local entry = { holder = holder, key = key }
+        entry.value = copy(state, value, entry, "value")
+        state.keyed[#state.keyed + 1] = entry
+    end
+end
+
 local function copy_module(state, module)
     local new = said_of_copy(state, module, setmetatable({}, getmetatable(module)))
     state.known[module] = new
     for key, value in next, module do
-        if not MADE[key] then rawset(new, key, copy(state, value, new, key)) end
+        if not MADE[key] then put(state, new, key, value) end
     end
     if rawget(module, "_products") then require("te.recipe.products").copy(module, new, state.products) end
     state.modules[#state.modules + 1] = new
@@ -63,18 +76,20 @@ function copy(state, value, holder, key)
     if getmetatable(value) ~= nil then return value end
     known = {}
     state.known[value] = known
-    for k, v in next, value do known[k] = copy(state, v, known, k) end
+    for k, v in next, value do put(state, known, k, v) end
     return known
 end
 
 return function(module)
-    local state = { known = {}, quantized = {}, products = {}, modules = {}, registries = said_elsewhere() }
+    local state = { known = {}, quantized = {}, keyed = {}, products = {}, modules = {},
+        registries = said_elsewhere() }
     local new = copy_module(state, module)
     for _, place in ipairs(state.quantized) do
         local holder, key, value = unpack(place)
         state.known[value] = state.known[value] or tensor_like(state, value)
         rawset(holder, key, state.known[value])
     end
+    for _, entry in ipairs(state.keyed) do rawset(entry.holder, state.known[entry.key] or entry.key, entry.value) end
     for _, part in ipairs(state.modules) do
         if part.cloned then part:cloned() end
     end

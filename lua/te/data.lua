@@ -340,6 +340,7 @@ end
 function Set:validation_loss(batches, loss)
     options.method("Set:validation_loss", self, Set)
     options.argument("Set:validation_loss", "batches", batches, { "size" })
+    options.argument("Set:validation_loss", "loss", loss, { "callable" })
     check_open(self, "Set:validation_loss")
     if not self.val then return nil end
     local available = math.floor((self.n_val - 1) / (self.block * self.batch * self.ranks))

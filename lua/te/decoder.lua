@@ -97,6 +97,13 @@ function Decoder:set_context_parallel_group(group, comm_type)
     return self
 end
 
+local function check_ids(self, method, ids)
+    if not te.is_tensor(ids) or ids:dim() ~= 2 then
+        fail("%s:%s: ids: expected {batch, seq}, got %s", self.__name, method,
+            te.is_tensor(ids) and options.shape(ids) or type(ids))
+    end
+end
+
 --- Hidden states {batch, seq, n_embd} of all positions after the final norm, which the head makes logits of: what a
 --- value or reward head reads. With context_parallel they are those of this process's part; in a te.KVCache's run ids
 --- go on from the tokens that it holds.
@@ -104,10 +111,7 @@ end
 ---@return userdata hidden
 function Decoder:hidden_states(ids)
     if type(self) ~= "table" then options.method("Decoder:hidden_states", self, Decoder) end
-    if not te.is_tensor(ids) or ids:dim() ~= 2 then
-        fail("%s:hidden_states: ids: expected {batch, seq}, got %s", self.__name,
-            te.is_tensor(ids) and options.shape(ids) or type(ids))
-    end
+    check_ids(self, "hidden_states", ids)
     local before = KVCache.offset()
     if te.is_tensor(before) then return fuser.run_chain(self, self:embed(ids, before)) end
     local seq = before + ids:size(2) * (self.cp_group and self.cp_group.size or 1)
@@ -158,6 +162,7 @@ function Decoder:auxiliary_loss() return nil end
 --- The plan of everything between the embedding and the head, for ids of this shape.
 function Decoder:explain(ids)
     options.method("Decoder:explain", self, Decoder)
+    check_ids(self, "explain", ids)
     local config = self.config
     local x = te.empty({ ids:size(1), ids:size(2), config.n_embd }, { dtype = te._core.compute_dtype() or "float32" })
     x.requires_grad = te._core.grad_enabled()

@@ -40,8 +40,11 @@ local function is_current(program)
     local checks = program.checks
     for i = 1, #checks do
         local check = checks[i]
-        if check[4] then
+        local other = check[4]
+        if other == true then
             if (rawget(check[1], check[2]) ~= nil) ~= check[3] then return false end
+        elseif other then
+            if rawget(check[1], check[2]) ~= rawget(other[1], other[2]) then return false end
         elseif check[1][check[2]] ~= check[3] then
             return false
         end

@@ -84,7 +84,7 @@ local function read_rope(config, own)
     local given = config:get("rope_parameters", { "table" }) or config:get("rope_scaling", { "table" }) or {}
     local windows = given.sliding_attention
     if own.needs_rope and not next(given) then config:fail("rope_parameters", "is missing") end
-    base = config:get("rope_theta", { "number", own.base or 10000, min = 1 })
+    local base = config:get("rope_theta", { "number", own.base or 10000, min = 1 })
     if type(given.full_attention) == "table" then given = given.full_attention end
     local found = rope_options(config, part_of(config, given), base)
     found.window_rope_base = config:get("rope_local_base_freq", { "number", own.window_base, min = 1 })

@@ -1,6 +1,7 @@
 --- te.initializers: functions that fill a new parameter, for init_method options.
 
 local te = require "te"
+local fail = require "te.fail"
 local options = require "te.options"
 
 local initializers = {}
@@ -48,13 +49,20 @@ function initializers.constant(value)
     return function(t) t:fill_(value) end
 end
 
+local function fill(who, t, value)
+    if not te.is_tensor(t) then
+        fail("te.initializers.%s: t: expected a tensor, got %s", who, options.shown(t))
+    end
+    t:fill_(value)
+end
+
 --- Fills t with zeros: te.Linear(4, 4, { init_method = te.initializers.zeros }).
 ---@param t te.Tensor
-function initializers.zeros(t) t:fill_(0) end
+function initializers.zeros(t) fill("zeros", t, 0) end
 
 --- Fills t with ones.
 ---@param t te.Tensor
-function initializers.ones(t) t:fill_(1) end
+function initializers.ones(t) fill("ones", t, 1) end
 
 local bare -- the dtype of parameters that nobody fills; nil: all are filled
 require("te.settle").when_stopped(function() bare = nil end)

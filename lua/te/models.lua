@@ -9,6 +9,10 @@ local KINDS = { gpt = "te.models.gpt", llama = "te.models.llama" }
 
 --- The model of a checkpoint that te.train.checkpoint.load read.
 function models.from_checkpoint(saved)
+    if type(saved) ~= "table" or type(saved.metadata) ~= "table" or type(saved.tensors) ~= "table" then
+        fail("te.models.from_checkpoint: saved: expected what te.train.checkpoint.load read, got %s",
+            options.shown(saved))
+    end
     local kind = saved.metadata["model.kind"] or "gpt"
     local class = KINDS[kind] and models[kind] or rawget(models, kind)
     if type(class) ~= "table" then

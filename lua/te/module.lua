@@ -103,9 +103,16 @@ function Module:__newindex(name, value)
     end
 end
 
+-- Raises where a tensor of this name would have none in the tree.
+local function check_name(who, name)
+    options.argument(who, "name", name, { "string" })
+    local wrong = tree.wrong_text(name)
+    if wrong then fail("%s: name: %s, got %s", who, wrong, options.shown(name)) end
+end
+
 --- Makes `tensor` a parameter named `name`: it requires a gradient, is saved and is optimized.
 function Module:register_parameter(name, tensor, ...)
-    options.argument(method(self, "register_parameter", 2, ...), "name", name, { "string" })
+    check_name(method(self, "register_parameter", 2, ...), name)
     if not te.is_tensor(tensor) then
         fail("%s: parameter %s: expected a tensor, got %s", self.__name, tostring(name), type(tensor))
     end
@@ -122,7 +129,7 @@ local BUFFER = { persistent = { "boolean", true } }
 ---@param opts table|nil  { persistent = true }
 function Module:register_buffer(name, tensor, opts, ...)
     local who = method(self, "register_buffer", 3, ...)
-    options.argument(who, "name", name, { "string" })
+    check_name(who, name)
     if tensor ~= nil and not te.is_tensor(tensor) then
         fail("%s: buffer %s: expected a tensor, got %s", self.__name, name, type(tensor))
     end
@@ -217,7 +224,13 @@ function Module:state_dict(...)
     walk_modules(self, "", function(prefix, module)
         if seen[module] then return end
         seen[module] = true
-        for name, tensor in pairs(mode.products.state(module)) do state[prefix .. name] = tensor end
+        for name, tensor in pairs(mode.products.state(module)) do
+            if state[prefix .. name] then
+                fail("%s:state_dict: %s is the name of a tensor of %s, and of what delayed scaling remembers",
+                    self.__name, prefix .. name, module.__name)
+            end
+            state[prefix .. name] = tensor
+        end
     end)
     return state
 end
@@ -242,6 +255,17 @@ local function find_recipe_state(self, state, known, steps)
     return problem
 end
 
+local function is_released(t) return te.is_tensor(t) and not pcall(t.dim, t) end
+
+-- Raises where one of the tensors of a state is no more.
+local function check_unreleased(who, state)
+    for name, given in pairs(state) do
+        local released = is_released(given)
+        for _, part in ipairs(rows.are(given) and given.parts or {}) do released = released or is_released(part) end
+        if released then fail("%s: %s: tensor was released", who, tostring(name)) end
+    end
+end
+
 --- Copies tensors into the parameters and buffers of the same names. strict (the default) demands that names match;
 --- what delayed scaling remembers may be missing. Nothing is changed unless everything fits.
 ---@param state table<string, any>
@@ -252,6 +276,7 @@ function Module:load_state_dict(state, opts)
     local who = method(self, "load_state_dict", 2) -- no more is looked at: te.load(path) gives three values
     options.argument(who, "state", state, { "table" })
     local strict = options.check(who, opts, { strict = { "boolean", true } }).strict
+    check_unreleased(who, state)
     local known, names, source, absent, problem, steps = {}, {}, {}, {}, nil, {}
     walk(self, "", function(name, tensor, kind, _, _, module)
         if kind == "constant" then return end
@@ -352,6 +377,17 @@ local function place(who, where)
         near and (FLOATING[near] or near == "cuda") and hint or "")
 end
 
+-- What is wrong with the name of a dtype, or of a device, in a table for m:to.
+local TO = {
+    dtype = { "string", wrong = function(name)
+        if not FLOATING[name] then
+            return ("dtype: expected float32, bfloat16, float16 or float64, got %q%s"):format(name,
+                options.place_hint(name))
+        end
+    end },
+    device = { "string", wrong = options.device_problem },
+}
+
 -- A tensor with the dtype or on the device, itself where it is so already. Parameters remain the objects that they are,
 -- and keep their gradients, a main_grad in float32 as it is; one that is stored quantized keeps its bytes, a dtype says
 -- what they stand for.
@@ -386,7 +422,7 @@ function Module:to(where, also, ...)
         self:to(also)
     end
     if type(where) == "table" then
-        where = options.check(who, where, { dtype = { "string" }, device = { "string" } })
+        where = options.check(who, where, TO)
         if where.device then self:to(where.device) end
         return where.dtype and self:to(where.dtype) or self
     end

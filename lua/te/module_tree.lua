@@ -134,11 +134,16 @@ local function keys_of(holder)
     return keys
 end
 
--- Why a key cannot be part of a name, nil where it can.
+--- Why a text cannot be part of a name, nil where it can.
+function tree.wrong_text(text)
+    return (text == "" or text:find(".", 1, true)) and 'a text in a name is not empty and has no "."' or nil
+end
+
+-- The same of any key of a table.
 local function wrong_key(holder, key)
     local number, wrong = tonumber(key), nil
     if type(key) == "string" then
-        wrong = (key == "" or key:find(".", 1, true)) and 'a text in a name is not empty and has no "."'
+        wrong = tree.wrong_text(key)
             or number and tostring(number) == key and holder[number] ~= nil and "the number has the same name"
     elseif type(key) ~= "number" or key % 1 ~= 0 or math.abs(key) >= 1e14 then
         wrong = "names are made of whole numbers and texts"

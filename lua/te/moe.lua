@@ -142,6 +142,11 @@ function MoE:init(hidden, inner, num_experts, opts)
     if opts.expert_bias and opts.score_function == "softmax" then
         fail('%s: option expert_bias: beside score_function "sigmoid" or "sqrtsoftplus", not "softmax"', who)
     end
+    if (opts.num_groups == nil) ~= (opts.group_topk == nil) then
+        local given, other = "num_groups", "group_topk"
+        if opts.group_topk then given, other = other, given end
+        fail("%s: option %s: %d, beside option %s, which is not given", who, given, opts[given], other)
+    end
     if opts.shared_gate and not opts.shared then fail("%s: option shared_gate: there is no shared expert", who) end
     local init = opts.init_method or initializers.default
     local first = { bias = opts.bias, init_method = init }

@@ -14,9 +14,10 @@ local PREFIX, DEEPEST = "te.nested/", 64
 local function name_of(path, key)
     local below = path == "" and path or path .. "/"
     if type(key) == "number" and key % 1 == 0 and math.abs(key) <= 2 ^ 53 then return below .. ("%.0f"):format(key) end
-    if type(key) == "string" and not key:find "/" and not key:find "^-?%d+$" then return below .. key end
-    fail("te.save: %s%s: in nested tables a name is a whole number up to 2^53, or a text that is none and has no \"/\"",
-        below, options.shown(key))
+    local is_name = type(key) == "string" and key ~= "" and not key:find "/" and not key:find "^-?%d+$"
+    if is_name then return below .. key end
+    fail("te.save: %s%s: in nested tables a name is a whole number up to 2^53, or a text that is none, is not empty "
+        .. "and has no \"/\"", below, options.shown(key))
 end
 
 local function flatten(path, value, entries, texts, depth)

@@ -144,7 +144,14 @@ function methods:options() return rawget(self, "_options") end
 local MAX = { float8_e4m3 = 448, float8_e5m2 = 57344, float4_e2m1 = 6 }
 
 --- The largest value of the format of a role.
-function methods:max(role) return MAX[self:quantizer(role).element] end
+function methods:max(role)
+    local quantizer = self:quantizer(role)
+    if not quantizer then
+        fail("te.recipe.%s: max: role: %s stays in high precision, which has no largest value", self._name,
+            options.shown(check_role(role or "input").tensor_type))
+    end
+    return MAX[quantizer.element]
+end
 
 --- See te.recipe.delayed.
 function methods:update(role, scale, history)

@@ -68,6 +68,7 @@ end
 --- Runs fn(...) with gradients recorded, also inside te.no_grad.
 function te.enable_grad(fn, ...)
     check_function("enable_grad", fn)
+    if mode.step then mode.step.trains = true end
     return pass(core.under(core.set_grad_enabled, true, fn, ...))
 end
 
@@ -75,7 +76,10 @@ local in_backward = false
 
 local function ended(ok, ...)
     in_backward = false
-    if not ok then error((...), 0) end
+    if not ok then
+        pcall(mode.products.forget, true)
+        error((...), 0)
+    end
     mode.products.update("grad_output")
     return ...
 end

@@ -133,6 +133,10 @@ end)
 
 local RANDPERM = { dtype = { "string" }, device = { "string" } }
 
+-- Up to where a dtype has all whole numbers from 0 on.
+local LARGEST = { float64 = 2 ^ 53, float32 = 2 ^ 24, float16 = 2 ^ 11, bfloat16 = 2 ^ 8, float8_e4m3 = 2 ^ 4,
+    float8_e5m2 = 2 ^ 3, int32 = 2 ^ 31 - 1, uint8 = 255, bool = 1 }
+
 --- The whole numbers from 0 to n - 1 in random order, int64: positions, as te.index_select takes them.
 ---@param n integer
 ---@param opts table|nil  dtype, device
@@ -141,6 +145,10 @@ function te.randperm(n, opts, ...)
     options().last("te.randperm", 2, ...)
     if type(n) ~= "number" or n < 0 or n % 1 ~= 0 then fail(2, "randperm", "n: %s is no size", shown(n)) end
     opts = options().check("te.randperm", opts, RANDPERM)
+    local largest = LARGEST[opts.dtype]
+    if largest and n - 1 > largest then
+        fail(2, "randperm", "n: %.0f in %s, which has all whole numbers up to %.0f", n, opts.dtype, largest)
+    end
     local drawn, keys = pcall(te.rand, { n }, { dtype = "float64", device = opts.device }) -- of 24 bits, and 24 more
     if not drawn then error((tostring(keys):gsub("te%.rand:", "te.randperm:", 1)), 0) end
     return te.cast(te.argsort(keys:mul_(2 ^ 24):add_(te.rand_like(keys))), opts.dtype or "int64")
@@ -181,7 +189,9 @@ if core.safetensors_write then
         options().last("te.save", 3, ...)
         if type(tensors) ~= "table" then fail(2, "save", "tensors: expected a table, got %s", type(tensors)) end
         local entries, names, deep = tensors, {}, false
-        if not tensors[1] then
+        if tensors[1] then
+            options().list("te.save", "tensors", tensors)
+        else
             entries = {}
             for name in pairs(tensors) do
                 if type(name) ~= "string" then fail(2, "save", "tensors: names are strings, got %s", tostring(name)) end
@@ -290,8 +300,8 @@ end
 local function compare(position, element, analytic, numeric, opts)
     local error_size = math.abs(analytic - numeric)
     if error_size <= opts.atol + opts.rtol * math.abs(numeric) then return end
-    fail(3, "gradcheck", "input %d, element %d: backward gives %.10g, differences give %.10g",
-        position, element, analytic, numeric)
+    core.fail(("te.gradcheck: input %d, element %d: backward gives %.10g, differences give %.10g"):format(position,
+        element, analytic, numeric))
 end
 
 local GRADCHECK = { eps = { "number", min = 0 }, atol = { "number", min = 0 }, rtol = { "number", min = 0 } }
@@ -313,6 +323,27 @@ local function gradcheck_options(given, inputs, checked)
     end
     for name, value in pairs(GRADCHECK_DEFAULTS[dtype]) do given[name] = given[name] or value end
     return given
+end
+
+local function check_gradients(objective, leaves, checked, opts)
+    local total = objective(leaves)
+    if not total or not total.requires_grad then core.fail "te.gradcheck: the result does not depend on the inputs" end
+    total:backward()
+    for _, i in ipairs(checked) do
+        local x = leaves[i]
+        local values, grad = flat(x:detach()), x.grad and flat(x.grad)
+        local others, n = { n = leaves.n }, leaves.n
+        for k = 1, n do others[k] = te.is_tensor(leaves[k]) and leaves[k]:detach() or leaves[k] end
+        for k = 1, #values do
+            local function at(value)
+                others[i] = with_element(x, values, k, value)
+                return te.no_grad(objective, others):item()
+            end
+            local step = opts.eps * math.max(1, math.abs(values[k]))
+            local numeric = (at(values[k] + step) - at(values[k] - step)) / (2 * step)
+            compare(i, k, grad and grad[k] or 0, numeric, opts)
+        end
+    end
 end
 
 --- Compares the gradients of fn(inputs…) with central differences; raises naming input, element and both values where
@@ -342,25 +373,8 @@ function te.gradcheck(fn, inputs, opts, ...)
         end
     end
     opts = gradcheck_options(opts, leaves, checked)
-    local objective = make_objective(fn, rng)
-    local total = objective(leaves)
-    if not total or not total.requires_grad then fail(2, "gradcheck", "the result does not depend on the inputs") end
-    total:backward()
-    for _, i in ipairs(checked) do
-        local x = leaves[i]
-        local values, grad = flat(x:detach()), x.grad and flat(x.grad)
-        local others = { n = n }
-        for k = 1, n do others[k] = te.is_tensor(leaves[k]) and leaves[k]:detach() or leaves[k] end
-        for k = 1, #values do
-            local function at(value)
-                others[i] = with_element(x, values, k, value)
-                return te.no_grad(objective, others):item()
-            end
-            local step = opts.eps * math.max(1, math.abs(values[k]))
-            local numeric = (at(values[k] + step) - at(values[k] - step)) / (2 * step)
-            compare(i, k, grad and grad[k] or 0, numeric, opts)
-        end
-    end
+    local ok, message = core.within(check_gradients, make_objective(fn, rng), leaves, checked, opts)
     te.rng_state(rng)
+    if not ok then error(message, 0) end
     return true
 end

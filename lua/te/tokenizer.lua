@@ -168,7 +168,14 @@ function tokenizer.char(text)
 end
 
 --- A tokenizer of the given code points, sorted.
-function tokenizer.from_points(points) return new_char(points) end
+function tokenizer.from_points(points)
+    local who = "te.tokenizer.from_points"
+    options.argument(who, "points", points, { "table" })
+    for i = 1, options.list(who, "points", points) do
+        options.argument(who, ("points[%d]"):format(i), points[i], { "integer", min = 0, max = 0x10FFFF })
+    end
+    return new_char(points)
+end
 
 --- The tokenizer of a tokenizer.json file, as GPT-2, Llama, Qwen and Gemma come with: BPE.
 ---@param path string  the file, or the folder that holds it

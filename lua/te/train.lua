@@ -1,6 +1,8 @@
 --- te.train: what a training script needs around its loop.
 
 local te = require "te"
+local fail = require "te.fail"
+local options = require "te.options"
 
 -- What recipes are called on a command line.
 local RECIPES = { { "delayed", "DelayedScaling" }, { "current", "Float8CurrentScaling" },
@@ -12,9 +14,17 @@ for i, names in ipairs(RECIPES) do choices[i + 1], recipes[names[1]] = names[1],
 --- The recipe of a name on a command line, nil for none.
 ---@param name string     one of te.train.recipe_choices
 ---@param opts table|nil  the recipe's
-local function recipe(name, opts) return recipes[name] and te.recipe[recipes[name]](opts or {}) end
+local function recipe(name, opts)
+    if name == "none" then return nil end
+    if not recipes[name] then
+        local near = options.nearest(tostring(name), choices)
+        fail("te.train.recipe: name: %s%s", options.reason({ "string", choices = choices }, name),
+            near and ("; did you mean %q?"):format(near) or "")
+    end
+    return te.recipe[recipes[name]](opts or {})
+end
 
-return require("te.options").library("te.train", {
+return options.library("te.train", {
     recipe = recipe,
     recipes = recipes,
     recipe_choices = choices,

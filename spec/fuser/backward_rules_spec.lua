@@ -2,6 +2,7 @@
 
 local te = require "te"
 local fusion = require "spec.support.fusion"
+local products = require "spec.support.products"
 local with, window, fused_class, input = fusion.with, fusion.window, fusion.fused_class, fusion.input
 local outcome, assert_same, axpy, listener = fusion.outcome, fusion.assert_same, fusion.axpy, fusion.listener
 local linear_scale_backward, backward_linear_scale = fusion.linear_scale_backward, fusion.backward_linear_scale
@@ -208,6 +209,50 @@ describe("a backward fusion", function()
         end)
         assert.equal("bfloat16", dtype)
         assert.is_nil(te._core.compute_dtype())
+    end)
+
+    describe("computes under the recipe and the scales of the forward:", function()
+        local Forward = fused_class("ForwardLinearScale", {
+            fuser_forward = function(self, _, x) return self.basic_ops[1](x) * self.basic_ops[2].scale end,
+        })
+        local Backward = fused_class("BackwardScales", {
+            fuser_backward = function(self, _, dy) return dy * (self.basic_ops[1].scale * self.basic_ops[2].scale) end,
+        })
+        local forward = { "forward", window({ te.Linear, te.ConstantScale }, Forward) }
+        local backward = { "backward", window({ te.ConstantScale, te.ConstantScale }, Backward) }
+
+        -- Bytes of three steps, whose amaxes grow, and of what recipes remember then.
+        local function train(recipe)
+            te.manual_seed(7)
+            local seq = te.Sequential(te.Linear(32, 32), te.ConstantScale(2), te.ConstantScale(3))
+            local texts = {}
+            for step = 1, 3 do
+                seq:zero_grad()
+                local x, dy = te.randn { 32, 32 } * (5 * step), te.randn { 32, 32 }
+                x.requires_grad = true
+                local y = te.autocast({ recipe = recipe }, seq, x)
+                te.manual_seed(step)
+                y:backward(dy)
+                for _, t in ipairs { y, x.grad, seq[1].weight.grad, seq[1].bias.grad } do
+                    texts[#texts + 1] = products.bytes_of(t)
+                end
+            end
+            local state = seq:state_dict()
+            for _, name in ipairs { "input", "weight", "grad_output" } do
+                local scale, history = state["1." .. name .. "_scale"], state["1." .. name .. "_amax_history"]
+                texts[#texts + 1] = scale and name .. products.bytes_of(scale) .. products.bytes_of(history) or name
+            end
+            return table.concat(texts)
+        end
+
+        for _, name in ipairs(products.names) do
+            it(name, function()
+                local recipe = products.recipes[name]()
+                local expected = train(recipe)
+                with({ backward }, function() assert.is_true(expected == train(recipe)) end)
+                with({ forward, backward }, function() assert.is_true(expected == train(recipe)) end)
+            end)
+        end
     end)
 end)
 

@@ -43,6 +43,63 @@ describe("a container that ran", function()
     end)
 end)
 
+describe("parameters of a container that ran", function()
+    local function filled(value, ...) return te.full({ ... }, value, { requires_grad = true }) end
+
+    it("are shared by modules, or no more", function()
+        local x, freqs = te.ones { 3, 2 }, te.rope_frequencies(2)
+        local function attention()
+            te.manual_seed(1)
+            return te.MultiHeadedSelfAttention(2, 1, { rope = { frequencies = freqs } })
+        end
+        local function scale()
+            return te.Pointwise({ params = { g = te.ones { 2 } } }, function(v, p) return v * p.g end)
+        end
+        for _, case in ipairs {
+            { te.Linear(2, 2, { bias = false }), te.Linear(2, 2, { bias = false }), "weight", filled(3, 2, 2) },
+            { te.RMSNorm(2), te.RMSNorm(2), "weight", filled(3, 2) },
+            { scale(), scale(), "g", filled(3, 2) },
+            { attention(), attention(), "rope_frequencies", te.full({ 1 }, 2.5) },
+        } do
+            local first, second, field, own = unpack(case)
+            local shared = first[field]
+            second[field] = shared
+            local net = te.Sequential(first, te.GELU(), second)
+            for _, values in ipairs { { shared, shared }, { shared, own }, { own, shared }, { shared, shared } } do
+                first[field], second[field] = unpack(values)
+                net:zero_grad()
+                own.grad = nil
+                local y = net(x)
+                same(second(te.gelu(first(x))), y)
+                if own.requires_grad then
+                    y:sum():backward()
+                    assert.equal(rawequal(values[1], own) or rawequal(values[2], own), own.grad ~= nil)
+                end
+            end
+        end
+    end)
+
+    it("stand in other lists of a GroupedLinear", function()
+        local x = te.ones { 3, 2 }
+        for _, opts in ipairs { { bias = true }, { bias = true, scale_bias = true } } do
+            local grouped = te.GroupedLinear(2, 2, 2, opts)
+            local net, extra = te.Sequential(grouped), opts.scale_bias and { te.full({ 3 }, 2) } or {}
+            local function check(sizes) same(grouped(x, sizes, unpack(extra)), net(x, sizes, unpack(extra))) end
+            check { 1, 2 }
+            grouped.weight = { filled(2, 2, 2), filled(3, 2, 2) }
+            check { 1, 2 }
+            grouped.bias = { filled(4, 2), filled(5, 2) }
+            check { 1, 2 }
+            if not opts.scale_bias then
+                grouped.bias = nil
+                check { 1, 2 }
+                grouped.bias = { filled(6, 2), filled(7, 2) }
+                check { 1, 2 }
+            end
+        end
+    end)
+end)
+
 describe("a class derived from a container", function()
     local x = te.ones { 1, 4 }
 

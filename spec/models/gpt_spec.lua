@@ -76,5 +76,15 @@ describe("te.models.gpt", function()
         assert.error_matches(function() te.models.gpt { vocab_size = 8, layers = 3 } end, "unknown option")
         assert.error_matches(function() model(ids { { 1, 1, 1, 1, 1, 1, 1, 1, 1 } }) end,
             "GPT: a sequence of 9 tokens, block_size is 8")
+        for got, given in pairs { table = { { 1, 2 } }, ["{1}"] = ids { 1 }, number = 3 } do
+            assert.error_matches(function() model:explain(given) end,
+                "GPT:explain: ids: expected {batch, seq}, got " .. got, 1, true)
+        end
+        assert.error_matches(function() model:load_hugging_face() end,
+            "GPT:load_hugging_face: tensors: expected table, got nil")
+        for _, saved in ipairs { {}, { metadata = {} }, "path" } do
+            assert.error_matches(function() te.models.from_checkpoint(saved) end,
+                "te.models.from_checkpoint: saved: expected what te.train.checkpoint.load read, got ", 1, true)
+        end
     end)
 end)

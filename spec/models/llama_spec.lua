@@ -265,6 +265,8 @@ describe("te.models.llama", function()
             te.models.llama(with { rope_scaling = "llama3", rope_factor = 2, rope_beta_fast = 16 })
         end, "rope_beta_fast = 16 has no effect with rope_scaling = llama3")
         assert.error_matches(function() te.models.llama {} end, "te.models.llama: vocab_size is needed")
+        assert.error_matches(function() model:load_hugging_face() end,
+            "Llama:load_hugging_face: tensors: expected table, got nil")
         assert.error_matches(function() te.models.llama { vocab_size = 3, n_heads = 2 } end, "n_head")
     end)
 end)

@@ -342,6 +342,15 @@ describe("tensors like others", function()
         for _ = 1, 600 do counts:scatter_add_(2, te.randperm(3):unsqueeze(2), te.ones { 3, 1 }) end
         assert.is_true(counts:min():item() > 140 and counts:max():item() < 260)
         assert.error_matches(function() return (te.randperm(-1)) end, "te.randperm: n: -1 is no size", 1, true)
+        for dtype, n in pairs { uint8 = 256, bool = 2, float16 = 2049, bfloat16 = 257, float8_e4m3 = 17,
+            float8_e5m2 = 9 } do
+            local list, sum = te.randperm(n, { dtype = dtype }):to("float64"):totable(), 0
+            table.sort(list)
+            for i = 1, n do sum = sum + math.abs(list[i] - (i - 1)) end
+            assert.equal(0, sum, dtype)
+            assert.error_matches(function() return (te.randperm(n + 1, { dtype = dtype })) end, ("te.randperm: n: %d "
+                .. "in %s, which has all whole numbers up to %d"):format(n + 1, dtype, n - 1), 1, true)
+        end
     end)
 end)
 

@@ -106,6 +106,13 @@ describe("small operations", function()
         assert.error_matches(function() te.AddExtraInput({ inplace = true }) end, 'did you mean "in_place"')
     end)
 
+    it("Reshape keeps the shape that it was given", function()
+        local shape = { -1, 2 }
+        local reshape = te.Reshape(shape)
+        shape[2] = 3
+        assert.same({ 3, 2 }, reshape(te.ones { 6 }).shape)
+    end)
+
     it("Reshape checks its shape", function()
         assert.error_matches(function() te.Reshape({ -1, -1 }) end, "te%.Reshape: shape: 2 sizes are %-1")
         assert.error_matches(function() te.Reshape({ 2, "x" }) end, "te%.Reshape: shape%[2%]: expected integer")

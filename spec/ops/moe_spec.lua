@@ -462,6 +462,10 @@ describe("te.MoE", function()
         assert.error_matches(function() te.MoE(8, 8, 2, { top_k = 1 }) end, "did you mean \"topk\"")
         assert.error_matches(function() te.MoE(8, 8, 2, { shared_gate = true }) end, "there is no shared expert")
         assert.error_matches(function() te.MoE(8, 8, 2, { activation = "ReLU" }) end, "activation")
+        assert.error_matches(function() te.MoE(8, 8, 2, { num_groups = 2 }) end,
+            "te.MoE: option num_groups: 2, beside option group_topk, which is not given", 1, true)
+        assert.error_matches(function() te.MoE(8, 8, 2, { group_topk = 1 }) end,
+            "te.MoE: option group_topk: 1, beside option num_groups, which is not given", 1, true)
     end)
 
     it("shows what moves its rows to a profile", function()

@@ -102,6 +102,67 @@ describe("delayed scaling", function()
         assert.is_true(plain.input_scale:item() ~= 1 and plain.weight_scale:item() ~= 1)
     end)
 
+    it("ends a step with the outermost te.autocast, also where one inside switches it off", function()
+        local recipe, first, second = recipes.delayed { amax_history_len = 4 }, linear(16, 16), linear(16, 16)
+        local x, off = te.ones { 4, 16 }, { enabled = false }
+        for _, fails in ipairs { false, true } do
+            local factor = first:state_dict().input_scale
+            factor = factor and factor:item() or 1
+            te.autocast({ recipe = recipe }, function()
+                first(x)
+                te.autocast(off, function()
+                    pcall(te.autocast, { recipe = recipe }, function()
+                        second(x)
+                        if fails then error "no more" end
+                    end)
+                end)
+                assert.equal(1, first:state_dict().input_amax_history:select(1, 1):item())
+                first(x * 8)
+                assert.equal(factor, first:state_dict().input_scale:item())
+            end)
+            assert.equal(448 / 8, first:state_dict().input_scale:item())
+        end
+        local mode = require "te.recipe.mode"
+        te.autocast(off, function() te.autocast({ recipe = recipe }, first, x * 16) end) -- that is a step
+        assert.equal(448 / 16, first:state_dict().input_scale:item())
+        assert.is_nil(mode.step)
+    end)
+
+    it("ends a step that records gradients inside te.no_grad", function()
+        local recipe, module, x = recipes.delayed { amax_history_len = 4 }, linear(16, 16), te.ones { 4, 16 }
+        te.no_grad(te.autocast, { recipe = recipe }, function() te.enable_grad(module, x * 32) end)
+        assert.equal(448 / 32, module:state_dict().input_scale:item())
+        assert.equal(0, module:state_dict().input_amax_history:select(1, 1):item())
+        te.no_grad(te.autocast, { recipe = recipe }, module, x * 64)
+        assert.equal(448 / 32, module:state_dict().input_scale:item())
+        assert.has_error(function()
+            te.no_grad(te.autocast, { recipe = recipe }, function()
+                te.enable_grad(module, x * 64)
+                error "no more"
+            end)
+        end)
+        assert.equal(0, module:state_dict().input_amax_history:select(1, 1):item())
+    end)
+
+    it("forgets the gradients' amaxes of a backward that fails", function()
+        local Wrong = te.BasicOperation:extend("Wrong")
+        function Wrong:op_forward(_, x) return x * 1 end
+        function Wrong:op_backward() error "no gradient" end
+        local recipe, module, x = recipes.delayed { amax_history_len = 4 }, linear(16, 16), te.randn { 4, 16 }
+        x.requires_grad = true
+        local function forward(inner)
+            return te.autocast({ recipe = recipe }, function() return module(inner(x)) end)
+        end
+        forward(te.Identity()):backward(te.ones { 4, 16 })
+        local before = module:state_dict().grad_output_scale:item()
+        for _, backward in ipairs { te.backward, function(y, dy) te.grad(y, x, { grad_outputs = dy }) end } do
+            assert.error_matches(function() backward(forward(Wrong()), te.full({ 4, 16 }, 1000)) end, "no gradient")
+            assert.equal(0, module:state_dict().grad_output_amax_history:select(1, 1):item())
+        end
+        forward(te.Identity()):backward(te.ones { 4, 16 })
+        assert.equal(before, module:state_dict().grad_output_scale:item())
+    end)
+
     it("keeps what an optimizer has written when a step fails", function()
         local recipe = te.recipe.DelayedScaling {}
         local module = te.quantized_model_init({ recipe = recipe }, te.Linear, 16, 16, { bias = false })

@@ -353,5 +353,19 @@ describe("delayed scaling", function()
         raises("history: expected a float32 tensor", recipe.update, recipe, "input", scale, tensor { { 1 } })
         local other = te.recipe.MXFP8BlockScaling {}
         raises("keeps no history", other.update, other, "input", scale, history)
+        local custom = te.recipe.Custom { qfactory = function() return te.recipe.HighPrecision end }
+        raises('te.recipe.Custom: max: role: "weight" stays in high precision', custom.max, custom, "weight")
+        raises('te.recipe.Custom: max: role: "input" stays in high', custom.update, custom, "input", scale, history)
+    end)
+
+    it("has a name on command lines", function()
+        assert.is_nil(te.train.recipe "none")
+        for _, name in ipairs(te.train.recipe_choices) do
+            assert.equal(name ~= "none", te.recipe.is_recipe(te.train.recipe(name)))
+        end
+        assert.equal(3, te.train.recipe("delayed", { margin = 3 }).margin)
+        raises('te.train.recipe: name: expected one of none, delayed, current, block, mxfp8, nvfp4, got "mxpf8"; did '
+            .. 'you mean "mxfp8"', te.train.recipe, "mxpf8")
+        raises("mxfp8, nvfp4, got nil", te.train.recipe)
     end)
 end)

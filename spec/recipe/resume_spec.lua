@@ -44,6 +44,24 @@ local function train(t, from, to, micro_steps)
 end
 
 describe("delayed scaling", function()
+    it("is saved as it was loaded where nothing ran since", function()
+        local whole, folder = build "max", os.tmpname()
+        train(whole, 1, 1, 1)
+        finally(function() os.remove(folder) end)
+        te.save(folder, whole.model:state_dict())
+        local script = ([[
+            local te = require "te"
+            local model = te.Sequential(te.Linear(32, 48), te.GELU(), te.Linear(48, 32))
+            model:load_state_dict((te.load(%q)))
+            te.save(%q, model:state_dict())
+        ]]):format(folder, folder)
+        assert.equal(0, os.execute(("'%s' -e '%s'"):format(os.getenv "TETRAIN", script:gsub("\n", " "))))
+        local expected, saved = whole.model:state_dict(), te.load(folder)
+        for name, tensor in pairs(expected) do
+            assert.equal(core.tensor_bytes(tensor:detach():clone()), core.tensor_bytes(saved[name]))
+        end
+    end)
+
     for _, case in ipairs { { "max", 1 }, { "most_recent", 1 }, { "max", 3 }, { own_algorithm, 1 } } do
         local algorithm, micro_steps = unpack(case)
         for saved_after = BAD - 1, BAD + 1 do

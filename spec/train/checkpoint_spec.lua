@@ -75,6 +75,15 @@ describe("te.train.checkpoint", function()
         end
     end)
 
+    it("refuses parameters that are none of the model's", function()
+        local model = te.Linear(2, 2)
+        local optimizer = te.optim.AdamW({ model.weight, te.ones({ 3, 4 }, { requires_grad = true }) })
+        assert.error_matches(function()
+            checkpoint.save { folder = folder, step = 9, model = model, optimizer = optimizer, metadata = {}, keep = 1 }
+        end, "te.train.checkpoint.save: parameter 2 of the optimizer, of shape {3,4}, is none of the model's", 1, true)
+        assert.same({}, checkpoint.steps(folder))
+    end)
+
     it("is not another optimizer's", function()
         local model, optimizer = make(1)
         train(model, optimizer, 1)

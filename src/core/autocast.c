@@ -35,6 +35,14 @@ static te_status take_recipe(te_context *ctx, const te_autocast *scope, te_recip
     return *recipe ? TE_OK : ctx->status;
 }
 
+/* Whether a scope is open that ends a step, also where one inside it has switched the recipe off. */
+static bool in_step(const te_context *ctx)
+{
+    for (int i = 0; i < ctx->n_scopes; i++)
+        if (ctx->scopes[i].updates) return true;
+    return false;
+}
+
 te_status te_autocast_begin(te_context *ctx, const te_autocast *given)
 {
     te_autocast scope = {.struct_size = sizeof scope};
@@ -52,9 +60,9 @@ te_status te_autocast_begin(te_context *ctx, const te_autocast *given)
     if (status == TE_OK) status = take_recipe(ctx, &scope, &recipe);
     if (status != TE_OK) return status;
     bool enabled = !scope.disabled && recipe && (scope.recipe || ctx->host_enabled);
-    bool calibrates = scope.disabled && scope.calibrating, outermost = !ctx->host_enabled && !ctx->host_calibrating;
-    ctx->scopes[ctx->n_scopes++] = (te_scope){recipe, outermost && (enabled || calibrates), ctx->host_enabled,
-                                              ctx->host_calibrating, ctx->compute_dtype};
+    bool calibrates = scope.disabled && scope.calibrating, updates = !in_step(ctx) && (enabled || calibrates);
+    ctx->scopes[ctx->n_scopes++] =
+        (te_scope){recipe, updates, ctx->host_enabled, ctx->host_calibrating, ctx->compute_dtype};
     ctx->host_enabled = enabled;
     ctx->host_calibrating = calibrates;
     ctx->compute_dtype = dtype;
@@ -92,10 +100,7 @@ te_status te_autocast_unwind(te_context *ctx, int depth)
         forgets |= innermost(ctx)->updates && (ctx->grad_enabled || ctx->host_calibrating);
         leave(ctx);
     }
-    te_status status = TE_OK;
-    for (te_recipe_state *s = forgets ? ctx->products : NULL; s && status == TE_OK; s = s->host->next)
-        status = te_recipe_state_forget(s);
-    return status;
+    return forgets ? te_products_forget(ctx, false) : TE_OK;
 }
 
 void te_scopes_close(te_context *ctx)
@@ -209,6 +214,14 @@ te_status te_products_update(te_context *ctx, bool gradients)
         }
     te_status status = te_recipe_states_update(ctx, updates, at);
     te_mem_free(&ctx->mem, updates, n * sizeof *updates);
+    return status;
+}
+
+te_status te_products_forget(te_context *ctx, bool gradients)
+{
+    te_status status = TE_OK;
+    for (te_recipe_state *s = ctx->products; s && status == TE_OK; s = s->host->next)
+        status = te_recipe_state_forget(s, gradients);
     return status;
 }
 

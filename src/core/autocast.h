@@ -29,6 +29,8 @@ struct te_product_host {
 te_status te_product_prepare(te_recipe_state *state, bool attention);
 /* The end of a step for inputs and weights, or for gradients, of all products of the host. */
 te_status te_products_update(te_context *ctx, bool gradients);
+/* The end of one that failed: its amaxes are forgotten. */
+te_status te_products_forget(te_context *ctx, bool gradients);
 void te_product_host_close(te_recipe_state *state);
 void te_scopes_close(te_context *ctx);
 

@@ -434,7 +434,10 @@ static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *
     te_mem_free(&ctx->mem, e->heap, e->capacity * sizeof *e->heap);
     ctx->engine = outer;
     te_context_set_grad_enabled(ctx, grad_enabled);
-    if (status == TE_OK && !outer) status = te_products_update(ctx, true);
+    if (!outer && status == TE_OK)
+        status = te_products_update(ctx, true);
+    else if (!outer)
+        (void)te_products_forget(ctx, true);
     te_float_mode_end(&mode);
     return status;
 }

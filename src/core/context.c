@@ -289,8 +289,8 @@ void te_context_unref(te_context *ctx)
     te_mem mem = ctx->mem;
     te_ops_close(ctx);
     te_tensor_pool_close(ctx);
-    te_mem_free(&mem, ctx->recorded_scales.values, ctx->recorded_scales.capacity * sizeof(te_tensor *));
-    te_mem_free(&mem, ctx->replayed_scales.values, ctx->replayed_scales.capacity * sizeof(te_tensor *));
+    te_mem_free(&mem, ctx->recorded_scales.uses, ctx->recorded_scales.capacity * sizeof(te_scale_use));
+    te_mem_free(&mem, ctx->replayed_scales.uses, ctx->replayed_scales.capacity * sizeof(te_scale_use));
     for (int i = TE_MAX_DEVICES - 1; i >= 0; i--) close_device(&ctx->devices[i]);
     te_device_module_close(&ctx->cuda);
     te_mem_free(&mem, ctx, sizeof *ctx);

@@ -30,10 +30,15 @@ typedef struct te_device {
 } te_device;
 
 /* Factors of delayed scaling in the order of their use; see recipe.h. */
+typedef struct te_scale_use {
+    struct te_tensor *factor; /* one number, held; NULL: taken */
+    uintptr_t use;            /* which state's, in which role */
+} te_scale_use;
+
 typedef struct te_scale_tape {
     bool on, paused;
-    struct te_tensor **values; /* one number each, held */
-    size_t n, at, capacity;
+    te_scale_use *uses;
+    size_t n, at, capacity; /* those before `at` are taken */
 } te_scale_tape;
 
 struct te_context {

@@ -106,8 +106,9 @@ typedef struct te_recipe_update {
  * over. */
 te_status te_recipe_states_update(te_context *ctx, const te_recipe_update *updates, size_t n);
 /* The step of a state ends without a new scale: what inputs and the weight had is forgotten, but for what an optimizer
- * has written to a weight that is stored quantized. While a graph is recorded there is nothing. */
-te_status te_recipe_state_forget(te_recipe_state *state);
+ * has written to a weight that is stored quantized; or with `gradients` what these had. While a graph is recorded there
+ * is nothing. */
+te_status te_recipe_state_forget(te_recipe_state *state, bool gradients);
 /* How many steps' amaxes were infinite or NaN on all devices, since the context was opened; waits for them. */
 te_status te_recipe_skipped_amaxes(te_context *ctx, uint64_t *count);
 /* Has *t on the device: another tensor takes its place where it lies elsewhere. */

@@ -22,20 +22,36 @@ static te_tensor *lasting(const te_recipe_state *state, te_role role, te_tensor 
     return factor == state->scale[role] ? te_tensor_clone_data(factor) : te_tensor_retain(factor);
 }
 
+/* Tells uses of factors apart. The state is not looked at: it may be gone. */
+static uintptr_t use_of(const te_recipe_state *state, te_role role) { return (uintptr_t)state + role; }
+
 /* Keeps the factor on the tape. */
 static te_status record(te_recipe_state *state, te_role role, te_tensor *factor)
 {
     te_context *ctx = state->ctx;
     te_scale_tape *tape = &ctx->recorded_scales;
-    void *values = tape->values;
+    void *uses = tape->uses;
     if (!tape->on || tape->paused) return TE_OK;
-    if (!te_mem_grow(&ctx->mem, &values, &tape->capacity, tape->n + 1, sizeof *tape->values))
+    if (!te_mem_grow(&ctx->mem, &uses, &tape->capacity, tape->n + 1, sizeof *tape->uses))
         return te_fail_memory(ctx, "recipe");
-    tape->values = values;
+    tape->uses = uses;
     te_tensor *kept = lasting(state, role, factor);
     if (!kept) return ctx->status;
-    tape->values[tape->n++] = kept;
+    tape->uses[tape->n++] = (te_scale_use){kept, use_of(state, role)};
     return TE_OK;
+}
+
+/* Takes the next factor of a use off the tape, for the caller to hold; NULL: none is left. */
+static te_tensor *take_recorded(te_scale_tape *tape, uintptr_t use)
+{
+    te_tensor *factor = NULL;
+    for (size_t i = tape->at; i < tape->n && !factor; i++) {
+        if (tape->uses[i].use != use) continue;
+        factor = tape->uses[i].factor;
+        tape->uses[i].factor = NULL;
+    }
+    while (tape->at < tape->n && !tape->uses[tape->at].factor) tape->at++;
+    return factor;
 }
 
 /* Whether the factor of a weight's copies has to be there by itself: the host compares it with the factor of now, and a
@@ -46,19 +62,16 @@ static bool copies_factor(const te_recipe_state *state, const te_device *device)
 }
 
 /* The factor that delayed scaling has for a tensor on `device`, held for the caller: of a weight possibly a copy of its
- * own, or that of the quantized weight which is there; from the tape where a stretch runs again. */
+ * own, or that of the quantized weight which is there; from the tape where a stretch runs again, or a part of it. */
 static te_status take_factor(te_recipe_state *state, te_role role, te_device *device, bool current, te_tensor **factor)
 {
     te_context *ctx = state->ctx;
-    te_scale_tape *replayed = &ctx->replayed_scales;
-    bool from_tape = role != TE_ROLE_GRAD_OUTPUT && replayed->at < replayed->n;
     te_status status = settle(state, role, device);
     *factor = NULL;
     if (status != TE_OK) return status;
     te_tensor *own = current ? state->weight_scale : state->scale[role];
-    if (from_tape)
-        *factor = te_tensor_retain(replayed->values[replayed->at++]);
-    else
+    if (role != TE_ROLE_GRAD_OUTPUT) *factor = take_recorded(&ctx->replayed_scales, use_of(state, role));
+    if (!*factor)
         *factor = role == TE_ROLE_WEIGHT && !current && copies_factor(state, device) ? te_tensor_clone_data(own)
                                                                                      : te_tensor_retain(own);
     if (!*factor) return ctx->status;
@@ -67,7 +80,7 @@ static te_status take_factor(te_recipe_state *state, te_role role, te_device *de
 
 void te_scale_tape_clear(te_scale_tape *tape)
 {
-    for (size_t i = 0; i < tape->n; i++) te_tensor_release(tape->values[i]);
+    for (size_t i = 0; i < tape->n; i++) te_tensor_release(tape->uses[i].factor);
     tape->n = tape->at = 0;
 }
 

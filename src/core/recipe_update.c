@@ -161,9 +161,10 @@ static te_status forget_amax(te_tensor *history)
     return history && !first ? history->ctx->status : status;
 }
 
-te_status te_recipe_state_forget(te_recipe_state *state)
+te_status te_recipe_state_forget(te_recipe_state *state, bool gradients)
 {
     if (state->ctx->capture) return TE_OK;
+    if (gradients) return forget_amax(state->history[TE_ROLE_GRAD_OUTPUT]);
     te_status status = forget_amax(state->history[TE_ROLE_INPUT]);
     if (status == TE_OK && state->weight_collected) status = forget_amax(state->history[TE_ROLE_WEIGHT]);
     state->weight_collected = false;

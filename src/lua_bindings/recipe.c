@@ -8,7 +8,9 @@
  *     recipe_state_use(state, recipe)      what it runs under from now on
  *     recipe_states_update{state, role, algorithm, margin, state, …}
  *                                          ends a step of delayed scaling for these
- *     recipe_state_forget(state)           ends one that failed: amaxes of inputs and of the weight are forgotten
+ *     recipe_state_forget(state, gradients)
+ *                                          ends one that failed: amaxes of inputs and of the weight are forgotten, or
+ *                                          those of gradients
  *     recipe_state_tensors(state, role)    scale and history; nil without delayed scaling
  *     recipe_state_set(state, role, scale, history)
  *                                          copies of them
@@ -24,7 +26,7 @@
  *     pause_recorded_scales(paused)        uses in between are not written; returns whether it was paused
  *     pause_amaxes(paused)                 what is quantized in between counts nowhere; returns whether it was paused
  *     device_title(name)                   the device and what its kernels come from
- *     replay_scales(scales or nil)         it takes these; nil: its own again
+ *     replay_scales(scales or nil)         it takes these, each where it was used; nil: its own again
  *     watch_numerics(state, on)            counts anew from here, or no more; nil: forgets
  *     numerics(state, role)                values, nonfinite, saturated, flushed, error, norm, amax, scale (numerics.h)
  *     skipped_amaxes()                     how many steps' amaxes were infinite or NaN
@@ -156,7 +158,7 @@ static int recipe_state_forget(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_lua_enter(rt, L, "recipe");
-    te_status status = te_recipe_state_forget(te_lua_check_recipe_state(L, 1, "recipe"));
+    te_status status = te_recipe_state_forget(te_lua_check_recipe_state(L, 1, "recipe"), lua_toboolean(L, 2));
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
 }
 
@@ -293,10 +295,16 @@ static int recorded_scales(lua_State *L)
     te_scale_tape *tape = &rt->ctx->recorded_scales;
     tape->on = false;
     te_lua_tensors scales = te_lua_new_tensors(L, (int)tape->n);
+    uintptr_t *uses = te_lua_scratch(L, (size_t)(scales.n + 1) * sizeof *uses);
     int n = (int)tape->n < scales.n ? (int)tape->n : scales.n; /* a finalizer may have begun anew */
-    for (int i = 0; i < n; i++) scales.t[i] = te_tensor_retain(tape->values[i]);
+    for (int i = 0; i < n; i++) {
+        scales.t[i] = te_tensor_retain(tape->uses[i].factor);
+        uses[i] = tape->uses[i].use;
+    }
     te_scale_tape_clear(tape);
-    lua_createtable(L, n, 0);
+    lua_createtable(L, n, 1);
+    lua_pushlstring(L, (const char *)uses, (size_t)n * sizeof *uses);
+    lua_setfield(L, -2, "uses");
     for (int i = 0; i < n; i++) {
         te_lua_push_tensor(L, &scales.t[i]);
         lua_rawseti(L, -2, i + 1);
@@ -337,18 +345,27 @@ static int replay_scales(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_scale_tape *tape = &rt->ctx->replayed_scales;
-    size_t n = lua_istable(L, 1) ? lua_objlen(L, 1) : 0;
-    void *values = tape->values;
+    size_t n = lua_istable(L, 1) ? lua_objlen(L, 1) : 0, bytes = 0;
+    void *uses = tape->uses;
+    const char *packed = "";
     lua_settop(L, 1);
     te_scale_tape_clear(tape);
-    if (!te_mem_grow(&rt->ctx->mem, &values, &tape->capacity, n, sizeof *tape->values))
+    if (n > 0) {
+        lua_getfield(L, 1, "uses");
+        packed = luaL_checklstring(L, 2, &bytes);
+        if (bytes != n * sizeof(uintptr_t)) return te_lua_fail(L, "checkpoint", "scales: expected those recorded");
+    }
+    if (!te_mem_grow(&rt->ctx->mem, &uses, &tape->capacity, n, sizeof *tape->uses))
         return te_lua_raise(rt, L, "checkpoint", te_fail_memory(rt->ctx, "recipe"));
-    tape->values = values;
+    tape->uses = uses;
     tape->on = lua_istable(L, 1);
     for (size_t i = 0; i < n; i++) {
+        te_scale_use *use = &tape->uses[i];
         lua_rawgeti(L, 1, (int)i + 1);
-        tape->values[tape->n++] = te_tensor_retain(te_lua_check_tensor(L, 2, "checkpoint", "scale"));
-        lua_settop(L, 1);
+        memcpy(&use->use, packed + i * sizeof use->use, sizeof use->use);
+        use->factor = te_tensor_retain(te_lua_check_tensor(L, -1, "checkpoint", "scale"));
+        tape->n++;
+        lua_pop(L, 1);
     }
     return 0;
 }

@@ -48,23 +48,39 @@ function Recorder:op(name, inputs, attributes, product)
     return symbol(self, step.result)
 end
 
+-- What makes a description hold no more (te.fuser looks): of { table, key, expected } another value there; with true as
+-- a fourth entry, that there is one now or none; with { table, key } there, another value than at that place.
+local function check(g, ...) g.checks[#g.checks + 1] = { ... } end
+
+-- The list in a field of a module has to stay the same one. Entries of a list are described one after the other.
+local function check_list(g, module, field, list)
+    local last = g.checks[#g.checks]
+    if not (list and last and last[1] == list) then check(g, module, field, list) end
+end
+
 -- "weight.2" is the second entry of the list in the field `weight`.
-local function holder_of(module, name)
+local function holder_of(g, module, name)
     local field, index = name:match("^(.*)%.(%d+)$")
-    if field then return rawget(module, field), tonumber(index) end
-    return module, name
+    if not field then return module, name end
+    local list = rawget(module, field)
+    check_list(g, module, field, list)
+    return list, tonumber(index)
 end
 
 function Recorder:param(module, name)
-    local holder, key = holder_of(module, name)
-    local tensor = holder and rawget(holder, key)
-    self.checks[#self.checks + 1] = { holder or module, key, tensor ~= nil, true }
+    local holder, key = holder_of(self, module, name)
+    if not holder then return false end
+    local tensor = rawget(holder, key)
+    check(self, holder, key, tensor ~= nil, true)
     if tensor == nil then return false end
     local known = self.parameters[tensor]
+    local source = self.sources[known]
     if not known then
         known = value(self)
         self.parameters[tensor] = known
         self.sources[known] = { holder, key }
+    elseif source[1] ~= holder or source[2] ~= key then -- one value as long as both places hold the same tensor
+        check(self, holder, key, nil, source)
     end
     return symbol(self, known)
 end
@@ -86,7 +102,11 @@ end
 function Recorder:grouped_linear(module, x, sizes, ways)
     local n = module.num_groups
     local list = add_params(self, {}, module, "weight", n)
-    if module.bias and not module.scale_bias then add_params(self, list, module, "bias", n) end
+    if not module.bias then
+        check_list(self, module, "bias", module.bias)
+    elseif not module.scale_bias then
+        add_params(self, list, module, "bias", n)
+    end
     local y = self:op("grouped_linear", { x, sizes })
     local step = self.steps[#self.steps]
     step.list, step.convert = list, function(given, device) return ways.integers(module, given, device) end

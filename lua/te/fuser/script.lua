@@ -12,7 +12,7 @@
 --
 -- * An operation with an op_backward saves what that wants.
 -- * For one without, its input and its extra inputs are saved, unless its op_forward saves something else itself.
---   Backward runs op_forward again on them, recorded.
+--   Backward runs op_forward again on them, recorded, under the dtype, recipe and scales of the first time.
 -- * fuser_forward does both for the operations that it stands for, as far as another unit reads it in backward. When
 --   it saves nothing at all, backward runs those operations one by one on its inputs first.
 --
@@ -23,6 +23,7 @@
 local core = require("te")._core
 local backward = require "te.fuser.script.backward"
 local forward = require "te.fuser.script.forward"
+local setting = require "te.fuser.script.setting"
 
 local Script = {}
 Script.__index = Script
@@ -53,8 +54,9 @@ function Script:__call(...)
     end
     return core.custom(
         function(ctx, ...) -- parameters follow the inputs: the operations know their own
-            ctx.kept = { contexts = { shapes = {} }, counts = counts, dtype = core.compute_dtype() }
-            return kept_parameters(self, ctx.kept, n, inputs, forward.run(self, ctx.kept.contexts, ...))
+            local contexts, now = { shapes = {} }, setting.now()
+            ctx.kept = { contexts = contexts, counts = counts, setting = now }
+            return kept_parameters(self, ctx.kept, n, inputs, setting.record(now, forward.run, self, contexts, ...))
         end,
         function(ctx, ...)
             ctx.kept.parameters:read(self.__name .. ": backward")

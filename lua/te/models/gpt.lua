@@ -12,6 +12,7 @@
 local te = require "te"
 local fail = require "te.fail"
 local initializers = require "te.initializers"
+local options = require "te.options"
 local fuser = require "te.fuser"
 local Decoder = require "te.decoder"
 
@@ -91,6 +92,7 @@ function GPT:num_multiplying() return self:num_parameters() - self.wpe.weight:nu
 --- positions beyond block_size are left out. Nothing is changed unless all of them fit.
 ---@param tensors table<string, userdata>
 function GPT:load_hugging_face(tensors)
+    options.argument("GPT:load_hugging_face", "tensors", tensors, { "table" })
     local state, used = {}, {}
     local prefix = tensors["transformer.wte.weight"] and "transformer." or ""
     local function take(name, from, turned)

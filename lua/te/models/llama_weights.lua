@@ -80,6 +80,7 @@ end
 ---@param tensors table<string, userdata>  of all the checkpoint's files
 ---@return table<string, userdata> state
 local function gather(model, tensors)
+    options.argument(WHO, "tensors", tensors, { "table" })
     local config, state, used = model.config, {}, {}
 
     -- The tensors of these names, one below the other.

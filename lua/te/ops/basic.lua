@@ -26,13 +26,13 @@ Reshape.plan_fields = { "shape" }
 function Reshape:init(shape, opts)
     options.check("te.Reshape", opts, NONE)
     options.argument("te.Reshape", "shape", shape, { "table" })
-    local unknown = 0
+    local unknown, sizes = 0, {}
     for i, size in ipairs(shape) do
-        options.argument("te.Reshape", ("shape[%d]"):format(i), size, { "integer", min = -1 })
+        sizes[i] = options.argument("te.Reshape", ("shape[%d]"):format(i), size, { "integer", min = -1 })
         if size == -1 then unknown = unknown + 1 end
     end
     if unknown > 1 then fail("te.Reshape: shape: %d sizes are -1, at most one can be found", unknown) end
-    self.shape = shape
+    self.shape = sizes
 end
 
 function Reshape:op_forward(_, x) return te.reshape(x, self.shape) end

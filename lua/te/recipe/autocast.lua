@@ -46,13 +46,15 @@ end
 local function inner(opts)
     local recipe, quantizes = opts.recipe or mode.recipe, mode.enabled or opts.recipe ~= nil or opts.dtype == nil
     if not recipe and (opts.calibrating or opts.enabled and quantizes) then recipe = default_recipe() end
-    return {
+    local scope = {
         recipe = recipe,
         enabled = opts.enabled and recipe ~= nil and quantizes,
         calibrating = opts.calibrating and not opts.enabled,
         group = opts.group or mode.group,
         faster = opts.when and opts.when == "faster" or opts.when == nil and opts.recipe == nil and mode.faster,
     }
+    scope.step = mode.step or (scope.enabled or scope.calibrating) and scope or nil
+    return scope
 end
 
 -- The beginning of the outermost scope of a step, where none is around it.
@@ -64,7 +66,7 @@ end
 -- Its end; a step that failed leaves no amaxes to the next one.
 local function finish(scope, ok)
     if mode.replaying then return end
-    local trains = core.grad_enabled() or mode.recording or scope.calibrating
+    local trains = core.grad_enabled() or scope.trains or mode.recording or scope.calibrating
     if not (trains and mode.products and (scope.enabled or scope.calibrating)) then return end
     if ok then mode.products.update("input", "weight") else pcall(mode.products.forget) end
 end
@@ -87,7 +89,7 @@ local function run(who, opts, fn, ...)
     if options.reason(CALLABLE, fn) then fail("%s: fn: expected a function, got %s", who, type(fn)) end
     local dtype = opts.dtype
     if not opts.enabled then dtype = nil elseif dtype == nil then dtype = core.compute_dtype() end
-    local scope, outermost = inner(opts), not mode.on
+    local scope, outermost = inner(opts), mode.step == nil
     scope.dtype = dtype
     if mode.watching and outermost then begin(scope) end
     return pass(scope, outermost, core.under(swap, scope, fn, ...))

@@ -12,6 +12,7 @@ local mode = {
     faster = false,      -- only products that the recipe makes faster are quantized
     group = nil,         -- processes that share the amaxes of delayed scaling; nil: none
     on = false,          -- either: products have to be prepared
+    step = nil,          -- the outermost te.autocast with either, where the step ends; trains: gradients were recorded
     recording = false,   -- a stretch of forward runs that will run again in backward (te.checkpoint)
     replaying = false,   -- what runs is no step: a stretch of forward that backward runs again, or an explain
     watching = nil,      -- te.numerics, once something is watched: called where a step begins
@@ -23,14 +24,15 @@ local mode = {
 --- What mode.set restores.
 function mode.get()
     return { recipe = mode.recipe, enabled = mode.enabled, calibrating = mode.calibrating, faster = mode.faster,
-        group = mode.group }
+        group = mode.group, step = mode.step }
 end
 
---- Sets recipe, enabled, calibrating, faster and group from a table of them; returns the ones before.
+--- Sets recipe, enabled, calibrating, faster, group and step from a table of them; returns the ones before.
 function mode.set(new)
     local before = mode.get()
     mode.recipe, mode.enabled, mode.calibrating, mode.faster, mode.group = new.recipe, new.enabled or false,
         new.calibrating or false, new.faster or false, new.group
+    mode.step = new.step
     mode.on = mode.enabled or mode.calibrating
     core.set_recipe_mode(mode.enabled, mode.calibrating)
     return before

@@ -303,9 +303,10 @@ function products.update(...)
     if problem ~= nil then error(problem, 0) end
 end
 
---- The end of a step that failed: of all products, the amaxes of inputs and weights are forgotten.
-function products.forget()
-    for product in pairs(known) do core.recipe_state_forget(product.state) end
+--- The end of a step that failed: of all products, the amaxes of inputs and weights are forgotten, or where it was a
+--- backward those of gradients.
+function products.forget(gradients)
+    for product in pairs(known) do core.recipe_state_forget(product.state, gradients == true) end
 end
 
 -- State ------------------------------------------------------------------------------------------------------------
@@ -362,7 +363,10 @@ function products.loader(module, prefix, given)
             core.recipe_state_set(mode.product(module, key).state, role, scale:to("cpu"), history:to("cpu"))
         end
     end)
-    return found, function() for _, step in ipairs(steps) do step() end end, problem
+    return found, function()
+        if steps[1] then mode.products = products end
+        for _, step in ipairs(steps) do step() end
+    end, problem
 end
 
 --- Gives module `to`, a copy of `from`, products that remember the same. The states, the old one and its copy, are

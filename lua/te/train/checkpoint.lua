@@ -5,7 +5,9 @@
 -- (te.save), so the newest one is always good.
 
 local te = require "te"
+local fail = require "te.fail"
 local files = require "te.files"
+local options = require "te.options"
 local run = require "te.train.run"
 
 local checkpoint = {}
@@ -47,6 +49,10 @@ local function add_optimizer(tensors, metadata, model, optimizer)
     local names, counts = parameter_names(model), {}
     optimizer:catch_up()
     for i, parameter in ipairs(optimizer.order) do
+        if not names[parameter] then
+            fail("te.train.checkpoint.save: parameter %d of the optimizer, of shape %s, is none of the model's", i,
+                options.shape(parameter))
+        end
         local state = optimizer.state[parameter] or {} -- itself, as state_dict would copy it
         counts[i] = state.step or 0
         for slot, value in pairs(state) do

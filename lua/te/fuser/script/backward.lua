@@ -4,6 +4,7 @@ local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local forward = require "te.fuser.script.forward"
+local setting = require "te.fuser.script.setting"
 local units = require "te.fuser.script.unit"
 local core = te._core
 
@@ -33,10 +34,10 @@ local function gradients_of(results, n_results, douts, leaves, n_leaves)
     return grads
 end
 
--- Runs an operation of a fused forward again, in the dtype of the first time.
+-- Runs an operation of a fused forward again, under what the first time ran under.
 local function again(kept, op, fn, ...)
     local random = te.rng_state()
-    local results = { te.autocast({ enabled = kept.dtype ~= nil, dtype = kept.dtype }, fn, ...) }
+    local results = { setting.again(kept.setting, fn, ...) }
     if te.rng_state() ~= random then
         fail("%s: a fused forward drew its random numbers, so a backward of its own is impossible", op.__name)
     end

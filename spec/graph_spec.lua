@@ -131,6 +131,18 @@ describe("te.graph without graphs", function()
         optimizer:take_back()
         assert.same(0, optimizer:state_dict().state[1].step)
     end)
+
+    it("takes back no step but the last one, also where that had no gradients", function()
+        local layer = te.Linear(2, 2, { bias = false })
+        local optimizer = te.optim.AdamW(layer:parameters(), { lr = 0.1 })
+        for i, loss in ipairs { 1, 1, 0 / 0 } do
+            layer.weight.grad = i < 3 and te.ones { 2, 2 } or nil
+            local clip = te.optim.grad_clip(layer, { loss = te.tensor(loss) })
+            optimizer:step { clip = clip }
+            if clip:totable()[3] == 0 then optimizer:take_back() end
+        end
+        assert.same(2, optimizer:state_dict().state[1].step)
+    end)
 end)
 
 describe("te.graph on a CUDA device", function()

@@ -218,6 +218,9 @@ end
 function SelfAttention:forward(x, seq_lens)
     check_lengths(self, x, seq_lens)
     local qkv, attended = self.qkv(x), nil
+    if qkv:dim() < 2 then
+        fail("te.%s: x: expected {tokens, hidden} or {batch, seq, hidden}, got %s", self.__name, options.shape(x))
+    end
     if self.cp_group then
         attended = attend_parallel(self, qkv, seq_lens)
     elseif KVCache.active then

@@ -308,7 +308,10 @@ local function step_on_device(self, clip, grad_scale, lr)
         end
         add_batches(self, group, batches)
     end
-    if #batches == 0 then return end
+    if #batches == 0 then
+        self.counted = nil -- by this step, which a call of take_back would be about
+        return
+    end
     local device = batches[1].params[1].device
     if clip and not self.unmade then
         if recording then fail(who .. ": a graph with `clip` needs a step with it before") end

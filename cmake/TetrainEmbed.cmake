@@ -1,7 +1,8 @@
 # The Lua library as C source, with the training and generation scripts as the tools te.tools.train and
 # te.tools.generate. Run with -P, ROOT being the project's folder and OUTPUT the file to write; included, it declares
 # the rule that makes ${CMAKE_BINARY_DIR}/lua_sources.c. Lines that are comments become empty, except those that
-# document functions (---), which tools read. Indentation goes as well, unless a text of several lines might need it.
+# document functions (---), which tools read. Indentation goes as well, and so do comments behind code without texts or
+# brackets, unless a text of several lines might need them.
 if(CMAKE_SCRIPT_MODE_FILE)
   file(GLOB_RECURSE files RELATIVE ${ROOT}/lua ${ROOT}/lua/te/*.lua)
   list(SORT files)
@@ -21,6 +22,7 @@ if(CMAKE_SCRIPT_MODE_FILE)
     endforeach()
     if(NOT text MATCHES "\\[=*\\[\n")
       string(REGEX REPLACE "\n +" "\n" text "${text}")
+      string(REGEX REPLACE "\n([^]\n\"'[-][^]\n\"'[]*[^]\n\"'[ ]) +-- [^\n]*" "\n\\1" text "${text}")
     endif()
     string(HEX "${text}" hex)
     string(LENGTH "${hex}" length)

@@ -513,6 +513,19 @@ describe("train_gpt.lua", function()
         end
     end)
 
+    it("says where the run moves to that is in its folder", function()
+        local first = SMALL .. "--steps=1"
+        local _, out = train("used", first)
+        assert.is_nil(out:find("moved", 1, true))
+        for _, previous in ipairs { "previous", "previous-2" } do
+            _, out = train("used", first)
+            assert.equal(("%s/used: the run there moved to %s/used/%s"):format(folder, folder, previous),
+                out:match "^[^\n]*")
+        end
+        assert.equal(1, #metrics "used/previous")
+        os.execute(("rm -rf '%s/used'"):format(folder))
+    end)
+
     it("refuses a folder that another run writes into", function()
         local shell = ("%s --steps=1000000 --eval-interval=1000000 & pid=$!; "
             .. "while [ ! -s %s/taken/metrics.jsonl ] && kill -0 $pid; do sleep 0.1; done; "

@@ -6,6 +6,7 @@
 local te = require "te"
 local options = require "te.options"
 local natives = require "te.tools.natives"
+local kinds = require "te.tools.kinds"
 
 local reference = {}
 
@@ -53,6 +54,20 @@ local function names_in(parameters)
     return names
 end
 
+-- Types of parameters without annotation, by the names that they have everywhere.
+local USUAL = {}
+for kind, names in pairs {
+    ["te.Tensor"] = "x q k v t qkv dy ids logits tensor bias probs extra scales seq_lens split_sizes sorted_index",
+    string = "path folder name text device who op",
+    integer = "dim in_features out_features num_heads num_kv_heads hidden_size num_experts num_groups num_embeddings "
+        .. "embedding_dim step topk root i length", ["integer|integer[]"] = "size",
+    ["te.Shape"] = "shape", ["te.Dtype"] = "dtype", ["te.Module"] = "module model m", ["te.Group"] = "group",
+    ["function"] = "fn callable", number = "lr max coeff p", table = "config fields saved parts values list",
+    ["table|nil"] = "opts", ["te.DataSet"] = "set", ["te.Optimizer"] = "optimizer",
+} do
+    for name in names:gmatch "%S+" do USUAL[name] = kind end
+end
+
 -- Whether a function's "..." is there for the check that nothing follows its last argument.
 local function only_counts(lines, info)
     for i = info.linedefined, math.min(info.lastlinedefined, info.linedefined + 3) do
@@ -78,7 +93,8 @@ function reference.of_function(fn)
             tag = { type = kind or rest, doc = text }
             typed[name] = tag
         elseif result then
-            results[#results + 1] = result:match "^(fun%b():?%s*%S*)" or result:match "^%S+"
+            results[#results + 1] = result:match "^fun%b():?%s*%S*" or result:match "^[%w_.]+%b<>%S*"
+                or result:match "^%S+"
             local kind, text = result:match "^(.-)%s%s+(.*)$"
             tag = { type = kind or result, doc = text }
             returned[#returned + 1] = tag
@@ -91,14 +107,17 @@ function reference.of_function(fn)
         end
     end
     local head, params = lines[info.linedefined], {}
-    local names = names_in(head:match "function[^(]*%(([^)]*)%)" or "")
+    local of_containers = head:find "%(module, x, " ~= nil -- forward, which takes its container first
+    local inside = head:match "function[^(]*%(([^)]*)%)" or ""
+    local names = names_in(of_containers and inside:gsub("^module, ", "") or inside)
     if only_counts(lines, info) then names[#names] = nil end
     for i, name in ipairs(names) do
         local known = typed[name] or {}
-        params[i] = { name = name, type = known.type or "any", doc = known.doc }
+        local usual = name == "opts" and i < #names and "table" or USUAL[name]
+        params[i] = { name = name, type = known.type or usual or "any", doc = known.doc }
     end
     return { doc = table.concat(doc, "\n"):gsub("%s+$", ""), params = params, results = results, returned = returned,
-        is_method = head:find "function%s+[%w_.]+:" ~= nil or head:find "%(self" ~= nil,
+        is_method = of_containers or head:find "function%s+[%w_.]+:" ~= nil or head:find "%(self" ~= nil,
         file = info.source:sub(2), line = info.linedefined }
 end
 
@@ -130,6 +149,12 @@ local function arguments(params)
     return table.concat(names, ", ")
 end
 
+local function without_first(params)
+    local rest = {}
+    for i = 2, #params do rest[i - 1] = params[i] end
+    return rest
+end
+
 -- The sentence of the engine's operation of that name.
 local function doc_of_operation(name)
     for _, op in ipairs(te.ops_list()) do
@@ -142,8 +167,9 @@ local function class_entry(name, class)
     local init = class.init
     local known = type(init) == "function" and reference.of_function(init)
     if known then entry.params, entry.file = known.params, known.file end
-    entry.doc = known and known.doc ~= "" and known.doc or class.sentence or doc_of_operation(class.engine_operation)
-        or type(init) == "function" and file_doc(init) or ""
+    local sentence, own = rawget(class, "sentence"), rawget(class, "init") or rawget(class, "forward")
+    entry.doc = known and known.doc ~= "" and known.doc or sentence or doc_of_operation(class.engine_operation)
+        or type(own or init) == "function" and file_doc(own or init) or ""
     entry.signature = ("te.%s(%s)"):format(name, arguments(entry.params))
     entry.class = class
     return entry
@@ -187,16 +213,18 @@ end
 -- "shape: te.Shape, opts?: table" as a list.
 local function declared_params(text)
     local params = {}
-    for name, optional, kind in text:gmatch "([%w_]+)(%??): ([^,]+)" do
+    for name, optional, kind in text:gmatch "([%w_.]+)(%??): ([^,]+)" do
         params[#params + 1] = { name = name, type = kind .. (optional == "?" and "|nil" or "") }
     end
     return params
 end
 
 local function native_entry(prefix, row)
-    local params = declared_params(row[2])
+    local params, results = declared_params(row[2]), {}
+    if row[2]:find "^shape: te.Shape, opts" then params[1].doc = natives.shape end
+    for kind in row[3]:gmatch "[^,]+" do results[#results + 1] = kind:match "^%s*(.*)" end
     return { name = row[1], kind = "function", native = true, params = params,
-        results = row[3] ~= "" and { row[3] } or {},
+        results = results, common = row[2]:find "te.TensorOptions" and natives.options or nil,
         signature = ("%s%s(%s)"):format(prefix, row[1], arguments(params)), doc = row[4] }
 end
 
@@ -276,11 +304,92 @@ function reference.methods()
             entry = native_entry("x:", rows[name])
         else
             entry = function_entry(name, method)
+            entry.signature = ("x:%s(%s)"):format(name, arguments(without_first(entry.params)))
         end
         entries[#entries + 1] = entry
     end
     table.sort(entries, by_name)
     return entries
+end
+
+-- Methods of objects ----------------------------------------------------------------------------------------------
+
+--- What an object or a class inherits methods from; nil at the end.
+local function parent(class)
+    local mt = getmetatable(class)
+    local super = rawget(class, "super") or type(mt) == "table" and rawget(mt, "__index")
+    return type(super) == "table" and super ~= class and super or nil
+end
+
+--- What classes write that extend the class of this name: entries.
+---@param base string
+---@return table[]
+function reference.written(base)
+    local entries = {}
+    for i, row in ipairs(natives.written[base] or {}) do entries[i] = native_entry("te." .. base .. ":", row) end
+    return entries
+end
+
+--- Names of the methods of a class that are documented, sorted.
+---@param class table
+---@param of_objects boolean|nil  those that objects have, inherited ones too
+---@return string[]
+function reference.methods_of(class, of_objects)
+    local names = {}
+    repeat
+        for name, method in pairs(class) do
+            local known = type(method) == "function" and type(name) == "string" and name ~= "init"
+                and not name:find "^_" and reference.of_function(method)
+            if known and known.doc ~= "" and (known.is_method or not of_objects) then names[name] = true end
+        end
+        for base, rows in pairs(natives.written) do
+            for _, row in ipairs(te[base] == class and rows or {}) do names[row[1]] = true end
+        end
+        class = of_objects and parent(class)
+    until not class
+    return options.names(names)
+end
+
+--- What functions return that is no class of modules (te.tools.kinds), as entries.
+---@return table[]
+function reference.kinds()
+    local entries = {}
+    for i, kind in ipairs(kinds.list()) do
+        entries[i] = { name = kind.name, object = kind.object, kind = "kind", signature = kind.name, doc = kind.doc,
+            params = declared_params(kind.fields), results = {}, class = kind.class }
+    end
+    return entries
+end
+
+--- Methods by this name of every class: entries.
+---@param name string
+---@param class string|nil  of this one alone, or of what signatures call its objects
+---@return table[]
+function reference.methods_named(name, class)
+    local found = {}
+    local function add(entry)
+        if entry and entry.doc ~= "" then found[#found + 1] = entry end
+    end
+    for base in pairs(natives.written) do
+        for _, entry in ipairs((class or base) == base and reference.written(base) or {}) do
+            if entry.name == name then add(entry) end
+        end
+    end
+    for _, kind in ipairs(reference.kinds()) do
+        local method = (not class or class == kind.name or class == kind.object) and rawget(kind.class, name)
+        if type(method) == "function" and not name:find "^_" then
+            local entry = function_entry(kind.object .. ":" .. name, method)
+            entry.signature = entry.signature:gsub("^te%.", "")
+            add(entry)
+        end
+    end
+    for _, base in ipairs(class and {} or { "Module", "Sequential", "KVCache", "QuantizedTensor" }) do
+        local method = rawget(te[base], name)
+        if type(method) == "function" and name ~= "init" and not name:find "^_" then
+            add(function_entry(base .. ":" .. name, method))
+        end
+    end
+    return found
 end
 
 --- Names in a library of `te`, those that load when they are named included, sorted.
@@ -329,6 +438,10 @@ function reference.find(name)
         if entry.name == name then return entry end
     end
     local library, path = name:gsub(":", "."):match "^([%w_]+)%.([%w_.]+)$"
+    if natives.written[library] then
+        local written = reference.methods_named(path, library)[1]
+        if written then return written end
+    end
     local found, value = pcall(function() return te[library] end)
     for part in (path or ""):gmatch "[^.]+" do
         if not found or type(value) ~= "table" then return nil end

@@ -164,6 +164,7 @@ describe("tetrain", function()
         end
         for row in require("spec.support.shell").read("README.md"):gmatch "\n| `([A-Z_]+)` |" do
             assert.is_truthy(man:find("\\fB" .. row .. "\\fR", 1, true), row)
+            assert.is_truthy(help:find("\n  " .. row .. " ", 1, true), row)
         end
         local complete = [[bash -c 'eval "$('%s' --completion)"; COMP_WORDS=(%s); COMP_CWORD=%d; _tetrain; ]]
             .. [[echo "${COMPREPLY[@]}"']]
@@ -334,6 +335,9 @@ describe("tetrain", function()
         local out, _, status = run "train_gpt.lua --help"
         assert.equal(0, status)
         assert.is_truthy(out:find("--preset", 1, true))
+        _, _, status = shell(("executable=$(readlink -f '%s'); cd / && \"$executable\" examples/custom_operation.lua")
+            :format(TETRAIN))
+        assert.equal(0, status)
     end)
 
     it("takes no bytecode", function()

@@ -15,7 +15,7 @@
 -- OUT/metrics.jsonl holds one JSON object a step, and with --watch-numerics one for each operand that was looked at;
 -- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C finishes the step and saves; a validation that it
 -- ends is made up for by the run that resumes. Exit codes: 0, 1 script error, 2 usage, 74 files, 75 interrupted, 77 not
--- finite.
+-- finite, 130 interrupted before the first step or before saving.
 
 local te = require "te"
 local train = te.train

@@ -6,8 +6,8 @@
 #include <string.h>
 
 static const char exit_statuses[] =
-    "0; 1 when the script fails; 2 for a wrong command line; 74 when standard output cannot be written, or a tool's file "
-    "is missing, damaged or cannot be written; 130 after an interrupt; or what the script passes to os.exit.";
+    "0; 1 when the script fails; 2 for a wrong command line; 74 when standard output cannot be written, or a tool's "
+    "file is missing, damaged or cannot be written; 130 after an interrupt; or what the script passes to os.exit.";
 
 /* Calls row(out, name, NULL, meaning) for each variable of the environment. */
 static void each_variable(FILE *out, void (*row)(FILE *, const char *, const char *, const char *))

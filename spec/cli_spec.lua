@@ -340,13 +340,23 @@ describe("tetrain", function()
         assert.equal(0, status)
     end)
 
+    it("says what is nearest to a script that is not there", function()
+        for word, sentence in pairs { help = "tetrain --help", version = "tetrain --version",
+            ["trian_gpt.lua"] = "there is a script called train_gpt.lua: tetrain train_gpt.lua",
+            trian = "there is a tool called train: tetrain train" } do
+            local _, err, status = run(word)
+            assert.equal(1, status)
+            assert.is_truthy(err:find("\nhint: " .. sentence .. "\n", 1, true), err)
+        end
+    end)
+
     it("takes no bytecode", function()
         local out = run [[-e 'print(load(string.dump(function() end))) print(loadstring(string.dump(function() end)))']]
         assert.equal(2, select(2, out:gsub("attempt to load chunk with wrong mode", "")))
         local path = script(string.dump(function() end))
         local _, err, status = run(path)
         assert.equal(1, status)
-        assert.is_truthy(err:find("wrong mode", 1, true))
+        assert.equal(("tetrain: %s: bytecode is not accepted\n"):format(path), err)
     end)
 
     -- Runs a script in the background and signals it once it has called ready(...): a signal that comes earlier is

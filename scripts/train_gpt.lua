@@ -346,9 +346,10 @@ local function main(words)
         flops_per_token = run.model:flops_per_token(), peak_flops = ranks.size * train.peak_flops(o.dtype, run.device) }
     if run.set_aside then progress:print("%s: the run there moved to %s", o.out, run.set_aside) end
     progress:print("%s: %d tokens for training, %d for validation", run.set.description, run.set.n_train, run.set.n_val)
-    progress:print("%d parameters, %s%d threads, %s, recipe %s, steps %d to %d, %s", run.model:num_parameters(),
-        run.device == "cpu" and "" or run.device .. ", ", te.get_num_threads(), o.dtype, o.recipe, run.first_step,
-        o.steps, o.out)
+    local threads, to_do = te.get_num_threads(), run.first_step <= o.steps
+    progress:print("%d parameters, %s%d thread%s, %s, recipe %s, %s%s", run.model:num_parameters(),
+        run.device == "cpu" and "" or run.device .. ", ", threads, threads == 1 and "" or "s", o.dtype, o.recipe,
+        to_do and ("steps %d to %d, "):format(run.first_step, o.steps) or "", o.out)
     if ranks.size > 1 then
         local shared = ranks.context and (", each %d on the same rows"):format(ranks.context.size) or ""
         progress:print("%d processes%s, %d tokens a step", ranks.size, shared, run.step_tokens)
@@ -357,7 +358,7 @@ local function main(words)
         progress:print("the checkpoint's batches were cut in %d, these are in %d: rows from here on are others",
             run.saved_by, ranks.row_ranks)
     end
-    if run.first_step > o.steps and not run.unvalidated then
+    if not to_do and not run.unvalidated then
         progress:print("nothing is left to do: %d steps are done", run.first_step - 1)
     end
     local code = loop(run, progress)

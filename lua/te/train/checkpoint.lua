@@ -160,8 +160,8 @@ function checkpoint.check_data(saved, set)
     for name, text in pairs(set:texts()) do
         local older = name == "data.sample" and not saved.metadata[name] -- than that there are samples
         if saved.metadata[name] ~= text and not older then
-            run.fail(run.exit.io, ("%s: the data has changed since: %s was %s, is %s"):format(saved.path, name,
-                tostring(saved.metadata[name]):sub(1, 60), text:sub(1, 60)))
+            run.fail(run.exit.io, ("%s: the data has changed since: %s is not what the run began with"):format(
+                saved.path, set.description))
         end
     end
 end

@@ -112,7 +112,7 @@ function data.own_text(script)
     local texts = {}
     local sources = te._core.library_sources()
     for _, name in ipairs(options.names(sources)) do texts[#texts + 1] = sources[name] end
-    return table.concat(texts, "\n"), ("the library's own text, %d files"):format(#texts)
+    return table.concat(texts, "\n"), ("the project's own text, %d files"):format(#texts)
 end
 
 -- Streams ---------------------------------------------------------------------------------------------------------

@@ -244,8 +244,9 @@ function KVCache:select(indices)
 end
 
 function KVCache:__tostring()
-    return ("KVCache(%d%s tokens, %d attentions)"):format(self.length, self.limit and " of " .. self.limit or "",
-        #self.entries)
+    local function several(n, what) return ("%s %s%s"):format(n, what, n == 1 and "" or "s") end
+    return ("KVCache(%s%s, %s)"):format(self.limit and self.length .. " of " or "",
+        several(self.limit or self.length, "token"), several(#self.entries, "attention"))
 end
 
 options.declare(KVCache, OPTIONS)

@@ -142,7 +142,7 @@ local function quantize(t, how, role, opts, ...)
         end
     end
     if not recipes.is_quantizer(how) then
-        fail("te.quantize: recipe: expected a recipe or a quantizer, got %s", tostring(how))
+        fail("te.quantize: how: expected a recipe or a quantizer, got %s", tostring(how))
     end
     return new(how, t.shape, t.dtype, { core.quantize(t, how, opts) })
 end

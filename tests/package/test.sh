@@ -44,7 +44,7 @@ objdump -p "$library" | grep -q "SONAME *libtetrain.so.0" && objdump -p "$librar
 echo "exported symbols: $(wc -l <"$work/exported"), those of the headers"
 
 doc=$work/prefix/share/doc/tetrain
-for page in README.md docs/guide.md docs/operations.md; do
+for page in README.md ARCHITECTURE.md CONTRIBUTING.md docs/guide.md docs/operations.md bench/README.md; do
     for link in $(grep -o '](\([^)#:]*\)[#)]' "$doc/$page" | sed 's/](//; s/[#)]$//'); do
         [ -e "$(dirname "$doc/$page")/$link" ] || { echo "$page: nothing is at $link"; exit 1; }
     done

@@ -66,8 +66,22 @@ install(FILES ${CMAKE_BINARY_DIR}/tetrain.d.lua DESTINATION ${CMAKE_INSTALL_DATA
 install(FILES ${CMAKE_BINARY_DIR}/tetrain.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES ${CMAKE_BINARY_DIR}/tetrain.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
     RENAME tetrain)
-install(FILES LICENSE README.md ARCHITECTURE.md TYPE DOC)
-install(DIRECTORY docs examples TYPE DOC PATTERN config.ld EXCLUDE)
+# Of what the pages link to, scripts and headers stand elsewhere.
+file(RELATIVE_PATH TE_DOC_TO_SCRIPTS /${CMAKE_INSTALL_DOCDIR} /${CMAKE_INSTALL_DATADIR}/tetrain/scripts)
+file(RELATIVE_PATH TE_DOC_TO_HEADERS /${CMAKE_INSTALL_DOCDIR} /${CMAKE_INSTALL_INCLUDEDIR})
+install(CODE "
+  foreach(page README.md docs/guide.md)
+    file(READ \"${CMAKE_SOURCE_DIR}/\${page}\" text)
+    string(REPLACE \"](scripts/\" \"](${TE_DOC_TO_SCRIPTS}/\" text \"\${text}\")
+    string(REPLACE \"](include/\" \"](${TE_DOC_TO_HEADERS}/\" text \"\${text}\")
+    string(REPLACE \"](../include/\" \"](../${TE_DOC_TO_HEADERS}/\" text \"\${text}\")
+    file(WRITE \"${CMAKE_BINARY_DIR}/installed/\${page}\" \"\${text}\")
+  endforeach()")
+install(FILES LICENSE ${CMAKE_BINARY_DIR}/installed/README.md ARCHITECTURE.md CONTRIBUTING.md TYPE DOC)
+install(FILES bench/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench)
+install(DIRECTORY bench/results DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench FILES_MATCHING PATTERN "*.txt")
+install(FILES ${CMAKE_BINARY_DIR}/installed/docs/guide.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
+install(DIRECTORY docs examples TYPE DOC PATTERN config.ld EXCLUDE PATTERN guide.md EXCLUDE)
 
 # Pages of the Lua library: cmake --build BUILD --target api_docs
 find_program(LDOC ldoc)

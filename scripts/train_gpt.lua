@@ -15,7 +15,7 @@
 -- OUT/metrics.jsonl holds one JSON object a step, and with --watch-numerics one for each operand that was looked at;
 -- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C finishes the step and saves; a validation that it
 -- ends is made up for by the run that resumes. Exit codes: 0, 1 script error, 2 usage, 74 files, 75 interrupted, 77 not
--- finite.
+-- finite, 130 interrupted before the first step or before saving.
 
 local te = require "te"
 local train = te.train
@@ -73,7 +73,8 @@ local command_line = train.command_line {
         help = "cpu, cuda, cuda:1; of several processes, cuda gives each its own" },
     { "graph", "boolean", true, help = "a step recorded and launched as a whole, where the device can" },
 
-    { "out", "string", "out/gpt", section = "Output", help = "folder" },
+    { "out", "string", "out/gpt", section = "Output",
+        help = "folder; a run that is there moves to its previous, previous-2 and so on" },
     { "resume", "boolean", false, help = "go on from the newest checkpoint; options come from it unless given, "
         .. "threads and device from TE_DEVICE, OMP_NUM_THREADS or tetrain's options where those say so" },
     { "eval-interval", "size", 250, help = "steps between validations, samples and checkpoints" },
@@ -196,7 +197,7 @@ local function open_run(o, given, script)
         train.of_file(saved.path, train.checkpoint.restore_training, saved, run.model, run.optimizer)
         train.checkpoint.release(saved)
     elseif ranks.leads then
-        train.io(train.checkpoint.set_aside, o.out)
+        run.set_aside = train.io(train.checkpoint.set_aside, o.out)
     end
     ranks:broadcast(run.model)
     ranks:divide_random()
@@ -343,10 +344,12 @@ local function main(words)
     local progress = train.Progress.new { steps = o.steps, log_interval = o.log_interval, silent = not ranks.leads,
         plain = ranks.size > 1, -- mpirun gives rank 0 a terminal also where there is none
         flops_per_token = run.model:flops_per_token(), peak_flops = ranks.size * train.peak_flops(o.dtype, run.device) }
+    if run.set_aside then progress:print("%s: the run there moved to %s", o.out, run.set_aside) end
     progress:print("%s: %d tokens for training, %d for validation", run.set.description, run.set.n_train, run.set.n_val)
-    progress:print("%d parameters, %s%d threads, %s, recipe %s, steps %d to %d, %s", run.model:num_parameters(),
-        run.device == "cpu" and "" or run.device .. ", ", te.get_num_threads(), o.dtype, o.recipe, run.first_step,
-        o.steps, o.out)
+    local threads, to_do = te.get_num_threads(), run.first_step <= o.steps
+    progress:print("%d parameters, %s%d thread%s, %s, recipe %s, %s%s", run.model:num_parameters(),
+        run.device == "cpu" and "" or run.device .. ", ", threads, threads == 1 and "" or "s", o.dtype, o.recipe,
+        to_do and ("steps %d to %d, "):format(run.first_step, o.steps) or "", o.out)
     if ranks.size > 1 then
         local shared = ranks.context and (", each %d on the same rows"):format(ranks.context.size) or ""
         progress:print("%d processes%s, %d tokens a step", ranks.size, shared, run.step_tokens)
@@ -355,7 +358,7 @@ local function main(words)
         progress:print("the checkpoint's batches were cut in %d, these are in %d: rows from here on are others",
             run.saved_by, ranks.row_ranks)
     end
-    if run.first_step > o.steps and not run.unvalidated then
+    if not to_do and not run.unvalidated then
         progress:print("nothing is left to do: %d steps are done", run.first_step - 1)
     end
     local code = loop(run, progress)

@@ -164,6 +164,7 @@ describe("tetrain", function()
         end
         for row in require("spec.support.shell").read("README.md"):gmatch "\n| `([A-Z_]+)` |" do
             assert.is_truthy(man:find("\\fB" .. row .. "\\fR", 1, true), row)
+            assert.is_truthy(help:find("\n  " .. row .. " ", 1, true), row)
         end
         local complete = [[bash -c 'eval "$('%s' --completion)"; COMP_WORDS=(%s); COMP_CWORD=%d; _tetrain; ]]
             .. [[echo "${COMPREPLY[@]}"']]
@@ -334,6 +335,19 @@ describe("tetrain", function()
         local out, _, status = run "train_gpt.lua --help"
         assert.equal(0, status)
         assert.is_truthy(out:find("--preset", 1, true))
+        _, _, status = shell(("executable=$(readlink -f '%s'); cd / && \"$executable\" examples/custom_operation.lua")
+            :format(TETRAIN))
+        assert.equal(0, status)
+    end)
+
+    it("says what is nearest to a script that is not there", function()
+        for word, sentence in pairs { help = "tetrain --help", version = "tetrain --version",
+            ["trian_gpt.lua"] = "there is a script called train_gpt.lua: tetrain train_gpt.lua",
+            trian = "there is a tool called train: tetrain train" } do
+            local _, err, status = run(word)
+            assert.equal(1, status)
+            assert.is_truthy(err:find("\nhint: " .. sentence .. "\n", 1, true), err)
+        end
     end)
 
     it("takes no bytecode", function()
@@ -342,7 +356,7 @@ describe("tetrain", function()
         local path = script(string.dump(function() end))
         local _, err, status = run(path)
         assert.equal(1, status)
-        assert.is_truthy(err:find("wrong mode", 1, true))
+        assert.equal(("tetrain: %s: bytecode is not accepted\n"):format(path), err)
     end)
 
     -- Runs a script in the background and signals it once it has called ready(...): a signal that comes earlier is

@@ -134,7 +134,7 @@ describe("te.KVCache", function()
         assert_near(te.index_select(whole:narrow(2, 6, 6), 1, order), cache:run(module, rest), 1e-5)
         cache:truncate(0)
         assert_near(whole:narrow(2, 1, 2), cache:run(module, x:narrow(2, 1, 2)), 1e-5) -- of another batch again
-        assert.equal("KVCache(2 tokens, 1 attentions)", tostring(cache))
+        assert.equal("KVCache(2 tokens, 1 attention)", tostring(cache))
     end)
 
     it("holds what it held when a run fails", function()

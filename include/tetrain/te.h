@@ -51,6 +51,8 @@ TE_API const char *te_context_error(const te_context *ctx); /* message of the la
  * nor new. */
 TE_API void        te_context_interrupt(te_context *ctx);
 TE_API void        te_context_clear_interrupt(te_context *ctx);
+/* From the next op on. 0 or less: OMP_NUM_THREADS, or all cores; more than 1024 are 1024. It cannot fail: a thread that
+ * the system does not start is done without. */
 TE_API void        te_context_set_threads(te_context *ctx, int threads);
 TE_API int         te_context_threads(const te_context *ctx);
 /* Whether float32 matrix products may round their operands to TF32 (10 bits of fraction) on devices that are faster
@@ -71,10 +73,13 @@ typedef struct te_memory_stats {
     uint64_t allocations;   /* blocks handed out since the context was opened */
 } te_memory_stats;
 
+/* Of one device, which is opened if it was not; NULL: "cpu". */
 TE_API te_status te_context_memory(te_context *ctx, const char *device, te_memory_stats *stats);
 /* Waits until a device (NULL: all that are open) has done what was asked of it; failures of that work come out here. */
 TE_API te_status te_context_synchronize(te_context *ctx, const char *device);
+/* peak begins again at current, on all devices. */
 TE_API void      te_context_reset_peak(te_context *ctx);
+/* Gives blocks that no tensor uses back to the system, on all devices. */
 TE_API void      te_context_empty_cache(te_context *ctx);
 
 /* Random numbers: Philox4x32-10 with key `seed`. Every drawing op takes the next range of offsets, so the state is two
@@ -92,7 +97,8 @@ TE_API te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype);
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
 
-/* Uninitialised tensor on the default device ("cpu"). */
+/* Uninitialised tensor in host memory. The operation "to_device" (x, device as TE_ARG_TEXT) copies a tensor to a GPU,
+ * and operations run where their tensors are. */
 TE_API te_tensor *te_tensor_empty(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape);
 TE_API te_tensor *te_tensor_full(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape, double value);
 /* Wraps host memory, aligned for its elements, without a copy; deleter(user) runs when the last view dies; NULL: the
@@ -110,10 +116,10 @@ TE_API void          *te_tensor_data(te_tensor *t);
 TE_API void           te_tensor_written(te_tensor *t);
 TE_API te_dtype       te_tensor_dtype(const te_tensor *t);
 TE_API int            te_tensor_ndim(const te_tensor *t);
-TE_API const int64_t *te_tensor_shape(const te_tensor *t);
+TE_API const int64_t *te_tensor_shape(const te_tensor *t);   /* te_tensor_ndim sizes, valid while the tensor lives */
 TE_API int64_t        te_tensor_numel(const te_tensor *t);
-TE_API const char    *te_tensor_device(const te_tensor *t);
-TE_API te_context    *te_tensor_context(const te_tensor *t);
+TE_API const char    *te_tensor_device(const te_tensor *t);  /* "cpu", "cuda", "cuda:1"; valid while the tensor lives */
+TE_API te_context    *te_tensor_context(const te_tensor *t); /* borrowed */
 
 /* Copies between a tensor (any strides, any device) and contiguous host memory of `dtype`, converting. */
 TE_API te_status te_tensor_read(te_tensor *t, te_dtype dtype, void *host);
@@ -159,12 +165,14 @@ typedef struct te_arg {
     } as;
 } te_arg;
 
+/* Operations and their texts live as long as the context. */
 TE_API const te_op *te_op_find(te_context *ctx, const char *name); /* NULL: no such operation */
 TE_API const te_op *te_op_at(te_context *ctx, int i);              /* i from 0; NULL past the last */
 TE_API const char  *te_op_name(const te_op *op);
 TE_API const char  *te_op_signature(const te_op *op); /* "softmax(x, dim: dim = -1)" */
 TE_API const char  *te_op_doc(const te_op *op);
-/* Runs an operation. out receives op's results, one reference each; on failure all are NULL. */
+/* Runs an operation. out receives its first n_out results, one reference each; places that it has no result for become
+ * NULL, results that there is no place for are released. On failure all places are NULL. */
 TE_API te_status te_op_run(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out,
                            int n_out);
 

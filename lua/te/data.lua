@@ -112,7 +112,7 @@ function data.own_text(script)
     local texts = {}
     local sources = te._core.library_sources()
     for _, name in ipairs(options.names(sources)) do texts[#texts + 1] = sources[name] end
-    return table.concat(texts, "\n"), ("the library's own text, %d files"):format(#texts)
+    return table.concat(texts, "\n"), ("the project's own text, %d files"):format(#texts)
 end
 
 -- Streams ---------------------------------------------------------------------------------------------------------
@@ -281,8 +281,8 @@ end
 ---  "char" (of the text's characters), "byte", or one of te.tokenizer.char, byte or load, or with its methods; batch,
 ---  block, seed, val_fraction; vocab_size, which ids of shards are below; except, a folder to leave out; rank and ranks
 ---  of several processes
----@return table set  n_tokens, n_train, n_val, tokenizer (of shards and ids the one given), description, train and val
----  loaders
+---@return te.DataSet set  n_tokens, n_train, n_val, tokenizer (of shards and ids the one given), description, train and
+---  val loaders
 function data.open(opts)
     opts = options.check("te.data.open", opts, OPEN)
     if opts.rank >= opts.ranks then
@@ -323,6 +323,9 @@ local function own_rows(self, x, y)
 end
 
 --- x, y {batch, block} of training batch number `s` (from 0) when given, else of the next one.
+---@param s integer|nil
+---@return te.Tensor x
+---@return te.Tensor y
 function Set:next_train(s)
     options.method("Set:next_train", self, Set)
     check_open(self, "Set:next_train")
@@ -335,6 +338,8 @@ end
 
 --- Mean of loss(x, y) over `batches` batches spread evenly over the validation part (all of them when there are fewer),
 --- always the same ones. Of several processes, the mean over the rows of this one.
+---@param batches integer
+---@param loss fun(x: te.Tensor, y: te.Tensor): number|nil
 ---@return number|nil  nil when the part is too small for a batch, or a loss is nil or false, which ends it
 ---@return string|nil problem  why a batch cannot be read; there is no mean, then
 function Set:validation_loss(batches, loss)
@@ -361,7 +366,7 @@ local WRITE = { dtype = { "string", "uint16", choices = { "uint16", "uint32" }, 
 --- Writes ids as a shard that te.data.open reads: a header of 256 int32, which begins with a magic number, a version
 --- and how many there are, then the ids. The file appears whole or not at all.
 ---@param path string  one that ends in .bin
----@param ids table|userdata  a list or a tensor {n} of whole numbers
+---@param ids table|te.Tensor  a list or a tensor {n} of whole numbers
 ---@param opts table|nil
 function data.write_tokens(path, ids, opts)
     local who = "te.data.write_tokens"
@@ -374,6 +379,7 @@ end
 options.declare(data.write_tokens, WRITE)
 
 --- What must be the same for a run to go on, as texts.
+---@return table<string, string>
 function Set:texts()
     options.method("Set:texts", self, Set)
     local tok = self.tokenizer
@@ -381,6 +387,7 @@ function Set:texts()
         ["data.train_tokens"] = ("%.0f"):format(self.n_train), ["data.sample"] = self.sample }
 end
 
+--- Ends reading ahead and closes the files.
 function Set:close()
     options.method("Set:close", self, Set)
     self.closed = true

@@ -107,8 +107,8 @@ end
 --- Hidden states {batch, seq, n_embd} of all positions after the final norm, which the head makes logits of: what a
 --- value or reward head reads. With context_parallel they are those of this process's part; in a te.KVCache's run ids
 --- go on from the tokens that it holds.
----@param ids userdata  {batch, seq}
----@return userdata hidden
+---@param ids te.Tensor  {batch, seq}
+---@return te.Tensor hidden
 function Decoder:hidden_states(ids)
     if type(self) ~= "table" then options.method("Decoder:hidden_states", self, Decoder) end
     check_ids(self, "hidden_states", ids)
@@ -130,8 +130,8 @@ local FORWARD = {
 --- where it is trained. Without: the logits {batch, vocab_size} after the last token only, or with { logits = "all" }
 --- those after every token, {batch, seq, vocab_size}, for a loss of one's own. In a te.KVCache's run ids go on from the
 --- tokens that it holds.
----@param ids userdata           {batch, seq}
----@param targets userdata|nil   {batch, seq}
+---@param ids te.Tensor           {batch, seq}
+---@param targets te.Tensor|nil   {batch, seq}
 ---@param opts table|nil
 function Decoder:forward(ids, targets, opts)
     if type(self) ~= "table" then options.method("Decoder:forward", self, Decoder) end
@@ -160,6 +160,7 @@ options.declare(Decoder.forward, FORWARD)
 function Decoder:auxiliary_loss() return nil end
 
 --- The plan of everything between the embedding and the head, for ids of this shape.
+---@return te.Plan
 function Decoder:explain(ids)
     options.method("Decoder:explain", self, Decoder)
     check_ids(self, "explain", ids)
@@ -172,12 +173,12 @@ end
 --- Continues texts by `count` tokens each, without gradients and dropout: ids {batch, seq}, or prompts of different
 --- lengths as a list of lists of ids or of tensors {seq}. With context_parallel, too, ids are whole and this process
 --- goes on by itself.
----@param ids userdata|table
+---@param ids te.Tensor|table
 ---@param count integer
 ---@param opts table|nil
----@return userdata ids  {batch, seq + count}; of a list or with eos {batch, longest}, each row from its first token on
+---@return te.Tensor ids  {batch, seq + count}; of a list or with eos {batch, longest}, each row from its first token on
 ---  and filled up with eos, or 0
----@return userdata|nil lengths  of a list or with eos: {batch} int64, tokens of each row, its prompt and eos included
+---@return te.Tensor|nil lengths  of a list or with eos: {batch} int64, tokens of each row, its prompt and eos included
 function Decoder:generate(ids, count, opts)
     options.method("Decoder:generate", self, Decoder)
     return require("te.generate").run(self, ids, count, opts)

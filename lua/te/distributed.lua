@@ -12,6 +12,7 @@ local core = te._core
 
 local Group = {}
 Group.__index = Group
+options.kinds.Group = Group
 Group.__name = "Group"
 
 local function new_group(comm)
@@ -25,6 +26,9 @@ function Group:__tostring() return ("Group(rank %d of %d)"):format(self.rank, se
 --- The processes that give the same color, a number from 0, ordered by key (this group's rank, unless given). All of
 --- the group call it; one with a negative color is in no new group and gets nil. MPI keeps what it knows of a group,
 --- some KB, to the end of the process: split once, not in every step.
+---@param color integer
+---@param key integer|nil
+---@return te.Group|nil
 function Group:split(color, key)
     options.method("Group:split", self, Group)
     local comm = core.comm_split(self.comm, color, key or self.rank)
@@ -39,42 +43,55 @@ end
 
 --- The sum (or op "average", "max", "min") of all processes' x: a new tensor, the same bits everywhere. On the CPU
 --- added in the order of the ranks, in float32 for the smaller floats, and rounded once.
+---@param op string|nil
+---@return te.Tensor
 function Group:all_reduce(x, op)
     options.method("Group:all_reduce", self, Group)
     return core.comm_all_reduce(self.comm, x, op or "sum")
 end
 
 --- Likewise into x, which it returns.
+---@param op string|nil
+---@return te.Tensor
 function Group:all_reduce_(x, op)
     options.method("Group:all_reduce_", self, Group)
     return core.comm_all_reduce_(self.comm, x, op or "sum")
 end
 
 --- {size * n, …} of every process's x {n, …}, in the order of the ranks.
+---@return te.Tensor
 function Group:all_gather(x)
     options.method("Group:all_gather", self, Group)
     return core.comm_all_gather(self.comm, x)
 end
 
 --- Part `rank` of the sum of all x {n, …}: {n / size, …}.
+---@param op string|nil
+---@return te.Tensor
 function Group:reduce_scatter(x, op)
     options.method("Group:reduce_scatter", self, Group)
     return core.comm_reduce_scatter(self.comm, x, op or "sum")
 end
 
 --- Sends part r of x {n, …} to rank r; returns the parts that came, in the order of the ranks.
+---@return te.Tensor
 function Group:all_to_all(x)
     options.method("Group:all_to_all", self, Group)
     return core.comm_all_to_all(self.comm, x)
 end
 
 --- Writes what x holds on rank `root` (0) into x everywhere, and returns it.
+---@param root integer|nil
+---@return te.Tensor
 function Group:broadcast_(x, root)
     options.method("Group:broadcast_", self, Group)
     return core.comm_broadcast_(self.comm, x, root or 0)
 end
 
 --- Sends x to rank `to` and returns what rank `from` sent, a tensor of the same shape; -1 is nobody: zeros come.
+---@param to integer
+---@param from integer
+---@return te.Tensor
 function Group:exchange(x, to, from)
     options.method("Group:exchange", self, Group)
     return core.comm_exchange(self.comm, x, to, from)
@@ -85,6 +102,7 @@ local distributed = {}
 local world
 
 --- All processes that were started together.
+---@return te.Group
 function distributed.world()
     if not core.comm_world then core.fail "te.distributed.world: not in a restricted runtime" end
     world = world or new_group(core.comm_world())
@@ -92,9 +110,12 @@ function distributed.world()
 end
 
 --- Whether this process was started together with others; opens nothing.
+---@return boolean
 function distributed.launched() return core.comm_launched ~= nil and core.comm_launched() end
 
 --- Whether v is a group of processes.
+---@param v any
+---@return boolean
 function distributed.is_group(v) return getmetatable(v) == Group end
 
 -- What training needs besides is loaded when it is first used.

@@ -148,6 +148,7 @@ end
 
 --- The plan of a container for inputs like these (te.fuser.plan). Only what a later plan depends on runs, and no step
 --- that follows is another one for it.
+---@return te.Plan
 function fuser.explain(module, x, ...)
     if type(module) ~= "table" then options.method("Sequential:explain", module) end
     if not te.is_tensor(x) then fail("%s:explain: x: expected a tensor, got %s", module.__name, type(x)) end

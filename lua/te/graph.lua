@@ -108,6 +108,7 @@ local OPTIONS = {
 
 local Graph = {}
 Graph.__index = Graph
+options.kinds.Graph = Graph
 
 function Graph:__call(...)
     local given = pack(...)
@@ -136,6 +137,7 @@ function Graph:release()
 end
 
 --- Whether calls launch a recording.
+---@return boolean
 function Graph:recorded() return self.handle ~= nil end
 
 function Graph:__tostring()
@@ -148,6 +150,7 @@ end
 ---@param fn function
 ---@param sample_inputs table  tensors like those of the calls, or values that stay the same
 ---@param opts table|nil
+---@return te.Graph
 function graphs.graph(fn, sample_inputs, opts)
     local o = options.check("te.graph", opts, OPTIONS)
     options.argument("te.graph", "fn", fn, { "callable" })

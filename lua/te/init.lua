@@ -19,6 +19,7 @@ end
 local FILES = { load = true, save = true, from_file = true } -- not there where scripts reach no files
 
 setmetatable(te, {
+    __tostring = function() return ("te %s; ?te lists what is in it"):format(te.version) end,
     __index = function(_, name)
         if lazy[name] then return load_lazily(name) end
         if FILES[name] then require("te.files").need("te." .. name) end

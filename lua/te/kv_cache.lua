@@ -98,7 +98,7 @@ end
 
 --- Where the new tokens stand, counted from 0: how many the cache in force holds, 0 without one. A run that asks has to
 --- append. In a recorded step (te.decoding) the host does not know it: then the place is an int32 tensor {1}.
----@return integer|userdata
+---@return integer|te.Tensor
 function KVCache.offset()
     local cache = KVCache.active
     if not cache then return 0 end
@@ -197,9 +197,10 @@ end
 
 --- For attention modules: appends the keys and values {batch, heads, seq, size} of new tokens; returns those of all.
 ---@param module table   what attends: each run appends for the same ones in the same order
----@param k userdata
----@param v userdata
----@return userdata k, userdata v
+---@param k te.Tensor
+---@param v te.Tensor
+---@return te.Tensor k
+---@return te.Tensor v
 function KVCache:append(module, k, v)
     if not self.calls then fail("te.KVCache:append: this cache is not running") end
     check_new(k, v)
@@ -226,7 +227,7 @@ function KVCache:truncate(length)
 end
 
 --- Goes on with the sequences at these positions of the batch, in this order; a position may come several times.
----@param indices userdata  integers {new batch}, counting from 0
+---@param indices te.Tensor  integers {new batch}, counting from 0
 function KVCache:select(indices)
     options.method("te.KVCache:select", self, KVCache)
     if self.calls then fail("te.KVCache:select: this cache is running") end
@@ -243,8 +244,9 @@ function KVCache:select(indices)
 end
 
 function KVCache:__tostring()
-    return ("KVCache(%d%s tokens, %d attentions)"):format(self.length, self.limit and " of " .. self.limit or "",
-        #self.entries)
+    local function several(n, what) return ("%s %s%s"):format(n, what, n == 1 and "" or "s") end
+    return ("KVCache(%s%s, %s)"):format(self.limit and self.length .. " of " or "",
+        several(self.limit or self.length, "token"), several(#self.entries, "attention"))
 end
 
 options.declare(KVCache, OPTIONS)

@@ -61,7 +61,8 @@ function moe.sort_chunks_by_index(x, split_sizes, sorted_index)
 end
 
 --- The same with probs {rows}, which are ordered alike.
----@return userdata rows, userdata probs
+---@return te.Tensor rows
+---@return te.Tensor probs
 function moe.sort_chunks_by_index_with_probs(x, probs, split_sizes, sorted_index)
     local who = "te.moe_sort_chunks_by_index_with_probs"
     local sizes, order, first = chunks_of(who, x, split_sizes, sorted_index)
@@ -74,8 +75,8 @@ end
 
 --- The loss that grows as tokens gather at few experts (Fedus et al. 2022, equation 4, for topk choices; Transformer
 --- Engine's fused_moe_aux_loss): coeff E / (topk T^2) sum over e of tokens_per_expert[e] sum over t of probs[t, e].
----@param probs userdata  {tokens, experts}, of all experts
----@param tokens_per_expert userdata  {experts}
+---@param probs te.Tensor  {tokens, experts}, of all experts
+---@param tokens_per_expert te.Tensor  {experts}
 ---@param total_num_tokens number  T, of all micro batches that tokens_per_expert counts
 function moe.fused_aux_loss(probs, tokens_per_expert, total_num_tokens, num_experts, topk, coeff)
     local who = "te.fused_moe_aux_loss"

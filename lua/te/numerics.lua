@@ -43,6 +43,7 @@ end
 
 local Watch = {}
 Watch.__index = Watch
+options.kinds.Watch = Watch
 
 local function numbers_of(product, role)
     local values, nonfinite, saturated, flushed, changed, norm, amax, scale = core.numerics(product.state, role)
@@ -54,6 +55,7 @@ local function numbers_of(product, role)
 end
 
 --- A list of { product =, role =, step =, amax =, … }, in the model's order.
+---@return table[]
 function Watch:values()
     local list = {}
     for _, product in ipairs(self.products) do
@@ -151,7 +153,7 @@ local WATCH = {
 --- Begins to look at the products of a model, until its stop() is called.
 ---@param model table
 ---@param opts table|nil
----@return table watch  values(), stop(); prints as a table
+---@return te.Watch watch
 function numerics.watch(model, opts)
     if not Module.is(model, Module) then fail("te.numerics.watch: expected a model, got %s", type(model)) end
     opts = options.check("te.numerics.watch", opts, WATCH)
@@ -177,6 +179,7 @@ function numerics.looks()
 end
 
 --- The values of everything that is watched.
+---@return table[]
 function numerics.values()
     local all = {}
     for _, watch in ipairs(watches) do
@@ -186,6 +189,7 @@ function numerics.values()
 end
 
 --- The same as a table, and how many amaxes delayed scaling has passed over.
+---@return string
 function numerics.report()
     return ("%s\n%d infinite or NaN amaxes passed over"):format(table_of(numerics.values()), numerics.skipped_amaxes())
 end

@@ -55,6 +55,8 @@ local script = require "te.fuser.script"
 
 local BasicOperation = Module:extend("BasicOperation")
 
+BasicOperation.sentence = "The base of operations of one's own, which write op_forward and, where they can, "
+    .. "op_backward and lower."
 BasicOperation.is_operation = true
 BasicOperation.num_extra_inputs = 0
 BasicOperation.num_extra_outputs = 0
@@ -110,6 +112,8 @@ end
 
 local FusedOperation = Module:extend("FusedOperation")
 
+FusedOperation.sentence = "The base of what stands for several basic operations, as rules of "
+    .. "te.register_forward_fusion put in their place."
 FusedOperation.is_operation = true
 
 --- Says which basic operations this one stands for, in their order.

@@ -84,6 +84,9 @@ function options.group(who, name, group)
     fail("%s: %s: expected a group of te.distributed, got %s", who, name, options.shown(group))
 end
 
+--- Classes of what functions return, by the names that te.tools.kinds knows them by.
+options.kinds = {}
+
 -- Declarations by the function that takes the options.
 local takers = setmetatable({}, { __mode = "k" })
 

@@ -17,6 +17,7 @@ local core = te._core
 
 local Profile = {}
 Profile.__index = Profile
+options.kinds.Profile = Profile
 
 -- Seconds that a kernel would take at the device's measured rates.
 local function floor_of(entry)
@@ -27,6 +28,7 @@ end
 -- Printing --------------------------------------------------------------------------------------------------------
 
 --- Events summed by kernel, the longest first: { name, kind, device, calls, seconds, bytes, flops }.
+---@return table[]
 function Profile:kernels()
     options.method("profile:kernels", self, Profile)
     local by_name, list = {}, {}
@@ -81,6 +83,7 @@ function Profile:save_trace(path)
     if not (written and closed) then fail("profile:save_trace: %s: %s", path, why or late) end
 end
 
+---@return te.Profile
 return function(fn, ...)
     options.last("te.profile", 1, ...)
     if type(fn) ~= "function" then fail("te.profile: fn: expected a function, got %s", type(fn)) end

@@ -128,6 +128,7 @@ local ROLE = { "string", choices = { "input", "weight", "grad_output" } }
 ---@param opts table|nil    rowwise, columnwise: whether to make that copy (both, where the quantizer has both); scale,
 ---                         what delayed scaling multiplies by (1), refused where factors follow from the values; seed
 ---                         of stochastic rounding, where there is any (the library's generator otherwise)
+---@return te.QuantizedTensor
 local function quantize(t, how, role, opts, ...)
     options.last("te.quantize", 4, ...)
     if not te.is_tensor(t) then fail("te.quantize: expected a tensor, got %s", type(t)) end
@@ -141,7 +142,7 @@ local function quantize(t, how, role, opts, ...)
         end
     end
     if not recipes.is_quantizer(how) then
-        fail("te.quantize: recipe: expected a recipe or a quantizer, got %s", tostring(how))
+        fail("te.quantize: how: expected a recipe or a quantizer, got %s", tostring(how))
     end
     return new(how, t.shape, t.dtype, { core.quantize(t, how, opts) })
 end

@@ -91,7 +91,7 @@ end
 --- for yarn beta_fast, beta_slow and truncate, for both original_max_position_embeddings.
 ---@param size integer     features that turn, even
 ---@param opts table|nil   base (10000), scaling, device
----@return userdata frequencies
+---@return te.Tensor frequencies
 function rotary.frequencies(size, opts)
     local who = "te.rope_frequencies"
     options.argument(who, "size", size, { "size" })

@@ -7,7 +7,7 @@ local Rows = {}
 Rows.__index = Rows
 
 --- Writes what the parts are together to a tensor of their shape.
----@param tensor userdata
+---@param tensor te.Tensor
 function Rows:copy_to(tensor)
     if te._core.is_quantized(tensor) then
         tensor:copy_(te.cat(self.parts, 1))
@@ -26,7 +26,7 @@ local rows = {}
 function rows.are(value) return getmetatable(value) == Rows end
 
 --- One part is itself. Raises what te.cat does of parts that do not fit together.
----@param parts userdata[]
+---@param parts te.Tensor[]
 function rows.of(parts)
     if #parts == 1 then return parts[1] end
     local shape = parts[1].shape

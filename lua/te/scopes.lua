@@ -60,12 +60,14 @@ end
 -- Gradients -------------------------------------------------------------------------------------------------------
 
 --- Runs fn(...) without recording gradients.
+---@return any ...
 function te.no_grad(fn, ...)
     check_function("no_grad", fn)
     return pass(core.under(core.set_grad_enabled, false, fn, ...))
 end
 
 --- Runs fn(...) with gradients recorded, also inside te.no_grad.
+---@return any ...
 function te.enable_grad(fn, ...)
     check_function("enable_grad", fn)
     if mode.step then mode.step.trains = true end
@@ -307,6 +309,7 @@ end
 --- fn(...), keeping only its inputs: what happens inside is computed again in backward, with the same random numbers,
 --- compute dtype, recipe and scales. Parameters that fn uses get their gradients as usual; results need none where
 --- nothing in fn does. fn gives tensors.
+---@return te.Tensor ...
 function te.checkpoint(fn, ...)
     check_function("checkpoint", fn)
     if not core.grad_enabled() then return fn(...) end

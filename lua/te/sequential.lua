@@ -23,8 +23,9 @@ Sequential.records = true -- te.decoding
 
 Sequential.forward = fuser.forward
 
---- The plan for inputs like these: print it.
-Sequential.explain = fuser.explain
+--- The plan for inputs like these: print it. Only what a later step's plan depends on runs.
+---@return te.Plan
+function Sequential:explain(x, ...) return fuser.explain(self, x, ...) end
 
 -- A position from 1 to `last`; negative ones count from the end.
 local function check_position(self, method, i, last)

@@ -29,6 +29,9 @@ for _, name in ipairs {
 } do dtypes[name] = true end
 
 --- x in another dtype or on another device: x:to("bfloat16"), x:to("cpu"), x:to{dtype=, device=}; both in either order.
+---@param where string|table
+---@param device string|nil
+---@return te.Tensor
 define("to", function(x, where, device, ...)
     check_tensor("to", x)
     if select("#", ...) > 0 then options().last("te.to", 3, ...) end
@@ -88,6 +91,9 @@ local function dimension(name, x, dim)
 end
 
 --- Pieces of `size` along dim (the last may be smaller), or pieces of the listed sizes: a list of views.
+---@param size integer|integer[]
+---@param dim integer|nil
+---@return te.Tensor[]
 define("split", function(x, size, dim, ...)
     check_tensor("split", x)
     options().last("te.split", 3, ...)
@@ -119,6 +125,9 @@ define("split", function(x, size, dim, ...)
 end)
 
 --- At most n pieces of equal size (the last may be smaller): a list of views.
+---@param n integer
+---@param dim integer|nil
+---@return te.Tensor[]
 define("chunk", function(x, n, dim, ...)
     check_tensor("chunk", x)
     options().last("te.chunk", 3, ...)
@@ -248,7 +257,7 @@ if core.safetensors_write then
     ---@param path string
     ---@param opts table|nil  names: a list, a pattern of string.find, or a function of a name that says yes or no. Only
     ---  these tensors are read; names are those in the file
-    ---@return table<string, userdata> tensors
+    ---@return table<string, te.Tensor> tensors
     ---@return table<string, string> metadata
     ---@return string[] names
     function te.load(path, opts, ...)
@@ -348,6 +357,7 @@ end
 
 --- Compares the gradients of fn(inputs…) with central differences; raises naming input, element and both values where
 --- they differ. Inputs that require a gradient are checked, or all floating ones when none does; best in float64.
+---@param inputs te.Tensor[]
 ---@param opts table|nil  eps (1e-6; where an input is float32 1e-2), atol (1e-5; 1e-3), rtol (1e-4; 1e-2)
 ---@return boolean true
 function te.gradcheck(fn, inputs, opts, ...)

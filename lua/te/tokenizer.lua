@@ -72,7 +72,7 @@ local function check_text(text, opts)
 end
 
 --- The text of a list of ids or a tensor {n}; of a tensor {batch, n} a list of texts.
----@param ids integer[]|userdata
+---@param ids integer[]|te.Tensor
 ---@return string|string[]
 local function decode(self, ids, opts)
     if type(self) ~= "table" or not self.texts then options.method("tokenizer:decode", self) end
@@ -151,9 +151,11 @@ function Char:describe()
 end
 
 --- A tokenizer whose tokens are the bytes of a text.
+---@return te.Tokenizer
 function tokenizer.byte() return setmetatable({}, Byte) end
 
 --- A tokenizer of the characters of `text`.
+---@return te.Tokenizer
 function tokenizer.char(text)
     options.argument("te.tokenizer.char", "text", text, { "string" })
     local points, seen = {}, {}
@@ -168,6 +170,8 @@ function tokenizer.char(text)
 end
 
 --- A tokenizer of the given code points, sorted.
+---@param points integer[]
+---@return te.Tokenizer
 function tokenizer.from_points(points)
     local who = "te.tokenizer.from_points"
     options.argument(who, "points", points, { "table" })
@@ -179,9 +183,11 @@ end
 
 --- The tokenizer of a tokenizer.json file, as GPT-2, Llama, Qwen and Gemma come with: BPE.
 ---@param path string  the file, or the folder that holds it
+---@return te.Tokenizer
 function tokenizer.load(path) return require("te.tokenizer.bpe").load(path) end
 
 --- The tokenizer that describe() described.
+---@return te.Tokenizer
 function tokenizer.parse(text)
     if text == "byte" then return tokenizer.byte() end
     local path = type(text) == "string" and text:match("^bpe (.+)$")

@@ -97,6 +97,8 @@ describe("train_gpt.lua", function()
         local resumed, out = train("kept", SMALL .. "--resume --steps=1")
         assert.equal(0, resumed)
         assert.matches("nothing is left to do: 2 steps are done", out)
+        assert.is_nil(out:find("steps 3 to", 1, true))
+        assert.matches(", 1 thread, ", out)
     end)
 
     it("names a file that is more than memory holds", function()
@@ -113,7 +115,8 @@ describe("train_gpt.lua", function()
         assert.equal(0, (train("data", SMALL .. "--steps=2")))
         local code, _, err = train("data", "--resume --steps=3 --data=" .. other)
         assert.equal(74, code)
-        assert.matches("the data has changed since: data.sample was %d+, is %d+\n$", err)
+        local changed = (": the data has changed since: %s is not what the run began with\n"):format(other)
+        assert.equal(changed, err:sub(-#changed))
         local path = te.train.checkpoint.latest(folder .. "/data")
         local tensors, metadata = te.load(path)
         metadata["data.sample"] = nil
@@ -511,6 +514,19 @@ describe("train_gpt.lua", function()
             for key, tensor in pairs(a) do assert.same(tensor:totable(), b[key]:totable(), key) end
             assert.is_nil(texts.unvalidated)
         end
+    end)
+
+    it("says where the run moves to that is in its folder", function()
+        local first = SMALL .. "--steps=1"
+        local _, out = train("used", first)
+        assert.is_nil(out:find("moved", 1, true))
+        for _, previous in ipairs { "previous", "previous-2" } do
+            _, out = train("used", first)
+            assert.equal(("%s/used: the run there moved to %s/used/%s"):format(folder, folder, previous),
+                out:match "^[^\n]*")
+        end
+        assert.equal(1, #metrics "used/previous")
+        os.execute(("rm -rf '%s/used'"):format(folder))
     end)
 
     it("refuses a folder that another run writes into", function()

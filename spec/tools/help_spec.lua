@@ -118,7 +118,7 @@ describe("te.help", function()
         has(te.help "AllReduce", "The sum over all processes.")
         has(te.help "Pointwise", "stay what they are then")
         has(te.help "pointwise", "pass numbers that change as arguments")
-        has(te.help "data.open", "\n  returns table set: n_tokens, n_train")
+        has(te.help "data.open", "\n  returns te.DataSet set: n_tokens, n_train")
     end)
 
     it("knows what stands in libraries, by name and by value", function()
@@ -147,6 +147,61 @@ describe("te.help", function()
         for _, name in ipairs { "Module:nothing", "Module.__call", "Linear.takes" } do
             assert.error_matches(function() te.help(name) end, "te.help: no operation ", 1, true)
         end
+    end)
+
+    it("says what functions that make tensors take", function()
+        has(te.help "zeros", "\n  shape (te.Shape): sizes, { 2, 3 } or 2, 3\n")
+        for _, name in ipairs { "zeros", "arange", "randint", "tensor", "ones_like" } do
+            for _, option in ipairs { "dtype", "device", "requires_grad" } do
+                has(te.help(name), "\n  " .. option .. " (")
+            end
+        end
+        has(te.help "arange", "te.arange(n) is 1 to n. int64 where first and step are whole, else float32.")
+        assert.equal("int64 float32 int64 bool float32", table.concat({ te.arange(3).dtype, te.arange(0, 1, 0.5).dtype,
+            te.randint(0, 1, { 1 }).dtype, te.tensor({ true }).dtype, te.tensor({ 1 }).dtype }, " "))
+        has(te.help "swiglu", "x {..., 2 n} holds a, then b; y is {..., n}.")
+    end)
+
+    it("lists what te.ops has", function() has(te.help "ops", "\nmembers: AddExtraInput AllGather ") end)
+
+    it("knows what classes of one's own write", function()
+        has(te.help "BasicOperation", "The base of operations of one's own, ")
+        has(te.help "BasicOperation", "\nmethods: lower op_backward op_forward")
+        has(te.help "FusedOperation", "The base of what stands for several basic operations, ")
+        for _, name in ipairs { "BasicOperation:op_forward", "BasicOperation:op_backward", "BasicOperation:lower",
+            "FusedOperation:fuser_forward", "FusedOperation:fuser_backward" } do
+            assert.equal("te." .. name .. "(", te.help(name):match "^[^\n(]*%(")
+            assert.equal(te.help(name), te.help(name:match "[%w_]+$"))
+        end
+    end)
+
+    it("knows what functions return, and its methods", function()
+        has(te.help "Plan", "\nmethods: dot floors json svg")
+        has(te.help "Profile", "\nfields: events (table[]), seconds (number)\n")
+        has(te.help "profile", "returns te.Profile; ?Profile lists its methods")
+        has(te.help "distributed.world", "; ?Group lists its methods")
+        assert.equal("plan:dot()", te.help("plan:dot"):match "^[^\n]*")
+        assert.equal("optimizer:step(opts)", te.help("Optimizer:step"):match "^[^\n]*")
+        assert.equal(te.help "Optimizer:step", te.help "step")
+        assert.equal("x:backward(grad, opts)", te.help("Tensor:backward"):match "^[^\n]*")
+        has(te.help "explain", "model:explain(ids)\n")
+        has(te.help "explain", "\nte.Sequential:explain(x, ...)\n")
+        assert.equal("te.Sequential:forward(x, ...)", te.help("Sequential:forward"):match "^[^\n]*")
+        has(te.help "all_gather", "group:all_gather(x)\n")
+        has(te.help "load", "returns table<string, te.Tensor> tensors\n")
+    end)
+
+    it("lists the methods of an object", function()
+        local model = te.Sequential(te.Linear(2, 2))
+        has(te.help(model), "\nMethods: append apply ")
+        has(te.help(model:explain(te.ones { 1, 2 })), "\nMethods: dot floors json svg")
+        has(te.help(te.optim.SGD(model)), " set_lr set_option state_dict step")
+        has(te.help(te.distributed.world()), "\nMethods: all_gather all_reduce ")
+    end)
+
+    it("says whether a function without source is one of C", function()
+        assert.equal("a Lua function whose source is not at hand", te.help(loadstring "return 1"))
+        assert.equal("a function written in C", te.help(string.rep))
     end)
 
     it("says what a name of elsewhere is here, and what te is", function()
@@ -237,7 +292,7 @@ describe("tetrain.d.lua", function()
         has(text, "---@field bias? boolean whether a bias is added (true)")
         has(text, "---@param opts? te.Linear.Options\n---@return te.Linear\nfunction te.Linear(")
         has(text, "---@return te.Optimizer\nfunction te.optim.AdamW(params, opts) end")
-        has(text, "---@param opts te.autocast.Options\n---@param fn any\n")
+        has(text, "---@param opts te.autocast.Options\n---@param fn function\n")
     end)
 
     it("declares what stands in libraries", function()
@@ -252,6 +307,25 @@ describe("tetrain.d.lua", function()
             end
         end
         has(text, "\nfunction Decoder:generate(ids, count, opts) end")
+    end)
+
+    it("types what takes tensors, functions and paths, and what objects have", function()
+        for _, part in ipairs { "---@return table<string, te.Tensor>\n", "\nfunction Tensor:backward(grad, opts) end",
+            "\n---@class te.Plan\n---@field forward table[]\n", "\n---@class te.Profile\n", "\n---@class te.Group\n",
+            "\n---@class te.Tokenizer\n", "\n---@class te.DataSet\n", "---@field main_grad te.Tensor|nil\n",
+            "---@return te.Plan\nfunction Sequential:explain(x, ...) end",
+            "---@return te.Group\nfunction te.distributed.world", "---@return te.Profile\nfunction te.profile(fn) end",
+            "---@return te.Tokenizer\nfunction te.tokenizer.load(", "---@param path string\n---@param tensors table ",
+            "\nfunction BasicOperation:op_backward(ctx, dy, ...) end",
+            "---@param in_features integer\n---@param out_features integer\n---@param opts? te.Linear.Options\n",
+        } do has(text, part) end
+        assert.is_nil(text:find("userdata", 1, true))
+        for _, name in ipairs { "split", "chunk", "to", "no_grad", "checkpoint", "autocast", "profile", "gradcheck",
+            "save" } do
+            for _, p in ipairs(reference.find(name).params) do
+                assert.is_true(p.name == "..." or p.type ~= "any", name .. " " .. p.name)
+            end
+        end
     end)
 end)
 

@@ -368,6 +368,8 @@ l:backward()]],
         3, [[te.Residual: what its modules make has shape {4,3}, which does not add to x of {4,2}]] },
     { [[te.quantize(te.ones(2, 2), te.recipe.MXFP8BlockScaling {}, "inpt")]],
         3, [[te.quantize: role: expected one of input, weight, grad_output, got "inpt"]] },
+    { [[te.quantize(te.ones(2, 2))]],
+        3, [[te.quantize: how: expected a recipe or a quantizer, got nil]] },
     { [[local m = te.models.gpt {vocab_size = 3, n_layer = 1, n_head = 1, n_embd = 4, block_size = 8}
 local function ids(n) return te.zeros({2, n}, {dtype = "int64"}) end
 m(ids(5), ids(4))]],

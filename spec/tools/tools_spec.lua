@@ -120,6 +120,18 @@ describe("tetrain", function()
         assert.is_truthy(err:find("metrics.jsonl: No such file", 1, true), err)
     end)
 
+    it("draws a run in the terminal whose folder takes no file", function()
+        te._core.mkdir(folder .. "/a")
+        write("a/metrics.jsonl", '{"step":1,"loss":2}\n{"step":2,"loss":1}\n')
+        te._core.mkdir(folder .. "/a/plot.svg") -- root writes everywhere, but not here
+        local out, err, status = run(("plot %s/a"):format(folder))
+        assert.equal(0, status)
+        assert.is_truthy(out:find("* a: 2 steps, last loss 1.0000", 1, true))
+        assert.is_truthy(err:find("^plot: no SVG: .*plot%.svg: "), err)
+        _, err, status = run(("plot --svg=%s/a/plot.svg %s/a"):format(folder, folder))
+        assert.equal(74, status)
+    end)
+
     it("draws runs of one value, large ones, and none that is not finite", function()
         for i, value in ipairs { "0", "9007199254740992", "1e17", "-1e300", "1.7e308" } do
             local name = "c" .. i
@@ -188,6 +200,11 @@ describe("tetrain", function()
             assert.equal(1, status, text)
             assert.is_truthy(err:find(message, 1, true), err)
         end
+        local broken = write("broken.lua", "local function f() error 'odd' end\nf()\n")
+        local _, message, code = run("plan " .. broken)
+        assert.equal(1, code)
+        assert.equal(("%s:1: odd\nstack traceback:\n\t%s:1: in function 'f'\n\t%s:2: in main chunk\n"):gsub("%%s",
+            function() return broken end), message)
         local path = write("model.lua", [[
             local te = require "te"
             assert(arg[0]:find "model%.lua$" and arg[1] == "--width" and select("#", ...) == 2)

@@ -12,6 +12,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 const char *tetrain_version(void) { return te_version(); }
 
@@ -532,8 +533,11 @@ static void push_arguments(lua_State *L, const run_job *job)
 
 static int run_file(lua_State *L)
 {
-    run_job *job = lua_touserdata(L, 1);
+    static const char wrong_mode[] = "attempt to load chunk with wrong mode"; /* LuaJIT's, without the file */
+    run_job          *job = lua_touserdata(L, 1);
     job->host->failure = luaL_loadfilex(L, job->path, "t");
+    if (job->host->failure == LUA_ERRSYNTAX && strcmp(lua_tostring(L, -1), wrong_mode) == 0)
+        lua_pushfstring(L, "%s: bytecode is not accepted", job->path ? job->path : "stdin");
     if (job->host->failure) return lua_error(L);
     push_arguments(L, job);
     tetrain_call_traced(job->host, job->argc, 0);

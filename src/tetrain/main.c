@@ -1,4 +1,5 @@
-/* main.c - the executable: command line, script runner, tools and prompt, over the public headers alone.
+/* main.c - the executable: command line, script runner, tools and prompt, over the public headers. Of the
+ * engine's insides command_line.c has the search for the nearest name, manual.c the table of environment variables.
  *
  *     tetrain [options] [script [arguments]]
  *     tetrain [options] TOOL [arguments]
@@ -6,9 +7,9 @@
  * Tools are Lua files of the embedded library (te.tools.NAME); the prompt is the one that C runs, since every line
  * must be a call of its own for an interrupt to end that line alone.
  *
- * Exit status: 0; 1 when a script fails; 2 for a wrong command line; 74 where standard output cannot be written; 130
- * after an interrupt that a script did not handle; or what the script passes to os.exit. A script that notices no
- * interrupt for GRACE seconds ends by the signal itself.
+ * Exit status: 0; 1 when a script fails; 2 for a wrong command line; 74 where standard output cannot be written or a
+ * tool's files fail; 130 after an interrupt that a script did not handle; or what the script passes to os.exit. A
+ * script that notices no interrupt for GRACE seconds ends by the signal itself.
  */
 #include "command_line.h"
 #include "lua_call.h"
@@ -99,12 +100,13 @@ static bool readable(char *path, size_t size, const char *folder, const char *mi
     return n > 0 && (size_t)n < size && access(path, R_OK) == 0;
 }
 
-/* A script that is not where the user stands may be one of tetrain's own: beside the executable or installed. */
+/* A script that is not where the user stands may be one of tetrain's own: beside the executable or installed. Its name
+ * may have a folder, as in examples/custom_fusion.lua. */
 static const char *find_script(const char *name, char *path, size_t size)
 {
     static const char *const places[] = {"/../scripts/", "/scripts/", "/../share/tetrain/scripts/"};
     char                     folder[3072];
-    if (!name || strchr(name, '/') || access(name, R_OK) == 0) return name;
+    if (!name || name[0] == '/' || name[0] == '.' || access(name, R_OK) == 0) return name;
     ssize_t n = readlink("/proc/self/exe", folder, sizeof folder - 1);
     if (n <= 0) return name;
     folder[n] = 0;

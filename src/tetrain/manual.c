@@ -6,8 +6,18 @@
 #include <string.h>
 
 static const char exit_statuses[] =
-    "0; 1 when the script fails; 2 for a wrong command line; 74 when standard output cannot be written; 130 after an "
-    "interrupt; or what the script passes to os.exit.";
+    "0; 1 when the script fails; 2 for a wrong command line; 74 when standard output cannot be written, or a tool's "
+    "file is missing, damaged or cannot be written; 130 after an interrupt; or what the script passes to os.exit.";
+
+/* Calls row(out, name, NULL, meaning) for each variable of the environment. */
+static void each_variable(FILE *out, void (*row)(FILE *, const char *, const char *, const char *))
+{
+#define PUT_VARIABLE(name, text, doc) row(out, text, NULL, doc);
+    TE_ENVIRONMENT_OWN(PUT_VARIABLE)
+    row(out, "OMP_NUM_THREADS", NULL, "CPU threads unless --threads says otherwise");
+    row(out, "TETRAIN_HISTORY", NULL,
+        "file of the prompt's history (default: ~/.tetrain_history); empty: none is kept");
+}
 
 static void print_row(FILE *out, const char *name, const char *value, const char *help)
 {
@@ -27,6 +37,8 @@ void manual_print_help(FILE *out)
     fputs("\nTools (\"tetrain TOOL --help\" says more; a file of such a name is run as ./NAME)\n", out);
     for (const tool_row *row = command_line_tools; row->name; row++)
         print_row(out, row->name, row->arguments, row->help);
+    fputs("\nEnvironment\n", out);
+    each_variable(out, print_row);
     fprintf(out, "\nExit status: %s\n", exit_statuses);
 }
 
@@ -60,7 +72,8 @@ void manual_print_man(FILE *out)
     fputs(".SH NAME\ntetrain \\- train and run Transformers, scripted in Lua\n"
           ".SH SYNOPSIS\n.B tetrain\n[options] [script [arguments]]\n.br\n.B tetrain\n[options] \\fITOOL\\fR "
           "[arguments]\n"
-          ".SH DESCRIPTION\nRuns a Lua script with the library \\fBte\\fR at hand. Everything after the script goes to "
+          ".SH DESCRIPTION\nRuns a Lua script, which gets the library by \\fBlocal te = require \"te\"\\fR; for "
+          "\\fB\\-e\\fR and at the prompt it is the global \\fBte\\fR.\nEverything after the script goes to "
           "it untouched, as the\n"
           "table \\fBarg\\fR and as the values of \\fB...\\fR. A script that is not found is looked for among those "
           "installed.\n"
@@ -71,11 +84,7 @@ void manual_print_man(FILE *out)
     for (const tool_row *row = command_line_tools; row->name; row++)
         put_entry(out, row->name, row->arguments, row->help);
     fputs(".SH ENVIRONMENT\n", out);
-#define PUT_VARIABLE(name, text, doc) put_entry(out, text, NULL, doc);
-    TE_ENVIRONMENT_OWN(PUT_VARIABLE)
-    put_entry(out, "OMP_NUM_THREADS", NULL, "CPU threads unless --threads says otherwise");
-    put_entry(out, "TETRAIN_HISTORY", NULL,
-              "file of the prompt's history (default: ~/.tetrain_history); empty: none is kept");
+    each_variable(out, put_entry);
     fputs(".SH EXIT STATUS\n", out);
     put_roff(out, exit_statuses);
     fputc('\n', out);

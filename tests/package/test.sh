@@ -43,6 +43,14 @@ diff "$work/declared" "$work/exported" || { echo "exported symbols differ from t
 objdump -p "$library" | grep -q "SONAME *libtetrain.so.0" && objdump -p "$library" | grep -q "TETRAIN_0"
 echo "exported symbols: $(wc -l <"$work/exported"), those of the headers"
 
+doc=$work/prefix/share/doc/tetrain
+for page in README.md ARCHITECTURE.md CONTRIBUTING.md docs/guide.md docs/operations.md bench/README.md; do
+    for link in $(grep -o '](\([^)#:]*\)[#)]' "$doc/$page" | sed 's/](//; s/[#)]$//'); do
+        [ -e "$(dirname "$doc/$page")/$link" ] || { echo "$page: nothing is at $link"; exit 1; }
+    done
+done
+echo "links of the installed pages lead somewhere"
+
 [ -s "$(find "$work/prefix" -name tetrain.d.lua)" ] && [ -s "$(find "$work/prefix" -name 'tetrain.1')" ]
 cd "$work"
 cpack -G DEB --config "$build/CPackConfig.cmake" -B "$work/deb" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }

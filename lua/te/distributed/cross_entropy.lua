@@ -118,10 +118,10 @@ end
 --- classes, one part after the other in the order of the ranks, or from vocab_start on, and all the same targets {...}.
 --- The parts may differ in size. The loss, on every process, is that of te.cross_entropy on the joined logits, and each
 --- gets the gradient of its part. All processes of the group call it. In a group of one it is te.cross_entropy.
----@param logits userdata   {..., classes here}
----@param targets userdata  {...}, whole numbers from 0, of all classes
+---@param logits te.Tensor   {..., classes here}
+---@param targets te.Tensor  {...}, whole numbers from 0, of all classes
 ---@param opts table|nil
----@return userdata loss
+---@return te.Tensor loss
 local function parallel_cross_entropy(logits, targets, opts, ...)
     options.last(WHO, 3, ...)
     local o = options.check(WHO, opts, OPTIONS)

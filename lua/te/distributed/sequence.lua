@@ -50,10 +50,10 @@ local function check(who, x, group, dim)
 end
 
 --- This process's part of a sequence that all processes have: of tokens, targets, positions, hidden states.
----@param x userdata
+---@param x te.Tensor
 ---@param group table|nil    te.distributed.world() unless given
 ---@param dim integer|nil    along which the sequence lies: 2, as in {batch, seq}
----@return userdata part     a copy; in a group of one x itself
+---@return te.Tensor part     a copy; in a group of one x itself
 function sequence.split_sequence(x, group, dim)
     local who = "te.distributed.split_sequence"
     group, dim = check(who, x, group, dim)
@@ -67,10 +67,10 @@ end
 
 --- The whole sequence from every process's part, in all of them. The gradient of a part is that of its tokens, added
 --- over all processes.
----@param x userdata
+---@param x te.Tensor
 ---@param group table|nil    te.distributed.world() unless given
 ---@param dim integer|nil    along which the sequence lies (2)
----@return userdata whole    in a group of one x itself
+---@return te.Tensor whole    in a group of one x itself
 function sequence.join_sequence(x, group, dim)
     local who = "te.distributed.join_sequence"
     group, dim = check(who, x, group, dim)
@@ -85,7 +85,7 @@ end
 ---@param n integer
 ---@param group table|nil    te.distributed.world() unless given
 ---@param device string|nil
----@return userdata positions
+---@return te.Tensor positions
 function sequence.sequence_positions(n, group, device)
     local who = "te.distributed.sequence_positions"
     options.argument(who, "n", n, { "size" })

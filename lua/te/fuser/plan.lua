@@ -21,6 +21,7 @@ local joined = require "te.fuser.joined"
 
 local Plan = {}
 Plan.__index = Plan
+options.kinds.Plan = Plan
 
 -- Names -----------------------------------------------------------------------------------------------------------
 
@@ -156,8 +157,8 @@ local function add_border(plan, part, after, items)
         to = op_name(items[after.steps[1].label]), reason = "rows of several dimensions beside rows of one" }
 end
 
---- The plan of a program (te.fuser) for these inputs. `step` runs a part and is only called for scripts, and where a
---- later part needs the results of an earlier one.
+-- The plan of a program (te.fuser) for these inputs. `step` runs a part and is only called for scripts, and where a
+-- later part needs the results of an earlier one.
 function Plan.of(program, env, step)
     local plan = setmetatable({ forward = {}, backward = {}, reasons = {}, choices = {} }, Plan)
     plan.device = te.is_tensor(env[1]) and env[1].device or "cpu"
@@ -207,6 +208,7 @@ local function amount(number)
 end
 
 --- Adds to every step the least time that it can take here; a printed plan then shows it.
+---@return te.Plan
 function Plan:floors()
     options.method("Plan:floors", self, Plan)
     for _, pass in ipairs { "forward", "backward" } do
@@ -278,6 +280,7 @@ end
 local function quoted(text) return '"' .. text:gsub('[\\"]', "\\%0"):gsub("\n", "\\n") .. '"' end
 
 --- A Graphviz graph: one box per step, forward above backward.
+---@return string
 function Plan:dot()
     options.method("Plan:dot", self, Plan)
     local lines = { "digraph plan {", "  rankdir = TB; node [shape = box, fontname = \"sans-serif\"];" }
@@ -307,6 +310,8 @@ local function json(value)
     return "{" .. table.concat(parts, ", ") .. "}"
 end
 
+--- The plan as JSON: forward, backward, reasons.
+---@return string
 function Plan:json()
     options.method("Plan:json", self, Plan)
     return json({ forward = self.forward, backward = self.backward, reasons = self.reasons })
@@ -314,6 +319,7 @@ end
 
 --- A picture, forward in the left column and backward in the right one, readable on light and on dark ground. The width
 --- of a bar is a step's share of the bytes of its pass.
+---@return string
 function Plan:svg()
     options.method("Plan:svg", self, Plan)
     return require("te.fuser.picture")(self, amount)

@@ -90,7 +90,7 @@ function GPT:num_multiplying() return self:num_parameters() - self.wpe.weight:nu
 --- Takes over the weights of a GPT-2 as Hugging Face's Transformers names and lays them out ("h.0.attn.c_attn.weight"
 --- and so on, inputs first), of any floating dtype. The model needs `bias`, and `gelu` as the checkpoint has it;
 --- positions beyond block_size are left out. Nothing is changed unless all of them fit.
----@param tensors table<string, userdata>
+---@param tensors table<string, te.Tensor>
 function GPT:load_hugging_face(tensors)
     options.argument("GPT:load_hugging_face", "tensors", tensors, { "table" })
     local state, used = {}, {}

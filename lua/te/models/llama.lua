@@ -221,7 +221,7 @@ end
 
 --- Takes over the weights of a checkpoint as Hugging Face's Transformers names and lays them out, of any floating
 --- dtype: "model.layers.0.self_attn.q_proj.weight" and so on. Nothing is changed unless all of them fit.
----@param tensors table<string, userdata>  of all the checkpoint's files
+---@param tensors table<string, te.Tensor>  of all the checkpoint's files
 function Llama:load_hugging_face(tensors)
     local gather = require("te.models.llama_weights").gather
     require "te.uncompiled"(gather)

@@ -77,8 +77,8 @@ end
 
 --- The model's state out of a checkpoint's tensors. Raises where one is missing, or has no place.
 ---@param model table
----@param tensors table<string, userdata>  of all the checkpoint's files
----@return table<string, userdata> state
+---@param tensors table<string, te.Tensor>  of all the checkpoint's files
+---@return table<string, te.Tensor> state
 local function gather(model, tensors)
     options.argument(WHO, "tensors", tensors, { "table" })
     local config, state, used = model.config, {}, {}

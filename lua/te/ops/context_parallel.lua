@@ -219,7 +219,7 @@ end
 
 --- The result {batch, heads, n, dim} of this process's part, from its q, k and v {batch, heads or kv_heads, n, dim}.
 ---@param self table       a module with cp_group
----@param sinks userdata|nil
+---@param sinks te.Tensor|nil
 ---@param o table          how to attend, as te.scaled_dot_product_attention takes it
 function context_parallel.attend(self, q, k, v, sinks, o)
     check_situation(self)

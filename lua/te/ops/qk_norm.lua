@@ -63,9 +63,10 @@ end
 --- A packed projection {…, seq, (heads + 2 kv_heads) head_size} with queries and keys normalized, and the frequencies
 --- by which they are still to be turned.
 ---@param self table
----@param qkv userdata
----@param seq_lens userdata|nil
----@return userdata qkv, userdata|nil frequencies
+---@param qkv te.Tensor
+---@param seq_lens te.Tensor|nil
+---@return te.Tensor qkv
+---@return te.Tensor|nil frequencies
 function qk_norm.packed(self, qkv, seq_lens)
     local heads, kv_heads, frequencies = self.num_heads, self.num_kv_heads, self.rope_frequencies
     local last, shape, split = qkv:dim(), qkv.shape, qkv.shape

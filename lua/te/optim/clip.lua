@@ -99,6 +99,8 @@ options.declare(clip.grad_clip, CLIP)
 --- before. `opt:step{ grad_scale = … }` does the same without a pass of its own, and leaves the gradients as they are;
 --- the results differ in the last bits: AdamW multiplies its coefficients by the factor in float64, here every
 --- gradient is rounded once more.
+---@param params table  a list of parameters, or a module
+---@return number
 function clip.clip_grad_norm(params, max, ...)
     options.last("te.optim.clip_grad_norm", 2, ...)
     if type(max) ~= "number" or not (max > 0) then

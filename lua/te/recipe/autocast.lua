@@ -98,6 +98,7 @@ end
 local autocast = {}
 
 --- Runs fn(...) with the dtype and the recipe that operations compute under; returns what it returns.
+---@return any ...
 function autocast.autocast(opts, fn, ...) return run("te.autocast", opts, fn, ...) end
 options.declare(autocast.autocast, OPTIONS)
 
@@ -105,6 +106,7 @@ local OLDER = { fp8_recipe = { "any", help = "recipe" }, fp8_group = { "any", he
 for name, declared in pairs(OPTIONS) do OLDER[name] = declared end
 
 --- The older name: fp8_recipe and fp8_group are recipe and group; without a recipe it is delayed scaling.
+---@return any ...
 function autocast.fp8_autocast(opts, fn, ...)
     opts = options.check("te.fp8_autocast", opts, OLDER)
     opts.recipe = opts.recipe or opts.fp8_recipe or opts.enabled and default_recipe() or nil

@@ -186,6 +186,7 @@ end
 
 local Bpe = { kind = "bpe" }
 Bpe.__index = Bpe
+options.kinds.Tokenizer = Bpe
 
 local ENCODE = { special = { "boolean", false, help = "the special tokens that the file puts around a text as well" } }
 
@@ -210,7 +211,7 @@ local DECODE = { continues = { "boolean", false, help = "the ids follow others: 
 
 --- The bytes that ids stand for, special tokens as they are written. A token may end inside a character. Some files put
 --- a space in front of a text: it is left out unless the ids continue one. A tensor {batch, n} gives a list of texts.
----@param ids integer[]|userdata  a list or a tensor {n} or {batch, n}
+---@param ids integer[]|te.Tensor  a list or a tensor {n} or {batch, n}
 ---@param opts table|nil  { continues = true }
 ---@return string|string[]
 function Bpe:decode(ids, opts)
@@ -233,6 +234,7 @@ end
 
 --- A token that a text may begin after: what the file puts in front of one, or else the end of the text before, or the
 --- newline.
+---@return integer
 function Bpe:start()
     options.method("tokenizer:start", self, Bpe)
     return self.before[1] or self:id "<|endoftext|>" or self:id "\n" or 0
@@ -251,6 +253,7 @@ function Bpe:ends()
 end
 
 --- Names the file, which te.tokenizer.parse reads again.
+---@return string
 function Bpe:describe()
     options.method("tokenizer:describe", self, Bpe)
     return "bpe " .. self.path

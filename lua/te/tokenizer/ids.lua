@@ -7,7 +7,7 @@ local options = require "te.options"
 local INTEGERS = { int64 = true, int32 = true, uint8 = true }
 
 --- decode(list) of a list or a tensor {n}; of a tensor {batch, n} a list of what it gives for each row.
----@param ids integer[]|userdata
+---@param ids integer[]|te.Tensor
 ---@param decode function
 return function(ids, decode)
     if not te.is_tensor(ids) then

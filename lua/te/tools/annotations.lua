@@ -27,6 +27,7 @@ local HEAD = [[
 ---@field device string
 ---@field shape integer[]
 ---@field grad te.Tensor|nil
+---@field main_grad te.Tensor|nil
 ---@field requires_grad boolean
 ---@field is_leaf boolean
 ---@operator add(te.Tensor|number): te.Tensor
@@ -49,7 +50,6 @@ local te = {}
 
 -- A type of an annotation as the language server reads it.
 local function type_of(text)
-    text = text:gsub("^userdata$", "te.Tensor")
     return (text == "" or not text:find "^[%a\"{]") and "any" or text
 end
 
@@ -120,11 +120,12 @@ local function sorted_names(class)
     return names
 end
 
--- A class's own methods, as methods of the annotated class.
-local function add_methods(out, target, class)
+-- A class's own methods but those of a list, as methods of the annotated class.
+local function add_methods(out, target, class, others)
+    for _, entry in ipairs(others or {}) do others[entry.name] = true end
     for _, name in ipairs(sorted_names(class)) do
         local known = reference.of_function(class[name])
-        if known then
+        if known and not (others and others[name]) then
             known.name, known.options = target .. "." .. name, options.of(class[name])
             add_function(out, target .. (known.is_method and ":" or ".") .. name, known, known.params)
         end
@@ -141,7 +142,9 @@ local function add_class(out, entry)
     local super = entry.class.super.__name == "Decoder" and "Decoder" or "Module"
     out[#out + 1] = ("---@class te.%s: te.%s"):format(entry.name, super)
     out[#out + 1] = ("local %s = {}\n"):format(here)
-    add_methods(out, here, entry.class)
+    local written = reference.written(entry.name)
+    add_methods(out, here, entry.class, written)
+    for _, known in ipairs(written) do add_function(out, here .. ":" .. known.name, known, known.params) end
     add_doc(out, entry.doc)
     local names = add_params(out, entry.params, options_class)
     out[#out + 1] = ("---@return te.%s\nfunction te.%s(%s) end\n"):format(entry.name, entry.name, names)
@@ -188,17 +191,22 @@ function add_entry(out, entry)
     end
 end
 
--- What optimizers share, and models.
-local function add_bases(out)
-    out[#out + 1] = "---@class te.Optimizer\n---@field groups table[]\n---@field lr number\nlocal Optimizer = {}\n"
-    local optimizer, methods = require "te.optim.optimizer", {}
-    for name, method in pairs(optimizer) do
-        local known = type(method) == "function" and reference.of_function(method)
-        if known and known.is_method then methods[name] = method end
+-- What functions return.
+local function add_kinds(out)
+    for _, entry in ipairs(reference.kinds()) do
+        local methods = {}
+        for name, method in pairs(entry.class) do
+            local known = type(method) == "function" and reference.of_function(method)
+            if known and known.is_method then methods[name] = method end
+        end
+        add_doc(out, entry.doc)
+        out[#out + 1] = ("---@class te.%s%s"):format(entry.name, entry.name == "Decoder" and ": te.Module" or "")
+        for _, field in ipairs(entry.params) do
+            out[#out + 1] = ("---@field %s %s"):format(field.name, field.type)
+        end
+        out[#out + 1] = ("local %s = {}\n"):format(entry.name)
+        add_methods(out, entry.name, methods)
     end
-    add_methods(out, "Optimizer", methods)
-    out[#out + 1] = "---@class te.Decoder: te.Module\nlocal Decoder = {}\n"
-    add_methods(out, "Decoder", require "te.decoder")
 end
 
 --- The text of tetrain.d.lua.
@@ -210,7 +218,7 @@ return function()
         local params = entry.native and entry.params or without_first(entry.params)
         add_function(out, "Tensor:" .. entry.name, entry, params)
     end
-    add_bases(out)
+    add_kinds(out)
     for _, entry in ipairs(reference.entries()) do add_entry(out, entry) end
     for _, op in ipairs(te.ops_list()) do
         if op.inplace then out[#out + 1] = ("te.%s_ = Tensor.%s_\n"):format(op.name, op.name) end

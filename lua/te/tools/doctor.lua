@@ -50,7 +50,8 @@ local function check_cpu()
     end
     local wanted = os.getenv "TE_CPU_ISA"
     if wanted == "" then wanted = nil end
-    line("kernels", "%s%s, %d threads", info.isa, wanted and (" (TE_CPU_ISA=%s)"):format(wanted) or "", info.threads)
+    line("kernels", "%s%s, %d thread%s", info.isa, wanted and (" (TE_CPU_ISA=%s)"):format(wanted) or "", info.threads,
+        info.threads == 1 and "" or "s")
     if not wanted and features and info.isa == "portable" and #features > 0 then
         problem("kernels", "the processor has vector instructions that this build was not compiled for")
     end

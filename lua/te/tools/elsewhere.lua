@@ -22,6 +22,7 @@ local names = {
     int32 = DTYPES, int64 = DTYPES, long = DTYPES, uint8 = DTYPES, bool = DTYPES,
     cuda = DEVICES, device = DEVICES, set_default_device = DEVICES,
     inference_mode = NO_GRAD, set_grad_enabled = NO_GRAD,
+    fuser = "containers fuse what they run: ?Sequential, ?explain, ?set_fusion",
     compile = FUSES, jit = FUSES, fx = FUSES,
     mm = PRODUCTS, bmm = PRODUCTS, einsum = PRODUCTS, addmm = PRODUCTS .. ", te.linear adds a bias",
     amp = "te.autocast({ dtype = \"bfloat16\" }, function() … end)",

@@ -17,7 +17,9 @@ end
 local function result_lines(entry)
     local lines = {}
     for _, r in ipairs(entry.returned or {}) do
-        lines[#lines + 1] = ("  returns %s%s"):format(r.type, r.doc and ": " .. r.doc or "")
+        local class = r.type:match "^te%.(%u%w+)"
+        local more = class and class ~= "Tensor" and ("; ?%s lists its methods"):format(class) or ""
+        lines[#lines + 1] = ("  returns %s%s%s"):format(r.type, r.doc and ": " .. r.doc or "", more)
     end
     if #lines == 0 and #entry.results > 0 and entry.kind ~= "operation" then
         lines[1] = "  returns " .. table.concat(entry.results, ", ")
@@ -28,7 +30,7 @@ end
 -- "  bias (boolean, default true): whether a bias is added".
 local function option_lines(entry)
     local lines = {}
-    for _, row in ipairs(entry.options and options.rows(entry.options) or {}) do
+    for _, row in ipairs(options.rows(entry.options or entry.common or {})) do
         local d = row[2]
         local kind = d[1] == "callable" and "function" or options.describe(d)
         lines[#lines + 1] = ("  %s (%s%s)%s"):format(row[1], kind,
@@ -51,15 +53,35 @@ local function wrapped(kind, names)
     return table.concat(lines, "\n") .. "\n"
 end
 
+-- Names in a library; te.ops loads its when they are named.
+local function members_of(entry)
+    local names = reference.names(entry.value)
+    if entry.name ~= "ops" then return names end
+    for name, path in pairs(require "te.modules") do
+        if path:find "^te%.ops%." then names[#names + 1] = name end
+    end
+    table.sort(names)
+    return names
+end
+
 local function describe(entry)
     local lines = { entry.signature }
     if entry.doc ~= "" then lines[#lines + 1] = entry.doc end
     for _, part in ipairs { parameter_lines, result_lines, option_lines } do
         for _, line in ipairs(part(entry)) do lines[#lines + 1] = line end
     end
-    if entry.kind == "module" then
-        lines[#lines + 1] = wrapped("members", reference.names(entry.value)):gsub("\n$", "")
+    if entry.kind == "kind" and #entry.params > 0 then
+        local fields = {}
+        for i, field in ipairs(entry.params) do fields[i] = ("%s (%s)"):format(field.name, field.type) end
+        lines[#lines + 1] = "fields: " .. table.concat(fields, ", ")
     end
+    local list, names = "methods", {}
+    if entry.kind == "module" then
+        list, names = "members", members_of(entry)
+    elseif entry.class or entry.kind == "maker" then
+        names = reference.methods_of(entry.class or entry.value, entry.kind == "kind")
+    end
+    if #names > 0 then lines[#lines + 1] = wrapped(list, names):gsub("\n$", "") end
     return table.concat(lines, "\n")
 end
 
@@ -82,7 +104,10 @@ end
 
 local function of_lua_function(fn)
     local known = reference.of_function(fn)
-    if not known then return "a function written in C" end
+    if not known then
+        return debug.getinfo(fn, "S").what == "C" and "a function written in C"
+            or "a Lua function whose source is not at hand"
+    end
     local names = {}
     for i, p in ipairs(known.params) do names[i] = p.name end
     known.signature = ("function(%s)  %s:%d"):format(table.concat(names, ", "), known.file, known.line)
@@ -93,7 +118,10 @@ end
 local function of_instance(value)
     local mt = getmetatable(value)
     local text = tostring(value)
-    return mt and mt.__name and ("an instance of %s\n%s"):format(mt.__name, text) or text
+    if type(mt) ~= "table" then return text end
+    local name, names = rawget(mt, "__name"), reference.methods_of(mt, true)
+    return (name and ("an instance of %s\n"):format(name) or "") .. text
+        .. (#names > 0 and "\n" .. wrapped("Methods", names):gsub("\n$", "") or "")
 end
 
 -- The entry of `te`, or of one of its libraries, that holds this very value.
@@ -157,10 +185,20 @@ function help.text(what)
     if entry then return describe(entry) end
     local value = resolve(what)
     if value ~= nil then return of_value(value) end
-    local method, name = what:match "^[%w_]*:?([%w_]+)$", what:gsub("^te%.", "")
+    local name = what:gsub("^te%.", "")
+    local class, method = name:match "^([%w_]*)[:.]?([%w_]+)$"
+    if not what:find "[:.]" then class, method = "", name end
     for _, candidate in ipairs(reference.methods()) do
         if candidate.name == method then return describe(candidate) end
     end
+    for _, kind in ipairs(reference.kinds()) do
+        if kind.name == name then return describe(kind) end
+    end
+    local texts = {}
+    for i, entry in ipairs(method and reference.methods_named(method, class ~= "" and class or nil) or {}) do
+        texts[i] = describe(entry)
+    end
+    if #texts > 0 then return table.concat(texts, "\n\n") end
     local here = require("te.tools.elsewhere").names[name]
     if here then return ("%s is no name here: %s"):format(name, here) end
     local near = nearest(what)

@@ -15,6 +15,10 @@ end
 
 local TOOLS = { "repl", "train", "generate", "inspect", "plan", "bench", "doctor", "plot" }
 
+local SCRIPTS = { "train_gpt.lua", "generate.lua", "examples/custom_fusion.lua", "examples/custom_operation.lua",
+    "examples/residual_branches.lua", "examples/traced_activation.lua" }
+local OPTIONS = { help = true, version = true, man = true, completion = true }
+
 local function method(name) return require("te.tools.elsewhere").methods[name] end
 
 local COMPARE = "te.lt(x, 2), te.le, te.gt and te.ge compare element by element, x:item() < 2 the number in x"
@@ -22,8 +26,10 @@ local COMPARE = "te.lt(x, 2), te.le, te.gt and te.ge compare element by element,
 -- Rows of { pattern, sentence or function of the captures }; the first that fits is taken.
 local rows = {
     { "cannot open ([^\n]-): No such file", function(path)
-        local tool = te._core.nearest(path, TOOLS)
+        if OPTIONS[path] then return ("tetrain --%s"):format(path) end
+        local tool, script = te._core.nearest(path, TOOLS), te._core.nearest(path, SCRIPTS)
         return near_file(path) or tool and ("there is a tool called %s: tetrain %s"):format(tool, tool)
+            or script and ("there is a script called %s: tetrain %s"):format(script, script)
     end },
     { "%(number expected, got userdata%)", "x:item() is the number in a tensor of one element" },
     { "'for' [%a ]+ must be a number", "x:item() is the number in a tensor of one element" },

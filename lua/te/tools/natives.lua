@@ -5,13 +5,22 @@
 local OPTIONS = "opts?: te.TensorOptions"
 
 return {
+    -- what te.TensorOptions has, and what shapes are
+    options = {
+        dtype = { "string", help = "float32 unless given, where nothing else is said above" },
+        device = { "string", help = "te.get_default_device() unless given, or where x is" },
+        requires_grad = { "boolean", false, help = "whether gradients are recorded for it" },
+    },
+    shape = "sizes, { 2, 3 } or 2, 3",
     functions = {
         { "tensor", "value: te.Tensor|number|boolean|table, " .. OPTIONS, "te.Tensor",
-            "A tensor of a number, a nested table or a copy of a tensor; an integer dtype cuts fractions off." },
+            "A tensor of a number, a nested table or a copy of a tensor, which keeps its dtype; of booleans bool, else "
+                .. "float32. An integer dtype cuts fractions off." },
         { "empty", "shape: te.Shape, " .. OPTIONS, "te.Tensor", "A tensor whose values are not set." },
         { "zeros", "shape: te.Shape, " .. OPTIONS, "te.Tensor", "A tensor of zeros." },
         { "ones", "shape: te.Shape, " .. OPTIONS, "te.Tensor", "A tensor of ones." },
-        { "full", "shape: te.Shape, value: number, " .. OPTIONS, "te.Tensor", "A tensor of one value." },
+        { "full", "shape: te.Shape, value: number|boolean, " .. OPTIONS, "te.Tensor",
+            "A tensor of one value; bool where that is a boolean." },
         { "empty_like", "x: te.Tensor, " .. OPTIONS, "te.Tensor",
             "A tensor in x's shape, dtype and device whose values are not set." },
         { "zeros_like", "x: te.Tensor, " .. OPTIONS, "te.Tensor", "Zeros in x's shape, dtype and device." },
@@ -19,8 +28,9 @@ return {
         { "full_like", "x: te.Tensor, value: number, " .. OPTIONS, "te.Tensor",
             "One value in x's shape, dtype and device." },
         { "eye", "n: integer, " .. OPTIONS, "te.Tensor", "The identity matrix of size n." },
-        { "arange", "first: number, last: number, step?: number, " .. OPTIONS, "te.Tensor",
-            "Numbers from first to last, which is included." },
+        { "arange", "first: number, last?: number, step?: number, " .. OPTIONS, "te.Tensor",
+            "Numbers from first to last, which is included; te.arange(n) is 1 to n. int64 where first and step are "
+                .. "whole, else float32." },
         { "rand", "shape: te.Shape, " .. OPTIONS, "te.Tensor", "Random numbers, uniform in [0, 1), of 24 bits each." },
         { "randn", "shape: te.Shape, " .. OPTIONS, "te.Tensor",
             "Random numbers from the standard normal distribution, drawn as float32." },
@@ -29,7 +39,7 @@ return {
         { "randn_like", "x: te.Tensor, " .. OPTIONS, "te.Tensor",
             "Random numbers in x's shape, dtype and device, from the standard normal distribution." },
         { "randint", "low: integer, high: integer, shape: te.Shape, " .. OPTIONS, "te.Tensor",
-            "Random whole numbers from low to high, both included." },
+            "Random whole numbers from low to high, both included, int64." },
         { "from_file", "path: string, dtype: te.Dtype, opts?: table", "te.Tensor",
             "The elements of a file, mapped and read-only: who shortens the file meanwhile ends the process. opts: "
                 .. "offset in bytes, count of elements, map = false to read it at once." },
@@ -62,7 +72,35 @@ return {
                 .. "depend on; of a tensor its gradient or nil. They have no gradients themselves. opts: "
                 .. "grad_outputs, retain_graph." },
     },
+    -- what classes of one's own write, by the class that they extend
+    written = {
+        BasicOperation = {
+            { "op_forward", "ctx: table, x: te.Tensor, ...: te.Tensor", "te.Tensor ...",
+                "Returns y and the extra outputs of x and the extra inputs. ctx:save_for_backward(…) keeps tensors." },
+            { "op_backward", "ctx: table, dy: te.Tensor, ...: te.Tensor", "te.Tensor, te.Tensor[], te.Tensor[]",
+                "Returns dx, a list with the gradients of the operation's own parameters in the order of their "
+                    .. "registration, and one with those of the extra inputs, false for none. ctx:saved_tensors() "
+                    .. "returns what op_forward kept; behind dy come gradients of extra outputs. Without op_backward "
+                    .. "the tape sees what op_forward does." },
+            { "lower", "g: table, x: any, ...: any", "any ...",
+                "Describes the operation to the engine, so that it fuses with its neighbours: g:op(name, inputs, "
+                    .. "attributes), g:param(self, field). Returns what they return, or nil and why it cannot." },
+        },
+        FusedOperation = {
+            { "fuser_forward", "ctxs: table[], x: te.Tensor, extra_inputs: te.Tensor[][]",
+                "te.Tensor, te.Tensor[][]",
+                "Returns y and, in a list for each basic operation, extra outputs. ctxs[i] and extra_inputs[i] are "
+                    .. "those of basic operation i." },
+            { "fuser_backward", "ctxs: table[], dy: te.Tensor, extra_gradients: te.Tensor[][]",
+                "te.Tensor, te.Tensor[][], te.Tensor[][]",
+                "Returns dx and, in a list for each basic operation, gradients of its parameters and of its extra "
+                    .. "inputs. Without fuser_backward the tape sees what fuser_forward does." },
+        },
+    },
     methods = {
+        { "backward", "grad?: te.Tensor, opts?: table", "",
+            "Adds the gradients of this tensor to the .grad of every leaf below it; grad is that of the tensor, which "
+                .. "one of one element does without. opts: retain_graph, whether it may run again." },
         { "size", "dim?: integer", "integer|integer[]", "The size of a dimension, or all sizes." },
         { "dim", "", "integer", "How many dimensions there are." },
         { "numel", "", "integer", "How many elements there are." },

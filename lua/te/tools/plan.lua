@@ -24,6 +24,17 @@ local function explain(model, ...)
     return tostring(model:explain(...))
 end
 
+-- The message of an error in the script, with those frames of the traceback that are the script's.
+local function traced(problem)
+    local lines = { tostring(problem), "stack traceback:" }
+    for frame in debug.traceback("", 2):gmatch "\n(\t[^\n]+)" do
+        if not frame:find "^\t%[C%]" and not frame:find "^\tte/" and not frame:find "^\ttetrain:" then
+            lines[#lines + 1] = frame
+        end
+    end
+    return table.concat(lines, "\n")
+end
+
 local function main(words)
     local o = command_line:parse(words)
     local script = o.arguments[1]
@@ -31,8 +42,11 @@ local function main(words)
     if not chunk then te.train.fail(te.train.exit.script, problem) end
     arg = { [0] = script, unpack(o.arguments, 2) } -- what the script expects as a global
     local results = { n = 0 }
-    local function keep(...) results = { n = select("#", ...), ... } end
-    keep(chunk(unpack(o.arguments, 2)))
+    local function keep(ran, ...)
+        if not ran then te.train.fail(te.train.exit.script, (...)) end
+        results = { n = select("#", ...), ... }
+    end
+    keep(xpcall(chunk, traced, unpack(o.arguments, 2)))
     if results.n == 0 then
         te.train.fail(te.train.exit.script,
             ("%s returns nothing; it should return a model and its inputs"):format(script))

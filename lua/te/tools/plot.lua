@@ -220,7 +220,15 @@ return function(words)
             print(("%s %s: %d steps, last loss %.4f"):format(mark, run.name, #run.loss, run.loss[#run.loss][2]))
         end
     end
-    local path = o.svg or runs[1].folder .. "/plot.svg"
-    train.io(write_file, path, svg(runs, panels))
+    local path, text = o.svg or runs[1].folder .. "/plot.svg", svg(runs, panels)
+    if o.terminal and not o.svg then -- what was drawn does without a file in a folder that takes none
+        local written, problem = pcall(write_file, path, text)
+        if not written then
+            io.stderr:write("plot: no SVG: ", problem, "\n")
+            return
+        end
+    else
+        train.io(write_file, path, text)
+    end
     print(path)
 end

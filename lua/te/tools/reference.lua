@@ -6,118 +6,11 @@
 local te = require "te"
 local options = require "te.options"
 local natives = require "te.tools.natives"
+local kinds = require "te.tools.kinds"
+local source = require "te.tools.source"
+local file_doc, opening = source.file_doc, source.opening
 
-local reference = {}
-
--- Annotations in sources --------------------------------------------------------------------------------------------
-
-local function lines_of(text)
-    local lines = {}
-    for line in (text .. "\n"):gmatch "(.-)\r?\n" do lines[#lines + 1] = line end
-    return lines
-end
-
-local cache = {}
-
--- Lines of the file that debug.getinfo calls `source`: of the library ("=te/…"), or a script ("@path").
-local function source_lines(source)
-    if cache[source] then return cache[source] end
-    local kind, name = source:sub(1, 1), source:sub(2)
-    local text
-    if kind == "=" then
-        text = te._core.library_sources()[name]
-    elseif kind == "@" then
-        local file = io.open(name)
-        text = file and file:read "*a"
-        if file then file:close() end
-    end
-    local lines = text and lines_of(text)
-    if kind == "=" then cache[source] = lines end -- a script may change
-    return lines
-end
-
--- The comment that ends right above a line, without its dashes.
-local function comment_above(lines, line)
-    local first = line
-    while first > 1 and lines[first - 1]:find "^%s*%-%-" do first = first - 1 end
-    local found = {}
-    for i = first, line - 1 do found[#found + 1] = (lines[i]:gsub("^%s*%-%-%-?%s?", "")) end
-    return found
-end
-
-local function names_in(parameters)
-    local names = {}
-    for name in parameters:gmatch "[%w_.]+" do
-        if name ~= "self" and name ~= "_" then names[#names + 1] = name end
-    end
-    return names
-end
-
--- Whether a function's "..." is there for the check that nothing follows its last argument.
-local function only_counts(lines, info)
-    for i = info.linedefined, math.min(info.lastlinedefined, info.linedefined + 3) do
-        if lines[i]:find "options[()]*%.last%(.*%.%.%.%)" then return true end
-    end
-    return false
-end
-
---- What the source says of a Lua function: doc, params {name, type, doc}, results (types), returned {type, doc}; nil
---- when it cannot be found.
----@param fn function
----@return table|nil
-function reference.of_function(fn)
-    local info = debug.getinfo(fn, "S")
-    local lines = info.what ~= "C" and source_lines(info.source)
-    if not lines or not lines[info.linedefined] then return nil end
-    local typed, results, returned, doc, tag = {}, {}, {}, {}, nil
-    for _, line in ipairs(comment_above(lines, info.linedefined)) do
-        local name, rest = line:match "^@param%s+([%w_.]+)%??%s+(.*)$"
-        local result = line:match "^@return%s+(.*)$"
-        if name then
-            local kind, text = rest:match "^(.-)%s%s+(.*)$"
-            tag = { type = kind or rest, doc = text }
-            typed[name] = tag
-        elseif result then
-            results[#results + 1] = result:match "^(fun%b():?%s*%S*)" or result:match "^%S+"
-            local kind, text = result:match "^(.-)%s%s+(.*)$"
-            tag = { type = kind or result, doc = text }
-            returned[#returned + 1] = tag
-        elseif line:find "^@" then
-            tag = nil
-        elseif tag then -- goes on with what is said of a parameter or a result
-            tag.doc = (tag.doc and tag.doc .. " " or "") .. line:match "^%s*(.-)%s*$"
-        else
-            doc[#doc + 1] = line
-        end
-    end
-    local head, params = lines[info.linedefined], {}
-    local names = names_in(head:match "function[^(]*%(([^)]*)%)" or "")
-    if only_counts(lines, info) then names[#names] = nil end
-    for i, name in ipairs(names) do
-        local known = typed[name] or {}
-        params[i] = { name = name, type = known.type or "any", doc = known.doc }
-    end
-    return { doc = table.concat(doc, "\n"):gsub("%s+$", ""), params = params, results = results, returned = returned,
-        is_method = head:find "function%s+[%w_.]+:" ~= nil or head:find "%(self" ~= nil,
-        file = info.source:sub(2), line = info.linedefined }
-end
-
--- The first paragraph of a file.
-local function opening(lines)
-    local found = {}
-    for _, line in ipairs(lines or {}) do
-        local text = line:match "^%-%-%-?%s?(.*)$"
-        if not text or text == "" then break end
-        found[#found + 1] = text
-    end
-    return table.concat(found, "\n")
-end
-
--- That of the file in which a function stands.
-local function file_doc(fn)
-    local info = debug.getinfo(fn, "S")
-    return info.what ~= "C" and opening(source_lines(info.source)) or ""
-end
+local reference = { of_function = source.of_function }
 
 -- Entries -------------------------------------------------------------------------------------------------------------
 
@@ -128,6 +21,12 @@ local function arguments(params)
     local names = {}
     for i, p in ipairs(params) do names[i] = p.name end
     return table.concat(names, ", ")
+end
+
+local function without_first(params)
+    local rest = {}
+    for i = 2, #params do rest[i - 1] = params[i] end
+    return rest
 end
 
 -- The sentence of the engine's operation of that name.
@@ -142,8 +41,9 @@ local function class_entry(name, class)
     local init = class.init
     local known = type(init) == "function" and reference.of_function(init)
     if known then entry.params, entry.file = known.params, known.file end
-    entry.doc = known and known.doc ~= "" and known.doc or class.sentence or doc_of_operation(class.engine_operation)
-        or type(init) == "function" and file_doc(init) or ""
+    local sentence, own = rawget(class, "sentence"), rawget(class, "init") or rawget(class, "forward")
+    entry.doc = known and known.doc ~= "" and known.doc or sentence or doc_of_operation(class.engine_operation)
+        or type(own or init) == "function" and file_doc(own or init) or ""
     entry.signature = ("te.%s(%s)"):format(name, arguments(entry.params))
     entry.class = class
     return entry
@@ -187,16 +87,18 @@ end
 -- "shape: te.Shape, opts?: table" as a list.
 local function declared_params(text)
     local params = {}
-    for name, optional, kind in text:gmatch "([%w_]+)(%??): ([^,]+)" do
+    for name, optional, kind in text:gmatch "([%w_.]+)(%??): ([^,]+)" do
         params[#params + 1] = { name = name, type = kind .. (optional == "?" and "|nil" or "") }
     end
     return params
 end
 
 local function native_entry(prefix, row)
-    local params = declared_params(row[2])
+    local params, results = declared_params(row[2]), {}
+    if row[2]:find "^shape: te.Shape, opts" then params[1].doc = natives.shape end
+    for kind in row[3]:gmatch "[^,]+" do results[#results + 1] = kind:match "^%s*(.*)" end
     return { name = row[1], kind = "function", native = true, params = params,
-        results = row[3] ~= "" and { row[3] } or {},
+        results = results, common = row[2]:find "te.TensorOptions" and natives.options or nil,
         signature = ("%s%s(%s)"):format(prefix, row[1], arguments(params)), doc = row[4] }
 end
 
@@ -217,7 +119,7 @@ local function operation_entry(op)
 end
 
 local function module_entry(name, value)
-    local lines = source_lines(("=%s.lua"):format((require("te.modules")[name] or ""):gsub("%.", "/")))
+    local lines = source.lines(("=%s.lua"):format((require("te.modules")[name] or ""):gsub("%.", "/")))
     return { name = name, kind = "module", params = {}, results = {}, signature = "te." .. name, value = value,
         doc = lines and opening(lines) or doc_of_members(value) }
 end
@@ -276,11 +178,92 @@ function reference.methods()
             entry = native_entry("x:", rows[name])
         else
             entry = function_entry(name, method)
+            entry.signature = ("x:%s(%s)"):format(name, arguments(without_first(entry.params)))
         end
         entries[#entries + 1] = entry
     end
     table.sort(entries, by_name)
     return entries
+end
+
+-- Methods of objects ----------------------------------------------------------------------------------------------
+
+--- What an object or a class inherits methods from; nil at the end.
+local function parent(class)
+    local mt = getmetatable(class)
+    local super = rawget(class, "super") or type(mt) == "table" and rawget(mt, "__index")
+    return type(super) == "table" and super ~= class and super or nil
+end
+
+--- What classes write that extend the class of this name: entries.
+---@param base string
+---@return table[]
+function reference.written(base)
+    local entries = {}
+    for i, row in ipairs(natives.written[base] or {}) do entries[i] = native_entry("te." .. base .. ":", row) end
+    return entries
+end
+
+--- Names of the methods of a class that are documented, sorted.
+---@param class table
+---@param of_objects boolean|nil  those that objects have, inherited ones too
+---@return string[]
+function reference.methods_of(class, of_objects)
+    local names = {}
+    repeat
+        for name, method in pairs(class) do
+            local known = type(method) == "function" and type(name) == "string" and name ~= "init"
+                and not name:find "^_" and reference.of_function(method)
+            if known and known.doc ~= "" and (known.is_method or not of_objects) then names[name] = true end
+        end
+        for base, rows in pairs(natives.written) do
+            for _, row in ipairs(te[base] == class and rows or {}) do names[row[1]] = true end
+        end
+        class = of_objects and parent(class)
+    until not class
+    return options.names(names)
+end
+
+--- What functions return that is no class of modules (te.tools.kinds), as entries.
+---@return table[]
+function reference.kinds()
+    local entries = {}
+    for i, kind in ipairs(kinds.list()) do
+        entries[i] = { name = kind.name, object = kind.object, kind = "kind", signature = kind.name, doc = kind.doc,
+            params = declared_params(kind.fields), results = {}, class = kind.class }
+    end
+    return entries
+end
+
+--- Methods by this name of every class: entries.
+---@param name string
+---@param class string|nil  of this one alone, or of what signatures call its objects
+---@return table[]
+function reference.methods_named(name, class)
+    local found = {}
+    local function add(entry)
+        if entry and entry.doc ~= "" then found[#found + 1] = entry end
+    end
+    for base in pairs(natives.written) do
+        for _, entry in ipairs((class or base) == base and reference.written(base) or {}) do
+            if entry.name == name then add(entry) end
+        end
+    end
+    for _, kind in ipairs(reference.kinds()) do
+        local method = (not class or class == kind.name or class == kind.object) and rawget(kind.class, name)
+        if type(method) == "function" and not name:find "^_" then
+            local entry = function_entry(kind.object .. ":" .. name, method)
+            entry.signature = entry.signature:gsub("^te%.", "")
+            add(entry)
+        end
+    end
+    for _, base in ipairs(class and {} or { "Module", "Sequential", "KVCache", "QuantizedTensor" }) do
+        local method = rawget(te[base], name)
+        if type(method) == "function" and name ~= "init" and not name:find "^_" then
+            add(function_entry(base .. ":" .. name, method))
+        end
+    end
+    return found
 end
 
 --- Names in a library of `te`, those that load when they are named included, sorted.
@@ -329,6 +312,10 @@ function reference.find(name)
         if entry.name == name then return entry end
     end
     local library, path = name:gsub(":", "."):match "^([%w_]+)%.([%w_.]+)$"
+    if natives.written[library] then
+        local written = reference.methods_named(path, library)[1]
+        if written then return written end
+    end
     local found, value = pcall(function() return te[library] end)
     for part in (path or ""):gmatch "[^.]+" do
         if not found or type(value) ~= "table" then return nil end

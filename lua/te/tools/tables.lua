@@ -54,6 +54,26 @@ tables["operations"] = function()
     return markdown({ "**operations**", "" }, rows)
 end
 
+-- Functions that make tensors, and what classes of one's own write.
+tables["creation"] = function()
+    local rows = {}
+    for _, entry in ipairs(reference.entries()) do
+        if entry.common then rows[#rows + 1] = { code(entry.signature), entry.doc } end
+    end
+    return markdown({ "", "" }, rows)
+end
+
+tables["classes to extend"] = function()
+    local rows = {}
+    for _, name in ipairs { "BasicOperation", "FusedOperation" } do
+        rows[#rows + 1] = { code("te." .. name), te[name].sentence }
+        for _, entry in ipairs(reference.written(name)) do
+            rows[#rows + 1] = { code(entry.signature:match ":(.*)"), entry.doc }
+        end
+    end
+    return markdown({ "", "" }, rows)
+end
+
 -- All that is said of them.
 tables["operations in full"] = function()
     local parts = {}

@@ -166,8 +166,8 @@ function checkpoint.check_data(saved, set)
     for name, text in pairs(set:texts()) do
         local older = name == "data.sample" and not saved.metadata[name] -- than that there are samples
         if saved.metadata[name] ~= text and not older then
-            run.fail(run.exit.io, ("%s: the data has changed since: %s was %s, is %s"):format(saved.path, name,
-                tostring(saved.metadata[name]):sub(1, 60), text:sub(1, 60)))
+            run.fail(run.exit.io, ("%s: the data has changed since: %s is not what the run began with"):format(
+                saved.path, set.description))
         end
     end
 end
@@ -188,22 +188,26 @@ function checkpoint.claim(folder, make)
     end
 end
 
---- Makes the folder ready for a new run. What an earlier one left in it moves to <folder>/previous, where the next new
---- run replaces it.
+--- Makes the folder ready for a new run. The checkpoints and metrics of an earlier one move to <folder>/previous, or
+--- where that holds a run to previous-2 and so on.
+---@return string|nil where  the folder that they moved to
 function checkpoint.set_aside(folder)
     files.need "te.train.checkpoint.set_aside"
     te._core.mkdir(folder)
     local steps = checkpoint.steps(folder)
     if #steps == 0 then return end
-    local previous = folder .. "/previous"
+    local previous, n = folder .. "/previous", 1
+    while checkpoint.latest(previous) do
+        n = n + 1
+        previous = ("%s/previous-%d"):format(folder, n)
+    end
     te._core.mkdir(previous)
-    for _, step in ipairs(checkpoint.steps(previous)) do os.remove(checkpoint.path(previous, step)) end
     for _, step in ipairs(steps) do
-        local from, to = checkpoint.path(folder, step), checkpoint.path(previous, step)
-        local ok, problem = os.rename(from, to)
+        local ok, problem = os.rename(checkpoint.path(folder, step), checkpoint.path(previous, step))
         if not ok then error(problem, 0) end
     end
     os.rename(folder .. "/metrics.jsonl", previous .. "/metrics.jsonl")
+    return previous
 end
 
 return checkpoint

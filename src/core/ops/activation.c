@@ -13,7 +13,8 @@
     "g = where(a > limit, limit, a); l = where(b > limit, limit, where(b < -limit, -limit, b)); " \
     "y = g * sigmoid(alpha * g) * (l + offset)"
 #define SITUGLU        "beta1 * tanh(a / beta1) * sigmoid(a) * (beta2 * tanh(b / beta2))"
-#define BLOCKS         " Where interleave is not 0, a and b alternate in blocks of so many features."
+#define HALVES         " x {..., 2 n} holds a, then b; y is {..., n}."
+#define BLOCKS         HALVES " Where interleave is not 0, a and b alternate in blocks of so many features."
 /* 0.5 + 0.5 tanh(u) is sigmoid(2 u), which keeps its relative accuracy where it is small. The numbers are
  * 2 sqrt(2 / pi) and 0.044715 times it, to float64's last digit. */
 #define GELU(v)        v " * sigmoid(" v " * (1.5957691216057308 + 0.07135481627260025 * (" v " * " v ")))"
@@ -92,16 +93,25 @@ const te_op_def te_ops_activation[] = {
      .gradient = "dx = dy * sigmoid(-x)"},
 
     {.signature = "glu(x)",
-     .doc = "Gated linear unit, sigmoid(a) b (Dauphin et al. 2017; the first half is activated).",
+     .doc = "Gated linear unit, sigmoid(a) b (Dauphin et al. 2017; the first half is activated)." HALVES,
      .flags = GATED,
      .formula = "y = sigmoid(a) * b"},
     {.signature = "geglu(x)",
-     .doc = "GELU(a) b, tanh form (Shazeer 2020).",
+     .doc = "GELU(a) b, tanh form (Shazeer 2020)." HALVES,
      .flags = GATED,
      .formula = "y = " GELU("a") " * b"},
-    {.signature = "qgeglu(x)", .doc = "quick_gelu(a) b.", .flags = GATED, .formula = "y = a * sigmoid(1.702 * a) * b"},
-    {.signature = "reglu(x)", .doc = "relu(a) b (Shazeer 2020).", .flags = GATED, .formula = "y = max(a, 0) * b"},
-    {.signature = "sreglu(x)", .doc = "max(a, 0)^2 b.", .flags = GATED, .formula = "r = max(a, 0); y = r * r * b"},
+    {.signature = "qgeglu(x)",
+     .doc = "quick_gelu(a) b." HALVES,
+     .flags = GATED,
+     .formula = "y = a * sigmoid(1.702 * a) * b"},
+    {.signature = "reglu(x)",
+     .doc = "relu(a) b (Shazeer 2020)." HALVES,
+     .flags = GATED,
+     .formula = "y = max(a, 0) * b"},
+    {.signature = "sreglu(x)",
+     .doc = "max(a, 0)^2 b." HALVES,
+     .flags = GATED,
+     .formula = "r = max(a, 0); y = r * r * b"},
     {.signature = "swiglu(x; interleave: int = 0)",
      .doc = "silu(a) b (Shazeer 2020)." BLOCKS,
      .flags = GATED,

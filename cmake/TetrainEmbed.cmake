@@ -1,16 +1,13 @@
 # The Lua library as C source, with the training and generation scripts as the tools te.tools.train and
 # te.tools.generate. Run with -P, ROOT being the project's folder and OUTPUT the file to write; included, it declares
 # the rule that makes ${CMAKE_BINARY_DIR}/lua_sources.c. Lines that are comments become empty, except those that
-# document functions of te (---), which tools read; functions of the files that `inner` matches are not reached through
-# te. Comments behind code go as well, and indentation, unless a text of several lines might need it.
+# document functions (---), which tools read. Comments behind code go as well, and indentation, unless a text of several
+# lines might need it.
 if(CMAKE_SCRIPT_MODE_FILE)
   file(GLOB_RECURSE files RELATIVE ${ROOT}/lua ${ROOT}/lua/te/*.lua)
   list(SORT files)
   set(tool_train scripts/train_gpt.lua)
   set(tool_generate scripts/generate.lua)
-  string(CONCAT inner "^te/(tools/|pointwise/|fuser/(flatten|joined|picture|record|rewrite|run|script)|"
-    "optim/(prepared|states)|tokenizer/(byte|ids|reader)|recipe/(delayed|faster|mode|products)|"
-    "(decoding|fail|files|hugging_face|nested|options|packed|rates|rows|settle)\\.lua)")
   set(arrays "")
   set(rows "")
   set(n 0)
@@ -26,9 +23,6 @@ if(CMAKE_SCRIPT_MODE_FILE)
     string(REGEX REPLACE "([^\n -]) +-- [^\n\"]*\n" "\\1\n" text "${text}") # before a quote it may be in a text
     if(NOT text MATCHES "\\[=*\\[\n")
       string(REGEX REPLACE "\n +" "\n" text "${text}")
-      if(file MATCHES "${inner}")
-        string(REGEX REPLACE "\n--[^\n]*" "\n" text "${text}")
-      endif()
     endif()
     string(HEX "${text}" hex)
     string(LENGTH "${hex}" length)

@@ -295,6 +295,33 @@ describe("te.grad", function()
         local y = x * x
         close({ 12 }, te.grad(te.sum(y * 3), y) * 4)
     end)
+
+    it("gives memory that nobody else sees", function()
+        local x = leaf { 1, 1, 1 }
+        local a, b = x * 1, x * 2
+        local y = a + b
+        local ga, gb = unpack(te.grad((y * y):sum(), { a, b }))
+        ga:zero_()
+        close({ 6, 6, 6 }, gb)
+
+        local seed = te.ones({ 3 }, { dtype = "float64" })
+        y = x * 1
+        te.grad(y, y, { grad_outputs = seed }):zero_()
+        close({ 1, 1, 1 }, seed)
+        y = x * 1
+        te.grad(y:view { 3, 1 }, y, { grad_outputs = seed:view { 3, 1 } }):zero_()
+        close({ 1, 1, 1 }, seed)
+
+        y = x * 1
+        local seen = y:view { 3, 1 }
+        local both = te.grad(seen, { y, seen }, { grad_outputs = te.ones({ 3, 1 }, { dtype = "float64" }) })
+        both[1]:zero_()
+        close({ { 1 }, { 1 }, { 1 } }, both[2])
+
+        local twice = te.grad((x * x):sum(), { x, x })
+        twice[1]:zero_()
+        close({ 2, 2, 2 }, twice[2])
+    end)
 end)
 
 describe("scopes", function()

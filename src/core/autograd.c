@@ -473,8 +473,8 @@ te_status te_autograd_grad(te_context *ctx, te_tensor *const *outputs, te_tensor
         }
         if (!again) grads[i] = captures[i].grad;
     }
-    for (int i = 0; i < n_inputs && status == TE_OK; i++) { /* whoever gets a gradient may write to it */
-        if (!grads[i] || !te_tensor_repeats(grads[i])) continue;
+    for (int i = 0; i < n_inputs && status == TE_OK; i++) { /* whoever gets a gradient may write to it, unseen */
+        if (!grads[i] || (exclusive(grads[i]) && !te_tensor_repeats(grads[i]))) continue;
         te_tensor *own = te_tensor_clone_data(grads[i]);
         te_tensor_release(grads[i]);
         grads[i] = own;

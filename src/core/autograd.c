@@ -251,6 +251,10 @@ static bool may_add(te_engine *e, const te_grad_meta *meta, const te_tensor *gra
 static te_status settle(te_engine *e, const te_grad_meta *meta, te_tensor **slot, te_tensor *grad)
 {
     bool holds = grad->node || grad->grad || grad->main_grad;
+    if (arrived(e, meta) != TE_OK) { /* what waits at a node that is never reached would be found by the next pass */
+        te_tensor_release(grad);
+        return e->ctx->status;
+    }
     if (meta->leaf && (holds || !exclusive(grad) || !te_tensor_contiguous(grad))) {
         te_tensor *copy = te_tensor_clone_data(grad);
         te_tensor_release(grad);
@@ -258,7 +262,7 @@ static te_status settle(te_engine *e, const te_grad_meta *meta, te_tensor **slot
         grad = copy;
     }
     *slot = grad;
-    return arrived(e, meta);
+    return TE_OK;
 }
 
 te_status te_grad_give(te_call *call, int i, te_tensor *grad)
@@ -296,7 +300,7 @@ te_status te_grad_give(te_call *call, int i, te_tensor *grad)
 te_tensor *te_grad_target(te_call *call, int i, bool *accumulate)
 {
     te_engine *e = call->ctx->engine;
-    const te_grad_meta *meta = te_grad_input(call, i);
+    te_grad_meta *meta = &call->node->edges[i];
     te_tensor **slot = grad_slot(e, meta);
     if (!slot) {
         te_call_fail(call, TE_ERROR_ARGUMENT, "backward: nobody wants the gradient of input %lld",
@@ -313,7 +317,10 @@ te_tensor *te_grad_target(te_call *call, int i, bool *accumulate)
         *slot = copy;
     }
     *accumulate = *slot != NULL;
-    if (!*slot) *slot = te_tensor_new(e->ctx, meta->device, meta->dtype, meta->ndim, meta->shape);
+    if (!*slot) {
+        *slot = te_tensor_new(e->ctx, meta->device, meta->dtype, meta->ndim, meta->shape);
+        meta->fresh = true;
+    }
     if (!*slot || arrived(e, meta) != TE_OK) return NULL;
     te_tensor_written(*slot);
     return *slot;
@@ -344,6 +351,17 @@ static bool is_wanted(const te_node *node)
     return wanted;
 }
 
+/* After a failure: nobody knows what was written of the gradients that began at this node. */
+static void drop_fresh(te_engine *e, te_node *node)
+{
+    for (int i = 0; i < node->n_edges; i++) {
+        te_tensor **slot = node->edges[i].fresh ? grad_slot(e, &node->edges[i]) : NULL;
+        if (!slot) continue;
+        te_tensor_release(*slot);
+        *slot = NULL;
+    }
+}
+
 static te_status run_node(te_engine *e, te_node *node)
 {
     te_status status = te_context_poll(e->ctx);
@@ -355,12 +373,14 @@ static te_status run_node(te_engine *e, te_node *node)
                                   "backward: a parameter of shape %s was converted or moved since, so its gradient "
                                   "would be lost", TE_SHAPE_TEXT(meta->leaf));
         if (meta->leaf) meta->dtype = (e->captures ? meta->leaf : accumulator(meta->leaf))->dtype;
+        meta->fresh = false;
     }
     for (int i = 0; i < e->n_captures; i++)
         if (e->captures[i].node == node) e->captures[i].grad = te_tensor_retain(node->call.dout[e->captures[i].output]);
     if (status == TE_OK && is_wanted(node)) {
         const te_op_def *def = node->call.op->def;
         status = def->formula ? te_program_op_backward(&node->call) : def->backward(&node->call);
+        if (status != TE_OK) drop_fresh(e, node);
     }
     drop_douts(node);
     if (status == TE_OK && !e->retain) {

@@ -8,6 +8,7 @@
 typedef struct te_grad_meta {
     te_node   *node; /* producer; NULL for leaves */
     int        output;
+    bool       fresh; /* the consumer's backward was given new memory to write the gradient into */
     te_tensor *leaf; /* collects into leaf->grad; NULL for results and for inputs without gradient */
     te_device *device;
     te_dtype   dtype;

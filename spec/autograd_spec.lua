@@ -605,6 +605,80 @@ describe("te.checkpoint", function()
         layer:zero_grad()
     end)
 
+    it("gives results from outside, which it reads as they are, their gradients", function()
+        local x = leaf { 2, 3 }
+        local h = x * x
+        close({ 3, 3 }, te.grad(te.checkpoint(function() return h * 3 end):sum(), h))
+
+        h = x * x
+        local y, z = te.checkpoint(function() return h * 3 end), te.checkpoint(function() return h * 5 end)
+        te.sum(z + y):backward()
+        close({ 32, 48 }, x.grad)
+
+        x.grad, h = nil, x * x
+        local twice = te.checkpoint(function() return h * h end):sum()
+        twice:backward(nil, { retain_graph = true })
+        close({ 32, 108 }, x.grad)
+        twice:backward()
+        close({ 64, 216 }, x.grad)
+        assert.error_matches(function() twice:backward() end, "used before")
+    end)
+
+    -- A graph in which stretches read whatever was made before them: run plainly, and with stretches recomputed.
+    local function random_graph(seed, stretch, leaves)
+        math.randomseed(seed)
+        local made = { unpack(leaves) }
+        local function pick() return made[math.random(#made)] end
+        local function body(depth)
+            local a, b, kind = pick(), pick(), math.random(3)
+            local function compute(v)
+                if kind == 1 then return te.tanh(v * b) end
+                return kind == 2 and v * a + b or v * 0.5 - te.sin(a), te.tanh(a)
+            end
+            if depth == 0 then return compute, pick() end
+            local inside, x = body(depth - 1)
+            return function(v) return stretch(inside, compute(v)) * 0.5 + (math.pi - b * a) end, x
+        end
+        for _ = 1, math.random(3, 6) do
+            local choice = math.random(4)
+            if choice == 1 then
+                made[#made + 1] = pick() * pick()
+            else
+                local first, second = stretch(body(choice == 2 and 1 or 0))
+                made[#made + 1] = first
+                made[#made + 1] = second
+            end
+        end
+        local total = made[#made]
+        for i = #leaves + 1, #made - 1 do
+            if math.random(3) == 1 then total = total + made[i] * (i / 10) end
+        end
+        return total:sum(), made
+    end
+
+    it("gives the gradients of running directly, whatever its functions read", function()
+        te.manual_seed(5)
+        local function direct(fn, ...) return fn(...) end
+        for seed = 1, 60 do
+            local leaves = { te.randn({ 3 }, { dtype = "float64" }), te.randn({ 3 }, { dtype = "float64" }) }
+            for _, t in ipairs(leaves) do t.requires_grad = true end
+            local function run(stretch, way)
+                local loss, made = random_graph(seed, stretch, leaves)
+                if way == "asked" then return te.grad(loss, made) end
+                for _, t in ipairs(leaves) do t.grad = nil end
+                loss:backward(nil, { retain_graph = way == "twice" })
+                if way == "twice" then loss:backward() end
+                return { leaves[1].grad or false, leaves[2].grad or false }
+            end
+            for _, way in ipairs { "once", "twice", "asked" } do
+                local want, got = run(direct, way), run(te.checkpoint, way)
+                for i, g in ipairs(want) do
+                    if g then close(g:totable(), got[i], 1e-11) else assert.is_false(got[i]) end
+                end
+            end
+        end
+    end)
+
     it("has several results and passes other arguments", function()
         local x = leaf { 1, 2 }
         local a, b = te.checkpoint(function(v, k) return v * k, v * v end, x, 3)

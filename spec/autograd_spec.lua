@@ -132,6 +132,112 @@ describe("backward", function()
     end)
 end)
 
+describe("one tensor for several inputs", function()
+    -- The gradient by tensor, once by backward and once by te.grad, of leaves and of results.
+    local function gradients(f, tensors, picks, weights, how)
+        local given = {}
+        for i, t in ipairs(tensors) do
+            t.grad = nil
+            given[i] = how.results and t * 1 or t
+        end
+        local chosen = {}
+        for i, k in ipairs(picks) do chosen[i] = given[k] end
+        local results, loss = { f(unpack(chosen)) }, 0
+        for i, r in ipairs(results) do
+            local seen = how.uses == 3 or how.uses == i
+            if seen and r.requires_grad then loss = loss + (r * weights:narrow(1, i, 1)):sum() end
+        end
+        local found = {}
+        if loss == 0 then return found end
+        if how.asks then
+            for i, g in ipairs(te.grad(loss, tensors)) do found[i] = g end
+        else
+            loss:backward()
+            for i, t in ipairs(tensors) do found[i] = t.grad end
+        end
+        return found
+    end
+
+    it("gets the sum of what each of them gets", function()
+        for _, dtype in ipairs { "float32", "float64" } do
+            local x = te.tensor({ 1, 2, 3 }, { dtype = dtype, requires_grad = true })
+            local ones = te.ones({ 3 }, { dtype = dtype })
+            te.pointwise(function(a, b) return b - a end)(x, x):sum():backward()
+            assert.same({ 0, 0, 0 }, x.grad:totable())
+            x.grad = nil
+            te.layer_norm(x, ones, x):sum():backward()
+            close({ 1, 1, 1 }, x.grad)
+            local h = x * 1
+            local twice = te.pointwise(function(a, b) return a * a + b end)
+            close({ 3, 5, 7 }, te.grad(twice(h, h):sum(), x, { retain_graph = true }))
+            close({ 3, 5, 7 }, te.grad(twice(h, h):sum(), h))
+        end
+    end)
+
+    local random = math.random
+
+    local function pick(list) return list[random(#list)] end
+
+    local TERMS = { "%A + %B", "%A - %B", "%A * %B", "%A / (1 + %B * %B)", "%A - rowmean(%A)", "tanh(%A)", "-%A",
+        "where(%A > %B, %B, %A)", "exp(tanh(%A))" }
+
+    -- Some steps on inputs and on steps before; the results add whatever stands there.
+    local function formula()
+        local names, steps = { "x", "y", "w", "s" }, {}
+        for i = 1, random(4) do
+            local a, b = pick(names), pick(names)
+            steps[i] = ("t%d = %s"):format(i, (pick(TERMS):gsub("%%A", a):gsub("%%B", b)))
+            names[#names + 1] = "t" .. i
+        end
+        steps[#steps + 1] = "r = " .. names[#names] .. " + " .. pick(names)
+        steps[#steps + 1] = "z = " .. pick(names) .. " - (" .. pick(names) .. ")"
+        return table.concat(steps, "; ")
+    end
+
+    it("gets it in random formulas", function()
+        math.randomseed(31)
+        te.manual_seed(31)
+        local compared = 0
+        for _ = 1, 150 do
+            local text = formula()
+            local defined, f = pcall(te._core.define, "repeating(x, y, w, s)", text,
+                { outputs = "r z", rows = true, elements = true })
+            if defined then
+                local shapes = { { 2, 3 }, pick { { 2, 3 }, { 2, 1 }, { 3 } }, pick { { 3 }, { 1 } } }
+                local picks = { 1, random(2), random(3), random(3) }
+                local dtype = pick { "float64", "float32" }
+                local tensors, apart, apart_from = {}, {}, {}
+                for i, shape in ipairs(shapes) do
+                    tensors[i] = te.randn(shape, { dtype = dtype })
+                    tensors[i].requires_grad = true
+                end
+                for i, k in ipairs(picks) do
+                    apart[i] = tensors[k]:detach():clone()
+                    apart[i].requires_grad, apart_from[i] = true, k
+                end
+                local weights = te.randn({ 2 }, { dtype = dtype })
+                local how = { results = random(2) == 1, asks = random(2) == 1, uses = random(3) }
+                local got = gradients(f, tensors, picks, weights, how)
+                local want = {}
+                for i, g in pairs(gradients(f, apart, { 1, 2, 3, 4 }, weights, { uses = how.uses })) do
+                    local k = apart_from[i]
+                    if g then want[k] = want[k] and want[k] + g or g end
+                end
+                for k, g in pairs(want) do
+                    assert.is_truthy(got[k], text)
+                    close(g:totable(), got[k], dtype == "float64" and 1e-10 or 1e-4)
+                    compared = compared + 1
+                end
+                if dtype == "float64" then -- at values of which no two are alike, where minima have kinks
+                    for i, t in ipairs(apart) do apart[i] = t:detach() * (1 + i / 8) end
+                    assert.is_true(te.gradcheck(f, apart))
+                end
+            end
+        end
+        assert.is_true(compared > 150)
+    end)
+end)
+
 describe("a result that nothing came back for", function()
     local function two(v) return te.sigmoid(v), te.sqrt(v) end
 
@@ -188,6 +294,33 @@ describe("te.grad", function()
         local x = leaf { 2 }
         local y = x * x
         close({ 12 }, te.grad(te.sum(y * 3), y) * 4)
+    end)
+
+    it("gives memory that nobody else sees", function()
+        local x = leaf { 1, 1, 1 }
+        local a, b = x * 1, x * 2
+        local y = a + b
+        local ga, gb = unpack(te.grad((y * y):sum(), { a, b }))
+        ga:zero_()
+        close({ 6, 6, 6 }, gb)
+
+        local seed = te.ones({ 3 }, { dtype = "float64" })
+        y = x * 1
+        te.grad(y, y, { grad_outputs = seed }):zero_()
+        close({ 1, 1, 1 }, seed)
+        y = x * 1
+        te.grad(y:view { 3, 1 }, y, { grad_outputs = seed:view { 3, 1 } }):zero_()
+        close({ 1, 1, 1 }, seed)
+
+        y = x * 1
+        local seen = y:view { 3, 1 }
+        local both = te.grad(seen, { y, seen }, { grad_outputs = te.ones({ 3, 1 }, { dtype = "float64" }) })
+        both[1]:zero_()
+        close({ { 1 }, { 1 }, { 1 } }, both[2])
+
+        local twice = te.grad((x * x):sum(), { x, x })
+        twice[1]:zero_()
+        close({ 2, 2, 2 }, twice[2])
     end)
 end)
 
@@ -473,6 +606,80 @@ describe("te.checkpoint", function()
         te.checkpoint(layer, values):sum():backward() -- and a backward pass fills them
         assert.is_not_nil(layer.weight.grad)
         layer:zero_grad()
+    end)
+
+    it("gives results from outside, which it reads as they are, their gradients", function()
+        local x = leaf { 2, 3 }
+        local h = x * x
+        close({ 3, 3 }, te.grad(te.checkpoint(function() return h * 3 end):sum(), h))
+
+        h = x * x
+        local y, z = te.checkpoint(function() return h * 3 end), te.checkpoint(function() return h * 5 end)
+        te.sum(z + y):backward()
+        close({ 32, 48 }, x.grad)
+
+        x.grad, h = nil, x * x
+        local twice = te.checkpoint(function() return h * h end):sum()
+        twice:backward(nil, { retain_graph = true })
+        close({ 32, 108 }, x.grad)
+        twice:backward()
+        close({ 64, 216 }, x.grad)
+        assert.error_matches(function() twice:backward() end, "used before")
+    end)
+
+    -- A graph in which stretches read whatever was made before them: run plainly, and with stretches recomputed.
+    local function random_graph(seed, stretch, leaves)
+        math.randomseed(seed)
+        local made = { unpack(leaves) }
+        local function pick() return made[math.random(#made)] end
+        local function body(depth)
+            local a, b, kind = pick(), pick(), math.random(3)
+            local function compute(v)
+                if kind == 1 then return te.tanh(v * b) end
+                return kind == 2 and v * a + b or v * 0.5 - te.sin(a), te.tanh(a)
+            end
+            if depth == 0 then return compute, pick() end
+            local inside, x = body(depth - 1)
+            return function(v) return stretch(inside, compute(v)) * 0.5 + (math.pi - b * a) end, x
+        end
+        for _ = 1, math.random(3, 6) do
+            local choice = math.random(4)
+            if choice == 1 then
+                made[#made + 1] = pick() * pick()
+            else
+                local first, second = stretch(body(choice == 2 and 1 or 0))
+                made[#made + 1] = first
+                made[#made + 1] = second
+            end
+        end
+        local total = made[#made]
+        for i = #leaves + 1, #made - 1 do
+            if math.random(3) == 1 then total = total + made[i] * (i / 10) end
+        end
+        return total:sum(), made
+    end
+
+    it("gives the gradients of running directly, whatever its functions read", function()
+        te.manual_seed(5)
+        local function direct(fn, ...) return fn(...) end
+        for seed = 1, 60 do
+            local leaves = { te.randn({ 3 }, { dtype = "float64" }), te.randn({ 3 }, { dtype = "float64" }) }
+            for _, t in ipairs(leaves) do t.requires_grad = true end
+            local function run(stretch, way)
+                local loss, made = random_graph(seed, stretch, leaves)
+                if way == "asked" then return te.grad(loss, made) end
+                for _, t in ipairs(leaves) do t.grad = nil end
+                loss:backward(nil, { retain_graph = way == "twice" })
+                if way == "twice" then loss:backward() end
+                return { leaves[1].grad or false, leaves[2].grad or false }
+            end
+            for _, way in ipairs { "once", "twice", "asked" } do
+                local want, got = run(direct, way), run(te.checkpoint, way)
+                for i, g in ipairs(want) do
+                    if g then close(g:totable(), got[i], 1e-11) else assert.is_false(got[i]) end
+                end
+            end
+        end
     end)
 
     it("has several results and passes other arguments", function()

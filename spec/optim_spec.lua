@@ -133,6 +133,36 @@ describe("te.optim.AdamW", function()
         assert.same(grad:totable(), scaled.grad:totable())
     end)
 
+    it("scales gradients far from 1 to what they are then, by any number", function()
+        for _, dtype in ipairs { "float32", "float64" } do
+            for _, exponent in ipairs { -30, -22, -12, 0, 12, 21, 30 } do
+                local scale = 10 ^ exponent
+                local function parameters()
+                    return { te.ones({ 4 }, { dtype = dtype, requires_grad = true }),
+                        te.ones({ 2, 3 }, { dtype = dtype, requires_grad = true }) }
+                end
+                local ps, clipped = parameters(), parameters()
+                local opts = { lr = 0.01, weight_decay = 0, betas = { 0.9, 0.99 } }
+                local opt, clipping = te.optim.AdamW(ps, opts), te.optim.AdamW(clipped, opts)
+                local m, v, want = 0, 0, 1
+                for step, gradient in ipairs { 0.5, -0.25, 2 } do
+                    for i, p in ipairs(ps) do
+                        p.grad = te.full(p.shape, gradient / scale, { dtype = dtype })
+                        clipped[i].grad = p.grad
+                    end
+                    opt:step { grad_scale = scale }
+                    clipping:step { clip = te.optim.grad_clip(clipped, { scale = scale }) }
+                    m, v = 0.9 * m + 0.1 * gradient, 0.99 * v + 0.01 * gradient ^ 2
+                    want = want - 0.01 * m / (1 - 0.9 ^ step) / (math.sqrt(v / (1 - 0.99 ^ step)) + 1e-8)
+                    for i, p in ipairs(ps) do
+                        for _, got in ipairs(p:reshape(-1):totable()) do assert.near(want, got, 1e-6) end
+                        assert.same(p:totable(), clipped[i]:totable())
+                    end
+                end
+            end
+        end
+    end)
+
     it("scales gradients in its own pass, and takes a learning rate for a step", function()
         local a, b = parameter { 1 }, parameter { 1 }
         local one, two = te.optim.SGD({ a }, { lr = 1 }), te.optim.SGD({ b }, { lr = 7 })

@@ -161,6 +161,43 @@ describe("te.pointwise", function()
             "one value per row")
     end)
 
+    it("gives one value per row where it is made of those alone, as plain tensors do", function()
+        local x = draw({ 3, 4 })
+        for _, fn in ipairs {
+            function(a, b) return te.sum(a, -1, true) + b end,
+            function(a, b) return te.tanh(te.mean(a, -1, true) * b) - 2 end,
+            function(a, b) return a - te.max(a, -1, true), te.sum(a, -1, true):to("bfloat16") * b end,
+            function(a, b)
+                local m = te.mean(a, -1, true)
+                return te.where(te.gt(m * b, 0), te.max(a, -1, true), te.min(a * b, -1, true))
+            end,
+        } do
+            for _, b in ipairs { draw({ 3, 1 }), draw({ 1 }), draw({}), draw({ 3, 4 }), draw({ 4 }), 0.5 } do
+                local plain, traced
+                for i, f in ipairs { fn, te.pointwise(fn) } do
+                    local a = te.tensor(x, { requires_grad = true })
+                    local other = te.is_tensor(b) and te.tensor(b, { requires_grad = true }) or b
+                    local first, second = f(a, other)
+                    local loss = first:square():sum()
+                    if second then loss = loss + second:square():sum() end
+                    loss:backward()
+                    local found = { a.grad, te.is_tensor(other) and other.grad or a.grad, first, second }
+                    if i == 1 then plain = found else traced = found end
+                end
+                assert.equal(#plain, #traced)
+                for i, want in ipairs(plain) do
+                    assert.same(want.shape, traced[i].shape)
+                    close(want:totable(), traced[i], 2e-2)
+                end
+            end
+        end
+        local empty = te.pointwise(function(a, b) return te.sum(a, -1, true) + b end)(te.zeros { 3, 0 }, te.ones { 1 })
+        assert.same({ { 1 }, { 1 }, { 1 } }, empty:totable())
+        -- without a part of what was reduced, a result fills the shape of the arguments, as where nothing is
+        local _, fills = te.pointwise(function(a, b) return a - te.max(a, -1, true), b * 2 end)(x, te.ones { 3, 1 })
+        assert.same({ 3, 4 }, fills.shape)
+    end)
+
     it("fills the shape of its arguments where it comes to one value per row, or to one", function()
         local x, dy = draw({ 3, 4 }), draw({ 3, 4 })
         for _, fn in ipairs {
@@ -444,6 +481,28 @@ describe("te.Pointwise", function()
             te.set_fusion(true)
             assert.is_false(ok or too)
             assert.is_truthy(problem:find(message) and problem_too:find(message), problem .. problem_too)
+        end
+    end)
+
+    it("refuses results that have one value per row", function()
+        local x = draw({ 3, 4 })
+        local extra = te.Pointwise({ extra_inputs = 1 }, function(a, b) return te.sum(a, -1, true) + b end)
+        local function owning(shape)
+            return te.Pointwise({ params = { p = te.ones(shape) } },
+                function(a, p) return te.mean(a, -1, true) * p.p end)
+        end
+        close((te.sum(x, -1, true) + x * 2):totable(), extra(x, x * 2), 1e-6)
+        for _, fused in ipairs { true, false } do
+            te.set_fusion(fused)
+            local row = te.Sequential(te.Identity(), owning { 4 })(x)
+            local ok, problem = pcall(te.Sequential(te.Identity(), extra), x, draw({ 3, 1 }))
+            local too, problem_too = pcall(te.Sequential(te.Identity(), owning {}), x)
+            te.set_fusion(true)
+            close((te.mean(x, -1, true) * te.ones { 4 }):totable(), row, 1e-6)
+            assert.is_false(ok or too)
+            local message = "te%.Pointwise: a result has one value for each row of x {3,4}: beside sums, it is made of "
+            assert.is_truthy(problem:find(message .. "{3,1} alone") and problem_too:find(message .. "{} alone"),
+                problem .. problem_too)
         end
     end)
 

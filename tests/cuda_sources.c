@@ -58,9 +58,9 @@ static const sample samples[] = {
      PLAIN, 1},
     {"transpose", "y = x", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_ELEM}, TE_BF16, 4096, 768, TURNED, 1},
     {"adamw",
-     "m2 = m * beta1 + g * fresh1; v2 = v * beta2 + g * fresh2 * g; p2 = p * decay - m2 * step_size / "
+     "m2 = m * beta1 + g * fresh1; f = g * fresh2_root; v2 = v * beta2 + f * f; p2 = p * decay - m2 * step_size / "
      "(sqrt(v2) + eps)",
-     4, 7, 3, {"p", "g", "m", "v"}, {"decay", "step_size", "beta1", "beta2", "fresh1", "fresh2", "eps"},
+     4, 7, 3, {"p", "g", "m", "v"}, {"decay", "step_size", "beta1", "beta2", "fresh1", "fresh2_root", "eps"},
      {"p2", "m2", "v2"},
      {ELEM, ELEM, ELEM, ELEM}, 0, {TE_OUT_ELEM, TE_OUT_ELEM, TE_OUT_ELEM}, TE_F32, 1, 768 * 768, PLAIN, 148},
     {"gelu_backward_bias_quantized",

@@ -245,6 +245,53 @@ static void test_failing_allocations(void)
     }
 }
 
+static bool same_values(te_tensor *t, const float *values)
+{
+    float got[HIDDEN * HIDDEN];
+    return te_tensor_read(t, TE_F32, got) == TE_OK &&
+           memcmp(got, values, (size_t)te_tensor_numel(t) * sizeof *got) == 0;
+}
+
+/* Allocation n fails in backward: a gradient is whole or not there, and the next pass over the graph finds nothing of
+ * this one. Returns whether backward got by without reaching allocation n. */
+static bool backward_with_failure(long n, float (*want)[HIDDEN * HIDDEN])
+{
+    failing_memory f = {.countdown = -1};
+    te_context_options options = {
+        .struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
+    te_context *ctx = te_context_open(&options);
+    network net;
+    CHECK(ctx && network_open(&net, ctx, TE_F32));
+    te_tensor *loss = network_loss(&net);
+    CHECK(loss != NULL);
+    f.countdown = n;
+    te_status status = te_backward(loss, NULL, true);
+    bool reached = f.countdown < 0;
+    f.countdown = -1;
+    for (int i = 0; i < N_PARAMS; i++) {
+        te_tensor *grad = te_tensor_grad(net.params[i]);
+        if (status == TE_OK && !reached) te_tensor_read(grad, TE_F32, want[i]);
+        CHECK_MSG(!grad || same_values(grad, want[i]), "allocation %ld: gradient %d is none", n, i);
+        te_tensor_set_grad(net.params[i], NULL);
+    }
+    CHECK_MSG(te_backward(loss, NULL, true) == TE_OK, "after allocation %ld failed: %s", n, te_context_error(ctx));
+    for (int i = 0; i < N_PARAMS; i++)
+        CHECK_MSG(same_values(te_tensor_grad(net.params[i]), want[i]), "after allocation %ld: gradient %d", n, i);
+    te_tensor_release(loss);
+    network_close(&net);
+    te_context_release(ctx);
+    return !reached;
+}
+
+static void test_failing_backward(void)
+{
+    float want[N_PARAMS][HIDDEN * HIDDEN];
+    long n = 0;
+    CHECK(backward_with_failure(LONG_MAX, want));
+    while (!backward_with_failure(n, want) && n < 20000) n++;
+    CHECK_MSG(n > 5 && n < 20000, "%ld allocations in backward", n);
+}
+
 /* No operation holds on to what it was given, or to itself: with nobody left all memory is back. */
 static void test_operations_let_go(void)
 {
@@ -539,5 +586,6 @@ int main(void)
     test_operations_let_go();
     test_long_graph();
     test_failing_allocations();
+    test_failing_backward();
     return TEST_END();
 }

@@ -7,6 +7,8 @@
 #include "core/fuser/describe.h"
 #include "core/fuser/group.h"
 
+#include <limits.h>
+
 enum { BATCH = 2, TOKENS = 5, HEADS = 2, WIDTH = 8, HIDDEN = 12, N_PARAMS = 10, N_INPUTS = 1 + N_PARAMS };
 
 /* x; norm weight, bias; qkv weight, bias; projection weight; norm weight; up weight, bias; down weight, bias */
@@ -565,6 +567,52 @@ static bool step_with_failure(long n, bool (*take_step)(network *))
     return !reached;
 }
 
+/* Allocation n fails on the way back: a gradient is whole or not there, and the next pass gives all of them. Returns
+ * whether it was not reached; want is filled where nothing failed. */
+static bool backward_with_failure(long n, double want[N_INPUTS][256])
+{
+    static double got[N_INPUTS][256];
+    failing_memory f = {.countdown = -1};
+    te_context_options options = {
+        .struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
+    te_context *ctx = te_context_open(&options);
+    network net;
+    te_tensor *out[2] = {NULL, NULL};
+    CHECK(ctx && network_open(&net, ctx, TE_F32));
+    te_group *group = make_group(ctx);
+    CHECK(group && te_group_run(group, net.in, out) == TE_OK);
+    f.countdown = n;
+    bool ok = backward_of(out, true) == TE_OK, reached = f.countdown < 0;
+    f.countdown = -1;
+    if (ok && !reached) read_grads(&net, want);
+    for (int i = 0; i < N_INPUTS; i++) {
+        te_tensor *grad = te_tensor_grad(net.in[i]);
+        size_t bytes = (size_t)te_tensor_numel(net.in[i]) * sizeof(double);
+        if (grad) CHECK(te_tensor_read(grad, TE_F64, got[i]) == TE_OK);
+        CHECK_MSG(!grad || memcmp(got[i], want[i], bytes) == 0, "allocation %ld: gradient %d is none", n, i);
+        te_tensor_set_grad(net.in[i], NULL);
+    }
+    CHECK_MSG(backward_of(out, true) == TE_OK, "after allocation %ld failed: %s", n, te_context_error(ctx));
+    read_grads(&net, got);
+    for (int i = 0; i < N_INPUTS; i++)
+        CHECK_MSG(memcmp(got[i], want[i], (size_t)te_tensor_numel(net.in[i]) * sizeof(double)) == 0,
+                  "after allocation %ld: gradient %d", n, i);
+    drop(out);
+    te_group_release(group);
+    network_close(&net);
+    te_context_release(ctx);
+    return !reached;
+}
+
+static void test_failing_backward(void)
+{
+    static double want[N_INPUTS][256];
+    long n = 0;
+    CHECK(backward_with_failure(LONG_MAX, want));
+    while (!backward_with_failure(n, want) && n < 20000) n++;
+    CHECK_MSG(n > 20 && n < 20000, "%ld allocations in backward", n);
+}
+
 /* Memory that runs out while a group is planned says nothing about the group. */
 static void test_failing_plan(void)
 {
@@ -612,6 +660,7 @@ int main(void)
     test_public();
     test_no_outputs();
     test_failing_plan();
+    test_failing_backward();
     test_failing_allocations(block_step);
     test_failing_allocations(rows_step);
     test_failing_allocations(groups_step);

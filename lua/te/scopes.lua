@@ -95,31 +95,17 @@ local function with_updates(backward)
     end
 end
 
-local run_backward, run_grad = with_updates(core.backward), with_updates(core.grad)
-local asked -- while te.grad runs: the tensors whose gradients it gives
+te.backward = with_updates(core.backward)
+local run_grad, run_replayed = with_updates(core.grad), with_updates(core.replayed_grad)
 
-settle.when_stopped(function() in_backward, asked = false, nil end)
-
-local function answered(before, ok, ...)
-    asked = before
-    return pass(ok, ...)
-end
+settle.when_stopped(function() in_backward = false end)
 
 function te.grad(outputs, inputs, ...)
     local opts = ...
     if type(opts) == "table" and opts.create_graph == true then
         core.fail "te.grad: option create_graph: gradients of gradients are not recorded"
     end
-    local before = asked
-    asked = type(inputs) == "table" and inputs or { inputs }
-    return answered(before, xpcall(run_grad, core.remember, outputs, inputs, ...))
-end
-
-function te.backward(...)
-    if not asked then return run_backward(...) end
-    local before = asked
-    asked = nil
-    return answered(before, xpcall(run_backward, core.remember, ...))
+    return run_grad(outputs, inputs, ...)
 end
 
 core.tensor_methods.backward = te.backward
@@ -214,66 +200,29 @@ function replay(state, fn, inputs)
     return results
 end
 
--- One number whose gradients are those of all results weighted by `douts`.
-local function weighted_sum(results, douts)
-    local total
-    for i = 2, results.n do
-        local dout = douts[i - 1]
-        if dout and results[i].requires_grad then
-            local part = te.sum(results[i] * dout)
-            total = total and total + part or part
+-- What fn met beside its inputs, parameters and earlier results, gets its gradients from the pass that runs this.
+local function checkpoint_backward(ctx, ...)
+    local inputs, douts = pack(ctx.inputs:read("te.checkpoint: backward")), { ... }
+    local wanted, places = {}, {}
+    for i = 1, inputs.n do
+        local x = inputs[i]
+        if te.is_tensor(x) then
+            inputs[i] = x:detach()
+            inputs[i].requires_grad = x.requires_grad
+            if x.requires_grad then wanted[#wanted + 1], places[#places + 1] = inputs[i], i end
         end
     end
-    return total
-end
-
--- What te.grad asks for and a recomputation finds, where it does not come through the inputs: parameters.
-local function give_asked(results, inputs, douts)
-    local outputs, seeds, wanted, leaves = {}, {}, {}, asked
+    local since = core.next_node()
+    local results, outputs, seeds, grads = replay(ctx.state, ctx.fn, inputs), {}, {}, {}
     for i = 2, results.n do
         if douts[i - 1] and results[i].requires_grad then
             outputs[#outputs + 1], seeds[#seeds + 1] = results[i], douts[i - 1]
         end
     end
-    for i = 1, inputs.n do
-        if te.is_tensor(inputs[i]) and inputs[i].requires_grad then wanted[#wanted + 1] = inputs[i] end
+    if #outputs > 0 then
+        local found = run_replayed(outputs, wanted, { grad_outputs = seeds }, since)
+        for k, i in ipairs(places) do grads[i + 1] = found[k] end -- the first input is the anchor
     end
-    local n = #wanted
-    for _, t in ipairs(leaves) do
-        if t.is_leaf and t.requires_grad then wanted[#wanted + 1] = t end
-    end
-    if #outputs == 0 or #wanted == 0 then return end
-    for k, gradient in ipairs(te.grad(outputs, wanted, { grad_outputs = seeds })) do
-        if gradient and k > n then
-            core.give_gradient(wanted[k], gradient)
-        elseif gradient then
-            wanted[k].grad = gradient
-        end
-    end
-end
-
-local function checkpoint_backward(ctx, ...)
-    local inputs, douts = pack(ctx.inputs:read("te.checkpoint: backward")), { ... }
-    for i = 1, inputs.n do
-        local x = inputs[i]
-        if te.is_tensor(x) then
-            local wanted = x.requires_grad
-            x = x:detach()
-            x.requires_grad = wanted
-        end
-        inputs[i] = x
-    end
-    local results = replay(ctx.state, ctx.fn, inputs)
-    if asked then
-        give_asked(results, inputs, douts)
-    elseif results.n == 2 then
-        if results[2].requires_grad then results[2]:backward(douts[1]) end
-    else
-        local total = te.enable_grad(weighted_sum, results, douts)
-        if total then total:backward() end
-    end
-    local grads = {} -- the first input is the anchor
-    for i = 1, inputs.n do grads[i + 1] = te.is_tensor(inputs[i]) and inputs[i].grad or nil end
     return unpack(grads, 1, inputs.n + 1)
 end
 
@@ -307,8 +256,8 @@ local function tensors(...)
 end
 
 --- fn(...), keeping only its inputs: what happens inside is computed again in backward, with the same random numbers,
---- compute dtype, recipe and scales. Parameters that fn uses get their gradients as usual; results need none where
---- nothing in fn does. fn gives tensors.
+--- compute dtype, recipe and scales. Parameters and earlier results that fn uses get their gradients as usual; results
+--- need none where nothing in fn does. fn gives tensors.
 ---@return te.Tensor ...
 function te.checkpoint(fn, ...)
     check_function("checkpoint", fn)

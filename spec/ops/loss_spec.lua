@@ -121,6 +121,26 @@ describe("te.cross_entropy", function()
         assert.near(math.log(2), equal:item(), 1e-15)
     end)
 
+    it("takes more classes than float32 can count in float64 alone", function()
+        local n = 2 ^ 24 + 2
+        local few, many = te.zeros({ 1, 1 }):expand { 1, 2 ^ 24 }, te.zeros({ 1, 1 }):expand { 1, n }
+        assert.near(24 * math.log(2), te.cross_entropy(few, classes { 2 ^ 24 - 1 }):item(), 1e-3)
+        for _, dtype in ipairs { "float32", "bfloat16" } do
+            for _, opts in ipairs { {}, { label_smoothing = 0.1 }, { weight = te.ones({ 1 }):expand { n } } } do
+                assert.error_matches(function() te.cross_entropy(many:to(dtype), classes { n - 2 }, opts) end,
+                    "te.cross_entropy: 16777218 classes: float32, in which " .. dtype
+                        .. " logits are computed with, tells 16777216 apart; use float64 logits", 1, true)
+            end
+        end
+        local x = te.zeros({ 1, n }, { dtype = "float64" })
+        x[1][n] = 5
+        x.requires_grad = true
+        local loss = te.cross_entropy(x, classes { n - 1 })
+        local all = n - 1 + math.exp(5)
+        assert.near(math.log(all) - 5, loss:item(), 1e-9)
+        close({ 1 / all, 1 / all, math.exp(5) / all - 1 }, te.grad(loss, x)[1]:narrow(1, n - 2, 3), 1e-9)
+    end)
+
     it("says which shapes do not fit", function()
         assert.error_matches(function() te.cross_entropy(logits, te.ones { 3, 2 }) end, "te.cross_entropy: targets of "
             .. "float32 are probabilities in the shape of logits, {3,4}, not {3,2}", 1, true)

@@ -4,6 +4,9 @@
  * keeps the reached nodes in a heap and takes the highest number first: when a node's turn comes, every gradient of its
  * results has arrived. Gradients wait in the producer's call.dout, those of leaves in leaf->grad or leaf->main_grad, or
  * in the slots of te_autograd_grad.
+ *
+ * A node that computes a stretch again runs a pass of its own over it. Nodes from before the stretch may have other
+ * consumers, whose turn is yet to come: such a pass hands them to the one around it.
  */
 #include "autograd.h"
 
@@ -25,6 +28,8 @@ typedef struct te_engine {
     size_t n, capacity;
     capture *captures; /* NULL: gradients of leaves go to .grad */
     int n_captures;
+    struct te_engine *outer; /* runs the node that this one runs in; NULL: none */
+    uint64_t since; /* not 0: older nodes, and leaves that are not captured, are those of `outer` */
     bool retain;
     bool records; /* what runs around it: gradients can be asked for in a stretch that records nothing */
 } te_engine;
@@ -167,6 +172,7 @@ te_status te_autograd_record(te_call *call, te_tensor **inputs, int n_inputs)
 static te_status push(te_engine *e, te_node *node)
 {
     if (node->queued) return TE_OK;
+    while (node->order < e->since) e = e->outer;
     void *heap = e->heap;
     if (!te_mem_grow(&e->ctx->mem, &heap, &e->capacity, e->n + 1, sizeof *e->heap))
         return te_fail_memory(e->ctx, "te.backward");
@@ -206,12 +212,28 @@ const te_grad_meta *te_grad_input(const te_call *call, int i) { return &call->no
 /* What has the dtype in which the gradient of a leaf gathers. */
 static const te_tensor *accumulator(const te_tensor *leaf) { return leaf->main_grad ? leaf->main_grad : leaf; }
 
-static te_tensor **leaf_slot(te_engine *e, te_tensor *leaf)
+static te_tensor **captured(te_engine *e, const te_tensor *leaf)
 {
-    if (!e->captures) return leaf->main_grad ? &leaf->main_grad : &leaf->grad;
     for (int i = 0; i < e->n_captures; i++)
         if (e->captures[i].leaf == leaf) return &e->captures[i].grad;
     return NULL;
+}
+
+/* The pass that gathers the gradient of a leaf that e has reached. */
+static te_engine *gatherer(te_engine *e, const te_tensor *leaf)
+{
+    while (e->since && !captured(e, leaf)) e = e->outer;
+    return e;
+}
+
+/* Whether the gradient of a leaf, which `meta` may be, goes to .grad. */
+static bool keeps(te_engine *e, const te_grad_meta *meta) { return meta->leaf && !gatherer(e, meta->leaf)->captures; }
+
+static te_tensor **leaf_slot(te_engine *e, te_tensor *leaf)
+{
+    e = gatherer(e, leaf);
+    if (e->captures) return captured(e, leaf);
+    return leaf->main_grad ? &leaf->main_grad : &leaf->grad;
 }
 
 /* Where the gradient of an input gathers; NULL when nobody wants it. */
@@ -241,8 +263,9 @@ static te_status arrived(te_engine *e, const te_grad_meta *meta) { return meta->
  * that. */
 static bool may_add(te_engine *e, const te_grad_meta *meta, const te_tensor *grad)
 {
-    if (meta->leaf && !e->captures && grad == meta->leaf->main_grad) return true;
-    bool own = meta->leaf && !e->captures ? grad->storage->block != NULL && !grad->node : exclusive(grad);
+    bool kept = keeps(e, meta);
+    if (kept && grad == meta->leaf->main_grad) return true;
+    bool own = kept ? grad->storage->block != NULL && !grad->node : exclusive(grad);
     return own && grad->dtype == meta->dtype && te_tensor_contiguous(grad);
 }
 
@@ -251,6 +274,10 @@ static bool may_add(te_engine *e, const te_grad_meta *meta, const te_tensor *gra
 static te_status settle(te_engine *e, const te_grad_meta *meta, te_tensor **slot, te_tensor *grad)
 {
     bool holds = grad->node || grad->grad || grad->main_grad;
+    if (arrived(e, meta) != TE_OK) { /* what waits at a node that is never reached would be found by the next pass */
+        te_tensor_release(grad);
+        return e->ctx->status;
+    }
     if (meta->leaf && (holds || !exclusive(grad) || !te_tensor_contiguous(grad))) {
         te_tensor *copy = te_tensor_clone_data(grad);
         te_tensor_release(grad);
@@ -258,7 +285,7 @@ static te_status settle(te_engine *e, const te_grad_meta *meta, te_tensor **slot
         grad = copy;
     }
     *slot = grad;
-    return arrived(e, meta);
+    return TE_OK;
 }
 
 te_status te_grad_give(te_call *call, int i, te_tensor *grad)
@@ -296,7 +323,7 @@ te_status te_grad_give(te_call *call, int i, te_tensor *grad)
 te_tensor *te_grad_target(te_call *call, int i, bool *accumulate)
 {
     te_engine *e = call->ctx->engine;
-    const te_grad_meta *meta = te_grad_input(call, i);
+    te_grad_meta *meta = &call->node->edges[i];
     te_tensor **slot = grad_slot(e, meta);
     if (!slot) {
         te_call_fail(call, TE_ERROR_ARGUMENT, "backward: nobody wants the gradient of input %lld",
@@ -313,7 +340,10 @@ te_tensor *te_grad_target(te_call *call, int i, bool *accumulate)
         *slot = copy;
     }
     *accumulate = *slot != NULL;
-    if (!*slot) *slot = te_tensor_new(e->ctx, meta->device, meta->dtype, meta->ndim, meta->shape);
+    if (!*slot) {
+        *slot = te_tensor_new(e->ctx, meta->device, meta->dtype, meta->ndim, meta->shape);
+        meta->fresh = true;
+    }
     if (!*slot || arrived(e, meta) != TE_OK) return NULL;
     te_tensor_written(*slot);
     return *slot;
@@ -344,23 +374,37 @@ static bool is_wanted(const te_node *node)
     return wanted;
 }
 
+/* After a failure: nobody knows what was written of the gradients that began at this node. */
+static void drop_fresh(te_engine *e, te_node *node)
+{
+    for (int i = 0; i < node->n_edges; i++) {
+        te_tensor **slot = node->edges[i].fresh ? grad_slot(e, &node->edges[i]) : NULL;
+        if (!slot) continue;
+        te_tensor_release(*slot);
+        *slot = NULL;
+    }
+}
+
 static te_status run_node(te_engine *e, te_node *node)
 {
     te_status status = te_context_poll(e->ctx);
     if (status == TE_OK) status = check_saved(node);
     for (int i = 0; i < node->n_edges; i++) {
         te_grad_meta *meta = &node->edges[i];
-        if (status == TE_OK && meta->leaf && meta->leaf->replaced && !e->captures)
+        bool kept = keeps(e, meta);
+        if (status == TE_OK && kept && meta->leaf->replaced)
             status = te_call_fail(&node->call, TE_ERROR_ARGUMENT,
                                   "backward: a parameter of shape %s was converted or moved since, so its gradient "
                                   "would be lost", TE_SHAPE_TEXT(meta->leaf));
-        if (meta->leaf) meta->dtype = (e->captures ? meta->leaf : accumulator(meta->leaf))->dtype;
+        if (meta->leaf) meta->dtype = (kept ? accumulator(meta->leaf) : meta->leaf)->dtype;
+        meta->fresh = false;
     }
     for (int i = 0; i < e->n_captures; i++)
         if (e->captures[i].node == node) e->captures[i].grad = te_tensor_retain(node->call.dout[e->captures[i].output]);
     if (status == TE_OK && is_wanted(node)) {
         const te_op_def *def = node->call.op->def;
         status = def->formula ? te_program_op_backward(&node->call) : def->backward(&node->call);
+        if (status != TE_OK) drop_fresh(e, node);
     }
     drop_douts(node);
     if (status == TE_OK && !e->retain) {
@@ -416,9 +460,9 @@ static te_status seed(te_engine *e, te_tensor *output, te_tensor *grad)
 static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *seeds, int n_outputs)
 {
     te_context *ctx = e->ctx;
-    te_engine *outer = ctx->engine; /* a recomputation inside backward runs its own */
     bool grad_enabled = te_context_set_grad_enabled(ctx, false);
     te_float_mode mode = te_float_mode_begin();
+    e->outer = ctx->engine;
     ctx->engine = e;
     e->records = grad_enabled;
     te_status status = TE_OK;
@@ -432,19 +476,14 @@ static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *
         te_node_release(node);
     }
     te_mem_free(&ctx->mem, e->heap, e->capacity * sizeof *e->heap);
-    ctx->engine = outer;
+    ctx->engine = e->outer;
     te_context_set_grad_enabled(ctx, grad_enabled);
-    if (!outer && status == TE_OK)
+    if (!e->outer && status == TE_OK)
         status = te_products_update(ctx, true);
-    else if (!outer)
+    else if (!e->outer)
         (void)te_products_forget(ctx, true);
     te_float_mode_end(&mode);
     return status;
-}
-
-te_status te_autograd_give(te_tensor *t, te_tensor *grad)
-{
-    return t->ctx->engine ? seed(t->ctx->engine, t, grad) : TE_OK;
 }
 
 te_status te_backward(te_tensor *loss, te_tensor *grad, bool retain)
@@ -454,19 +493,22 @@ te_status te_backward(te_tensor *loss, te_tensor *grad, bool retain)
     return run(&e, &loss, grad ? &grad : NULL, 1);
 }
 
-te_status te_autograd_grad(te_context *ctx, te_tensor *const *outputs, te_tensor *const *seeds, int n_outputs,
-                           te_tensor *const *inputs, te_tensor **grads, int n_inputs, bool retain)
+/* Runs e, which captures what it finds for `inputs`. */
+static te_status run_capturing(te_engine *e, te_tensor *const *outputs, te_tensor *const *seeds, int n_outputs,
+                               te_tensor *const *inputs, te_tensor **grads, int n_inputs)
 {
-    capture *captures = te_mem_zalloc(&ctx->mem, (size_t)n_inputs * sizeof *captures);
-    te_engine e = {.ctx = ctx, .retain = retain, .captures = captures, .n_captures = n_inputs};
+    te_context *ctx = e->ctx;
+    size_t bytes = (size_t)(n_inputs + 1) * sizeof(capture); /* captures are not NULL where inputs are none */
+    capture *captures = e->captures = te_mem_zalloc(&ctx->mem, bytes);
     if (!captures) return te_fail_memory(ctx, "te.grad");
+    e->n_captures = n_inputs;
     for (int i = 0; i < n_inputs; i++) {
         if (inputs[i]->node)
             captures[i] = (capture){.node = inputs[i]->node, .output = inputs[i]->node_output};
         else
             captures[i].leaf = inputs[i];
     }
-    te_status status = run(&e, outputs, seeds, n_outputs);
+    te_status status = run(e, outputs, seeds, n_outputs);
     for (int i = 0; i < n_inputs; i++) {
         bool again = false; /* the same tensor asked for twice: the first slot collected */
         for (int j = 0; j < i && !captures[i].grad; j++) {
@@ -476,8 +518,8 @@ te_status te_autograd_grad(te_context *ctx, te_tensor *const *outputs, te_tensor
         }
         if (!again) grads[i] = captures[i].grad;
     }
-    for (int i = 0; i < n_inputs && status == TE_OK; i++) { /* whoever gets a gradient may write to it */
-        if (!grads[i] || !te_tensor_repeats(grads[i])) continue;
+    for (int i = 0; i < n_inputs && status == TE_OK; i++) { /* whoever gets a gradient may write to it, unseen */
+        if (!grads[i] || (exclusive(grads[i]) && !te_tensor_repeats(grads[i]))) continue;
         te_tensor *own = te_tensor_clone_data(grads[i]);
         te_tensor_release(grads[i]);
         grads[i] = own;
@@ -487,8 +529,22 @@ te_status te_autograd_grad(te_context *ctx, te_tensor *const *outputs, te_tensor
         te_tensor_release(grads[i]);
         grads[i] = NULL;
     }
-    te_mem_free(&ctx->mem, captures, (size_t)n_inputs * sizeof *captures);
+    te_mem_free(&ctx->mem, captures, bytes);
     return status;
+}
+
+te_status te_autograd_grad(te_context *ctx, te_tensor *const *outputs, te_tensor *const *seeds, int n_outputs,
+                           te_tensor *const *inputs, te_tensor **grads, int n_inputs, bool retain)
+{
+    te_engine e = {.ctx = ctx, .retain = retain};
+    return run_capturing(&e, outputs, seeds, n_outputs, inputs, grads, n_inputs);
+}
+
+te_status te_autograd_replayed(te_context *ctx, uint64_t since, te_tensor *const *outputs, te_tensor *const *seeds,
+                               int n_outputs, te_tensor *const *inputs, te_tensor **grads, int n_inputs)
+{
+    te_engine e = {.ctx = ctx, .since = ctx->engine ? since : 0};
+    return run_capturing(&e, outputs, seeds, n_outputs, inputs, grads, n_inputs);
 }
 
 /* --- leaves ------------------------------------------------------------------------------------------------------- */

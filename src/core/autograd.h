@@ -8,6 +8,7 @@
 typedef struct te_grad_meta {
     te_node   *node; /* producer; NULL for leaves */
     int        output;
+    bool       fresh; /* the consumer's backward was given new memory to write the gradient into */
     te_tensor *leaf; /* collects into leaf->grad; NULL for results and for inputs without gradient */
     te_device *device;
     te_dtype   dtype;
@@ -31,12 +32,13 @@ bool      te_needs_grad(const te_tensor *t); /* leaf with requires_grad, or resu
 void      te_node_release(te_node *node);
 bool      te_autograd_retains(const te_context *ctx); /* the pass in progress keeps what was saved */
 
-/* Adds to the gradient of t that the backward pass in progress gathers: what a recomputation inside one found. Nothing
- * where none runs. */
-te_status te_autograd_give(te_tensor *t, te_tensor *grad);
 /* Gradients of `outputs` (weighted by `seeds`, NULL entries: ones) with respect to `inputs`, without touching any
  * .grad. grads[i] receives a reference, or NULL where there is no path. */
 te_status te_autograd_grad(te_context *ctx, te_tensor *const *outputs, te_tensor *const *seeds, int n_outputs,
                            te_tensor *const *inputs, te_tensor **grads, int n_inputs, bool retain);
+/* The same inside a backward pass, of a stretch that was computed again, whose first node is `since`. What the stretch
+ * met beside its inputs, older nodes and other leaves, is left to that pass, with the gradients that come from here. */
+te_status te_autograd_replayed(te_context *ctx, uint64_t since, te_tensor *const *outputs, te_tensor *const *seeds,
+                               int n_outputs, te_tensor *const *inputs, te_tensor **grads, int n_inputs);
 
 #endif

@@ -16,6 +16,7 @@ typedef struct grad_output {
     int slot;          /* program input */
     te_tensor *target; /* borrowed from the graph, or own */
     te_tensor *own;    /* must be given (or summed and given) after the run */
+    bool settled;      /* nothing is to be computed: it was handed on, is none, or nobody wants it */
 } grad_output;
 
 /* dx of a gated op is one buffer that both halves are written into. */
@@ -186,32 +187,40 @@ static bool is_summed(const backward_run *b, int i)
 }
 
 /* A result's own gradient is handed on, added up where that is needed: nothing else is computed or copied. */
+static te_status hand_on(backward_run *b, int i, te_tensor *dout, grad_output *out)
+{
+    const te_grad_meta *meta = te_grad_input(b->call, b->l.input[i]);
+    if (!dout) return TE_OK;
+    if (dout->dtype == meta->dtype && has_shape(dout, meta->ndim, meta->shape)) {
+        out->settled = true;
+        return te_grad_give(b->call, b->l.input[i], te_tensor_retain(dout));
+    }
+    if (out->settled || !has_shape(dout, b->s.ndim, b->s.shape) || !is_summed(b, i)) return TE_OK;
+    out->settled = true;
+    return give_sum(b->call, &b->l, i, dout);
+}
+
+/* What is handed on goes first. Where one tensor stands for several inputs, the program adds to that; memory that the
+ * program has yet to write cannot be added to. */
 static te_status bind_outputs(backward_run *b)
 {
-    te_call *call = b->call;
     te_status status = TE_OK;
-    for (int i = 0, k = 0; i < b->l.n && status == TE_OK; i++) {
+    for (int i = 0; i < b->l.n && status == TE_OK; i++) {
         if (!te_variant_wants(b->v, i)) continue;
-        const struct te_program_output *out = &b->program->outputs[k];
-        bool nothing = is_nothing(b, i, k++);
-        te_tensor *dout = passed_through(b, i, out);
-        const te_grad_meta *meta = te_grad_input(call, b->l.input[i]);
-        int n = b->n;
-        b->outs[n].slot = i;
+        int n = b->n++;
+        te_tensor *dout = passed_through(b, i, &b->program->outputs[n]);
         b->outputs[n] = (te_operand){.data = NULL};
-        if (dout && dout->dtype == meta->dtype && has_shape(dout, meta->ndim, meta->shape)) {
-            status = te_grad_give(call, b->l.input[i], te_tensor_retain(dout));
-        } else if (nothing || !te_grad_wanted(call, b->l.input[i])) {
-            /* nothing is computed, nor summed */
-        } else if (dout && has_shape(dout, b->s.ndim, b->s.shape) && is_summed(b, i)) {
-            status = give_sum(call, &b->l, i, dout);
-        } else {
-            te_output_kind kind = (te_output_kind)out->kind;
-            status = open_output(call, &b->l, i, &b->s, kind, &b->outs[n], n, b->outs, &b->outputs[n]);
-            b->run.compute_f64 |= b->outputs[n].dtype == TE_F64; /* what is added to has its digits */
-            b->to_compute++;
-        }
-        b->n++;
+        b->outs[n].slot = i;
+        b->outs[n].settled = is_nothing(b, i, n) || !te_grad_wanted(b->call, b->l.input[i]);
+        status = hand_on(b, i, dout, &b->outs[n]);
+    }
+    for (int n = 0; n < b->n && status == TE_OK; n++) {
+        grad_output *out = &b->outs[n];
+        if (out->settled) continue;
+        te_output_kind kind = (te_output_kind)b->program->outputs[n].kind;
+        status = open_output(b->call, &b->l, out->slot, &b->s, kind, out, n, b->outs, &b->outputs[n]);
+        b->run.compute_f64 |= b->outputs[n].dtype == TE_F64; /* what is added to has its digits */
+        b->to_compute++;
     }
     return status;
 }

@@ -7,14 +7,16 @@
 #include <math.h>
 
 /* What does not change within a step is computed once, in double: gradient scale and bias corrections are folded into
- * the coefficients, so few operations are left per element. */
-#define ADAMW                                                                                                   \
-    "m2 = m * beta1 + g * fresh1; v2 = v * beta2 + g * fresh2 * g; p2 = p * decay - m2 * step_size / (sqrt(v2) + eps)"
+ * the coefficients, so few operations are left per element. The square's coefficient is its root: squared, a gradient
+ * scale far from 1 would leave float32 where the scaled gradient does not. */
+#define ADAMW                                                                    \
+    "m2 = m * beta1 + g * fresh1; f = g * fresh2_root; v2 = v * beta2 + f * f; " \
+    "p2 = p * decay - m2 * step_size / (sqrt(v2) + eps)"
 
 static const te_utility adamw_program = {
     .name = "adamw",
     .inputs = "p g m v",
-    .params = "decay step_size beta1 beta2 fresh1 fresh2 eps one",
+    .params = "decay step_size beta1 beta2 fresh1 fresh2_root eps one",
     .outputs = "p2 m2 v2",
     .formula = ADAMW,
 };
@@ -24,7 +26,7 @@ static const te_utility adamw_program = {
 static const te_utility adamw_copying_program = {
     .name = "adamw",
     .inputs = "p g m v",
-    .params = "decay step_size beta1 beta2 fresh1 fresh2 eps one",
+    .params = "decay step_size beta1 beta2 fresh1 fresh2_root eps one",
     .outputs = "p2 m2 v2 copy",
     .formula = ADAMW "; copy = p2 * one",
 };
@@ -32,10 +34,11 @@ static const te_utility adamw_copying_program = {
 /* The same with its coefficients from a device, and a last one that says whether anything changes at all. */
 static const te_utility adamw_device_program = {
     .name = "adamw",
-    .inputs = "p g m v decay step_size beta1 beta2 fresh1 fresh2 eps allowed",
+    .inputs = "p g m v decay step_size beta1 beta2 fresh1 fresh2_root eps allowed",
     .params = "",
     .outputs = "p2 m2 v2 copy",
-    .formula = "m2 = where(allowed, m * beta1 + g * fresh1, m); v2 = where(allowed, v * beta2 + g * fresh2 * g, v); "
+    .formula = "m2 = where(allowed, m * beta1 + g * fresh1, m); f = g * fresh2_root; "
+               "v2 = where(allowed, v * beta2 + f * f, v); "
                "p2 = where(allowed, p * decay - m2 * step_size / (sqrt(v2) + eps), p); copy = p2",
 };
 
@@ -324,10 +327,14 @@ static te_status adamw_values(te_context *ctx, const te_adamw *o, double values[
     if (o->step < 1) return te_fail(ctx, TE_ERROR_ARGUMENT, "adamw: step %lld, the first is 1", (long long)o->step);
     double root =
         sqrt(1 - pow(o->beta2, (double)o->step)); /* sqrt(v / (1 - b2^t)) + eps = (sqrt(v) + eps root) / root */
-    double v[] = {
-        1 - o->lr * o->weight_decay,    o->lr * root / (1 - pow(o->beta1, (double)o->step)), o->beta1,     o->beta2,
-        (1 - o->beta1) * o->grad_scale, (1 - o->beta2) * o->grad_scale * o->grad_scale,      o->eps * root,
-        1};
+    double v[] = {1 - o->lr * o->weight_decay,
+                  o->lr * root / (1 - pow(o->beta1, (double)o->step)),
+                  o->beta1,
+                  o->beta2,
+                  (1 - o->beta1) * o->grad_scale,
+                  sqrt(1 - o->beta2) * o->grad_scale,
+                  o->eps * root,
+                  1};
     memcpy(values, v, sizeof v);
     return TE_OK;
 }
@@ -377,8 +384,8 @@ static const te_utility scaled_program = {
     .inputs = "latest before factor allowed unmade known",
     .params = "",
     .outputs = "y",
-    .formula = "c = column(); x = where(unmade > known, before, latest); "
-               "y = where(c == 4, x * factor, where(c == 5, x * factor * factor, where(c == 7, allowed, x)))",
+    .formula = "c = column(); x = where(unmade > known, before, latest); scaled = x * factor; "
+               "y = where(c == 4, scaled, where(c == 5, scaled, where(c == 7, allowed, x)))",
 };
 
 static const te_utility unmade_program = {

@@ -54,14 +54,11 @@ static bool make_list(lua_State *L, int index)
     return true;
 }
 
-/* te.grad(outputs, inputs, {grad_outputs =, retain_graph =}): gradients of outputs with respect to inputs, leaving
- * every .grad alone; a list like `inputs` with false where there is no path, or a tensor (or nil) for a single
- * input. */
-static int grad(lua_State *L)
+/* grad and replayed_grad with outputs, inputs and options on the stack. since: 0, or the first node of a stretch that
+ * was computed again. */
+static int run_grad(lua_State *L, uint64_t since)
 {
     te_lua *rt = te_lua_runtime(L);
-    te_lua_check_count(L, 3, "grad");
-    lua_settop(L, 3);
     te_lua_check_options(L, 3, "grad", grad_options);
     bool retain = read_flag(L, 3, "grad", "retain_graph");
     make_list(L, 1);
@@ -75,7 +72,7 @@ static int grad(lua_State *L)
         if (seeds.t && seeds.n != outputs.n)
             return te_lua_fail(L, "grad", "grad_outputs: %d for %d outputs", seeds.n, outputs.n);
     }
-    if (!inputs.n) return te_lua_fail(L, "grad", "inputs: the list is empty");
+    if (!inputs.n && !since) return te_lua_fail(L, "grad", "inputs: the list is empty");
     te_lua_enter(rt, L, "grad");
     te_tensor **grads = te_lua_scratch(L, (size_t)inputs.n * sizeof *grads);
     memset(grads, 0, (size_t)inputs.n * sizeof *grads);
@@ -86,7 +83,9 @@ static int grad(lua_State *L)
         lua_rawseti(L, -2, i + 1);
     }
     int       before = te_count_from(rt->ctx, 1);
-    te_status status = te_autograd_grad(rt->ctx, outputs.t, seeds.t, outputs.n, inputs.t, grads, inputs.n, retain);
+    te_status status =
+        since ? te_autograd_replayed(rt->ctx, since, outputs.t, seeds.t, outputs.n, inputs.t, grads, inputs.n)
+              : te_autograd_grad(rt->ctx, outputs.t, seeds.t, outputs.n, inputs.t, grads, inputs.n, retain);
     te_count_from(rt->ctx, before);
     te_lua_drop_tensors(&outputs);
     te_lua_drop_tensors(&inputs);
@@ -107,18 +106,30 @@ static int grad(lua_State *L)
     return 1;
 }
 
-/* give_gradient(t, grad): adds to what the backward pass that runs gathers for t. */
-static int give_gradient(lua_State *L)
+/* te.grad(outputs, inputs, {grad_outputs =, retain_graph =}): gradients of outputs with respect to inputs, leaving
+ * every .grad alone; a list like `inputs` with false where there is no path, or a tensor (or nil) for a single
+ * input. */
+static int grad(lua_State *L)
 {
-    te_lua *rt = te_lua_runtime(L);
-    te_lua_enter(rt, L, "grad");
-    te_tensor *t = te_lua_check_tensor(L, 1, "grad", "t"), *grad = te_lua_check_tensor(L, 2, "grad", "grad");
-    te_tensor_retain(t);
-    te_tensor_retain(grad);
-    te_status status = te_autograd_give(t, grad);
-    te_tensor_release(t);
-    te_tensor_release(grad);
-    return status == TE_OK ? 0 : te_lua_raise(rt, L, "grad", status);
+    te_lua_check_count(L, 3, "grad");
+    lua_settop(L, 3);
+    return run_grad(L, 0);
+}
+
+/* replayed_grad(outputs, inputs, {grad_outputs =}, since): te.grad in backward of a stretch that was computed again,
+ * whose first node is `since`. The pass around it gets the gradients of everything else that the stretch met. */
+static int replayed_grad(lua_State *L)
+{
+    uint64_t since = (uint64_t)luaL_checknumber(L, 4);
+    lua_settop(L, 3);
+    return run_grad(L, since);
+}
+
+/* next_node(): the number of the next node of the graph. */
+static int next_node(lua_State *L)
+{
+    lua_pushnumber(L, (lua_Number)te_lua_runtime(L)->ctx->next_node);
+    return 1;
 }
 
 static int set_grad_enabled(lua_State *L)
@@ -227,7 +238,8 @@ static int compute_dtype(lua_State *L)
 const luaL_Reg te_lua_autograd_functions[] = {
     {"backward", backward},
     {"grad", grad},
-    {"give_gradient", give_gradient},
+    {"replayed_grad", replayed_grad},
+    {"next_node", next_node},
     {"set_grad_enabled", set_grad_enabled},
     {"grad_enabled", grad_enabled},
     {"gradient_uses", gradient_uses},

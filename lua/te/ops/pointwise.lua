@@ -57,22 +57,25 @@ function Pointwise:init(opts, fn)
 end
 options.declare(Pointwise.init, POINTWISE)
 
+local NARROW = "te.Pointwise: what is reduced along the rows of x %s is made of %s alone; reduce it before"
+local NARROW_RESULT = "te.Pointwise: a result has one value for each row of x %s: beside sums, it is made of %s alone"
+
 function Pointwise:op_forward(_, ...)
     local inputs, n = { ... }, 1 + self.num_extra_inputs
     for i, name in ipairs(self.param_names) do inputs[n + i] = self[name] end
     n = n + #self.param_names
-    local reads = #self.along > 0 and trace.narrow(self.along, inputs, n)
+    local reads, of_result = trace.narrow(self.along, inputs, n)
     if reads then
         local some = inputs[next(reads) or 1]
-        fail("te.Pointwise: what is reduced along the rows of x %s is made of %s alone; reduce it before",
-            options.shape(inputs[1]), te.is_tensor(some) and options.shape(some) or "numbers")
+        fail(of_result and NARROW_RESULT or NARROW, options.shape(inputs[1]),
+            te.is_tensor(some) and options.shape(some) or "numbers")
     end
     return self.operation(unpack(inputs, 1, n))
 end
 
--- Whether something that is reduced along rows may have one value per row where x has more: what is made of parameters
--- of that kind, or of extra inputs, whose shapes are not known yet.
-local function may_reduce_one_value(self)
+-- Whether something that is reduced along rows, or a result, may have one value per row where x has more: what is made
+-- of parameters of that kind, or of extra inputs, whose shapes are not known yet.
+local function may_be_narrow(self)
     local first = 1 + self.num_extra_inputs
     for _, reads in ipairs(self.along) do
         local wide = false
@@ -87,7 +90,7 @@ local function may_reduce_one_value(self)
 end
 
 function Pointwise:lower(g, ...)
-    if may_reduce_one_value(self) then return nil, "it reduces along rows what x is no part of" end
+    if may_be_narrow(self) then return nil, "x has no part in what it reduces along rows, or in a result" end
     local inputs, n = { ... }, 1 + self.num_extra_inputs
     for i, name in ipairs(self.param_names) do inputs[n + i] = g:param(self, name) end
     if not self.singles then return g:op(self.operation, inputs) end

@@ -12,14 +12,15 @@ local new_graph = require "te.pointwise.formula"
 local core = te._core
 
 -- One tracing: { who =, where =, graph =, along = what it reduces along rows: sets of the inputs behind it }.
-local Symbol = {} -- the metatable of symbols, tables { _node =, _tracing =, _truth =, _row =, _reads = }
+local Symbol = {} -- the metatable of symbols, tables { _node =, _tracing =, _truth =, _row =, _reads =, _reduced = }
 
 local function is_symbol(value) return getmetatable(value) == Symbol end
 
--- `row`: there is one value per row; `reads`: the inputs whose elements it is made of.
-local function symbol(tracing, node, truth, row, reads)
+-- `row`: there is one value per row; `reads`: the inputs whose elements it is made of; `reduced`: something that was
+-- reduced along rows has a part in it.
+local function symbol(tracing, node, truth, row, reads, reduced)
     return setmetatable({ _node = node, _tracing = tracing, _truth = truth or false, _row = row or false,
-        _reads = reads or {} }, Symbol)
+        _reads = reads or {}, _reduced = reduced or false }, Symbol)
 end
 
 -- Raises a mistake of the traced function at its line.
@@ -86,7 +87,7 @@ end
 -- Operations --------------------------------------------------------------------------------------------------------
 
 local function apply(tracing, op, name, ...)
-    local parameters, values, row, reads, first = op.params, {}, true, {}, nil
+    local parameters, values, row, reads, reduced, first = op.params, {}, true, {}, false, nil
     local bound = bind(tracing, name, parameters, ...)
     for _, parameter in ipairs(parameters) do
         local value = bound[parameter.name]
@@ -96,6 +97,7 @@ local function apply(tracing, op, name, ...)
             local argument = operand(tracing, name, parameter, value)
             values[parameter.name], row = argument._node, row and argument._row
             for input in pairs(argument._reads) do reads[input] = true end
+            reduced = reduced or argument._reduced
             first = first or argument
         else
             if bound[parameter.name] ~= nil then value = attribute(tracing, name, parameter, value) end
@@ -108,15 +110,16 @@ local function apply(tracing, op, name, ...)
     elseif reduces then
         table.insert(tracing.along, first._reads)
     end
-    return symbol(tracing, tracing.graph:apply(op.formula, values), op.truth, row and not reduces, reads)
+    return symbol(tracing, tracing.graph:apply(op.formula, values), op.truth, row and not reduces, reads,
+        reduced or reduces ~= nil)
 end
 
 -- Operations that are not one formula.
 local special = {}
 
 -- A formula over one symbol.
-local function unary(tracing, formula, x, truth, row, reads)
-    return symbol(tracing, tracing.graph:apply(formula, { x = x._node }), truth, row, reads)
+local function unary(tracing, formula, x, row, reads, reduced)
+    return symbol(tracing, tracing.graph:apply(formula, { x = x._node }), false, row, reads, reduced)
 end
 
 function special.gelu(tracing, x, opts)
@@ -138,7 +141,7 @@ function special.cast(tracing, x, dtype)
         refuse(tracing, "te.cast: a traced value can be rounded to float32, bfloat16 or float16, not %s",
             tostring(dtype))
     end
-    return unary(tracing, casts[dtype], x, false, x._row, x._reads)
+    return unary(tracing, casts[dtype], x, x._row, x._reads, x._reduced)
 end
 
 function special.detach(tracing) refuse(tracing, "te.detach: part of a formula cannot be left out of its gradient") end
@@ -155,7 +158,7 @@ for _, name in ipairs { "sum", "mean", "max", "min" } do
         end
         if x._row then return x end
         table.insert(tracing.along, x._reads)
-        return unary(tracing, formula, x, false, true)
+        return unary(tracing, formula, x, true, nil, true)
     end
 end
 
@@ -261,6 +264,7 @@ end
 -- The nodes of what the function returned.
 local function results(tracing, ...)
     local n, nodes, truth = select("#", ...), {}, true
+    tracing.along.reductions = #tracing.along
     if n == 0 then refuse(tracing, "returned nothing") end
     for i = 1, n do
         local value = select(i, ...)
@@ -271,6 +275,7 @@ local function results(tracing, ...)
             refuse(tracing, "result %d has one value per row; use te.sum, te.mean, te.max or te.min by themselves", i)
         end
         nodes[i], truth = value._node, truth and value._truth
+        if value._reduced then table.insert(tracing.along, value._reads) end
     end
     return nodes, truth
 end
@@ -278,7 +283,9 @@ end
 --- The operation that fn(symbols…) describes; and where it has several results that share no random numbers, a list of
 --- operations with one of them each; then what is reduced along rows: for each, the set of the inputs behind it. One
 --- whose inputs all have one value per row is not what the function says: there it would reduce that value alone, but
---- the operation sees it repeated along the row. `names` are those of parameters, which follow the inputs in one table.
+--- the operation sees it repeated along the row. Behind the first `reductions` come results that something reduced has
+--- a part in: those of one value per row the operation would repeat. `names` are those of parameters, which follow the
+--- inputs in one table.
 ---@param who string   for messages
 ---@param fn function
 ---@param n integer    how many inputs
@@ -322,23 +329,25 @@ end
 -- Extents of a tensor, none of a number.
 local function extents(value) return te.is_tensor(value) and value.shape or {} end
 
---- The first of `along` whose inputs all have one value per row where the arguments together have more; nil: none.
+--- The first of `along` whose inputs all have one value per row where the arguments together have more, and whether it
+--- is a result; nil: none.
 ---@param along table  what trace returned
 ---@param arguments table  tensors and numbers
 ---@param n integer  how many
 local function narrow(along, arguments, n)
+    if #along == 0 then return end
     local widths, width = {}, 1
     for i = 1, n do
         local shape = extents(arguments[i])
         widths[i] = shape[#shape] or 1
         if widths[i] ~= 1 then width = widths[i] end
     end
-    for _, reads in ipairs(along) do
+    for k, reads in ipairs(along) do
         local widest = 1
         for i in pairs(reads) do
             if widths[i] ~= 1 then widest = widths[i] end
         end
-        if widest ~= width then return reads end
+        if widest ~= width then return reads, k > along.reductions end
     end
 end
 

@@ -36,6 +36,16 @@ static te_tensor *mark_targets(te_call *call, te_tensor *losses, te_tensor *targ
     return marked;
 }
 
+/* The programs look targets up by number, in the dtype that they compute in. */
+static te_status check_classes(te_call *call, const te_tensor *x, int64_t classes)
+{
+    const int64_t most = (int64_t)1 << 24;
+    if (classes <= most || x->dtype == TE_F64) return TE_OK;
+    return te_call_fail(call, TE_ERROR_ARGUMENT,
+                        "%lld classes: float32, in which %s logits are computed with, tells %lld apart; use float64 "
+                        "logits", (long long)classes, te_dtype_name(x->dtype), (long long)most);
+}
+
 static te_status check_shapes(te_call *call, const te_tensor *x, const te_tensor *target)
 {
     bool whole = target->dtype == TE_I64 || target->dtype == TE_I32 || target->dtype == TE_U8;
@@ -138,7 +148,8 @@ static te_status cross_entropy_forward(te_call *call)
     if (soft) return soft_cross_entropy(call);
     int64_t classes = x->shape[x->ndim - 1];
     bool captured = call->ctx->capture != NULL;
-    status = check_targets(call, target, classes, call->attr[0].number);
+    status = check_classes(call, x, classes);
+    if (status == TE_OK) status = check_targets(call, target, classes, call->attr[0].number);
     if (status != TE_OK) return status;
     if (weight) return weighted_cross_entropy(call, captured);
     te_arg rows[] = {TE_A_TENSOR(x), TE_A_TENSOR(target), TE_A_NUMBER(call->attr[0].number), TE_A_NUMBER(smoothing)};
@@ -165,8 +176,10 @@ static te_status cross_entropy_forward(te_call *call)
 static te_status parallel_forward(te_call *call)
 {
     te_tensor *x = call->in[0], *target = call->in[1];
+    int64_t classes = (int64_t)call->attr[1].number;
     te_status status = check_shapes(call, x, target);
-    if (status == TE_OK) status = check_targets(call, target, (int64_t)call->attr[1].number, call->attr[2].number);
+    if (status == TE_OK) status = check_classes(call, x, classes);
+    if (status == TE_OK) status = check_targets(call, target, classes, call->attr[2].number);
     if (status != TE_OK) return status;
     te_arg args[] = {TE_A_TENSOR(x), TE_A_TENSOR(target), TE_A_NUMBER(call->attr[0].number)};
     return te_op_run(call->ctx, te_op_find(call->ctx, "cross_entropy_statistics"), args, 3, call->out, 4);

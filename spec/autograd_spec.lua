@@ -517,6 +517,33 @@ describe("te.checkpoint", function()
         end
     end)
 
+    it("raises for what takes no part in gradients as well, but not for what it writes itself", function()
+        local frozen, plan = te.Linear(2, 2):requires_grad_(false), te.Sequential(te.Linear(2, 2), te.GELU())
+        local leaf, count, offset = te.ones({ 2 }, { requires_grad = true }), te.zeros { 1 }, te.zeros { 2 }
+        local made = leaf * 1
+        plan:requires_grad_(false)
+        local cases = {
+            { frozen.weight, frozen },
+            { plan[1].weight, plan },
+            { made, function(v) return v * made end },
+            { offset, function(v) return v * te.ge(offset + 1, 1) end }, -- no part of this is recorded
+            { te.ones { 1 }, function(v) -- reads nothing that was written after it
+                te.no_grad(function() count:add_(1) end)
+                return v * te.sum(count)
+            end, true },
+        }
+        for i, case in ipairs(cases) do
+            local changed, fn, fine = unpack(case)
+            local y = te.checkpoint(fn, te.tensor({ { 1, 2 } }, { requires_grad = true }))
+            te.no_grad(function() changed:mul_(2) end)
+            local ok, problem = pcall(function() y:sum():backward() end)
+            assert.equal(fine or false, ok, i)
+            if not fine then
+                assert.is_truthy(problem:find("te%.checkpoint: backward: .* changed in place since"), problem)
+            end
+        end
+    end)
+
     it("needs a gradient where something in it does, whatever that is", function()
         local x, leaf = te.ones { 2, 2 }, te.ones({ 2, 2 }, { requires_grad = true })
         local made, layer, inner = leaf * 2, te.Linear(2, 2), te.Sequential(te.Linear(2, 2), te.GELU())

@@ -181,9 +181,9 @@ function replay(state, fn, inputs)
     local replaying = mode.replaying
     mode.replaying = true
     core.replay_scales(state.scales)
-    local since = core.replay_since(state.time)
+    local since, began = core.replay_since(state.time, core.writing_time())
     local results = pack(xpcall(te.enable_grad, core.remember, fn, unpack(inputs, 1, inputs.n)))
-    core.replay_since(since)
+    core.replay_since(since, began)
     core.replay_scales()
     mode.replaying = replaying
     te.rng_state(rng)
@@ -228,7 +228,7 @@ end
 
 -- The results need a gradient where something that fn met does.
 local function recorded(state, before, uses, ok, ...)
-    state.scales, mode.recording = core.recorded_scales(), before
+    state.scales, mode.recording, state.time = core.recorded_scales(), before, core.writing_time()
     if not ok then error((...), 0) end
     state.anchor.requires_grad, state.anchor = core.gradient_uses() > uses, nil
     return ...
@@ -264,7 +264,7 @@ function te.checkpoint(fn, ...)
     if not core.grad_enabled() then return fn(...) end
     local anchor = te.zeros({}) -- an input that needs a gradient where fn meets something that does
     local inputs, state = pack(...), { anchor = anchor, rng = te.rng_state(), dtype = core.compute_dtype(),
-        mode = mode.get(), time = core.writing_time() }
+        mode = mode.get() }
     local function forward(ctx, _, ...)
         ctx.fn, ctx.state = fn, state
         ctx.inputs = core.keep(inputs)

@@ -121,16 +121,14 @@ static void describe_input(te_grad_meta *meta, te_tensor *t)
     }
 }
 
-/* A stretch that is computed again must find its leaves as they were. */
-static te_status check_replayed(te_context *ctx, te_tensor *const *inputs, int n_inputs)
+te_status te_replay_check(te_context *ctx, te_tensor *const *inputs, int n)
 {
-    for (int i = 0; i < n_inputs; i++) {
-        const te_tensor *t = inputs[i];
-        if (!t || !t->requires_grad || t->node || t->storage->id >= ctx->replayed_since) continue;
-        if (t->storage->written >= ctx->replayed_since)
+    for (int i = 0; i < n; i++) {
+        const te_storage *s = inputs[i] ? inputs[i]->storage : NULL;
+        if (s && s->id < ctx->replayed_since && s->written >= ctx->replayed_since && s->written < ctx->replay_began)
             return te_fail(ctx, TE_ERROR_ARGUMENT,
                            "te.checkpoint: backward: a tensor of shape %s that it read was changed in place since",
-                           TE_SHAPE_TEXT(t));
+                           TE_SHAPE_TEXT(inputs[i]));
     }
     return TE_OK;
 }
@@ -138,8 +136,6 @@ static te_status check_replayed(te_context *ctx, te_tensor *const *inputs, int n
 te_status te_autograd_record(te_call *call, te_tensor **inputs, int n_inputs)
 {
     te_context *ctx = call->ctx;
-    te_status status = check_replayed(ctx, inputs, n_inputs);
-    if (status != TE_OK) return status;
     te_node *node = node_memory(ctx, call->op->name, n_inputs);
     if (!node) return ctx->status;
     node->call = *call;

@@ -30,6 +30,10 @@ struct te_node {
 te_status te_autograd_record(te_call *call, te_tensor **inputs, int n_inputs);
 bool      te_needs_grad(const te_tensor *t); /* leaf with requires_grad, or result of a node */
 void      te_node_release(te_node *node);
+/* Raises where a stretch that is computed again does not find what it reads as it was when the stretch had run. What it
+ * writes itself it may read. */
+te_status te_replay_check(te_context *ctx, te_tensor *const *inputs, int n);
+static inline bool te_replays(const te_context *ctx) { return ctx->replayed_since != UINT64_MAX; }
 bool      te_autograd_retains(const te_context *ctx); /* the pass in progress keeps what was saved */
 
 /* Gradients of `outputs` (weighted by `seeds`, NULL entries: ones) with respect to `inputs`, without touching any

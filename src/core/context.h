@@ -72,7 +72,8 @@ struct te_context {
     uint64_t skipped_amaxes; /* infinite or NaN, on the host, since the context was opened */
     uint64_t seed, rng_offset;
     uint64_t clock;          /* counts storages made, whose ids these are, and writes in place */
-    uint64_t replayed_since; /* when the stretch ran that backward computes again; UINT64_MAX: it computes none */
+    uint64_t replayed_since; /* when the stretch had run that backward computes again; UINT64_MAX: it computes none */
+    uint64_t replay_began;
     uint64_t next_node;
 
     te_op       *ops; /* parsed declarations */

@@ -474,6 +474,17 @@ te_status te_call_run_op(te_call *call)
     return status;
 }
 
+/* Of an operation in place without what it writes to. */
+static te_status check_replayed(te_context *ctx, const te_arg *args, int n_args, bool inplace)
+{
+    te_status status = TE_OK;
+    for (int i = inplace; i < n_args && status == TE_OK; i++) {
+        if (args[i].kind == TE_ARG_TENSOR) status = te_replay_check(ctx, &args[i].as.tensor, 1);
+        if (args[i].kind == TE_ARG_TENSORS) status = te_replay_check(ctx, args[i].as.tensors, args[i].n);
+    }
+    return status;
+}
+
 static te_status run_op(te_context *ctx, const te_op *op, const te_arg *args, int n_args, te_tensor **out, int n_out)
 {
     te_status status;
@@ -488,6 +499,7 @@ static te_status run_op(te_context *ctx, const te_op *op, const te_arg *args, in
     if ((n_args > 0 && !args) || (n_out > 0 && !out))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te_op_run: te.%s: %d arguments%s, %d results%s", op->name, n_args,
                        args ? "" : " at NULL", n_out, out ? "" : " at NULL");
+    if (te_replays(ctx) && (status = check_replayed(ctx, args, n_args, false)) != TE_OK) return status;
     if (op->simple && n_out == 1 && te_program_op_quick(ctx, op, args, n_args, out, &status)) return status;
     te_call call = {.ctx = ctx, .op = op};
     status = take_arguments(&call, args, n_args);
@@ -533,7 +545,8 @@ static te_status check_graph_stays(te_call *call)
 static te_status run_inplace(te_context *ctx, const te_op *op, const te_arg *args, int n_args)
 {
     te_call call = {.ctx = ctx, .op = op};
-    te_status status = take_arguments(&call, args, n_args);
+    te_status status = te_replays(ctx) ? check_replayed(ctx, args, n_args, true) : TE_OK;
+    if (status == TE_OK) status = take_arguments(&call, args, n_args);
     if (status == TE_OK && !(op->def->flags & TE_OP_INPLACE))
         return te_call_fail(&call, TE_ERROR_ARGUMENT, "there is no form in place");
     if (status == TE_OK) status = check_inputs(&call);

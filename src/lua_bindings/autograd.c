@@ -172,12 +172,10 @@ static int set_recompute_width(lua_State *L)
     return 1;
 }
 
-/* writing_time(): the time by the writes in place; in a stretch that is computed again, when it first ran. */
+/* writing_time(): the time by the writes in place. */
 static int writing_time(lua_State *L)
 {
-    const te_context *ctx = te_lua_runtime(L)->ctx;
-    bool replays = ctx->replayed_since != UINT64_MAX;
-    lua_pushnumber(L, (double)(replays ? ctx->replayed_since : ctx->clock));
+    lua_pushnumber(L, (double)te_lua_runtime(L)->ctx->clock);
     return 1;
 }
 
@@ -192,17 +190,30 @@ static int settle_with(lua_State *L)
     return 0;
 }
 
-/* replay_since(time or nil): leaves that are older may not have been written since; returns the setting before. */
+static void push_time(lua_State *L, uint64_t time)
+{
+    if (time == UINT64_MAX)
+        lua_pushnil(L);
+    else
+        lua_pushnumber(L, (double)time);
+}
+
+static uint64_t check_time(lua_State *L, int index)
+{
+    return lua_isnoneornil(L, index) ? UINT64_MAX : (uint64_t)luaL_checknumber(L, index);
+}
+
+/* replay_since(since or nil, began): what is older than `since` may not have been written from then on until `began`, as
+ * often as it is read; returns the setting before. */
 static int replay_since(lua_State *L)
 {
     te_context *ctx = te_lua_runtime(L)->ctx;
-    uint64_t    before = ctx->replayed_since;
-    ctx->replayed_since = lua_isnoneornil(L, 1) ? UINT64_MAX : (uint64_t)luaL_checknumber(L, 1);
-    if (before == UINT64_MAX)
-        lua_pushnil(L);
-    else
-        lua_pushnumber(L, (double)before);
-    return 1;
+    uint64_t    since = ctx->replayed_since, began = ctx->replay_began;
+    ctx->replayed_since = check_time(L, 1);
+    ctx->replay_began = check_time(L, 2);
+    push_time(L, since);
+    push_time(L, began);
+    return 2;
 }
 
 static void push_compute_dtype(lua_State *L, te_dtype dtype)

@@ -300,6 +300,7 @@ static te_status run_group(te_group *group, te_tensor *const *inputs, te_tensor 
                        inputs ? "" : " at NULL", group->n_outputs, outputs ? "" : " at NULL");
     te_status status = te_context_poll(group->ctx);
     if (status == TE_OK) status = te_group_check_inputs(group, inputs, &record);
+    if (status == TE_OK && te_replays(group->ctx)) status = te_replay_check(group->ctx, inputs, group->n_inputs);
     if (status == TE_OK) status = prepare_products(group);
     group->refused = status == TE_ERROR_UNSUPPORTED;
     if (status != TE_OK) return status;

@@ -203,8 +203,8 @@ static uint64_t check_time(lua_State *L, int index)
     return lua_isnoneornil(L, index) ? UINT64_MAX : (uint64_t)luaL_checknumber(L, index);
 }
 
-/* replay_since(since or nil, began): what is older than `since` may not have been written from then on until `began`, as
- * often as it is read; returns the setting before. */
+/* replay_since(since or nil, began): from now on nothing may be read that is older than `since` and was written between
+ * then and `began`; returns the setting before. */
 static int replay_since(lua_State *L)
 {
     te_context *ctx = te_lua_runtime(L)->ctx;

@@ -231,6 +231,7 @@ static te_status run_bound(backward_run *b)
     te_program *program = b->program;
     double params[TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS + 1] = {0};
     te_program_params(call, program, (unsigned)call->memo[1], b->run.shape[b->run.ndim - 1], params);
+    b->run.compute_f64 |= te_counts_far(program, &b->run);
     b->run.inputs = b->inputs;
     b->run.outputs = b->outputs;
     b->run.params = params;

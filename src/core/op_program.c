@@ -199,7 +199,7 @@ static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, 
     te_run_start(&run, s);
     for (int i = 0; i < l->n; i++)
         inputs[i] = te_space_operand(call->in[l->input[i]], s, l->part[i], l->rate[i]);
-    run.compute_f64 = computes_f64(call, l, program, dtype);
+    run.compute_f64 = computes_f64(call, l, program, dtype) || te_counts_far(program, &run);
     int n_results = program->n_outputs - v->gradient.n_rows;
     for (int i = 0; i < program->n_outputs; i++) {
         te_tensor *t;

@@ -77,6 +77,8 @@ bool te_space_reduce(const te_space *whole, const te_space *s, te_rate rate, te_
 void te_program_params(const te_call *call, const te_program *program, unsigned numbers, int64_t row_length,
                        double *params);
 bool te_needs_f64(const te_tensor *t, te_rate rate);
+/* Whether a program counts columns further than float32 does. */
+bool te_counts_far(const te_program *program, const te_run *run);
 /* A result over the whole space, or with one value per row. */
 te_tensor *te_program_result(te_call *call, bool per_row, const te_space *s, te_dtype dtype, te_device *device);
 te_status  te_call_run(te_call *call, te_device *device, te_program *program, te_run *run);

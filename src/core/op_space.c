@@ -110,6 +110,14 @@ bool te_needs_f64(const te_tensor *t, te_rate rate)
     return t->dtype == TE_F64 || (rate == TE_RATE_ELEM && (t->dtype == TE_I64 || t->dtype == TE_I32));
 }
 
+bool te_counts_far(const te_program *program, const te_run *run)
+{
+    bool counts = false;
+    if (run->shape[run->ndim - 1] <= (int64_t)1 << 24) return false;
+    for (int i = 0; i < program->n_insns && !counts; i++) counts = program->insns[i].op == TE_PW_COLUMN;
+    return counts;
+}
+
 /* A result: over the whole space, or one value per row. */
 te_tensor *te_program_result(te_call *call, bool per_row, const te_space *s, te_dtype dtype, te_device *device)
 {

@@ -2,9 +2,9 @@
  *
  * Files in isa/ hold the inner loops. The build compiles each of them once per instruction set with TE_ISA defined to
  * one of `portable`, `avx2`, `avx512`; what they export is wrapped in TE_ISA_NAME so that the copies do not collide,
- * and is reached through the device's `isa` at run time. All copies give the same bits. Attention is compiled for
- * `avx512bf16` besides, whose bits are its own, and quantizing for `avx512vbmi`. On 64-bit Arm processors `portable`
- * is NEON, which all of them have (TE_ISA_neon), and products are compiled for `neonbf16` besides.
+ * and is reached through the device's `isa` at run time. All copies give the same bits, but for products (gemm.h) and
+ * attention. That is compiled for `avx512bf16` besides, and quantizing for `avx512vbmi`. On 64-bit Arm processors
+ * `portable` is NEON, which all of them have (TE_ISA_neon), and products are compiled for `neonbf16` besides.
  */
 #ifndef TE_KERNELS_CPU_H
 #define TE_KERNELS_CPU_H

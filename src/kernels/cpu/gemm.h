@@ -24,9 +24,10 @@
  * Pairs of bfloat16 also have a kernel for matrix units (isa/gemm_amx.c), whose panels of a have 16 words of a row
  * together.
  *
- * Sums run in ascending k, so where the arithmetic is a fused multiply-add (avx2, avx512 and NEON, float32 and float64)
- * the instruction sets agree in every bit; the portable copy for x86 rounds products and pairs of bfloat16 are added as
- * pairs, so these agree within rounding, as sums do everywhere.
+ * Sums of our own kernels run in ascending k, so where the arithmetic is a fused multiply-add (avx2, avx512 and NEON,
+ * float32 and float64) tiles agree in every bit between instruction sets. Which implementation takes a product does
+ * depend on the instruction set, though: few rows are added by lanes, and oneDNN has orders of its own. The portable
+ * copy for x86 rounds products, and pairs of bfloat16 are added as pairs. So products agree within rounding.
  */
 #ifndef TE_KERNELS_CPU_GEMM_H
 #define TE_KERNELS_CPU_GEMM_H

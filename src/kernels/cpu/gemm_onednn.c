@@ -299,13 +299,20 @@ static bool pack_b(const gemm_job *job, char *room)
 
 _Static_assert(sizeof(te_dnnl_spec) <= 12 * sizeof(int64_t), "the form of a packed copy holds a spec");
 
+/* Whether a packed b gives the bits of a plain one: oneDNN's kernels for float32 differ by the layout of b, and those
+ * for lines that lie apart. */
+static bool packs_alike(const te_gemm_problem *p)
+{
+    return p->a.dtype != TE_F32 && (p->b.cs == 1 ? p->b.rs == p->n : p->b.cs == p->k);
+}
+
 /* Where b comes again under its key and has few rows to serve: switches to a packed copy, when there is one or it may
  * be made. */
 static bool use_packed_b(te_exec *exec, te_gemm_state *state, gemm_job *job, te_dnnl_spec spec)
 {
     const te_gemm_problem *p = job->p;
     const te_dnnl_matmul *found[SHAPES];
-    if (!p->b_key || p->m > PACK_ROWS || job->grid.down > 1 || p->batches > 1) return true;
+    if (!p->b_key || !packs_alike(p) || p->m > PACK_ROWS || job->grid.down > 1 || p->batches > 1) return true;
     spec.packed_b = 1;
     if (find_primitives(exec, state->onednn, p, &job->grid, &spec, found)) return true;
     if (!state->packed) state->packed = te_gemm_cache_new(exec->mem);

@@ -243,4 +243,24 @@ describe("te.mse_loss", function()
             assert.near(40013 / 3, te.mse_loss(x, target):item(), 1e-3)
         end
     end)
+    it("rounds a loss of 16 bits once, when it is reduced", function()
+        te.manual_seed(3)
+        for _, dtype in ipairs { "float16", "bfloat16" } do
+            local x, target = (te.randn { 1000 } * 3):to(dtype), te.rand({ 1000 }):to(dtype)
+            for _, name in ipairs { "mse_loss", "binary_cross_entropy_with_logits", "kl_div" } do
+                for _, reduction in ipairs { "mean", "sum" } do
+                    local exact = te[name](x:to("float64"), target:to("float64"), { reduction = reduction }):to(dtype)
+                    local loss = te[name](x, target, { reduction = reduction })
+                    assert.equal(dtype, loss.dtype)
+                    assert.equal(exact:item(), loss:item())
+                end
+                assert.equal(dtype, te[name](x, target, { reduction = "none" }).dtype)
+            end
+        end
+        local large = te.tensor({ 300, 0, 0, 0 }, { dtype = "float16", requires_grad = true })
+        local loss = te.mse_loss(large, te.zeros({ 4 }, { dtype = "float16" })) -- 300^2 is beyond float16
+        loss:backward()
+        assert.equal(te.tensor(22500):to("float16"):item(), loss:item())
+        assert.equal(150, large.grad[1]:item())
+    end)
 end)

@@ -69,9 +69,9 @@ static te_status check_alike(te_call *call)
 enum { MEAN, SUM, NONE, BATCHMEAN }; /* reductions */
 
 /* The loss from those of all elements, which it takes over. */
-static te_status reduce_loss(te_call *call, te_tensor *each, double reduction)
+static te_tensor *reduced(te_call *call, te_tensor *each, double reduction)
 {
-    if (!each || reduction == NONE) return te_call_result(call, each);
+    if (!each || reduction == NONE) return each;
     te_tensor *y = te_op_call(call->ctx, reduction == MEAN ? "mean" : "sum", 1, &TE_A_TENSOR(each));
     if (y && reduction == BATCHMEAN && each->ndim > 0) {
         te_arg scale[] = {TE_A_TENSOR(y), TE_A_NUMBER((double)each->shape[0])};
@@ -80,7 +80,27 @@ static te_status reduce_loss(te_call *call, te_tensor *each, double reduction)
         te_tensor_release(sum);
     }
     te_tensor_release(each);
-    return te_call_result(call, y);
+    return y;
+}
+
+static te_status reduce_loss(te_call *call, te_tensor *each, double reduction)
+{
+    return te_call_result(call, reduced(call, each, reduction));
+}
+
+/* The same of operands that may have 16 bits, to which the loss is rounded when it is reduced. */
+static te_status round_loss(te_call *call, te_tensor *each, double reduction)
+{
+    te_tensor *y = reduced(call, each, reduction);
+    te_dtype dtype = call->in[0]->dtype;
+    for (int i = 1; i < call->op->n_inputs; i++)
+        if (call->in[i] && (call->in[i]->ndim > 0) == (call->in[0]->ndim > 0))
+            dtype = te_promote(dtype, call->in[i]->dtype);
+    if (!y || y->dtype != TE_F32 || (dtype != TE_BF16 && dtype != TE_F16)) return te_call_result(call, y);
+    te_arg cast[] = {TE_A_TENSOR(y), TE_A_NUMBER(dtype)};
+    te_tensor *rounded = te_op_call(call->ctx, "cast", 2, cast);
+    te_tensor_release(y);
+    return te_call_result(call, rounded);
 }
 
 /* --- cross entropy ---
@@ -194,7 +214,7 @@ static te_status mse_forward(te_call *call)
     te_arg args[] = {TE_A_TENSOR(call->in[0]), TE_A_TENSOR(call->in[1])};
     bool truths = call->in[0]->dtype == TE_BOOL && call->in[1]->dtype == TE_BOOL; /* which sub refuses */
     te_tensor *s = te_op_call(call->ctx, truths ? "sub" : "squared_difference", 2, args);
-    return reduce_loss(call, s, call->attr[0].number);
+    return round_loss(call, s, call->attr[0].number);
 }
 
 /* binary_cross_entropy_with_logits(x, target, weight, pos_weight; reduction) */
@@ -216,7 +236,7 @@ static te_status binary_forward(te_call *call)
                                   TE_SHAPE_TEXT(w), TE_SHAPE_TEXT(x));
     }
     if (status != TE_OK) return status;
-    return reduce_loss(call, te_op_call(call->ctx, "binary_cross_entropy_of", 4, args), call->attr[0].number);
+    return round_loss(call, te_op_call(call->ctx, "binary_cross_entropy_of", 4, args), call->attr[0].number);
 }
 
 /* kl_div(x, target; reduction, log_target) */
@@ -225,7 +245,7 @@ static te_status kl_div_forward(te_call *call)
     te_arg args[] = {TE_A_TENSOR(call->in[0]), TE_A_TENSOR(call->in[1])};
     const char *op = call->attr[1].number != 0 ? "kl_div_of_logs" : "kl_div_of";
     te_status status = check_alike(call);
-    return status == TE_OK ? reduce_loss(call, te_op_call(call->ctx, op, 2, args), call->attr[0].number) : status;
+    return status == TE_OK ? round_loss(call, te_op_call(call->ctx, op, 2, args), call->attr[0].number) : status;
 }
 
 const te_op_def te_ops_loss[] = {
@@ -316,7 +336,7 @@ const te_op_def te_ops_loss[] = {
      .forward = mse_forward},
     {.signature = "squared_difference(x, target)",
      .doc = "The same of every element.",
-     .flags = TE_OP_FLOAT | TE_OP_HIDDEN,
+     .flags = TE_OP_F32 | TE_OP_HIDDEN,
      .formula = "d = x - target; y = d * d"},
     {.signature = "binary_cross_entropy_with_logits(x, target, weight = nil, pos_weight = nil; reduction: "
                   "mean|sum|none = mean)",
@@ -325,7 +345,7 @@ const te_op_def te_ops_loss[] = {
      .forward = binary_forward},
     {.signature = "binary_cross_entropy_of(x, target, weight = 1, pos_weight = 1)",
      .doc = "The same of every element.",
-     .flags = TE_OP_FLOAT | TE_OP_HIDDEN,
+     .flags = TE_OP_F32 | TE_OP_HIDDEN,
      .formula = TE_LOG1P_EXP
      "y = weight * (pos_weight * target * (l - min(x, 0)) + (1 - target) * (max(x, 0) + l))"},
     {.signature = "kl_div(x, target; reduction: mean|sum|none|batchmean = mean, log_target: bool = false)",
@@ -335,11 +355,11 @@ const te_op_def te_ops_loss[] = {
      .domain = "0.1 2"},
     {.signature = "kl_div_of(x, target)",
      .doc = "The same of every element.",
-     .flags = TE_OP_FLOAT | TE_OP_HIDDEN,
+     .flags = TE_OP_F32 | TE_OP_HIDDEN,
      .formula = "y = where(target == 0, 0, target * (log(target) - x))"},
     {.signature = "kl_div_of_logs(x, target)",
      .doc = "The same of logarithms.",
-     .flags = TE_OP_FLOAT | TE_OP_HIDDEN,
+     .flags = TE_OP_F32 | TE_OP_HIDDEN,
      .formula = "y = where(target == -inf, 0, exp(target) * (target - x))"},
     {0},
 };

@@ -78,22 +78,29 @@ local function rope_options(config, rope, base)
     return found
 end
 
--- The options of rotary positions. Newer files have all of them in rope_parameters, layers with a window apart where
--- they differ.
-local function read_rope(config, own)
-    local given = config:get("rope_parameters", { "table" }) or config:get("rope_scaling", { "table" }) or {}
-    local windows = given.sliding_attention
-    if own.needs_rope and not next(given) then config:fail("rope_parameters", "is missing") end
-    local base = config:get("rope_theta", { "number", own.base or 10000, min = 1 })
-    if type(given.full_attention) == "table" then given = given.full_attention end
-    local found = rope_options(config, part_of(config, given), base)
-    found.window_rope_base = config:get("rope_local_base_freq", { "number", own.window_base, min = 1 })
-    if type(windows) == "table" then
-        windows = part_of(config, windows)
-        windows:only("rope_type", "default")
-        found.window_rope_base = windows:need("rope_theta", { "number", min = 1 })
+-- Of a kind whose layers with a window are turned apart: rope_scaling is that of the others.
+local function rope_by_layer(config, given, scaling, base, window_base)
+    window_base = config:get("rope_local_base_freq", { "number", window_base, min = 1 })
+    given = part_of(config, given)
+    local full, windows = {}, part_of(config, given:get("sliding_attention", { "table", {} }))
+    for _, fields in ipairs { given:get("full_attention", { "table", {} }), scaling } do
+        for name, value in pairs(fields) do full[name] = value end
     end
+    windows:only("rope_type", "default")
+    local found = rope_options(config, part_of(config, full), base)
+    found.window_rope_base = windows:get("rope_theta", { "number", window_base, min = 1 })
     return found
+end
+
+-- The options of rotary positions. Newer files have all of them in rope_parameters; rope_scaling, where a file has that
+-- as well, stands in its place.
+local function read_rope(config, own)
+    local given = config:get("rope_parameters", { "table", {} })
+    local scaling = config:get("rope_scaling", { "table", {} })
+    if own.needs_rope and not next(given) and not next(scaling) then config:fail("rope_parameters", "is missing") end
+    local base = config:get("rope_theta", { "number", own.base or 10000, min = 1 })
+    if own.window_base then return rope_by_layer(config, given, scaling, base, own.window_base) end
+    return rope_options(config, part_of(config, next(scaling) and scaling or given), base)
 end
 
 -- How many tokens each sees, and which of the layers see all nevertheless, from what each says of itself.

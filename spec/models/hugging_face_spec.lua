@@ -309,6 +309,33 @@ describe("te.models.from_hugging_face", function()
             ['"layer_types": ["full_attention", "full_attention"], '] = "" })))
     end)
 
+    -- The configuration that is read out of a file with these changes.
+    local function read(name, change)
+        make(name, change)
+        return te.models.from_hugging_face(folder).config
+    end
+
+    it("reads rope_scaling in place of rope_parameters where a file has both", function()
+        local both = '"rope_parameters": {"rope_theta": 77.0, "rope_type": "default"}'
+        local default = '"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}'
+        local linear, theta = '"rope_scaling": {"rope_type": "linear", "factor": 2.0}', '"rope_theta": 99.0'
+        local function same(expected, got)
+            assert.same(read("qwen3", { [default] = expected }), read("qwen3", { [default] = got }))
+        end
+        same(linear, both .. ", " .. linear) -- also the base that the other one has
+        same(linear .. ", " .. theta, both .. ", " .. linear .. ", " .. theta)
+        same(both, both .. ', "rope_scaling": {}')
+        same(both, both .. ', "rope_scaling": null')
+        assert.equal("linear", read("qwen3", { [default] = both .. ", " .. linear }).rope_scaling)
+        -- those layers' that see all alone, the others' fields kept
+        assert.same(read("gemma3_text", { ["8.0"] = "4.0" }), read("gemma3_text", { ['"rope_parameters"'] =
+            '"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_parameters"' }))
+        local windows = '{"rope_theta": 100.0, "rope_type": "default"}'
+        assert.equal(44, read("gemma3_text", { ['"rope_parameters"'] = '"rope_local_base_freq": 44, "rope_parameters"',
+            [windows] = '{"rope_type": "default"}' }).window_rope_base)
+        assert.equal(10000, read("gemma3_text", { [windows] = "null" }).window_rope_base)
+    end)
+
     it("reads experts in MXFP4 as the numbers that it stands for", function()
         local names = { gate_up_proj = { 2, 64, 1 }, down_proj = { 2, 32, 1 } } -- experts, outputs, blocks of 32 inputs
         local sizes = { [0] = 0, 0.5, 1, 1.5, 2, 3, 4, 6 }

@@ -52,6 +52,14 @@ end
 
 local function part_of(config, fields) return setmetatable({ path = config.path, fields = fields }, Config) end
 
+-- The length that positions are stretched from.
+local function original_length(config, rope)
+    local fields = rope.fields
+    fields.original_max_position_embeddings = fields.original_max_position_embeddings
+        or config.fields.max_position_embeddings
+    return rope:need("original_max_position_embeddings", { "size" })
+end
+
 -- rope_base of what stands in `rope`, or else `base`, and, where positions are stretched, the options of that.
 local function rope_options(config, rope, base)
     local found = { rope_base = rope:get("rope_theta", { "number", base, min = 1 }) }
@@ -64,7 +72,7 @@ local function rope_options(config, rope, base)
     if kind == "llama3" then
         found.rope_low_freq_factor = rope:need("low_freq_factor", { "number" })
         found.rope_high_freq_factor = rope:need("high_freq_factor", { "number" })
-        found.rope_original_block_size = rope:need("original_max_position_embeddings", { "size" })
+        found.rope_original_block_size = original_length(config, rope)
     elseif kind == "yarn" then
         rope:only("mscale")
         rope:only("mscale_all_dim")
@@ -72,8 +80,7 @@ local function rope_options(config, rope, base)
         found.rope_beta_slow = rope:get("beta_slow", { "number", 1 })
         found.rope_truncate = rope:get("truncate", { "boolean", true })
         found.rope_attention_factor = rope:get("attention_factor", { "number" })
-        found.rope_original_block_size = rope:get("original_max_position_embeddings",
-            { "size", config.fields.max_position_embeddings })
+        found.rope_original_block_size = original_length(config, rope)
     end
     return found
 end
@@ -100,7 +107,11 @@ local function read_rope(config, own)
     if own.needs_rope and not next(given) and not next(scaling) then config:fail("rope_parameters", "is missing") end
     local base = config:get("rope_theta", { "number", own.base or 10000, min = 1 })
     if own.window_base then return rope_by_layer(config, given, scaling, base, own.window_base) end
-    return rope_options(config, part_of(config, next(scaling) and scaling or given), base)
+    local rope = part_of(config, next(scaling) and scaling or given)
+    -- one beside them comes before theirs
+    rope.fields.original_max_position_embeddings = config:get("original_max_position_embeddings",
+        { "size", rope.fields.original_max_position_embeddings })
+    return rope_options(config, rope, base)
 end
 
 -- How many tokens each sees, and which of the layers see all nevertheless, from what each says of itself.

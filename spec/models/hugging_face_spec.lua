@@ -336,6 +336,29 @@ describe("te.models.from_hugging_face", function()
         assert.equal(10000, read("gemma3_text", { [windows] = "null" }).window_rope_base)
     end)
 
+    it("knows the length that positions are stretched from", function()
+        local function original(name, change) return read(name, change).rope_original_block_size end
+        for name, said in pairs { llama = '"original_max_position_embeddings": 8,',
+            qwen2 = '"original_max_position_embeddings": 8,' } do
+            assert.equal(8, original(name))
+            assert.equal(32, original(name, { [said] = "" })) -- as many as there are
+            local top = { ['"vocab_size"'] = '"original_max_position_embeddings": 16, "vocab_size"' }
+            assert.equal(16, original(name, top))
+            top[said] = ""
+            assert.equal(16, original(name, top))
+            assert.error_matches(function() read(name, { [said] = "", ['"max_position_embeddings": 32,'] = "" }) end,
+                "original_max_position_embeddings: is missing")
+            assert.error_matches(function() read(name, { ['"vocab_size"'] =
+                '"original_max_position_embeddings": "x", "vocab_size"' }) end, "original_max_position_embeddings: ")
+        end
+        local function yarn(more)
+            return read("gemma3_text", { ['"factor": 8.0'] = '"factor": 8.0' .. more, linear = "yarn", ['"vocab_size"']
+                = '"original_max_position_embeddings": 16, "vocab_size"' }).rope_original_block_size
+        end
+        assert.equal(32, yarn "") -- layers' own are theirs alone
+        assert.equal(8, yarn ', "original_max_position_embeddings": 8')
+    end)
+
     it("reads experts in MXFP4 as the numbers that it stands for", function()
         local names = { gate_up_proj = { 2, 64, 1 }, down_proj = { 2, 32, 1 } } -- experts, outputs, blocks of 32 inputs
         local sizes = { [0] = 0, 0.5, 1, 1.5, 2, 3, 4, 6 }

@@ -134,31 +134,53 @@ local function windows_by_layer(config, layers, window, n_layer)
             #layers, table.concat(layers, " "))
     end
     if full_every == 1 then return nil end
-    if not window then config:fail("sliding_window", "is missing, and there are layers of sliding_attention") end
+    if not window then
+        config:fail("sliding_window", "is %s, and there are layers of sliding_attention",
+            config.fields.sliding_window and "not in use" or "missing")
+    end
     return window, full_every
 end
 
-local function set_windows(config, made, own)
-    local pattern = own.full_every and config:get("sliding_window_pattern", { "size", own.full_every })
+-- How many tokens each sees, and which of the layers see all nevertheless, where layers don't say it of themselves.
+local function windows_of_kind(config, own, window, n_layer)
+    if own.full_every then
+        return window, window and config:get("sliding_window_pattern", { "size", own.full_every })
+    end
+    if own.always_windows or not window then return window end
+    if own.alternates then config:fail("layer_types", "is missing, though use_sliding_window is set") end
+    local first = own.first_windows or config:get("max_window_layers", { "integer", 28, min = 0 })
+    if first > 0 and first < n_layer then
+        config:fail("max_window_layers", "the first %d of %d layers see all, not every so many-th", first, n_layer)
+    end
+    return first == 0 and window or nil
+end
+
+-- The size of windows, nil where there are none.
+local function read_window(config, own)
+    if own.no_windows then
+        config:only("use_sliding_window", false)
+        return nil
+    end
     local window = config:get("sliding_window", { "integer", min = 0 })
     if window == nil and not config:names("sliding_window") then window = own.window end
-    window = window ~= 0 and window or nil
-    local layers = config:get("layer_types", { "table" })
-    if layers then
+    local used = own.always_windows or config:get("use_sliding_window", { "boolean", false })
+    return used and window ~= 0 and window or nil
+end
+
+local function set_windows(config, made, own)
+    local window, layers = read_window(config, own), config:get("layer_types", { "table" })
+    if layers and own.by_layer then
         made.window, made.full_every = windows_by_layer(config, layers, window, made.n_layer)
         return
     end
-    if pattern or own.always_windows then
-        made.window, made.full_every = window, window and pattern
-        return
+    made.window, made.full_every = windows_of_kind(config, own, window, made.n_layer)
+    local all = made.window and "sliding_attention" or "full_attention"
+    for i = 1, layers and math.max(#layers, made.n_layer) or 0 do
+        if layers[i] ~= all then
+            config:fail("layer_types", "of this %s, all %d layers are %q, but layer %d is %s", config.fields.model_type,
+                made.n_layer, all, i, options.shown(layers[i]))
+        end
     end
-    if not window or not config:get("use_sliding_window", { "boolean", false }) then return end
-    if own.alternates then config:fail("layer_types", "is missing, though use_sliding_window is set") end
-    local first = own.first_windows or config:get("max_window_layers", { "integer", 28, min = 0 })
-    if first > 0 and first < made.n_layer then
-        config:fail("max_window_layers", "the first %d of %d layers see all, not every so many-th", first, made.n_layer)
-    end
-    made.window = first == 0 and window or nil
 end
 
 -- Experts in the MLP's place, all layers alike. Probabilities over the chosen ones are those over all, divided by
@@ -204,22 +226,27 @@ local function biases_of_qwen2_moe(config) return config:get("qkv_bias", { "bool
 --     tie, eps, base, window_base, window, active (experts that see a token)
 --     full_every           which layers see all although there is a window
 --     multi_headed         as many heads of keys and values as of queries; of others a file has to say it
+--     no_windows           there are none, whatever a file says
 --     always_windows       there are windows wherever a file has their size; elsewhere where use_sliding_window is set,
 --                          from layer max_window_layers on, or first_windows; alternates: in a way that has to be said
+--     by_layer             layer_types, where a file has it, says which layers those are; the others don't read it
 --     needs_rope           positions are always stretched, in a way that has to be said
 --     plain_experts        as wide as the MLP, probabilities over the chosen ones; shared: one sees all tokens
 local RELATIVES = {
-    llama = { biases = biases_of_all, multi_headed = true },
+    llama = { biases = biases_of_all, multi_headed = true, no_windows = true },
     mistral = { always_windows = true, window = 4096 },
     mixtral = { always_windows = true, base = 1e6, eps = 1e-5, active = 2, plain_experts = true },
-    qwen2 = { biases = function() return "qkv" end, multi_headed = true },
-    qwen2_moe = { biases = biases_of_qwen2_moe, alternates = true, active = 4, shared = true },
-    qwen3 = { biases = biases_of_all, multi_headed = true, head_size = 128, qk_norm = true },
-    qwen3_moe = { biases = biases_of_all, qk_norm = true, first_windows = 0, active = 8 },
+    qwen2 = { biases = function() return "qkv" end, multi_headed = true, by_layer = true, window = 4096 },
+    qwen2_moe = { biases = biases_of_qwen2_moe, by_layer = true, window = 4096, alternates = true, active = 4,
+        shared = true },
+    qwen3 = { biases = biases_of_all, multi_headed = true, head_size = 128, qk_norm = true, by_layer = true,
+        window = 4096 },
+    qwen3_moe = { biases = biases_of_all, qk_norm = true, window = 4096, first_windows = 0, active = 8 },
     gemma3_text = { biases = biases_of_all, head_size = 256, tie = true, qk_norm = true, base = 1e6,
-        window_base = 10000, window = 4096, full_every = 6, set = set_gemma },
-    gpt_oss = { biases = biases_of_all, head_size = 64, base = 150000, eps = 1e-5, window = 128, full_every = 2,
-        needs_rope = true, active = 4, plain_experts = true, set = set_gpt_oss },
+        window_base = 10000, window = 4096, always_windows = true, by_layer = true, full_every = 6, set = set_gemma },
+    gpt_oss = { biases = biases_of_all, head_size = 64, base = 150000, eps = 1e-5, window = 128,
+        always_windows = true, by_layer = true, full_every = 2, needs_rope = true, active = 4, plain_experts = true,
+        set = set_gpt_oss },
 }
 
 -- Llama and its relatives.

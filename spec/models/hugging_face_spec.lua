@@ -304,9 +304,50 @@ describe("te.models.from_hugging_face", function()
         assert.same({ 128, 2 }, { window("gpt_oss", { ['"sliding_window": 3,'] = "" }) })
         assert.equal(4, (window("qwen3_moe, probabilities over the chosen", { ['"use_sliding_window": false'] =
             '"use_sliding_window": true, "sliding_window": 4' })))
+        local use = { ['"use_sliding_window": false'] = '"use_sliding_window": true' }
+        assert.equal(4096, (window("qwen3_moe, probabilities over the chosen", use)))
+        assert.is_nil((window("llama", { ['"vocab_size"'] = '"sliding_window": 3, "vocab_size"' })))
         assert.is_nil((window("qwen2", { ['"use_sliding_window": false'] = '"use_sliding_window": true',
             ['"sliding_window": null'] = '"sliding_window": 3',
             ['"layer_types": ["full_attention", "full_attention"], '] = "" })))
+    end)
+
+    it("takes what layers say of themselves where the original does, and else refuses what it would not do", function()
+        local chosen = "qwen3_moe, probabilities over the chosen"
+        local cases = { -- what the kind does with 3 as sliding_window
+            { "llama", "full" }, { "mistral", "sliding" }, { "mixtral", "sliding" }, { chosen, "full" },
+            { chosen, "sliding", ['"use_sliding_window": false'] = '"use_sliding_window": true' },
+        }
+        local function load(case, first, second)
+            local change = { ['"vocab_size"'] = ('"layer_types": ["%s_attention"%s], "sliding_window": 3, "vocab_size"')
+                :format(first, second and (', "%s_attention"'):format(second) or ""), ['"sliding_window": null, '] = "",
+                ['"sliding_window": 3, '] = "" }
+            for from, to in pairs(case) do
+                if type(from) == "string" then change[from] = to end
+            end
+            for from in pairs(change) do
+                if not MODELS[case[1]].config:find(from, 1, true) then change[from] = nil end
+            end
+            make(case[1], change)
+            return te.models.from_hugging_face(folder).config.window
+        end
+        for _, case in ipairs(cases) do
+            local does, other = case[2], case[2] == "full" and "sliding" or "full"
+            assert.equal(does == "sliding" and 3 or nil, load(case, does, does))
+            for _, layers in ipairs { { other, other }, { does, other }, { does } } do
+                assert.error_matches(function() load(case, unpack(layers)) end,
+                    ('layer_types: of this [%%w_]+, all 2 layers are "%s_attention", but layer %d is %s'):format(does,
+                        layers[1] == does and 2 or 1, layers[2] and ('"%s_attention"'):format(other) or "nil"))
+            end
+        end
+        local qwen = { "qwen3", ['"head_dim"'] = '"use_sliding_window": true, "head_dim"' }
+        assert.equal(3, load(qwen, "sliding", "sliding"))
+        assert.is_nil(load(qwen, "full", "full"))
+        assert.error_matches(function() load({ "qwen3" }, "sliding", "sliding") end,
+            "sliding_window: is not in use, and there are layers of sliding_attention")
+        make("llama", { ['"vocab_size"'] = '"use_sliding_window": true, "vocab_size"' })
+        assert.error_matches(function() te.models.from_hugging_face(folder) end,
+            "use_sliding_window: only false is supported, got true")
     end)
 
     -- The configuration that is read out of a file with these changes.

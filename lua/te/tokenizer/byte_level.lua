@@ -145,8 +145,8 @@ end
 local byte_level = {}
 
 --- What te._core.tokenizer takes, out of a file, and how tokens are written.
----@return table way  fields; bytes_of(token): what one of the vocabulary stands for or nil, and whether text leads to
---- it; added_text(token): what an added one stands for, where that is not what it is called or bytes_of says
+---@return table way  fields; bytes_of(token): the text that leads to one of the vocabulary or nil, and whether it does;
+--- decoded(token), decoded_added(token): what one of the vocabulary and an added one stand for, where that is another
 function byte_level.read(path, file)
     check_unknown(path, file.model)
     check_decoder(path, file.decoder)

@@ -310,7 +310,8 @@ local function read_config(folder)
     if quantized and not (kind == "gpt_oss" and quantized.quant_method == "mxfp4") then
         config:fail("quantization_config", "weights of other quantizers are not read")
     end
-    return KINDS[kind](config, kind)
+    local class, made = KINDS[kind](config, kind)
+    return class, made, config
 end
 
 -- The tensors of all the checkpoint's files.
@@ -357,13 +358,16 @@ function hugging_face.load(folder, opts)
     options.argument(WHO, "folder", folder, { "string" })
     opts = options.check(WHO, opts, OPTIONS)
     folder = #folder > 1 and folder:gsub("/+$", "") or folder
-    local class, config = read_config(folder)
+    local class, config, said = read_config(folder)
     config.dropout = opts.dropout
     if class == te.models.gpt and (opts.block_size or 0) > config.block_size then
         fail("%s: block_size: %d, but %s/config.json has %d positions", WHO, opts.block_size, folder, config.block_size)
     end
     config.block_size = opts.block_size or config.block_size
     local weights = read_weights(folder)
+    if said.fields.tie_word_embeddings == false and not weights["lm_head.weight"] then
+        said:fail("tie_word_embeddings", "is false, but the weights have no lm_head.weight")
+    end
     local count = #options.names(weights)
     if config.n_layer > count then
         fail("%s: %s/config.json: %d layers, but the weights are %d tensors", WHO, folder, config.n_layer, count)

@@ -510,7 +510,11 @@ describe("te.models.from_hugging_face", function()
         refuses("line 1", "llama", { ['"vocab_size"'] = "vocab_size" })
         refuses("has shape", "llama", { ['"hidden_size": 16'] = '"hidden_size": 32' })
         refuses("activation_function: only", "gpt2", { gelu_new = "relu" })
-        make "llama"
+        local weights = make "llama"
+        weights["lm_head.weight"] = nil
+        te.save(folder .. "/model.safetensors", weights)
+        assert.error_matches(function() te.models.from_hugging_face(folder) end,
+            "config.json: tie_word_embeddings: is false, but the weights have no lm_head.weight")
         os.remove(folder .. "/model.safetensors")
         assert.error_matches(function() te.models.from_hugging_face(folder) end, "has neither model.safetensors nor")
         assert.error_matches(function() te.models.from_hugging_face(folder .. "/nothing") end, "config.json")

@@ -216,14 +216,16 @@ local function set_gpt_oss(config, made)
     made.activation, made.mlp_bias, made.attention_sinks = "ClampedSwiGLU", true, true
 end
 
-local function biases_of_all(config) return config:get("attention_bias", { "boolean", false }) and "all" or "none" end
+local function biases_of_all(config, own)
+    return config:get("attention_bias", { "boolean", own.biased or false }) and "all" or "none"
+end
 
 local function biases_of_qwen2_moe(config) return config:get("qkv_bias", { "boolean", true }) and "qkv" or "none" end
 
 -- What is a kind's own among Llama's relatives. Defaults are those that Transformers fills in where a file says none:
 --
 --     head_size            of a head that is not hidden_size / num_attention_heads
---     tie, eps, base, window_base, window, active (experts that see a token)
+--     tie, eps, base, window_base, window, active (experts that see a token), biased (attention)
 --     full_every           which layers see all although there is a window
 --     multi_headed         as many heads of keys and values as of queries; of others a file has to say it
 --     no_windows           there are none, whatever a file says
@@ -244,7 +246,7 @@ local RELATIVES = {
     qwen3_moe = { biases = biases_of_all, qk_norm = true, window = 4096, first_windows = 0, active = 8 },
     gemma3_text = { biases = biases_of_all, head_size = 256, tie = true, qk_norm = true, base = 1e6,
         window_base = 10000, window = 4096, always_windows = true, by_layer = true, full_every = 6, set = set_gemma },
-    gpt_oss = { biases = biases_of_all, head_size = 64, base = 150000, eps = 1e-5, window = 128,
+    gpt_oss = { biases = biases_of_all, biased = true, head_size = 64, base = 150000, eps = 1e-5, window = 128,
         always_windows = true, by_layer = true, full_every = 2, needs_rope = true, active = 4, plain_experts = true,
         set = set_gpt_oss },
 }
@@ -266,7 +268,7 @@ local function llama(config, kind)
     made.head_size = config:get("head_dim", { "size", own.head_size })
     made.norm_eps = config:get("rms_norm_eps", { "number", own.eps or 1e-6, min = 0 })
     made.tie = config:get("tie_word_embeddings", { "boolean", own.tie or false })
-    made.attention_bias = own.biases and own.biases(config) or "none"
+    made.attention_bias = own.biases and own.biases(config, own) or "none"
     made.mlp_bias = config:get("mlp_bias", { "boolean", false })
     made.qk_norm = own.qk_norm
     set_windows(config, made, own)

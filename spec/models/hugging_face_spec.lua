@@ -400,6 +400,11 @@ describe("te.models.from_hugging_face", function()
         assert.equal(8, yarn ', "original_max_position_embeddings": 8')
     end)
 
+    it("knows whether attention has biases where a file does not say it", function()
+        assert.equal("all", read("gpt_oss", { ['"attention_bias": true, '] = "" }).attention_bias)
+        assert.equal("none", read("qwen3", { ['"attention_bias": false,'] = "" }).attention_bias)
+    end)
+
     it("reads experts in MXFP4 as the numbers that it stands for", function()
         local names = { gate_up_proj = { 2, 64, 1 }, down_proj = { 2, 32, 1 } } -- experts, outputs, blocks of 32 inputs
         local sizes = { [0] = 0, 0.5, 1, 1.5, 2, 3, 4, 6 }

@@ -88,6 +88,11 @@ end
 -- Of a kind whose layers with a window are turned apart: rope_scaling is that of the others.
 local function rope_by_layer(config, given, scaling, base, window_base)
     window_base = config:get("rope_local_base_freq", { "number", window_base, min = 1 })
+    for _, name in ipairs(options.names(given)) do
+        if name ~= "full_attention" and name ~= "sliding_attention" then
+            config:fail("rope_parameters", "expected full_attention and sliding_attention, got %s", options.shown(name))
+        end
+    end
     given = part_of(config, given)
     local full, windows = {}, part_of(config, given:get("sliding_attention", { "table", {} }))
     for _, fields in ipairs { given:get("full_attention", { "table", {} }), scaling } do
@@ -108,6 +113,8 @@ local function read_rope(config, own)
     local base = config:get("rope_theta", { "number", own.base or 10000, min = 1 })
     if own.window_base then return rope_by_layer(config, given, scaling, base, own.window_base) end
     local rope = part_of(config, next(scaling) and scaling or given)
+    rope:only "full_attention" -- by layer
+    rope:only "sliding_attention"
     -- one beside them comes before theirs
     rope.fields.original_max_position_embeddings = config:get("original_max_position_embeddings",
         { "size", rope.fields.original_max_position_embeddings })

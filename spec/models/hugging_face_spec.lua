@@ -485,6 +485,10 @@ describe("te.models.from_hugging_face", function()
         refuses("attn_logit_softcapping: only nothing is supported, got 50", "gemma3_text", { null = "50" })
         refuses("rope_type: only \"default\" is supported, got \"linear\"", "gemma3_text",
             { ['"default"'] = '"linear"' })
+        refuses("rope_parameters: expected full_attention and sliding_attention, got \"rope_theta\"", "gemma3_text",
+            { ['"rope_parameters": {'] = '"rope_parameters": {"rope_type": "default", "rope_theta": 777,' })
+        refuses("full_attention: only nothing is supported, got a table", "qwen3", { ['{"rope_theta": 10000.0, '
+            .. '"rope_type": "default"}'] = '{"full_attention": {"rope_theta": 777, "rope_type": "default"}}' })
         refuses("decoder_sparse_step: only 1 is supported, got 2", "qwen3_moe, probabilities over the chosen",
             { ['"decoder_sparse_step": 1'] = '"decoder_sparse_step": 2' })
         refuses("mlp_only_layers: layers without experts", "qwen3_moe, probabilities over the chosen",

@@ -116,7 +116,7 @@ function byte_fallback.read(path, file)
     return {
         fields = { steps = read_steps(path, file.pre_tokenizer, normalized), blanks = true, space = normalized.space,
             fallback = fallback },
-        bytes_of = function(token) return spaced(token), not byte_of(token) and not token:find(" ", 1, true) end,
+        bytes_of = function(token) return spaced(token), not token:find(" ", 1, true) end,
         decoded = function(token) return byte_of(token) or spaced(token) end,
         decoded_added = function(token)
             return (normalized.space and token.normalized and " " or "") .. spaced(token.content)

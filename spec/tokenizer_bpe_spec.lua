@@ -253,6 +253,15 @@ describe("te.tokenizer.load", function()
         assert.same({ 0, 1, 2, 3 }, cut(split '{"Regex": "^a"}'):encode "abcab")
         assert.same({ 0, 1, 2, 0, 1 }, cut(split '{"String": "c"}', split '{"Regex": "^a"}'):encode "abcab")
         assert.same({ 3, 2, 3 }, cut(split '{"String": "."}'):encode "abcab")
+        -- one cut at the token "ab" or none
+        for pattern, cuts in pairs { ["(?i)C|B"] = true, ["(?i:c|B)"] = true, ["(?-i:B)"] = false,
+            ["((?i)B)|C"] = true, ["(?i)(?-i)B"] = false, ["(?#B)(?i)B"] = true, ["(?i:a(?-i:B))"] = false,
+            ["(?:(?i)x)|B"] = false, ["(?=B)|b"] = true, ["(?<=a)b"] = true, ["(?<!a)b"] = false, ["(?<n>b)"] = true,
+            ["(?>b+)"] = true, ["b{1,2}?"] = true, ["x{2}|b{1}"] = true, ["(?:ss|ß|ff)|b"] = true,
+            ["(?i:[s]s|s[tf]|f|t)|b"] = true, ["(?i:'s|'t)|\\\\p{Lu}|b"] = true, ["[(?s]|b"] = true,
+            ["\\\\(?b"] = true, ["(?i:s)x(?i:s)|(?i:f)i|b"] = true } do
+            assert.same(cuts and { 0, 1, 2 } or { 3, 2 }, cut(split('{"Regex": "' .. pattern .. '"}')):encode "abc")
+        end
     end)
 
     it("refuses what acts and is not supported", function()
@@ -291,7 +300,17 @@ describe("te.tokenizer.load", function()
         refused(field .. "invert: expected false, got true", split '"behavior": "Isolated", "invert": true')
         refused(field .. "pattern: expected a list or an object, got nil", split '"behavior": "Isolated"')
         for pattern, part in pairs { ["a\\\\w"] = "\\w", ["[\\\\S]"] = "\\S in []", ["[a&&b]"] = "&& in []",
-            ["[[:alpha:]]"] = "[: in []", ["a{1,3}+"] = "}+", ["\\\\h"] = "\\h", ["[]a]"] = "[]" } do
+            ["[[:alpha:]]"] = "[: in []", ["a{1,3}+"] = "}+", ["\\\\h"] = "\\h", ["[]a]"] = "[]", ["a{,2}"] = "{,",
+            ["a{3}?"] = "}?", ["a{1 }"] = "{1", ["b{2"] = "{2", ["(?s)."] = "(?s", ["(?m:.)"] = "(?m",
+            ["(?U)a"] = "(?U", ["(?J)a"] = "(?J", ["(?n)a"] = "(?n", ["(?^i)a"] = "(?^", ["(?x) a"] = "(?x",
+            ["(?|a|b)"] = "(?|", ["(?P<n>a)"] = "(?P", ["(?'n'a)"] = "(?'", ["(*UTF)a"] = "(*U", ["(?C1)a"] = "(?C",
+            ["(?R)"] = "(?R", ["(?(1)a)"] = "(?(", ["(?#a\\\\)"] = "(?#", ["(?i-s:a)"] = "(?i",
+            ["a(?i)b|c"] = "an option that does not stand at the start of its group",
+            ["(?:a|(?i)b)"] = "an option that does not stand at the start of its group",
+            ["(?i)a[\\\\p{Lu}]"] = "\\p{Lu} in [] under (?i)", ["(?i:SS)"] = "SS under (?i)",
+            ["(?i)s(?:T)"] = "sT under (?i)", ["(?i)(?:f){1}i"] = "fi under (?i)",
+            ["(?i)f(?#x)l"] = "fl under (?i)", ["(?i:ß)"] = "what is not ASCII under (?i)",
+            ["(?i:[ß])"] = "what is not ASCII under (?i)" } do
             refused(field .. "pattern.Regex: " .. part .. " in the pattern",
                 split('"behavior": "Isolated", "pattern": {"Regex": "' .. pattern .. '"}'))
         end

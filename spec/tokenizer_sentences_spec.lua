@@ -262,6 +262,30 @@ describe("te.tokenizer.load of SentencePiece's vocabularies", function()
         assert.is_true(t:encode("x<unk>")[2] ~= 0) -- as there: no space stands in front
     end)
 
+    it("ignore_merges: a piece that is called like a byte's token becomes that", function()
+        local bare, ignores = kinds.bare, { ['"ignore_merges": false'] = '"ignore_merges": true' }
+        local t = load(bare, ignores)
+        assert.equal("13 352 284 272 337 272 287 286", table.concat(t:encode "<0x0A> <0x0A>", " "))
+        assert.equal("\n <0x0A>", t:decode(t:encode "<0x0A> <0x0A>", { continues = true }))
+        assert.equal("68", table.concat(t:encode "<0x41>", " "))
+        assert.equal(13, t:id "<0x0A>")
+        assert.equal("284 272 337 272 287 286", table.concat(load(bare):encode "<0x0A>", " "))
+    end)
+
+    it("finds a normalized token of the vocabulary by what it is called there, too", function()
+        local t = load({}, { ['{"id": 1,'] = '{"id": 318, "content": "e", "single_word": false, "lstrip": false, '
+            .. '"rstrip": false, "normalized": true, "special": false}, {"id": 1,' })
+        local cases = { -- text, ids, and what the original decodes them to
+            { "e e", "318 318", "e e" }, { "e", "318", "e" }, { "xe text", "465 318 395 491", "x e text" },
+            { "▁e", "352 318", " e" }, { "the e", "378 318", "the e" },
+        }
+        for _, case in ipairs(cases) do
+            local ids = t:encode(case[1])
+            assert.equal(case[2], table.concat(ids, " "))
+            assert.equal(case[3], t:decode(ids))
+        end
+    end)
+
     it("refuses what acts and is not supported", function()
         local function refused(message, fields, changes)
             assert.error_matches(function() load(fields or {}, changes) end, message, 1, true)

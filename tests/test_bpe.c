@@ -94,7 +94,7 @@ static void test_merges(void)
     te_bpe             *bpe;
     for (int round = 0; round < 60; round++) {
         make_table(&r, 1 + test_random(&random) % 6, test_random(&random) % 200, &random);
-        te_bpe_tables tables = {r.tokens, r.n_tokens, r.merges, r.n_merges, false, NULL};
+        te_bpe_tables tables = {r.tokens, r.n_tokens, r.merges, r.n_merges, false, NULL, NULL};
         CHECK(te_bpe_new(&bpe, &te_mem_libc, &tables, &error) == TE_OK);
         for (int i = 0; i < 80; i++) {
             size_t size = i == 0 ? 700 : 1 + test_random(&random) % (i % 2 ? 10 : 60);
@@ -120,7 +120,7 @@ static void test_long_piece(void)
     enum { SIZE = 1 << 20 };
     static const te_bpe_token tokens[] = {{"a", 1, true}, {"aa", 2, true}, {"aaaa", 4, true}, {"ab", 2, false}};
     static const te_bpe_merge merges[] = {{0, 0, 1}, {1, 1, 2}};
-    te_bpe_tables             tables = {tokens, 4, merges, 2, false, NULL};
+    te_bpe_tables             tables = {tokens, 4, merges, 2, false, NULL, NULL};
     te_bpe                   *bpe;
     te_io_error               error;
     te_bpe_ids                ids = {.mem = &te_mem_libc};
@@ -132,15 +132,29 @@ static void test_long_piece(void)
     CHECK(te_bpe_encode(bpe, (const unsigned char *)"aab", 3, &ids, &error) == TE_ERROR_ARGUMENT);
     CHECK_MSG(strstr(error.message, "0x62"), "%s", error.message);
     CHECK(te_bpe_find(bpe, "ab", 2) == -1); /* no text leads there */
+    size_t size = 0;
+    CHECK(memcmp(te_bpe_bytes(bpe, 1, &size), "aa", 2) == 0 && size == 2);
+    te_bpe_free(bpe);
+
+    static const te_bpe_token decoded[] = {{"b", 1, true}, {"", 0, true}, {"<aaaa>", 6, true}, {"ab", 2, true}};
+    tables.decoded = decoded;
+    CHECK(te_bpe_new(&bpe, &te_mem_libc, &tables, &error) == TE_OK);
+    ids.n = 0;
+    CHECK(te_bpe_encode(bpe, piece, 5, &ids, &error) == TE_OK && ids.n == 2 && ids.ids[0] == 2 && ids.ids[1] == 0);
+    CHECK(te_bpe_find(bpe, "aaaa", 4) == 2 && te_bpe_find(bpe, "<aaaa>", 6) == -1 && te_bpe_find(bpe, "b", 1) == -1);
+    for (size_t i = 0; i < 4; i++) {
+        const char *bytes = te_bpe_bytes(bpe, i, &size);
+        CHECK(size == decoded[i].size && memcmp(bytes, decoded[i].bytes, size) == 0);
+    }
     te_bpe_ids_free(&ids);
     te_bpe_free(bpe);
     free(piece);
 
     te_bpe_merge beyond = {0, 4, 1};
-    tables = (te_bpe_tables){tokens, 4, &beyond, 1, false, NULL};
+    tables = (te_bpe_tables){tokens, 4, &beyond, 1, false, NULL, NULL};
     CHECK(te_bpe_new(&bpe, &te_mem_libc, &tables, &error) == TE_ERROR_ARGUMENT);
     te_bpe_token twice[] = {{"a", 1, true}, {"a", 1, true}};
-    tables = (te_bpe_tables){twice, 2, NULL, 0, false, NULL};
+    tables = (te_bpe_tables){twice, 2, NULL, 0, false, NULL, NULL};
     CHECK(te_bpe_new(&bpe, &te_mem_libc, &tables, &error) == TE_ERROR_ARGUMENT);
 }
 
@@ -170,7 +184,7 @@ static void test_characters(void)
         tokens[FIRST_BYTE + i] = (te_bpe_token){&bytes[i], 1, false};
         fallback[i] = FIRST_BYTE + i;
     }
-    te_bpe_tables tables = {tokens, FIRST_BYTE + 256, merges, 3, false, fallback};
+    te_bpe_tables tables = {tokens, FIRST_BYTE + 256, merges, 3, false, fallback, NULL};
     CHECK(te_bpe_new(&bpe, &te_mem_libc, &tables, &error) == TE_OK);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         te_bpe_ids ids = {.mem = &te_mem_libc};
@@ -208,7 +222,7 @@ static te_status open_tokenizer(te_tokenizer **t, const te_mem *mem, const char 
                                            {"e\xcc\x81", 3, 260, true}}; /* normalized: U+00E9 */
     te_tokenizer_step    steps[] = {{pattern, strlen(pattern), false, false}, {NULL, 0, false, false}};
     te_tokenizer_options options = {
-        .bpe = {tokens, 261, merges, 2, true, NULL}, .added = added, .n_added = 3, .steps = steps,
+        .bpe = {tokens, 261, merges, 2, true, NULL, tokens}, .added = added, .n_added = 3, .steps = steps,
         .n_steps = space ? 2 : 1, .nfc = true};
     return te_tokenizer_new(t, mem, &options, error);
 }

@@ -52,6 +52,14 @@ end
 
 local function part_of(config, fields) return setmetatable({ path = config.path, fields = fields }, Config) end
 
+-- The length that positions are stretched from.
+local function original_length(config, rope)
+    local fields = rope.fields
+    fields.original_max_position_embeddings = fields.original_max_position_embeddings
+        or config.fields.max_position_embeddings
+    return rope:need("original_max_position_embeddings", { "size" })
+end
+
 -- rope_base of what stands in `rope`, or else `base`, and, where positions are stretched, the options of that.
 local function rope_options(config, rope, base)
     local found = { rope_base = rope:get("rope_theta", { "number", base, min = 1 }) }
@@ -64,7 +72,7 @@ local function rope_options(config, rope, base)
     if kind == "llama3" then
         found.rope_low_freq_factor = rope:need("low_freq_factor", { "number" })
         found.rope_high_freq_factor = rope:need("high_freq_factor", { "number" })
-        found.rope_original_block_size = rope:need("original_max_position_embeddings", { "size" })
+        found.rope_original_block_size = original_length(config, rope)
     elseif kind == "yarn" then
         rope:only("mscale")
         rope:only("mscale_all_dim")
@@ -72,28 +80,45 @@ local function rope_options(config, rope, base)
         found.rope_beta_slow = rope:get("beta_slow", { "number", 1 })
         found.rope_truncate = rope:get("truncate", { "boolean", true })
         found.rope_attention_factor = rope:get("attention_factor", { "number" })
-        found.rope_original_block_size = rope:get("original_max_position_embeddings",
-            { "size", config.fields.max_position_embeddings })
+        found.rope_original_block_size = original_length(config, rope)
     end
     return found
 end
 
--- The options of rotary positions. Newer files have all of them in rope_parameters, layers with a window apart where
--- they differ.
-local function read_rope(config, own)
-    local given = config:get("rope_parameters", { "table" }) or config:get("rope_scaling", { "table" }) or {}
-    local windows = given.sliding_attention
-    if own.needs_rope and not next(given) then config:fail("rope_parameters", "is missing") end
-    local base = config:get("rope_theta", { "number", own.base or 10000, min = 1 })
-    if type(given.full_attention) == "table" then given = given.full_attention end
-    local found = rope_options(config, part_of(config, given), base)
-    found.window_rope_base = config:get("rope_local_base_freq", { "number", own.window_base, min = 1 })
-    if type(windows) == "table" then
-        windows = part_of(config, windows)
-        windows:only("rope_type", "default")
-        found.window_rope_base = windows:need("rope_theta", { "number", min = 1 })
+-- Of a kind whose layers with a window are turned apart: rope_scaling is that of the others.
+local function rope_by_layer(config, given, scaling, base, window_base)
+    window_base = config:get("rope_local_base_freq", { "number", window_base, min = 1 })
+    for _, name in ipairs(options.names(given)) do
+        if name ~= "full_attention" and name ~= "sliding_attention" then
+            config:fail("rope_parameters", "expected full_attention and sliding_attention, got %s", options.shown(name))
+        end
     end
+    given = part_of(config, given)
+    local full, windows = {}, part_of(config, given:get("sliding_attention", { "table", {} }))
+    for _, fields in ipairs { given:get("full_attention", { "table", {} }), scaling } do
+        for name, value in pairs(fields) do full[name] = value end
+    end
+    windows:only("rope_type", "default")
+    local found = rope_options(config, part_of(config, full), base)
+    found.window_rope_base = windows:get("rope_theta", { "number", window_base, min = 1 })
     return found
+end
+
+-- The options of rotary positions. Newer files have all of them in rope_parameters; rope_scaling, where a file has that
+-- as well, stands in its place.
+local function read_rope(config, own)
+    local given = config:get("rope_parameters", { "table", {} })
+    local scaling = config:get("rope_scaling", { "table", {} })
+    if own.needs_rope and not next(given) and not next(scaling) then config:fail("rope_parameters", "is missing") end
+    local base = config:get("rope_theta", { "number", own.base or 10000, min = 1 })
+    if own.window_base then return rope_by_layer(config, given, scaling, base, own.window_base) end
+    local rope = part_of(config, next(scaling) and scaling or given)
+    rope:only "full_attention" -- by layer
+    rope:only "sliding_attention"
+    -- one beside them comes before theirs
+    rope.fields.original_max_position_embeddings = config:get("original_max_position_embeddings",
+        { "size", rope.fields.original_max_position_embeddings })
+    return rope_options(config, rope, base)
 end
 
 -- How many tokens each sees, and which of the layers see all nevertheless, from what each says of itself.
@@ -116,31 +141,53 @@ local function windows_by_layer(config, layers, window, n_layer)
             #layers, table.concat(layers, " "))
     end
     if full_every == 1 then return nil end
-    if not window then config:fail("sliding_window", "is missing, and there are layers of sliding_attention") end
+    if not window then
+        config:fail("sliding_window", "is %s, and there are layers of sliding_attention",
+            config.fields.sliding_window and "not in use" or "missing")
+    end
     return window, full_every
 end
 
-local function set_windows(config, made, own)
-    local pattern = own.full_every and config:get("sliding_window_pattern", { "size", own.full_every })
+-- How many tokens each sees, and which of the layers see all nevertheless, where layers don't say it of themselves.
+local function windows_of_kind(config, own, window, n_layer)
+    if own.full_every then
+        return window, window and config:get("sliding_window_pattern", { "size", own.full_every })
+    end
+    if own.always_windows or not window then return window end
+    if own.alternates then config:fail("layer_types", "is missing, though use_sliding_window is set") end
+    local first = own.first_windows or config:get("max_window_layers", { "integer", 28, min = 0 })
+    if first > 0 and first < n_layer then
+        config:fail("max_window_layers", "the first %d of %d layers see all, not every so many-th", first, n_layer)
+    end
+    return first == 0 and window or nil
+end
+
+-- The size of windows, nil where there are none.
+local function read_window(config, own)
+    if own.no_windows then
+        config:only("use_sliding_window", false)
+        return nil
+    end
     local window = config:get("sliding_window", { "integer", min = 0 })
     if window == nil and not config:names("sliding_window") then window = own.window end
-    window = window ~= 0 and window or nil
-    local layers = config:get("layer_types", { "table" })
-    if layers then
+    local used = own.always_windows or config:get("use_sliding_window", { "boolean", false })
+    return used and window ~= 0 and window or nil
+end
+
+local function set_windows(config, made, own)
+    local window, layers = read_window(config, own), config:get("layer_types", { "table" })
+    if layers and own.by_layer then
         made.window, made.full_every = windows_by_layer(config, layers, window, made.n_layer)
         return
     end
-    if pattern or own.always_windows then
-        made.window, made.full_every = window, window and pattern
-        return
+    made.window, made.full_every = windows_of_kind(config, own, window, made.n_layer)
+    local all = made.window and "sliding_attention" or "full_attention"
+    for i = 1, layers and math.max(#layers, made.n_layer) or 0 do
+        if layers[i] ~= all then
+            config:fail("layer_types", "of this %s, all %d layers are %q, but layer %d is %s", config.fields.model_type,
+                made.n_layer, all, i, options.shown(layers[i]))
+        end
     end
-    if not window or not config:get("use_sliding_window", { "boolean", false }) then return end
-    if own.alternates then config:fail("layer_types", "is missing, though use_sliding_window is set") end
-    local first = own.first_windows or config:get("max_window_layers", { "integer", 28, min = 0 })
-    if first > 0 and first < made.n_layer then
-        config:fail("max_window_layers", "the first %d of %d layers see all, not every so many-th", first, made.n_layer)
-    end
-    made.window = first == 0 and window or nil
 end
 
 -- Experts in the MLP's place, all layers alike. Probabilities over the chosen ones are those over all, divided by
@@ -176,32 +223,39 @@ local function set_gpt_oss(config, made)
     made.activation, made.mlp_bias, made.attention_sinks = "ClampedSwiGLU", true, true
 end
 
-local function biases_of_all(config) return config:get("attention_bias", { "boolean", false }) and "all" or "none" end
+local function biases_of_all(config, own)
+    return config:get("attention_bias", { "boolean", own.biased or false }) and "all" or "none"
+end
 
 local function biases_of_qwen2_moe(config) return config:get("qkv_bias", { "boolean", true }) and "qkv" or "none" end
 
 -- What is a kind's own among Llama's relatives. Defaults are those that Transformers fills in where a file says none:
 --
 --     head_size            of a head that is not hidden_size / num_attention_heads
---     tie, eps, base, window_base, window, active (experts that see a token)
+--     tie, eps, base, window_base, window, active (experts that see a token), biased (attention)
 --     full_every           which layers see all although there is a window
 --     multi_headed         as many heads of keys and values as of queries; of others a file has to say it
+--     no_windows           there are none, whatever a file says
 --     always_windows       there are windows wherever a file has their size; elsewhere where use_sliding_window is set,
 --                          from layer max_window_layers on, or first_windows; alternates: in a way that has to be said
+--     by_layer             layer_types, where a file has it, says which layers those are; the others don't read it
 --     needs_rope           positions are always stretched, in a way that has to be said
 --     plain_experts        as wide as the MLP, probabilities over the chosen ones; shared: one sees all tokens
 local RELATIVES = {
-    llama = { biases = biases_of_all, multi_headed = true },
+    llama = { biases = biases_of_all, multi_headed = true, no_windows = true },
     mistral = { always_windows = true, window = 4096 },
     mixtral = { always_windows = true, base = 1e6, eps = 1e-5, active = 2, plain_experts = true },
-    qwen2 = { biases = function() return "qkv" end, multi_headed = true },
-    qwen2_moe = { biases = biases_of_qwen2_moe, alternates = true, active = 4, shared = true },
-    qwen3 = { biases = biases_of_all, multi_headed = true, head_size = 128, qk_norm = true },
-    qwen3_moe = { biases = biases_of_all, qk_norm = true, first_windows = 0, active = 8 },
+    qwen2 = { biases = function() return "qkv" end, multi_headed = true, by_layer = true, window = 4096 },
+    qwen2_moe = { biases = biases_of_qwen2_moe, by_layer = true, window = 4096, alternates = true, active = 4,
+        shared = true },
+    qwen3 = { biases = biases_of_all, multi_headed = true, head_size = 128, qk_norm = true, by_layer = true,
+        window = 4096 },
+    qwen3_moe = { biases = biases_of_all, qk_norm = true, window = 4096, first_windows = 0, active = 8 },
     gemma3_text = { biases = biases_of_all, head_size = 256, tie = true, qk_norm = true, base = 1e6,
-        window_base = 10000, window = 4096, full_every = 6, set = set_gemma },
-    gpt_oss = { biases = biases_of_all, head_size = 64, base = 150000, eps = 1e-5, window = 128, full_every = 2,
-        needs_rope = true, active = 4, plain_experts = true, set = set_gpt_oss },
+        window_base = 10000, window = 4096, always_windows = true, by_layer = true, full_every = 6, set = set_gemma },
+    gpt_oss = { biases = biases_of_all, biased = true, head_size = 64, base = 150000, eps = 1e-5, window = 128,
+        always_windows = true, by_layer = true, full_every = 2, needs_rope = true, active = 4, plain_experts = true,
+        set = set_gpt_oss },
 }
 
 -- Llama and its relatives.
@@ -221,7 +275,7 @@ local function llama(config, kind)
     made.head_size = config:get("head_dim", { "size", own.head_size })
     made.norm_eps = config:get("rms_norm_eps", { "number", own.eps or 1e-6, min = 0 })
     made.tie = config:get("tie_word_embeddings", { "boolean", own.tie or false })
-    made.attention_bias = own.biases and own.biases(config) or "none"
+    made.attention_bias = own.biases and own.biases(config, own) or "none"
     made.mlp_bias = config:get("mlp_bias", { "boolean", false })
     made.qk_norm = own.qk_norm
     set_windows(config, made, own)
@@ -265,7 +319,8 @@ local function read_config(folder)
     if quantized and not (kind == "gpt_oss" and quantized.quant_method == "mxfp4") then
         config:fail("quantization_config", "weights of other quantizers are not read")
     end
-    return KINDS[kind](config, kind)
+    local class, made = KINDS[kind](config, kind)
+    return class, made, config
 end
 
 -- The tensors of all the checkpoint's files.
@@ -312,13 +367,16 @@ function hugging_face.load(folder, opts)
     options.argument(WHO, "folder", folder, { "string" })
     opts = options.check(WHO, opts, OPTIONS)
     folder = #folder > 1 and folder:gsub("/+$", "") or folder
-    local class, config = read_config(folder)
+    local class, config, said = read_config(folder)
     config.dropout = opts.dropout
     if class == te.models.gpt and (opts.block_size or 0) > config.block_size then
         fail("%s: block_size: %d, but %s/config.json has %d positions", WHO, opts.block_size, folder, config.block_size)
     end
     config.block_size = opts.block_size or config.block_size
     local weights = read_weights(folder)
+    if said.fields.tie_word_embeddings == false and not weights["lm_head.weight"] then
+        said:fail("tie_word_embeddings", "is false, but the weights have no lm_head.weight")
+    end
     local count = #options.names(weights)
     if config.n_layer > count then
         fail("%s: %s/config.json: %d layers, but the weights are %d tensors", WHO, folder, config.n_layer, count)

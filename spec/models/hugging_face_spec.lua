@@ -304,9 +304,105 @@ describe("te.models.from_hugging_face", function()
         assert.same({ 128, 2 }, { window("gpt_oss", { ['"sliding_window": 3,'] = "" }) })
         assert.equal(4, (window("qwen3_moe, probabilities over the chosen", { ['"use_sliding_window": false'] =
             '"use_sliding_window": true, "sliding_window": 4' })))
+        local use = { ['"use_sliding_window": false'] = '"use_sliding_window": true' }
+        assert.equal(4096, (window("qwen3_moe, probabilities over the chosen", use)))
+        assert.is_nil((window("llama", { ['"vocab_size"'] = '"sliding_window": 3, "vocab_size"' })))
         assert.is_nil((window("qwen2", { ['"use_sliding_window": false'] = '"use_sliding_window": true',
             ['"sliding_window": null'] = '"sliding_window": 3',
             ['"layer_types": ["full_attention", "full_attention"], '] = "" })))
+    end)
+
+    it("takes what layers say of themselves where the original does, and else refuses what it would not do", function()
+        local chosen = "qwen3_moe, probabilities over the chosen"
+        local cases = { -- what the kind does with 3 as sliding_window
+            { "llama", "full" }, { "mistral", "sliding" }, { "mixtral", "sliding" }, { chosen, "full" },
+            { chosen, "sliding", ['"use_sliding_window": false'] = '"use_sliding_window": true' },
+        }
+        local function load(case, first, second)
+            local change = { ['"vocab_size"'] = ('"layer_types": ["%s_attention"%s], "sliding_window": 3, "vocab_size"')
+                :format(first, second and (', "%s_attention"'):format(second) or ""), ['"sliding_window": null, '] = "",
+                ['"sliding_window": 3, '] = "" }
+            for from, to in pairs(case) do
+                if type(from) == "string" then change[from] = to end
+            end
+            for from in pairs(change) do
+                if not MODELS[case[1]].config:find(from, 1, true) then change[from] = nil end
+            end
+            make(case[1], change)
+            return te.models.from_hugging_face(folder).config.window
+        end
+        for _, case in ipairs(cases) do
+            local does, other = case[2], case[2] == "full" and "sliding" or "full"
+            assert.equal(does == "sliding" and 3 or nil, load(case, does, does))
+            for _, layers in ipairs { { other, other }, { does, other }, { does } } do
+                assert.error_matches(function() load(case, unpack(layers)) end,
+                    ('layer_types: of this [%%w_]+, all 2 layers are "%s_attention", but layer %d is %s'):format(does,
+                        layers[1] == does and 2 or 1, layers[2] and ('"%s_attention"'):format(other) or "nil"))
+            end
+        end
+        local qwen = { "qwen3", ['"head_dim"'] = '"use_sliding_window": true, "head_dim"' }
+        assert.equal(3, load(qwen, "sliding", "sliding"))
+        assert.is_nil(load(qwen, "full", "full"))
+        assert.error_matches(function() load({ "qwen3" }, "sliding", "sliding") end,
+            "sliding_window: is not in use, and there are layers of sliding_attention")
+        make("llama", { ['"vocab_size"'] = '"use_sliding_window": true, "vocab_size"' })
+        assert.error_matches(function() te.models.from_hugging_face(folder) end,
+            "use_sliding_window: only false is supported, got true")
+    end)
+
+    -- The configuration that is read out of a file with these changes.
+    local function read(name, change)
+        make(name, change)
+        return te.models.from_hugging_face(folder).config
+    end
+
+    it("reads rope_scaling in place of rope_parameters where a file has both", function()
+        local both = '"rope_parameters": {"rope_theta": 77.0, "rope_type": "default"}'
+        local default = '"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}'
+        local linear, theta = '"rope_scaling": {"rope_type": "linear", "factor": 2.0}', '"rope_theta": 99.0'
+        local function same(expected, got)
+            assert.same(read("qwen3", { [default] = expected }), read("qwen3", { [default] = got }))
+        end
+        same(linear, both .. ", " .. linear) -- also the base that the other one has
+        same(linear .. ", " .. theta, both .. ", " .. linear .. ", " .. theta)
+        same(both, both .. ', "rope_scaling": {}')
+        same(both, both .. ', "rope_scaling": null')
+        assert.equal("linear", read("qwen3", { [default] = both .. ", " .. linear }).rope_scaling)
+        -- those layers' that see all alone, the others' fields kept
+        assert.same(read("gemma3_text", { ["8.0"] = "4.0" }), read("gemma3_text", { ['"rope_parameters"'] =
+            '"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_parameters"' }))
+        local windows = '{"rope_theta": 100.0, "rope_type": "default"}'
+        assert.equal(44, read("gemma3_text", { ['"rope_parameters"'] = '"rope_local_base_freq": 44, "rope_parameters"',
+            [windows] = '{"rope_type": "default"}' }).window_rope_base)
+        assert.equal(10000, read("gemma3_text", { [windows] = "null" }).window_rope_base)
+    end)
+
+    it("knows the length that positions are stretched from", function()
+        local function original(name, change) return read(name, change).rope_original_block_size end
+        for name, said in pairs { llama = '"original_max_position_embeddings": 8,',
+            qwen2 = '"original_max_position_embeddings": 8,' } do
+            assert.equal(8, original(name))
+            assert.equal(32, original(name, { [said] = "" })) -- as many as there are
+            local top = { ['"vocab_size"'] = '"original_max_position_embeddings": 16, "vocab_size"' }
+            assert.equal(16, original(name, top))
+            top[said] = ""
+            assert.equal(16, original(name, top))
+            assert.error_matches(function() read(name, { [said] = "", ['"max_position_embeddings": 32,'] = "" }) end,
+                "original_max_position_embeddings: is missing")
+            assert.error_matches(function() read(name, { ['"vocab_size"'] =
+                '"original_max_position_embeddings": "x", "vocab_size"' }) end, "original_max_position_embeddings: ")
+        end
+        local function yarn(more)
+            return read("gemma3_text", { ['"factor": 8.0'] = '"factor": 8.0' .. more, linear = "yarn", ['"vocab_size"']
+                = '"original_max_position_embeddings": 16, "vocab_size"' }).rope_original_block_size
+        end
+        assert.equal(32, yarn "") -- layers' own are theirs alone
+        assert.equal(8, yarn ', "original_max_position_embeddings": 8')
+    end)
+
+    it("knows whether attention has biases where a file does not say it", function()
+        assert.equal("all", read("gpt_oss", { ['"attention_bias": true, '] = "" }).attention_bias)
+        assert.equal("none", read("qwen3", { ['"attention_bias": false,'] = "" }).attention_bias)
     end)
 
     it("reads experts in MXFP4 as the numbers that it stands for", function()
@@ -389,6 +485,10 @@ describe("te.models.from_hugging_face", function()
         refuses("attn_logit_softcapping: only nothing is supported, got 50", "gemma3_text", { null = "50" })
         refuses("rope_type: only \"default\" is supported, got \"linear\"", "gemma3_text",
             { ['"default"'] = '"linear"' })
+        refuses("rope_parameters: expected full_attention and sliding_attention, got \"rope_theta\"", "gemma3_text",
+            { ['"rope_parameters": {'] = '"rope_parameters": {"rope_type": "default", "rope_theta": 777,' })
+        refuses("full_attention: only nothing is supported, got a table", "qwen3", { ['{"rope_theta": 10000.0, '
+            .. '"rope_type": "default"}'] = '{"full_attention": {"rope_theta": 777, "rope_type": "default"}}' })
         refuses("decoder_sparse_step: only 1 is supported, got 2", "qwen3_moe, probabilities over the chosen",
             { ['"decoder_sparse_step": 1'] = '"decoder_sparse_step": 2' })
         refuses("mlp_only_layers: layers without experts", "qwen3_moe, probabilities over the chosen",
@@ -419,7 +519,11 @@ describe("te.models.from_hugging_face", function()
         refuses("line 1", "llama", { ['"vocab_size"'] = "vocab_size" })
         refuses("has shape", "llama", { ['"hidden_size": 16'] = '"hidden_size": 32' })
         refuses("activation_function: only", "gpt2", { gelu_new = "relu" })
-        make "llama"
+        local weights = make "llama"
+        weights["lm_head.weight"] = nil
+        te.save(folder .. "/model.safetensors", weights)
+        assert.error_matches(function() te.models.from_hugging_face(folder) end,
+            "config.json: tie_word_embeddings: is false, but the weights have no lm_head.weight")
         os.remove(folder .. "/model.safetensors")
         assert.error_matches(function() te.models.from_hugging_face(folder) end, "has neither model.safetensors nor")
         assert.error_matches(function() te.models.from_hugging_face(folder .. "/nothing") end, "config.json")

@@ -33,14 +33,20 @@ typedef struct symbol {
     uint32_t previous, next; /* NONE: there is none */
 } symbol;
 
+/* Bytes of all tokens, those of token i from starts[i] to starts[i + 1]. */
+typedef struct token_bytes {
+    char   *bytes;
+    size_t *starts;
+} token_bytes;
+
 struct te_bpe {
     const te_mem *mem;
     size_t        n_tokens, n_merges;
     bool          whole_first, by_characters;
     uint32_t      first[256];    /* the token of a byte, or NONE */
     uint32_t      fallback[256]; /* by_characters: of a byte whose character has no token */
-    char         *bytes;      /* of all tokens, those of token i from starts[i] to starts[i + 1] */
-    size_t       *starts;
+    token_bytes   read;          /* what leads to them */
+    token_bytes   decoded;       /* what they stand for; without starts: the same */
     te_bpe_merge *merges; /* by rank */
     pair_slot    *pairs;
     size_t        pair_mask; /* size of the table minus 1, as in token_mask */
@@ -88,8 +94,9 @@ static uint32_t *token_place(const te_bpe *b, const char *bytes, size_t size)
     for (;; i = (i + 1) & b->token_mask) {
         uint32_t id = b->table[i];
         if (id == NONE) return &b->table[i];
-        const char *start = b->bytes + b->starts[id];
-        if (b->starts[id + 1] - b->starts[id] == size && memcmp(start, bytes, size) == 0) return &b->table[i];
+        const char *start = b->read.bytes + b->read.starts[id];
+        size_t      found = b->read.starts[id + 1] - b->read.starts[id];
+        if (found == size && memcmp(start, bytes, size) == 0) return &b->table[i];
     }
 }
 
@@ -107,18 +114,25 @@ static te_status out_of_memory(te_io_error *error)
     return te_io_fail(error, TE_ERROR_MEMORY, NULL, "out of memory for a table of tokens");
 }
 
-static te_status take_tokens(te_bpe *b, const te_bpe_token *tokens, te_io_error *error)
+static te_status take_bytes(const te_bpe *b, token_bytes *to, const te_bpe_token *tokens, te_io_error *error)
 {
     size_t total = 0;
     for (size_t i = 0; i < b->n_tokens; i++) total += tokens[i].size;
-    b->starts = te_mem_zalloc(b->mem, (b->n_tokens + 1) * sizeof *b->starts);
-    if (!b->starts) return out_of_memory(error);
-    b->bytes = te_mem_alloc(b->mem, total);
-    if (!b->bytes) return out_of_memory(error); /* all starts are 0, as te_bpe_free wants to see */
+    to->starts = te_mem_zalloc(b->mem, (b->n_tokens + 1) * sizeof *to->starts);
+    if (!to->starts) return out_of_memory(error);
+    to->bytes = te_mem_alloc(b->mem, total);
+    if (!to->bytes) return out_of_memory(error); /* all starts are 0, as free_bytes wants to see */
     for (size_t i = 0, at = 0; i < b->n_tokens; i++) {
-        if (tokens[i].size) memcpy(b->bytes + at, tokens[i].bytes, tokens[i].size);
-        b->starts[i + 1] = at += tokens[i].size;
+        if (tokens[i].size) memcpy(to->bytes + at, tokens[i].bytes, tokens[i].size);
+        to->starts[i + 1] = at += tokens[i].size;
     }
+    return TE_OK;
+}
+
+static te_status take_tokens(te_bpe *b, const te_bpe_token *tokens, te_io_error *error)
+{
+    te_status status = take_bytes(b, &b->read, tokens, error);
+    if (status != TE_OK) return status;
     size_t size = table_size(b->n_tokens);
     b->table = te_mem_alloc(b->mem, size * sizeof *b->table);
     if (!b->table) return out_of_memory(error);
@@ -180,6 +194,7 @@ te_status te_bpe_new(te_bpe **out, const te_mem *mem, const te_bpe_tables *table
     b->whole_first = tables->whole_first;
     memset(b->first, 0xFF, sizeof b->first);
     te_status status = take_tokens(b, tables->tokens, error);
+    if (status == TE_OK && tables->decoded) status = take_bytes(b, &b->decoded, tables->decoded, error);
     if (status == TE_OK) status = take_merges(b, tables->merges, error);
     if (status == TE_OK) status = take_fallback(b, tables->fallback, error);
     if (status == TE_OK && !(b->cache = te_mem_zalloc(mem, CACHE_SLOTS * sizeof *b->cache)))
@@ -200,13 +215,19 @@ static void free_working_memory(te_bpe *b)
     b->symbols_capacity = b->heap_capacity = 0;
 }
 
+static void free_bytes(te_bpe *b, token_bytes *of)
+{
+    if (of->starts) te_mem_free(b->mem, of->bytes, of->starts[b->n_tokens]);
+    te_mem_free(b->mem, of->starts, (b->n_tokens + 1) * sizeof *of->starts);
+}
+
 void te_bpe_free(te_bpe *b)
 {
     if (!b) return;
     const te_mem *mem = b->mem;
     free_working_memory(b);
-    if (b->starts) te_mem_free(mem, b->bytes, b->starts[b->n_tokens]);
-    te_mem_free(mem, b->starts, (b->n_tokens + 1) * sizeof *b->starts);
+    free_bytes(b, &b->read);
+    free_bytes(b, &b->decoded);
     te_mem_free(mem, b->table, (b->token_mask + 1) * sizeof *b->table);
     te_mem_free(mem, b->merges, b->n_merges * sizeof *b->merges);
     te_mem_free(mem, b->pairs, (b->pair_mask + 1) * sizeof *b->pairs);
@@ -225,8 +246,9 @@ int32_t te_bpe_find(const te_bpe *b, const char *bytes, size_t size)
 const char *te_bpe_bytes(const te_bpe *b, uint64_t id, size_t *size)
 {
     if (id >= b->n_tokens) return NULL;
-    *size = b->starts[id + 1] - b->starts[id];
-    return b->bytes + b->starts[id];
+    const token_bytes *of = b->decoded.starts ? &b->decoded : &b->read;
+    *size = of->starts[id + 1] - of->starts[id];
+    return of->bytes + of->starts[id];
 }
 
 /* --- merging ------------------------------------------------------------------------------------------------------ */

@@ -30,7 +30,7 @@ typedef struct te_bpe_merge {
 } te_bpe_merge;
 
 /* What te_bpe_new copies. The id of tokens[i] is i; merges come in their order, and of two that join the same tokens
- * the later one counts. */
+ * the later one counts. decoded[i] has the bytes that the id i stands for where that is not what leads to it. */
 typedef struct te_bpe_tables {
     const te_bpe_token *tokens;
     size_t              n_tokens;
@@ -38,6 +38,7 @@ typedef struct te_bpe_tables {
     size_t              n_merges;
     bool                whole_first; /* a piece that is a token becomes that token, whatever the merges say */
     const int32_t      *fallback; /* pieces begin as characters: tokens of the 256 bytes of those without; or NULL */
+    const te_bpe_token *decoded;  /* NULL: as tokens */
 } te_bpe_tables;
 
 /* Ids that calls append to. Starts with a mem and zeros; te_bpe_ids_free empties it. */
@@ -52,7 +53,7 @@ void      te_bpe_free(te_bpe *bpe); /* NULL is a no-op */
 
 /* The token with just these bytes that text may lead to; -1: none. */
 int32_t te_bpe_find(const te_bpe *bpe, const char *bytes, size_t size);
-/* The bytes of a token, *size of them; NULL: there is no such id. */
+/* The bytes that a token stands for, *size of them; NULL: there is no such id. */
 const char *te_bpe_bytes(const te_bpe *bpe, uint64_t id, size_t *size);
 /* Appends the tokens of a piece. A byte that has no token is an error. Ids may have been appended where it fails. */
 te_status te_bpe_encode(te_bpe *bpe, const unsigned char *piece, size_t size, te_bpe_ids *ids, te_io_error *error);

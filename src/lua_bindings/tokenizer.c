@@ -8,6 +8,7 @@
  *                                           space, and whether it is put at the start of the text alone
  *         opaque = { 3 },                   ids that no text leads to by merging
  *         fallback = { … },                 ids of the 256 bytes; none: pieces begin as bytes
+ *         decoded = { … },                  what ids stand for, like tokens; none: those themselves
  *         whole_first = false, blanks = false, space = false, nfc = false, as in core/tokenizer.h
  *         name = "tokenizer.json",          which messages begin with
  *     }
@@ -35,7 +36,7 @@ static const char tokenizer_tag[] = "te.Tokenizer", result_tag[] = "te.Tokenizer
 
 /* --- options ------------------------------------------------------------------------------------------------------ */
 
-enum { TOKENS = 2, MERGES, ADDED, STEPS, OPAQUE, FALLBACK }; /* places of the lists on the stack */
+enum { TOKENS = 2, MERGES, ADDED, STEPS, OPAQUE, FALLBACK, DECODED }; /* places of the lists on the stack */
 
 /* Lists are read without making a value, so that the texts in them stay where they are. */
 static const char *text_at(lua_State *L, int list, size_t i, size_t *size)
@@ -65,12 +66,12 @@ static bool flag_at(lua_State *L, int list, size_t i)
 
 static void push_options(lua_State *L)
 {
-    static const char *const lists[] = {"tokens", "merges", "added", "steps", "opaque", "fallback"};
+    static const char *const lists[] = {"tokens", "merges", "added", "steps", "opaque", "fallback", "decoded"};
     lua_settop(L, 1);
     luaL_checktype(L, 1, LUA_TTABLE);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         lua_getfield(L, 1, lists[i]);
-        bool absent = i + TOKENS == FALLBACK && lua_isnil(L, -1);
+        bool absent = i + TOKENS >= FALLBACK && lua_isnil(L, -1);
         if (!lua_istable(L, -1) && !absent) te_lua_fail(L, "tokenizer", "%s: expected a list", lists[i]);
     }
 }
@@ -107,6 +108,8 @@ static te_tokenizer_options read_options(lua_State *L)
     te_added_token    *added = te_lua_scratch(L, (o.n_added + 1) * sizeof *added);
     te_tokenizer_step *steps = te_lua_scratch(L, (o.n_steps + 1) * sizeof *steps);
     int32_t           *fallback = te_lua_scratch(L, 256 * sizeof *fallback);
+    size_t             n_decoded = lua_istable(L, DECODED) ? lua_objlen(L, DECODED) : 0;
+    te_bpe_token      *decoded = te_lua_scratch(L, (n_decoded + 1) * sizeof *decoded);
     /* nothing is allocated from here on: a finalizer could take texts out of the lists */
     for (size_t i = 0; i < o.bpe.n_tokens; i++) {
         tokens[i].bytes = text_at(L, TOKENS, i, &tokens[i].size);
@@ -135,6 +138,10 @@ static te_tokenizer_options read_options(lua_State *L)
     if (n_fallback != 0 && n_fallback != 256) te_lua_fail(L, "tokenizer", "fallback: expected 256 ids or none");
     for (size_t i = 0; i < n_fallback; i++) fallback[i] = (int32_t)id_at(L, FALLBACK, i);
     if (n_fallback) o.bpe.fallback = fallback;
+    if (n_decoded != 0 && n_decoded != o.bpe.n_tokens)
+        te_lua_fail(L, "tokenizer", "decoded: expected %d texts or none", (int)o.bpe.n_tokens);
+    for (size_t i = 0; i < n_decoded; i++) decoded[i].bytes = text_at(L, DECODED, i, &decoded[i].size);
+    if (n_decoded) o.bpe.decoded = decoded;
     o.bpe.tokens = tokens;
     o.bpe.merges = merges;
     o.added = added;

@@ -19,7 +19,8 @@ local refuse, typed, silent, entries, sequence = reader.refuse, reader.typed, re
 
 -- Model -----------------------------------------------------------------------------------------------------------
 
--- The bytes of tokens by id + 1, and the ids that text does not lead to.
+-- By id + 1 the bytes that lead to tokens, and where way says them those that tokens stand for; the ids that text does
+-- not lead to.
 local function read_vocabulary(path, vocabulary, added, way)
     local texts, opaque, n, largest = {}, {}, 0, -1
     local function put(text, id, field)
@@ -58,12 +59,12 @@ local function read_vocabulary(path, vocabulary, added, way)
         texts[id + 1] = bytes or token
         if not reached or bytes == "" then opaque[#opaque + 1] = id end
     end
-    for _, token in ipairs(way.added_text and added or {}) do
-        local text = way.added_text(token)
-        if vocabulary[token.content] and texts[token.id + 1] ~= text then opaque[#opaque + 1] = token.id end
-        texts[token.id + 1] = text
+    local decoded = way.decoded and {}
+    if decoded then
+        for token, id in pairs(vocabulary) do decoded[id + 1] = way.decoded(token) end
+        for _, token in ipairs(added) do decoded[token.id + 1] = way.decoded_added(token) end
     end
-    return texts, opaque
+    return texts, decoded, opaque
 end
 
 -- The two tokens of a merge; "a b" and [a, b] are both in use.
@@ -272,7 +273,7 @@ local function build(path, file)
     local way = (model.byte_fallback and byte_fallback or byte_level).read(path, file)
     local fields, names = way.fields, {}
     for _, token in ipairs(added) do names[token.content] = token.id end
-    fields.tokens, fields.opaque = read_vocabulary(path, vocabulary, added, way)
+    fields.tokens, fields.decoded, fields.opaque = read_vocabulary(path, vocabulary, added, way)
     fields.merges = read_merges(path, typed(path, model, "model.", "merges", "table"), vocabulary)
     fields.added, fields.whole_first, fields.name = flat_added(added), model.ignore_merges or false, path
     local size = #fields.tokens

@@ -96,8 +96,8 @@ end
 local byte_fallback = {}
 
 --- What te._core.tokenizer takes, out of a file, and how tokens are written.
----@return table way  { fields, bytes_of, added_text, strips }: see byte_level.read; strips: a decoded text goes without
---- the space in front
+---@return table way  { fields, bytes_of, decoded, decoded_added, strips }: see byte_level.read; strips: a decoded text
+--- goes without the space in front
 function byte_fallback.read(path, file)
     local strips, normalized = read_decoder(path, file.decoder), read_normalizer(path, file.normalizer)
     local vocabulary, fallback = file.model.vocab, {}
@@ -106,18 +106,20 @@ function byte_fallback.read(path, file)
         fallback[byte + 1] = vocabulary[token]
             or fail("%s: %s: model.vocab: byte_fallback needs the token %s", reader.WHO, path, options.shown(token))
     end
+    -- The byte that a token stands for; nil for others.
+    local function byte_of(token)
+        local byte = token:match "^<0x(%x%x)>$"
+        byte = byte and tonumber(byte, 16)
+        return byte and vocabulary[token] == fallback[byte + 1] and string.char(byte) or nil
+    end
+    local function spaced(token) return (token:gsub(BLANK, " ")) end
     return {
         fields = { steps = read_steps(path, file.pre_tokenizer, normalized), blanks = true, space = normalized.space,
             fallback = fallback },
-        bytes_of = function(token)
-            local byte = token:match "^<0x(%x%x)>$"
-            if byte and vocabulary[token] == fallback[tonumber(byte, 16) + 1] then
-                return string.char(tonumber(byte, 16)), false
-            end
-            return token:gsub(BLANK, " "), not token:find(" ", 1, true)
-        end,
-        added_text = function(token)
-            return (normalized.space and token.normalized and " " or "") .. token.content:gsub(BLANK, " ")
+        bytes_of = function(token) return spaced(token), not token:find(" ", 1, true) end,
+        decoded = function(token) return byte_of(token) or spaced(token) end,
+        decoded_added = function(token)
+            return (normalized.space and token.normalized and " " or "") .. spaced(token.content)
         end,
         strips = strips,
     }

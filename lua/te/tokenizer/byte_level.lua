@@ -2,14 +2,11 @@
 --
 -- The vocabulary writes bytes as characters: those that print as themselves, the others as U+0100 and up.
 --
--- Patterns are PCRE2's here and Oniguruma's there. So only what means the same in both is let through, and \s is
--- spelled out, which the two disagree on in one character, U+180E. They know different versions of Unicode: letters and
--- digits that are newer than Unicode 14 may be cut apart elsewhere. NFC is that of today, and the one there that of
--- Unicode 9: where several marks follow one another and one of them is newer, it leaves them in their order.
+-- NFC is that of today, and the one there that of Unicode 9: where several marks follow one another and one of them is
+-- newer, it leaves them in their order.
 
-local fail = require "te.fail"
-local options = require "te.options"
 local reader = require "te.tokenizer.reader"
+local translate = require "te.tokenizer.pattern"
 local refuse, typed, silent, sequence = reader.refuse, reader.typed, reader.silent, reader.sequence
 
 -- Bytes -----------------------------------------------------------------------------------------------------------
@@ -54,46 +51,6 @@ end
 -- Cutting ---------------------------------------------------------------------------------------------------------
 
 local GPT2 = [['s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+]]
-local SPACES = [[\p{Z}\t-\r\x{85}]]
-
--- Escapes outside of classes, and inside of them.
-local OUTSIDE = { s = "[" .. SPACES .. "]", S = "[^" .. SPACES .. "]" }
-local INSIDE = { s = SPACES }
-for c in ("dDrnt"):gmatch "." do
-    OUTSIDE[c], INSIDE[c] = "\\" .. c, "\\" .. c
-end
-
--- The pattern in PCRE2's words. Raises where it has what may mean something else there.
-local function translate(path, field, pattern)
-    local out, class, i = {}, false, 1
-    local function refuse_part(part)
-        fail("%s: %s: %s: %s in the pattern %s is not supported", reader.WHO, path, field, part, options.shown(pattern))
-    end
-    while i <= #pattern do
-        local c, two = pattern:sub(i, i), pattern:sub(i, i + 1)
-        if c == "\\" then
-            local escaped = two:sub(2)
-            local property = pattern:match("^[pP]{%^?[%w_]+}", i + 1)
-            local meaning = (class and INSIDE or OUTSIDE)[escaped] or escaped:find "^%p$" and two
-                or property and "\\" .. property
-            out[#out + 1] = meaning or refuse_part(two .. (class and " in []" or ""))
-            i = i + (property and #property or 1)
-        else
-            if class and (c == "[" or two == "&&") then refuse_part(two .. " in []") end
-            if two == "}+" then refuse_part(two) end
-            if c == "[" then
-                class = true
-                local first = pattern:match("^%^?%]", i + 1)
-                if first then refuse_part("[" .. first) end
-            elseif c == "]" then
-                class = false
-            end
-            out[#out + 1] = c
-        end
-        i = i + 1
-    end
-    return table.concat(out)
-end
 
 local function read_split(path, step, field)
     if step.behavior ~= "Isolated" then refuse(path, field .. ".behavior", step.behavior, '"Isolated"') end
@@ -145,8 +102,8 @@ end
 local byte_level = {}
 
 --- What te._core.tokenizer takes, out of a file, and how tokens are written.
----@return table way  fields; bytes_of(token): what one of the vocabulary stands for or nil, and whether text leads to
---- it; added_text(token): what an added one stands for, where that is not what it is called or bytes_of says
+---@return table way  fields; bytes_of(token): the text that leads to one of the vocabulary or nil, and whether it does;
+--- decoded(token), decoded_added(token): what one of the vocabulary and an added one stand for, where that is another
 function byte_level.read(path, file)
     check_unknown(path, file.model)
     check_decoder(path, file.decoder)

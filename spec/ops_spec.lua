@@ -540,6 +540,34 @@ describe("matrix products, rows and indices", function()
         close({ { 1, 5, 3 }, { 0, 2, 6 } }, te.triu(x))
     end)
 
+    it("writes in place through views in any order of dimensions", function()
+        te.manual_seed(9)
+        local function views(t)
+            return { t:transpose(1, 2), t:transpose(2, 3), t:permute(3, 1, 2), t:permute(3, 2, 1):narrow(1, 2, 3),
+                t:transpose(1, 3):narrow(2, 1, 1) }
+        end
+        for i = 1, 5 do
+            for _, dtype in ipairs { "float32", "bfloat16", "int64", "float64" } do
+                local base = (te.randn { 4, 5, 6 } * 8):to(dtype)
+                local view, apart = views(base)[i], views(base:clone())[i]:contiguous()
+                local other = views((te.randn { 4, 5, 6 } * 8):to "float32")[i]
+                local row = (te.randn { view:size(3) } * 8):to(dtype)
+                for _, write in ipairs {
+                    function(t) return t:mul_(3) end, function(t) return t:add_(row) end,
+                    function(t) return t:copy_(other) end, function(t) return t:sub_(row:narrow(1, 1, 1)) end,
+                    function(t) return t:add_(t:clone():transpose(1, 3):contiguous():transpose(1, 3)) end,
+                } do
+                    write(view)
+                    write(apart)
+                    assert.equal(0, te.ne(view, apart):sum():item())
+                end
+            end
+        end
+        local square = te.randn { 7, 7 }
+        local expected = square + square:transpose()
+        assert.equal(0, te.ne(square:transpose():add_(square), expected):sum():item())
+    end)
+
     it("te.embedding refuses ids outside the table", function()
         local rows = te.tensor { { 1, 2 }, { 3, 4 } }
         close({ { 3, 4 }, { 1, 2 } }, te.embedding(rows, te.tensor({ 1, 0 }, { dtype = "int64" })))

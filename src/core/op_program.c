@@ -228,6 +228,7 @@ static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, 
         for (int i = 0; i < run.ndim; i++) words *= (uint64_t)run.shape[i];
         call->rng = te_context_draw(call->ctx, words);
     }
+    if (call->inplace) te_run_by_memory(program, &run, inputs, outputs);
     move_bits(program, inputs, outputs);
     run.inputs = inputs;
     run.outputs = outputs;

@@ -68,6 +68,8 @@ te_space te_layout_space(const te_layout *l, int i, int ndim, const int64_t *sha
 /* Dtype of the results; of the inputs only dtype and number of dimensions count. */
 te_dtype te_program_result_dtype(const te_call *call, const te_layout *l);
 void     te_run_start(te_run *run, const te_space *s);
+/* Has a run whose elements do not know where they are go through the memory of its first output in order. */
+void     te_run_by_memory(const te_program *program, te_run *run, te_operand *inputs, te_operand *outputs);
 /* The operand of a tensor in the space: aligned at the last dimension, stride 0 where broadcast. */
 te_operand te_space_operand(const te_tensor *t, const te_space *s, te_part part, te_rate rate);
 /* How the gradient of an input of shape `s` follows from gradients over the space; false: write it out, of an input per

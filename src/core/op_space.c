@@ -51,6 +51,38 @@ void te_run_start(te_run *run, const te_space *s)
     memcpy(run->shape, s->shape, (size_t)s->ndim * sizeof *s->shape);
 }
 
+static bool knows_places(const te_program *program, const te_operand *inputs)
+{
+    bool knows = program->n_rngs > 0;
+    for (int i = 0; i < program->n_insns; i++)
+        knows |= program->insns[i].op == TE_PW_COLUMN || program->insns[i].rate == TE_RATE_ROW;
+    for (int i = 0; i < program->n_inputs; i++) knows |= inputs[i].block != 0;
+    for (int i = 0; i < program->n_outputs; i++) knows |= program->outputs[i].kind != TE_OUT_ELEM;
+    return knows;
+}
+
+static void swap_sizes(int64_t *sizes, int d)
+{
+    int64_t first = sizes[d];
+    sizes[d] = sizes[d + 1];
+    sizes[d + 1] = first;
+}
+
+void te_run_by_memory(const te_program *program, te_run *run, te_operand *inputs, te_operand *outputs)
+{
+    const int64_t *stride = outputs[0].stride;
+    bool sorted = true;
+    for (int d = 0; d + 1 < run->ndim; d++) sorted &= stride[d] >= stride[d + 1];
+    if (sorted || knows_places(program, inputs)) return;
+    for (int end = run->ndim - 1; end > 0; end--)
+        for (int d = 0; d < end; d++) {
+            if (stride[d] >= stride[d + 1]) continue;
+            swap_sizes(run->shape, d);
+            for (int i = 0; i < program->n_inputs; i++) swap_sizes(inputs[i].stride, d);
+            for (int i = 0; i < program->n_outputs; i++) swap_sizes(outputs[i].stride, d);
+        }
+}
+
 /* The operand of a tensor in the space: aligned at the last dimension, stride 0 where broadcast. */
 te_operand te_space_operand(const te_tensor *t, const te_space *s, te_part part, te_rate rate)
 {

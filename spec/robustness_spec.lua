@@ -2,6 +2,9 @@
 --- every function and method.
 
 local te = require "te"
+local shell = require "spec.support.shell"
+
+local TETRAIN = os.getenv("TETRAIN") or te._core.executable()
 
 math.randomseed(tonumber(os.getenv("TE_FUZZ_SEED")) or 12345)
 local random = math.random
@@ -475,5 +478,84 @@ describe("hostile scripts", function()
         end
         assert.error_matches(function() coroutine.wrap(te.checkpoint)(function() coroutine.yield() end) end,
             "attempt to yield")
+    end)
+end)
+
+-- What a script of its own process prints, and its exit status; options are the program's.
+local function run(options, code)
+    local path = os.tmpname()
+    finally(function() os.remove(path) end)
+    local file = assert(io.open(path, "w"))
+    file:write(code)
+    file:close()
+    return shell.capture(("'%s' %s '%s'"):format(TETRAIN, options, path))
+end
+
+-- Lua that runs inside a call, before its engine is at work, calls the engine in a coroutine that is gone then.
+describe("a coroutine that called and was collected", function()
+    local leave = [[
+        local te, junk = require "te", {}
+        local function leave(rounds)
+            coroutine.wrap(function() te.zeros(1) end)()
+            collectgarbage() collectgarbage()
+            for i = 1, rounds or 20000 do junk[i] = ("\127"):rep(30 + i % 200) .. i .. os.clock() end
+        end
+        local options, x = setmetatable({}, { __index = function() leave() end }), te.ones(1000)
+    ]]
+    local calls = {
+        zeros = "te.zeros({ 10000000 }, options)", randn = "te.randn({ 10000000 }, options)",
+        full = "te.full({ 10000000 }, 1, options)", arange = "te.arange(1, 10000000, options)",
+        tensor = "te.tensor(x:expand(10000, 1000), options)", like = "te.zeros_like(x:expand(10000, 1000), options)",
+    }
+    for name, call_it in pairs(calls) do
+        it("is not what collects for te." .. name, function()
+            local text, status = run("--mem-limit 6M", leave .. "print(pcall(function() return "
+                .. call_it .. " end))")
+            assert.equal(0, status)
+            assert.is_truthy(text:find("^false\t.*out of memory"), text)
+        end)
+    end
+
+    it("is not what collects for te.load", function()
+        local path = os.tmpname()
+        finally(function() os.remove(path) end)
+        te.save(path, { a = te.zeros(1000000), b = te.zeros(1000000) })
+        local text, status = run("--mem-limit 6M", leave
+            .. ("print(pcall(te.load, %q, { names = function() leave() return true end }))"):format(path))
+        assert.equal(0, status)
+        assert.is_truthy(text:find("^false\t.*te.load: out of memory"), text)
+    end)
+
+    -- Where the wrong state collected, compiled code went on in that once the error was caught.
+    it("does not stay the one that runs when an error is caught", function()
+        local text, status = run("--mem-limit 6M", leave .. [[
+            local function count(n) local sum = 0 for i = 1, n do sum = sum + i % 7 end return sum end
+            local keep = coroutine.wrap(function() while true do te.zeros(1) coroutine.yield() end end)
+            options = setmetatable({}, { __index = function() keep() end })
+            for i = 1, 100 do assert(not pcall(te.zeros, { 10000000 }, options) and count(1000 + i) > 0) end
+            print "well" ]])
+        assert.same({ "well\n", 0 }, { text, status })
+    end)
+
+    it("is not what backward calls", function()
+        local text, status = run("", leave .. [[
+            local Id = te.BasicOperation:extend("Id")
+            function Id:init() end
+            function Id:op_forward(ctx, x) return x + 0 end
+            function Id:op_backward(ctx, dy) return dy end
+            local op, x, left = Id(), te.ones(3), 20
+            x.requires_grad = true
+            local function arm()
+                getmetatable(newproxy(true)).__gc = function()
+                    leave(5000)
+                    left = left - 1
+                    if left > 0 then arm() end
+                end
+            end
+            arm()
+            collectgarbage("setpause", 1) collectgarbage("setstepmul", 10000)
+            for _ = 1, 200 do te.grad(op(x):sum(), x) end
+            print "well" ]])
+        assert.same({ "well\n", 0 }, { text, status })
     end)
 end)

@@ -239,7 +239,9 @@ static int safetensors_write(lua_State *L)
     read_pairs(L, &s);
     s.contents = (te_safetensors_contents){s.items, n, s.pairs, s.contents.n_metadata};
     te_lua_enter(rt, L, "save");
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = make_copies(&s);
+    te_lua_end(rt, call);
     bool      copied = status == TE_OK;
     rt->saving = copied;
     if (copied) status = te_safetensors_write(&te_io_posix, &rt->ctx->mem, path, &s.contents, &error);
@@ -261,20 +263,23 @@ typedef struct loading {
 } loading;
 
 /* Reads one tensor into the userdata on top. */
-static bool load_tensor(loading *job, te_lua_tensor *u, int i)
+static bool load_tensor(lua_State *L, loading *job, te_lua_tensor *u, int i)
 {
+    te_lua *rt = job->rt;
     const te_safetensors_entry *e = te_safetensors_get(job->file, i);
     job->status = te_safetensors_check_dtype(job->file, i, &job->error);
     if (job->status == TE_OK) {
-        u->t = te_tensor_empty(job->rt->ctx, e->dtype, e->ndim, e->shape);
+        te_lua_call call = te_lua_begin(rt, L);
+        u->t = te_tensor_empty(rt->ctx, e->dtype, e->ndim, e->shape);
+        te_lua_end(rt, call);
         if (!u->t) {
-            job->status = job->rt->ctx->status;
+            job->status = rt->ctx->status;
             return false;
         }
         if (e->size == 0) return true;
         job->status = te_safetensors_read(job->file, i, te_tensor_data(u->t), (size_t)e->size, &job->error);
     }
-    if (job->status != TE_OK) te_fail(job->rt->ctx, job->status, "te.load: %s", job->error.message);
+    if (job->status != TE_OK) te_fail(rt->ctx, job->status, "te.load: %s", job->error.message);
     return job->status == TE_OK;
 }
 
@@ -304,7 +309,7 @@ static int load_all(lua_State *L)
             lua_pushvalue(L, -1);
             lua_rawseti(L, 3, ++place);
             lua_pushvalue(L, -1);
-            if (!load_tensor(job, te_lua_new_tensor(L), i)) return 0;
+            if (!load_tensor(L, job, te_lua_new_tensor(L), i)) return 0;
             lua_rawset(L, 4);
         }
         lua_pop(L, 1);

@@ -51,7 +51,9 @@ static int group_new(lua_State *L)
     lua_group *u = lua_newuserdata(L, sizeof *u);
     *u = (lua_group){.tag = group_tag};
     te_lua_set_collector(L, collect);
+    te_lua_call call = te_lua_begin(rt, L);
     u->group = te_group_new(rt->ctx);
+    te_lua_end(rt, call);
     if (!u->group) return te_lua_raise(rt, L, "group", rt->ctx->status);
     return 1;
 }
@@ -60,7 +62,9 @@ static int group_input(lua_State *L)
 {
     te_lua    *rt = te_lua_runtime(L);
     lua_group *u = check_group(L, "group_input");
+    te_lua_call call = te_lua_begin(rt, L);
     int        value = te_group_input(u->group, lua_toboolean(L, 2));
+    te_lua_end(rt, call);
     if (value == TE_NO_VALUE) return te_lua_raise(rt, L, "group", rt->ctx->status);
     lua_pushinteger(L, value);
     return 1;
@@ -147,7 +151,9 @@ static int group_op(lua_State *L)
     }
     call.args = r.args;
     call.n_args = r.op->n_params;
-    te_status status = te_group_op(u->group, &call, &result);
+    te_lua_call entered = te_lua_begin(rt, L);
+    te_status   status = te_group_op(u->group, &call, &result);
+    te_lua_end(rt, entered);
     if (status != TE_OK) return te_lua_raise(rt, L, r.name, status);
     lua_pushinteger(L, result);
     return 1;
@@ -157,7 +163,10 @@ static int group_output(lua_State *L)
 {
     te_lua    *rt = te_lua_runtime(L);
     lua_group *u = check_group(L, "group_output");
-    te_status  status = te_group_output(u->group, check_value(L, 2, "group_output"));
+    int         value = check_value(L, 2, "group_output");
+    te_lua_call call = te_lua_begin(rt, L);
+    te_status   status = te_group_output(u->group, value);
+    te_lua_end(rt, call);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "group", status);
 }
 
@@ -289,7 +298,9 @@ static int group_explain(lua_State *L)
     e.steps = push_list(L, append_step);
     e.splits = push_list(L, append_split);
     luaL_checkstack(L, LUA_MINSTACK, "te.explain");
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_group_describe(u->group, in.t, explain_step, explain_split, &e);
+    te_lua_end(rt, call);
     te_lua_drop_tensors(&in);
     if (e.failed) return lua_error(L);
     if (status == TE_ERROR_UNSUPPORTED) return refused(rt, L);
@@ -310,9 +321,9 @@ static int group_run(lua_State *L)
     te_tensor     *out[TE_GROUP_MAX_OUTPUTS];
     te_lua_tensor *results[TE_GROUP_MAX_OUTPUTS];
     for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(L);
-    int       before = te_count_from(rt->ctx, 1);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_group_run(u->group, in.t, out);
-    te_count_from(rt->ctx, before);
+    te_lua_end(rt, call);
     te_lua_drop_tensors(&in);
     if (status != TE_OK && te_group_refused(u->group)) return refused(rt, L);
     if (status != TE_OK) return te_lua_raise(rt, L, "Sequential", status);

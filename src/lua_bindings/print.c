@@ -166,7 +166,9 @@ int te_lua_tensor_tostring(lua_State *L)
     int64_t    shown = 1;
     for (int i = 0; i < t->ndim; i++) shown *= dim_shown(&p, i);
     p.values = te_lua_scratch(L, (size_t)(shown ? shown : 1) * sizeof *p.values);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = shown ? collect(&p, t, 0, t->offset) : TE_OK;
+    te_lua_end(rt, call);
     if (status != TE_OK) return te_lua_raise(rt, L, "tostring", status);
     choose_format(&p);
     luaL_buffinit(L, &p.buffer);

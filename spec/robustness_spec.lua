@@ -195,16 +195,28 @@ describe("the largest number of dimensions", function()
     end)
 end)
 
--- Calls fn(…) with the collector at work at each value that is made, so that `finalizer` runs in the middle.
+-- Calls fn(…) some times with the collector at work at each value that is made, so that `finalizer` runs in the middle;
+-- what the last call gave.
+local times = 5
 local function while_collecting(finalizer, fn, ...)
     local pause, step = collectgarbage("setpause", 1), collectgarbage("setstepmul", 1e6)
     local function arm() getmetatable(newproxy(true)).__gc = finalizer end
     collectgarbage()
     arm()
     local ok, problem
-    for _ = 1, 5 do ok, problem = pcall(fn, ...) end
+    for _ = 1, times do ok, problem = pcall(fn, ...) end
     collectgarbage("setpause", pause)
     collectgarbage("setstepmul", step)
+    return ok, problem
+end
+
+-- Likewise in one call, at another place for each k.
+local function once_while_collecting(k, finalizer, fn, ...)
+    local padding = {}
+    for i = 1, k % 64 do padding[i] = {} end
+    times = 1
+    local ok, problem = while_collecting(finalizer, fn, ...)
+    times = 5
     return ok, problem
 end
 
@@ -302,7 +314,9 @@ describe("hostile scripts", function()
             tostring = function(x) return tostring(x) and x:sum() end,
             tensor = te.tensor, item = function(x) return x:item() end, tensor_bytes = core.tensor_bytes,
             record = function(x) return core.record(print, 0, 1, x, x, leaf) end,
-            fetch = core.fetch, autograd = function(x, args) return core.grad(args, args) end,
+            fetch = core.fetch, zeros_like = te.zeros_like, randn_like = te.randn_like,
+            quantized_as = function(x) return core.quantized_as(x, "float16") end,
+            autograd = function(x, args) return core.grad(args, args) end,
             sum_squares = function(x, args) return core.sum_squares(args) end,
             grad_clip = function(x, args) return core.grad_clip(args, x, 1, 1) end,
             quantize = function(x) return core.quantize(x, quantizer) end,
@@ -371,6 +385,70 @@ describe("hostile scripts", function()
             local text = made:decode { 0 }
             assert.is_true(text == expected or text == "other 1", text)
         end
+    end)
+
+    it("gets the shape that a tensor had, which it releases meanwhile", function()
+        local released_after = 0
+        for k = 1, 400 do
+            local x = te.zeros(3, 5)
+            local ok, y = once_while_collecting(k, function() x:release() te.zeros(7, 7, 7) end, te.zeros_like, x)
+            assert.equal(ok and "{3, 5}" or nil, ok and tostring(y.shape) or nil)
+            if ok and not pcall(te.sum, x) then released_after = released_after + 1 end
+        end
+        assert.is_true(released_after > 0)
+    end)
+
+    it("may take names away while files of tokens are opened", function()
+        for k = 1, 20 do
+            local paths, texts, left = {}, {}, k
+            for i = 1, 20 do paths[i] = ("/nowhere/%d/%d/a name of some length"):format(k, i) end
+            local function take()
+                left = left - 1
+                if left > 0 then
+                    getmetatable(newproxy(true)).__gc = take
+                    return
+                end
+                for i = 1, 20 do paths[i] = "/nowhere/other" end
+                collectgarbage()
+                for i = 1, 2000 do texts[i] = ("X"):rep(30) .. i end
+            end
+            local ok, problem = once_while_collecting(0, take, core.tokens_open,
+                { paths = paths, batch = 1, block = 1 })
+            assert.is_false(ok)
+            assert.is_truthy(problem:find "/nowhere/%d" or problem:find("/nowhere/other", 1, true), problem)
+        end
+    end)
+
+    it("may replay scales from inside of what it replays", function()
+        local one = te.ones(1)
+        local function scales(n, uses)
+            local list = {}
+            for i = 1, n do list[i] = one end
+            return setmetatable(list, { __index = function(_, key) return key == "uses" and uses() or nil end })
+        end
+        local function packed(n) return ("\0"):rep(8 * n) end
+        for k = 1, 50 do
+            core.replay_scales(scales(2, function()
+                core.replay_scales(scales(5000 * k, function() return packed(5000 * k) end))
+                return packed(2)
+            end))
+            core.replay_scales(nil)
+        end
+    end)
+
+    it("may change a group while it gets its tensors", function()
+        local x, changed = te.ones(3), false
+        for k = 1, 60 do
+            local group = core.group_new()
+            local value = core.group_op(group, 1, "relu", { core.group_input(group, false) })
+            core.group_output(group, value)
+            local ok, problem = once_while_collecting(k, function()
+                for _ = 1, 4 do core.group_input(group, false) end
+                core.group_output(group, core.group_op(group, 2, "relu", { value }))
+            end, core.group_run, group, x)
+            changed = changed or not ok and problem:find("changed meanwhile", 1, true) ~= nil
+        end
+        assert.is_true(changed)
     end)
 
     it("may empty the registry before backward", function()

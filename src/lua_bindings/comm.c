@@ -181,9 +181,9 @@ static int check_call(lua_State *L)
     const call     *c = a->call;
     if (c->reduces) a->reduction = check_reduction(L, 3, c->name);
     for (int i = 0; i < c->n_ranks; i++) a->ranks[i] = check_number(L, 3 + i, c->name, "rank");
+    if (!c->change) a->result = te_lua_new_tensor(L);
     te_tensor *x = te_lua_check_tensor(L, 2, c->name, "x");
     if (c->change) te_lua_check_writable(L, c->name, x);
-    else a->result = te_lua_new_tensor(L);
     a->x = x;
     return 1;
 }

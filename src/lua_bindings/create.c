@@ -155,28 +155,31 @@ static int create_full(lua_State *L)
     return finish(rt, L, &c, fill(rt, L, push_empty(rt, L, &c, ndim, shape), value));
 }
 
-/* As argument 1, of which the options at `index` say what is different. */
-static creation read_like(te_lua *rt, lua_State *L, int index, const char *function, te_tensor **x)
+/* As argument 1, of which the options at `index` say what is different. The shape is a copy: what is made next may cost
+ * the tensor. */
+static creation read_like(te_lua *rt, lua_State *L, int index, const char *function, int *ndim, int64_t *shape)
 {
-    *x = te_lua_check_tensor(L, 1, function, "x");
-    creation c = read_creation(rt, L, index, function, (*x)->dtype);
+    creation c = read_creation(rt, L, index, function, te_lua_check_tensor(L, 1, function, "x")->dtype);
     bool     elsewhere = false;
     if (lua_istable(L, index)) {
         lua_getfield(L, index, "device");
         elsewhere = !lua_isnil(L, -1);
         lua_pop(L, 1);
     }
-    *x = te_lua_check_tensor(L, 1, function, "x"); /* options may be a table that runs code */
-    if (!elsewhere) c.device = (*x)->storage->device;
+    const te_tensor *x = te_lua_check_tensor(L, 1, function, "x"); /* options may be a table that runs code */
+    if (!elsewhere) c.device = x->storage->device;
+    *ndim = x->ndim;
+    memcpy(shape, x->shape, sizeof x->shape);
     return c;
 }
 
 static int filled_like(lua_State *L, const char *function, int options, const double *value)
 {
     te_lua    *rt = te_lua_runtime(L);
-    te_tensor *x;
-    creation   c = read_like(rt, L, options, function, &x);
-    te_tensor *t = push_empty(rt, L, &c, x->ndim, x->shape);
+    int        ndim;
+    int64_t    shape[TE_MAX_DIMS];
+    creation   c = read_like(rt, L, options, function, &ndim, shape);
+    te_tensor *t = push_empty(rt, L, &c, ndim, shape);
     return finish(rt, L, &c, value ? fill(rt, L, t, *value) : TE_OK);
 }
 
@@ -363,10 +366,11 @@ static int drawn_shape(lua_State *L, const char *function, const char *op_name)
 
 static int drawn_like(lua_State *L, const char *function, const char *op_name)
 {
-    te_lua    *rt = te_lua_runtime(L);
-    te_tensor *x;
-    creation   c = read_like(rt, L, 2, function, &x);
-    return drawn(rt, L, c, x->ndim, x->shape, op_name);
+    te_lua  *rt = te_lua_runtime(L);
+    int      ndim;
+    int64_t  shape[TE_MAX_DIMS];
+    creation c = read_like(rt, L, 2, function, &ndim, shape);
+    return drawn(rt, L, c, ndim, shape, op_name);
 }
 
 static int create_rand(lua_State *L) { return drawn_shape(L, "rand", "uniform"); }

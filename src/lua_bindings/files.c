@@ -169,8 +169,8 @@ static int by_key(const void *a, const void *b)
     return strcmp(((const te_safetensors_pair *)a)->key, ((const te_safetensors_pair *)b)->key);
 }
 
-/* Sorted, so that equal contents make equal files. */
-static void read_pairs(lua_State *L, saving *s)
+/* Sorted, so that equal contents make equal files. The table at `texts` keeps the texts behind its first n entries. */
+static void read_pairs(lua_State *L, saving *s, int texts)
 {
     int n = 0;
     if (!lua_istable(L, 3)) return;
@@ -185,6 +185,10 @@ static void read_pairs(lua_State *L, saving *s)
         if (strlen(lua_tostring(L, -2)) != lua_objlen(L, -2) || strlen(lua_tostring(L, -1)) != lua_objlen(L, -1))
             te_lua_fail(L, "save", "metadata %.200s: a zero byte in its name or text", lua_tostring(L, -2));
         if (n == s->n_pairs) te_lua_fail(L, "save", "metadata changed meanwhile"); /* a finalizer can do that */
+        for (int k = 0; k < 2; k++) {
+            lua_pushvalue(L, -2 + k);
+            lua_rawseti(L, texts, s->given.n + 2 * n + k + 1);
+        }
         s->pairs[n++] = (te_safetensors_pair){lua_tostring(L, -2), lua_tostring(L, -1)};
     }
     qsort(s->pairs, (size_t)n, sizeof *s->pairs, by_key);
@@ -230,13 +234,13 @@ static int safetensors_write(lua_State *L)
     if (lua_istable(L, 3))
         for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) s.n_pairs++;
     int n = (int)lua_objlen(L, 2);
-    lua_createtable(L, n, 0);
+    lua_createtable(L, n + 2 * s.n_pairs, 0);
     s.given = te_lua_new_tensors(L, n);
     s.copies = te_lua_new_tensors(L, n);
     s.items = push_array(L, (size_t)n, sizeof *s.items);
     s.pairs = push_array(L, (size_t)s.n_pairs, sizeof *s.pairs);
     read_items(L, &s, 4);
-    read_pairs(L, &s);
+    read_pairs(L, &s, 4);
     s.contents = (te_safetensors_contents){s.items, n, s.pairs, s.contents.n_metadata};
     te_lua_enter(rt, L, "save");
     te_lua_call call = te_lua_begin(rt, L);

@@ -126,7 +126,11 @@ static int fetch(lua_State *L)
     lua_fetch *u = lua_newuserdata(L, sizeof *u);
     *u = (lua_fetch){.tag = fetch_tag};
     te_lua_set_collector(L, collect_fetch);
-    te_status status = te_tensor_fetch(te_lua_check_tensor(L, 1, "fetch", "tensor"), &u->fetch);
+    te_tensor  *t = te_tensor_retain(te_lua_check_tensor(L, 1, "fetch", "tensor"));
+    te_lua_call call = te_lua_begin(rt, L);
+    te_status   status = te_tensor_fetch(t, &u->fetch);
+    te_lua_end(rt, call);
+    te_tensor_release(t);
     return status == TE_OK ? 1 : te_lua_raise(rt, L, "fetch", status);
 }
 

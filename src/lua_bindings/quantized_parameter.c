@@ -114,10 +114,11 @@ static int quantized_as(lua_State *L)
             te_dtype_name(dtype));
     te_lua_enter(rt, L, "to");
     te_lua_tensor *result = te_lua_new_tensor(L);
-    te_tensor *t = check_quantized(L, "to");
+    te_tensor *t = te_tensor_retain(check_quantized(L, "to"));
     te_lua_call call = te_lua_begin(rt, L);
     result->t = te_quantized_parameter_as(t, dtype);
     te_lua_end(rt, call);
+    te_tensor_release(t);
     return result->t ? 1 : te_lua_raise(rt, L, "to", rt->ctx->status);
 }
 
@@ -154,9 +155,11 @@ static int quantized_clone(lua_State *L)
         lua_pop(L, 2);
     }
     te_tensor_retain(t);
+    te_recipe_state_retain(copy);
     te_lua_call call = te_lua_begin(rt, L);
     result->t = te_quantized_parameter_clone(t, copy);
     te_lua_end(rt, call);
+    te_recipe_state_release(copy);
     te_tensor_release(t);
     if (!result->t) return te_lua_raise(rt, L, "clone", rt->ctx->status);
     te_lua_charge(rt, L);

@@ -157,7 +157,9 @@ static int recipe_states_update(lua_State *L)
         lua_settop(L, 2);
     }
     te_lua_call call = te_lua_begin(rt, L);
+    for (size_t i = 0; i < n; i++) te_recipe_state_retain(updates[i].state);
     te_status status = te_recipe_states_update(rt->ctx, updates, n);
+    for (size_t i = 0; i < n; i++) te_recipe_state_release(updates[i].state);
     te_lua_end(rt, call);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
 }
@@ -359,15 +361,15 @@ static int replay_scales(lua_State *L)
     te_lua *rt = te_lua_runtime(L);
     te_scale_tape *tape = &rt->ctx->replayed_scales;
     size_t n = lua_istable(L, 1) ? lua_objlen(L, 1) : 0, bytes = 0;
-    void *uses = tape->uses;
     const char *packed = "";
     lua_settop(L, 1);
-    te_scale_tape_clear(tape);
-    if (n > 0) {
+    if (n > 0) { /* the field may run a script, and that this function */
         lua_getfield(L, 1, "uses");
         packed = luaL_checklstring(L, 2, &bytes);
         if (bytes != n * sizeof(uintptr_t)) return te_lua_fail(L, "checkpoint", "scales: expected those recorded");
     }
+    te_scale_tape_clear(tape);
+    void *uses = tape->uses;
     if (!te_mem_grow(&rt->ctx->mem, &uses, &tape->capacity, n, sizeof *tape->uses))
         return te_lua_raise(rt, L, "checkpoint", te_fail_memory(rt->ctx, "recipe"));
     tape->uses = uses;

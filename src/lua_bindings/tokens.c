@@ -211,7 +211,9 @@ static int new_stream(lua_State *L)
     int32_t      *ids = new_ids(rt, n);
     if (!ids) return te_lua_raise(rt, L, function, te_fail_memory(rt->ctx, function));
     te_lua_call call = te_lua_begin(rt, L);
+    te_tensor_retain(t);
     te_status status = te_tensor_read(t, TE_I32, ids);
+    te_tensor_release(t);
     te_lua_end(rt, call);
     if (status != TE_OK) {
         release_ids(ids_block(ids));
@@ -251,12 +253,12 @@ static token_stream *push_source(te_lua *rt, lua_State *L)
     int          list = lua_gettop(L);
     size_t       n = lua_objlen(L, list);
     const char **paths = te_lua_scratch(L, (n + 1) * sizeof *paths);
-    for (size_t i = 0; i < n; i++) {
+    token_stream *s = push_stream(rt, L);
+    for (size_t i = 0; i < n; i++) { /* nothing is made from here on: a finalizer could take texts out of the list */
         lua_rawgeti(L, list, (int)i + 1);
         paths[i] = te_lua_check_text(L, -1, "tokens_open", "paths");
         lua_pop(L, 1);
     }
-    token_stream *s = push_stream(rt, L);
     if (te_token_stream_open(&s->stream, &te_io_posix, &rt->ctx->mem, paths, n, &error) != TE_OK)
         te_lua_raise_io(rt, L, "tokens_open", &error);
     return s;

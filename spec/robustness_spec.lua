@@ -637,3 +637,34 @@ describe("a coroutine that called and was collected", function()
         assert.same({ "well\n", 0 }, { text, status })
     end)
 end)
+
+describe("finalizers at the end of the script", function()
+    it("may call everything, also when the runtime is gone", function()
+        local text, status = run("", [[
+            local te = require "te"
+            local core, x, calls, group = te._core, te.ones(3), {}, te._core.group_new()
+            for _, functions in ipairs { core, te, core.tensor_methods } do
+                for name, fn in pairs(functions) do
+                    if type(fn) == "function" then calls[#calls + 1] = fn end
+                end
+            end
+            local loader = core.tokens_open { tokens = { 1, 2, 3, 4, 5 }, batch = 1, block = 2 }
+            local function arm()
+                getmetatable(newproxy(true)).__gc = function()
+                    arm()
+                    local _, problem = pcall(core.writing_time)
+                    if not tostring(problem):find "the interpreter is closing" then return end
+                    for _, call in ipairs(calls) do
+                        for _, value in ipairs { 1, "add", x, group } do pcall(call, value) end
+                        pcall(call)
+                    end
+                    pcall(loader.next, loader)
+                    pcall(tostring, x)
+                    print "well"
+                end
+            end
+            arm() ]])
+        assert.is_truthy(text:find("^well\n"), text)
+        assert.equal(0, status)
+    end)
+end)

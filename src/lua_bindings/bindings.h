@@ -87,7 +87,6 @@ static inline void te_lua_end(te_lua *rt, te_lua_call outer)
 
 extern const char te_lua_tensor_tag[], te_lua_collected_tag[]; /* the second after __gc, which scripts may call */
 
-static inline te_lua *te_lua_runtime(lua_State *L) { return (te_lua *)lua_touserdata(L, lua_upvalueindex(1)); }
 
 /* Pushes a block of memory for the length of a call, the collector's. Its first word is not what lay there before: that
  * may have been the tag of a handle, with which a script's wrong argument would be taken for one. */
@@ -134,6 +133,14 @@ static inline void te_lua_text_entry(lua_State *L, const char *name, const char 
 int te_lua_fail(lua_State *L, const char *function, const char *format, ...) TE_PRINTF(3, 4);
 /* Raises the engine's message of a failed call, or the Lua error that crossed the engine. */
 int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status status);
+/* The runtime of the function that runs. Raises once it is gone: what finalizers make while the state closes is
+ * finalized later than the runtime is, and may call anything. */
+static inline te_lua *te_lua_runtime(lua_State *L)
+{
+    te_lua *rt = (te_lua *)lua_touserdata(L, lua_upvalueindex(1));
+    if (!rt->ctx) te_lua_fail(L, NULL, "te: the interpreter is closing");
+    return rt;
+}
 /* Drops the error value that crossed the engine, if there is one. */
 void te_lua_forget_error(te_lua *rt, lua_State *L);
 /* Raises what reading or writing a file failed with, which a host can tell by its status. */

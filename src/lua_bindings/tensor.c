@@ -89,7 +89,6 @@ static void on_memory_pressure(void *user)
 
 void te_lua_enter(te_lua *rt, lua_State *L, const char *function)
 {
-    if (!rt->ctx) te_lua_fail(L, function, "the interpreter is closing");
     if (rt->reclaiming) te_lua_fail(L, function, "not possible in a finalizer that runs because memory is short");
     te_lua_check_stack(rt, L);
 }

@@ -2,6 +2,9 @@
 --- every function and method.
 
 local te = require "te"
+local shell = require "spec.support.shell"
+
+local TETRAIN = os.getenv("TETRAIN") or te._core.executable()
 
 math.randomseed(tonumber(os.getenv("TE_FUZZ_SEED")) or 12345)
 local random = math.random
@@ -192,16 +195,28 @@ describe("the largest number of dimensions", function()
     end)
 end)
 
--- Calls fn(…) with the collector at work at each value that is made, so that `finalizer` runs in the middle.
+-- Calls fn(…) some times with the collector at work at each value that is made, so that `finalizer` runs in the middle;
+-- what the last call gave.
+local times = 5
 local function while_collecting(finalizer, fn, ...)
     local pause, step = collectgarbage("setpause", 1), collectgarbage("setstepmul", 1e6)
     local function arm() getmetatable(newproxy(true)).__gc = finalizer end
     collectgarbage()
     arm()
     local ok, problem
-    for _ = 1, 5 do ok, problem = pcall(fn, ...) end
+    for _ = 1, times do ok, problem = pcall(fn, ...) end
     collectgarbage("setpause", pause)
     collectgarbage("setstepmul", step)
+    return ok, problem
+end
+
+-- Likewise in one call, at another place for each k.
+local function once_while_collecting(k, finalizer, fn, ...)
+    local padding = {}
+    for i = 1, k % 64 do padding[i] = {} end
+    times = 1
+    local ok, problem = while_collecting(finalizer, fn, ...)
+    times = 5
     return ok, problem
 end
 
@@ -299,7 +314,9 @@ describe("hostile scripts", function()
             tostring = function(x) return tostring(x) and x:sum() end,
             tensor = te.tensor, item = function(x) return x:item() end, tensor_bytes = core.tensor_bytes,
             record = function(x) return core.record(print, 0, 1, x, x, leaf) end,
-            fetch = core.fetch, autograd = function(x, args) return core.grad(args, args) end,
+            fetch = core.fetch, zeros_like = te.zeros_like, randn_like = te.randn_like,
+            quantized_as = function(x) return core.quantized_as(x, "float16") end,
+            autograd = function(x, args) return core.grad(args, args) end,
             sum_squares = function(x, args) return core.sum_squares(args) end,
             grad_clip = function(x, args) return core.grad_clip(args, x, 1, 1) end,
             quantize = function(x) return core.quantize(x, quantizer) end,
@@ -368,6 +385,70 @@ describe("hostile scripts", function()
             local text = made:decode { 0 }
             assert.is_true(text == expected or text == "other 1", text)
         end
+    end)
+
+    it("gets the shape that a tensor had, which it releases meanwhile", function()
+        local released_after = 0
+        for k = 1, 60 do
+            local x = te.zeros(3, 5)
+            local ok, y = once_while_collecting(k, function() x:release() te.zeros(7, 7, 7) end, te.zeros_like, x)
+            assert.equal(ok and "{3, 5}" or nil, ok and tostring(y.shape) or nil)
+            if ok and not pcall(te.sum, x) then released_after = released_after + 1 end
+        end
+        assert.is_true(released_after > 0)
+    end)
+
+    it("may take names away while files of tokens are opened", function()
+        for k = 1, 6 do
+            local paths, texts, left = {}, {}, k
+            for i = 1, 20 do paths[i] = ("/nowhere/%d/%d/a name of some length"):format(k, i) end
+            local function take()
+                left = left - 1
+                if left > 0 then
+                    getmetatable(newproxy(true)).__gc = take
+                    return
+                end
+                for i = 1, 20 do paths[i] = "/nowhere/other" end
+                collectgarbage()
+                for i = 1, 200 do texts[i] = ("X"):rep(30) .. i end
+            end
+            local ok, problem = once_while_collecting(0, take, core.tokens_open,
+                { paths = paths, batch = 1, block = 1 })
+            assert.is_false(ok)
+            assert.is_truthy(problem:find "/nowhere/%d" or problem:find("/nowhere/other", 1, true), problem)
+        end
+    end)
+
+    it("may replay scales from inside of what it replays", function()
+        local one = te.ones(1)
+        local function scales(n, uses)
+            local list = {}
+            for i = 1, n do list[i] = one end
+            return setmetatable(list, { __index = function(_, key) return key == "uses" and uses() or nil end })
+        end
+        local function packed(n) return ("\0"):rep(8 * n) end
+        for k = 1, 50 do
+            core.replay_scales(scales(2, function()
+                core.replay_scales(scales(5000 * k, function() return packed(5000 * k) end))
+                return packed(2)
+            end))
+            core.replay_scales(nil)
+        end
+    end)
+
+    it("may change a group while it gets its tensors", function()
+        local x, changed = te.ones(3), false
+        for k = 1, 20 do
+            local group = core.group_new()
+            local value = core.group_op(group, 1, "relu", { core.group_input(group, false) })
+            core.group_output(group, value)
+            local ok, problem = once_while_collecting(k, function()
+                for _ = 1, 4 do core.group_input(group, false) end
+                core.group_output(group, core.group_op(group, 2, "relu", { value }))
+            end, core.group_run, group, x)
+            changed = changed or not ok and problem:find("changed meanwhile", 1, true) ~= nil
+        end
+        assert.is_true(changed)
     end)
 
     it("may empty the registry before backward", function()
@@ -475,5 +556,115 @@ describe("hostile scripts", function()
         end
         assert.error_matches(function() coroutine.wrap(te.checkpoint)(function() coroutine.yield() end) end,
             "attempt to yield")
+    end)
+end)
+
+-- What a script of its own process prints, and its exit status; options are the program's.
+local function run(options, code)
+    local path = os.tmpname()
+    finally(function() os.remove(path) end)
+    local file = assert(io.open(path, "w"))
+    file:write(code)
+    file:close()
+    return shell.capture(("'%s' %s '%s'"):format(TETRAIN, options, path))
+end
+
+-- Lua that runs inside a call, before its engine is at work, calls the engine in a coroutine that is gone then.
+describe("a coroutine that called and was collected", function()
+    local leave = [[
+        local te, junk = require "te", {}
+        local function leave(rounds)
+            coroutine.wrap(function() te.zeros(1) end)()
+            collectgarbage() collectgarbage()
+            for i = 1, rounds or 20000 do junk[i] = ("\127"):rep(30 + i % 200) .. i .. os.clock() end
+        end
+        local options, x = setmetatable({}, { __index = function() leave() end }), te.ones(1000)
+    ]]
+    local calls = {
+        zeros = "te.zeros({ 10000000 }, options)", randn = "te.randn({ 10000000 }, options)",
+        full = "te.full({ 10000000 }, 1, options)", arange = "te.arange(1, 10000000, options)",
+        tensor = "te.tensor(x:expand(10000, 1000), options)", like = "te.zeros_like(x:expand(10000, 1000), options)",
+    }
+    for name, call_it in pairs(calls) do
+        it("is not what collects for te." .. name, function()
+            local text, status = run("--mem-limit 6M", leave .. "print(pcall(function() return "
+                .. call_it .. " end))")
+            assert.equal(0, status)
+            assert.is_truthy(text:find("^false\t.*out of memory"), text)
+        end)
+    end
+
+    it("is not what collects for te.load", function()
+        local path = os.tmpname()
+        finally(function() os.remove(path) end)
+        te.save(path, { a = te.zeros(1000000), b = te.zeros(1000000) })
+        local text, status = run("--mem-limit 6M", leave
+            .. ("print(pcall(te.load, %q, { names = function() leave() return true end }))"):format(path))
+        assert.equal(0, status)
+        assert.is_truthy(text:find("^false\t.*te.load: out of memory"), text)
+    end)
+
+    -- Where the wrong state collected, compiled code went on in that once the error was caught.
+    it("does not stay the one that runs when an error is caught", function()
+        local text, status = run("--mem-limit 6M", leave .. [[
+            local function count(n) local sum = 0 for i = 1, n do sum = sum + i % 7 end return sum end
+            local keep = coroutine.wrap(function() while true do te.zeros(1) coroutine.yield() end end)
+            options = setmetatable({}, { __index = function() keep() end })
+            for i = 1, 100 do assert(not pcall(te.zeros, { 10000000 }, options) and count(1000 + i) > 0) end
+            print "well" ]])
+        assert.same({ "well\n", 0 }, { text, status })
+    end)
+
+    it("is not what backward calls", function()
+        local text, status = run("", leave .. [[
+            local Id = te.BasicOperation:extend("Id")
+            function Id:init() end
+            function Id:op_forward(ctx, x) return x + 0 end
+            function Id:op_backward(ctx, dy) return dy end
+            local op, x, left = Id(), te.ones(3), 20
+            x.requires_grad = true
+            local function arm()
+                getmetatable(newproxy(true)).__gc = function()
+                    leave(5000)
+                    left = left - 1
+                    if left > 0 then arm() end
+                end
+            end
+            arm()
+            collectgarbage("setpause", 1) collectgarbage("setstepmul", 10000)
+            for _ = 1, 200 do te.grad(op(x):sum(), x) end
+            print "well" ]])
+        assert.same({ "well\n", 0 }, { text, status })
+    end)
+end)
+
+describe("finalizers at the end of the script", function()
+    it("may call everything, also when the runtime is gone", function()
+        local text, status = run("", [[
+            local te = require "te"
+            local core, x, calls, group = te._core, te.ones(3), {}, te._core.group_new()
+            for _, functions in ipairs { core, te, core.tensor_methods } do
+                for name, fn in pairs(functions) do
+                    if type(fn) == "function" then calls[#calls + 1] = fn end
+                end
+            end
+            local loader = core.tokens_open { tokens = { 1, 2, 3, 4, 5 }, batch = 1, block = 2 }
+            local function arm()
+                getmetatable(newproxy(true)).__gc = function()
+                    arm()
+                    local _, problem = pcall(core.writing_time)
+                    if not tostring(problem):find "the interpreter is closing" then return end
+                    for _, call in ipairs(calls) do
+                        for _, value in ipairs { 1, "add", x, group } do pcall(call, value) end
+                        pcall(call)
+                    end
+                    pcall(loader.next, loader)
+                    pcall(tostring, x)
+                    print "well"
+                end
+            end
+            arm() ]])
+        assert.is_truthy(text:find("^well\n"), text)
+        assert.equal(0, status)
     end)
 end)

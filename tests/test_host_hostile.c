@@ -193,6 +193,25 @@ static void test_nesting(unsigned flags)
     pthread_attr_destroy(&attributes);
 }
 
+/* --- a coroutine that called the engine and was collected, before memory runs out for the call around it ---------- */
+
+static void test_left_coroutine(unsigned flags)
+{
+    static const char code[] =
+        "local te, junk = require 'te', {}\n"
+        "local options = setmetatable({}, {__index = function(_, key)\n"
+        "    coroutine.wrap(function() te.zeros(1) end)()\n"
+        "    for i = 1, 200000 do junk[i % 20000] = ('\\127'):rep(30 + i % 200) .. i .. key end\n"
+        "end})\n"
+        "te.zeros({10000000}, options)";
+    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .lua_memory_limit = 64 << 20,
+                               .tensor_memory_limit = 6 << 20, .instruction_limit = 500000000, .flags = flags};
+    tetrain        *rt = tetrain_open(&options);
+    tetrain_status  status = tetrain_run_string(rt, code, sizeof code - 1, "=left");
+    CHECK_MSG(status == TETRAIN_ERROR_MEMORY, "status %d, %s", (int)status, tetrain_error(rt));
+    tetrain_close(rt);
+}
+
 /* test_host_hostile [STRIDE]: 1 tries all of them, the test every seventh. */
 int main(int argc, char **argv)
 {
@@ -201,5 +220,7 @@ int main(int argc, char **argv)
     test_all(0, stride);
     test_nesting(TETRAIN_RESTRICTED);
     test_nesting(0);
+    test_left_coroutine(TETRAIN_RESTRICTED);
+    test_left_coroutine(0);
     return TEST_END();
 }

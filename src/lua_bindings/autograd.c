@@ -34,12 +34,11 @@ static int backward(lua_State *L)
     te_tensor *grad = given ? te_lua_check_tensor(L, 2, "backward", "grad") : NULL;
     te_tensor_retain(loss);
     te_tensor_retain(grad);
-    int       before = te_count_from(rt->ctx, 1);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_backward(loss, grad, retain);
-    te_count_from(rt->ctx, before);
+    te_lua_end(rt, call);
     te_tensor_release(loss);
     te_tensor_release(grad);
-    rt->L = L;
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "backward", status);
 }
 
@@ -82,15 +81,14 @@ static int run_grad(lua_State *L, uint64_t since)
         te_lua_new_tensor(L);
         lua_rawseti(L, -2, i + 1);
     }
-    int       before = te_count_from(rt->ctx, 1);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status =
         since ? te_autograd_replayed(rt->ctx, since, outputs.t, seeds.t, outputs.n, inputs.t, grads, inputs.n)
               : te_autograd_grad(rt->ctx, outputs.t, seeds.t, outputs.n, inputs.t, grads, inputs.n, retain);
-    te_count_from(rt->ctx, before);
+    te_lua_end(rt, call);
     te_lua_drop_tensors(&outputs);
     te_lua_drop_tensors(&inputs);
     te_lua_drop_tensors(&seeds);
-    rt->L = L;
     if (status != TE_OK) return te_lua_raise(rt, L, "grad", status);
     for (int i = 0; i < inputs.n; i++) {
         lua_rawgeti(L, -1, i + 1);

@@ -29,7 +29,7 @@ typedef struct te_lua {
     te_context        *ctx;    /* NULL once the state is closing */
     struct te_lua_link *link;  /* how graph nodes find their way back */
     lua_State         *thread; /* a thread of its own, for callbacks without a Lua caller */
-    lua_State         *L;      /* innermost caller of the engine; NULL: none */
+    lua_State         *L;      /* who is in the engine, the innermost (te_lua_begin); NULL: nobody */
     size_t             collect_at; /* bytes of live tensors of the host at which the collector runs next … */
     size_t             collect_device_at; /* … and of those on devices */
     bool               restricted; /* no files */
@@ -63,9 +63,30 @@ typedef struct te_lua_tensor {
     te_tensor  *t;   /* NULL: released */
 } te_lua_tensor;
 
+/* What te_lua_begin found, for te_lua_end. */
+typedef struct te_lua_call {
+    lua_State *caller;
+    int        first;
+} te_lua_call;
+
+/* These two stand right before and behind what the engine does for L, with nothing between them that runs Lua or
+ * raises. So whoever is remembered as the caller is still at it: a coroutine that called before may be gone. Meanwhile
+ * dimensions and positions in messages count from 1. */
+static inline te_lua_call te_lua_begin(te_lua *rt, lua_State *L)
+{
+    te_lua_call outer = {rt->L, te_count_from(rt->ctx, 1)};
+    rt->L = L;
+    return outer;
+}
+
+static inline void te_lua_end(te_lua *rt, te_lua_call outer)
+{
+    rt->L = outer.caller;
+    te_count_from(rt->ctx, outer.first);
+}
+
 extern const char te_lua_tensor_tag[], te_lua_collected_tag[]; /* the second after __gc, which scripts may call */
 
-static inline te_lua *te_lua_runtime(lua_State *L) { return (te_lua *)lua_touserdata(L, lua_upvalueindex(1)); }
 
 /* Pushes a block of memory for the length of a call, the collector's. Its first word is not what lay there before: that
  * may have been the tag of a handle, with which a script's wrong argument would be taken for one. */
@@ -112,6 +133,14 @@ static inline void te_lua_text_entry(lua_State *L, const char *name, const char 
 int te_lua_fail(lua_State *L, const char *function, const char *format, ...) TE_PRINTF(3, 4);
 /* Raises the engine's message of a failed call, or the Lua error that crossed the engine. */
 int te_lua_raise(te_lua *rt, lua_State *L, const char *function, te_status status);
+/* The runtime of the function that runs. Raises once it is gone: what finalizers make while the state closes is
+ * finalized later than the runtime is, and may call anything. */
+static inline te_lua *te_lua_runtime(lua_State *L)
+{
+    te_lua *rt = (te_lua *)lua_touserdata(L, lua_upvalueindex(1));
+    if (!rt->ctx) te_lua_fail(L, NULL, "te: the interpreter is closing");
+    return rt;
+}
 /* Drops the error value that crossed the engine, if there is one. */
 void te_lua_forget_error(te_lua *rt, lua_State *L);
 /* Raises what reading or writing a file failed with, which a host can tell by its status. */
@@ -152,6 +181,9 @@ void te_lua_push_tensor(lua_State *L, te_tensor *const *t);
 void te_lua_charge(te_lua *rt, lua_State *L);
 /* Raises unless the engine may be entered. */
 void te_lua_enter(te_lua *rt, lua_State *L, const char *function);
+/* The state in which the engine may call Lua now. It must be the one that runs: LuaJIT takes the state that was called
+ * last for it when an error is caught, and compiled code goes on in that. */
+lua_State *te_lua_caller(const te_lua *rt);
 /* Raises where calls have left too little of C's stack, see stack.c. */
 void te_lua_check_stack(te_lua *rt, lua_State *L);
 /* Raises when t's memory belongs to a file. */

@@ -69,7 +69,9 @@ static int comm_world(lua_State *L)
     te_lua   *rt = te_lua_runtime(L);
     lua_comm *u = new_comm(L);
     te_lua_enter(rt, L, name);
+    te_lua_call call = te_lua_begin(rt, L);
     u->comm = te_comm_world(rt->ctx);
+    te_lua_end(rt, call);
     return u->comm ? 1 : te_lua_raise(rt, L, name, rt->ctx->status);
 }
 
@@ -113,7 +115,9 @@ static int comm_split(lua_State *L)
     te_lua_enter(rt, L, name);
     if (check_arguments(L, check_split, &a) != 0) return raise_reason(rt, L, te_comm_decline_split(comm));
     lua_comm *u = a.result;
+    te_lua_call call = te_lua_begin(rt, L);
     u->comm = te_comm_split(comm, a.color, a.key);
+    te_lua_end(rt, call);
     if (!u->comm && rt->ctx->message[0]) return te_lua_raise(rt, L, name, rt->ctx->status);
     if (!u->comm) lua_pushnil(L);
     return 1;
@@ -134,7 +138,9 @@ static int comm_barrier(lua_State *L)
     te_lua  *rt = te_lua_runtime(L);
     te_comm *comm = check_comm(L);
     te_lua_enter(rt, L, name);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_comm_barrier(comm);
+    te_lua_end(rt, call);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, name, status);
 }
 
@@ -175,9 +181,9 @@ static int check_call(lua_State *L)
     const call     *c = a->call;
     if (c->reduces) a->reduction = check_reduction(L, 3, c->name);
     for (int i = 0; i < c->n_ranks; i++) a->ranks[i] = check_number(L, 3 + i, c->name, "rank");
+    if (!c->change) a->result = te_lua_new_tensor(L);
     te_tensor *x = te_lua_check_tensor(L, 2, c->name, "x");
     if (c->change) te_lua_check_writable(L, c->name, x);
-    else a->result = te_lua_new_tensor(L);
     a->x = x;
     return 1;
 }
@@ -193,8 +199,10 @@ static int run(lua_State *L, const call *c)
     te_comm_retain(comm);
     te_status status = TE_OK;
     te_tensor *made = NULL;
+    te_lua_call entered = te_lua_begin(rt, L);
     if (c->change) status = c->change(comm, a.x, a.reduction, a.ranks);
     else made = c->make(comm, a.x, a.reduction, a.ranks);
+    te_lua_end(rt, entered);
     te_tensor_release(a.x);
     te_comm_release(comm);
     if (wrong) return raise_reason(rt, L, rt->ctx->status);

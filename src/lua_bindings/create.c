@@ -63,16 +63,38 @@ static creation read_shape(te_lua *rt, lua_State *L, int index, const char *func
 static te_tensor *push_empty(te_lua *rt, lua_State *L, const creation *c, int ndim, const int64_t *shape)
 {
     te_lua_tensor *u = te_lua_new_tensor(L);
+    te_lua_call call = te_lua_begin(rt, L);
     u->t = te_tensor_new(rt->ctx, c->device, c->dtype, ndim, shape);
+    te_lua_end(rt, call);
     if (!u->t) te_lua_raise(rt, L, c->function, rt->ctx->status);
     return u->t;
+}
+
+static te_status fill(te_lua *rt, lua_State *L, te_tensor *t, double value)
+{
+    te_lua_call call = te_lua_begin(rt, L);
+    te_status   status = te_tensor_fill(t, value);
+    te_lua_end(rt, call);
+    return status;
+}
+
+/* Has the operation called `name` write into the tensor that is args[0]. */
+static te_status write_with(te_lua *rt, lua_State *L, const char *name, const te_arg *args, int n)
+{
+    te_lua_call  call = te_lua_begin(rt, L);
+    const te_op *op = te_op_find(rt->ctx, name);
+    te_status    status = op ? te_op_run_inplace(rt->ctx, op, args, n) : rt->ctx->status;
+    te_lua_end(rt, call);
+    return status;
 }
 
 /* Last step of every function here: the tensor is on top. */
 static int finish(te_lua *rt, lua_State *L, const creation *c, te_status status)
 {
     te_tensor *t = te_lua_to_tensor(L, -1)->t;
+    te_lua_call call = te_lua_begin(rt, L);
     if (status == TE_OK && c->requires_grad) status = te_tensor_set_requires_grad(t, true);
+    te_lua_end(rt, call);
     if (status != TE_OK) return te_lua_raise(rt, L, c->function, status);
     te_lua_charge(rt, L);
     return 1;
@@ -84,7 +106,9 @@ static void *push_buffer(te_lua *rt, lua_State *L, const char *function, te_dtyp
                          int64_t *numel)
 {
     te_lua_tensor *u = te_lua_new_tensor(L);
+    te_lua_call call = te_lua_begin(rt, L);
     u->t = te_tensor_empty(rt->ctx, dtype, ndim, shape);
+    te_lua_end(rt, call);
     if (!u->t) te_lua_raise(rt, L, function, rt->ctx->status);
     *numel = te_tensor_numel(u->t);
     return te_tensor_data(u->t);
@@ -96,7 +120,9 @@ static int finish_buffer(te_lua *rt, lua_State *L, const creation *c)
     te_tensor *buffer = te_lua_to_tensor(L, -1)->t;
     if (buffer->dtype == c->dtype && buffer->storage->device == c->device) return finish(rt, L, c, TE_OK);
     te_tensor *t = push_empty(rt, L, c, buffer->ndim, buffer->shape);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status  status = te_tensor_numel(t) ? te_tensor_write(t, buffer->dtype, te_tensor_data(buffer)) : TE_OK;
+    te_lua_end(rt, call);
     te_lua_to_tensor(L, -2)->t = NULL;
     te_tensor_release(buffer);
     return finish(rt, L, c, status);
@@ -111,7 +137,7 @@ static int filled(lua_State *L, const char *function, const double *value)
     int64_t    shape[TE_MAX_DIMS];
     creation   c = read_shape(rt, L, 1, function, TE_F32, &ndim, shape);
     te_tensor *t = push_empty(rt, L, &c, ndim, shape);
-    return finish(rt, L, &c, value ? te_tensor_fill(t, *value) : TE_OK);
+    return finish(rt, L, &c, value ? fill(rt, L, t, *value) : TE_OK);
 }
 
 static int create_empty(lua_State *L) { return filled(L, "empty", NULL); }
@@ -126,32 +152,35 @@ static int create_full(lua_State *L)
     bool     truth = lua_isboolean(L, 2); /* as te.tensor(true) is of bool */
     double   value = truth ? lua_toboolean(L, 2) : te_lua_check_number(L, 2, "full", "value");
     creation c = read_creation(rt, L, 3, "full", truth ? TE_BOOL : TE_F32);
-    return finish(rt, L, &c, te_tensor_fill(push_empty(rt, L, &c, ndim, shape), value));
+    return finish(rt, L, &c, fill(rt, L, push_empty(rt, L, &c, ndim, shape), value));
 }
 
-/* As argument 1, of which the options at `index` say what is different. */
-static creation read_like(te_lua *rt, lua_State *L, int index, const char *function, te_tensor **x)
+/* As argument 1, of which the options at `index` say what is different. The shape is a copy: what is made next may cost
+ * the tensor. */
+static creation read_like(te_lua *rt, lua_State *L, int index, const char *function, int *ndim, int64_t *shape)
 {
-    *x = te_lua_check_tensor(L, 1, function, "x");
-    creation c = read_creation(rt, L, index, function, (*x)->dtype);
+    creation c = read_creation(rt, L, index, function, te_lua_check_tensor(L, 1, function, "x")->dtype);
     bool     elsewhere = false;
     if (lua_istable(L, index)) {
         lua_getfield(L, index, "device");
         elsewhere = !lua_isnil(L, -1);
         lua_pop(L, 1);
     }
-    *x = te_lua_check_tensor(L, 1, function, "x"); /* options may be a table that runs code */
-    if (!elsewhere) c.device = (*x)->storage->device;
+    const te_tensor *x = te_lua_check_tensor(L, 1, function, "x"); /* options may be a table that runs code */
+    if (!elsewhere) c.device = x->storage->device;
+    *ndim = x->ndim;
+    memcpy(shape, x->shape, sizeof x->shape);
     return c;
 }
 
 static int filled_like(lua_State *L, const char *function, int options, const double *value)
 {
     te_lua    *rt = te_lua_runtime(L);
-    te_tensor *x;
-    creation   c = read_like(rt, L, options, function, &x);
-    te_tensor *t = push_empty(rt, L, &c, x->ndim, x->shape);
-    return finish(rt, L, &c, value ? te_tensor_fill(t, *value) : TE_OK);
+    int        ndim;
+    int64_t    shape[TE_MAX_DIMS];
+    creation   c = read_like(rt, L, options, function, &ndim, shape);
+    te_tensor *t = push_empty(rt, L, &c, ndim, shape);
+    return finish(rt, L, &c, value ? fill(rt, L, t, *value) : TE_OK);
 }
 
 static int create_empty_like(lua_State *L) { return filled_like(L, "empty_like", 2, NULL); }
@@ -178,11 +207,10 @@ static int create_eye(lua_State *L)
 /* Whole numbers that float32 holds: a device counts them itself, so that the host brings nothing. */
 static int counted(te_lua *rt, lua_State *L, const creation *c, int64_t n, double first, double step)
 {
-    te_tensor   *t = push_empty(rt, L, c, 1, &n);
-    const te_op *op = te_op_find(rt->ctx, "sequence");
-    te_arg       args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = t}, {.kind = TE_ARG_NUMBER, .as.number = first},
-                           {.kind = TE_ARG_NUMBER, .as.number = step}};
-    return finish(rt, L, c, op ? te_op_run_inplace(rt->ctx, op, args, 3) : rt->ctx->status);
+    te_tensor *t = push_empty(rt, L, c, 1, &n);
+    te_arg     args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = t}, {.kind = TE_ARG_NUMBER, .as.number = first},
+                         {.kind = TE_ARG_NUMBER, .as.number = step}};
+    return finish(rt, L, c, write_with(rt, L, "sequence", args, 3));
 }
 
 /* first, first + step, … up to last, which is included when it is hit. */
@@ -282,8 +310,10 @@ static int copy_tensor(te_lua *rt, lua_State *L)
     creation       c = read_creation(rt, L, 2, "tensor", te_lua_check_tensor(L, 1, "tensor", "value")->dtype);
     te_lua_tensor *u = te_lua_new_tensor(L);
     te_tensor     *source = te_tensor_retain(te_lua_check_tensor(L, 1, "tensor", "value"));
+    te_lua_call call = te_lua_begin(rt, L);
     u->t = te_tensor_new(rt->ctx, c.device, c.dtype, source->ndim, source->shape);
     te_status status = u->t ? te_tensor_copy_data(u->t, source) : rt->ctx->status;
+    te_lua_end(rt, call);
     te_tensor_release(source);
     return finish(rt, L, &c, status);
 }
@@ -320,10 +350,9 @@ static int drawn(te_lua *rt, lua_State *L, creation c, int ndim, const int64_t *
     if (!te_dtype_is_float(c.dtype))
         return te_lua_fail(L, c.function, "dtype: %s holds no such numbers; te.randint draws whole ones",
                            te_dtype_name(c.dtype));
-    te_tensor   *t = push_empty(rt, L, &c, ndim, shape);
-    const te_op *op = te_op_find(rt->ctx, op_name);
-    te_arg       self = {.kind = TE_ARG_TENSOR, .as.tensor = t};
-    return finish(rt, L, &c, op ? te_op_run_inplace(rt->ctx, op, &self, 1) : rt->ctx->status);
+    te_tensor *t = push_empty(rt, L, &c, ndim, shape);
+    te_arg     self = {.kind = TE_ARG_TENSOR, .as.tensor = t};
+    return finish(rt, L, &c, write_with(rt, L, op_name, &self, 1));
 }
 
 static int drawn_shape(lua_State *L, const char *function, const char *op_name)
@@ -337,10 +366,11 @@ static int drawn_shape(lua_State *L, const char *function, const char *op_name)
 
 static int drawn_like(lua_State *L, const char *function, const char *op_name)
 {
-    te_lua    *rt = te_lua_runtime(L);
-    te_tensor *x;
-    creation   c = read_like(rt, L, 2, function, &x);
-    return drawn(rt, L, c, x->ndim, x->shape, op_name);
+    te_lua  *rt = te_lua_runtime(L);
+    int      ndim;
+    int64_t  shape[TE_MAX_DIMS];
+    creation c = read_like(rt, L, 2, function, &ndim, shape);
+    return drawn(rt, L, c, ndim, shape, op_name);
 }
 
 static int create_rand(lua_State *L) { return drawn_shape(L, "rand", "uniform"); }
@@ -505,13 +535,19 @@ static int create_from_file(lua_State *L)
     if (file && status != TE_OK) {
         release_file(file);
     } else if (file) {
+        te_lua_call call = te_lua_begin(rt, L);
         result->t = te_tensor_from_data(rt->ctx, (void *)data, dtype, 1, &p.count, release_file, file);
+        te_lua_end(rt, call);
         if (result->t) result->t->storage->read_only = TE_OF_FILE;
         else release_file(file);
         if (!result->t) status = rt->ctx->status;
     }
-    if (status == TE_OK && !c.device->exec.backend->host_memory)
-        status = te_tensor_copy_data(push_empty(rt, L, &c, 1, &p.count), result->t);
+    if (status == TE_OK && !c.device->exec.backend->host_memory) {
+        te_tensor  *there = push_empty(rt, L, &c, 1, &p.count);
+        te_lua_call call = te_lua_begin(rt, L);
+        status = te_tensor_copy_data(there, result->t);
+        te_lua_end(rt, call);
+    }
     return finish(rt, L, &c, status);
 }
 

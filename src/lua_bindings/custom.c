@@ -121,14 +121,13 @@ static te_status custom_backward(te_call *call)
     if (!rt)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "backward: the interpreter that made this operation is closed");
     if (rt->reclaiming) return te_call_fail(call, TE_ERROR_ARGUMENT, "backward inside a finalizer");
-    lua_State   *L = rt->L ? rt->L : rt->thread;
+    lua_State   *L = te_lua_caller(rt);
     backward_job job = {.call = call, .rt = rt, .status = TE_OK};
     if (rt->host && !rt->stack_base) return run_for_host(rt->host, &job);
     int          top = lua_gettop(L);
     if (!lua_checkstack(L, LUA_MINSTACK)) return te_fail_memory(call->ctx, "te.custom");
     if (lua_cpcall(L, run_backward, &job) != 0) keep_error(&job, L);
     lua_settop(L, top);
-    rt->L = L; /* a coroutine inside may have changed it */
     return job.status;
 }
 
@@ -202,7 +201,8 @@ static int record(lua_State *L)
         lua_rawseti(L, -2, i);
     }
     hold(rt, L, &call);
-    te_status status = TE_OK;
+    te_status   status = TE_OK;
+    te_lua_call entered = te_lua_begin(rt, L);
     for (int i = 0; i < n_out && status == TE_OK; i++) {
         te_tensor *t = outputs.t[i];
         call.out[i] = results[i]->t = te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset);
@@ -210,6 +210,7 @@ static int record(lua_State *L)
     }
     call.memo[0] = n_out;
     if (status == TE_OK) status = te_autograd_record(&call, inputs.t, n_in);
+    te_lua_end(rt, entered);
     te_lua_drop_tensors(&outputs);
     te_lua_drop_tensors(&inputs);
     if (status != TE_OK) {

@@ -144,7 +144,9 @@ static int define(lua_State *L)
         def.outputs = lua_tostring(L, -1);
     }
     te_lua_operation *u = new_operation(L);
+    te_lua_call call = te_lua_begin(rt, L);
     u->op = te_op_define(rt->ctx, &def);
+    te_lua_end(rt, call);
     if (!u->op) return te_lua_raise(rt, L, "define", rt->ctx->status);
     return 1;
 }

@@ -169,8 +169,8 @@ static int by_key(const void *a, const void *b)
     return strcmp(((const te_safetensors_pair *)a)->key, ((const te_safetensors_pair *)b)->key);
 }
 
-/* Sorted, so that equal contents make equal files. */
-static void read_pairs(lua_State *L, saving *s)
+/* Sorted, so that equal contents make equal files. The table at `texts` keeps the texts behind its first n entries. */
+static void read_pairs(lua_State *L, saving *s, int texts)
 {
     int n = 0;
     if (!lua_istable(L, 3)) return;
@@ -185,6 +185,10 @@ static void read_pairs(lua_State *L, saving *s)
         if (strlen(lua_tostring(L, -2)) != lua_objlen(L, -2) || strlen(lua_tostring(L, -1)) != lua_objlen(L, -1))
             te_lua_fail(L, "save", "metadata %.200s: a zero byte in its name or text", lua_tostring(L, -2));
         if (n == s->n_pairs) te_lua_fail(L, "save", "metadata changed meanwhile"); /* a finalizer can do that */
+        for (int k = 0; k < 2; k++) {
+            lua_pushvalue(L, -2 + k);
+            lua_rawseti(L, texts, s->given.n + 2 * n + k + 1);
+        }
         s->pairs[n++] = (te_safetensors_pair){lua_tostring(L, -2), lua_tostring(L, -1)};
     }
     qsort(s->pairs, (size_t)n, sizeof *s->pairs, by_key);
@@ -230,16 +234,18 @@ static int safetensors_write(lua_State *L)
     if (lua_istable(L, 3))
         for (lua_pushnil(L); lua_next(L, 3); lua_pop(L, 1)) s.n_pairs++;
     int n = (int)lua_objlen(L, 2);
-    lua_createtable(L, n, 0);
+    lua_createtable(L, n + 2 * s.n_pairs, 0);
     s.given = te_lua_new_tensors(L, n);
     s.copies = te_lua_new_tensors(L, n);
     s.items = push_array(L, (size_t)n, sizeof *s.items);
     s.pairs = push_array(L, (size_t)s.n_pairs, sizeof *s.pairs);
     read_items(L, &s, 4);
-    read_pairs(L, &s);
+    read_pairs(L, &s, 4);
     s.contents = (te_safetensors_contents){s.items, n, s.pairs, s.contents.n_metadata};
     te_lua_enter(rt, L, "save");
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = make_copies(&s);
+    te_lua_end(rt, call);
     bool      copied = status == TE_OK;
     rt->saving = copied;
     if (copied) status = te_safetensors_write(&te_io_posix, &rt->ctx->mem, path, &s.contents, &error);
@@ -261,20 +267,23 @@ typedef struct loading {
 } loading;
 
 /* Reads one tensor into the userdata on top. */
-static bool load_tensor(loading *job, te_lua_tensor *u, int i)
+static bool load_tensor(lua_State *L, loading *job, te_lua_tensor *u, int i)
 {
+    te_lua *rt = job->rt;
     const te_safetensors_entry *e = te_safetensors_get(job->file, i);
     job->status = te_safetensors_check_dtype(job->file, i, &job->error);
     if (job->status == TE_OK) {
-        u->t = te_tensor_empty(job->rt->ctx, e->dtype, e->ndim, e->shape);
+        te_lua_call call = te_lua_begin(rt, L);
+        u->t = te_tensor_empty(rt->ctx, e->dtype, e->ndim, e->shape);
+        te_lua_end(rt, call);
         if (!u->t) {
-            job->status = job->rt->ctx->status;
+            job->status = rt->ctx->status;
             return false;
         }
         if (e->size == 0) return true;
         job->status = te_safetensors_read(job->file, i, te_tensor_data(u->t), (size_t)e->size, &job->error);
     }
-    if (job->status != TE_OK) te_fail(job->rt->ctx, job->status, "te.load: %s", job->error.message);
+    if (job->status != TE_OK) te_fail(rt->ctx, job->status, "te.load: %s", job->error.message);
     return job->status == TE_OK;
 }
 
@@ -304,7 +313,7 @@ static int load_all(lua_State *L)
             lua_pushvalue(L, -1);
             lua_rawseti(L, 3, ++place);
             lua_pushvalue(L, -1);
-            if (!load_tensor(job, te_lua_new_tensor(L), i)) return 0;
+            if (!load_tensor(L, job, te_lua_new_tensor(L), i)) return 0;
             lua_rawset(L, 4);
         }
         lua_pop(L, 1);

@@ -60,7 +60,9 @@ static int graph_begin(lua_State *L)
         lua_pushnil(L);
         return 1;
     }
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_graph_begin(rt->ctx, device, &u->graph);
+    te_lua_end(rt, call);
     if (status != TE_OK) return te_lua_raise(rt, L, "graph", status);
     u->recording = true;
     return 1;
@@ -73,7 +75,9 @@ static int graph_end(lua_State *L)
     bool       keep = lua_toboolean(L, 2);
     if (!u->recording) return te_lua_fail(L, "graph_end", "the graph is not being recorded");
     te_lua_enter(rt, L, "graph");
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_graph_end(u->graph, keep);
+    te_lua_end(rt, call);
     u->recording = false;
     if (status != TE_OK || !keep) u->graph = NULL;
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "graph", status);
@@ -85,7 +89,9 @@ static int graph_launch(lua_State *L)
     lua_graph *u = check_graph(L, "graph_launch");
     if (u->recording) return te_lua_fail(L, "graph_launch", "the graph is still being recorded");
     te_lua_enter(rt, L, "graph");
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_graph_launch(u->graph);
+    te_lua_end(rt, call);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "graph", status);
 }
 
@@ -120,7 +126,11 @@ static int fetch(lua_State *L)
     lua_fetch *u = lua_newuserdata(L, sizeof *u);
     *u = (lua_fetch){.tag = fetch_tag};
     te_lua_set_collector(L, collect_fetch);
-    te_status status = te_tensor_fetch(te_lua_check_tensor(L, 1, "fetch", "tensor"), &u->fetch);
+    te_tensor  *t = te_tensor_retain(te_lua_check_tensor(L, 1, "fetch", "tensor"));
+    te_lua_call call = te_lua_begin(rt, L);
+    te_status   status = te_tensor_fetch(t, &u->fetch);
+    te_lua_end(rt, call);
+    te_tensor_release(t);
     return status == TE_OK ? 1 : te_lua_raise(rt, L, "fetch", status);
 }
 
@@ -134,7 +144,9 @@ static int fetched(lua_State *L)
     int       n = te_fetch_count(u->fetch);
     te_fetch *ended = u->fetch;
     u->fetch = NULL;
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_fetch_end(ended, values);
+    te_lua_end(rt, call);
     if (status != TE_OK) return te_lua_raise(rt, L, "fetch", status);
     lua_createtable(L, n, 0);
     for (int i = 0; i < n; i++) {
@@ -152,7 +164,9 @@ static int graph_numbers(lua_State *L)
     te_lua_enter(rt, L, "graph");
     te_device *device = te_context_device(rt->ctx, luaL_checkstring(L, 1));
     te_lua_tensor *u = te_lua_new_tensor(L);
+    te_lua_call call = te_lua_begin(rt, L);
     u->t = device ? te_graph_numbers(rt->ctx, device, rows, columns) : NULL;
+    te_lua_end(rt, call);
     return u->t ? 1 : te_lua_raise(rt, L, "graph", rt->ctx->status);
 }
 

@@ -51,7 +51,9 @@ static int group_new(lua_State *L)
     lua_group *u = lua_newuserdata(L, sizeof *u);
     *u = (lua_group){.tag = group_tag};
     te_lua_set_collector(L, collect);
+    te_lua_call call = te_lua_begin(rt, L);
     u->group = te_group_new(rt->ctx);
+    te_lua_end(rt, call);
     if (!u->group) return te_lua_raise(rt, L, "group", rt->ctx->status);
     return 1;
 }
@@ -60,7 +62,9 @@ static int group_input(lua_State *L)
 {
     te_lua    *rt = te_lua_runtime(L);
     lua_group *u = check_group(L, "group_input");
+    te_lua_call call = te_lua_begin(rt, L);
     int        value = te_group_input(u->group, lua_toboolean(L, 2));
+    te_lua_end(rt, call);
     if (value == TE_NO_VALUE) return te_lua_raise(rt, L, "group", rt->ctx->status);
     lua_pushinteger(L, value);
     return 1;
@@ -117,14 +121,6 @@ static int group_op(lua_State *L)
     if (!lua_isnil(L, 7)) call.recipe_state = te_lua_check_recipe_state(L, 7, "group_op");
     call.op = r.op = check_op(rt, L, 3);
     r.name = r.op->name;
-    luaL_checktype(L, 4, LUA_TTABLE);
-    te_lua_read_attributes(&r, 5);
-    read_numbers(L, 6, &r);
-    for (int i = 0; i < TE_OP_MAX_INPUTS; i++) {
-        lua_rawgeti(L, 4, i + 1);
-        call.values[i] = lua_isnumber(L, -1) ? check_value(L, -1, "group_op") : TE_NO_VALUE;
-        lua_pop(L, 1);
-    }
     if (lua_istable(L, 9)) { /* numbers of values in memory that is the collector's */
         call.n_list = (int)lua_objlen(L, 9);
         int *list = te_lua_scratch(L, (size_t)(call.n_list + 1) * sizeof *list);
@@ -145,9 +141,20 @@ static int group_op(lua_State *L)
         }
         call.states = states;
     }
+    /* nothing is made from here on: a finalizer could take texts out of the attributes */
+    luaL_checktype(L, 4, LUA_TTABLE);
+    te_lua_read_attributes(&r, 5);
+    read_numbers(L, 6, &r);
+    for (int i = 0; i < TE_OP_MAX_INPUTS; i++) {
+        lua_rawgeti(L, 4, i + 1);
+        call.values[i] = lua_isnumber(L, -1) ? check_value(L, -1, "group_op") : TE_NO_VALUE;
+        lua_pop(L, 1);
+    }
     call.args = r.args;
     call.n_args = r.op->n_params;
-    te_status status = te_group_op(u->group, &call, &result);
+    te_lua_call entered = te_lua_begin(rt, L);
+    te_status   status = te_group_op(u->group, &call, &result);
+    te_lua_end(rt, entered);
     if (status != TE_OK) return te_lua_raise(rt, L, r.name, status);
     lua_pushinteger(L, result);
     return 1;
@@ -157,7 +164,10 @@ static int group_output(lua_State *L)
 {
     te_lua    *rt = te_lua_runtime(L);
     lua_group *u = check_group(L, "group_output");
-    te_status  status = te_group_output(u->group, check_value(L, 2, "group_output"));
+    int         value = check_value(L, 2, "group_output");
+    te_lua_call call = te_lua_begin(rt, L);
+    te_status   status = te_group_output(u->group, value);
+    te_lua_end(rt, call);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "group", status);
 }
 
@@ -186,6 +196,13 @@ static te_lua_tensors check_inputs(te_lua *rt, lua_State *L, const lua_group *u,
     for (int i = 0; i < n; i++)
         if (!lua_isnil(L, i + 2)) in.t[i] = te_tensor_retain(te_lua_check_tensor(L, i + 2, "Sequential", "x"));
     return in;
+}
+
+/* Raises where a finalizer has changed the group since its inputs and outputs were counted. */
+static void check_unchanged(lua_State *L, const lua_group *u, int n_inputs, int n_outputs, const char *function)
+{
+    if (!u->group || te_group_n_inputs(u->group) != n_inputs || te_group_n_outputs(u->group) != n_outputs)
+        te_lua_fail(L, function, "the group was changed meanwhile");
 }
 
 /* --- explaining --------------------------------------------------------------------------------------------------- */
@@ -289,7 +306,10 @@ static int group_explain(lua_State *L)
     e.steps = push_list(L, append_step);
     e.splits = push_list(L, append_split);
     luaL_checkstack(L, LUA_MINSTACK, "te.explain");
+    check_unchanged(L, u, in.n, te_group_n_outputs(u->group), "explain");
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_group_describe(u->group, in.t, explain_step, explain_split, &e);
+    te_lua_end(rt, call);
     te_lua_drop_tensors(&in);
     if (e.failed) return lua_error(L);
     if (status == TE_ERROR_UNSUPPORTED) return refused(rt, L);
@@ -310,9 +330,10 @@ static int group_run(lua_State *L)
     te_tensor     *out[TE_GROUP_MAX_OUTPUTS];
     te_lua_tensor *results[TE_GROUP_MAX_OUTPUTS];
     for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(L);
-    int       before = te_count_from(rt->ctx, 1);
+    check_unchanged(L, u, in.n, n_out, "group_run");
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_group_run(u->group, in.t, out);
-    te_count_from(rt->ctx, before);
+    te_lua_end(rt, call);
     te_lua_drop_tensors(&in);
     if (status != TE_OK && te_group_refused(u->group)) return refused(rt, L);
     if (status != TE_OK) return te_lua_raise(rt, L, "Sequential", status);

@@ -446,7 +446,7 @@ static void settle(tetrain *host, const host_settings *before)
 
 static tetrain_status run_protected(tetrain *host, lua_CFunction function, void *argument)
 {
-    lua_State     *L = host->L;
+    lua_State     *L = host->L, *caller = host->rt->L;
     int            top = lua_gettop(L);
     tetrain_status status = TETRAIN_OK;
     const char    *outer = host->rt->stack_base; /* of a call inside which the host calls again */
@@ -482,7 +482,7 @@ static tetrain_status run_protected(tetrain *host, lua_CFunction function, void 
     host->unsettled |= host->failed || host->ran_out;
     tetrain_stop_limits(host, status);
     if (!outer) settle(host, &before);
-    host->rt->L = NULL;
+    host->rt->L = caller;
     host->rt->stack_base = outer;
     host->rt->stack_room = outer_room;
     lua_settop(L, top);

@@ -353,9 +353,9 @@ int te_lua_run_operation(te_lua *rt, lua_State *L, const te_op *op, int n)
     for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(L);
     if (!direct || !read_handles(&r, n, handles)) read_arguments(&r, n);
     retain(&r);
-    int       before = te_count_from(rt->ctx, 1);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_op_run(rt->ctx, r.op, r.args, r.op->n_params, out, n_out);
-    te_count_from(rt->ctx, before);
+    te_lua_end(rt, call);
     release(&r);
     if (status != TE_OK) return te_lua_raise(rt, L, r.name, status);
     lua_settop(L, top);
@@ -382,9 +382,9 @@ static int run_inplace(lua_State *L)
     te_lua_check_writable(L, r.name, te_lua_check_tensor(L, 1, r.name, r.op->params[0].name));
     read_arguments(&r, lua_gettop(L));
     retain(&r);
-    int       before = te_count_from(rt->ctx, 1);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_op_run_inplace(rt->ctx, r.op, r.args, r.op->n_params);
-    te_count_from(rt->ctx, before);
+    te_lua_end(rt, call);
     release(&r);
     if (status != TE_OK) return te_lua_raise(rt, L, r.name, status);
     te_lua_charge(rt, L);

@@ -176,9 +176,9 @@ static int run_step(lua_State *L, const char *function, void (*read)(lua_State *
     if (step == run_adamw_on && !lua_isnil(L, 3)) last->clip = te_lua_check_tensor(L, 3, function, "clip");
     if (last->clip) last->unmade = te_lua_check_tensor(L, 4, function, "unmade");
     te_tensor_retain(last->numbers), te_tensor_retain(last->clip), te_tensor_retain(last->unmade);
-    int       before = te_count_from(rt->ctx, 1);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = step(rt->ctx, n, given, groups);
-    te_count_from(rt->ctx, before);
+    te_lua_end(rt, call);
     te_tensor_release(last->numbers), te_tensor_release(last->clip), te_tensor_release(last->unmade);
     for (int i = 0; i < n * MAX_LISTS; i++) te_lua_drop_tensors(&given[i / MAX_LISTS].lists[i % MAX_LISTS]);
     if (status != TE_OK) return te_lua_raise(rt, L, function, status);
@@ -374,9 +374,9 @@ static int adamw_again(lua_State *L)
     }
     for (int i = 0; i < p->n_handles; i++) te_tensor_retain(p->tensors[i]);
     for (int i = 0; i < p->n_grads; i++) te_tensor_retain(p->grads[i]);
-    int       before = te_count_from(rt->ctx, 1);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_adamw_step(rt->ctx, p->n_groups, p->options, p->groups);
-    te_count_from(rt->ctx, before);
+    te_lua_end(rt, call);
     for (int i = 0; i < p->n_handles; i++) te_tensor_release(p->tensors[i]);
     for (int i = 0; i < p->n_grads; i++) te_tensor_release(p->grads[i]);
     if (status != TE_OK) return te_lua_raise(rt, L, "adamw_step", status);
@@ -414,7 +414,9 @@ static int adamw_send(lua_State *L)
     }
     te_lua_enter(rt, L, "adamw_send");
     te_tensor *t = te_tensor_retain(te_lua_check_tensor(L, 1, "adamw_send", "tensor"));
+    te_lua_call call = te_lua_begin(rt, L);
     te_status  status = te_adamw_send(rt->ctx, n, options, unmade, t);
+    te_lua_end(rt, call);
     te_tensor_release(t);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "adamw_send", status);
 }
@@ -430,7 +432,9 @@ static int grad_clip(lua_State *L)
     te_lua_tensor *u = te_lua_new_tensor(L);
     te_tensor     *loss = lua_isnil(L, 2) ? NULL : te_lua_check_tensor(L, 2, "grad_clip", "loss");
     te_tensor_retain(loss);
+    te_lua_call call = te_lua_begin(rt, L);
     u->t = te_grad_clip(rt->ctx, list.n, list.t, loss, scale, max);
+    te_lua_end(rt, call);
     te_tensor_release(loss);
     te_lua_drop_tensors(&list);
     return u->t ? 1 : te_lua_raise(rt, L, "grad_clip", rt->ctx->status);
@@ -443,7 +447,9 @@ static int sum_squares(lua_State *L)
     te_lua_tensors list = te_lua_check_tensors(L, 1, "sum_squares", "tensors");
     double        *squares = te_lua_scratch(L, ((size_t)list.n + 1) * sizeof *squares), total = 0;
     te_lua_enter(rt, L, "sum_squares");
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_sum_squares(rt->ctx, list.n, list.t, squares);
+    te_lua_end(rt, call);
     te_lua_drop_tensors(&list);
     if (status != TE_OK) return te_lua_raise(rt, L, "sum_squares", status);
     lua_createtable(L, list.n, 0);
@@ -471,7 +477,9 @@ static int zero_gradient(lua_State *L)
     te_lua *rt = te_lua_runtime(L);
     te_lua_enter(rt, L, "zero_grad");
     te_tensor *t = te_tensor_retain(te_lua_check_tensor(L, 1, "zero_grad", "parameter"));
+    te_lua_call call = te_lua_begin(rt, L);
     te_status  status = te_tensor_zero_gradient(t);
+    te_lua_end(rt, call);
     te_tensor_release(t);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "zero_grad", status);
 }
@@ -492,12 +500,12 @@ static int catch_up(lua_State *L)
     te_status      status = TE_OK;
     read_masters(L, &masters, &params);
     te_lua_enter(rt, L, "step");
-    int before = te_count_from(rt->ctx, 1);
+    te_lua_call call = te_lua_begin(rt, L);
     for (int i = 0; i < params.n && status == TE_OK; i++) {
         status = te_optim_check(rt->ctx, "step", i, params.t[i], masters.t[i]);
         if (status == TE_OK) status = te_optim_catch_up(masters.t[i], params.t[i]);
     }
-    te_count_from(rt->ctx, before);
+    te_lua_end(rt, call);
     te_lua_drop_tensors(&masters), te_lua_drop_tensors(&params);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "step", status);
 }

@@ -144,7 +144,9 @@ static int quantize(lua_State *L)
     for (int i = 0; i < PARTS; i++) parts[i] = te_lua_new_tensor(L);
     te_lua_enter(rt, L, "quantize");
     te_tensor *source = te_tensor_retain(te_lua_check_tensor(L, 1, "quantize", "t"));
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_quantize(source, &q, &options, &result);
+    te_lua_end(rt, call);
     te_tensor_release(source);
     if (status != TE_OK) return te_lua_raise(rt, L, "quantize", status);
     for (int s = 0; s < 2; s++) {
@@ -182,7 +184,9 @@ static int dequantize(lua_State *L)
     te_tensor_retain(part->data);
     te_tensor_retain(part->scale_inv);
     if (part->amax) te_tensor_retain(part->amax);
+    te_lua_call call = te_lua_begin(rt, L);
     result->t = te_dequantize(rt->ctx, &z, side);
+    te_lua_end(rt, call);
     te_quantized_close(&z);
     if (!result->t) return te_lua_raise(rt, L, "dequantize", rt->ctx->status);
     te_lua_charge(rt, L);
@@ -206,7 +210,9 @@ static int tensor_bytes(lua_State *L)
     te_lua_enter(rt, L, "tensor_bytes");
     te_lua_tensor *here = te_lua_new_tensor(L); /* holds a copy, where t is on another device, whatever happens */
     te_tensor *t = te_tensor_retain(te_lua_check_tensor(L, 1, "tensor_bytes", "t"));
+    te_lua_call call = te_lua_begin(rt, L);
     here->t = te_tensor_on_device(t, te_context_device(rt->ctx, "cpu"));
+    te_lua_end(rt, call);
     te_tensor_release(t);
     if (!here->t) return te_lua_raise(rt, L, "tensor_bytes", rt->ctx->status);
     const char *data = te_tensor_data(here->t);

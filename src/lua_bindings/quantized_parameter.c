@@ -24,7 +24,9 @@ static int quantized_parameter(lua_State *L)
     te_lua_enter(rt, L, "quantized_model_init");
     te_lua_tensor *result = te_lua_new_tensor(L);
     te_tensor *t = te_tensor_retain(te_lua_check_tensor(L, 2, "quantized_model_init", "weight"));
+    te_lua_call call = te_lua_begin(rt, L);
     result->t = te_quantized_parameter_new(t, state, lua_toboolean(L, 3));
+    te_lua_end(rt, call);
     te_tensor_release(t);
     if (!result->t) return te_lua_raise(rt, L, "quantized_model_init", rt->ctx->status);
     te_lua_charge(rt, L);
@@ -80,7 +82,9 @@ static int take_parts(lua_State *L, const char *who)
         *part_of(&from, i) = lua_isnil(L, 2 + i) ? NULL : te_lua_check_tensor(L, 2 + i, "load_state_dict", "part");
     for (int i = 0; i < PARTS; i++) te_tensor_retain(*part_of(&from, i));
     te_tensor_retain(t);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = who ? te_quantized_parameter_check(t, who, &from) : te_quantized_parameter_adopt(t, &from);
+    te_lua_end(rt, call);
     te_tensor_release(t);
     for (int i = 0; i < PARTS; i++) te_tensor_release(*part_of(&from, i));
     if (status == TE_OK) return 0;
@@ -110,8 +114,11 @@ static int quantized_as(lua_State *L)
             te_dtype_name(dtype));
     te_lua_enter(rt, L, "to");
     te_lua_tensor *result = te_lua_new_tensor(L);
-    te_tensor *t = check_quantized(L, "to");
+    te_tensor *t = te_tensor_retain(check_quantized(L, "to"));
+    te_lua_call call = te_lua_begin(rt, L);
     result->t = te_quantized_parameter_as(t, dtype);
+    te_lua_end(rt, call);
+    te_tensor_release(t);
     return result->t ? 1 : te_lua_raise(rt, L, "to", rt->ctx->status);
 }
 
@@ -124,7 +131,9 @@ static int quantized_on(lua_State *L)
     if (!device) return te_lua_raise(rt, L, "to", rt->ctx->status);
     te_lua_tensor *result = te_lua_new_tensor(L);
     te_tensor *t = te_tensor_retain(check_quantized(L, "to"));
+    te_lua_call call = te_lua_begin(rt, L);
     result->t = te_quantized_parameter_on(t, device);
+    te_lua_end(rt, call);
     te_tensor_release(t);
     if (!result->t) return te_lua_raise(rt, L, "to", rt->ctx->status);
     te_lua_charge(rt, L);
@@ -146,7 +155,11 @@ static int quantized_clone(lua_State *L)
         lua_pop(L, 2);
     }
     te_tensor_retain(t);
+    te_recipe_state_retain(copy);
+    te_lua_call call = te_lua_begin(rt, L);
     result->t = te_quantized_parameter_clone(t, copy);
+    te_lua_end(rt, call);
+    te_recipe_state_release(copy);
     te_tensor_release(t);
     if (!result->t) return te_lua_raise(rt, L, "clone", rt->ctx->status);
     te_lua_charge(rt, L);

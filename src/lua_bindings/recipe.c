@@ -108,7 +108,9 @@ static int product_recipe(lua_State *L)
     te_product_recipe_allow_fast_sums(&recipe, fast);
     te_lua_enter(rt, L, "recipe");
     holder *h = push_holder(L, recipe_tag);
+    te_lua_call call = te_lua_begin(rt, L);
     h->value = te_product_recipe_new(rt->ctx, &recipe);
+    te_lua_end(rt, call);
     return h->value ? 1 : te_lua_raise(rt, L, "recipe", rt->ctx->status);
 }
 
@@ -119,7 +121,9 @@ static int recipe_state(lua_State *L)
     te_lua *rt = te_lua_runtime(L);
     te_lua_enter(rt, L, "recipe");
     holder *h = push_holder(L, state_tag);
+    te_lua_call call = te_lua_begin(rt, L);
     h->value = te_recipe_state_new(rt->ctx);
+    te_lua_end(rt, call);
     return h->value ? 1 : te_lua_raise(rt, L, "recipe", rt->ctx->status);
 }
 
@@ -129,7 +133,9 @@ static int recipe_state_use(lua_State *L)
     te_recipe_state *state = te_lua_check_recipe_state(L, 1, "recipe");
     te_product_recipe *recipe = check(L, 2, recipe_tag, "recipe");
     te_lua_enter(rt, L, "recipe");
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_recipe_state_use(state, recipe);
+    te_lua_end(rt, call);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
 }
 
@@ -150,7 +156,11 @@ static int recipe_states_update(lua_State *L)
                                (te_amax_algorithm)luaL_checkoption(L, 5, "max", algorithms), luaL_checkint(L, 6), NULL};
         lua_settop(L, 2);
     }
+    te_lua_call call = te_lua_begin(rt, L);
+    for (size_t i = 0; i < n; i++) te_recipe_state_retain(updates[i].state);
     te_status status = te_recipe_states_update(rt->ctx, updates, n);
+    for (size_t i = 0; i < n; i++) te_recipe_state_release(updates[i].state);
+    te_lua_end(rt, call);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
 }
 
@@ -158,7 +168,10 @@ static int recipe_state_forget(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_lua_enter(rt, L, "recipe");
-    te_status status = te_recipe_state_forget(te_lua_check_recipe_state(L, 1, "recipe"), lua_toboolean(L, 2));
+    te_recipe_state *state = te_lua_check_recipe_state(L, 1, "recipe");
+    te_lua_call call = te_lua_begin(rt, L);
+    te_status status = te_recipe_state_forget(state, lua_toboolean(L, 2));
+    te_lua_end(rt, call);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
 }
 
@@ -180,8 +193,10 @@ static int put_recipe_state(lua_State *L, bool sets)
     te_tensor *scale = te_lua_check_tensor(L, 3, "recipe", "scale"),
               *history = te_lua_check_tensor(L, 4, "recipe", "amax_history");
     te_tensor_retain(scale), te_tensor_retain(history);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = sets ? te_recipe_state_set(state, role, scale, history)
                             : te_recipe_state_check(state, role, scale, history);
+    te_lua_end(rt, call);
     te_tensor_release(scale), te_tensor_release(history);
     if (status == TE_OK) return 0;
     if (sets) return te_lua_raise(rt, L, "recipe", status);
@@ -214,14 +229,14 @@ static te_recipe_state *set_product(te_context *ctx, te_recipe_state *state)
     return before;
 }
 
-static te_status run_product(te_context *ctx, te_recipe_state *state, const te_op *op, const te_arg *args, int n,
-                             te_tensor **result)
+static te_status run_product(te_lua *rt, lua_State *L, te_recipe_state *state, const te_op *op, const te_arg *args,
+                             int n, te_tensor **result)
 {
-    te_recipe_state *before = set_product(ctx, state);
-    int first = te_count_from(ctx, 1);
-    te_status status = te_op_run(ctx, op, args, n, result, 1);
-    te_count_from(ctx, first);
-    set_product(ctx, before);
+    te_recipe_state *before = set_product(rt->ctx, state);
+    te_lua_call call = te_lua_begin(rt, L);
+    te_status status = te_op_run(rt->ctx, op, args, n, result, 1);
+    te_lua_end(rt, call);
+    set_product(rt->ctx, before);
     return status;
 }
 
@@ -241,7 +256,7 @@ static int quantized_linear(lua_State *L)
         args[i] = (te_arg){.kind = TE_ARG_TENSOR, .as.tensor = te_lua_check_tensor(L, 2 + i, "linear", names[i])};
     }
     for (int i = 0; i < 3; i++) if (args[i].kind == TE_ARG_TENSOR) te_tensor_retain(args[i].as.tensor);
-    te_status status = run_product(rt->ctx, state, op, args, 3, &result->t);
+    te_status status = run_product(rt, L, state, op, args, 3, &result->t);
     for (int i = 0; i < 3; i++) if (args[i].kind == TE_ARG_TENSOR) te_tensor_release(args[i].as.tensor);
     if (status != TE_OK) return te_lua_raise(rt, L, "linear", status);
     te_lua_charge(rt, L);
@@ -273,7 +288,7 @@ static int quantize_values(lua_State *L)
                      {.kind = TE_ARG_NUMBER, .as.number = lua_toboolean(L, 3)},
                      {.kind = TE_ARG_NUMBER, .as.number = lua_toboolean(L, 4)}};
     te_tensor_retain(x);
-    te_status status = op ? run_product(rt->ctx, state, op, args, 3, &result->t) : rt->ctx->status;
+    te_status status = op ? run_product(rt, L, state, op, args, 3, &result->t) : rt->ctx->status;
     te_tensor_release(x);
     if (status != TE_OK) return te_lua_raise(rt, L, "Quantize", status);
     te_lua_charge(rt, L);
@@ -346,15 +361,15 @@ static int replay_scales(lua_State *L)
     te_lua *rt = te_lua_runtime(L);
     te_scale_tape *tape = &rt->ctx->replayed_scales;
     size_t n = lua_istable(L, 1) ? lua_objlen(L, 1) : 0, bytes = 0;
-    void *uses = tape->uses;
     const char *packed = "";
     lua_settop(L, 1);
-    te_scale_tape_clear(tape);
-    if (n > 0) {
+    if (n > 0) { /* the field may run a script, and that this function */
         lua_getfield(L, 1, "uses");
         packed = luaL_checklstring(L, 2, &bytes);
         if (bytes != n * sizeof(uintptr_t)) return te_lua_fail(L, "checkpoint", "scales: expected those recorded");
     }
+    te_scale_tape_clear(tape);
+    void *uses = tape->uses;
     if (!te_mem_grow(&rt->ctx->mem, &uses, &tape->capacity, n, sizeof *tape->uses))
         return te_lua_raise(rt, L, "checkpoint", te_fail_memory(rt->ctx, "recipe"));
     tape->uses = uses;
@@ -376,8 +391,11 @@ static int watch_numerics(lua_State *L)
 {
     te_recipe_state *state = te_lua_check_recipe_state(L, 1, "numerics");
     if (lua_isnoneornil(L, 2)) return te_numerics_unwatch(state), 0;
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_numerics_watch(state, lua_toboolean(L, 2));
-    return status == TE_OK ? 0 : te_lua_raise(te_lua_runtime(L), L, "numerics", status);
+    te_lua_end(rt, call);
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "numerics", status);
 }
 
 static int numerics(lua_State *L)
@@ -396,7 +414,9 @@ static int skipped_amaxes(lua_State *L)
     te_lua *rt = te_lua_runtime(L);
     uint64_t count;
     te_lua_enter(rt, L, "numerics");
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_recipe_skipped_amaxes(rt->ctx, &count);
+    te_lua_end(rt, call);
     if (status != TE_OK) return te_lua_raise(rt, L, "numerics", status);
     lua_pushnumber(L, (double)count);
     return 1;

@@ -6,6 +6,7 @@
  * collects too.
  */
 #include "bindings.h"
+#include "host.h"
 
 #include "core/quantized_parameter.h"
 
@@ -78,7 +79,7 @@ static int collect_protected(lua_State *L)
 static void on_memory_pressure(void *user)
 {
     te_lua    *rt = user;
-    lua_State *L = rt->L ? rt->L : rt->thread;
+    lua_State *L = te_lua_caller(rt);
     if (rt->reclaiming || !L || !lua_checkstack(L, 8)) return;
     rt->reclaiming = true;
     if (lua_cpcall(L, collect_protected, NULL) != 0) lua_pop(L, 1);
@@ -88,10 +89,14 @@ static void on_memory_pressure(void *user)
 
 void te_lua_enter(te_lua *rt, lua_State *L, const char *function)
 {
-    if (!rt->ctx) te_lua_fail(L, function, "the interpreter is closing");
     if (rt->reclaiming) te_lua_fail(L, function, "not possible in a finalizer that runs because memory is short");
     te_lua_check_stack(rt, L);
-    rt->L = L;
+}
+
+lua_State *te_lua_caller(const te_lua *rt)
+{
+    if (rt->L) return rt->L;
+    return rt->host ? rt->host->L : rt->thread;
 }
 
 const char te_lua_tensor_metatable[] = "te.Tensor", te_lua_tensor_methods[] = "te.Tensor.methods";
@@ -238,7 +243,9 @@ static int push_row(lua_State *L, te_lua *rt)
                             {.kind = TE_ARG_NUMBER, .as.number = (double)(i > 0 ? i - 1 : i)}};
     te_lua_enter(rt, L, "select");
     te_tensor_retain(t);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = op ? te_op_run(rt->ctx, op, args, 3, &result->t, 1) : TE_ERROR_INTERNAL;
+    te_lua_end(rt, call);
     te_tensor_release(t);
     return status == TE_OK ? 1 : te_lua_raise(rt, L, "select", status);
 }
@@ -299,11 +306,28 @@ static int assign_row(lua_State *L, te_lua *rt)
                                     "carry; use te.no_grad, value:detach(), or te.stack");
     te_tensor_retain(value);
     double number = lua_isboolean(L, 3) ? lua_toboolean(L, 3) : lua_tonumber(L, 3);
+    te_lua_call call = te_lua_begin(rt, L);
     status = value ? te_tensor_copy_data(row, value) : te_tensor_fill(row, number);
+    te_lua_end(rt, call);
     te_tensor_release(value);
     if (status == TE_ERROR_ARGUMENT && strncmp(te_context_error(rt->ctx), "copy_: ", 7) == 0)
         return te_lua_fail(L, NULL, "t[i] = value: %s", te_context_error(rt->ctx) + 7);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, NULL, status);
+}
+
+/* What `set` is: te_tensor_set_grad or te_tensor_set_main_grad. The gradient is at 3. */
+static te_status set_grad(te_lua *rt, lua_State *L, te_tensor *t, const char *what,
+                          te_status set(te_tensor *t, te_tensor *grad))
+{
+    te_tensor  *grad = lua_isnil(L, 3) ? NULL : te_lua_check_tensor(L, 3, NULL, what);
+    te_lua_call call = te_lua_begin(rt, L);
+    te_tensor_retain(t);
+    te_tensor_retain(grad);
+    te_status status = set(t, grad);
+    te_tensor_release(grad);
+    te_tensor_release(t);
+    te_lua_end(rt, call);
+    return status;
 }
 
 static int tensor_newindex(lua_State *L)
@@ -323,12 +347,15 @@ static int tensor_newindex(lua_State *L)
         if (!lua_isboolean(L, 3))
             return te_lua_fail(L, NULL, "t.requires_grad = value: expected true or false, got %s",
                                te_lua_describe(L, 3, text, sizeof text));
+        te_lua_call call = te_lua_begin(rt, L);
+        te_tensor_retain(t);
         status = te_tensor_set_requires_grad(t, lua_toboolean(L, 3));
+        te_tensor_release(t);
+        te_lua_end(rt, call);
     } else if (strcmp(key, "grad") == 0) {
-        status = te_tensor_set_grad(t, lua_isnil(L, 3) ? NULL : te_lua_check_tensor(L, 3, NULL, "t.grad = value"));
+        status = set_grad(rt, L, t, "t.grad = value", te_tensor_set_grad);
     } else if (strcmp(key, "main_grad") == 0) {
-        te_tensor *grad = lua_isnil(L, 3) ? NULL : te_lua_check_tensor(L, 3, NULL, "t.main_grad = value");
-        status = te_tensor_set_main_grad(t, grad);
+        status = set_grad(rt, L, t, "t.main_grad = value", te_tensor_set_main_grad);
     } else {
         return te_lua_fail(L, NULL, "tensors have no field \"%.40s\" that can be set", key);
     }
@@ -411,7 +438,9 @@ static int tensor_item(lua_State *L)
     te_lua_enter(rt, L, "item");
     te_dtype dtype = t->dtype;
     te_tensor_retain(t);
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_tensor_read(t, TE_F64, &value);
+    te_lua_end(rt, call);
     te_tensor_release(t);
     if (status != TE_OK) return te_lua_raise(rt, L, "item", status);
     push_value(L, dtype, value);
@@ -445,7 +474,9 @@ static int tensor_totable(lua_State *L)
     if (n > 1 << 27) return te_lua_fail(L, "totable", "%lld elements are too many for a table", (long long)n);
     double *values = te_lua_scratch(L, (size_t)(n ? n : 1) * sizeof *values);
     te_lua_enter(rt, L, "totable");
+    te_lua_call call = te_lua_begin(rt, L);
     te_status status = te_tensor_read(t, TE_F64, values);
+    te_lua_end(rt, call);
     if (status != TE_OK) return te_lua_raise(rt, L, "totable", status);
     push_nested(L, t, 0, values);
     te_lua_drop_tensors(&held);

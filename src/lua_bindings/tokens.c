@@ -210,7 +210,11 @@ static int new_stream(lua_State *L)
     size_t        n = (size_t)te_tensor_numel(t);
     int32_t      *ids = new_ids(rt, n);
     if (!ids) return te_lua_raise(rt, L, function, te_fail_memory(rt->ctx, function));
+    te_lua_call call = te_lua_begin(rt, L);
+    te_tensor_retain(t);
     te_status status = te_tensor_read(t, TE_I32, ids);
+    te_tensor_release(t);
+    te_lua_end(rt, call);
     if (status != TE_OK) {
         release_ids(ids_block(ids));
         return te_lua_raise(rt, L, function, status);
@@ -249,12 +253,12 @@ static token_stream *push_source(te_lua *rt, lua_State *L)
     int          list = lua_gettop(L);
     size_t       n = lua_objlen(L, list);
     const char **paths = te_lua_scratch(L, (n + 1) * sizeof *paths);
-    for (size_t i = 0; i < n; i++) {
+    token_stream *s = push_stream(rt, L);
+    for (size_t i = 0; i < n; i++) { /* nothing is made from here on: a finalizer could take texts out of the list */
         lua_rawgeti(L, list, (int)i + 1);
         paths[i] = te_lua_check_text(L, -1, "tokens_open", "paths");
         lua_pop(L, 1);
     }
-    token_stream *s = push_stream(rt, L);
     if (te_token_stream_open(&s->stream, &te_io_posix, &rt->ctx->mem, paths, n, &error) != TE_OK)
         te_lua_raise_io(rt, L, "tokens_open", &error);
     return s;
@@ -309,13 +313,17 @@ static int loader_next(lua_State *L)
     te_lua_enter(rt, L, "next");
     te_lua_tensor *results[2] = {te_lua_new_tensor(L), te_lua_new_tensor(L)};
     for (int i = 0; i < 2; i++) {
+        te_lua_call call = te_lua_begin(rt, L);
         results[i]->t = te_tensor_empty(rt->ctx, l->dtype, 2, (int64_t[]){l->batch, l->block});
+        te_lua_end(rt, call);
         if (!results[i]->t) return te_lua_raise(rt, L, "next", rt->ctx->status);
     }
     check_loader(L, "next"); /* a finalizer may have closed it by now; none runs from here on */
     if (te_tokens_next(l->tokens, &batch, &error) != TE_OK) return te_lua_raise_io(te_lua_runtime(L), L, NULL, &error);
     const void *sources[2] = {batch.x, batch.y};
+    te_lua_call call = te_lua_begin(rt, L);
     for (int i = 0; i < 2 && status == TE_OK; i++) status = te_tensor_write(results[i]->t, l->dtype, sources[i]);
+    te_lua_end(rt, call);
     if (status != TE_OK) return te_lua_raise(rt, L, "next", status);
     te_lua_charge(rt, L);
     return 2;

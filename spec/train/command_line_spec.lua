@@ -99,6 +99,13 @@ describe("te.train.command_line", function()
         assert.is_nil(cl:changed(given, { ["option.learning_rate"] = "0.5" }, { "steps", "learning-rate" }))
     end)
 
+    it("tells its values as they would be typed", function()
+        local cl = make()
+        local third = cl:words((cl:parse { "--learning-rate=0.3333333333333333", "--out=x" }), { "out", "dtype" })
+        assert.same({ ["--learning-rate"] = "0.3333333333333333", ["--steps"] = "100", ["--resume"] = "false" }, third)
+        assert.equal("0.1", cl:words((cl:parse { "--learning-rate=0.1" }), {})["--learning-rate"])
+    end)
+
     it("takes what a preset says as given", function()
         local cl = make()
         local o, given = cl:parse { "--preset=fast", "--steps=3" }

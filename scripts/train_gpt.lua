@@ -102,6 +102,15 @@ local MODEL = { "tokenizer", "vocab-size", "model", "n-layer", "n-head", "n-kv-h
     "expert-aux-loss", "n-embd", "dropout", "bias", "init-std", "fp8-params" }
 local STORED = { "recipe", unpack(MODEL) } -- of one whose weights are quantized
 
+-- Options that processes may have otherwise: of each its own, and of rank 0 alone. Data is compared by what it holds.
+local OWN = { "data", "threads", "device", "out", "preset", "sample-tokens", "keep", "log-interval" }
+
+-- Refuses what several processes cannot train with together.
+local function agree(ranks, texts)
+    local name, rank, text, first = ranks:difference(texts)
+    if name then refuse("%s: rank %d has %s, rank 0 %s", name, rank, text, first) end
+end
+
 -- Options of text, which has a tokenizer, or of shards, for the other.
 local function refuse_other_data(given, tokenizer)
     if given.tokenizer and not tokenizer then refuse "--tokenizer is for text: shards hold ids already" end
@@ -141,6 +150,9 @@ local function open_run(o, given, script)
         if name then refuse("--resume: --%s=%s, but the model in the checkpoint has %s", name, asked, kept) end
         train.of_file(path, command_line.restore, command_line, o, given, saved.metadata)
     end
+    local words = command_line:words(o, OWN)
+    words["checkpoint's step"] = saved and tostring(saved.step)
+    agree(ranks, words)
     local device = ranks:device(o.device)
     train.check_gpt_options(o, given, device, refuse)
     local problem = ranks:divide_sequences(o.context_parallel, o.block)
@@ -156,6 +168,7 @@ local function open_run(o, given, script)
         vocab_size = o.vocab_size, batch = o.batch, block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks,
         seed = o.seed, val_fraction = o.val_fraction })
     run.tokenizer = run.set.tokenizer
+    if ranks:difference(run.set:texts()) then refuse "--data: the processes have different data" end
     refuse_other_data(given, run.tokenizer)
     if saved then
         train.checkpoint.check_data(saved, run.set)

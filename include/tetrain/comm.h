@@ -52,7 +52,7 @@ TE_API bool te_comm_launched(void);
 
 /* Returns when all have called it. */
 TE_API te_status te_comm_barrier(te_comm *comm);
-/* In place, contiguous. */
+/* In place, contiguous. Sums of integers end at the limits of their type, as in operations; NCCL's wrap. */
 TE_API te_status te_comm_broadcast(te_comm *comm, te_tensor *x, int root);
 TE_API te_status te_comm_all_reduce_in_place(te_comm *comm, te_tensor *x, te_reduction reduction);
 /* x is {n, …}. all_gather gives {size * n, …}, the processes' tensors one after the other; reduce_scatter needs n to

@@ -42,7 +42,8 @@ function Group:barrier()
 end
 
 --- The sum (or op "average", "max", "min") of all processes' x: a new tensor, the same bits everywhere. On the CPU
---- added in the order of the ranks, in float32 for the smaller floats, and rounded once.
+--- added in the order of the ranks, in float32 for the smaller floats, and rounded once; sums of integers end at the
+--- limits of their type, where those of NCCL wrap.
 ---@param op string|nil
 ---@return te.Tensor
 function Group:all_reduce(x, op)

@@ -82,7 +82,7 @@ local function ended(ok, ...)
         pcall(mode.products.forget, true)
         error((...), 0)
     end
-    mode.products.update("grad_output")
+    mode.products.end_backward()
     return ...
 end
 

@@ -49,6 +49,18 @@ same({ 0 }, (world:reduce_scatter(rows) - own):abs():max():view(1), "a long sum 
 local tiny = te.full({ 1 }, rank == 0 and 1 or 2 ^ -8):to "bfloat16"
 if x.device == "cpu" then same({ size == 3 and 1 + 2 ^ -7 or 1 }, world:all_reduce(tiny), "bfloat16") end
 
+-- Integers end where their type does, as in operations. NCCL's sums wrap.
+for _, case in ipairs { { "uint8", 200 }, { "int32", 2 ^ 31 - 5 }, { "int64", 2 ^ 62 } } do
+    local dtype, number = unpack(case)
+    for _, sign in ipairs { 1, -1 } do
+        local whole = te.full({ size }, sign * number, { dtype = dtype, device = "cpu" })
+        local added = whole
+        for _ = 2, size do added = added + whole end
+        same(added:totable(), world:all_reduce(whole), "a large sum of " .. dtype)
+        same({ added:totable()[1] }, world:reduce_scatter(whole), "a large sum scattered, of " .. dtype)
+    end
+end
+
 local gathered, parts, swapped = {}, {}, {}
 for r = 0, size - 1 do
     gathered[r + 1] = r

@@ -175,6 +175,61 @@ do
     check(world.rank == 0 or gone, "the others keep it")
 end
 
+-- Backward passes that reach no product of the group are of one process, and so is a step beside evaluations.
+do
+    local recipe = te.recipe.DelayedScaling { amax_history_len = 4 }
+    te.manual_seed(1)
+    local shared, alone, own = te.Linear(32, 32), te.Linear(2, 2), te.Linear(32, 32)
+    local function forward(layer, group, of)
+        return te.autocast({ recipe = of or recipe, group = group }, function() return layer(te.ones { 16, 32 }) end)
+    end
+    local function step(factor) (forward(shared, world) * factor):sum():backward() end
+    step(100)
+    local dgrad = shared:state_dict().grad_output_scale:item()
+    if world.rank == 0 then
+        alone(te.ones { 1, 2 }):sum():backward()
+        forward(own):sum():backward()
+    end
+    step(world.rank == 0 and 100 or 50)
+    te.no_grad(forward, shared, world)
+    if world.rank == 0 then forward(own):sum():backward() end
+    local state = shared:state_dict()
+    for _, name in ipairs { "input_scale", "weight_scale", "grad_output_scale" } do
+        local all = world:all_gather(state[name]):totable()
+        for rank, scale in ipairs(all) do check(scale == all[1], "%s of rank %d: %g", name, rank - 1, scale) end
+    end
+    near("an amax of the process that has the largest", state.grad_output_scale, te.full({ 1 }, dgrad), 0)
+
+    local y = forward(shared, world)
+    if world.size > 1 then
+        local text = "option reduce_amax: the processes differ: rank " .. world.rank
+        local loss = y:sum()
+        if world.rank == 0 then alike.fails(text, forward, shared, world) else alike.fails(text, te.backward, loss) end
+    end
+end
+
+-- What is exchanged does not grow with models that are no more in any process.
+do
+    local recipe, lengths = te.recipe.DelayedScaling { amax_history_len = 4 }, {}
+    local function step()
+        local layer, x = te.Linear(32, 32), te.ones { 16, 32 }
+        te.autocast({ recipe = recipe, group = world }, layer, x):sum():backward()
+    end
+    world.all_reduce_ = function(self, x, op)
+        lengths[#lengths + 1] = x:numel()
+        return getmetatable(self).all_reduce_(self, x, op)
+    end
+    for _ = 1, 8 do
+        step()
+        collectgarbage()
+        collectgarbage()
+    end
+    world.all_reduce_ = nil
+    check(world.size == 1 or lengths[#lengths] <= lengths[1], "%d numbers, then %d", lengths[1] or 0,
+        lengths[#lengths] or 0)
+    check(#lengths == (world.size > 1 and 24 or 0), "%d exchanges", #lengths)
+end
+
 -- A plan takes one process; the others are not asked.
 do
     local options = { tensor_parallel_mode = "column", sequence_parallel = true }

@@ -1,4 +1,5 @@
 local te = require "te"
+local shell = require "spec.support.shell"
 
 local function make()
     return te.train.command_line {
@@ -97,6 +98,22 @@ describe("te.train.command_line", function()
         assert.same({ "learning-rate", "0.5", "0.001" }, { cl:changed(given, {}, { "steps", "learning-rate" }) })
         assert.same({ "steps", "100", "7" }, { cl:changed(given, { ["option.steps"] = "7" }, { "steps" }) })
         assert.is_nil(cl:changed(given, { ["option.learning_rate"] = "0.5" }, { "steps", "learning-rate" }))
+    end)
+
+    it("tells its values as they would be typed", function()
+        local cl = make()
+        local third = cl:words((cl:parse { "--learning-rate=0.3333333333333333", "--out=x" }), { "out", "dtype" })
+        assert.same({ ["--learning-rate"] = "0.3333333333333333", ["--steps"] = "100", ["--resume"] = "false" }, third)
+        assert.equal("0.1", cl:words((cl:parse { "--learning-rate=0.1" }), {})["--learning-rate"])
+    end)
+
+    it("complains in one write, beside which other processes may have theirs", function()
+        local script = [[
+local te = require "te"
+io.stderr = { write = function(_, ...) print(select("#", ...), ...) end }
+te.train.run(function() te.train.fail(te.train.exit.usage, "no") end)]]
+        local text, code = shell.capture(("%s -e '%s'"):format(os.getenv "TETRAIN" or "build/tetrain", script))
+        assert.same({ 2, "1\tno\n\n" }, { code, text })
     end)
 
     it("takes what a preset says as given", function()

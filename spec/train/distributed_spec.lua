@@ -83,6 +83,32 @@ describe("training in several processes", function()
         same_steps("two", "one")
     end)
 
+    it("refuses options and data that are not the same everywhere", function()
+        if not processes.available() then pending "mpirun cannot start anything" end
+        local other = folder .. "/other.txt"
+        os.execute(("tr a-z b-za < %s/text.txt > %s"):format(folder, other))
+        local function differ(first, second)
+            local function words(own)
+                return ("'%s' scripts/train_gpt.lua %s %s"):format(TETRAIN, options("differs", "--batch=2"), own)
+            end
+            local text, code = processes.run(1, words(first) .. " : -n 1 " .. words(second))
+            return text, code
+        end
+        for _, case in ipairs {
+            { "", "--lr=0.1", "%-%-lr: rank 1 has 0%.1, rank 0 0%.01\n" },
+            { "--seed=123456788", "--seed=123456789", "%-%-seed: rank 1 has 123456789, rank 0 123456788" },
+            { "--min-lr=0.001", "", "%-%-min%-lr: rank 1 has none, rank 0 0%.001\n" },
+            { "--context-parallel=2", "", "%-%-context%-parallel: rank 1 has 1, rank 0 2\n" },
+            { "", "--data=" .. other, "%-%-data: the processes have different data\n" },
+        } do
+            local text, code = differ(case[1], case[2])
+            assert.equal(2, code, text)
+            assert.is_truthy(text:find("train_gpt.lua: " .. case[3]), text)
+        end
+        local text, code = differ("--sample-tokens=0 --steps=1", "--keep=1 --steps=1")
+        assert.equal(0, code, text)
+    end)
+
     it("stops all where one is asked to, and goes on exactly there", function()
         if not processes.available() then pending "mpirun cannot start anything" end
         local code, text = together("stop=5 " .. options("parts", HARD))

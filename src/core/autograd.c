@@ -460,6 +460,7 @@ static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *
     te_float_mode mode = te_float_mode_begin();
     e->outer = ctx->engine;
     ctx->engine = e;
+    if (!e->outer) ctx->backwards++;
     e->records = grad_enabled;
     te_status status = TE_OK;
     for (int i = 0; i < n_outputs && status == TE_OK; i++) status = seed(e, outputs[i], seeds ? seeds[i] : NULL);

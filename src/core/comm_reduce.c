@@ -16,6 +16,9 @@ enum { BLOCK = 1024 }; /* elements whose sums stay in the first cache */
 #define STORE(to, type, expression)                                                                                   \
     for (int64_t i = 0; i < n; i++) ((type *)(to))[i] = (type)(expression);
 
+/* Integers end at the least and the largest of their type, as in operations. */
+#define BETWEEN(least, x, largest) ((x) < (least) ? (least) : (x) > (largest) ? (largest) : (x))
+
 static void load_float(float *to, const void *from, te_dtype dtype, int64_t n)
 {
     if (dtype == TE_BF16) LOAD(from, uint16_t, te_bf16_to_f32(x))
@@ -51,8 +54,8 @@ static void load_int64_t(int64_t *to, const void *from, te_dtype dtype, int64_t 
 
 static void store_int64_t(void *to, const int64_t *x, te_dtype dtype, int64_t n)
 {
-    if (dtype == TE_I32) STORE(to, int32_t, (uint32_t)x[i])
-    else if (dtype == TE_U8 || dtype == TE_BOOL) STORE(to, uint8_t, x[i])
+    if (dtype == TE_I32) STORE(to, int32_t, BETWEEN(INT32_MIN, x[i], INT32_MAX))
+    else if (dtype == TE_U8 || dtype == TE_BOOL) STORE(to, uint8_t, BETWEEN(0, x[i], UINT8_MAX))
     else memcpy(to, x, (size_t)n * sizeof *x);
 }
 
@@ -62,7 +65,6 @@ static void store_int64_t(void *to, const int64_t *x, te_dtype dtype, int64_t n)
 #define LARGER(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
 #define SMALLER(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
 #define PLUS(a, b) ((a) + (b))
-#define WRAPPING_PLUS(a, b) ((int64_t)((uint64_t)(a) + (uint64_t)(b)))
 
 #define EACH(expression) for (int64_t i = 0; i < n; i++) acc[i] = expression
 
@@ -86,9 +88,16 @@ static void store_int64_t(void *to, const int64_t *x, te_dtype dtype, int64_t n)
         store_##SUM(out, acc, dtype, n);                                                                              \
     }
 
+static int64_t saturating_plus(int64_t a, int64_t b)
+{
+    if (b > 0 && a > INT64_MAX - b) return INT64_MAX;
+    if (b < 0 && a < INT64_MIN - b) return INT64_MIN;
+    return a + b;
+}
+
 REDUCE(float, PLUS)
 REDUCE(double, PLUS)
-REDUCE(int64_t, WRAPPING_PLUS)
+REDUCE(int64_t, saturating_plus)
 
 static bool is_small_float(te_dtype dtype) { return dtype == TE_F32 || dtype == TE_BF16 || dtype == TE_F16; }
 

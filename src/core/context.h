@@ -93,6 +93,7 @@ struct te_context {
     struct te_graph *capture; /* a graph being recorded, NULL: none */
     struct te_profiler *profiler; /* a profile in progress, NULL: none */
     struct te_engine *engine; /* the backward pass in progress, NULL: none */
+    uint64_t backwards; /* counts backward passes, one within another not */
     te_node *dead_nodes; /* nodes waiting to be freed: release is iterative, so a long graph cannot overflow the
                             stack */
     bool     freeing_nodes;

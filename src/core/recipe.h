@@ -70,6 +70,8 @@ struct te_recipe_state {
                                 scale[TE_ROLE_WEIGHT] itself */
     te_tensor *weight_kept;  /* on devices: te_quantize_job.kept; NULL: none */
     bool weight_collected;   /* its amax counts in this step already */
+    uint64_t backward;       /* the last backward pass that a scale with a history took part in, as te_context.backwards
+                                counts them; 0: none */
     struct te_numerics *watched; /* numerics.h; NULL: nobody looks */
     struct te_product_host *host; /* of a C host's product (autocast.h); NULL: of a script's */
 };

@@ -69,6 +69,7 @@ static te_status take_factor(te_recipe_state *state, te_role role, te_device *de
     te_status status = settle(state, role, device);
     *factor = NULL;
     if (status != TE_OK) return status;
+    if (role == TE_ROLE_GRAD_OUTPUT) state->backward = ctx->backwards;
     te_tensor *own = current ? state->weight_scale : state->scale[role];
     if (role != TE_ROLE_GRAD_OUTPUT) *factor = take_recorded(&ctx->replayed_scales, use_of(state, role));
     if (!*factor)

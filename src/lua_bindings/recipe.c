@@ -11,6 +11,7 @@
  *     recipe_state_forget(state, gradients)
  *                                          ends one that failed: amaxes of inputs and of the weight are forgotten, or
  *                                          those of gradients
+ *     recipe_state_reached(state)          whether the last backward pass quantized a gradient with its scale
  *     recipe_state_tensors(state, role)    scale and history; nil without delayed scaling
  *     recipe_state_set(state, role, scale, history)
  *                                          copies of them
@@ -173,6 +174,13 @@ static int recipe_state_forget(lua_State *L)
     te_status status = te_recipe_state_forget(state, lua_toboolean(L, 2));
     te_lua_end(rt, call);
     return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
+}
+
+static int recipe_state_reached(lua_State *L)
+{
+    te_recipe_state *state = te_lua_check_recipe_state(L, 1, "recipe");
+    lua_pushboolean(L, state->backward == state->ctx->backwards && state->backward > 0);
+    return 1;
 }
 
 static int recipe_state_tensors(lua_State *L)
@@ -428,6 +436,7 @@ const luaL_Reg te_lua_recipe_functions[] = {
     {"recipe_state_use", recipe_state_use},
     {"recipe_states_update", recipe_states_update},
     {"recipe_state_forget", recipe_state_forget},
+    {"recipe_state_reached", recipe_state_reached},
     {"recipe_state_tensors", recipe_state_tensors},
     {"recipe_state_set", recipe_state_set},
     {"recipe_state_check", recipe_state_check},

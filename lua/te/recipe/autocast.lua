@@ -68,7 +68,7 @@ local function finish(scope, ok)
     if mode.replaying then return end
     local trains = core.grad_enabled() or scope.trains or mode.recording or scope.calibrating
     if not (trains and mode.products and (scope.enabled or scope.calibrating)) then return end
-    if ok then mode.products.update("input", "weight") else pcall(mode.products.forget) end
+    if ok then mode.products.end_step(scope) else pcall(mode.products.forget) end
 end
 
 local function swap(new)

@@ -14,21 +14,22 @@ local core = te._core
 local products = {}
 
 local ROLES = { "input", "weight", "grad_output" }
+local INPUT, WEIGHT, GRAD_OUTPUT = 1, 2, 3
 
 -- Products with delayed scaling, to be updated.
 local known = setmetatable({}, { __mode = "k" })
 
--- Groups of processes that share amaxes, in the order of their first use: { group =, used =, n =, numbers = }. Products
--- have numbers in the order of theirs. Those are what the processes agree on; which products the collector has taken
--- away is not.
-local sharing = {}
+-- By group of processes that share amaxes: { order = in which groups were first used, n =, numbers = }. Products have
+-- numbers from 1 to n in the order of their first use. Those are what the processes agree on; which products the
+-- collector has taken away is not, until it has in all of them.
+local sharing, groups = setmetatable({}, { __mode = "k" }), 0
 
 local function sharing_of(group)
-    for _, s in ipairs(sharing) do
-        if s.group == group then return s end
+    if not sharing[group] then
+        groups = groups + 1
+        sharing[group] = { order = groups, n = 0, numbers = setmetatable({}, { __mode = "k" }) }
     end
-    sharing[#sharing + 1] = { group = group, n = 0, numbers = setmetatable({}, { __mode = "k" }) }
-    return sharing[#sharing]
+    return sharing[group]
 end
 
 local function reduces(product)
@@ -47,7 +48,9 @@ local function make_known(product)
         s.n = s.n + 1
         s.numbers[product] = s.n
     end
-    s.used = s.used or not mode.replaying
+    if mode.replaying or not mode.step then return end
+    mode.step.shares = mode.step.shares or {}
+    mode.step.shares[product.group] = true
 end
 
 -- What the first of some recipes that says something says of backward, false where that is to quantize; nil: none does.
@@ -237,70 +240,112 @@ local function update(list, product, role)
     end
 end
 
--- The histories of a role by the numbers of their products in s.
-local function shared_histories(s, role)
-    local histories = {}
+local function reduces_role(product, role)
+    local rule = product.rules[role]
+    return rule and rule.reduce_amax
+end
+
+-- What a process says of the products of its group: the step's amaxes by number, 0 of one that has none, GONE of one
+-- that is no more here. Behind them the role, up and down, so that their largest tell whether all say the same. Also
+-- the histories by device: { numbers =, amaxes = }.
+local GONE = -1
+
+local function own_amaxes(group, s, role)
+    local values, devices = {}, {}
+    for number = 1, s.n do values[number] = GONE end
     for product, number in pairs(s.numbers) do
-        local rule = product.group == s.group and product.rules[role]
-        if rule and rule.reduce_amax then
-            local _, history = core.recipe_state_tensors(product.state, role)
-            histories[number] = history
+        values[number] = 0
+        if product.group == group and reduces_role(product, ROLES[role]) then
+            local _, history = core.recipe_state_tensors(product.state, ROLES[role])
+            local list = devices[history.device] or { numbers = {}, amaxes = {} }
+            devices[history.device] = list
+            table.insert(list.numbers, number)
+            table.insert(list.amaxes, history:narrow(1, 1, 1))
         end
     end
-    return histories
+    for _, list in pairs(devices) do
+        for k, amax in ipairs(te.cat(list.amaxes):totable()) do values[list.numbers[k]] = amax end
+    end
+    values[s.n + 1], values[s.n + 2] = role, -role
+    return values, devices
 end
 
--- Numbers and amaxes of histories, those of a device together.
-local function by_device(histories)
-    local lists = {}
-    for number, history in pairs(histories) do
-        local list = lists[history.device] or { numbers = {}, amaxes = {} }
-        lists[history.device] = list
-        table.insert(list.numbers, number)
-        table.insert(list.amaxes, history:narrow(1, 1, 1))
+-- Takes away the numbers of products that are no more in any process, and lets those behind them move up.
+local function renumber(s, largest)
+    local kept, moved = 0, {}
+    for number = 1, s.n do
+        if largest[number] ~= GONE then
+            kept = kept + 1
+            moved[number] = kept
+        end
     end
-    return lists
+    if kept == s.n then return end
+    s.n = kept
+    for product, number in pairs(s.numbers) do s.numbers[product] = moved[number] end
 end
 
--- The step's amaxes of a group's products become the largest of all its processes. A product that is no more here has
--- an amax of 0. They travel from the host, since histories of what has not run yet lie there.
-local function share(s, role)
-    local lists = by_device(shared_histories(s, role))
-    local all = te.zeros({ s.n }, { dtype = "float32", device = "cpu" })
-    for _, list in pairs(lists) do
-        local amaxes = te.cat(list.amaxes):to "cpu"
-        for k, number in ipairs(list.numbers) do all:narrow(1, number, 1):copy_(amaxes:narrow(1, k, 1)) end
+-- The step's amaxes of a group's products become the largest of all its processes. They travel from the host, since
+-- histories of what has not run yet lie there.
+local function share(group, role)
+    local s = sharing[group]
+    local values, devices = own_amaxes(group, s, role)
+    local all = group:all_reduce_(te.tensor(values, { dtype = "float32", device = "cpu" }), "max")
+    local largest = all:totable()
+    local most, least = largest[s.n + 1], -largest[s.n + 2]
+    if most ~= least then
+        fail("te.recipe: option reduce_amax: the processes differ: rank %d shares the amaxes of %s, another those of "
+            .. "%s", group.rank, ROLES[role], ROLES[most ~= role and most or least])
     end
-    s.group:all_reduce_(all, "max")
-    for device, list in pairs(lists) do
-        local largest = {}
-        for k, number in ipairs(list.numbers) do largest[k] = all:narrow(1, number, 1) end
-        local there = te.cat(largest):to(device)
+    for device, list in pairs(devices) do
+        local parts = {}
+        for k, number in ipairs(list.numbers) do parts[k] = all:narrow(1, number, 1) end
+        local there = te.cat(parts):to(device)
         for k, amax in ipairs(list.amaxes) do amax:copy_(there:narrow(1, k, 1)) end
     end
+    renumber(s, largest)
 end
 
--- Forward concerns the groups that it used, so that one process may run another model alone; backward may come later,
--- and more than once.
-local function share_all(...)
-    for _, s in ipairs(sharing) do
-        for i = 1, select("#", ...) do
-            local role = select(i, ...)
-            if s.used or role == "grad_output" then share(s, role) end
+-- The groups whose products the last backward pass has reached.
+local function reached()
+    local found = {}
+    for product in pairs(known) do
+        if product.group and reduces_role(product, "grad_output") and core.recipe_state_reached(product.state) then
+            found[product.group] = true
         end
-        if (...) ~= "grad_output" then s.used = false end
+    end
+    return found
+end
+
+-- A step concerns the groups that it has used, so that one process may run another model alone.
+local function share_all(used, first_role, last_role)
+    local order = {}
+    for group in pairs(used) do order[#order + 1] = group end
+    table.sort(order, function(a, b) return sharing[a].order < sharing[b].order end)
+    for _, group in ipairs(order) do
+        for role = first_role, last_role do share(group, role) end
     end
 end
 
---- The end of a step for the given roles of all products. On a device one kernel makes all updates.
-function products.update(...)
-    if sharing[1] then te.no_grad(share_all, ...) end
+local function update_all(...)
     local list, problem = {}, nil
     for product in pairs(known) do
         for i = 1, select("#", ...) do problem = update(list, product, (select(i, ...))) or problem end
     end
     core.recipe_states_update(list)
     if problem ~= nil then error(problem, 0) end
+end
+
+--- The end of a step, the outermost te.autocast `scope`: new scales for inputs and weights of all products. On a device
+--- one kernel makes all updates.
+function products.end_step(scope)
+    if scope.shares then te.no_grad(share_all, scope.shares, INPUT, WEIGHT) end
+    update_all("input", "weight")
+end
+
+--- The end of a backward pass: likewise for gradients.
+function products.end_backward()
+    if next(sharing) then te.no_grad(share_all, reached(), GRAD_OUTPUT, GRAD_OUTPUT) end
+    update_all "grad_output"
 end
 
 --- The end of a step that failed: of all products, the amaxes of inputs and weights are forgotten, or where it was a

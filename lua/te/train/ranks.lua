@@ -5,6 +5,7 @@
 -- was started alone is rank 0 of one, and none of this costs it anything.
 
 local te = require "te"
+local options = require "te.options"
 
 local Ranks = {}
 Ranks.__index = Ranks
@@ -66,6 +67,65 @@ end
 
 function Ranks:barrier()
     if self.size > 1 then self.group:barrier() end
+end
+
+-- Texts by name as one: lengths tell where each begins.
+local function packed(texts)
+    local parts = {}
+    for _, name in ipairs(options.names(texts)) do
+        parts[#parts + 1] = ("%d:%s%d:%s"):format(#name, name, #texts[name], texts[name])
+    end
+    return table.concat(parts)
+end
+
+local function unpacked(text)
+    local texts, at = {}, 1
+    local function read()
+        local length, last = text:match("^(%d+):()", at)
+        at = last + length
+        return text:sub(last, at - 1)
+    end
+    while at <= #text do
+        local name = read()
+        texts[name] = read()
+    end
+    return texts
+end
+
+-- One text of every process, by its rank.
+local function gather(group, text)
+    local longest = group:all_reduce(te.tensor({ #text }, { dtype = "int32", device = "cpu" }), "max"):item()
+    local bytes = { #text }
+    for i = 1, longest do bytes[i + 1] = text:byte(i) or 0 end
+    local all = group:all_gather(te.tensor({ bytes }, { dtype = "int32", device = "cpu" })):totable()
+    for rank, list in ipairs(all) do
+        local length = list[1]
+        for i = 1, length do list[i] = string.char(list[i + 1]) end
+        all[rank] = table.concat(list, "", 1, length)
+    end
+    return all
+end
+
+--- The first of texts, which go by names, that another process has otherwise than rank 0: its name, the rank, and both
+--- texts, "none" of one that is not there; nil where all are alike. All processes call it and get the same answer.
+---@param texts table<string, string>
+---@return string|nil name
+---@return integer|nil rank
+---@return string|nil text
+---@return string|nil first  that of rank 0
+function Ranks:difference(texts)
+    if self.size == 1 then return end
+    local all = gather(self.group, packed(texts))
+    for rank = 1, #all - 1 do
+        if all[rank + 1] ~= all[1] then
+            local here, first, names = unpacked(all[rank + 1]), unpacked(all[1]), {}
+            for name in pairs(here) do names[name] = true end
+            for name in pairs(first) do names[name] = true end
+            for _, name in ipairs(options.names(names)) do
+                if here[name] ~= first[name] then return name, rank, here[name] or "none", first[name] or "none" end
+            end
+        end
+    end
 end
 
 --- "cuda" on a machine of several devices: each process has its own.

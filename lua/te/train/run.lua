@@ -72,7 +72,7 @@ function run.run(main, ...)
     end, ...)
     if not ok and result.message then
         io.stdout:flush()
-        io.stderr:write(result.message, "\n")
+        io.stderr:write(result.message .. "\n") -- at once: several processes may write to the same place
     end
     os.exit(ok and (result or run.exit.ok) or result.code, true)
 end

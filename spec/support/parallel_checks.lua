@@ -192,7 +192,15 @@ do
     end
     step(world.rank == 0 and 100 or 50)
     te.no_grad(forward, shared, world)
-    if world.rank == 0 then forward(own):sum():backward() end
+    if world.rank == 0 then
+        forward(own):sum():backward()
+        local others = te.Sequential(te.Linear(32, 32))
+        forward(function(x) return others:explain(x) end, world)
+        te.no_grad(forward, te.Linear(32, 32), world)
+    end
+    te.autocast({ recipe = recipe, group = world }, function()
+        (te.Linear(32, 32)(te.ones { 16, 32 }) + shared(te.ones { 16, 32 })):sum():backward()
+    end)
     local state = shared:state_dict()
     for _, name in ipairs { "input_scale", "weight_scale", "grad_output_scale" } do
         local all = world:all_gather(state[name]):totable()

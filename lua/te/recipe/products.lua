@@ -20,8 +20,8 @@ local INPUT, WEIGHT, GRAD_OUTPUT = 1, 2, 3
 local known = setmetatable({}, { __mode = "k" })
 
 -- By group of processes that share amaxes: { order = in which groups were first used, n =, numbers = }. Products have
--- numbers from 1 to n in the order of their first use. Those are what the processes agree on; which products the
--- collector has taken away is not, until it has in all of them.
+-- numbers from 1 to n in the order of their first use in a step. Those are what the processes agree on; which products
+-- the collector has taken away is not, until it has in all of them.
 local sharing, groups = setmetatable({}, { __mode = "k" }), 0
 
 local function sharing_of(group)
@@ -39,18 +39,33 @@ local function reduces(product)
     return false
 end
 
+-- The step in progress uses a product of a group; it stays in a list until it has a number.
+local function note_use(step, product)
+    step.shares = step.shares or {}
+    local list = step.shares[product.group] or {}
+    step.shares[product.group] = list
+    if sharing_of(product.group).numbers[product] or list[product] then return end
+    list[#list + 1], list[product] = product, true
+end
+
+-- Gives numbers to products that a step has used. What one process alone evaluates or explains has none.
+local function number(shares)
+    for group, list in pairs(shares) do
+        local s = sharing_of(group)
+        for _, product in ipairs(list) do
+            if not s.numbers[product] then
+                s.n = s.n + 1
+                s.numbers[product] = s.n
+            end
+        end
+        shares[group] = {}
+    end
+end
+
 local function make_known(product)
     known[product], mode.products = true, products
     product.group = mode.group and mode.group.size > 1 and reduces(product) and mode.group or nil
-    if not product.group then return end
-    local s = sharing_of(product.group)
-    if not s.numbers[product] then
-        s.n = s.n + 1
-        s.numbers[product] = s.n
-    end
-    if mode.replaying or not mode.step then return end
-    mode.step.shares = mode.step.shares or {}
-    mode.step.shares[product.group] = true
+    if product.group and mode.step and not mode.replaying then note_use(mode.step, product) end
 end
 
 -- What the first of some recipes that says something says of backward, false where that is to quantize; nil: none does.
@@ -338,12 +353,16 @@ end
 --- The end of a step, the outermost te.autocast `scope`: new scales for inputs and weights of all products. On a device
 --- one kernel makes all updates.
 function products.end_step(scope)
-    if scope.shares then te.no_grad(share_all, scope.shares, INPUT, WEIGHT) end
+    if scope.shares then
+        number(scope.shares)
+        te.no_grad(share_all, scope.shares, INPUT, WEIGHT)
+    end
     update_all("input", "weight")
 end
 
---- The end of a backward pass: likewise for gradients.
+--- The end of a backward pass, maybe inside of a step: likewise for gradients.
 function products.end_backward()
+    if mode.step and mode.step.shares then number(mode.step.shares) end
     if next(sharing) then te.no_grad(share_all, reached(), GRAD_OUTPUT, GRAD_OUTPUT) end
     update_all "grad_output"
 end

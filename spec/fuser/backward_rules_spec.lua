@@ -224,8 +224,9 @@ describe("a backward fusion", function()
         -- Bytes of three steps, whose amaxes grow, and of what recipes remember then.
         local function train(recipe)
             te.manual_seed(7)
-            local seq = te.Sequential(te.Linear(32, 32), te.ConstantScale(2), te.ConstantScale(3))
-            local texts = {}
+            -- on a device the order of a bias gradient's sums depends on the kernel
+            local linear = te.Linear(32, 32, { bias = te.get_default_device() == "cpu" })
+            local seq, texts = te.Sequential(linear, te.ConstantScale(2), te.ConstantScale(3)), {}
             for step = 1, 3 do
                 seq:zero_grad()
                 local x, dy = te.randn { 32, 32 } * (5 * step), te.randn { 32, 32 }
@@ -233,7 +234,7 @@ describe("a backward fusion", function()
                 local y = te.autocast({ recipe = recipe }, seq, x)
                 te.manual_seed(step)
                 y:backward(dy)
-                for _, t in ipairs { y, x.grad, seq[1].weight.grad, seq[1].bias.grad } do
+                for _, t in ipairs { y, x.grad, linear.weight.grad, linear.bias and linear.bias.grad } do
                     texts[#texts + 1] = products.bytes_of(t)
                 end
             end

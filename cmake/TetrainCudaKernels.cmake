@@ -36,7 +36,7 @@ if(TE_NVCC)
     COMMAND ${CMAKE_COMMAND} -E make_directory ${folder}
     COMMAND cuda_sources ${folder} DEPENDS cuda_sources VERBATIM)
   add_custom_target(cuda_kernels)
-  foreach(arch sm_80 sm_90a sm_100)
+  foreach(arch sm_80 sm_89 sm_90a sm_100)
     add_custom_target(cuda_kernels_${arch}
       COMMAND ${CMAKE_COMMAND} -DNVCC=${TE_NVCC} -DFOLDER=${folder} -DARCH=${arch} -P ${CMAKE_CURRENT_LIST_FILE}
       COMMENT "Compiling CUDA kernels for ${arch} with nvcc" VERBATIM)

@@ -17,20 +17,22 @@ enum {
     PART = 1 << 15,          /* elements */
     PIECE = 512,             /* indices that are checked and used at a time */
     LONGEST_RUN = 1 << 15,   /* elements; longer ones are rows, which threads share */
-    NARROW = 8               /* a row that hardly is one */
+    NARROW = 32              /* a row too short for a loop of its own */
 };
 
 /* The walk over index's elements: outer dimensions, then the row, which is the last one. */
 typedef struct walk {
     const te_view *whole, *part, *index; /* `whole` is indexed along dim; part has index's shape */
     int            dim;
-    bool           adds; /* of a scatter: to what is there, else in its place */
+    bool           adds;    /* of a scatter: to what is there, else in its place */
+    bool           checked; /* of a gather: all indices are inside */
     int            ndim;
     int64_t        shape[TE_MAX_DIMS], to[TE_MAX_DIMS], from[TE_MAX_DIMS], at[TE_MAX_DIMS]; /* steps of part, whole,
                                                                                               index */
     int            along_dim; /* which of these is dim; -1: it is left out */
     int64_t        along;     /* step of whole along dim */
-    int64_t        run;       /* elements side by side to which an index applies */
+    int64_t        run;       /* elements side by side to which an index applies; or */
+    int64_t        columns;   /* elements of a short row, the dimension behind the last one, whose indices go on */
     int64_t        row, rows;
     int64_t        piece;     /* elements or runs of a row that are looked at together */
 } walk;
@@ -83,33 +85,21 @@ static void add_dim(walk *w, int64_t n, int64_t to, int64_t from, int64_t at, bo
     w->at[last] = at;
 }
 
-static void swap_dims(walk *w, int a, int b)
-{
-    int64_t *all[] = {w->shape, w->to, w->from, w->at};
-    for (int i = 0; i < 4; i++) {
-        int64_t kept = all[i][a];
-        all[i][a] = all[i][b];
-        all[i][b] = kept;
-    }
-    w->along_dim = w->along_dim == a ? b : w->along_dim == b ? a : w->along_dim;
-}
-
 static void count_rows(walk *w)
 {
     if (w->ndim == 0) w->shape[w->ndim++] = 1, w->to[0] = w->from[0] = w->at[0] = 0;
     w->row = w->shape[w->ndim - 1];
     w->rows = 1;
-    w->piece = w->run < PART / PIECE ? PIECE : w->run < PART ? PART / w->run : 1;
+    w->piece = w->run < PART / PIECE ? PIECE / w->columns : w->run < PART ? PART / w->run : 1;
     for (int d = 0; d + 1 < w->ndim; d++) w->rows *= w->shape[d];
 }
 
-/* The order of dimensions is free: what is added to one element only differs along dim. */
 static void plan_walk(walk *w, int64_t longest_run)
 {
     const te_view *index = w->index;
     w->ndim = 0;
     w->along_dim = -1;
-    w->run = 1;
+    w->run = w->columns = 1;
     w->along = w->whole->stride[w->dim];
     for (int d = 0; d < index->ndim; d++)
         add_dim(w, index->shape[d], w->part->stride[d], d == w->dim ? 0 : w->whole->stride[d], index->stride[d],
@@ -120,8 +110,10 @@ static void plan_walk(walk *w, int64_t longest_run)
         w->run = w->shape[last];
         w->ndim = last--;
     }
-    for (int d = 0; d < last && w->shape[last] <= NARROW; d++)
-        if (w->shape[d] > NARROW * w->shape[last]) swap_dims(w, d, last);
+    if (last > 0 && w->run == 1 && w->shape[last] <= NARROW && w->at[last - 1] == w->shape[last] * w->at[last]) {
+        w->columns = w->shape[last];
+        w->ndim = last;
+    }
     count_rows(w);
 }
 
@@ -133,7 +125,7 @@ typedef struct unit {
     int64_t first, end;
 } unit;
 
-static int64_t part_of_row(const walk *w) { return w->run < PART ? PART / w->run : 1; }
+static int64_t part_of_row(const walk *w) { return w->run < PART ? PART / w->run / w->columns : 1; }
 
 static int64_t units_of_row(const walk *w) { return (w->row + part_of_row(w) - 1) / part_of_row(w); }
 
@@ -213,7 +205,7 @@ static bool all_inside(te_exec *exec, const te_view *index, int64_t bound)
     te_view once = *index, whole = {.shape = {bound}};
     for (int d = 0; d < once.ndim; d++)
         if (once.stride[d] == 0 && once.shape[d] > 0) once.shape[d] = 1;
-    walk w = {.whole = &whole, .part = &once, .index = &once, .ndim = 0, .along_dim = -1, .run = 1};
+    walk w = {.whole = &whole, .part = &once, .index = &once, .ndim = 0, .along_dim = -1, .run = 1, .columns = 1};
     for (int d = 0; d < once.ndim; d++) add_dim(&w, once.shape[d], 0, 0, once.stride[d], false);
     count_rows(&w);
     int       threads = even_threads(exec, w.rows * w.row);
@@ -277,41 +269,54 @@ typedef struct piece {
     const int64_t *index;
     int64_t        n, part, whole; /* offsets */
     int64_t        to, from, along;
+    int64_t        columns, column_to, column_from;
 } piece;
 
 static piece piece_at(const walk *w, const cursor *row, int64_t at, int64_t end, int64_t *room)
 {
-    int     last = w->ndim - 1;
+    int     last = w->ndim - 1, each = w->columns > 1 ? last + 1 : last;
     int64_t n = end - at < w->piece ? end - at : w->piece;
-    return (piece){.index = indices_at(w->index, row->index + at * w->at[last], w->at[last], n, room),
+    return (piece){.index = indices_at(w->index, row->index + at * w->at[last], w->at[each], n * w->columns, room),
                    .n = n,
                    .part = row->part + at * w->to[last],
                    .whole = row->whole + at * w->from[last],
                    .to = w->to[last],
                    .from = w->from[last],
-                   .along = w->along};
+                   .along = w->along,
+                   .columns = w->columns,
+                   .column_to = w->to[each],
+                   .column_from = w->from[each]};
 }
 
 #define GATHER_EACH(type)                                                                                            \
     {                                                                                                                \
         type       *y = (type *)out + p->part;                                                                       \
         const type *x = (const type *)in + p->whole;                                                                 \
-        if (p->to == 1 && p->along == 1)                                                                             \
-            for (int64_t i = 0; i < p->n; i++) y[i] = x[i * p->from + p->index[i]];                                  \
+        if (columns > 1)                                                                                             \
+            for (int64_t i = 0; i < n; i++, index += columns)                                                        \
+                for (int64_t c = 0; c < columns; c++)                                                                \
+                    y[i * to + c * each_to] = x[i * from + c * each_from + index[c] * along];                        \
+        else if (to == 1 && from == 0 && along == 1)                                                                 \
+            for (int64_t i = 0; i < n; i++) y[i] = x[index[i]];                                                      \
         else                                                                                                         \
-            for (int64_t i = 0; i < p->n; i++) y[i * p->to] = x[i * p->from + p->index[i] * p->along];               \
+            for (int64_t i = 0; i < n; i++) y[i * to] = x[i * from + index[i] * along];                              \
     }                                                                                                                \
     break
 
-static void gather_piece(const piece *p, int64_t run, void *out, const void *in, int log2_size)
+static void gather_runs(const piece *p, int64_t bytes, char *y, const char *x, int log2_size)
 {
-    if (run > 1) {
-        char       *y = (char *)out + (p->part << log2_size);
-        const char *x = (const char *)in + (p->whole << log2_size);
-        int64_t     to = p->to << log2_size, from = p->from << log2_size, along = p->along << log2_size;
-        for (int64_t i = 0; i < p->n; i++) move_run(y + i * to, x + i * from + p->index[i] * along, run << log2_size);
-        return;
-    }
+    const int64_t *index = p->index;
+    int64_t        n = p->n, to = p->to << log2_size, from = p->from << log2_size, along = p->along << log2_size;
+    y += p->part << log2_size;
+    x += p->whole << log2_size;
+    for (int64_t i = 0; i < n; i++) move_run(y + i * to, x + i * from + index[i] * along, bytes);
+}
+
+static void gather_piece(const piece *p, void *out, const void *in, int log2_size)
+{
+    const int64_t *index = p->index;
+    int64_t        n = p->n, to = p->to, from = p->from, along = p->along;
+    int64_t        columns = p->columns, each_to = p->column_to, each_from = p->column_from;
     switch (log2_size) {
     case 0: GATHER_EACH(uint8_t);
     case 1: GATHER_EACH(uint16_t);
@@ -332,7 +337,8 @@ static void gather_long_run(const walk *w, const unit *u)
 static bool is_long_run(const walk *w)
 {
     int last = w->ndim - 1;
-    return w->run == 1 && last != w->along_dim && w->at[last] == 0 && w->from[last] == 1 && w->to[last] == 1;
+    return w->run == 1 && w->columns == 1 && last != w->along_dim && w->at[last] == 0 && w->from[last] == 1 &&
+           w->to[last] == 1;
 }
 
 static void gather_units(void *context, int64_t first, int64_t end, int thread)
@@ -347,21 +353,32 @@ static void gather_units(void *context, int64_t first, int64_t end, int thread)
     for (int64_t i = first; i < end && !te_cpu_stopping(job->exec) && !is_outside(job); i++, to_next_unit(w, &u)) {
         for (int64_t at = u.first; at < u.end; at += w->piece) {
             piece p = piece_at(w, &u.row, at, long_run ? at + 1 : u.end, room);
-            if (!all_within(p.index, p.n, bound)) {
+            if (!w->checked && !all_within(p.index, p.n * p.columns, bound)) {
                 note_outside(job);
                 return;
             }
             if (long_run) break;
-            gather_piece(&p, w->run, w->part->data, w->whole->data, log2_size);
+            if (w->run > 1) gather_runs(&p, w->run << log2_size, w->part->data, w->whole->data, log2_size);
+            else gather_piece(&p, w->part->data, w->whole->data, log2_size);
         }
         if (long_run) gather_long_run(w, &u);
     }
 }
 
+/* Whether an index serves several elements, which then are looked at again and again. */
+static bool is_spread(const te_view *index)
+{
+    bool spread = false;
+    for (int d = 0; d < index->ndim; d++) spread |= index->stride[d] == 0 && index->shape[d] > 1;
+    return spread;
+}
+
 static bool gather_all(te_exec *exec, walk *w)
 {
     plan_walk(w, LONGEST_RUN);
-    int       threads = even_threads(exec, w->rows * w->row * w->run);
+    w->checked = w->run < w->row && is_spread(w->index);
+    if (w->checked && !all_inside(exec, w->index, w->whole->shape[w->dim])) return false;
+    int       threads = even_threads(exec, w->rows * w->row * w->run * w->columns);
     index_job job = {.exec = exec, .w = w};
     int64_t   units = w->rows * units_of_row(w);
     te_cpu_loop(exec, threads, units, te_cpu_even_grain(units, threads), gather_units, &job);
@@ -433,8 +450,10 @@ static void add_element(const te_copy_blocks *blocks, te_dtype dtype, void *dst,
 static void add_others(const te_copy_blocks *blocks, const walk *w, const piece *p, const share *s)
 {
     te_dtype dtype = w->whole->dtype;
-    for (int64_t i = 0; i < p->n; i++) {
-        int64_t target = p->index[i], to = p->whole + i * p->from + target * p->along, from = p->part + i * p->to;
+    for (int64_t k = 0; k < p->n * p->columns; k++) {
+        int64_t target = p->index[k], i = k / p->columns, column = k % p->columns;
+        int64_t to = p->whole + i * p->from + column * p->column_from + target * p->along;
+        int64_t from = p->part + i * p->to + column * p->column_to;
         if (target < s->low || target >= s->high) continue;
         for (int64_t c = s->run_first; c < s->run_end; c++)
             add_element(blocks, dtype, te_element(w->whole->data, dtype, to + c),
@@ -446,18 +465,24 @@ static void add_others(const te_copy_blocks *blocks, const walk *w, const piece 
     {                                                                                                                \
         type       *y = (type *)w->whole->data + p->whole;                                                           \
         const type *x = (const type *)w->part->data + p->part;                                                       \
-        for (int64_t i = 0; i < p->n; i++)                                                                           \
-            if ((uint64_t)(p->index[i] - s->low) < owned) y[i * p->from + p->index[i] * p->along] OP x[i * p->to];   \
+        if (columns > 1)                                                                                             \
+            for (int64_t i = 0; i < n; i++, index += columns)                                                        \
+                for (int64_t c = 0; c < columns; c++) {                                                              \
+                    if ((uint64_t)(index[c] - low) >= owned) continue;                                               \
+                    y[i * from + c * each_from + index[c] * along] OP x[i * to + c * each_to];                       \
+                }                                                                                                    \
+        else                                                                                                         \
+            for (int64_t i = 0; i < n; i++)                                                                          \
+                if ((uint64_t)(index[i] - low) < owned) y[i * from + index[i] * along] OP x[i * to];                 \
     }                                                                                                                \
     return
 
 #define ADD_RUNS(type)                                                                                               \
-    for (int64_t i = 0; i < p->n; i++) {                                                                             \
-        int64_t target = p->index[i];                                                                                \
-        if ((uint64_t)(target - s->low) >= owned) continue;                                                          \
-        type       *y = (type *)w->whole->data + p->whole + i * p->from + target * p->along;                         \
-        const type *x = (const type *)w->part->data + p->part + i * p->to;                                           \
-        _Pragma("omp simd") for (int64_t c = s->run_first; c < s->run_end; c++) y[c] += x[c];                        \
+    for (int64_t i = 0; i < n; i++) {                                                                                \
+        if ((uint64_t)(index[i] - low) >= owned) continue;                                                           \
+        type       *y = (type *)w->whole->data + p->whole + i * from + index[i] * along + s->run_first;              \
+        const type *x = (const type *)w->part->data + p->part + i * to + s->run_first;                               \
+        _Pragma("omp simd") for (int64_t c = 0; c < run; c++) y[c] += x[c];                                          \
     }                                                                                                                \
     return
 
@@ -467,7 +492,10 @@ static void add_others(const te_copy_blocks *blocks, const walk *w, const piece 
 
 static void add_piece(const te_copy_blocks *blocks, const walk *w, const piece *p, const share *s)
 {
-    uint64_t owned = (uint64_t)(s->high - s->low);
+    const int64_t *index = p->index;
+    int64_t  n = p->n, to = p->to, from = p->from, along = p->along, low = s->low, run = s->run_end - s->run_first;
+    int64_t  columns = p->columns, each_to = p->column_to, each_from = p->column_from;
+    uint64_t owned = (uint64_t)(s->high - low);
     switch (w->whole->dtype) {
     case TE_F32: ADD(float);
     case TE_F64: ADD(double);
@@ -490,7 +518,10 @@ static void store_runs(const walk *w, const piece *p, const share *s)
 
 static void store_piece(const walk *w, const piece *p, const share *s)
 {
-    uint64_t owned = (uint64_t)(s->high - s->low);
+    const int64_t *index = p->index;
+    int64_t        n = p->n, to = p->to, from = p->from, along = p->along, low = s->low;
+    int64_t        columns = p->columns, each_to = p->column_to, each_from = p->column_from;
+    uint64_t       owned = (uint64_t)(s->high - low);
     if (w->run > 1) {
         store_runs(w, p, s);
         return;
@@ -543,9 +574,10 @@ static void scatter_all(te_exec *exec, walk *w)
 {
     plan_walk(w, INT64_MAX);
     /* Rows are independent of each other when dim is not among their dimensions, columns when it is. */
-    int64_t shares = even_threads(exec, w->rows * w->row * w->run), columns = w->run > 1 ? w->run : w->row;
-    bool    in_row = w->along_dim == w->ndim - 1 || w->along_dim < 0, by_row = in_row && w->rows >= shares;
-    bool    by_column = !by_row && (w->run > 1 || !in_row) && columns >= 16;
+    int64_t shares = even_threads(exec, w->rows * w->row * w->run * w->columns), across = w->run > 1 ? w->run : w->row;
+    bool    in_row = w->along_dim == w->ndim - 1, by_row = (in_row || w->along_dim < 0 || w->along_dim == w->ndim) &&
+                                                         w->rows >= shares;
+    bool    by_column = !by_row && (w->run > 1 || !in_row) && across >= 16;
     index_job job = {.exec = exec, .w = w, .shares = shares, .by_row = by_row, .by_column = by_column};
     te_cpu_loop(exec, (int)shares, shares, 1, scatter_shares, &job);
 }

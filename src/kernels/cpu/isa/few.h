@@ -4,7 +4,7 @@
  */
 #include "kernels/elementary.h"
 
-enum { ROOM = 64, STEP = 16 };
+enum { ROOM = TE_FEW_SORTED, STEP = 16 };
 
 /* Turns signs; whether there is a NaN. */
 static bool turn_signs(float *v, int64_t n, float sign)
@@ -60,7 +60,7 @@ static bool few_of(int32_t *best, int64_t k, float *v, int64_t n, float sign)
     float   value[ROOM];
     int32_t where[ROOM + 1], before[ROOM] = {0};
     if (turn_signs(v, n, sign)) return false;
-    int m = find_reaching(where, v, n, n > TE_FEW ? reached_by(v, n, k) : -TE_INFINITY);
+    int m = find_reaching(where, v, n, n > TE_FEW && k < n ? reached_by(v, n, k) : -TE_INFINITY);
     if (m > ROOM) return false;
     int whole = (m + STEP - 1) / STEP * STEP;
     for (int c = 0; c < whole; c++) value[c] = c < m ? v[where[c]] : -TE_INFINITY;

@@ -272,10 +272,10 @@ typedef struct piece {
     int64_t        columns, column_to, column_from;
 } piece;
 
-static piece piece_at(const walk *w, const cursor *row, int64_t at, int64_t end, int64_t *room)
+static piece piece_at(const walk *w, const cursor *row, int64_t at, int64_t end, int64_t most, int64_t *room)
 {
     int     last = w->ndim - 1, each = w->columns > 1 ? last + 1 : last;
-    int64_t n = end - at < w->piece ? end - at : w->piece;
+    int64_t n = end - at < most ? end - at : most;
     return (piece){.index = indices_at(w->index, row->index + at * w->at[last], w->at[each], n * w->columns, room),
                    .n = n,
                    .part = row->part + at * w->to[last],
@@ -325,6 +325,34 @@ static void gather_piece(const piece *p, void *out, const void *in, int log2_siz
     }
 }
 
+/* Whether indices count down, as of a dimension that is turned round. */
+static bool counts_down(const int64_t *index, int64_t n)
+{
+    uint64_t other = 0, first = (uint64_t)index[0];
+    if (index[n - 1] != index[0] - (n - 1)) return false;
+    for (int64_t i = 0; i < n; i++) other |= (uint64_t)index[i] + (uint64_t)i - first;
+    return n > 1 && other == 0;
+}
+
+#define TURN_ROUND(type)                                                                \
+    {                                                                                   \
+        type       *y = (type *)out + p->part;                                          \
+        const type *x = (const type *)in + p->whole + p->index[0];                      \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = x[-i];               \
+    }                                                                                   \
+    break
+
+static void turn_round(const piece *p, void *out, const void *in, int log2_size)
+{
+    int64_t n = p->n;
+    switch (log2_size) {
+    case 0: TURN_ROUND(uint8_t);
+    case 1: TURN_ROUND(uint16_t);
+    case 2: TURN_ROUND(uint32_t);
+    default: TURN_ROUND(uint64_t);
+    }
+}
+
 /* Of a row that has one index and lies side by side. */
 static void gather_long_run(const walk *w, const unit *u)
 {
@@ -341,24 +369,37 @@ static bool is_long_run(const walk *w)
            w->to[last] == 1;
 }
 
+/* The same, once for all rows whose indices are the same memory. */
+static bool is_turned(const piece *p, piece *known)
+{
+    if (known->index == p->index && known->n == p->n) return known->from != 0;
+    *known = (piece){.index = p->index, .n = p->n, .from = counts_down(p->index, p->n)};
+    return known->from != 0;
+}
+
 static void gather_units(void *context, int64_t first, int64_t end, int thread)
 {
     index_job  *job = context;
     const walk *w = job->w;
     int64_t     room[PIECE], bound = w->whole->shape[w->dim];
-    bool        long_run = is_long_run(w);
+    int         last = w->ndim - 1;
+    bool        long_run = is_long_run(w), plain = w->to[last] == 1 && w->from[last] == 0 && w->along == 1;
+    bool        may_turn = plain && w->columns == 1 && w->checked && w->at[last] == 1 && w->index->dtype == TE_I64;
+    int64_t     most = may_turn ? PART : w->piece;
+    piece       known = {.index = NULL};
     int         log2_size = te_dtype_log2_size(w->whole->dtype);
     unit        u = unit_at(w, first);
     (void)thread;
     for (int64_t i = first; i < end && !te_cpu_stopping(job->exec) && !is_outside(job); i++, to_next_unit(w, &u)) {
-        for (int64_t at = u.first; at < u.end; at += w->piece) {
-            piece p = piece_at(w, &u.row, at, long_run ? at + 1 : u.end, room);
+        for (int64_t at = u.first; at < u.end; at += most) {
+            piece p = piece_at(w, &u.row, at, long_run ? at + 1 : u.end, most, room);
             if (!w->checked && !all_within(p.index, p.n * p.columns, bound)) {
                 note_outside(job);
                 return;
             }
             if (long_run) break;
             if (w->run > 1) gather_runs(&p, w->run << log2_size, w->part->data, w->whole->data, log2_size);
+            else if (may_turn && is_turned(&p, &known)) turn_round(&p, w->part->data, w->whole->data, log2_size);
             else gather_piece(&p, w->part->data, w->whole->data, log2_size);
         }
         if (long_run) gather_long_run(w, &u);
@@ -539,7 +580,7 @@ static void scatter_row(te_exec *exec, const walk *w, const cursor *row, const s
     const te_copy_blocks *blocks = te_copy_blocks_of(exec);
     int64_t               room[PIECE];
     for (int64_t at = s->first; at < s->end && !te_cpu_stopping(exec); at += w->piece) {
-        piece p = piece_at(w, row, at, s->end, room);
+        piece p = piece_at(w, row, at, s->end, w->piece, room);
         if (w->adds) add_piece(blocks, w, &p, s);
         else store_piece(w, &p, s);
     }

@@ -264,7 +264,7 @@ static inline void move_run(char *d, const char *s, int64_t bytes)
     }
 }
 
-/* n elements or runs of a row, which begin at these places; steps of what is at index[0], from which on they count. */
+/* n runs of a row, or n lines of so many columns, which are elements with an index each, from these places on. */
 typedef struct piece {
     const int64_t *index;
     int64_t        n, part, whole; /* offsets */
@@ -275,31 +275,28 @@ typedef struct piece {
 static piece piece_at(const walk *w, const cursor *row, int64_t at, int64_t end, int64_t most, int64_t *room)
 {
     int     last = w->ndim - 1, each = w->columns > 1 ? last + 1 : last;
+    bool    one_line = w->run == 1 && w->columns == 1;
     int64_t n = end - at < most ? end - at : most;
     return (piece){.index = indices_at(w->index, row->index + at * w->at[last], w->at[each], n * w->columns, room),
-                   .n = n,
+                   .n = one_line ? 1 : n,
                    .part = row->part + at * w->to[last],
                    .whole = row->whole + at * w->from[last],
                    .to = w->to[last],
                    .from = w->from[last],
                    .along = w->along,
-                   .columns = w->columns,
+                   .columns = one_line ? n : w->columns,
                    .column_to = w->to[each],
                    .column_from = w->from[each]};
 }
 
 #define GATHER_EACH(type)                                                                                            \
-    {                                                                                                                \
-        type       *y = (type *)out + p->part;                                                                       \
-        const type *x = (const type *)in + p->whole;                                                                 \
-        if (columns > 1)                                                                                             \
-            for (int64_t i = 0; i < n; i++, index += columns)                                                        \
-                for (int64_t c = 0; c < columns; c++)                                                                \
-                    y[i * to + c * each_to] = x[i * from + c * each_from + index[c] * along];                        \
-        else if (to == 1 && from == 0 && along == 1)                                                                 \
-            for (int64_t i = 0; i < n; i++) y[i] = x[index[i]];                                                      \
+    for (int64_t i = 0; i < p->n; i++, index += columns) {                                                           \
+        type       *y = (type *)out + p->part + i * p->to;                                                           \
+        const type *x = (const type *)in + p->whole + i * p->from;                                                   \
+        if (to == 1 && from == 0 && along == 1)                                                                      \
+            for (int64_t c = 0; c < columns; c++) y[c] = x[index[c]];                                                \
         else                                                                                                         \
-            for (int64_t i = 0; i < n; i++) y[i * to] = x[i * from + index[i] * along];                              \
+            for (int64_t c = 0; c < columns; c++) y[c * to] = x[c * from + index[c] * along];                        \
     }                                                                                                                \
     break
 
@@ -315,8 +312,7 @@ static void gather_runs(const piece *p, int64_t bytes, char *y, const char *x, i
 static void gather_piece(const piece *p, void *out, const void *in, int log2_size)
 {
     const int64_t *index = p->index;
-    int64_t        n = p->n, to = p->to, from = p->from, along = p->along;
-    int64_t        columns = p->columns, each_to = p->column_to, each_from = p->column_from;
+    int64_t        columns = p->columns, to = p->column_to, from = p->column_from, along = p->along;
     switch (log2_size) {
     case 0: GATHER_EACH(uint8_t);
     case 1: GATHER_EACH(uint16_t);
@@ -344,7 +340,7 @@ static bool counts_down(const int64_t *index, int64_t n)
 
 static void turn_round(const piece *p, void *out, const void *in, int log2_size)
 {
-    int64_t n = p->n;
+    int64_t n = p->columns;
     switch (log2_size) {
     case 0: TURN_ROUND(uint8_t);
     case 1: TURN_ROUND(uint16_t);
@@ -372,8 +368,8 @@ static bool is_long_run(const walk *w)
 /* The same, once for all rows whose indices are the same memory. */
 static bool is_turned(const piece *p, piece *known)
 {
-    if (known->index == p->index && known->n == p->n) return known->from != 0;
-    *known = (piece){.index = p->index, .n = p->n, .from = counts_down(p->index, p->n)};
+    if (known->index == p->index && known->columns == p->columns) return known->from != 0;
+    *known = (piece){.index = p->index, .columns = p->columns, .from = counts_down(p->index, p->columns)};
     return known->from != 0;
 }
 
@@ -503,26 +499,19 @@ static void add_others(const te_copy_blocks *blocks, const walk *w, const piece 
 }
 
 #define SCATTER_EACH(type, OP)                                                                                       \
-    {                                                                                                                \
-        type       *y = (type *)w->whole->data + p->whole;                                                           \
-        const type *x = (const type *)w->part->data + p->part;                                                       \
-        if (columns > 1)                                                                                             \
-            for (int64_t i = 0; i < n; i++, index += columns)                                                        \
-                for (int64_t c = 0; c < columns; c++) {                                                              \
-                    if ((uint64_t)(index[c] - low) >= owned) continue;                                               \
-                    y[i * from + c * each_from + index[c] * along] OP x[i * to + c * each_to];                       \
-                }                                                                                                    \
-        else                                                                                                         \
-            for (int64_t i = 0; i < n; i++)                                                                          \
-                if ((uint64_t)(index[i] - low) < owned) y[i * from + index[i] * along] OP x[i * to];                 \
+    for (int64_t i = 0; i < p->n; i++, index += columns) {                                                           \
+        type       *y = (type *)w->whole->data + p->whole + i * p->from;                                             \
+        const type *x = (const type *)w->part->data + p->part + i * p->to;                                           \
+        for (int64_t c = 0; c < columns; c++)                                                                        \
+            if ((uint64_t)(index[c] - low) < owned) y[c * from + index[c] * along] OP x[c * to];                     \
     }                                                                                                                \
     return
 
 #define ADD_RUNS(type)                                                                                               \
-    for (int64_t i = 0; i < n; i++) {                                                                                \
+    for (int64_t i = 0; i < p->n; i++) {                                                                             \
         if ((uint64_t)(index[i] - low) >= owned) continue;                                                           \
-        type       *y = (type *)w->whole->data + p->whole + i * from + index[i] * along + s->run_first;              \
-        const type *x = (const type *)w->part->data + p->part + i * to + s->run_first;                               \
+        type       *y = (type *)w->whole->data + p->whole + i * p->from + index[i] * along + s->run_first;           \
+        const type *x = (const type *)w->part->data + p->part + i * p->to + s->run_first;                            \
         _Pragma("omp simd") for (int64_t c = 0; c < run; c++) y[c] += x[c];                                          \
     }                                                                                                                \
     return
@@ -534,8 +523,8 @@ static void add_others(const te_copy_blocks *blocks, const walk *w, const piece 
 static void add_piece(const te_copy_blocks *blocks, const walk *w, const piece *p, const share *s)
 {
     const int64_t *index = p->index;
-    int64_t  n = p->n, to = p->to, from = p->from, along = p->along, low = s->low, run = s->run_end - s->run_first;
-    int64_t  columns = p->columns, each_to = p->column_to, each_from = p->column_from;
+    int64_t  columns = p->columns, to = p->column_to, from = p->column_from, along = p->along;
+    int64_t  low = s->low, run = s->run_end - s->run_first;
     uint64_t owned = (uint64_t)(s->high - low);
     switch (w->whole->dtype) {
     case TE_F32: ADD(float);
@@ -560,8 +549,7 @@ static void store_runs(const walk *w, const piece *p, const share *s)
 static void store_piece(const walk *w, const piece *p, const share *s)
 {
     const int64_t *index = p->index;
-    int64_t        n = p->n, to = p->to, from = p->from, along = p->along, low = s->low;
-    int64_t        columns = p->columns, each_to = p->column_to, each_from = p->column_from;
+    int64_t        columns = p->columns, to = p->column_to, from = p->column_from, along = p->along, low = s->low;
     uint64_t       owned = (uint64_t)(s->high - low);
     if (w->run > 1) {
         store_runs(w, p, s);

@@ -17,6 +17,27 @@
 
 enum { POLL = TE_SELECT_POLL };
 
+void te_load_keys(const te_copy_blocks *blocks, uint64_t *keys, const te_view *v, const void *src, int64_t n,
+                  bool largest)
+{
+    union {
+        float   f[TE_COPY_BLOCK];
+        double  d[TE_COPY_BLOCK];
+        int64_t i[TE_COPY_BLOCK];
+    } values;
+    blocks->load[v->dtype](&values, src, te_row_stride(v), n);
+    switch (te_value_class_of(v->dtype)) {
+    case TE_CLASS_F32:
+        for (int64_t i = 0; i < n; i++) keys[i] = te_key_of_double(values.f[i], largest);
+        break;
+    case TE_CLASS_F64:
+        for (int64_t i = 0; i < n; i++) keys[i] = te_key_of_double(values.d[i], largest);
+        break;
+    default:
+        for (int64_t i = 0; i < n; i++) keys[i] = te_key_of_int(values.i[i], largest);
+    }
+}
+
 /* Work on rows of `src` that do not depend on each other. */
 typedef struct rows_job {
     te_exec              *exec;
@@ -336,8 +357,7 @@ static void cumsum_rows(const rows_job *job, int64_t row, int rows)
         for (int r = 0; r < rows; r++)
             te_convert(job->blocks, values.d[r], type, 1, te_element(te_row_at(src, row + r), src->dtype, at * step),
                        src->dtype, step, m);
-        if (integer && rows == TURNS) cumsum_i(counts, &values, m, reverse, TURNS);
-        else if (integer) cumsum_i(counts, &values, m, reverse, 1);
+        if (integer) cumsum_i(counts, &values, m, reverse, rows);
         else if (rows == TURNS) cumsum_d(sums, &values, m, reverse, TURNS);
         else cumsum_d(sums, &values, m, reverse, 1);
         for (int r = 0; r < rows; r++)

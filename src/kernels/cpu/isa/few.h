@@ -58,38 +58,38 @@ static int find_reaching(int32_t where[ROOM + 1], const float *v, int64_t n, flo
 typedef float   some_values __attribute__((vector_size(64)));
 typedef int32_t some_counts __attribute__((vector_size(64)));
 
-/* Of m candidates the k largest, at these positions or, where these are NULL, their own. */
-static void rank(int32_t *best, int64_t k, const float value[ROOM], const int32_t *where, int m)
+/* The candidates' order, the largest first. */
+static __attribute__((noinline)) void rank(int32_t order[ROOM], const float value[ROOM], int m)
 {
-    int32_t order[ROOM];
     for (int at = 0; at < m; at += STEP) {
         some_values others, all = {0};
         some_counts before = {0}, none = {0}, place = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         memcpy(&others, value + at, sizeof others);
         place += none + at;
-        for (int j = 0; j < m; j++) {
+        _Pragma("GCC unroll 1") for (int j = 0; j < m; j++) {
             some_values x = all + value[j];
             before -= (x > others) | ((x == others) & (place > none + j));
         }
-        for (int c = at; c < m && c < at + STEP; c++) order[before[c - at]] = where ? where[c] : c;
+        for (int c = at; c < m && c < at + STEP; c++) order[before[c - at]] = c;
     }
-    memcpy(best, order, (size_t)k * sizeof *best);
 }
 
 static bool few_of(int32_t *best, int64_t k, float *v, int64_t n, float sign)
 {
     float   value[ROOM];
-    int32_t where[ROOM + 1];
+    int32_t where[ROOM + 1], order[ROOM];
     if (turn_signs(v, n, sign)) return false;
     if (n <= TE_FEW || k == n) {
         for (int c = (int)n; c % STEP != 0; c++) value[c] = -TE_INFINITY;
         memcpy(value, v, (size_t)n * sizeof *v);
-        rank(best, k, value, NULL, (int)n);
+        rank(order, value, (int)n);
+        memcpy(best, order, (size_t)k * sizeof *best);
         return true;
     }
     int m = find_reaching(where, v, n, reached_by(v, n, k));
     if (m > ROOM) return false;
     for (int c = 0; c < m || c % STEP != 0; c++) value[c] = c < m ? v[where[c]] : -TE_INFINITY;
-    rank(best, k, value, where, m);
+    rank(order, value, m);
+    for (int64_t i = 0; i < k; i++) best[i] = where[order[i]];
     return true;
 }

@@ -177,7 +177,8 @@ static const int64_t *indices_at(const te_view *index, int64_t offset, int64_t s
 static bool all_within(const int64_t *index, int64_t n, int64_t bound)
 {
     uint64_t outside = 0, last = (uint64_t)bound - 1;
-    for (int64_t i = 0; i < n; i++) outside |= (uint64_t)index[i] | (last - (uint64_t)index[i]);
+    _Pragma("omp simd reduction(| : outside)") for (int64_t i = 0; i < n; i++) outside |=
+        (uint64_t)index[i] | (last - (uint64_t)index[i]);
     return outside >> 63 == 0;
 }
 
@@ -502,8 +503,11 @@ static void add_others(const te_copy_blocks *blocks, const walk *w, const piece 
     for (int64_t i = 0; i < p->n; i++, index += columns) {                                                           \
         type       *y = (type *)w->whole->data + p->whole + i * p->from;                                             \
         const type *x = (const type *)w->part->data + p->part + i * p->to;                                           \
-        for (int64_t c = 0; c < columns; c++)                                                                        \
-            if ((uint64_t)(index[c] - low) < owned) y[c * from + index[c] * along] OP x[c * to];                     \
+        if (all && to == 1 && from == 0 && along == 1)                                                               \
+            for (int64_t c = 0; c < columns; c++) y[index[c]] OP x[c];                                               \
+        else                                                                                                         \
+            for (int64_t c = 0; c < columns; c++)                                                                    \
+                if ((uint64_t)(index[c] - low) < owned) y[c * from + index[c] * along] OP x[c * to];                 \
     }                                                                                                                \
     return
 
@@ -526,6 +530,7 @@ static void add_piece(const te_copy_blocks *blocks, const walk *w, const piece *
     int64_t  columns = p->columns, to = p->column_to, from = p->column_from, along = p->along;
     int64_t  low = s->low, run = s->run_end - s->run_first;
     uint64_t owned = (uint64_t)(s->high - low);
+    bool     all = s->high - low == w->whole->shape[w->dim];
     switch (w->whole->dtype) {
     case TE_F32: ADD(float);
     case TE_F64: ADD(double);
@@ -551,6 +556,7 @@ static void store_piece(const walk *w, const piece *p, const share *s)
     const int64_t *index = p->index;
     int64_t        columns = p->columns, to = p->column_to, from = p->column_from, along = p->along, low = s->low;
     uint64_t       owned = (uint64_t)(s->high - low);
+    bool           all = s->high - low == w->whole->shape[w->dim];
     if (w->run > 1) {
         store_runs(w, p, s);
         return;

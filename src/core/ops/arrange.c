@@ -365,11 +365,20 @@ static te_status masked_select_forward(te_call *call)
 
 /* --- turned round and shifted ------------------------------------------------------------------------------------- */
 
+/* y, which it takes over, or where nothing was moved a copy, so that it shares no memory with x. */
+static te_status give_moved(te_call *call, te_tensor *y)
+{
+    if (!y || y->storage != call->in[0]->storage) return te_call_result(call, y);
+    te_tensor *own = te_op_call(call->ctx, "clone", 1, &TE_A_TENSOR(y));
+    te_tensor_release(y);
+    return te_call_result(call, own);
+}
+
 /* flip(x, dims): positions in reverse. */
 static te_status flip_forward(te_call *call)
 {
     te_context *ctx = call->ctx;
-    te_tensor *y = te_op_call(ctx, "clone", 1, &TE_A_TENSOR(call->in[0]));
+    te_tensor *y = te_tensor_retain(call->in[0]);
     bool seen[TE_MAX_DIMS] = {false};
     for (int i = 0; i < call->attr[0].n && y; i++) {
         int dim = dim_of(call, call->attr[0].ints[i], y);
@@ -386,7 +395,7 @@ static te_status flip_forward(te_call *call)
         te_tensor_release(index);
         te_tensor_release(x);
     }
-    return te_call_result(call, y);
+    return give_moved(call, y);
 }
 
 /* x with the last `shift` positions of dim in front; takes x over. */
@@ -417,7 +426,7 @@ static te_status roll_forward(te_call *call)
     if (shifts->n != n)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "%d shifts for %d dimensions%s", shifts->n, n,
                             dims->set ? "" : ": without dims for the flattened tensor");
-    y = te_op_call(ctx, "clone", 1, &TE_A_TENSOR(x));
+    y = te_tensor_retain(x);
     if (dims->set) {
         for (int i = 0; i < n && y; i++) {
             int dim = dim_of(call, dims->ints[i], x);
@@ -429,7 +438,7 @@ static te_status roll_forward(te_call *call)
         y = shaped(ctx, "reshape", y, 1, &(int64_t){-1});
         y = shaped(ctx, "reshape", y ? rolled(ctx, y, 0, shifts->ints[0]) : NULL, x->ndim, x->shape);
     }
-    return te_call_result(call, y);
+    return give_moved(call, y);
 }
 
 /* --- border ------------------------------------------------------------------------------------------------------- */

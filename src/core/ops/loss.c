@@ -135,7 +135,9 @@ static te_status weighted_cross_entropy(te_call *call, bool captured)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "weight gets no gradient beside classes; use weight:detach()");
     te_arg rows[] = {TE_A_TENSOR(x), TE_A_TENSOR(target), TE_A_TENSOR(weight),
                      TE_A_NUMBER(call->attr[IGNORED].number), TE_A_NUMBER(call->attr[SMOOTHING].number)};
-    te_status status = te_op_run(ctx, te_op_find(ctx, "cross_entropy_weighted"), rows, 5, each, 2);
+    bool smooth = call->attr[SMOOTHING].number != 0;
+    const char *op = smooth ? "cross_entropy_weighted_smooth" : "cross_entropy_weighted";
+    te_status status = te_op_run(ctx, te_op_find(ctx, op), rows, smooth ? 5 : 4, each, 2);
     if (status != TE_OK) return status;
     if (captured) each[0] = mark_targets(call, each[0], target, x->shape[x->ndim - 1]);
     te_tensor *weights = te_tensor_alias(each[1], each[1]->ndim, each[1]->shape, each[1]->stride, each[1]->offset);
@@ -277,8 +279,17 @@ const te_op_def te_ops_loss[] = {
                 "y = where(target == ignore, 0, smooth)",
      .gradient = "dx = where(target == ignore, 0, dy * (exp(x - m - s) - where(column() == target, 1 - smoothing, 0) - "
                  "smoothing / n))"},
-    {.signature = "cross_entropy_weighted(x, target, weight; ignore: number = -100, smoothing: number = 0)",
+    {.signature = "cross_entropy_weighted(x, target, weight; ignore: number = -100)",
      .doc = "Cross entropy of every row with weights of classes, and its target's weight.",
+     .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
+     .rows = "target",
+     .outputs = "y w",
+     .formula = "hit = column() == target; m = rowmax(x); s = log(rowsum(exp(x - m))); "
+                "own = rowsum(where(hit, weight, 0)); picked = rowsum(where(hit, x, 0)); "
+                "y = where(target == ignore, 0, own * (s - (picked - m))); w = where(target == ignore, 0, own)",
+     .gradient = "dx = where(target == ignore, 0, dy * (own * exp(x - m - s) - where(column() == target, weight, 0)))"},
+    {.signature = "cross_entropy_weighted_smooth(x, target, weight; ignore: number = -100, smoothing: number = 0)",
+     .doc = "The same with a share of the target spread over all classes.",
      .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
      .rows = "target",
      .outputs = "y w",

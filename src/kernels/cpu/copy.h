@@ -29,7 +29,7 @@ typedef void (*te_move_fn)(void *dst, int64_t dst_stride, const void *src, int64
 typedef void (*te_transpose_fn)(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows,
                                 int64_t cols);
 
-enum { TE_FEW = 32, TE_FEW_OF = 4096 };
+enum { TE_FEW = 32, TE_FEW_OF = 4096, TE_FEW_SORTED = 64 };
 
 typedef struct te_copy_blocks {
     te_load_fn      load[TE_DTYPE_COUNT];
@@ -37,8 +37,8 @@ typedef struct te_copy_blocks {
     te_move_fn      move[4];      /* elements of 1, 2, 4, 8 bytes, bits unchanged */
     te_transpose_fn transpose[4]; /* the same for tiles */
     /* Positions of the k largest of n values times `sign`, 1 or -1, best first, of equal ones the first one: k of at
-     * most TE_FEW, or half as many of at most TE_FEW_OF. False where there is a NaN or too many are equal. The values
-     * are overwritten. */
+     * most TE_FEW, half as many of at most TE_FEW_OF, or all of at most TE_FEW_SORTED. False where there is a NaN or
+     * too many are equal. The values are overwritten. */
     bool (*few)(int32_t *best, int64_t k, float *values, int64_t n, float sign);
     void (*stream)(void *dst, const void *src, size_t lines); /* whole lines, past the caches: */
     void (*settle)(void); /* orders them before whatever says that they are done; waits for them, so not often */

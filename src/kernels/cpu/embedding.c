@@ -1,10 +1,11 @@
 /* embedding.c - rows of a table by id, and their gradient.
  *
- * Backward orders the positions by id with a stable radix sort; then every (id, column range) has one owner, who adds
- * the rows of that id in the order of their positions. So nothing is written twice at the same time, the order of
- * additions is fixed, and one id that owns all positions is still spread over threads by columns.
+ * Backward adds rows in the order of their positions where sums are taken in the table's own numbers (index.c). Else it
+ * orders the positions by id with a stable radix sort; then every (id, column range) has one owner, who adds the rows
+ * of that id in the order of their positions. So nothing is written twice at the same time, the order of additions is
+ * fixed, and one id that owns all positions is still spread over threads by columns.
  */
-#include "copy.h"
+#include "index.h"
 #include "workers.h"
 
 #include <math.h>
@@ -26,14 +27,7 @@ static te_status check_operands(te_exec *exec, const char *op, const te_view *ro
 {
     te_status status = te_check_embedding(exec, op, rows, table, ids);
     if (status != TE_OK) return status;
-    int64_t n = te_view_numel(ids);
-    for (int64_t i = 0; i < n; i++) {
-        int64_t id = id_at(ids, i);
-        if (id < 0 || id >= table->shape[0])
-            return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: id %lld at position %lld is outside 0 to %lld", op,
-                                (long long)id, (long long)i + 1, (long long)table->shape[0] - 1);
-    }
-    return TE_OK;
+    return te_cpu_check_ids(exec, op, ids, table->shape[0]);
 }
 
 typedef struct lookup {
@@ -56,7 +50,10 @@ static void copy_rows(void *context, int64_t first, int64_t end, int thread)
 
 te_status te_cpu_embedding(te_exec *exec, const te_view *out, const te_view *table, const te_view *ids)
 {
-    te_status status = check_operands(exec, "embedding", out, table, ids);
+    te_status status = te_check_embedding(exec, "embedding", out, table, ids);
+    if (status != TE_OK) return status;
+    if (te_cpu_gather_rows(exec, out, table, ids)) return te_cpu_finish(exec, TE_OK);
+    status = te_cpu_check_ids(exec, "embedding", ids, table->shape[0]);
     if (status != TE_OK) return status;
     int64_t n = te_view_numel(ids), width = table->shape[1];
     int threads = n * width < PARALLEL_FROM ? 1 : exec->threads;
@@ -189,6 +186,7 @@ te_status te_cpu_embedding_backward(te_exec *exec, const te_view *dtable, const 
     if (n == 0 || width == 0) return TE_OK;
     if (te_value_class_of(dtable->dtype) == TE_CLASS_I64 || te_value_class_of(dy->dtype) == TE_CLASS_I64)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "embedding backward: gradients must be floats");
+    if (!squares && te_cpu_add_rows(exec, dtable, dy, ids)) return te_cpu_finish(exec, TE_OK);
 
     int64_t ranges = (width + COLUMNS - 1) / COLUMNS;
     size_t gains = squares ? (size_t)(n * ranges) * sizeof(double) : 0;

@@ -53,26 +53,8 @@ static inline uint64_t te_key_of_int(int64_t x, bool largest)
     return largest ? key : ~key;
 }
 
-/* Keys of up to TE_COPY_BLOCK elements: the larger key is the wanted one. */
-static inline void te_load_keys(const te_copy_blocks *blocks, uint64_t *keys, const te_view *v, const void *src,
-                                int64_t n, bool largest)
-{
-    union {
-        float   f[TE_COPY_BLOCK];
-        double  d[TE_COPY_BLOCK];
-        int64_t i[TE_COPY_BLOCK];
-    } values;
-    blocks->load[v->dtype](&values, src, te_row_stride(v), n);
-    switch (te_value_class_of(v->dtype)) {
-    case TE_CLASS_F32:
-        for (int64_t i = 0; i < n; i++) keys[i] = te_key_of_double(values.f[i], largest);
-        break;
-    case TE_CLASS_F64:
-        for (int64_t i = 0; i < n; i++) keys[i] = te_key_of_double(values.d[i], largest);
-        break;
-    default:
-        for (int64_t i = 0; i < n; i++) keys[i] = te_key_of_int(values.i[i], largest);
-    }
-}
+/* Keys of up to TE_COPY_BLOCK elements: the larger key is the wanted one. select.c */
+void te_load_keys(const te_copy_blocks *blocks, uint64_t *keys, const te_view *v, const void *src, int64_t n,
+                  bool largest);
 
 #endif

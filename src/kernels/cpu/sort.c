@@ -1,4 +1,5 @@
-/* sort.c - the order of every row: stable, by keys of 64 bits (select.h), a digit at a time from the lowest. */
+/* sort.c - the order of every row: stable, by keys of 64 bits (select.h), a digit at a time from the lowest. Of short
+ * rows of numbers that float32 holds, each is compared with all others, by vectors (isa/few.h). */
 #include "select.h"
 #include "workers.h"
 
@@ -17,24 +18,45 @@ typedef struct sort_job {
     bool                  descending;
 } sort_job;
 
-enum { FEW = 48, WIDE_FROM = 1 << 13, MOST_BITS = 12 };
+enum { FEW = 24, WIDE_FROM = 1 << 13, MOST_BITS = 12 };
 
-/* Keys that ascend in the wanted order, a NaN as the largest number. Those of numbers that float32 holds differ in
- * their upper bits only: returns how many bits do. */
+/* Keys that ascend in the wanted order, a NaN as the largest number, less the smallest of them. Those of numbers that
+ * float32 holds differ in their upper bits only, which come down: returns how many bits are left. */
 static int load_records(const sort_job *job, record *to, int64_t row)
 {
     uint64_t       keys[TE_COPY_BLOCK];
     const te_view *src = job->src;
     int64_t        n = te_row_length(src);
     const char    *data = te_row_at(src, row);
-    int            unused = te_value_class_of(src->dtype) == TE_CLASS_F32 ? 29 : 0;
+    int            unused = te_value_class_of(src->dtype) == TE_CLASS_F32 ? 29 : 0, bits = 0;
+    uint64_t       least = UINT64_MAX, most = 0;
     for (int64_t at = 0; at < n && !te_cpu_stopping(job->exec); at += TE_COPY_BLOCK) {
         int64_t count = n - at < TE_COPY_BLOCK ? n - at : TE_COPY_BLOCK;
         te_load_keys(job->blocks, keys, src, te_element(data, src->dtype, at * te_row_stride(src)), count, true);
-        for (int64_t i = 0; i < count; i++)
-            to[at + i] = (record){(job->descending ? ~keys[i] : keys[i]) >> unused, at + i};
+        for (int64_t i = 0; i < count; i++) {
+            uint64_t key = (job->descending ? ~keys[i] : keys[i]) >> unused;
+            to[at + i] = (record){key, at + i};
+            least = key < least ? key : least;
+            most = key > most ? key : most;
+        }
     }
-    return 64 - unused;
+    for (int64_t i = 0; i < n; i++) to[i].key -= least;
+    while (bits < 64 && (most - least) >> bits != 0) bits++;
+    return bits;
+}
+
+/* Whether a row is short, and then its order. */
+static bool few_of_row(const sort_job *job, int64_t row, int64_t *index, int64_t step)
+{
+    float          v[TE_FEW_SORTED];
+    int32_t        order[TE_FEW_SORTED];
+    const te_view *src = job->src;
+    int64_t        n = te_row_length(src);
+    if (n > TE_FEW_SORTED || te_value_class_of(src->dtype) != TE_CLASS_F32) return false;
+    job->blocks->load[src->dtype](v, te_row_at(src, row), te_row_stride(src), n);
+    if (!job->blocks->few(order, n, v, n, job->descending ? 1.0f : -1.0f)) return false;
+    for (int64_t i = 0; i < n; i++) index[i * step] = order[i];
+    return true;
 }
 
 static void insert_records(record *r, int64_t n)
@@ -74,6 +96,7 @@ static void sort_rows(void *context, int64_t first, int64_t end, int thread)
     for (int64_t row = first; row < end && !te_cpu_stopping(job->exec); row++) {
         record  *now = job->records + 2 * n * thread, *other = now + n;
         int64_t *index = te_row_at(job->indices, row);
+        if (few_of_row(job, row, index, step)) continue;
         int      bits = load_records(job, now, row);
         if (n <= FEW) insert_records(now, n);
         for (int shift = 0; n > FEW && shift < bits && !te_cpu_stopped(job->exec); shift += digit) {

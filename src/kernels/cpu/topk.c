@@ -115,7 +115,10 @@ static void take_row(te_exec *exec, const te_copy_blocks *blocks, candidate *hea
             continue;
         }
         te_load_keys(blocks, block.keys, src, from, count, largest);
-        for (int64_t i = 0; i < count; i++) take_candidate(exec, heap, k, (candidate){block.keys[i], at + i});
+        int64_t i = 0;
+        for (; i < count && at + i < k; i++) take_candidate(exec, heap, k, (candidate){block.keys[i], at + i});
+        for (; i < count; i++)
+            if (block.keys[i] > heap[0].key) take_candidate(exec, heap, k, (candidate){block.keys[i], at + i});
     }
 }
 

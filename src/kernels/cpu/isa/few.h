@@ -4,7 +4,7 @@
  */
 #include "kernels/elementary.h"
 
-enum { ROOM = 64, STEP = 16 };
+enum { ROOM = TE_FEW_SORTED, STEP = 16 };
 
 /* Turns signs; whether there is a NaN. */
 static bool turn_signs(float *v, int64_t n, float sign)
@@ -55,22 +55,41 @@ static int find_reaching(int32_t where[ROOM + 1], const float *v, int64_t n, flo
     return m;
 }
 
+typedef float   some_values __attribute__((vector_size(64)));
+typedef int32_t some_counts __attribute__((vector_size(64)));
+
+/* The candidates' order, the largest first. */
+static __attribute__((noinline)) void rank(int32_t order[ROOM], const float value[ROOM], int m)
+{
+    for (int at = 0; at < m; at += STEP) {
+        some_values others, all = {0};
+        some_counts before = {0}, none = {0}, place = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        memcpy(&others, value + at, sizeof others);
+        place += none + at;
+        _Pragma("GCC unroll 1") for (int j = 0; j < m; j++) {
+            some_values x = all + value[j];
+            before -= (x > others) | ((x == others) & (place > none + j));
+        }
+        for (int c = at; c < m && c < at + STEP; c++) order[before[c - at]] = c;
+    }
+}
+
 static bool few_of(int32_t *best, int64_t k, float *v, int64_t n, float sign)
 {
     float   value[ROOM];
-    int32_t where[ROOM + 1], before[ROOM] = {0};
+    int32_t where[ROOM + 1], order[ROOM];
     if (turn_signs(v, n, sign)) return false;
-    int m = find_reaching(where, v, n, n > TE_FEW ? reached_by(v, n, k) : -TE_INFINITY);
-    if (m > ROOM) return false;
-    int whole = (m + STEP - 1) / STEP * STEP;
-    for (int c = 0; c < whole; c++) value[c] = c < m ? v[where[c]] : -TE_INFINITY;
-    for (int j = 0; j < m; j++) {
-        float x = value[j];
-        for (int at = 0; at < whole; at += STEP)
-            _Pragma("omp simd") for (int c = at; c < at + STEP; c++)
-                before[c] += (x > value[c]) | ((x == value[c]) & (j < c));
+    if (n <= TE_FEW || k == n) {
+        for (int c = (int)n; c % STEP != 0; c++) value[c] = -TE_INFINITY;
+        memcpy(value, v, (size_t)n * sizeof *v);
+        rank(order, value, (int)n);
+        memcpy(best, order, (size_t)k * sizeof *best);
+        return true;
     }
-    for (int c = 0; c < m; c++)
-        if (before[c] < k) best[before[c]] = where[c];
+    int m = find_reaching(where, v, n, reached_by(v, n, k));
+    if (m > ROOM) return false;
+    for (int c = 0; c < m || c % STEP != 0; c++) value[c] = c < m ? v[where[c]] : -TE_INFINITY;
+    rank(order, value, m);
+    for (int64_t i = 0; i < k; i++) best[i] = where[order[i]];
     return true;
 }

@@ -173,10 +173,11 @@ static void transpose_problem(te_gemm_problem *p)
 
 enum { FEW_COLUMNS = 8, MANY_ROWS = 32 };
 
-/* Few columns become few rows where these are taken as they lie. */
+/* Few columns become few rows where these are taken as they lie, unless sums are so short that rows of c take less. */
 static void turn_few_columns(te_exec *exec, te_gemm_problem *p)
 {
-    if (p->n > FEW_COLUMNS || p->m < MANY_ROWS) return;
+    const te_gemm_state *state = te_gemm_state_get(exec);
+    if (p->n > FEW_COLUMNS || p->m < MANY_ROWS || !state || te_gemm_is_narrow(state, p)) return;
     transpose_problem(p);
     if (!te_gemm_rows_decline(exec, p) || !te_gemm_sweep_decline(exec, p)) return;
     transpose_problem(p);
@@ -318,6 +319,7 @@ static const char *decline_slower(te_exec *exec, const te_gemm_problem *p)
 {
     const te_gemm_state *state = te_gemm_state_get(exec);
     if (!state) return "no memory for its state";
+    if (te_gemm_is_narrow(state, p)) return NULL;
     if (p->a.dtype == TE_BF16) return decline_pairs(state, p);
     if (p->a.dtype != TE_F32) return "neither bfloat16 nor float32";
     if (p->m < OWN_ROWS) return "few rows";

@@ -239,24 +239,46 @@ static void run_tiles(gemm_unit *u, int64_t panel)
     }
 }
 
-/* All of a product, without tiles. */
+/* Columns of b become rows, which takes less time one by one where there are few elements. */
+static void turn_b(const gemm_unit *u, int64_t k, int64_t n)
+{
+    int size = u->plan->p->b.size;
+    char *to = u->b_room;
+    for (int64_t w = 0; w < k; w++)
+        for (int64_t j = 0; j < n; j++, to += size) {
+            const char *from = u->b.data + w * u->b.row + j * u->b.col;
+            if (size == 4) memcpy(to, from, 4);
+            else memcpy(to, from, 2);
+        }
+}
+
+static void pack_small(const gemm_unit *u, te_gemm_small *s)
+{
+    const te_gemm_plan *plan = u->plan;
+    bool widened = s->in == TE_BF16 && !s->pairs;
+    te_gemm_pack pack = {.word = widened ? TE_GEMM_WORD_BF16 : plan->word, .src = u->b.data, .line_stride = u->b.col,
+                         .k_stride = u->b.row, .k = s->k, .extent = s->n, .width = (int)round_up(s->n, 16)};
+    if (s->pairs) pack.filled = pack.width, s->a_step *= 2;
+    s->b = u->b_room;
+    s->b_row = plan->small_turned ? s->n * plan->p->b.size : pack.width * (int64_t)sizeof(float);
+    s->panel = !plan->small_turned;
+    if (plan->small_turned) turn_b(u, s->k, s->n);
+    else plan->isa->pack(&pack, u->b_room);
+}
+
+/* All of the unit, without tiles. */
 static void run_small(const gemm_unit *u)
 {
     const te_gemm_plan *plan = u->plan;
     const te_gemm_problem *p = plan->p;
-    te_gemm_small s = {.in = p->a.dtype, .out = p->c.dtype, .a = u->a.data, .b = u->b.data, .c = u->finish.c.data,
-                       .a_row = u->a.row, .a_step = u->a.col, .b_row = u->b.row, .c_row = p->c.rs * p->c.size,
-                       .m = (int)p->m, .n = (int)p->n, .k = (int)p->k, .panel = plan->small_panel,
-                       .add = p->accumulate};
-    if (plan->small_panel) {
-        te_gemm_pack pack = {.word = p->a.dtype == TE_BF16 ? TE_GEMM_WORD_BF16 : plan->word, .src = u->b.data,
-                             .line_stride = u->b.col, .k_stride = u->b.row, .k = p->k, .extent = (int)p->n,
-                             .width = (int)round_up(p->n, 16)};
-        plan->isa->pack(&pack, u->b_room);
-        s.b = u->b_room;
-        s.b_row = pack.width * (int64_t)sizeof(float);
-    }
-    plan->isa->small(&s);
+    int64_t c_row = p->c.rs * p->c.size;
+    te_gemm_small s = {.in = p->a.dtype, .out = p->c.dtype, .a = u->a.data + u->row * u->a.row, .b = u->b.data,
+                       .c = u->finish.c.data + u->row * c_row, .bias = u->finish.bias, .a_row = u->a.row,
+                       .a_step = u->a.col, .b_row = u->b.row, .c_row = c_row, .m = u->rows, .n = (int)p->n,
+                       .k = (int)p->k, .pairs = plan->small_pairs, .add = p->accumulate};
+    if (plan->small_panel) pack_small(u, &s);
+    if (s.pairs) plan->isa->small_pairs(&s);
+    else plan->isa->small(&s);
 }
 
 /* Makes the slice that begins at word `first` of the chunk the unit's. */

@@ -22,7 +22,7 @@ typedef struct te_gemm_plan {
     int64_t near_panels;                    /* whose rows of b are fetched together, 1 where they are not */
     int     threads;
     bool    small;                          /* not in tiles (isa/gemm_small.c), and whether b is packed there */
-    bool    small_panel;
+    bool    small_panel, small_pairs, small_turned; /* … as pairs, or turned as it is */
     bool    direct_a;                       /* rows of a serve as they are */
     bool    keeps_a;                        /* packed rows of a serve neighbouring units */
     bool    blocks_first;                   /* neighbouring units are blocks of one group, else groups of one block */

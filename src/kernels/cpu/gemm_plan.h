@@ -30,6 +30,7 @@ typedef struct te_gemm_plan {
     size_t  a_bytes, b_bytes, sums_bytes;   /* workspace of a thread */
     int64_t square_rows, square_cols;       /* tiles down and vectors across whose sums of squares are wanted, or 0 */
     float  *squares;                        /* these, or NULL */
+    const char *packed_b;                   /* all panels of a b that comes again, slice after slice; or NULL */
 } te_gemm_plan;
 
 static inline int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }

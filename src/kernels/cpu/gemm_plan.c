@@ -17,6 +17,8 @@ enum {
     TINY_PANEL = 64,         /* elements of b that are moved one by one */
     NARROW_ROWS = 32,        /* at least, … */
     NARROW_COLS = 15,        /* … and at most: less than a vector, which tiles leave as it is */
+    NARROW_FEW_COLS = 8,     /* with which longer sums take less time as those of a few rows, … */
+    NARROW_K = 16,           /* … where pairs are not multiplied at once */
     NARROW_UNIT = 1024,      /* rows */
     SMALL_MACS = 256 << 10,  /* of a product that is multiplied without tiles, … */
     SMALL_PANEL_MACS = 16 << 10, /* … where b is packed nevertheless, … */
@@ -109,7 +111,9 @@ static bool small_finishes(const te_gemm_isa *isa, const te_gemm_problem *p)
 
 bool te_gemm_is_narrow(const te_gemm_state *state, const te_gemm_problem *p)
 {
-    return p->m >= NARROW_ROWS && p->n <= NARROW_COLS && p->k <= SMALL_K && small_finishes(state->isa, p);
+    bool pairs = p->a.dtype == TE_BF16 && state->bf16_pairs && p->a.cs == 1;
+    int64_t most_k = pairs || p->n > NARROW_FEW_COLS ? SMALL_K : NARROW_K;
+    return p->m >= NARROW_ROWS && p->n <= NARROW_COLS && p->k <= most_k && small_finishes(state->isa, p);
 }
 
 bool te_gemm_turns_b(const te_gemm_state *state, const te_gemm_problem *p)

@@ -66,17 +66,16 @@ PAIRS_TARGET INLINE __m512 madd_pairs(te_dtype dtype, const char *a, __m512 b, _
 /* Like to_bf16: sums of products of pairs are never subnormal. */
 PAIRS_TARGET INLINE __m256i round_pairs(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 
-INLINE void store_vector(const te_gemm_small *s, round_fn *round, char *p, __mmask16 mask, __m512 x)
+INLINE void store_vector(te_dtype out, round_fn *round, char *p, __mmask16 mask, __m512 x)
 {
-    if (s->add) x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(mask, p));
-    if (s->out == TE_F32) _mm512_mask_storeu_ps(p, mask, x);
-    else if (s->out == TE_BF16) _mm256_mask_storeu_epi16(p, mask, round(x));
+    if (out == TE_F32) _mm512_mask_storeu_ps(p, mask, x);
+    else if (out == TE_BF16) _mm256_mask_storeu_epi16(p, mask, round(x));
     else _mm256_mask_storeu_epi16(p, mask, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
 /* How elements are taken, multiplied and left, and how many rows at a time. */
 typedef struct small_way {
-    te_dtype  a, b;
+    te_dtype  a, b, out; /* out: the most frequent one */
     madd_fn  *madd;
     round_fn *round;
     int       rows;
@@ -106,9 +105,21 @@ INLINE void run_block(const small_way way, const int vectors, const te_gemm_smal
         UNROLL for (int i = 0; i < way.rows; i++)
             UNROLL for (int v = 0; v < vectors; v++)
                 sums[i][v] = _mm512_add_ps(sums[i][v], _mm512_maskz_loadu_ps(mask[v], bias + v * LANES));
+    if (s->out == way.out && !s->add) {
+        UNROLL for (int i = 0; i < way.rows; i++, c += s->c_row)
+            UNROLL for (int v = 0; v < vectors; v++)
+                if (i < rows) store_vector(way.out, way.round, c + v * c_vector, mask[v], sums[i][v]);
+        return;
+    }
+    __m512 kept[MOST_ROWS][VECTORS];
     UNROLL for (int i = 0; i < way.rows; i++)
-        UNROLL for (int v = 0; v < vectors; v++)
-            if (i < rows) store_vector(s, way.round, c + i * s->c_row + v * c_vector, mask[v], sums[i][v]);
+        UNROLL for (int v = 0; v < vectors; v++) kept[i][v] = sums[i][v];
+    for (int i = 0; i < rows; i++, c += s->c_row)
+        UNROLL for (int v = 0; v < vectors; v++) {
+            __m512 x = kept[i][v];
+            if (s->add) x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(mask[v], c + v * c_vector));
+            store_vector(s->out, way.round, c + v * c_vector, mask[v], x);
+        }
 }
 
 /* What `given` says is copied, as nothing that is written can change it then. */
@@ -129,7 +140,7 @@ static __mmask16 first_lanes(int lanes) { return (__mmask16)(lanes >= LANES ? 0x
 
 INLINE void run_all(te_dtype a_dtype, te_dtype b_dtype, const te_gemm_small *s)
 {
-    const small_way way = {a_dtype, b_dtype, madd_widened, to_bf16, ROWS};
+    const small_way way = {a_dtype, b_dtype, a_dtype, madd_widened, to_bf16, ROWS};
     for (int j = 0; j < s->n; j += VECTORS * LANES) {
         int left = s->n - j;
         __mmask16 mask[VECTORS] = {first_lanes(left), left > LANES ? first_lanes(left - LANES) : 0};
@@ -151,8 +162,8 @@ void te_gemm_small_avx512(const te_gemm_small *s)
 PAIRS_TARGET void te_gemm_small_pairs_avx512(const te_gemm_small *s)
 {
     const __mmask16 mask[VECTORS] = {first_lanes(s->n)};
-    if (s->bias) run_columns((small_way){TE_F32, TE_F32, madd_pairs, to_bf16, MOST_ROWS}, 1, s, 0, mask);
-    else run_columns((small_way){TE_F32, TE_F32, madd_pairs, round_pairs, MOST_ROWS}, 1, s, 0, mask);
+    if (s->bias) run_columns((small_way){TE_F32, TE_F32, TE_BF16, madd_pairs, to_bf16, MOST_ROWS}, 1, s, 0, mask);
+    else run_columns((small_way){TE_F32, TE_F32, TE_BF16, madd_pairs, round_pairs, MOST_ROWS}, 1, s, 0, mask);
 }
 #else
 typedef int te_gemm_small_is_empty; /* a translation unit declares something */

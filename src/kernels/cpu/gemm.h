@@ -235,7 +235,7 @@ typedef struct te_gemm_small {
     int64_t      m;
     int          n, k;
     bool         panel; /* b is float32 already, … */
-    bool         pairs; /* … or of pairs of bfloat16, as which those of a, side by side, are multiplied; n is a vector */
+    bool         pairs; /* … or of pairs of bfloat16, as which those of a are multiplied; n is at most a vector */
     bool         add;
 } te_gemm_small;
 

@@ -64,7 +64,8 @@ typedef vector add_fn(const char *a, const char *b, int v, vector sum);
 
 /* What is left of some lines behind their whole steps, filled up with zeros. By itself: within the loop over steps it
  * costs registers, and those lines time that have no rest. */
-static __attribute__((noinline)) void copy_rest(const char *src, int64_t stride, int lines, int64_t bytes, char rest[][LINE])
+static __attribute__((noinline)) void copy_rest(const char *src, int64_t stride, int lines, int64_t bytes,
+                                                char rest[][LINE])
 {
     for (int i = 0; i < lines; i++) copy_filled(rest[i], src + i * stride, bytes, LINE);
 }

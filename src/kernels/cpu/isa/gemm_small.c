@@ -122,18 +122,16 @@ INLINE void run_block(const small_way way, const int vectors, const te_gemm_smal
         }
 }
 
-/* What `given` says is copied, as nothing that is written can change it then. */
-INLINE void run_columns(const small_way way, const int vectors, const te_gemm_small *given, int col,
+INLINE void run_columns(const small_way way, const int vectors, const te_gemm_small *s, int col,
                         const __mmask16 mask[VECTORS])
 {
-    const te_gemm_small s = *given;
-    const int b_size = way.b == TE_F32 ? 4 : 2, c_size = s.out == TE_F32 ? 4 : 2;
-    const float *bias = s.bias ? s.bias + col : NULL;
-    const char *a = s.a, *b = s.b + col * b_size;
-    char *c = s.c + col * c_size;
-    int64_t left = s.m;
-    for (; left > 0; left -= way.rows, a += way.rows * s.a_row, c += way.rows * s.c_row)
-        run_block(way, vectors, &s, left < way.rows ? (int)left : way.rows, a, b, c, bias, mask);
+    const int b_size = way.b == TE_F32 ? 4 : 2, c_size = s->out == TE_F32 ? 4 : 2;
+    const int64_t a_rows = way.rows * s->a_row, c_rows = way.rows * s->c_row;
+    const float *bias = s->bias ? s->bias + col : NULL;
+    const char *a = s->a, *b = s->b + col * b_size;
+    char *c = s->c + col * c_size;
+    for (int64_t left = s->m; left > 0; left -= way.rows, a += a_rows, c += c_rows)
+        run_block(way, vectors, s, left < way.rows ? (int)left : way.rows, a, b, c, bias, mask);
 }
 
 static __mmask16 first_lanes(int lanes) { return (__mmask16)(lanes >= LANES ? 0xffffu : (1u << lanes) - 1); }

@@ -307,6 +307,66 @@ static void test_choice(void)
     release(&p);
 }
 
+static void fill_with_nan(const block *memory, te_dtype dtype)
+{
+    for (size_t i = 0; i < memory->bytes / te_dtype_size(dtype); i++) te_store_f64(memory->base, dtype, i, (double)NAN);
+}
+
+/* Many rows of few columns, in units of two threads; NaN stands between lines and behind an odd k. */
+static void test_narrow_products(void)
+{
+    for (int i = 0; i < 60 * TYPE_PAIRS; i++) {
+        int64_t m = i % 3 ? random_int(30, 70) : random_int(1000, 3100), k = random_int(0, i % 3 ? 70 : 9);
+        product p = make(type_pairs[i % TYPE_PAIRS], m, random_int(1, 17), k, 0, NULL);
+        te_gemm *g = &p.gemm;
+        if (i % 2) {
+            product apart = p;
+            p.a = place(&g->a, ROWS, false);
+            fill_with_nan(&p.a, g->a.dtype);
+            for (int64_t r = 0; r < g->a.shape[0]; r++)
+                for (int64_t w = 0; w < g->a.shape[1]; w++)
+                    te_store_f64(g->a.data, g->a.dtype, offset_of(&g->a, 0, r, w), test_uniform(&seed, -1, 1));
+            free(apart.a.base);
+        }
+        if (i % 4 == 3) add_epilogue(&p);
+        if (i % 8 == 5) g->beta = 1;
+        run_all(&p);
+        release(&p);
+    }
+}
+
+/* A weight by few rows: the same bits without its packed copy and with it, for any number of threads. */
+static void test_kept_weights(void)
+{
+    static const int64_t sizes[][3] = {{9, 200, 300}, {13, 97, 401}, {32, 768, 256}, {47, 130, 129}, {64, 300, 1000}};
+    for (int i = 0; i < 10; i++) {
+        const int64_t *size = sizes[i / 2];
+        type_pair types = {i % 2 ? TE_BF16 : TE_F32, i % 2 ? TE_BF16 : TE_F32};
+        product p = make(types, size[0], size[1], size[2], 0, NULL);
+        free(p.a.base), free(p.b.base), free(p.c.base);
+        p.a = place(&p.gemm.a, ROWS, false), p.b = place(&p.gemm.b, COLUMNS, false);
+        p.c = place(&p.gemm.c, ROWS, false);
+        expectation *expected = expect(&p.gemm);
+        char *first = NULL;
+        p.gemm.b_key = 7000 + i;
+        for (int run = 0; run < 8; run++) {
+            te_exec *exec = &execs[run % 2];
+            const char *impl = run < 4 ? NULL : "blocked";
+            te_status status = impl ? te_cpu_gemm_with(exec, impl, &p.gemm) : te_cpu_gemm(exec, &p.gemm);
+            CHECK(status == TE_OK);
+            compare(&p.gemm, expected, NULL, "kept weight");
+            if (run % 4 == 0) {
+                if (first) free(first - ((char *)p.gemm.c.data - p.c.base));
+                first = copy_of(&p.gemm.c, &p.c);
+            }
+            CHECK(memcmp(first - ((char *)p.gemm.c.data - p.c.base), p.c.base, p.c.bytes) == 0);
+        }
+        free(first - ((char *)p.gemm.c.data - p.c.base));
+        free(expected);
+        release(&p);
+    }
+}
+
 int main(void)
 {
     execs[0] = open_exec(1);
@@ -321,6 +381,8 @@ int main(void)
     test_result_not_read();
     test_errors();
     test_keys();
+    test_narrow_products();
+    test_kept_weights();
     test_cache();
     test_memory_failures();
     test_choice();

@@ -173,10 +173,11 @@ static void transpose_problem(te_gemm_problem *p)
 
 enum { FEW_COLUMNS = 8, MANY_ROWS = 32 };
 
-/* Few columns become few rows where these are taken as they lie. */
+/* Few columns become few rows where these are taken as they lie, unless sums are so short that rows of c take less. */
 static void turn_few_columns(te_exec *exec, te_gemm_problem *p)
 {
-    if (p->n > FEW_COLUMNS || p->m < MANY_ROWS) return;
+    const te_gemm_state *state = te_gemm_state_get(exec);
+    if (p->n > FEW_COLUMNS || p->m < MANY_ROWS || !state || te_gemm_is_narrow(state, p)) return;
     transpose_problem(p);
     if (!te_gemm_rows_decline(exec, p) || !te_gemm_sweep_decline(exec, p)) return;
     transpose_problem(p);
@@ -245,7 +246,7 @@ enum { OWN_ROWS = 48, OWN_COLS = 96, OWN_FEW_COLS = 32, OWN_K = 64 };
 enum { OWN_F32_K = 128, OWN_F32_FEW_ROWS = 256, OWN_F32_MANY_ROWS = 16 << 10 };
 enum { OWN_F32_LARGE_MACS = 128 << 20 };
 enum { OWN_F32_FEW_B = 1 << 18, OWN_F32_B = 3 << 17, OWN_F32_TURNED_B = 1 << 16 };
-enum { OWN_AVX2_COLS = 768, OWN_AVX2_STEP = 2048 /* bytes */ };
+enum { OWN_AVX2_ROWS = 9, OWN_AVX2_COLS = 768, OWN_AVX2_STEP = 2048 /* bytes */ };
 
 /* With avx2 both are alike but for wide products, where oneDNN takes b as it lies, and where steps along k are of so
  * many bytes that lines of an operand push each other out of the first-level cache, which costs it up to half of its
@@ -256,6 +257,13 @@ static const char *decline_f32_avx2(const te_gemm_problem *p)
     if (a_step % OWN_AVX2_STEP == 0 || b_step % OWN_AVX2_STEP == 0) return NULL;
     if (p->a.cs != 1) return "columns of a need packing";
     return p->n < OWN_AVX2_COLS ? "few columns for avx2" : NULL;
+}
+
+/* Few rows by a b that has to be turned: with a packed copy of that, which oneDNN's own kernels for one give other bits
+ * than those without, ours is the faster one from the second time on, and no slower before but for the fewest rows. */
+static bool keeps_b_avx2(const te_gemm_state *state, const te_gemm_problem *p)
+{
+    return state->isa->f32.mr < TE_GEMM_MAX_ROWS && p->b.cs != 1 && p->m >= OWN_AVX2_ROWS;
 }
 
 /* Processors with a matrix unit have first-level caches of 48 KiB and second-level ones of 2 MiB. With tiles that suit
@@ -318,11 +326,13 @@ static const char *decline_slower(te_exec *exec, const te_gemm_problem *p)
 {
     const te_gemm_state *state = te_gemm_state_get(exec);
     if (!state) return "no memory for its state";
+    if (te_gemm_is_narrow(state, p)) return NULL;
     if (p->a.dtype == TE_BF16) return decline_pairs(state, p);
     if (p->a.dtype != TE_F32) return "neither bfloat16 nor float32";
-    if (p->m < OWN_ROWS) return "few rows";
+    if (p->m < OWN_ROWS && !keeps_b_avx2(state, p)) return "few rows";
     if (p->n < OWN_COLS) return "few columns";
-    return p->k < OWN_K ? "a short sum" : decline_f32(state, p);
+    if (p->k < OWN_K) return "a short sum";
+    return p->m < OWN_ROWS ? NULL : decline_f32(state, p);
 }
 #endif
 

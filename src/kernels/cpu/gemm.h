@@ -224,15 +224,19 @@ typedef struct te_gemm_sweep {
     float      *sums;
 } te_gemm_sweep;
 
-/* A small product: c = a b, or c += a b where c is float32. Strides in bytes; columns of b and c lie side by side. */
+/* A small product: c = a b, plus a bias of the columns where there is one, or c += that where c is float32. Strides in
+ * bytes; columns of b and c lie side by side. */
 typedef struct te_gemm_small {
-    te_dtype    in, out;
-    const char *a, *b;
-    char       *c;
-    int64_t     a_row, a_step, b_row, c_row;
-    int         m, n, k;
-    bool        panel; /* b is float32 already */
-    bool        add;
+    te_dtype     in, out;
+    const char  *a, *b;
+    char        *c;
+    const float *bias; /* or NULL */
+    int64_t      a_row, a_step, b_row, c_row;
+    int64_t      m;
+    int          n, k;
+    bool         panel; /* b is float32 already, … */
+    bool         pairs; /* … or of pairs of bfloat16, as which those of a are multiplied; n is at most a vector */
+    bool         add;
 } te_gemm_small;
 
 typedef struct te_gemm_isa {
@@ -243,6 +247,7 @@ typedef struct te_gemm_isa {
     void (*dots_pairs)(const te_gemm_dots *); /* of bfloat16, where the machine multiplies pairs; or NULL */
     void (*sweep)(const te_gemm_sweep *);
     void (*small)(const te_gemm_small *); /* or NULL */
+    void (*small_pairs)(const te_gemm_small *); /* where the machine multiplies pairs; or NULL */
     void (*pack)(const te_gemm_pack *, void *panels);
     /* What finish does to sums, to a c that holds them already, rounded: aux = c, c = act(c). Not for float64. */
     void (*activate)(const te_gemm_finish *, int64_t row, int64_t col, int64_t rows, int64_t cols);
@@ -262,6 +267,7 @@ void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *, int64_t, int64_t, int
 #endif
 
 void te_gemm_small_avx512(const te_gemm_small *);
+void te_gemm_small_pairs_avx512(const te_gemm_small *);
 /* By te_element_kind, for processors with avx512vbmi and avx512bf16. */
 extern void (*const te_gemm_coded_dots[])(const te_gemm_coded *);
 extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512, te_gemm_isa_neonbf16;
@@ -338,6 +344,10 @@ te_status te_gemm_quantized(te_exec *exec, const te_gemm *gemm);
 
 /* Whether our own kernel can read rows of a as they lie. */
 bool te_gemm_reads_rows(const te_gemm_matrix *a);
+/* Whether it takes many rows of few columns, summed over few steps of k, without tiles. */
+bool te_gemm_is_narrow(const te_gemm_state *state, const te_gemm_problem *problem);
+/* Whether b is so small that its columns, a copy of which lies side by side, take less time than as they lie. */
+bool te_gemm_turns_b(const te_gemm_state *state, const te_gemm_problem *problem);
 te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem);
 const char *te_gemm_rows_decline(te_exec *exec, const te_gemm_problem *problem);
 te_status te_gemm_rows_run(te_exec *exec, const te_gemm_problem *problem);

@@ -20,6 +20,7 @@
  * it.
  */
 #include "../dtype.h"
+#include "gemm_cache.h"
 #include "gemm_plan.h"
 #include "workers.h"
 
@@ -28,6 +29,8 @@
 
 enum {
     STACK_BYTES = 32 << 10,
+    KEEP_ROWS = 64,  /* up to here b is worth a packed copy, … */
+    KEEP_ELEMENTS = 16 << 10, /* … unless looking for that takes as long as packing */
     STEPS_AHEAD = 24 /* that a tile which packs asks for before it is there: of 12 cycles, the last cache away */
 };
 
@@ -110,6 +113,13 @@ static void fetch(te_gemm_ahead *ahead, int64_t runs)
     }
 }
 
+/* Where the slice is in a panel of a packed b. */
+static char *packed_slice(const gemm_unit *u, const char *packed, int64_t panel)
+{
+    const te_gemm_kernel *kernel = u->plan->kernel;
+    return (char *)packed + (panel * u->plan->words + u->first) * kernel->nr * kernel->word_bytes;
+}
+
 /* The panels whose rows are fetched together are, by those before them, each slice of which fetches its part. */
 static te_gemm_ahead panels_after(const gemm_unit *u, int64_t panel)
 {
@@ -135,6 +145,11 @@ static te_gemm_ahead after(const gemm_unit *u, int64_t panel)
     const te_gemm_plan *plan = u->plan;
     const te_gemm_kernel *kernel = plan->kernel;
     int64_t size = plan->p->b.size, word = u->first + u->words, end = u->chunk + plan->chunk_words;
+    int64_t row = (int64_t)kernel->nr * kernel->word_bytes;
+    if (plan->packed_b) {
+        const char *next = packed_slice(u, plan->packed_b, panel) + u->words * row;
+        return (te_gemm_ahead){next, at_most(plan->slice_words, plan->words), row, row, 0};
+    }
     if (plan->near_panels > 1) return panels_after(u, panel);
     if (word < plan->words && word < end) { /* the panel's next slice */
     } else if (++panel < u->panel + u->panels) {
@@ -177,7 +192,7 @@ static bool is_packed_by_tile(const gemm_unit *u, int64_t panel)
     const te_gemm_kernel *kernel = plan->kernel;
     bool words = plan->word == TE_GEMM_WORD_F32 || plan->word == TE_GEMM_WORD_F64 ||
                  (plan->word == TE_GEMM_WORD_BF16PAIR && plan->p->k % 2 == 0);
-    return kernel->packing && words && plan->p->b.cs == 1 && u->rows >= kernel->mr &&
+    return kernel->packing && words && !plan->packed_b && plan->p->b.cs == 1 && u->rows >= kernel->mr &&
            columns_of(u, panel) % kernel->lanes == 0;
 }
 
@@ -216,8 +231,9 @@ static void run_tiles(gemm_unit *u, int64_t panel)
     te_gemm_ahead next = after(u, panel);
     bool packs = is_packed_by_tile(u, panel);
     te_gemm_lying lying = {0};
+    const char *b = plan->packed_b ? packed_slice(u, plan->packed_b, panel) : u->b_room;
     if (packs) lying = lying_of(u, panel, &next);
-    else pack_b(u, panel);
+    else if (!plan->packed_b) pack_b(u, panel);
     int64_t share = next.runs ? divide_up(next.runs, row_panels) : 0;
     if (!kernel->fetch) plan_fetches(u, row_panels, &next, &out);
     for (int64_t i = 0; i < row_panels; i++, a += a_panel, sums += kept ? tile_bytes : 0) {
@@ -232,31 +248,53 @@ static void run_tiles(gemm_unit *u, int64_t panel)
         out.squares = of_tile;
         te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors - 1];
         if (packs && i == 0) kernel->packing[vectors - 1](a, a_row, a_step, &lying, u->filled, sums, begins, &out);
-        else tile(a, a_row, a_step, u->b_room, u->filled, sums, begins, &out);
+        else tile(a, a_row, a_step, b, u->filled, sums, begins, &out);
         if (by_near) kernel->stream_squares(c, c_row, near, kernel->nr, rows, vectors, of_tile);
         else if (ends && out.way == TE_GEMM_OUT_KEEP)
             kernel->finish(&u->finish, sums, kernel->nr, row, col, rows, cols);
     }
 }
 
-/* All of a product, without tiles. */
+/* Columns of b become rows, which takes less time one by one where there are few elements. */
+static void turn_b(const gemm_unit *u, int64_t k, int64_t n)
+{
+    int size = u->plan->p->b.size;
+    char *to = u->b_room;
+    for (int64_t w = 0; w < k; w++)
+        for (int64_t j = 0; j < n; j++, to += size) {
+            const char *from = u->b.data + w * u->b.row + j * u->b.col;
+            if (size == 4) memcpy(to, from, 4);
+            else memcpy(to, from, 2);
+        }
+}
+
+static void pack_small(const gemm_unit *u, te_gemm_small *s)
+{
+    const te_gemm_plan *plan = u->plan;
+    bool widened = s->in == TE_BF16 && !s->pairs;
+    te_gemm_pack pack = {.word = widened ? TE_GEMM_WORD_BF16 : plan->word, .src = u->b.data, .line_stride = u->b.col,
+                         .k_stride = u->b.row, .k = s->k, .extent = s->n, .width = (int)round_up(s->n, 16)};
+    if (s->pairs) pack.filled = pack.width, s->a_step *= 2;
+    s->b = u->b_room;
+    s->b_row = plan->small_turned ? s->n * plan->p->b.size : pack.width * (int64_t)sizeof(float);
+    s->panel = !plan->small_turned;
+    if (plan->small_turned) turn_b(u, s->k, s->n);
+    else plan->isa->pack(&pack, u->b_room);
+}
+
+/* All of the unit, without tiles. */
 static void run_small(const gemm_unit *u)
 {
     const te_gemm_plan *plan = u->plan;
     const te_gemm_problem *p = plan->p;
-    te_gemm_small s = {.in = p->a.dtype, .out = p->c.dtype, .a = u->a.data, .b = u->b.data, .c = u->finish.c.data,
-                       .a_row = u->a.row, .a_step = u->a.col, .b_row = u->b.row, .c_row = p->c.rs * p->c.size,
-                       .m = (int)p->m, .n = (int)p->n, .k = (int)p->k, .panel = plan->small_panel,
-                       .add = p->accumulate};
-    if (plan->small_panel) {
-        te_gemm_pack pack = {.word = p->a.dtype == TE_BF16 ? TE_GEMM_WORD_BF16 : plan->word, .src = u->b.data,
-                             .line_stride = u->b.col, .k_stride = u->b.row, .k = p->k, .extent = (int)p->n,
-                             .width = (int)round_up(p->n, 16)};
-        plan->isa->pack(&pack, u->b_room);
-        s.b = u->b_room;
-        s.b_row = pack.width * (int64_t)sizeof(float);
-    }
-    plan->isa->small(&s);
+    int64_t c_row = p->c.rs * p->c.size;
+    te_gemm_small s = {.in = p->a.dtype, .out = p->c.dtype, .a = u->a.data + u->row * u->a.row, .b = u->b.data,
+                       .c = u->finish.c.data + u->row * c_row, .bias = u->finish.bias, .a_row = u->a.row,
+                       .a_step = u->a.col, .b_row = u->b.row, .c_row = c_row, .m = u->rows, .n = (int)p->n,
+                       .k = (int)p->k, .pairs = plan->small_pairs, .add = p->accumulate};
+    if (plan->small_panel) pack_small(u, &s);
+    if (s.pairs) plan->isa->small_pairs(&s);
+    else plan->isa->small(&s);
 }
 
 /* Makes the slice that begins at word `first` of the chunk the unit's. */
@@ -414,12 +452,57 @@ static double sum_of_squares(const te_gemm_plan *plan)
     return sum;
 }
 
+/* --- a b that comes again ----------------------------------------------------------------------------------------- */
+
+typedef struct gemm_keeping {
+    te_exec *exec;
+    const te_gemm_plan *plan;
+    char *room;
+} gemm_keeping;
+
+static void pack_panels(void *context, int64_t first, int64_t end, int thread)
+{
+    const gemm_keeping *keeping = context;
+    const te_gemm_plan *plan = keeping->plan;
+    gemm_unit u = {.exec = keeping->exec, .plan = plan, .b = source_of(&plan->p->b)};
+    (void)thread;
+    for (int64_t panel = first; panel < end; panel++)
+        for (int64_t word = 0; word < plan->words; word += plan->slice_words) {
+            u.first = word;
+            u.words = u.filled = at_most(plan->words - word, plan->slice_words);
+            u.b_room = packed_slice(&u, keeping->room, panel);
+            pack_b(&u, panel);
+        }
+}
+
+/* Few rows take hardly longer than packing what they are multiplied with; so where that comes again it is kept. Its
+ * panels are those that would be packed, so bits are the same. */
+static void find_packed_b(te_exec *exec, te_gemm_state *state, te_gemm_plan *plan)
+{
+    const te_gemm_problem *p = plan->p;
+    const te_gemm_kernel *kernel = plan->kernel;
+    bool large = p->k * p->n >= KEEP_ELEMENTS;
+    if (!p->b_key || p->m > KEEP_ROWS || !large || plan->small || p->batches > 1 || kernel->step > 1) return;
+    if (!state->packed) state->packed = te_gemm_cache_new(exec->mem);
+    if (!state->packed) return;
+    te_gemm_packed_id id = {.key = p->b_key, .form = {(int64_t)(intptr_t)p->b.data, p->n, p->k, p->b.rs, p->b.cs,
+                                                      plan->width, plan->word, -1}};
+    void *room;
+    size_t bytes = (size_t)(plan->panels * plan->words * kernel->nr * kernel->word_bytes);
+    plan->packed_b = te_gemm_cache_find(state->packed, &id, bytes, &room);
+    if (!room) return;
+    gemm_keeping keeping = {exec, plan, room};
+    te_cpu_loop(exec, plan->threads, plan->panels, 1, pack_panels, &keeping);
+    plan->packed_b = room;
+}
+
 te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem)
 {
     te_gemm_state *state = te_gemm_state_get(exec);
     if (!state) return TE_ERROR_MEMORY;
     te_gemm_plan plan;
     te_gemm_plan_make(exec, state, problem, &plan);
+    find_packed_b(exec, state, &plan);
     bool wide = plan.kernel->sum_bytes == sizeof(double);
     size_t squares = align_up((size_t)(plan.square_rows * plan.square_cols) * sizeof *plan.squares);
     size_t shared = squares + te_gemm_bias_bytes(problem, wide);

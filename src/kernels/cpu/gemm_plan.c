@@ -13,6 +13,13 @@ enum {
     ROUNDED_BYTES = 4 << 20, /* … of bfloat16, which what comes next reads at once */
     PAIR = 128,              /* bytes of two cache lines, which memory gives in little more time than one */
     SMALL_K = 64,
+    SMALL_ROWS = 16, SMALL_COLS = 32, /* by which k may be larger */
+    TINY_PANEL = 64,         /* elements of b that are moved one by one */
+    NARROW_ROWS = 32,        /* at least, … */
+    NARROW_COLS = 15,        /* … and at most: less than a vector, which tiles leave as it is */
+    NARROW_FEW_COLS = 8,     /* with which longer sums take less time as those of a few rows, … */
+    NARROW_K = 16,           /* … where pairs are not multiplied at once */
+    NARROW_UNIT = 1024,      /* rows */
     SMALL_MACS = 256 << 10,  /* of a product that is multiplied without tiles, … */
     SMALL_PANEL_MACS = 16 << 10, /* … where b is packed nevertheless, … */
     SMALL_PAIR_MACS = 2 << 10,   /* … and where tiles would take two elements at a time */
@@ -96,19 +103,46 @@ static void plan_squares(te_gemm_plan *plan)
     plan->square_cols = p->n / kernel->lanes;
 }
 
+static bool small_finishes(const te_gemm_isa *isa, const te_gemm_problem *p)
+{
+    bool plain = p->alpha == 1 && !p->bias_by_row && !p->aux.data && p->activation == TE_ACT_NONE;
+    return isa->small && plain && p->c.cs == 1 && !(p->accumulate && p->c.dtype != TE_F32) && p->a.dtype != TE_F64;
+}
+
+bool te_gemm_is_narrow(const te_gemm_state *state, const te_gemm_problem *p)
+{
+    bool pairs = p->a.dtype == TE_BF16 && state->bf16_pairs && p->a.cs == 1;
+    int64_t most_k = pairs || p->n > NARROW_FEW_COLS ? SMALL_K : NARROW_K;
+    return p->m >= NARROW_ROWS && p->n <= NARROW_COLS && p->k <= most_k && small_finishes(state->isa, p);
+}
+
+bool te_gemm_turns_b(const te_gemm_state *state, const te_gemm_problem *p)
+{
+    return p->b.cs != 1 && p->n > 1 && p->m > 1 && p->n * p->k <= TINY_PANEL && small_finishes(state->isa, p);
+}
+
 /* Whether products are so small that what packing and tiles take on top of multiplying counts for more. */
-static void plan_small(te_gemm_plan *plan)
+static bool is_small(const te_gemm_plan *plan, bool panel)
 {
     const te_gemm_problem *p = plan->p;
     double macs = (double)p->m * (double)p->n * (double)p->k;
-    bool plain = p->alpha == 1 && !te_view_present(&p->bias) && !p->aux.data && p->activation == TE_ACT_NONE &&
-                 p->c.cs == 1 && !(p->accumulate && p->c.dtype != TE_F32);
-    bool panel = p->b.cs != 1 && p->n > 1;
     int most = plan->word == TE_GEMM_WORD_BF16PAIR ? SMALL_PAIR_MACS : panel ? SMALL_PANEL_MACS : SMALL_MACS;
-    if (!plan->isa->small || !plain || p->a.dtype == TE_F64 || p->k > SMALL_K || macs > most) return;
-    if (panel && p->n > plan->kernel->nr) return;
-    plan->small = true;
-    plan->small_panel = panel;
+    bool few = p->m <= SMALL_ROWS && p->n <= SMALL_COLS && !panel;
+    return small_finishes(plan->isa, p) && (few || p->k <= SMALL_K) && macs <= most &&
+           !(panel && p->n > plan->kernel->nr);
+}
+
+static void plan_small(te_gemm_plan *plan, const te_gemm_state *state)
+{
+    const te_gemm_problem *p = plan->p;
+    bool panel = p->b.cs != 1 && p->n > 1, narrow = te_gemm_is_narrow(state, p);
+    plan->small = narrow || is_small(plan, panel);
+    plan->small_pairs = narrow && plan->word == TE_GEMM_WORD_BF16PAIR && p->a.cs == 1;
+    plan->small_panel = panel || plan->small_pairs;
+    plan->small_turned = panel && !plan->small_pairs && p->n * p->k <= TINY_PANEL;
+    if (!plan->small) return;
+    plan->unit_panels = plan->panels;
+    plan->unit_rows = narrow ? NARROW_UNIT : p->m;
 }
 
 /* Cycles for a step of k of so much work, as they were measured: a multiplication of vectors takes one, packing a word
@@ -327,9 +361,9 @@ void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_proble
     plan->direct_a = is_direct(plan);
     plan->way = way_out(plan);
     plan_squares(plan);
-    plan_small(plan);
-    if (plan->small) plan->unit_panels = plan->panels, plan->unit_rows = p->m;
-    else if (plan->threads == 1 && p->m <= plan->kernel->unit_rows && plan->panels <= plan->kernel->unit_panels)
+    plan_small(plan, state);
+    if (plan->small) {
+    } else if (plan->threads == 1 && p->m <= plan->kernel->unit_rows && plan->panels <= plan->kernel->unit_panels)
         plan_one_unit(plan);
     else plan_division(state, plan);
     plan->panels = divide_up(p->n, plan->width);

@@ -22,7 +22,7 @@ typedef struct te_gemm_plan {
     int64_t near_panels;                    /* whose rows of b are fetched together, 1 where they are not */
     int     threads;
     bool    small;                          /* not in tiles (isa/gemm_small.c), and whether b is packed there */
-    bool    small_panel;
+    bool    small_panel, small_pairs, small_turned; /* … as pairs, or turned as it is */
     bool    direct_a;                       /* rows of a serve as they are */
     bool    keeps_a;                        /* packed rows of a serve neighbouring units */
     bool    blocks_first;                   /* neighbouring units are blocks of one group, else groups of one block */
@@ -30,6 +30,7 @@ typedef struct te_gemm_plan {
     size_t  a_bytes, b_bytes, sums_bytes;   /* workspace of a thread */
     int64_t square_rows, square_cols;       /* tiles down and vectors across whose sums of squares are wanted, or 0 */
     float  *squares;                        /* these, or NULL */
+    const char *packed_b;                   /* all panels of a b that comes again, slice after slice; or NULL */
 } te_gemm_plan;
 
 static inline int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }

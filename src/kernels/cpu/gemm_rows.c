@@ -74,6 +74,7 @@ const char *te_gemm_rows_decline(te_exec *exec, const te_gemm_problem *p)
     if (p->m > most_rows(exec, state, p)) return "many rows";
     if (p->a.dtype == TE_F64) return "float64";
     if (p->b.rs != 1) return "columns of b are not contiguous";
+    if (te_gemm_turns_b(state, p)) return "columns of b are few and short";
     if (p->a.cs != 1 && p->batches > 1) return "rows of a are not contiguous";
     return NULL;
 }

@@ -26,7 +26,7 @@ typedef struct sweep_work {
 } sweep_work;
 
 /* Up to how many rows this is the faster way: tiles use what they loaded more often, and multiply two bfloat16 at a
- * time. A b that comes from memory is different: only for one row oneDNN reads it faster. */
+ * time. A b that comes from memory is different: only for one row of float32 oneDNN reads it faster. */
 static int most_rows(const te_gemm_problem *p, double bytes)
 {
     te_dtype dtype = p->a.dtype;
@@ -45,7 +45,7 @@ const char *te_gemm_sweep_decline(te_exec *exec, const te_gemm_problem *p)
     if (p->b.cs != 1) return "rows of b are not contiguous";
     if (p->n < TE_GEMM_SWEEP_COLS) return "few columns";
     if (p->m > most_rows(p, bytes)) return "many rows";
-    if (p->m == 1 && bytes > LARGE_BYTES && p->a.dtype != TE_F16) return "b comes from memory";
+    if (p->m == 1 && bytes > LARGE_BYTES && p->a.dtype == TE_F32) return "b comes from memory";
     return NULL;
 }
 

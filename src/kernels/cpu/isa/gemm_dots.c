@@ -62,11 +62,12 @@ INLINE vector add_f16(const char *a, const char *b, int v, vector sum)
 
 typedef vector add_fn(const char *a, const char *b, int v, vector sum);
 
-/* What is left of some lines behind their whole steps, filled up with zeros. */
-INLINE void copy_rest(const char *src, int64_t stride, int lines, int64_t bytes, char rest[][LINE])
+/* What is left of some lines behind their whole steps, filled up with zeros. By itself: within the loop over steps it
+ * costs registers, and those lines time that have no rest. */
+static __attribute__((noinline)) void copy_rest(const char *src, int64_t stride, int lines, int64_t bytes,
+                                                char rest[][LINE])
 {
-    memset(rest, 0, (size_t)lines * LINE);
-    for (int i = 0; i < lines; i++) memcpy(rest[i], src + i * stride, (size_t)bytes);
+    for (int i = 0; i < lines; i++) copy_filled(rest[i], src + i * stride, bytes, LINE);
 }
 
 /* `rows` lines of a times BLOCK_COLS of b, `col` bytes apart. */
@@ -76,7 +77,6 @@ INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char 
     vector  sum[BLOCK_ROWS][BLOCK_COLS][PARTS] = {0};
     char    x[BLOCK_ROWS][LINE], y[BLOCK_COLS][LINE];
     int64_t row = d->a_line, whole = d->bytes / LINE * LINE, rest = d->bytes - whole;
-    if (rest) copy_rest(a + whole, row, rows, rest, x), copy_rest(b + whole, col, BLOCK_COLS, rest, y);
     for (;;) {
         for (int64_t at = 0; at < whole; at += LINE) {
             UNROLL for (int j = 0; j < BLOCK_COLS; j++) __builtin_prefetch(b + BLOCK_COLS * at + j * LINE + AHEAD);
@@ -86,6 +86,7 @@ INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char 
                         sum[i][j][v] = add(a + i * row + at, b + j * col + at, v, sum[i][j][v]);
         }
         if (!rest) break;
+        copy_rest(a + whole, row, rows, rest, x), copy_rest(b + whole, col, BLOCK_COLS, rest, y);
         a = x[0], b = y[0], row = col = whole = LINE, rest = 0;
     }
     UNROLL for (int i = 0; i < rows; i++) fold(sum[i], sums + i * d->pitch);

@@ -282,6 +282,7 @@ const te_gemm_isa TE_ISA_NAME(te_gemm_isa) = {
     .bf16 = KERNEL(bf16, int32_t, float, 2, f32, .rounds = true, .streams = true,
                    .stream_squares = te_gemm_stream_squares_avx512, .leave = te_gemm_streamed_avx512),
     .small = te_gemm_small_avx512,
+    .small_pairs = te_gemm_small_pairs_avx512,
     .dots_pairs = TE_ISA_NAME(te_gemm_dots_pairs),
 #elif defined(TE_ISA_neonbf16)
     .bf16 = KERNEL(bf16, int32_t, float, 2, f32, .rounds = true, .streams = false),

@@ -92,8 +92,7 @@ INLINE void add_steps(te_dtype dtype, const int steps, const te_gemm_sweep *w, i
     for (; j + WIDE <= w->cols; j += WIDE, r.b += WIDE * size)
         add_wide(dtype, steps, w->rows, r, x, w->sums + j, w->pitch);
     if (j == w->cols) return;
-    memset(rest, 0, sizeof rest);
-    for (int s = 0; s < steps; s++) memcpy(rest[s], r.b + s * r.line, (size_t)((w->cols - j) * size));
+    UNROLL for (int s = 0; s < steps; s++) copy_filled(rest[s], r.b + s * r.line, (w->cols - j) * size, MOST_BYTES);
     add_wide(dtype, steps, w->rows, (sweep_rows){rest[0], sizeof rest[0]}, x, w->sums + j, w->pitch);
 }
 

@@ -40,6 +40,22 @@ typedef float vector __attribute__((vector_size(16)));
 
 typedef uint32_t vector_u32 __attribute__((vector_size(sizeof(vector))));
 
+/* `bytes` bytes and zeros up to `room`, a multiple of 64. Whole vectors, which a vector of them does not wait for. */
+INLINE void copy_filled(char *to, const char *from, int64_t bytes, const int room)
+{
+#if defined(TE_ISA_avx512)
+    UNROLL for (int at = 0; at < room; at += 64)
+    {
+        int64_t left = bytes - at;
+        __mmask64 mask = left >= 64 ? ~0ull : left > 0 ? (1ull << left) - 1 : 0;
+        _mm512_storeu_si512(to + at, _mm512_maskz_loadu_epi8(mask, from + at));
+    }
+#else
+    memset(to, 0, (size_t)room);
+    memcpy(to, from, (size_t)bytes);
+#endif
+}
+
 /* A vector of float16, as float32. Without an instruction for it this is some hundred bytes of code. */
 #if defined(TE_ISA_avx512)
 INLINE vector widen_f16(const char *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p)); }

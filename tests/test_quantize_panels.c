@@ -67,6 +67,19 @@ static void check(te_exec *exec, te_cpu_isa isa, bool vbmi, te_quantize_job job,
     }
 }
 
+static void check_apart(te_exec *exec, const te_quantize_job *job, const char *what)
+{
+    for (exec->threads = 1; exec->threads <= 2; exec->threads++) {
+        quantize(exec, *job, 0, 3);
+        for (int s = 0; s < 2; s++) {
+            quantize(exec, *job, 1, 1 << s);
+            CHECK_MSG(memcmp(data[0][s], data[1][s], ROOM) == 0 && memcmp(factors[0][s], factors[1][s], ROOM) == 0,
+                      "%s, %lld x %lld, dtype %d, side %d, %d threads", what, (long long)job->rows,
+                      (long long)job->cols, (int)job->dtype, s, exec->threads);
+        }
+    }
+}
+
 /* Sides made together have the bytes of sides made apart, also where codes that serve both are kept on their way. */
 static void test_apart(te_exec *exec)
 {
@@ -81,17 +94,28 @@ static void test_apart(te_exec *exec)
                                    .scale = 64};
             if (job.quantizer->row_scaled) continue;
             fill(job.dtype, job.rows * job.cols, k % 2);
-            for (exec->threads = 1; exec->threads <= 2; exec->threads++) {
-                quantize(exec, job, 0, 3);
-                for (int s = 0; s < 2; s++) {
-                    quantize(exec, job, 1, 1 << s);
-                    CHECK_MSG(memcmp(data[0][s], data[1][s], ROOM) == 0 &&
-                                  memcmp(factors[0][s], factors[1][s], ROOM) == 0,
-                              "%s, %lld x %lld, dtype %d, side %d, %d threads", recipe->name, (long long)job.rows,
-                              (long long)job.cols, (int)job.dtype, s, exec->threads);
-                }
-            }
+            check_apart(exec, &job, recipe->name);
         }
+}
+
+/* The same where both factors lose about as much: the sides add the errors of a square in another order, and in one of
+ * several hundreds of these they choose different factors. */
+static void test_close_errors(te_exec *exec)
+{
+    int checked = 0;
+    for (int k = 0; k < 3 * QUANTIZER_RECIPES; k++) {
+        te_quantize_job job = {.quantizer = &quantizer_recipes[k / 3].q[k % 3], .source = floats, .dtype = TE_F32,
+                               .rows = 515, .cols = 1090, .source_stride = 1090};
+        if (job.quantizer->four_over_six == TE_46_NONE || job.quantizer->block_rows != 16) continue;
+        for (int64_t i = 0; i < job.rows * job.cols; i++) {
+            int steps = (int)(test_random(&state) % 49) - 24;
+            bool corner = i / job.cols % 16 == 0 && i % job.cols % 16 == 0;
+            floats[i] = 0.2f * (float)(corner ? 24 : test_random(&state) % 16 == 0 ? steps : 0);
+        }
+        check_apart(exec, &job, quantizer_recipes[k / 3].name);
+        checked++;
+    }
+    CHECK(checked > 0);
 }
 
 int main(void)
@@ -112,6 +136,7 @@ int main(void)
             check(&exec, isa, vbmi, job, recipe->name);
         }
     test_apart(&exec);
+    test_close_errors(&exec);
     test_exec_close(&exec);
     return TEST_END();
 }

@@ -129,6 +129,8 @@ typedef struct te_quantize_blocks {
     void (*turn_factors)(uint8_t *to, int64_t stride, const uint8_t *factors, int rows, int n);
     void (*pack_along)(uint8_t *pairs, const uint8_t *codes, int64_t n);                       /* n codes, n even */
     void (*pack_down)(uint8_t *pairs, const uint8_t *even, const uint8_t *odd, int64_t n);     /* n of either row */
+    /* What pack_down makes of two rows that lie as pack_along leaves them: n columns. */
+    void (*pairs_across)(uint8_t *pairs, const uint8_t *even, const uint8_t *odd, int64_t n);
 
     /* The way back. Codes take a byte each. */
     void (*unpack_along)(uint8_t *codes, const uint8_t *pairs, int64_t n);                     /* n codes, n even */

@@ -161,6 +161,31 @@ static void encode_pairs(const te_panel_job *p, te_panel_lane *l, te_panel x, co
         p->blocks->pack_down(pairs + (k - i) / 2 * stride + done, l->codes[k], l->codes[k + 1], x.cols - done);
 }
 
+/* Whether the blocks of both sides that begin in row i are the same squares with the same factors, so that side 0 has
+ * the codes already. Where errors chose between two factors, both sides agree on what sums of either order decide. */
+static bool has_pairs(const te_panel_job *p, const te_panel_lane *l, te_panel x, int i)
+{
+    const te_quantizer *q = p->job.quantizer;
+    if (!te_panel_shares_amaxes(p) || !te_panel_goes_by_groups(p) || q->row_scaled) return false;
+    if (q->block_cols != TE_GROUP || x.col % 2 != 0 || p->encode[0] != p->encode[1]) return false;
+    const int8_t *chosen = l->chosen[(x.row + i) % TE_PANEL_ROWS / TE_GROUP] + x.col % TE_MOST_COLUMNS / TE_GROUP;
+    int8_t least = 0;
+    for (int b = 0; b * TE_GROUP < x.cols && q->four_over_six != TE_46_NONE; b++)
+        least = chosen[b] < least ? chosen[b] : least;
+    return least >= 0;
+}
+
+/* The pairs of side 0, which lie along rows, to pairs_at. */
+static void turn_pairs(const te_panel_job *p, te_panel_lane *l, te_panel x, int i, int high)
+{
+    const te_quantized_side *side = &p->job.side[0];
+    const uint8_t *from = side->data + (x.row + i) * side->row_stride + x.col / 2;
+    uint8_t *pairs = pairs_at(p, l, x, i), *none = l->codes[0];
+    if (high % 2) memset(none, 0, (size_t)(x.cols + 1) / 2);
+    for (int k = 0; k < high; k += 2, from += 2 * side->row_stride, pairs += pairs_stride(p, l))
+        p->blocks->pairs_across(pairs, from, k + 1 < high ? from + side->row_stride : none, x.cols);
+}
+
 /* Codes of x.cols columns and `count` rows to the transposed side; two rows to a byte they are at pairs_at. */
 static void turn(const te_panel_job *p, te_panel_lane *l, te_panel x, const uint8_t *codes, int64_t stride, int count)
 {
@@ -298,7 +323,9 @@ static int encode_strip(const te_panel_job *p, te_panel_lane *l, te_panel x)
     for (int i = 0; i < r.count; i += step) {
         int high = r.count - i < step ? r.count - i : step;
         if (q->block_rows) make_factors(p, l, x, &r, i, high);
-        for (int k = 0; k < high && q->element == TE_E2M1; k += TE_GROUP)
+        bool there = q->element == TE_E2M1 && has_pairs(p, l, x, i);
+        if (there) turn_pairs(p, l, x, i, high);
+        for (int k = 0; k < high && !there && q->element == TE_E2M1; k += TE_GROUP)
             encode_pairs(p, l, x, &r, i + k, high - k < TE_GROUP ? high - k : TE_GROUP);
         if (q->element != TE_E2M1 && !shared)
             encode_rows(p, l, x, &r, i, high);

@@ -49,7 +49,7 @@ TE_INLINE bool te_chunk_of_pairs(uint8_t *pairs, uint8_t *factors, const float *
         te_short_blocks_f32(m, scaled + 4 * k, 16);
         te_fours four = te_fours_f32(x + 64 * k, m, NULL, t);
         _mm256_storeu_si256((__m256i *)(void *)(pairs + 32 * k), te_neighbours_f32(four.codes));
-        unsure |= (unsigned)(four.unsure != 0) << k;
+        unsure |= (unsigned)four.unsure << k;
     }
     for (; unsure; unsure &= unsure - 1) {
         int k = __builtin_ctz(unsure);

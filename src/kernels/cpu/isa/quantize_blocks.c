@@ -175,6 +175,16 @@ static void pack_down(uint8_t *restrict pairs, const uint8_t *restrict even, con
     for (int64_t j = 0; j < n; j++) pairs[j] = (uint8_t)(even[j] | odd[j] << 4);
 }
 
+static void pairs_across(uint8_t *restrict pairs, const uint8_t *restrict even, const uint8_t *restrict odd, int64_t n)
+{
+    for (int64_t j = 0; j < n / 2; j++) {
+        uint32_t a = even[j], b = odd[j];
+        uint16_t two = (uint16_t)((a & 0xfu) | (b & 0xfu) << 4 | (a & 0xf0u) << 4 | (b & 0xf0u) << 8);
+        memcpy(pairs + 2 * j, &two, sizeof two);
+    }
+    if (n % 2) pairs[n - 1] = (uint8_t)((even[n / 2] & 0xfu) | (odd[n / 2] & 0xfu) << 4);
+}
+
 static void unpack_along(uint8_t *restrict codes, const uint8_t *restrict pairs, int64_t n)
 {
     for (int64_t j = 0; j < n / 2; j++) {
@@ -295,6 +305,7 @@ const te_quantize_blocks TE_ISA_NAME(te_quantize_blocks) = {
     .turn_factors = turn_factors,
     .pack_along = pack_along,
     .pack_down = pack_down,
+    .pairs_across = pairs_across,
     .unpack_along = unpack_along,
     .decode_along = FORMATS(decode_along),
     .decode_down = FORMATS(decode_down),

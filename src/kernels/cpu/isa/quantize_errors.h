@@ -192,28 +192,42 @@ TE_INLINE __m512 te_distances(__m512 x, __m512 multipliers)
     return _mm512_fmsub_ps(x, multipliers, _mm512_permutex2var_ps(low, _mm512_castps_si512(quarters), high));
 }
 
-/* Sums of the lower half and of the upper one, of distances or of their squares, as errors in blocks b and b + 1. */
-TE_INLINE void te_put_errors(float *sums, const te_error_rule *r, int b, __m512 sum)
+/* Sums of the lower half and of the upper one of either vector, to blocks b and b + 1. */
+TE_INLINE void te_put_halves(float *const sums[2], int b, __m512 first, __m512 second)
 {
-    for (int h = 0; h < 2; h++) {
-        float unit = r->factors[b + h] * r->amax / r->most * 0.25f;
-        float distances = _mm512_mask_reduce_add_ps((__mmask16)(0xff << 8 * h), sum);
-        sums[b + h] = distances * unit * (r->squared ? unit : 1);
+    __m512 by_two = _mm512_add_ps(_mm512_unpacklo_ps(first, second), _mm512_unpackhi_ps(first, second));
+    __m512 quarters = _mm512_add_ps(by_two, _mm512_permute_ps(by_two, 0x4e));
+    __m512 halves = _mm512_add_ps(quarters, _mm512_shuffle_f32x4(quarters, quarters, 0xb1));
+    __m128 low = _mm512_castps512_ps128(halves), high = _mm512_extractf32x4_ps(halves, 2);
+    _mm_store_ss(&sums[0][b], low);
+    _mm_store_ss(&sums[0][b + 1], high);
+    _mm_store_ss(&sums[1][b], _mm_movehdup_ps(low));
+    _mm_store_ss(&sums[1][b + 1], _mm_movehdup_ps(high));
+}
+
+/* What were distances of products, four times over, or their squares, as errors. */
+TE_INLINE void te_distances_to_errors(float *restrict sums, const te_error_rule *r, int blocks)
+{
+    const float *factors = r->factors, amax = r->amax, most = r->most;
+    const bool squared = r->squared;
+    for (int b = 0; b < blocks; b++) {
+        float unit = factors[b] * amax / most * 0.25f;
+        sums[b] = sums[b] * unit * (squared ? unit : 1);
     }
 }
 
 #define TE_DEFINE_ERRORS_ABOUT(dtype, type)                                                                            \
-    TE_INLINE void te_errors_of_pair_##dtype(__m512 sum[2], const __m512 m[2], const type *x, int64_t stride,          \
+    TE_INLINE void te_errors_of_pair_##dtype(__m512 sum[4], const __m512 m[2], const type *x, int64_t stride,          \
                                              bool squared)                                                             \
     {                                                                                                                  \
-        sum[0] = sum[1] = _mm512_setzero_ps();                                                                         \
+        _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) sum[k] = _mm512_setzero_ps();                              \
         for (int i = 0; i < TE_GROUP; i++, x += stride) {                                                              \
             __m512 v[2];                                                                                               \
             te_pair_sizes_##dtype(v, x);                                                                               \
-            _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++)                                                        \
+            _Pragma("GCC unroll 4") for (int k = 0; k < 4; k++) /* a sum for each, which wait for nothing else */      \
             {                                                                                                          \
-                __m512 d = te_distances(v[k / 2], m[k % 2]), *to = &sum[k % 2];                                        \
-                *to = squared ? _mm512_fmadd_ps(d, d, *to) : _mm512_add_ps(*to, _mm512_abs_ps(d));                     \
+                __m512 d = te_distances(v[k / 2], m[k % 2]);                                                           \
+                sum[k] = squared ? _mm512_fmadd_ps(d, d, sum[k]) : _mm512_add_ps(sum[k], _mm512_abs_ps(d));            \
             }                                                                                                          \
         }                                                                                                              \
     }                                                                                                                  \
@@ -222,7 +236,7 @@ TE_INLINE void te_put_errors(float *sums, const te_error_rule *r, int b, __m512 
     {                                                                                                                  \
         const type *x = data;                                                                                          \
         for (int b = 0; b < blocks; b += 2, x += 2 * TE_GROUP) {                                                       \
-            __m512 m[2], sum[2];                                                                                       \
+            __m512 m[2], sum[4];                                                                                       \
             for (int k = 0; k < 2; k++) {                                                                              \
                 const float *of = rules[k].multipliers + b;                                                            \
                 m[k] = _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(4 * of[0]), _mm512_set1_ps(4 * of[1]));             \
@@ -231,8 +245,9 @@ TE_INLINE void te_put_errors(float *sums, const te_error_rule *r, int b, __m512 
                 te_errors_of_pair_##dtype(sum, m, x, stride, true);                                                    \
             else                                                                                                       \
                 te_errors_of_pair_##dtype(sum, m, x, stride, false);                                                   \
-            for (int k = 0; k < 2; k++) te_put_errors(sums[k], &rules[k], b, sum[k]);                                  \
+            te_put_halves(sums, b, _mm512_add_ps(sum[0], sum[2]), _mm512_add_ps(sum[1], sum[3]));                      \
         }                                                                                                              \
+        for (int k = 0; k < 2; k++) te_distances_to_errors(sums[k], &rules[k], blocks);                                \
     }
 
 TE_DEFINE_ERRORS_ABOUT(f32, float)

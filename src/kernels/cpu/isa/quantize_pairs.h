@@ -2,10 +2,10 @@
  *
  * Products are cut off to 4096ths, which fit into 16 bits: sixteenths of the largest number whose upper bits,
  * quarters, are looked up. Codes change at quarters alone, some above one and some at it, so what is cut off does not
- * matter but where nothing else is left: a product may then be such a quarter or a little more. These 64s are kept
- * count of, and go the general way later, those of several rows together: one in fifty is like that, and branches that
- * nobody foresees would cost more than they do. The same way go those with a NaN or a huge product, which have only
- * the top bit.
+ * matter but where nothing else is left: a product may then be such a quarter or a little more. Each of these 64s
+ * leaves a bit, and goes the general way later, those of several rows together: one in fifty is like that, and branches
+ * that nobody foresees would cost more than they do. The same way go those with a NaN or a huge product, which have
+ * only the top bit.
  *
  * By chance, a random byte is so many 256ths of the step, which is that of 1, of 2 or of 4. Here the sum is cut off,
  * and may be wrong only where its last bits below a quarter are all ones and nothing but what was cut off before is
@@ -22,10 +22,10 @@
 
 #if defined(TE_ISA_avx512vbmi)
 
-/* Codes of 64 in the order of their dtype; unsure: not 0 where one may be wrong. */
+/* Codes of 64 in the order of their dtype; unsure: one may be wrong. */
 typedef struct te_fours {
-    __m512i  codes;
-    uint32_t unsure;
+    __m512i codes;
+    bool    unsure;
 } te_fours;
 
 /* Constants of the loops. By chance there are so many that compilers would make them anew in every turn. */
@@ -46,8 +46,11 @@ TE_INLINE te_four_constants te_constants_of_fours(bool halves, bool chance)
         .last = te_kept(_mm512_set1_epi16((short)0x87ff), chance)};
 }
 
+/* Whether one of either is there: in the registers of masks, which are slow to leave. */
+TE_INLINE bool te_any_of(__mmask32 a, __mmask32 b) { return !_kortestz_mask32_u8(a, b); }
+
 /* Which of 4096ths are a quarter above which the next code begins, .25, 1.25, 2.5 or 5, or are not numbers. */
-TE_INLINE uint32_t te_on_edges(__m512i parts, __m512i quarters)
+TE_INLINE __mmask32 te_on_edges(__m512i parts, __m512i quarters)
 {
     static const uint16_t edges[32] = {0x8000, 1024, 1, 1, 1, 5120, 1, 1, 1, 1, 10240, 1, 1, 1, 1, 1, 1, 1, 1, 1, 20480,
                                        1,      1,    1, 1, 1, 1,    1, 1, 1, 1, 1};
@@ -64,7 +67,7 @@ TE_INLINE te_fours te_fours_of(__m512i first, __m512i second, __m512i signs, con
     __m512i which = _mm512_packus_epi16(quarters[0], quarters[1]);
     __m512i codes = _mm512_permutexvar_epi8(which, _mm512_loadu_si512(by_quarter));
     codes = _mm512_ternarylogic_epi32(_mm512_srli_epi16(signs, 4), t->sign, codes, 0xea); /* a & b | c */
-    return (te_fours){codes, te_on_edges(first, quarters[0]) | te_on_edges(second, quarters[1])};
+    return (te_fours){codes, te_any_of(te_on_edges(first, quarters[0]), te_on_edges(second, quarters[1]))};
 }
 
 /* The same by chance, random bytes as they come. `order` brings those of the first half into words. 256ths are shifted
@@ -76,7 +79,7 @@ TE_INLINE __m512i te_raised(__m512i parts, __m512i random, const te_four_constan
 }
 
 /* The largest sum, at which additions stop, has no next one. */
-TE_INLINE uint32_t te_below_halves(__m512i sums, const te_four_constants *t)
+TE_INLINE __mmask32 te_below_halves(__m512i sums, const te_four_constants *t)
 {
     return _mm512_testn_epi16_mask(_mm512_add_epi16(sums, t->one), t->last);
 }
@@ -91,8 +94,8 @@ TE_INLINE te_fours te_fours_by_chance(__m512i first, __m512i second, __m512i sig
     __m512i halves = _mm512_packus_epi16(_mm512_srli_epi16(first, 11), _mm512_srli_epi16(second, 11));
     __m512i codes = _mm512_shuffle_epi8(t->by_half, halves);
     codes = _mm512_ternarylogic_epi32(_mm512_srli_epi16(signs, 4), t->sign, codes, 0xea);
-    uint32_t unsure = te_below_halves(first, t) | te_below_halves(second, t);
-    return (te_fours){codes, unsure | (_mm512_movepi16_mask(_mm512_or_si512(first, second)) != 0)};
+    __mmask32 none = _mm512_movepi16_mask(_mm512_or_si512(first, second));
+    return (te_fours){codes, te_any_of(_kor_mask32(none, te_below_halves(first, t)), te_below_halves(second, t))};
 }
 
 /* Multipliers of 4096ths; false where one is so large that they do not exist. */
@@ -193,7 +196,7 @@ TE_INLINE __m512i te_in_order_f32(__m512i bytes)
 
 /* --- rows and columns --------------------------------------------------------------------------------------------- */
 
-enum { TE_PAIRS_PIECE = 4096, TE_PAIRS_LATER = TE_GROUP * TE_PAIRS_PIECE / 64 };
+enum { TE_PAIRS_PIECE = 4096 }; /* of 64 times 64: a bit for each */
 
 /* Multipliers of 64 columns as te_fours_ takes them. */
 TE_INLINE void te_each_column_f32(__m512 m[4], const float *multipliers)
@@ -242,51 +245,54 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
     {                                                                                                                  \
         te_put_general_pairs_##dtype(pairs, x, multipliers, random);                                                   \
     }                                                                                                                  \
-    /* Row r from element `first` on, whole 64s of at most TE_PAIRS_PIECE, in blocks of 16; how many are for later. */ \
-    TE_INLINE int te_pairs_row_##dtype(uint8_t *pairs, const te_pair_rows *w, int r, int64_t first, int64_t n,         \
-                                       bool chance, bool tied, const te_four_constants *t, uint16_t *later, int count) \
+    /* Row r from element `first` on, whole 64s of at most TE_PAIRS_PIECE, in blocks of 16; a bit for each that is for \
+     * later. */                                                                                                       \
+    TE_INLINE uint64_t te_pairs_row_##dtype(uint8_t *pairs, const te_pair_rows *w, int r, int64_t first, int64_t n,    \
+                                            bool chance, bool tied, const te_four_constants *t)                        \
     {                                                                                                                  \
         const type *x = (const type *)w->x + r * w->stride + first;                                                    \
         const float *multipliers = w->multipliers + r * w->step + first / 16;                                          \
         const uint8_t *random = chance ? w->random + r * w->random_stride + first : NULL;                              \
         const type *half = te_behind_##dtype(x, w->rows * w->stride) + n / 2;                                          \
+        uint64_t later = 0;                                                                                            \
         float scaled[16];                                                                                              \
-        for (int64_t i = 0; i < n; i += 256) {                                                                         \
-            int64_t end = n - i < 256 ? n : i + 256;                                                                   \
-            __m512 m[4] = {_mm512_maskz_loadu_ps((__mmask16)((1u << (end - i) / 16) - 1), multipliers + i / 16)};      \
-            bool good = te_scale_multipliers(&m[0]);                                                                   \
+        for (int64_t i = 0; i < n; i += 256, multipliers += 16) {                                                      \
+            int some = n - i < 256 ? (int)(n - i) / 64 : 4;                                                            \
+            __m512 m[4] = {_mm512_maskz_loadu_ps((__mmask16)((1u << 4 * some) - 1), multipliers)};                     \
+            bool bad = !te_scale_multipliers(&m[0]);                                                                   \
+            uint64_t unsure = 0;                                                                                       \
             _mm512_storeu_ps(scaled, m[0]);                                                                            \
-            for (int64_t j = i; j < end; j += 64) {                                                                    \
-                te_fetch_half(half + j / 2, 0, 64 * sizeof(type), false);                                              \
+            for (int k = 0; k < some; k++, x += 64, half += 32, pairs += 32) {                                         \
+                te_fetch_half(half, 0, 64 * sizeof(type), false);                                                      \
                 if (tied) {                                                                                            \
-                    te_put_general_pairs_##dtype(pairs + j / 2, x + j, multipliers + j / 16, NULL);                    \
+                    te_put_general_pairs_##dtype(pairs, x, multipliers + 4 * k, NULL);                                 \
                     continue;                                                                                          \
                 }                                                                                                      \
-                te_short_blocks_##dtype(m, scaled + (j - i) / 16, 16);                                                 \
-                te_fours four = te_fours_##dtype(x + j, m, chance ? random + j : NULL, t);                             \
-                _mm256_storeu_si256((__m256i *)(pairs + j / 2), te_neighbours_##dtype(four.codes));                    \
-                later[count] = (uint16_t)(r * (TE_PAIRS_PIECE / 64) + j / 64);                                         \
-                count += four.unsure != 0 || !good;                                                                    \
+                te_short_blocks_##dtype(m, scaled + 4 * k, 16);                                                        \
+                te_fours four = te_fours_##dtype(x, m, random, t);                                                     \
+                if (chance) random += 64;                                                                              \
+                _mm256_storeu_si256((__m256i *)(void *)pairs, te_neighbours_##dtype(four.codes));                      \
+                unsure |= (uint64_t)(four.unsure | bad) << k;                                                          \
             }                                                                                                          \
+            later |= unsure << i / 64;                                                                                 \
         }                                                                                                              \
-        return count;                                                                                                  \
+        return later;                                                                                                  \
     }                                                                                                                  \
     TE_INLINE void te_pairs_piece_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t first,  \
                                           int64_t n, bool chance, bool tied)                                           \
     {                                                                                                                  \
         const te_four_constants t = te_constants_of_fours(sizeof(type) == 2, chance);                                  \
-        uint16_t later[TE_PAIRS_LATER];                                                                                \
-        int count = 0;                                                                                                 \
+        uint64_t later[TE_GROUP];                                                                                      \
         for (int r = 0; r < w->rows; r++)                                                                              \
-            count = te_pairs_row_##dtype(pairs + r * pairs_stride + first / 2, w, r, first, n, chance, tied, &t,       \
-                                         later, count);                                                                \
-        for (int k = 0; k < count; k++) {                                                                              \
-            int64_t r = later[k] / (TE_PAIRS_PIECE / 64), j = first + later[k] % (TE_PAIRS_PIECE / 64) * 64;           \
-            const type *x = (const type *)w->x + r * w->stride + j;                                                    \
-            const float *multipliers = w->multipliers + r * w->step + j / 16;                                          \
-            const uint8_t *random = chance ? w->random + r * w->random_stride + j : NULL;                              \
-            te_put_slow_pairs_##dtype(pairs + r * pairs_stride + j / 2, x, multipliers, random);                       \
-        }                                                                                                              \
+            later[r] = te_pairs_row_##dtype(pairs + r * pairs_stride + first / 2, w, r, first, n, chance, tied, &t);   \
+        for (int r = 0; r < w->rows; r++)                                                                              \
+            for (; later[r]; later[r] &= later[r] - 1) {                                                               \
+                int64_t j = first + 64 * __builtin_ctzll(later[r]);                                                    \
+                const type *x = (const type *)w->x + r * w->stride + j;                                                \
+                const float *multipliers = w->multipliers + r * w->step + j / 16;                                      \
+                const uint8_t *random = chance ? w->random + r * w->random_stride + j : NULL;                          \
+                te_put_slow_pairs_##dtype(pairs + r * pairs_stride + j / 2, x, multipliers, random);                   \
+            }                                                                                                          \
     }                                                                                                                  \
     static int64_t pairs_along_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t n)         \
     {                                                                                                                  \
@@ -308,9 +314,9 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
     {                                                                                                                  \
         const type *x = (const type *)w->x + r * w->stride + j;                                                        \
         const uint8_t *random = chance ? w->random + r * w->random_stride + j : NULL;                                  \
-        te_fours even = te_fours_##dtype(x, m, random, t), odd = {_mm512_setzero_si512(), 0};                          \
+        te_fours even = te_fours_##dtype(x, m, random, t), odd = {_mm512_setzero_si512(), false};                      \
         if (r + 1 < w->rows) odd = te_fours_##dtype(x + w->stride, m, chance ? random + w->random_stride : NULL, t);   \
-        *unsure = (even.unsure | odd.unsure) != 0;                                                                     \
+        *unsure = even.unsure | odd.unsure;                                                                            \
         return te_in_order_##dtype(_mm512_or_si512(even.codes, _mm512_slli_epi16(odd.codes, 4)));                      \
     }                                                                                                                  \
     TE_INLINE __m512i te_slow_rows_##dtype(const te_pair_rows *w, int r, int64_t j, bool chance)                       \
@@ -327,8 +333,7 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
                                            int64_t n, bool chance, bool tied)                                          \
     {                                                                                                                  \
         const te_four_constants t = te_constants_of_fours(sizeof(type) == 2, chance);                                  \
-        uint16_t later[TE_PAIRS_LATER];                                                                                \
-        int count = 0;                                                                                                 \
+        uint64_t later[TE_GROUP / 2] = {0};                                                                            \
         for (int64_t j = first; j < first + n; j += 64) {                                                              \
             for (int r = 0; tied && r < w->rows; r += 2)                                                               \
                 _mm512_storeu_si512(pairs + r / 2 * pairs_stride + j, te_slow_rows_##dtype(w, r, j, false));           \
@@ -340,15 +345,14 @@ TE_INLINE void te_each_column_bf16(__m512 m[4], const float *multipliers)
             for (int r = 0; r < w->rows; r += 2) {                                                                     \
                 __m512i two = te_two_rows_##dtype(w, r, j, m, &unsure, chance, &t);                                    \
                 _mm512_storeu_si512(pairs + r / 2 * pairs_stride + j, two);                                            \
-                later[count] = (uint16_t)(r * (TE_PAIRS_PIECE / 64) + (j - first) / 64);                               \
-                count += unsure || !good;                                                                              \
+                later[r / 2] |= (uint64_t)(unsure | !good) << (j - first) / 64;                                        \
             }                                                                                                          \
         }                                                                                                              \
-        for (int k = 0; k < count; k++) {                                                                              \
-            int r = later[k] / (TE_PAIRS_PIECE / 64);                                                                  \
-            int64_t j = first + later[k] % (TE_PAIRS_PIECE / 64) * 64;                                                 \
-            _mm512_storeu_si512(pairs + r / 2 * pairs_stride + j, te_slow_rows_##dtype(w, r, j, chance));              \
-        }                                                                                                              \
+        for (int r = 0; r < w->rows; r += 2)                                                                           \
+            for (; later[r / 2]; later[r / 2] &= later[r / 2] - 1) {                                                   \
+                int64_t j = first + 64 * __builtin_ctzll(later[r / 2]);                                                \
+                _mm512_storeu_si512(pairs + r / 2 * pairs_stride + j, te_slow_rows_##dtype(w, r, j, chance));          \
+            }                                                                                                          \
     }                                                                                                                  \
     static int64_t pairs_down_##dtype(uint8_t *pairs, int64_t pairs_stride, const te_pair_rows *w, int64_t n)          \
     {                                                                                                                  \

@@ -111,6 +111,9 @@ typedef struct te_straight {
 te_status te_program_straighten(te_exec *exec, const te_program *program, const te_run *run, te_straight *straight);
 void te_program_straight_free(te_exec *exec, te_straight *straight);
 
+/* Does a run whose rows lie side by side, many at a time; false: nothing was done. program_across.c */
+bool te_program_across_run(te_exec *exec, const te_program *program, const te_run *run, te_status *status);
+
 /* One long row's extreme in pieces: the first `n` runs, and then the last one. `room` is freed by who ran them.
  * program_pieces.c */
 enum { TE_PIECES_LAST = 2 };

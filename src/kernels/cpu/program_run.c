@@ -176,7 +176,9 @@ static te_status run_alone(te_exec *exec, te_program *program, const te_run *run
 static te_status run_one(te_exec *exec, te_program *program, const te_run *run)
 {
     te_straight straight;
-    te_status   status = te_program_straighten(exec, program, run, &straight);
+    te_status   status;
+    if (te_program_across_run(exec, program, run, &status)) return status;
+    status = te_program_straighten(exec, program, run, &straight);
     if (status == TE_OK) status = run_alone(exec, program, &straight.run);
     te_program_straight_free(exec, &straight);
     return status;

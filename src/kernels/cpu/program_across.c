@@ -25,12 +25,12 @@ enum {
     MOST_OPERANDS = 6,
     LEAST = 1 << 14,      /* elements of a run */
     BESIDE = 8,           /* rows that lie side by side */
-    TILE = 1024,          /* elements of a tile */
+    TILE = 2048,          /* elements of a tile */
     TILE_POSITIONS = 16,  /* a divisor of TE_FOLD_LANES */
     LINE = 16,            /* rows of a unit are a multiple */
     DIRECT_ROWS = 512,    /* rows where nothing but folds is done, and bytes of their lanes */
     DIRECT_BYTES = 32 << 10,
-    KEPT_BYTES = 256 << 10,
+    KEPT_BYTES = 512 << 10,
     WORK = 1 << 18        /* from which on threads share it */
 };
 
@@ -329,8 +329,10 @@ static void load_tile(const unit *u, char *to, int i, int64_t position, int64_t 
         load(to, turned, 1, (size_t)(positions * rows));
         return;
     }
-    for (int64_t k = 0; k < positions; k++, to += (size_t)rows * a->blocks->size)
-        load(to, position_of(u, i, position + k), beside, (size_t)rows);
+    const char *from = position_of(u, i, position);
+    int64_t     step = position_of(u, i, position + 1) - from;
+    for (int64_t k = 0; k < positions; k++, from += step, to += (size_t)rows * a->blocks->size)
+        load(to, from, beside, (size_t)rows);
 }
 
 static void store_tile(const unit *u, int i, const char *from, int64_t position, int64_t positions)
@@ -346,8 +348,10 @@ static void store_tile(const unit *u, int i, const char *from, int64_t position,
                                                          positions);
         return;
     }
-    for (int64_t k = 0; k < positions; k++, from += (size_t)rows * a->blocks->size)
-        store(position_of(u, i, position + k), beside, from, (size_t)rows);
+    char   *to = position_of(u, i, position);
+    int64_t step = position_of(u, i, position + 1) - to;
+    for (int64_t k = 0; k < positions; k++, to += step, from += (size_t)rows * a->blocks->size)
+        store(to, beside, from, (size_t)rows);
 }
 
 /* --- folds -------------------------------------------------------------------------------------------------------- */
@@ -376,10 +380,14 @@ static void add_positions(const unit *u, int v, const char *values, int64_t posi
         else join[0](lane, lane, values, NULL, rows * (size_t)positions);
         return;
     }
-    for (int64_t k = 0; k < positions; k++, values += step) {
-        if (position + k == 0) memcpy(lanes, values, step);
-        else join[0](lanes, lanes, values, NULL, rows);
+    char *spare = u->base + a->spare;
+    for (; positions > 1; positions -= positions / 2, values = spare) { /* the later half joins the earlier one */
+        size_t half = (size_t)(positions / 2), rest = (size_t)positions - half;
+        join[0](spare, values, values + rest * step, NULL, half * rows);
+        if (rest > half && values != spare) memcpy(spare + half * step, values + half * step, step);
     }
+    if (position == 0) memcpy(lanes, values, step);
+    else join[0](lanes, lanes, values, NULL, rows);
 }
 
 /* The lanes' sum in the first one; `count` of them are used. */
@@ -421,13 +429,11 @@ static void fold_input(const unit *u, int v, int i, int64_t position, int64_t po
     const across     *a = u->a;
     const te_operand *o = &a->operand[i];
     bool              plain = a->blocks->size == te_dtype_size(o->dtype) && (o->dtype == TE_F32 || o->dtype == TE_F64);
-    for (int64_t k = position; k < position + positions; k++) {
-        const char *values = position_of(u, i, k);
-        if (!plain) {
-            a->blocks->load[o->dtype](u->base + a->spare, values, 1, (size_t)u->rows);
-            values = u->base + a->spare;
-        }
-        add_positions(u, v, values, k, 1);
+    const char       *from = position_of(u, i, position);
+    int64_t           step = position_of(u, i, position + 1) - from;
+    for (int64_t k = position; k < position + positions; k++, from += step) {
+        if (!plain) a->blocks->load[o->dtype](u->base + a->spare, from, 1, (size_t)u->rows);
+        add_positions(u, v, plain ? from : u->base + a->spare, k, 1);
     }
 }
 

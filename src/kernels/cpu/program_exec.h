@@ -99,6 +99,9 @@ bool te_program_copy_run(te_exec *exec, const te_program *program, const te_run 
 /* Does a single run of whole numbers without float64, to the same values; false: nothing was done. program_whole.c */
 bool te_program_whole_run(te_exec *exec, const te_program *program, const te_run *runs, int n_runs);
 
+/* Likewise sums and extremes over rows and columns. program_whole_rows.c */
+bool te_program_whole_rows_run(te_exec *exec, const te_program *program, const te_run *runs, int n_runs);
+
 /* A run with dense copies of the inputs that are `turned`, bits by input. program_straight.c */
 enum { TE_STRAIGHT_INPUTS = 8 };
 typedef struct te_straight {

@@ -29,6 +29,7 @@ enum {
     TILE_POSITIONS = 16,  /* a divisor of TE_FOLD_LANES */
     LINE = 16,            /* rows of a unit are a multiple */
     DIRECT_ROWS = 512,    /* rows where nothing but folds is done, and bytes of their lanes */
+    WHOLE_ROWS = 2048,    /* and where each fold is one call */
     DIRECT_BYTES = 32 << 10,
     KEPT_BYTES = 512 << 10,
     WORK = 1 << 18        /* from which on threads share it */
@@ -49,6 +50,7 @@ typedef struct across {
     int8_t                level[MOST_INSNS];
     uint64_t              sweep[MOST_INSNS];  /* by level: the values that it computes, as bits */
     uint64_t              kept, direct;       /* values that stay; loads that only folds of one sweep read */
+    uint64_t              whole;              /* of these, what te_blocks.fold_across takes */
     size_t                place[MOST_INSNS], room; /* where values are in a workspace, which has so many bytes */
     size_t                lanes[MOST_INSNS];  /* of reductions: where they are added up */
     size_t                spare;
@@ -198,6 +200,11 @@ static void choose_kept(across *a)
     find_sweeps(a);
 }
 
+static bool is_taken(const across *a, te_dtype dtype)
+{
+    return a->blocks->size == sizeof(float) ? dtype == TE_F32 || dtype == TE_BF16 : dtype == TE_F64;
+}
+
 /* Loads that nothing but folds reads. */
 static void find_direct(across *a)
 {
@@ -213,6 +220,9 @@ static void find_direct(across *a)
     }
     for (int o = 0; o < p->n_outputs; o++) other |= BIT(p->outputs[o].value);
     a->direct &= ~other;
+    a->whole = 0;
+    for (int v = 0; v < p->n_insns && a->n <= TE_FOLD_SPAN && a->shape[a->beside] >= LINE; v++)
+        if (a->direct & BIT(v) && is_taken(a, a->operand[p->insns[v].slot].dtype)) a->whole |= BIT(v);
 }
 
 static size_t take(across *a, int64_t values)
@@ -239,6 +249,8 @@ static void lay_out(across *a)
         else if (a->direct & BIT(v)) a->place[v] = a->spare;
         else a->place[v] = take(a, (a->kept & BIT(v) ? a->n : a->positions) * a->width);
         if (!te_opcode_reduces(insn->op)) continue;
+        a->lanes[v] = a->place[v];
+        if (a->whole & BIT(insn->arg[0])) continue;
         a->lanes[v] = take(a, lanes_of(a, insn->op) * a->width);
         if (a->n > TE_FOLD_SPAN) a->room += ((size_t)a->width * sizeof(double) + 63) & ~(size_t)63;
     }
@@ -248,13 +260,17 @@ static void choose_width(across *a)
 {
     const te_program *p = a->program;
     int64_t           most;
-    bool              direct = true;
+    bool              direct = true, whole = true;
     a->width = a->positions = 0;
     find_direct(a);
-    for (int v = 0; v < p->n_insns; v++)
+    for (int v = 0; v < p->n_insns; v++) {
         direct &= p->insns[v].rate != TE_RATE_ELEM || (a->direct & BIT(v)) != 0;
+        whole &= p->insns[v].rate != TE_RATE_ELEM || (a->whole & BIT(v)) != 0;
+    }
     a->positions = direct ? 1 : a->n < TILE_POSITIONS ? a->n : TILE_POSITIONS;
-    if (direct) {
+    if (whole) {
+        most = WHOLE_ROWS;
+    } else if (direct) {
         most = DIRECT_BYTES / (int64_t)a->blocks->size / lanes_of(a, TE_PW_ROWSUM);
         if (most > DIRECT_ROWS) most = DIRECT_ROWS;
     } else {
@@ -418,9 +434,25 @@ static void settle_sum(const unit *u, int v, int64_t done)
     }
 }
 
+/* All of a row in one go. */
+static void fold_whole(const unit *u, int v)
+{
+    const across     *a = u->a;
+    const te_insn    *insn = &a->program->insns[v];
+    int               slot = a->program->insns[insn->arg[0]].slot;
+    const te_operand *o = &a->operand[slot];
+    te_fold_kind kind = insn->op == TE_PW_ROWSUM ? TE_FOLD_SUM : insn->op == TE_PW_ROWMAX ? TE_FOLD_MAX : TE_FOLD_MIN;
+    size_t more = u->rows < LINE ? (size_t)(LINE - u->rows) : 0; /* the last rows, with some of another unit's */
+    char  *to = more ? u->base + a->spare : value_of(u, v);
+    a->blocks->fold_across(kind, to, u->at[slot] - more * te_dtype_size(o->dtype), o->stride[a->axis],
+                           o->dtype == TE_BF16, (size_t)a->n, (size_t)u->rows + more);
+    if (more) memcpy(value_of(u, v), to + more * a->blocks->size, (size_t)u->rows * a->blocks->size);
+}
+
 static void finish_fold(const unit *u, int v)
 {
-    memcpy(value_of(u, v), u->base + u->a->lanes[v], (size_t)u->rows * u->a->blocks->size);
+    if (u->a->whole & BIT(u->a->program->insns[v].arg[0])) fold_whole(u, v);
+    else memcpy(value_of(u, v), u->base + u->a->lanes[v], (size_t)u->rows * u->a->blocks->size);
 }
 
 /* Straight from an input, element rows one by one. */
@@ -460,7 +492,7 @@ static void run_tile(const unit *u, int level, char **values, int64_t position, 
     size_t            n = (size_t)(positions * u->rows);
     for (int v = 0; v < p->n_insns; v++) {
         const te_insn *insn = &p->insns[v];
-        if (te_opcode_reduces(insn->op) && a->level[v] == level + 1) {
+        if (te_opcode_reduces(insn->op) && a->level[v] == level + 1 && !(a->whole & BIT(insn->arg[0]))) {
             int from = insn->arg[0];
             if (a->direct & BIT(from)) fold_input(u, v, p->insns[from].slot, position, positions);
             else add_positions(u, v, values[from], position, positions);
@@ -526,7 +558,8 @@ static void run_unit(const unit *u, char **values)
     int64_t       step = a->positions > 1 ? a->positions : TILE_POSITIONS;
     for (int level = 0; level < a->levels; level++) {
         run_rows(u, level, values);
-        for (int64_t k = 0; k < a->n && (a->sweep[level]) && !te_cpu_stopping(a->exec); k += step)
+        bool sweeps = (a->sweep[level] & ~a->whole) != 0;
+        for (int64_t k = 0; k < a->n && sweeps && !te_cpu_stopping(a->exec); k += step)
             run_tile(u, level, values, k, a->n - k < step ? a->n - k : step);
     }
     store_rows(u, values);

@@ -202,7 +202,7 @@ static void choose_kept(across *a)
 
 static bool is_taken(const across *a, te_dtype dtype)
 {
-    return a->blocks->size == sizeof(float) ? dtype == TE_F32 || dtype == TE_BF16 : dtype == TE_F64;
+    return a->blocks->fold_across && (dtype == TE_F32 || dtype == TE_BF16);
 }
 
 /* Loads that nothing but folds reads. */
@@ -221,7 +221,7 @@ static void find_direct(across *a)
     for (int o = 0; o < p->n_outputs; o++) other |= BIT(p->outputs[o].value);
     a->direct &= ~other;
     a->whole = 0;
-    for (int v = 0; v < p->n_insns && a->n <= TE_FOLD_SPAN && a->shape[a->beside] >= LINE; v++)
+    for (int v = 0; v < p->n_insns && a->n <= TE_FOLD_SPAN && a->shape[a->beside] >= TE_FOLD_LANES; v++)
         if (a->direct & BIT(v) && is_taken(a, a->operand[p->insns[v].slot].dtype)) a->whole |= BIT(v);
 }
 
@@ -242,7 +242,7 @@ static void lay_out(across *a)
 {
     const te_program *p = a->program;
     a->room = 0;
-    a->spare = take(a, a->positions * a->width);
+    a->spare = take(a, a->positions * a->width + TE_FOLD_LANES);
     for (int v = 0; v < p->n_insns; v++) {
         const te_insn *insn = &p->insns[v];
         if (insn->rate == TE_RATE_UNIFORM) a->place[v] = take(a, 2);
@@ -442,7 +442,7 @@ static void fold_whole(const unit *u, int v)
     int               slot = a->program->insns[insn->arg[0]].slot;
     const te_operand *o = &a->operand[slot];
     te_fold_kind kind = insn->op == TE_PW_ROWSUM ? TE_FOLD_SUM : insn->op == TE_PW_ROWMAX ? TE_FOLD_MAX : TE_FOLD_MIN;
-    size_t more = u->rows < LINE ? (size_t)(LINE - u->rows) : 0; /* the last rows, with some of another unit's */
+    size_t more = u->rows < TE_FOLD_LANES ? (size_t)(TE_FOLD_LANES - u->rows) : 0; /* the last rows, with some of another unit's */
     char  *to = more ? u->base + a->spare : value_of(u, v);
     a->blocks->fold_across(kind, to, u->at[slot] - more * te_dtype_size(o->dtype), o->stride[a->axis],
                            o->dtype == TE_BF16, (size_t)a->n, (size_t)u->rows + more);

@@ -199,7 +199,7 @@ static void run_pieces(void *context, int64_t first, int64_t end, int thread)
         place(&j->kept, piece / j->across, &in, &out);
         if (j->along) join_rows(j, sums, in, n, &bits);
         else join_columns(j, sums, in, n, &bits);
-        if (bits >> j->limit) __atomic_store_n(&j->large, true, __ATOMIC_RELAXED);
+        if (j->join == TE_WHOLE_SUM && bits >> j->limit) __atomic_store_n(&j->large, true, __ATOMIC_RELAXED);
         te_dtype type = j->join == TE_WHOLE_SUM ? TE_I64 : j->dtype;
         if (j->join != TE_WHOLE_SUM) round_large(sums, n);
         j->blocks->store[TE_CLASS_I64][type](te_element(j->to, type, out), j->out_column, sums, 1, n);

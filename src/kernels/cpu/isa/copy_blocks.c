@@ -232,6 +232,7 @@ static void settle_lines(void)
 static uint64_t join_whole(te_whole_join join, int64_t *to, const int64_t *from, uint64_t half, int64_t n)
 {
     uint64_t bits = 0;
+    int64_t  flip = join == TE_WHOLE_MIN ? -1 : 0; /* the smallest is the largest of all bits turned */
     if (join == TE_WHOLE_SUM) {
         _Pragma("omp simd reduction(| : bits)") for (int64_t i = 0; i < n; i++)
         {
@@ -239,36 +240,29 @@ static uint64_t join_whole(te_whole_join join, int64_t *to, const int64_t *from,
             bits |= v + half;
             to[i] = (int64_t)((uint64_t)to[i] + v);
         }
-    } else if (join == TE_WHOLE_MAX) {
-        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) to[i] = from[i] > to[i] ? from[i] : to[i];
     } else {
-        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) to[i] = from[i] < to[i] ? from[i] : to[i];
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) to[i] = (from[i] ^ flip) > (to[i] ^ flip) ? from[i] : to[i];
     }
     return bits;
 }
 
+/* All that may be wanted at once: one loop takes little longer than another one reads. */
 static uint64_t joined_whole(te_whole_join join, int64_t *to, const int64_t *from, int64_t step, uint64_t half,
                              int64_t n, int64_t rows)
 {
     uint64_t bits = 0;
+    int64_t  flip = join == TE_WHOLE_MIN ? -1 : 0;
     for (int64_t r = 0; r < rows; r++, from += step) {
-        int64_t  best = from[0];
+        int64_t  best = INT64_MIN;
         uint64_t sum = 0;
-        if (join == TE_WHOLE_SUM) {
-            _Pragma("omp simd reduction(| : bits) reduction(+ : sum)") for (int64_t i = 0; i < n; i++)
-            {
-                bits |= (uint64_t)from[i] + half;
-                sum += (uint64_t)from[i];
-            }
-            best = (int64_t)sum;
-        } else if (join == TE_WHOLE_MAX) {
-            _Pragma("omp simd reduction(max : best)") for (int64_t i = 0; i < n; i++) best =
-                from[i] > best ? from[i] : best;
-        } else {
-            _Pragma("omp simd reduction(min : best)") for (int64_t i = 0; i < n; i++) best =
-                from[i] < best ? from[i] : best;
+        _Pragma("omp simd reduction(| : bits) reduction(+ : sum) reduction(max : best)")
+        for (int64_t i = 0; i < n; i++) {
+            int64_t v = from[i] ^ flip;
+            best = v > best ? v : best;
+            sum += (uint64_t)v;
+            bits |= (uint64_t)v + half;
         }
-        to[r] = best;
+        to[r] = join == TE_WHOLE_SUM ? (int64_t)sum : best ^ flip;
     }
     return bits;
 }

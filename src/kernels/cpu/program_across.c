@@ -6,10 +6,10 @@
  * other. Per-row values are then blocks of so many numbers, and a reduction adds blocks to each other.
  *
  *                      rows of the unit
- *      position 0   x x x x x x x x x x x x     A *tile* is some positions. There is one sweep over them per level of
- *      position 1   x x x x x x x x x x x x     reduction: level 0 are values that need no reduction, level 1 those that
- *          …                                    need one of level 0 and so on. What is loaded or dear to compute stays
- *      position n   x x x x x x x x x x x x     for later sweeps where there is room.
+ *      position 0   x x x x x x x x x x x x     A *tile* is some positions. There is one sweep over them per level:
+ *      position 1   x x x x x x x x x x x x     level 0 are values that need no reduction, level 1 those that need one
+ *          …                                    of level 0 and so on. What is loaded or dear to compute stays for later
+ *      position n   x x x x x x x x x x x x     sweeps where there is room.
  *
  * Sums have the bits of those along rows: position i goes to lane i % TE_FOLD_LANES, lanes are joined as a balanced
  * tree, and float64 takes over each TE_FOLD_SPAN positions (program_blocks.h).
@@ -142,7 +142,8 @@ static bool find_levels(across *a)
     for (int o = 0; o < p->n_outputs; o++) {
         te_rate rate = te_program_rate(p, p->outputs[o].value);
         int     kind = p->outputs[o].kind;
-        if (!(kind == TE_OUT_ELEM && rate == TE_RATE_ELEM) && !(kind == TE_OUT_ROW && rate == TE_RATE_ROW)) return false;
+        if (!(kind == TE_OUT_ELEM && rate == TE_RATE_ELEM) && !(kind == TE_OUT_ROW && rate == TE_RATE_ROW))
+            return false;
     }
     return true;
 }
@@ -442,7 +443,8 @@ static void fold_whole(const unit *u, int v)
     int               slot = a->program->insns[insn->arg[0]].slot;
     const te_operand *o = &a->operand[slot];
     te_fold_kind kind = insn->op == TE_PW_ROWSUM ? TE_FOLD_SUM : insn->op == TE_PW_ROWMAX ? TE_FOLD_MAX : TE_FOLD_MIN;
-    size_t more = u->rows < TE_FOLD_LANES ? (size_t)(TE_FOLD_LANES - u->rows) : 0; /* the last rows, with some of another unit's */
+    /* the last rows, with some of the unit before */
+    size_t more = u->rows < TE_FOLD_LANES ? (size_t)(TE_FOLD_LANES - u->rows) : 0;
     char  *to = more ? u->base + a->spare : value_of(u, v);
     a->blocks->fold_across(kind, to, u->at[slot] - more * te_dtype_size(o->dtype), o->stride[a->axis],
                            o->dtype == TE_BF16, (size_t)a->n, (size_t)u->rows + more);

@@ -72,8 +72,8 @@ void te_whole_store_i64(void *dst, int64_t stride, const void *src, size_t n)
 
 /* --- without float64 ---------------------------------------------------------------------------------------------- */
 
-/* Two of a kind, or one and a number, added, subtracted, multiplied, compared, or the larger or smaller; and the sum of a
- * tensor: in integers, where those are so small that float64 would give the same. */
+/* Two of a kind, or one and a number, added, subtracted, multiplied, compared, or the larger or smaller; and the sum of
+ * a tensor: in integers, where those are so small that float64 would give the same. */
 enum { PART = 1 << 14, BLOCK = 1 << 9 };
 
 typedef struct whole_job {

@@ -227,7 +227,7 @@ static void settle_lines(void)
 #endif
 }
 
-/* --- whole numbers joined ------------------------------------------------------------------------------------------ */
+/* --- whole numbers joined --------------------------------------------------------------------------------------- */
 
 static uint64_t join_whole(te_whole_join join, int64_t *to, const int64_t *from, uint64_t half, int64_t n)
 {

@@ -38,8 +38,10 @@ set_source_files_properties(${TE_CORE_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_
 # Operations prepare calls of kernels; most of their code sees little data.
 file(GLOB TE_OP_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/core/ops/*.c)
 set_source_files_properties(${TE_OP_SOURCES} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
-set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/program_f64.c PROPERTIES COMPILE_OPTIONS
-  "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
+foreach(name program_f64 program_across program_whole_rows) # the last two call the loops of others
+  set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/${name}.c PROPERTIES COMPILE_OPTIONS
+    "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
+endforeach()
 # What scripts do now and then: all bindings but those of operations, tensors and optimizers, what makes plans,
 # programs, recipes and texts of them, and what reads and writes files.
 file(GLOB TE_SELDOM CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)

@@ -53,6 +53,7 @@ struct te_context {
     bool      tf32, any_order; /* see te_exec */
 
     bool     grad_enabled;
+    bool     laid_out_alike; /* results over all elements have the strides of the first input, which fills its memory */
     uint64_t gradient_uses; /* counts operations whose inputs take part in gradients, recorded or not */
     int64_t  recompute_width; /* groups compute operands of weight gradients anew, instead of keeping them, where the
                                  products that read them have so many columns together */

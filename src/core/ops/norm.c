@@ -1,7 +1,7 @@
 /* norm.c - normalisations over rows: LayerNorm, RMSNorm, L2, softmax. Statistics are float32, stored one per row. */
 #include "ops.h"
 
-/* Moves `dim` last, applies a row op and moves it back, in memory too. */
+/* Moves `dim` last, applies a row op and moves it back, in memory too: on the host by computing it as it shall lie. */
 static te_status along_dim(te_call *call, const char *row_op)
 {
     te_tensor *x = call->in[0];
@@ -12,7 +12,9 @@ static te_status along_dim(te_call *call, const char *row_op)
     if (dim == x->ndim - 1) return te_call_delegate(call, row_op, 1, &TE_A_TENSOR(x));
     te_arg swap[3] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_NUMBER(-1)};
     te_tensor *last = te_op_call(call->ctx, "transpose", 3, swap);
+    call->ctx->laid_out_alike = te_tensor_contiguous(x) && x->storage->device->exec.backend->host_memory;
     te_tensor *y = last ? te_op_call(call->ctx, row_op, 1, &TE_A_TENSOR(last)) : NULL;
+    call->ctx->laid_out_alike = false;
     swap[0] = TE_A_TENSOR(y);
     te_tensor *back = y ? te_op_call(call->ctx, "transpose", 3, swap) : NULL;
     te_tensor *packed = back ? te_op_call(call->ctx, "contiguous", 1, &TE_A_TENSOR(back)) : NULL;

@@ -65,11 +65,19 @@ te_status te_add_to(te_tensor *dst, te_tensor *src)
     return run(dst, &add_into, dst->ndim, dst->shape, operand(src), out, 1);
 }
 
+/* The first of the last dimensions that are one, elements some step apart. */
+static int last_chained(int n, const int64_t *shape, const int64_t *stride)
+{
+    int first = n - 1;
+    while (first > 0 && stride[first - 1] == shape[first] * stride[first]) first--;
+    return first;
+}
+
 /* The general case: reduced dimensions last, in one row. */
 static te_status sum_permuted(te_tensor *dst, te_tensor *src, const bool *reduced, double scale, bool accumulate)
 {
     int n = 0, kept = 0, lead = src->ndim - dst->ndim;
-    int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS], row = 1, out_stride[TE_MAX_DIMS];
+    int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS] = {0}, row = 1, out_stride[TE_MAX_DIMS];
     bool any = false;
     for (int i = 0; i < src->ndim; i++) any |= reduced[i];
     if (!any) { /* nothing to add up: every element for itself */
@@ -84,22 +92,26 @@ static te_status sum_permuted(te_tensor *dst, te_tensor *src, const bool *reduce
             if (reduced[i] != (pass == 1)) continue;
             if (pass == 0) out_stride[kept++] = i < lead ? 0 : dst->stride[i - lead];
             if (pass == 1) row *= src->shape[i];
+            if (pass == 1 && src->shape[i] == 1) continue;
             shape[n] = src->shape[i];
             stride[n++] = src->stride[i];
         }
     }
-    te_tensor *moved = te_tensor_alias(src, n, shape, stride, src->offset);
-    te_tensor *packed = moved ? te_tensor_contiguous_copy(moved) : NULL;
-    te_tensor_release(moved);
-    if (!packed) return dst->ctx->status;
-    te_operand in = {.data = te_tensor_pointer(packed), .dtype = packed->dtype},
-               out = {.data = te_tensor_pointer(dst), .dtype = dst->dtype, .accumulate = accumulate};
-    shape[kept] = row;
-    int64_t step = 1;
-    for (int i = kept; i >= 0; i--) {
-        in.stride[i] = step;
-        step *= shape[i];
+    te_operand in = operand(src), out = {.data = te_tensor_pointer(dst), .dtype = dst->dtype, .accumulate = accumulate};
+    te_tensor *packed = NULL;
+    if (n == kept) shape[n] = stride[n] = 1, n++;
+    bool on_host = src->storage->device->exec.backend->host_memory;
+    if (!on_host || last_chained(n, shape, stride) > kept) { /* rows in several pieces are put together */
+        te_tensor *moved = te_tensor_alias(src, n, shape, stride, src->offset);
+        packed = moved ? te_tensor_contiguous_copy(moved) : NULL;
+        te_tensor_release(moved);
+        if (!packed) return dst->ctx->status;
+        in.data = te_tensor_pointer(packed);
+        memcpy(stride, packed->stride, sizeof stride);
     }
+    stride[kept] = stride[n - 1];
+    shape[kept] = row;
+    memcpy(in.stride, stride, sizeof in.stride);
     memcpy(out.stride, out_stride, (size_t)kept * sizeof *out_stride);
     te_status status = run(dst, &sum_rows, kept + 1, shape, in, out, scale);
     te_tensor_release(packed);

@@ -29,6 +29,8 @@ typedef void (*te_move_fn)(void *dst, int64_t dst_stride, const void *src, int64
 typedef void (*te_transpose_fn)(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows,
                                 int64_t cols);
 
+typedef enum te_whole_join { TE_WHOLE_SUM, TE_WHOLE_MAX, TE_WHOLE_MIN } te_whole_join;
+
 enum { TE_FEW = 32, TE_FEW_OF = 4096, TE_FEW_SORTED = 64 };
 
 typedef struct te_copy_blocks {
@@ -40,6 +42,12 @@ typedef struct te_copy_blocks {
      * most TE_FEW, half as many of at most TE_FEW_OF, or all of at most TE_FEW_SORTED. False where there is a NaN or
      * too many are equal. The values are overwritten. */
     bool (*few)(int32_t *best, int64_t k, float *values, int64_t n, float sign);
+    /* Of n whole numbers: to[i] becomes the sum of both, the larger or the smaller; sums give the bits that any of the
+     * numbers plus `half` has, so that these tell whether one is large. */
+    uint64_t (*join)(te_whole_join join, int64_t *to, const int64_t *from, uint64_t half, int64_t n);
+    /* The same of the n numbers, n > 0, of each of some rows that are `step` apart. */
+    uint64_t (*joined)(te_whole_join join, int64_t *to, const int64_t *from, int64_t step, uint64_t half, int64_t n,
+                       int64_t rows);
     void (*stream)(void *dst, const void *src, size_t lines); /* whole lines, past the caches: */
     void (*settle)(void); /* orders them before whatever says that they are done; waits for them, so not often */
 } te_copy_blocks;

@@ -134,7 +134,11 @@ typedef struct te_blocks {
     void (*fold_finish)(te_fold *fold, te_fold_kind kind, void *dst);
     void (*fold_rows)(te_fold_kind kind, void *dst, const te_fold_rows *fold, te_ahead ahead);
     void (*fold_columns)(const te_fold_columns *fold, te_ahead ahead);
-
+    /* NULL: there is none, as for float64. Of rows that lie side by side, `columns` of them, at least TE_FOLD_LANES,
+     * whose n elements, at most TE_FOLD_SPAN, are `step` elements apart: dst[j] is what fold_rows would make of src[j],
+     * src[j + step] and so on, but perhaps for the sign of a zero that is an extreme. */
+    void (*fold_across)(te_fold_kind kind, void *dst, const void *src, int64_t step, bool half, size_t n,
+                        size_t columns);
     /* float32's table alone: numbers first … first + n - 1, `first` even. */
     void (*integers)(int64_t *dst, const te_integers *drawn, uint64_t first, size_t n);
 

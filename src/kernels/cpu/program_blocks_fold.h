@@ -588,3 +588,65 @@ static void fold_columns(const te_fold_columns *fold, te_ahead ahead)
     else TE_COLUMN_BLOCKS(half, true, by_half, fold->also != NULL);
     if (i < fold->columns) last_columns(fold, i);
 }
+
+#if TE_WIDTH >= 8 /* others have it done by operations on blocks */
+/* --- rows side by side -------------------------------------------------------------------------------------------- */
+
+/* As many of them as HALF_PARTS vectors hold. The lanes of a sum are those of a row: here each is some vectors. */
+TE_ALWAYS void across_sum(te_real *dst, const char *src, int64_t step, bool half, size_t n)
+{
+    te_vec lanes[TE_FOLD_LANES][HALF_PARTS], h[HALF_PARTS];
+    size_t used = n < TE_FOLD_LANES ? n : TE_FOLD_LANES;
+    for (size_t l = 0; l < used; l++) {
+        TE_EACH_PART(HALF_PARTS) h[k] = (te_vec){0};
+        for (size_t p = l; p < n; p += TE_FOLD_LANES)
+            TE_EACH_PART(HALF_PARTS) h[k] = h[k] + vector_at(src + (int64_t)p * step, half, (size_t)(k * WIDTH));
+        TE_EACH_PART(HALF_PARTS) lanes[l][k] = h[k];
+    }
+    for (size_t upper = TE_FOLD_LANES / 2; upper > 0; upper /= 2) {
+        for (size_t l = 0; l + upper < used; l++)
+            TE_EACH_PART(HALF_PARTS) lanes[l][k] = lanes[l][k] + lanes[l + upper][k];
+        if (used > upper) used = upper;
+    }
+    TE_EACH_PART(HALF_PARTS) *(te_vec *)(dst + k * WIDTH) = lanes[0][k];
+}
+
+#define TE_TURNED(v) ((te_vec)((te_vec_bits)(v) ^ sign))
+
+/* The largest, or with the sign bit turned the smallest. */
+TE_ALWAYS void across_extreme(te_real *dst, const char *src, int64_t step, bool half, size_t n, te_vec_bits sign)
+{
+    te_vec h[HALF_PARTS];
+    TE_EACH_PART(HALF_PARTS) h[k] = TE_TURNED(vector_at(src, half, (size_t)(k * WIDTH)));
+    for (size_t p = 1; p < n; p++) {
+        src += step;
+        TE_EACH_PART(HALF_PARTS)
+        {
+            te_vec v = TE_TURNED(vector_at(src, half, (size_t)(k * WIDTH)));
+            h[k] = TE_JOIN_MAX(h[k], v);
+        }
+    }
+    TE_EACH_PART(HALF_PARTS) *(te_vec *)(dst + k * WIDTH) = TE_TURNED(h[k]);
+}
+
+/* The last columns are the last ones that fill the vectors, some of them once more. */
+TE_ALWAYS void across(te_fold_kind kind, te_real *dst, const char *src, int64_t step, bool half, size_t n,
+                      size_t columns)
+{
+    enum { TOGETHER = HALF_PARTS * WIDTH };
+    te_vec_bits sign = (te_vec_bits){0} + (kind == TE_FOLD_MIN ? INT32_MIN : 0);
+    for (size_t i = 0; i < columns; i += TOGETHER) {
+        if (i + TOGETHER > columns) i = columns - TOGETHER;
+        const char *at = src + (int64_t)i * bytes_of(half);
+        if (kind == TE_FOLD_SUM) across_sum(dst + i, at, step, half, n);
+        else across_extreme(dst + i, at, step, half, n, sign);
+    }
+}
+
+static void fold_across(te_fold_kind kind, void *dst, const void *src, int64_t step, bool half, size_t n,
+                        size_t columns)
+{
+    if (half) across(kind, dst, src, step * bytes_of(true), true, n, columns);
+    else across(kind, dst, src, step * bytes_of(false), false, n, columns);
+}
+#endif

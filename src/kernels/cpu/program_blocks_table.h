@@ -31,6 +31,9 @@ const te_blocks TE_BLOCKS_TABLE = {
     .fold_rows = fold_rows,
     .fold_columns = fold_columns,
 #if TE_REAL_IS_F32
+#if TE_WIDTH >= 8
+    .fold_across = fold_across,
+#endif
     .integers = fill_integers,
     .strip = STRIP,
     .chain = TE_CHAIN,

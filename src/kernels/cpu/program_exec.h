@@ -99,6 +99,9 @@ bool te_program_copy_run(te_exec *exec, const te_program *program, const te_run 
 /* Does a single run of whole numbers without float64, to the same values; false: nothing was done. program_whole.c */
 bool te_program_whole_run(te_exec *exec, const te_program *program, const te_run *runs, int n_runs);
 
+/* Likewise sums and extremes over rows and columns. program_whole_rows.c */
+bool te_program_whole_rows_run(te_exec *exec, const te_program *program, const te_run *runs, int n_runs);
+
 /* A run with dense copies of the inputs that are `turned`, bits by input. program_straight.c */
 enum { TE_STRAIGHT_INPUTS = 8 };
 typedef struct te_straight {
@@ -110,6 +113,9 @@ typedef struct te_straight {
 /* Makes the run that is better done in the other's place, perhaps the same; to be freed whatever comes of it. */
 te_status te_program_straighten(te_exec *exec, const te_program *program, const te_run *run, te_straight *straight);
 void te_program_straight_free(te_exec *exec, te_straight *straight);
+
+/* Does a run whose rows lie side by side, many at a time; false: nothing was done. program_across.c */
+bool te_program_across_run(te_exec *exec, const te_program *program, const te_run *run, te_status *status);
 
 /* One long row's extreme in pieces: the first `n` runs, and then the last one. `room` is freed by who ran them.
  * program_pieces.c */

@@ -176,7 +176,9 @@ static te_status run_alone(te_exec *exec, te_program *program, const te_run *run
 static te_status run_one(te_exec *exec, te_program *program, const te_run *run)
 {
     te_straight straight;
-    te_status   status = te_program_straighten(exec, program, run, &straight);
+    te_status   status;
+    if (te_program_across_run(exec, program, run, &status)) return status;
+    status = te_program_straighten(exec, program, run, &straight);
     if (status == TE_OK) status = run_alone(exec, program, &straight.run);
     te_program_straight_free(exec, &straight);
     return status;
@@ -187,7 +189,8 @@ te_status te_cpu_program_run(te_exec *exec, te_program *program, const te_run *r
     te_status status = te_program_compile(exec, program);
     if (status != TE_OK) return status;
     if (te_program_run_again(exec, program, runs, n_runs)) return te_cpu_finish(exec, status);
-    if (te_program_whole_run(exec, program, runs, n_runs)) return te_cpu_finish(exec, status);
+    if (te_program_whole_run(exec, program, runs, n_runs) || te_program_whole_rows_run(exec, program, runs, n_runs))
+        return te_cpu_finish(exec, status);
     if (!te_program_copy_run(exec, program, runs, n_runs, &status))
         status = n_runs == 1 ? run_one(exec, program, runs) : run_long(exec, program, runs, n_runs);
     return te_cpu_finish(exec, status);

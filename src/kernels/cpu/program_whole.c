@@ -72,9 +72,8 @@ void te_whole_store_i64(void *dst, int64_t stride, const void *src, size_t n)
 
 /* --- without float64 ---------------------------------------------------------------------------------------------- */
 
-/* Two of a kind, or one and a number, added, subtracted, multiplied, compared, or the larger or smaller; and the sum,
- * the largest and the smallest of a tensor or of its rows: in integers, where those are so small that float64 would
- * give the same. */
+/* Two of a kind, or one and a number, added, subtracted, multiplied, compared, or the larger or smaller; and the sum of
+ * a tensor: in integers, where those are so small that float64 would give the same. */
 enum { PART = 1 << 14, BLOCK = 1 << 9 };
 
 typedef struct whole_job {
@@ -84,7 +83,7 @@ typedef struct whole_job {
     const char *from[2];   /* NULL: the number */
     int64_t     number[2];
     char       *to;
-    int64_t     n;         /* elements; of a row for the largest and smallest */
+    int64_t     n;         /* elements */
 } whole_job;
 
 /* y may be a or b. */
@@ -155,15 +154,6 @@ static inline uint8_t equal_int64_t(int64_t a, int64_t b)
         for (int64_t i = 0; i < n; i++) large |= (U)x[i] + half, s += (uint64_t)x[i];                       \
         *sum = (int64_t)s;                                                                                  \
         return sizeof(T) < 8 || large >> (BITS - 4) == 0;                                                   \
-    }                                                                                                       \
-    static T extreme_##T(const T *x, int64_t n, bool largest)                                               \
-    {                                                                                                       \
-        T best = x[0];                                                                                      \
-        if (largest)                                                                                        \
-            for (int64_t i = 1; i < n; i++) best = x[i] > best ? x[i] : best;                               \
-        else                                                                                                \
-            for (int64_t i = 1; i < n; i++) best = x[i] < best ? x[i] : best;                               \
-        return best;                                                                                        \
     }
 
 IN_BLOCKS(int64_t, uint64_t, 52, 26, te_f64_to_i64)
@@ -202,24 +192,6 @@ static void pairs_in_parts(void *context, int64_t first, int64_t end, int thread
         else if (size == 8) block_int64_t(job, to, from[0], from[1], n);
         else if (size == 4) block_int32_t(job, to, from[0], from[1], n);
         else block_bool(job, to, from[0], from[1], n);
-    }
-}
-
-static void extremes_of_rows(void *context, int64_t first, int64_t end, int thread)
-{
-    const whole_job *job = context;
-    (void)thread;
-    bool largest = job->op == TE_PW_ROWMAX;
-    for (int64_t r = first; r < end; r++) {
-        int64_t best = 0;
-        for (int64_t at = 0; at < job->n && !te_cpu_stopping(job->exec); at += PART) {
-            const void *x = job->from[0] + (size_t)(r * job->n + at) * te_dtype_size(job->dtype);
-            int64_t     n = job->n - at < PART ? job->n - at : PART;
-            int64_t     v = job->dtype == TE_I64 ? extreme_int64_t(x, n, largest) : extreme_int32_t(x, n, largest);
-            if (at == 0 || (largest ? v > best : v < best)) best = v;
-        }
-        if (job->dtype == TE_I64) ((int64_t *)(void *)job->to)[r] = te_f64_to_i64((double)best);
-        else ((int32_t *)(void *)job->to)[r] = (int32_t)best;
     }
 }
 
@@ -287,34 +259,24 @@ bool te_program_whole_run(te_exec *exec, const te_program *program, const te_run
     if (n_runs != 1 || program->n_outputs != 1 || program->n_insns > 3) return false;
     const te_operand *out = runs->outputs;
     const te_insn    *last = &program->insns[program->outputs[0].value];
-    int               kind = program->outputs[0].kind, outer = runs->ndim - 1;
-    bool              extreme = kind == TE_OUT_ROW && (last->op == TE_PW_ROWMAX || last->op == TE_PW_ROWMIN);
+    int               kind = program->outputs[0].kind;
     bool              sum = kind == TE_OUT_SUM && last->op == TE_PW_LOAD;
-    if (!sum && !extreme && !(kind == TE_OUT_ELEM && is_pair(last->op))) return false;
+    if (!sum && !(kind == TE_OUT_ELEM && is_pair(last->op))) return false;
     whole_job job = {.exec = exec, .dtype = program->n_inputs ? runs->inputs[0].dtype : TE_F32, .op = last->op,
                      .to = out->data, .n = 1};
-    int64_t   rows = 1;
-    for (int d = 0; d < runs->ndim; d++) {
-        job.n *= runs->shape[d];
-        rows *= d < outer ? runs->shape[d] : 1;
-    }
+    for (int d = 0; d < runs->ndim; d++) job.n *= runs->shape[d];
     bool    compares = kind == TE_OUT_ELEM && is_comparison(last->op);
     bool    of_bools = job.dtype == TE_BOOL && kind == TE_OUT_ELEM && last->op != TE_PW_SUB && !compares;
     bool    of_whole = (job.dtype == TE_I64 || job.dtype == TE_I32) && runs->compute_f64;
     if (!(of_bools || of_whole) || job.n < BLOCK) return false;
     te_dtype made = sum ? TE_I64 : compares ? TE_BOOL : job.dtype;
-    if (out->dtype != made || !is_dense(runs, out, sum ? 0 : extreme ? outer : runs->ndim)) return false;
-    if (!take_side(&job, 0, program, runs, sum ? program->outputs[0].value : last->arg[0]) || (!job.from[0] && extreme))
-        return false;
+    if (out->dtype != made || !is_dense(runs, out, sum ? 0 : runs->ndim)) return false;
+    if (!take_side(&job, 0, program, runs, sum ? program->outputs[0].value : last->arg[0])) return false;
     if (kind == TE_OUT_ELEM && !take_side(&job, 1, program, runs, last->arg[1])) return false;
     if (of_bools && !(job.from[0] && job.from[1])) return false;
     int64_t parts = (job.n + PART - 1) / PART;
     int     threads = parts > 4 ? exec->threads : 1;
-    if (extreme) {
-        if (threads > 4 && rows < threads) return false; /* these are better cut */
-        job.n /= rows;
-        te_cpu_loop(exec, rows > 1 ? threads : 1, rows, te_cpu_even_grain(rows, threads), extremes_of_rows, &job);
-    } else if (!sum) {
+    if (!sum) {
         te_cpu_loop(exec, threads, parts, te_cpu_even_grain(parts, threads), pairs_in_parts, &job);
     } else {
         int64_t *sums = exec->scratch(exec, (size_t)parts * sizeof *sums), total = 0;

@@ -227,6 +227,46 @@ static void settle_lines(void)
 #endif
 }
 
+/* --- whole numbers joined --------------------------------------------------------------------------------------- */
+
+static uint64_t join_whole(te_whole_join join, int64_t *to, const int64_t *from, uint64_t half, int64_t n)
+{
+    uint64_t bits = 0;
+    int64_t  flip = join == TE_WHOLE_MIN ? -1 : 0; /* the smallest is the largest of all bits turned */
+    if (join == TE_WHOLE_SUM) {
+        _Pragma("omp simd reduction(| : bits)") for (int64_t i = 0; i < n; i++)
+        {
+            uint64_t v = (uint64_t)from[i];
+            bits |= v + half;
+            to[i] = (int64_t)((uint64_t)to[i] + v);
+        }
+    } else {
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) to[i] = (from[i] ^ flip) > (to[i] ^ flip) ? from[i] : to[i];
+    }
+    return bits;
+}
+
+/* All that may be wanted at once: one loop takes little longer than another one reads. */
+static uint64_t joined_whole(te_whole_join join, int64_t *to, const int64_t *from, int64_t step, uint64_t half,
+                             int64_t n, int64_t rows)
+{
+    uint64_t bits = 0;
+    int64_t  flip = join == TE_WHOLE_MIN ? -1 : 0;
+    for (int64_t r = 0; r < rows; r++, from += step) {
+        int64_t  best = INT64_MIN;
+        uint64_t sum = 0;
+        _Pragma("omp simd reduction(| : bits) reduction(+ : sum) reduction(max : best)")
+        for (int64_t i = 0; i < n; i++) {
+            int64_t v = from[i] ^ flip;
+            best = v > best ? v : best;
+            sum += (uint64_t)v;
+            bits |= (uint64_t)v + half;
+        }
+        to[r] = join == TE_WHOLE_SUM ? (int64_t)sum : best ^ flip;
+    }
+    return bits;
+}
+
 const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
     .load = {[TE_F32] = load_f32,
              [TE_BF16] = load_bf16,
@@ -241,6 +281,8 @@ const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
     .store = {[TE_CLASS_F32] = STORES(f32), [TE_CLASS_F64] = STORES(f64), [TE_CLASS_I64] = STORES(i64)},
     .move = {move_uint8_t, move_uint16_t, move_uint32_t, move_uint64_t},
     .transpose = {transpose_uint8_t, transpose_uint16_t, transpose_uint32_t, transpose_uint64_t},
+    .join = join_whole,
+    .joined = joined_whole,
     .few = few_of,
     .stream = stream_lines,
     .settle = settle_lines,

@@ -139,6 +139,17 @@ describe("reductions across memory", function()
         end
     end)
 
+    it("norms over them read their weights, which lie along the rows", function()
+        for _, shape in ipairs { { 33, 8, 64 }, { 2, 16, 1040 }, { 3, 40, 500 } } do
+            local x, w, b = te.randn(shape):transpose(2, 3), te.randn { shape[2] }, te.randn { shape[2] }
+            for n = 1, 2 do
+                te.set_num_threads(n)
+                assert.is_true(bits_equal(te.layer_norm(x:contiguous(), w, b), te.layer_norm(x, w, b)))
+                assert.is_true(bits_equal(te.rms_norm(x:contiguous(), w), te.rms_norm(x, w)))
+            end
+        end
+    end)
+
     it("gradients pass through them", function()
         local x, dy = te.randn { 6, 1500, 5 }, te.randn { 6, 1500, 5 }
         for _, dim in ipairs { 1, 2 } do

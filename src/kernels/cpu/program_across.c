@@ -185,7 +185,7 @@ static void find_sweeps(across *a)
         if (a->operand[p->n_inputs + o].data) need(a, p->outputs[o].value, a->level[p->outputs[o].value]);
 }
 
-/* What later sweeps need again stays if it all fits. */
+/* What the sweep of its own level computes and later ones need again stays if it all fits. */
 static void choose_kept(across *a)
 {
     int kept = 0;
@@ -194,7 +194,7 @@ static void choose_kept(across *a)
     uint64_t again = 0;
     for (int v = 0; v < a->program->n_insns; v++)
         for (int l = a->level[v] + 1; l < a->levels; l++)
-            if (a->sweep[l] & BIT(v) && is_dear(&a->program->insns[v])) again |= BIT(v);
+            if (a->sweep[a->level[v]] & a->sweep[l] & BIT(v) && is_dear(&a->program->insns[v])) again |= BIT(v);
     for (uint64_t rest = again; rest; rest &= rest - 1) kept++;
     if ((size_t)(kept * a->n * a->width) * a->blocks->size > KEPT_BYTES) return;
     a->kept = again;

@@ -135,6 +135,10 @@ typedef struct te_blocks {
     void (*fold_rows)(te_fold_kind kind, void *dst, const te_fold_rows *fold, te_ahead ahead);
     void (*fold_columns)(const te_fold_columns *fold, te_ahead ahead);
 
+    /* float32's table alone: from whole numbers (int64, int32) below 2^bits in magnitude; false: others are among them.
+     */
+    bool (*load_small)(void *dst, const void *src, te_dtype dtype, int64_t stride, size_t n, int bits);
+
     /* float32's table alone: numbers first … first + n - 1, `first` even. */
     void (*integers)(int64_t *dst, const te_integers *drawn, uint64_t first, size_t n);
 

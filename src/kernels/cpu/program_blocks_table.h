@@ -31,6 +31,7 @@ const te_blocks TE_BLOCKS_TABLE = {
     .fold_rows = fold_rows,
     .fold_columns = fold_columns,
 #if TE_REAL_IS_F32
+    .load_small = load_small,
     .integers = fill_integers,
     .strip = STRIP,
     .chain = TE_CHAIN,

@@ -16,6 +16,8 @@
 
 #include "program_plan.h"
 
+#include <stdatomic.h>
+
 /* Chunks of column sums have so many rows: fewer take too many parts to join; more lose digits, since rows are added
  * one after the other, parts in pairs. */
 enum { TE_CHUNK = 8192, TE_COLSUM_CHUNKS = 64, TE_COLSUM_ROWS = 32, TE_COLSUM_MOST = 512 };
@@ -98,6 +100,22 @@ bool te_program_copy_run(te_exec *exec, const te_program *program, const te_run 
 
 /* Does a single run of whole numbers without float64, to the same values; false: nothing was done. program_whole.c */
 bool te_program_whole_run(te_exec *exec, const te_program *program, const te_run *runs, int n_runs);
+
+/* A run of whole numbers in float32 instead of float64, to the same values as long as those of its inputs are below
+ * 2^bits in magnitude; what it leaves behind where they were not (`exceeded`) is no result. program_small.c */
+typedef struct te_small {
+    te_run     run;
+    int        bits;
+    atomic_int exceeded;
+} te_small;
+
+/* Makes that run; false: there is none. */
+bool te_program_small_run(const te_program *program, const te_run *run, te_small *small);
+
+static inline bool te_run_exceeded(const te_run *run)
+{
+    return run->small && atomic_load_explicit(&run->small->exceeded, memory_order_relaxed);
+}
 
 /* A run with dense copies of the inputs that are `turned`, bits by input. program_straight.c */
 enum { TE_STRAIGHT_INPUTS = 8 };

@@ -182,13 +182,23 @@ static te_status run_one(te_exec *exec, te_program *program, const te_run *run)
     return status;
 }
 
+static te_status run_however(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
+{
+    te_status status = TE_OK;
+    if (te_program_run_again(exec, program, runs, n_runs)) return status;
+    if (te_program_whole_run(exec, program, runs, n_runs)) return status;
+    if (te_program_copy_run(exec, program, runs, n_runs, &status)) return status;
+    return n_runs == 1 ? run_one(exec, program, runs) : run_long(exec, program, runs, n_runs);
+}
+
 te_status te_cpu_program_run(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
 {
+    te_small  small;
     te_status status = te_program_compile(exec, program);
     if (status != TE_OK) return status;
-    if (te_program_run_again(exec, program, runs, n_runs)) return te_cpu_finish(exec, status);
-    if (te_program_whole_run(exec, program, runs, n_runs)) return te_cpu_finish(exec, status);
-    if (!te_program_copy_run(exec, program, runs, n_runs, &status))
-        status = n_runs == 1 ? run_one(exec, program, runs) : run_long(exec, program, runs, n_runs);
-    return te_cpu_finish(exec, status);
+    if (n_runs == 1 && te_program_small_run(program, runs, &small)) {
+        status = run_however(exec, program, &small.run, 1);
+        if (status != TE_OK || !te_run_exceeded(&small.run)) return te_cpu_finish(exec, status);
+    }
+    return te_cpu_finish(exec, run_however(exec, program, runs, n_runs));
 }

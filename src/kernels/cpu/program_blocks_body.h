@@ -194,8 +194,8 @@ TE_UNARY(cos, cos(x))
 
 /* --- loads and stores ------------------------------------------------------------------------------------------- */
 
-#define TE_LOAD_STORE(name, type, from, to)                                                    \
-    static void load_##name(void *dst, const void *src, int64_t stride, size_t n)              \
+#define TE_LOAD(function, type, from)                                                          \
+    static void function(void *dst, const void *src, int64_t stride, size_t n)                 \
     {                                                                                          \
         te_real    *d = dst;                                                                   \
         const type *s = src;                                                                   \
@@ -207,7 +207,10 @@ TE_UNARY(cos, cos(x))
         } else {                                                                               \
             for (size_t i = 0; i < n; i++) d[i] = (te_real)from(s[(int64_t)i * stride]);       \
         }                                                                                      \
-    }                                                                                          \
+    }
+
+#define TE_LOAD_STORE(name, type, from, to)                                                    \
+    TE_LOAD(load_##name, type, from)                                                           \
     static void store_##name(void *dst, int64_t stride, const void *src, size_t n)             \
     {                                                                                          \
         type          *d = dst;                                                                \
@@ -236,8 +239,7 @@ TE_LOAD_STORE(f16, uint16_t, te_f16_to_f32, TE_REAL_FN(to_f16))
 TE_LOAD_STORE(f8e4m3, uint8_t, te_f8e4m3_to_f32, TE_REAL_FN(to_f8e4m3))
 TE_LOAD_STORE(f8e5m2, uint8_t, te_f8e5m2_to_f32, TE_REAL_FN(to_f8e5m2))
 #if TE_REAL_IS_F32
-TE_LOAD_STORE(i64_each, int64_t, TE_SAME, TE_REAL_FN(to_i64))
-#define load_i64 load_i64_each
+TE_LOAD(load_i64, int64_t, TE_SAME)
 
 /* Values of 32 bits take a conversion that every processor has for vectors. */
 static void store_i64(void *dst, int64_t stride, const void *src, size_t n)
@@ -249,8 +251,11 @@ static void store_i64(void *dst, int64_t stride, const void *src, size_t n)
         _Pragma("omp simd reduction(& : inside)")
         for (size_t i = 0; i < n; i++) inside &= (s[i] > -0x1p31f) & (s[i] < 0x1p31f);
     }
-    if (stride == 1 && inside) TE_EACH d[i] = (int32_t)s[i];
-    else store_i64_each(dst, stride, src, n);
+    if (stride == 1 && inside) {
+        TE_EACH d[i] = (int32_t)s[i];
+    } else {
+        for (size_t i = 0; i < n; i++) d[(int64_t)i * stride] = TE_REAL_FN(to_i64)(s[i]);
+    }
 }
 
 #define TE_LOAD_SMALL(name, type, bits_type)                                                        \

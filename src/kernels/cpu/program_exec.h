@@ -117,17 +117,9 @@ static inline bool te_run_exceeded(const te_run *run)
     return run->small && atomic_load_explicit(&run->small->exceeded, memory_order_relaxed);
 }
 
-/* A run with dense copies of the inputs that are `turned`, bits by input. program_straight.c */
-enum { TE_STRAIGHT_INPUTS = 8 };
-typedef struct te_straight {
-    te_run     run;
-    te_operand inputs[TE_STRAIGHT_INPUTS];
-    unsigned   turned;
-} te_straight;
-
-/* Makes the run that is better done in the other's place, perhaps the same; to be freed whatever comes of it. */
-te_status te_program_straighten(te_exec *exec, const te_program *program, const te_run *run, te_straight *straight);
-void te_program_straight_free(te_exec *exec, te_straight *straight);
+/* Does a run by `runner`, with dense copies of inputs that lie across, perhaps in pieces. program_straight.c */
+typedef te_status te_program_runner(te_exec *exec, te_program *program, const te_run *run);
+te_status te_program_run_straight(te_exec *exec, te_program *program, const te_run *run, te_program_runner *runner);
 
 /* One long row's extreme in pieces: the first `n` runs, and then the last one. `room` is freed by who ran them.
  * program_pieces.c */

@@ -172,23 +172,14 @@ static te_status run_alone(te_exec *exec, te_program *program, const te_run *run
     return status;
 }
 
-/* The same after inputs that lie across are turned. */
-static te_status run_one(te_exec *exec, te_program *program, const te_run *run)
-{
-    te_straight straight;
-    te_status   status = te_program_straighten(exec, program, run, &straight);
-    if (status == TE_OK) status = run_alone(exec, program, &straight.run);
-    te_program_straight_free(exec, &straight);
-    return status;
-}
-
 static te_status run_however(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
 {
     te_status status = TE_OK;
     if (te_program_run_again(exec, program, runs, n_runs)) return status;
     if (te_program_whole_run(exec, program, runs, n_runs)) return status;
     if (te_program_copy_run(exec, program, runs, n_runs, &status)) return status;
-    return n_runs == 1 ? run_one(exec, program, runs) : run_long(exec, program, runs, n_runs);
+    if (n_runs == 1) return te_program_run_straight(exec, program, runs, run_alone);
+    return run_long(exec, program, runs, n_runs);
 }
 
 te_status te_cpu_program_run(te_exec *exec, te_program *program, const te_run *runs, int n_runs)

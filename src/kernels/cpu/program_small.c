@@ -110,19 +110,19 @@ static bool is_same(const te_program *program, const te_run *run, double bound)
     return facts[program->outputs[0].value].is >= (made == TE_F32 ? ROUNDED : REAL);
 }
 
+/* Inputs that nothing reads do not matter: the target of a copy is one. */
 static bool is_candidate(const te_program *program, const te_run *run)
 {
     const te_operand *out = run->outputs;
-    bool              whole = false;
     if (!run->compute_f64 || program->n_outputs != 1 || program->outputs[0].kind != TE_OUT_ELEM || program->n_rngs ||
         program->n_insns > MOST_INSNS || !out->data || out->accumulate || out->block || out->quantized)
         return false;
-    for (int i = 0; i < program->n_inputs; i++) {
-        const te_operand *in = &run->inputs[i];
-        if (program->input_rates[i] != TE_RATE_ELEM || in->data == out->data || in->block || in->quantized) return false;
-        whole |= in->dtype == TE_I64 || in->dtype == TE_I32 || in->dtype == TE_U8 || in->dtype == TE_BOOL;
+    for (int v = 0; v < program->n_insns; v++) {
+        const te_insn    *insn = &program->insns[v];
+        const te_operand *in = insn->op == TE_PW_LOAD ? &run->inputs[insn->slot] : NULL;
+        if (in && (insn->rate != TE_RATE_ELEM || in->data == out->data || in->block || in->quantized)) return false;
     }
-    return whole;
+    return true;
 }
 
 bool te_program_small_run(const te_program *program, const te_run *run, te_small *small)

@@ -159,8 +159,8 @@ static bool lies_there(const te_job *job, const te_operand *operand)
     return kind && is_whole(job, operand) && operand->stride[job->column_axis] == 1 && !operand->block;
 }
 
-/* Whether rows that mean nothing are apart in memory, as in half of a tensor's columns: then bands save what a row takes
- * to begin, as long as nothing has to be loaded first. */
+/* Whether rows that mean nothing are apart in memory, as in half of a tensor's columns: then bands save what a row
+ * takes to begin, as long as nothing has to be loaded first. */
 static bool lies_in_rows(const te_job *job)
 {
     const te_program *p = job->program;

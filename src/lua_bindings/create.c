@@ -204,13 +204,21 @@ static int create_eye(lua_State *L)
     return finish_buffer(rt, L, &c);
 }
 
-/* Whole numbers that float32 holds: a device counts them itself, so that the host brings nothing. */
+/* Whole numbers that float32 holds: a program counts them, so that the host brings a device nothing. */
 static int counted(te_lua *rt, lua_State *L, const creation *c, int64_t n, double first, double step)
 {
     te_tensor *t = push_empty(rt, L, c, 1, &n);
     te_arg     args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = t}, {.kind = TE_ARG_NUMBER, .as.number = first},
                          {.kind = TE_ARG_NUMBER, .as.number = step}};
     return finish(rt, L, c, write_with(rt, L, "sequence", args, 3));
+}
+
+/* Whole numbers below 2^53 where the host may write them. */
+static int counted_here(te_lua *rt, lua_State *L, const creation *c, int64_t n, int64_t first, int64_t step)
+{
+    int64_t *values = te_tensor_data(push_empty(rt, L, c, 1, &n));
+    for (int64_t i = 0; i < n; i++) values[i] = first + i * step;
+    return finish(rt, L, c, TE_OK);
 }
 
 /* first, first + step, … up to last, which is included when it is hit. */
@@ -236,8 +244,10 @@ static int create_arange(lua_State *L)
     double   count = floor((last - first) / step * (1 + 0x1p-50)) + 1; /* 0.1 to 0.3 by 0.1 has three */
     int64_t  n = count > 0 ? count < 0x1p40 ? (int64_t)count : INT64_C(1) << 41 : 0;
     double   largest = fmax(fabs(first), fabs(first + (double)n * step));
-    if (whole && n > 0 && largest < 0x1p24 && !c.device->exec.backend->host_memory)
-        return counted(rt, L, &c, n, first, step);
+    bool     here = c.device->exec.backend->host_memory;
+    if (whole && n > 0 && largest < 0x1p24 && (!here || c.dtype == TE_F32)) return counted(rt, L, &c, n, first, step);
+    if (whole && n > 0 && largest < 0x1p53 && here && c.dtype == TE_I64)
+        return counted_here(rt, L, &c, n, (int64_t)first, (int64_t)step);
     double  *values = push_buffer(rt, L, "arange", TE_F64, 1, &n, &numel);
     for (int64_t i = 0; i < n; i++) values[i] = first + (double)i * step;
     return finish_buffer(rt, L, &c);

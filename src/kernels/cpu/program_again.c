@@ -24,7 +24,7 @@ struct te_again {
     te_job      job;      /* whose run is the one at hand */
     size_t      bytes;    /* of this struct and all that follows */
     int         ndim;
-    bool        compute_f64;
+    bool        compute_f64, small;
     bool        joins;    /* sums are left in parts */
     bool        one_tile; /* the lists below are all there is to do */
     int64_t     shape[TE_MAX_DIMS];
@@ -64,6 +64,7 @@ static inline bool same_operand(const te_operand *a, const te_operand *b, int nd
 static bool bound_like(const te_again *again, const te_program *program, const te_run *run, const te_blocks *blocks)
 {
     if (again->ndim != run->ndim || again->compute_f64 != run->compute_f64 || again->job.blocks != blocks) return false;
+    if (again->small != (run->small != NULL)) return false;
     for (int d = 0; d < run->ndim; d++)
         if (again->shape[d] != run->shape[d]) return false;
     for (int i = 0; i < program->n_inputs; i++)
@@ -113,6 +114,7 @@ static void remember(te_again *again, const te_program *program, const te_run *r
 {
     again->ndim = run->ndim;
     again->compute_f64 = run->compute_f64;
+    again->small = run->small != NULL;
     memcpy(again->shape, run->shape, sizeof again->shape);
     again->shared = shared_memory(program, run);
     memcpy(again->operands, run->inputs, (size_t)program->n_inputs * sizeof *run->inputs);

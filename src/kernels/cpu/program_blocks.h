@@ -139,6 +139,11 @@ typedef struct te_blocks {
      * src[j + step] and so on, but perhaps for the sign of a zero that is an extreme. */
     void (*fold_across)(te_fold_kind kind, void *dst, const void *src, int64_t step, bool half, size_t n,
                         size_t columns);
+
+    /* float32's table alone: from whole numbers (int64, int32) below 2^bits in magnitude; false: others are among them.
+     */
+    bool (*load_small)(void *dst, const void *src, te_dtype dtype, int64_t stride, size_t n, int bits);
+
     /* float32's table alone: numbers first … first + n - 1, `first` even. */
     void (*integers)(int64_t *dst, const te_integers *drawn, uint64_t first, size_t n);
 

@@ -194,8 +194,8 @@ TE_UNARY(cos, cos(x))
 
 /* --- loads and stores ------------------------------------------------------------------------------------------- */
 
-#define TE_LOAD_STORE(name, type, from, to)                                                    \
-    static void load_##name(void *dst, const void *src, int64_t stride, size_t n)              \
+#define TE_LOAD(function, type, from)                                                          \
+    static void function(void *dst, const void *src, int64_t stride, size_t n)                 \
     {                                                                                          \
         te_real    *d = dst;                                                                   \
         const type *s = src;                                                                   \
@@ -207,7 +207,10 @@ TE_UNARY(cos, cos(x))
         } else {                                                                               \
             for (size_t i = 0; i < n; i++) d[i] = (te_real)from(s[(int64_t)i * stride]);       \
         }                                                                                      \
-    }                                                                                          \
+    }
+
+#define TE_LOAD_STORE(name, type, from, to)                                                    \
+    TE_LOAD(load_##name, type, from)                                                           \
     static void store_##name(void *dst, int64_t stride, const void *src, size_t n)             \
     {                                                                                          \
         type          *d = dst;                                                                \
@@ -236,7 +239,49 @@ TE_LOAD_STORE(f16, uint16_t, te_f16_to_f32, TE_REAL_FN(to_f16))
 TE_LOAD_STORE(f8e4m3, uint8_t, te_f8e4m3_to_f32, TE_REAL_FN(to_f8e4m3))
 TE_LOAD_STORE(f8e5m2, uint8_t, te_f8e5m2_to_f32, TE_REAL_FN(to_f8e5m2))
 #if TE_REAL_IS_F32
-TE_LOAD_STORE(i64, int64_t, TE_SAME, TE_REAL_FN(to_i64))
+TE_LOAD(load_i64, int64_t, TE_SAME)
+
+/* Values of 32 bits take a conversion that every processor has for vectors. */
+static void store_i64(void *dst, int64_t stride, const void *src, size_t n)
+{
+    int64_t     *d = dst;
+    const float *s = src;
+    int32_t      inside = 1;
+    if (stride == 1) {
+        _Pragma("omp simd reduction(& : inside)")
+        for (size_t i = 0; i < n; i++) inside &= (s[i] > -0x1p31f) & (s[i] < 0x1p31f);
+    }
+    if (stride == 1 && inside) {
+        TE_EACH d[i] = (int32_t)s[i];
+    } else {
+        for (size_t i = 0; i < n; i++) d[(int64_t)i * stride] = TE_REAL_FN(to_i64)(s[i]);
+    }
+}
+
+#define TE_LOAD_SMALL(name, type, bits_type)                                                        \
+    static bool load_small_##name(float *d, const type *s, int64_t stride, size_t n, int bits)      \
+    {                                                                                               \
+        bits_type large = 0, half = (bits_type)1 << bits;                                           \
+        if (stride == 1) {                                                                          \
+            _Pragma("omp simd reduction(| : large)")                                                \
+            for (size_t i = 0; i < n; i++) large |= (bits_type)s[i] + half, d[i] = (float)(int32_t)s[i]; \
+        } else {                                                                                    \
+            for (size_t i = 0; i < n; i++) {                                                        \
+                type v = s[(int64_t)i * stride];                                                    \
+                large |= (bits_type)v + half;                                                       \
+                d[i] = (float)(int32_t)v;                                                           \
+            }                                                                                       \
+        }                                                                                           \
+        return large >> (bits + 1) == 0;                                                            \
+    }
+
+TE_LOAD_SMALL(i64, int64_t, uint64_t)
+TE_LOAD_SMALL(i32, int32_t, uint32_t)
+
+static bool load_small(void *dst, const void *src, te_dtype dtype, int64_t stride, size_t n, int bits)
+{
+    return dtype == TE_I64 ? load_small_i64(dst, src, stride, n, bits) : load_small_i32(dst, src, stride, n, bits);
+}
 #else
 #define load_i64  te_whole_load_i64
 #define store_i64 te_whole_store_i64

@@ -34,6 +34,7 @@ const te_blocks TE_BLOCKS_TABLE = {
 #if TE_WIDTH >= 8
     .fold_across = fold_across,
 #endif
+    .load_small = load_small,
     .integers = fill_integers,
     .strip = STRIP,
     .chain = TE_CHAIN,

@@ -3,6 +3,7 @@
  * copy.c moves whole lines of bytes, turns tiles and writes what is large past the caches, so such a run is handed to
  * it.
  */
+#include "copy.h"
 #include "program_exec.h"
 
 /* The one value of a program with one result over all elements and nothing else, NULL: it is not like that. */
@@ -41,11 +42,14 @@ static te_view number_view(te_exec *exec, const te_run *run, const te_insn *insn
     return view;
 }
 
-/* Values that the interpreter would not take through float32 or float64 to the same bits are left to it. */
+/* Values that the interpreter would not take through float32 or float64 to the same bits are left to it, and so are
+ * whole ones of at most 32 bits, which the copy would take through 64. */
 static bool same_values(const te_operand *out, const te_operand *in)
 {
     bool floats = te_dtype_is_float(out->dtype) && te_dtype_is_float(in->dtype);
-    return out->dtype == in->dtype || (floats && out->dtype != TE_F64 && in->dtype != TE_F64);
+    bool whole = te_value_class_of(out->dtype) == TE_CLASS_I64 && te_value_class_of(in->dtype) == TE_CLASS_I64;
+    whole &= out->dtype == TE_I64 || in->dtype == TE_I64;
+    return out->dtype == in->dtype || whole || (floats && out->dtype != TE_F64 && in->dtype != TE_F64);
 }
 
 bool te_program_copy_run(te_exec *exec, const te_program *program, const te_run *runs, int n_runs, te_status *status)

@@ -201,5 +201,6 @@ void te_job_run(const te_job *job, int64_t first, int64_t last, void *workspace,
     te_walker w;
     te_walker_start(&w, job, workspace, parts);
     te_walker_uniform(&w);
-    for (int64_t chunk = first; chunk < last && !te_cpu_stopping(job->exec); chunk++) te_walker_chunk(&w, chunk);
+    for (int64_t chunk = first; chunk < last && !te_cpu_stopping(job->exec) && !te_run_exceeded(job->run); chunk++)
+        te_walker_chunk(&w, chunk);
 }

@@ -16,6 +16,8 @@
 
 #include "program_plan.h"
 
+#include <stdatomic.h>
+
 /* Chunks of column sums have so many rows: fewer take too many parts to join; more lose digits, since rows are added
  * one after the other, parts in pairs. */
 enum { TE_CHUNK = 8192, TE_COLSUM_CHUNKS = 64, TE_COLSUM_ROWS = 32, TE_COLSUM_MOST = 512 };
@@ -102,17 +104,25 @@ bool te_program_whole_run(te_exec *exec, const te_program *program, const te_run
 /* Likewise sums and extremes over rows and columns. program_whole_rows.c */
 bool te_program_whole_rows_run(te_exec *exec, const te_program *program, const te_run *runs, int n_runs);
 
-/* A run with dense copies of the inputs that are `turned`, bits by input. program_straight.c */
-enum { TE_STRAIGHT_INPUTS = 8 };
-typedef struct te_straight {
+/* A run of whole numbers in float32 instead of float64, to the same values as long as those of its inputs are below
+ * 2^bits in magnitude; what it leaves behind where they were not (`exceeded`) is no result. program_small.c */
+typedef struct te_small {
     te_run     run;
-    te_operand inputs[TE_STRAIGHT_INPUTS];
-    unsigned   turned;
-} te_straight;
+    int        bits;
+    atomic_int exceeded;
+} te_small;
 
-/* Makes the run that is better done in the other's place, perhaps the same; to be freed whatever comes of it. */
-te_status te_program_straighten(te_exec *exec, const te_program *program, const te_run *run, te_straight *straight);
-void te_program_straight_free(te_exec *exec, te_straight *straight);
+/* Makes that run; false: there is none. */
+bool te_program_small_run(const te_program *program, const te_run *run, te_small *small);
+
+static inline bool te_run_exceeded(const te_run *run)
+{
+    return run->small && atomic_load_explicit(&run->small->exceeded, memory_order_relaxed);
+}
+
+/* Does a run by `runner`, with dense copies of inputs that lie across, perhaps in pieces. program_straight.c */
+typedef te_status te_program_runner(te_exec *exec, te_program *program, const te_run *run);
+te_status te_program_run_straight(te_exec *exec, te_program *program, const te_run *run, te_program_runner *runner);
 
 /* Does a run whose rows lie side by side, many at a time; false: nothing was done. program_across.c */
 bool te_program_across_run(te_exec *exec, const te_program *program, const te_run *run, te_status *status);

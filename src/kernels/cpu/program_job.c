@@ -152,13 +152,32 @@ static int64_t band_rows(const te_job *job)
     return rows < job->rows ? rows : job->rows;
 }
 
+/* Whether an operand's elements may be used where they lie in a row. */
+static bool lies_there(const te_job *job, const te_operand *operand)
+{
+    bool kind = operand->dtype == TE_F32 || operand->dtype == TE_BF16;
+    return kind && is_whole(job, operand) && operand->stride[job->column_axis] == 1 && !operand->block;
+}
+
+/* Whether rows that mean nothing are apart in memory, as in half of a tensor's columns: then bands save what a row
+ * takes to begin, as long as nothing has to be loaded first. */
+static bool lies_in_rows(const te_job *job)
+{
+    const te_program *p = job->program;
+    bool              lies = !job->compiled->n_sums && job->n_outer > 0 && job->column_axis >= 0;
+    for (int i = 0; lies && i < p->n_inputs; i++)
+        if (p->input_rates[i] == TE_RATE_ELEM) lies = lies_there(job, &job->run->inputs[i]);
+    for (int o = 0; lies && o < p->n_outputs; o++) lies = lies_there(job, &job->run->outputs[o]);
+    return lies;
+}
+
 /* Makes the tiles of a TE_PLAN_ROW bands where that may be and is better: wide rows stay in L1 one by one, but sums of
  * columns would push them out. */
 static bool take_bands(te_exec *exec, te_program *program, te_job *job)
 {
     job->band = false;
-    if (!job->compiled->structured || !job->blocks->strip || job->rows < 2 || job->columns < TE_FOLD_LANES ||
-        job->columns % TE_FOLD_LANES || job->columns > ADDED_WIDEST)
+    if (!job->blocks->strip || job->rows < 2 || job->columns < TE_FOLD_LANES || job->columns % TE_FOLD_LANES ||
+        job->columns > ADDED_WIDEST || !(job->compiled->structured || lies_in_rows(job)))
         return true;
     if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
     bool adds = job->plan->adds || (job->compiled->reduces_rows && job->compiled->columns_summed);

@@ -172,26 +172,38 @@ static te_status run_alone(te_exec *exec, te_program *program, const te_run *run
     return status;
 }
 
-/* The same after inputs that lie across are turned. */
-static te_status run_one(te_exec *exec, te_program *program, const te_run *run)
+static te_status run_however(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
 {
-    te_straight straight;
-    te_status   status;
-    if (te_program_across_run(exec, program, run, &status)) return status;
-    status = te_program_straighten(exec, program, run, &straight);
-    if (status == TE_OK) status = run_alone(exec, program, &straight.run);
-    te_program_straight_free(exec, &straight);
-    return status;
+    te_status status = TE_OK;
+    if (te_program_run_again(exec, program, runs, n_runs)) return status;
+    if (te_program_whole_run(exec, program, runs, n_runs)) return status;
+    if (te_program_whole_rows_run(exec, program, runs, n_runs)) return status;
+    if (te_program_copy_run(exec, program, runs, n_runs, &status)) return status;
+    if (n_runs == 1 && te_program_across_run(exec, program, runs, &status)) return status;
+    if (n_runs == 1) return te_program_run_straight(exec, program, runs, run_alone);
+    return run_long(exec, program, runs, n_runs);
+}
+
+/* Whether two large tensors are added up: from memory they are read once faster in integers than block by block. */
+static bool adds_far(const te_program *program, const te_run *run)
+{
+    enum { FAR = 1 << 18 };
+    int64_t elements = 1;
+    int     op = program->n_insns ? program->insns[program->n_insns - 1].op : TE_PW_CONST;
+    for (int d = 0; d < run->ndim && elements < FAR; d++) elements *= run->shape[d];
+    return program->n_inputs == 2 && (op == TE_PW_ADD || op == TE_PW_SUB) && elements >= FAR;
 }
 
 te_status te_cpu_program_run(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
 {
+    te_small  small;
     te_status status = te_program_compile(exec, program);
     if (status != TE_OK) return status;
-    if (te_program_run_again(exec, program, runs, n_runs)) return te_cpu_finish(exec, status);
-    if (te_program_whole_run(exec, program, runs, n_runs) || te_program_whole_rows_run(exec, program, runs, n_runs))
+    if (n_runs == 1 && adds_far(program, runs) && te_program_whole_run(exec, program, runs, 1))
         return te_cpu_finish(exec, status);
-    if (!te_program_copy_run(exec, program, runs, n_runs, &status))
-        status = n_runs == 1 ? run_one(exec, program, runs) : run_long(exec, program, runs, n_runs);
-    return te_cpu_finish(exec, status);
+    if (n_runs == 1 && te_program_small_run(program, runs, &small)) {
+        status = run_however(exec, program, &small.run, 1);
+        if (status != TE_OK || !te_run_exceeded(&small.run)) return te_cpu_finish(exec, status);
+    }
+    return te_cpu_finish(exec, run_however(exec, program, runs, n_runs));
 }

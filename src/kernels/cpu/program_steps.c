@@ -34,25 +34,34 @@ static void store_blocks(const te_walker *w, char *row, const te_bound_operand *
     }
 }
 
+/* Values that float32 may not hold end a run of small numbers, program_small.c. */
+static void load_some(const te_walker *w, char *dst, const te_bound_operand *in, const char *src, int64_t stride,
+                      size_t n)
+{
+    te_small *small = w->job->run->small;
+    if (!small || (in->dtype != TE_I64 && in->dtype != TE_I32)) w->blocks->load[in->dtype](dst, src, stride, n);
+    else if (!w->blocks->load_small(dst, src, in->dtype, stride, n, small->bits))
+        atomic_store_explicit(&small->exceeded, 1, memory_order_relaxed);
+}
+
 static void load_tile(const te_walker *w, char *dst, int operand, size_t rows)
 {
     const te_bound_operand *in = &w->operands[operand];
     const char   *src = te_walker_tile(w, in, operand);
-    te_block_load load = w->blocks->load[in->dtype];
     size_t        columns = w->tile_columns, size = w->blocks->size;
     int64_t       stride = te_walker_row_stride(w, in);
     if (in->block) {
         load_blocks(w, dst, in, w->row[operand], rows);
     } else if (in->flat) {
-        load(dst, src, 1, rows * columns);
+        load_some(w, dst, in, src, 1, rows * columns);
     } else if (columns == 1) {
-        load(dst, src, stride / in->size, rows);
+        load_some(w, dst, in, src, stride / in->size, rows);
     } else if (rows == 1 || stride != 0) {
         for (size_t r = 0; r < rows; r++)
-            load(dst + r * columns * size, src + (int64_t)r * stride, in->column, columns);
+            load_some(w, dst + r * columns * size, in, src + (int64_t)r * stride, in->column, columns);
     } else { /* the same row over and over */
         size_t row = columns * size, done = row, all = rows * row;
-        load(dst, src, in->column, columns);
+        load_some(w, dst, in, src, in->column, columns);
         for (; done < all; done += done < all - done ? done : all - done)
             memcpy(dst + done, dst, done < all - done ? done : all - done);
     }

@@ -3,7 +3,7 @@
  *
  * A square of 32-bit elements takes 16 registers and four rounds of exchanges. One of 16-bit elements is done in two
  * halves: interleaved, two rows are one row of pairs, the lower halves of each 128 bits in one register and the upper
- * halves in another, and a line of the result is a column of 16 pairs.
+ * halves in another, and a line of the result is a column of 16 pairs. One of 64-bit elements takes 8 registers.
  */
 #include "kernels/cpu/copy.h"
 
@@ -86,6 +86,30 @@ static inline __attribute__((always_inline)) void square_16(uint16_t *dst, int64
     }
 }
 
+static inline __attribute__((always_inline)) void square_64(uint64_t *dst, int64_t dst_stride, const uint64_t *src,
+                                                            int64_t src_stride, bool past)
+{
+    __m512i a[8], b[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) a[i] = _mm512_loadu_si512(src + i * src_stride);
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) { /* quarter q of b[i + c] holds column 2 q + c */
+        b[i] = pair_low(a[i], a[i + 1]);
+        b[i + 1] = pair_high(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; c++) { /* a 4 x 4 transpose of the quarters */
+        __m512i even_low = _mm512_shuffle_i64x2(b[c], b[c + 2], 0x88),
+                odd_low = _mm512_shuffle_i64x2(b[c], b[c + 2], 0xdd);
+        __m512i even_high = _mm512_shuffle_i64x2(b[c + 4], b[c + 6], 0x88),
+                odd_high = _mm512_shuffle_i64x2(b[c + 4], b[c + 6], 0xdd);
+        put_line(dst + c * dst_stride, _mm512_shuffle_i64x2(even_low, even_high, 0x88), past);
+        put_line(dst + (c + 2) * dst_stride, _mm512_shuffle_i64x2(odd_low, odd_high, 0x88), past);
+        put_line(dst + (c + 4) * dst_stride, _mm512_shuffle_i64x2(even_low, even_high, 0xdd), past);
+        put_line(dst + (c + 6) * dst_stride, _mm512_shuffle_i64x2(odd_low, odd_high, 0xdd), past);
+    }
+}
+
 /* Rows of the source are far apart, so the machine does not foresee the lines of the next tiles, which lie beside those
  * at hand. Of these the second ones from here are fetched to the second-level cache. */
 static inline __attribute__((always_inline)) void fetch_beside(const void *src, int64_t row_bytes, int rows)
@@ -111,11 +135,13 @@ static inline __attribute__((always_inline)) void fetch_beside(const void *src, 
 
 DEFINE_LINES(past_16, 16, true)
 DEFINE_LINES(past_32, 32, true)
+DEFINE_LINES(past_64, 64, true)
 DEFINE_LINES(near_16, 16, false)
 DEFINE_LINES(near_32, 32, false)
+DEFINE_LINES(near_64, 64, false)
 
 const te_transpose_lines TE_ISA_NAME(te_transpose_lines) = {
-    .past = {NULL, past_16, past_32, NULL}, .near = {NULL, near_16, near_32, NULL}};
+    .past = {NULL, past_16, past_32, past_64}, .near = {NULL, near_16, near_32, near_64}};
 #else
 const te_transpose_lines TE_ISA_NAME(te_transpose_lines) = {.past = {NULL}, .near = {NULL}};
 #endif

@@ -266,11 +266,11 @@ static void find_best_packed(void *context, int64_t first, int64_t end, int thre
     const rows_job *job = context;
     uint64_t        keys[WIDTH];
     int64_t         n = te_row_length(job->src);
+    te_view         packed = {.dtype = job->src->dtype, .ndim = 1, .stride = {1}}; /* a row of one element has any */
     (void)thread;
     for (int64_t row = first, rows; row < end && !te_cpu_stopping(job->exec); row += rows) {
         rows = end - row < WIDTH / n ? end - row : WIDTH / n;
-        te_load_keys(job->blocks, keys, job->src, te_element(job->src->data, job->src->dtype, row * n), rows * n,
-                     job->flag);
+        te_load_keys(job->blocks, keys, &packed, te_element(job->src->data, packed.dtype, row * n), rows * n, job->flag);
         for (int64_t r = 0; r < rows; r++) {
             const uint64_t *key = keys + r * n;
             uint64_t        best = key[0];

@@ -136,4 +136,13 @@ describe("te.Linear", function()
             assert.equal("0\n", (shell.capture(command)), isa)
         end
     end)
+
+    it("of no rows has a gradient of zeros, whose norm is 0", function()
+        te.manual_seed(3)
+        local w, b = te.randn({ 2048, 1024 }, { requires_grad = true }), te.zeros { 2048 }
+        te.square(te.linear(te.randn { 40, 1024 }, w, b)):sum():backward() -- leaves numbers in memory
+        w.grad = nil
+        te.square(te.linear(te.zeros { 0, 1024 }, w, b)):sum():backward()
+        assert.equal(0, te.optim.clip_grad_norm({ w }, 1):item())
+    end)
 end)

@@ -143,6 +143,15 @@ describe("Look-ups beside plain loops", function()
         local rows = te.tensor({ 1, 4, 0 }, { dtype = "int64" })
         assert.error_matches(function() te.index_select(x, 1, rows):totable() end,
             "index 4 at position 2 is outside 0 to 3", nil, true)
+        assert.error_matches(function() te.embedding(te.zeros { 4, 0 }, rows):totable() end,
+            "id 4 at position 2 is outside 0 to 3", nil, true)
+    end)
+
+    it("of the best of one number look at no others", function()
+        for _, dtype in ipairs { "float64", "int64", "int32", "bool" } do
+            local x = te.zeros({ 3, 2000000 }, { dtype = dtype }):transpose(1, 2):narrow(2, 1, 1)
+            assert.equal(0, x:argmax(-1):sum():item())
+        end
     end)
 
     it("turns round and shifts, and gives no part of its operand", function()

@@ -56,6 +56,7 @@ te_status te_cpu_embedding(te_exec *exec, const te_view *out, const te_view *tab
     status = te_cpu_check_ids(exec, "embedding", ids, table->shape[0]);
     if (status != TE_OK) return status;
     int64_t n = te_view_numel(ids), width = table->shape[1];
+    if (n == 0 || width == 0) return TE_OK;
     int threads = n * width < PARALLEL_FROM ? 1 : exec->threads;
     lookup l = {exec, te_copy_blocks_of(exec), out, table, ids};
     te_cpu_loop(exec, threads, n, te_cpu_even_grain(n, threads), copy_rows, &l);

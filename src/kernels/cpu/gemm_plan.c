@@ -98,7 +98,7 @@ static void plan_squares(te_gemm_plan *plan)
     const te_gemm_problem *p = plan->p;
     const te_gemm_kernel *kernel = plan->kernel;
     bool whole = p->n % kernel->lanes == 0 && p->m % kernel->row_group == 0;
-    if (!p->squares || plan->way != TE_GEMM_OUT_STREAM || !whole) return;
+    if (!p->squares || plan->small || plan->way != TE_GEMM_OUT_STREAM || !whole) return;
     plan->square_rows = divide_up(p->m, kernel->mr);
     plan->square_cols = p->n / kernel->lanes;
 }
@@ -360,8 +360,8 @@ void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_proble
     plan->panels = divide_up(p->n, plan->width);
     plan->direct_a = is_direct(plan);
     plan->way = way_out(plan);
-    plan_squares(plan);
     plan_small(plan, state);
+    plan_squares(plan);
     if (plan->small) {
     } else if (plan->threads == 1 && p->m <= plan->kernel->unit_rows && plan->panels <= plan->kernel->unit_panels)
         plan_one_unit(plan);

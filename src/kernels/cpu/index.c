@@ -238,8 +238,8 @@ static te_status fail_outside(te_exec *exec, const char *op, const char *what, c
 
 te_status te_cpu_check_ids(te_exec *exec, const char *op, const te_view *ids, int64_t bound)
 {
-    if (te_view_numel(ids) == 0 || all_inside(exec, ids, bound)) return TE_OK;
-    return fail_outside(exec, op, "id", ids, -1, bound);
+    bool inside = te_view_numel(ids) == 0 || all_inside(exec, ids, bound);
+    return te_cpu_finish(exec, inside ? TE_OK : fail_outside(exec, op, "id", ids, -1, bound));
 }
 
 /* --- gather ------------------------------------------------------------------------------------------------------- */
@@ -416,6 +416,7 @@ static bool gather_all(te_exec *exec, walk *w)
     plan_walk(w, LONGEST_RUN);
     w->checked = w->run < w->row && is_spread(w->index);
     if (w->checked && !all_inside(exec, w->index, w->whole->shape[w->dim])) return false;
+    if (te_cpu_stopped(exec)) return true;
     int       threads = even_threads(exec, w->rows * w->row * w->run * w->columns);
     index_job job = {.exec = exec, .w = w};
     int64_t   units = w->rows * units_of_row(w);
@@ -453,8 +454,7 @@ static void spread_ids(te_view *spread, te_view *whole, const te_view *rows, con
 bool te_cpu_gather_rows(te_exec *exec, const te_view *rows, const te_view *table, const te_view *ids)
 {
     te_view spread, whole;
-    if (rows->dtype != table->dtype || ids->ndim == 0) return false;
-    if (te_view_numel(rows) == 0) return true;
+    if (rows->dtype != table->dtype || ids->ndim == 0 || te_view_numel(rows) == 0) return false;
     spread_ids(&spread, &whole, rows, table, ids);
     walk w = {.whole = &whole, .part = rows, .index = &spread, .dim = 0};
     return gather_all(exec, &w);
@@ -625,7 +625,8 @@ static te_status scatter(te_exec *exec, const char *op, walk w)
     int64_t bound = w.whole->shape[w.dim];
     if (w.adds && w.whole->dtype == TE_BOOL)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: bool values cannot be added", op);
-    if (!all_inside(exec, index, bound)) return fail_outside(exec, op, "index", index, w.dim, bound);
+    if (!all_inside(exec, index, bound))
+        return te_cpu_finish(exec, fail_outside(exec, op, "index", index, w.dim, bound));
     if (!te_cpu_stopped(exec)) scatter_all(exec, &w);
     return te_cpu_finish(exec, TE_OK);
 }

@@ -129,7 +129,7 @@ static unsigned sides_of(const te_program *program, const te_run *run, int axis,
         const te_operand *in = &run->inputs[i];
         if (program->input_rates[i] != TE_RATE_ELEM || !runs_across(run, in, axis, elements)) continue;
         if ((int64_t)te_dtype_size(in->dtype) > *size) *size = (int64_t)te_dtype_size(in->dtype);
-        for (int d = 0; d < axis; d++) sides |= (unsigned)(in->stride[d] == 1) << d;
+        for (int d = 0; d < axis && d < TE_MAX_DIMS; d++) sides |= (unsigned)(in->stride[d] == 1) << d;
     }
     return sides;
 }

@@ -398,16 +398,19 @@ static void sum_packed(void *context, int64_t first, int64_t end, int thread)
     te_dtype        from = job->src->dtype, to = job->dst->dtype;
     te_dtype        type = te_value_class_of(from) == TE_CLASS_I64 ? TE_I64 : TE_F64;
     int64_t         n = te_row_length(job->src), most = WIDTH / n;
-    double          values[WIDTH];
+    union {
+        double   d[WIDTH];
+        uint64_t i[WIDTH];
+    } values;
     (void)thread;
     for (int64_t row = first, rows; row < end && !te_cpu_stopping(job->exec); row += rows) {
         rows = end - row < most ? end - row : most;
         const void *in = te_element(job->src->data, from, row * n);
-        void       *out = te_element(job->dst->data, to, row * n), *sums = to == type ? out : values;
-        if (from != type) te_convert(job->blocks, values, type, 1, in, from, 1, rows * n);
-        if (type == TE_I64) sum_packed_uint64_t(sums, from == type ? in : (void *)values, rows, n, job->flag);
-        else sum_packed_double(sums, from == type ? in : (void *)values, rows, n, job->flag);
-        if (to != type) te_convert(job->blocks, out, to, 1, values, type, 1, rows * n);
+        void       *out = te_element(job->dst->data, to, row * n), *sums = to == type ? out : &values;
+        if (from != type) te_convert(job->blocks, &values, type, 1, in, from, 1, rows * n);
+        if (type == TE_I64) sum_packed_uint64_t(sums, from == type ? in : &values, rows, n, job->flag);
+        else sum_packed_double(sums, from == type ? in : &values, rows, n, job->flag);
+        if (to != type) te_convert(job->blocks, out, to, 1, &values, type, 1, rows * n);
     }
 }
 

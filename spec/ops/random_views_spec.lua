@@ -141,7 +141,9 @@ local function check(name, run, base, view, dim, vectors, tolerance)
     for threads = 1, 2 do
         te.set_num_threads(threads)
         local z, dz = both(function(x) return run(view(x), dim, vectors) end, base, not integer and weights)
-        if y then assert.is_true(same_bits(y, z) and (integer or same_bits(grad, dz)), what .. ": bits of two threads") end
+        if y then
+            assert.is_true(same_bits(y, z) and (integer or same_bits(grad, dz)), what .. ": bits of two threads")
+        end
         y, grad = z, dz
     end
     local wide = in_float64(vectors)

@@ -270,7 +270,8 @@ static void find_best_packed(void *context, int64_t first, int64_t end, int thre
     (void)thread;
     for (int64_t row = first, rows; row < end && !te_cpu_stopping(job->exec); row += rows) {
         rows = end - row < WIDTH / n ? end - row : WIDTH / n;
-        te_load_keys(job->blocks, keys, &packed, te_element(job->src->data, packed.dtype, row * n), rows * n, job->flag);
+        te_load_keys(job->blocks, keys, &packed, te_element(job->src->data, packed.dtype, row * n), rows * n,
+                     job->flag);
         for (int64_t r = 0; r < rows; r++) {
             const uint64_t *key = keys + r * n;
             uint64_t        best = key[0];

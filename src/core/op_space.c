@@ -154,9 +154,10 @@ bool te_counts_far(const te_program *program, const te_run *run)
 te_tensor *te_program_result(te_call *call, bool per_row, const te_space *s, te_dtype dtype, te_device *device)
 {
     int ndim = per_row ? s->ndim - 1 : s->ndim;
-    te_tensor *t = te_tensor_new(call->ctx, device, dtype, ndim, s->shape);
-    if (t && !per_row && call->ctx->laid_out_alike && call->in[0] && call->in[0]->ndim == ndim)
-        memcpy(t->stride, call->in[0]->stride, (size_t)ndim * sizeof *t->stride); /* nobody has seen it yet */
+    te_tensor *t = te_tensor_new(call->ctx, device, dtype, ndim, s->shape), *x = call->in[0];
+    if (t && !per_row && call->ctx->laid_out_alike && x && x->ndim == ndim &&
+        memcmp(x->shape, s->shape, (size_t)ndim * sizeof *x->shape) == 0)
+        memcpy(t->stride, x->stride, (size_t)ndim * sizeof *t->stride); /* nobody has seen it yet */
     return t;
 }
 

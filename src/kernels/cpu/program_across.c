@@ -57,6 +57,10 @@ typedef struct across {
     char                 *workspace;
 } across;
 
+/* fold_whole reads so many rows, of the unit before where the last one has fewer. */
+_Static_assert(TILE / TILE_POSITIONS >= TE_FOLD_LANES && DIRECT_ROWS >= TE_FOLD_LANES && WHOLE_ROWS >= TE_FOLD_LANES &&
+                   DIRECT_BYTES / (int)sizeof(float) / TE_FOLD_LANES >= TE_FOLD_LANES, "units that are too narrow");
+
 #define BIT(v) (UINT64_C(1) << (v))
 
 static bool is_dear(const te_insn *insn)
@@ -206,6 +210,16 @@ static bool is_taken(const across *a, te_dtype dtype)
     return a->blocks->fold_across && (dtype == TE_F32 || dtype == TE_BF16);
 }
 
+/* Whether an output is an input's memory: of such a unit, others may not be read. */
+static bool is_in_place(const across *a)
+{
+    const te_program *p = a->program;
+    bool              is = false;
+    for (int o = 0; o < p->n_outputs; o++)
+        for (int i = 0; i < p->n_inputs; i++) is |= a->operand[p->n_inputs + o].data == a->operand[i].data;
+    return is;
+}
+
 /* Loads that nothing but folds reads. */
 static void find_direct(across *a)
 {
@@ -222,6 +236,7 @@ static void find_direct(across *a)
     for (int o = 0; o < p->n_outputs; o++) other |= BIT(p->outputs[o].value);
     a->direct &= ~other;
     a->whole = 0;
+    if (is_in_place(a)) return;
     for (int v = 0; v < p->n_insns && a->n <= TE_FOLD_SPAN && a->shape[a->beside] >= TE_FOLD_LANES; v++)
         if (a->direct & BIT(v) && is_taken(a, a->operand[p->insns[v].slot].dtype)) a->whole |= BIT(v);
 }
@@ -601,7 +616,7 @@ bool te_program_across_run(te_exec *exec, const te_program *program, const te_ru
     across             a = {.exec = exec, .program = program, .params = run->params};
     int64_t            elements = 1;
     if (!compiled->reduces_rows || compiled->columns_summed || compiled->n_sums || run->ndim < 2) return false;
-    if (run->ndim > TE_MAX_DIMS || !takes_operands(&a, run)) return false;
+    if (run->small || run->ndim > TE_MAX_DIMS || !takes_operands(&a, run)) return false;
     for (int d = 0; d < run->ndim; d++)
         if (run->shape[d] < 1 || __builtin_mul_overflow(elements, run->shape[d], &elements)) return false;
     merge(&a, run);

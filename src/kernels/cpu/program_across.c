@@ -32,7 +32,8 @@ enum {
     WHOLE_ROWS = 2048,    /* and where each fold is one call */
     DIRECT_BYTES = 32 << 10,
     KEPT_BYTES = 512 << 10,
-    WORK = 1 << 18        /* from which on threads share it */
+    WORK = 1 << 18,       /* from which on threads share it */
+    READ_WHOLE = TE_FOLD_LANES /* rows that fold_whole reads, of the unit before where the last one has fewer */
 };
 
 typedef struct across {
@@ -57,9 +58,8 @@ typedef struct across {
     char                 *workspace;
 } across;
 
-/* fold_whole reads so many rows, of the unit before where the last one has fewer. */
-_Static_assert(TILE / TILE_POSITIONS >= TE_FOLD_LANES && DIRECT_ROWS >= TE_FOLD_LANES && WHOLE_ROWS >= TE_FOLD_LANES &&
-                   DIRECT_BYTES / (int)sizeof(float) / TE_FOLD_LANES >= TE_FOLD_LANES, "units that are too narrow");
+_Static_assert(TILE / TILE_POSITIONS >= READ_WHOLE && DIRECT_ROWS >= READ_WHOLE && WHOLE_ROWS >= READ_WHOLE &&
+                   DIRECT_BYTES / (int)sizeof(float) / TE_FOLD_LANES >= READ_WHOLE, "units that are too narrow");
 
 #define BIT(v) (UINT64_C(1) << (v))
 

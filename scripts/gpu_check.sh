@@ -23,10 +23,10 @@ made_of="spec/cuda_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec
     spec/cuda/reports_spec.lua spec/cuda/host_spec.lua spec/cuda/packed_spec.lua spec/recipe/faster_spec.lua
     spec/graph_spec.lua spec/graph_random_spec.lua spec/train/steps_spec.lua spec/models/recorded_spec.lua"
 
-# --- kernels ----------------------------------------------------------------------------------------------------------
-
 # Specs with large tensors that are there for the loops of the CPU.
 loops="spec/ops/across_spec.lua spec/ops/layout_spec.lua spec/ops/lookup_spec.lua spec/ops/small_numbers_spec.lua"
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
 
 # Everything runs once on the made-up GPU: benches and training of full size on one that does nothing, specs in full.
 # Its cache then has the source of each kernel under the name that its binary has on a card with this NVRTC. What is

@@ -23,9 +23,6 @@ made_of="spec/cuda_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec
     spec/cuda/reports_spec.lua spec/cuda/host_spec.lua spec/cuda/packed_spec.lua spec/recipe/faster_spec.lua
     spec/graph_spec.lua spec/graph_random_spec.lua spec/train/steps_spec.lua spec/models/recorded_spec.lua"
 
-# Specs with large tensors that are there for the loops of the CPU.
-loops="spec/ops/across_spec.lua spec/ops/layout_spec.lua spec/ops/lookup_spec.lua spec/ops/small_numbers_spec.lua"
-
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 # Everything runs once on the made-up GPU: benches and training of full size on one that does nothing, specs in full.
@@ -310,8 +307,7 @@ run() {
         echo "LEFT OUT  memcheck, racecheck: no compute-sanitizer" >>"$summary"
     fi
     step "specs on the device" 200 specs cuda spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua \
-        spec/sequential_spec.lua spec/tensor_spec.lua spec/models/*_spec.lua spec/ops_spec.lua \
-        $(ls spec/ops/*_spec.lua | grep -v -x -F "$(ls $loops)") \
+        spec/sequential_spec.lua spec/tensor_spec.lua spec/models/*_spec.lua spec/ops_spec.lua spec/ops/*_spec.lua \
         spec/recipe/*_spec.lua spec/fuser/*_spec.lua
     # The last lines are whole steps, and of those GPT-2's.
     say "== summary"

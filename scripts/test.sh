@@ -160,15 +160,12 @@ adds_fp8="spec/cuda_spec.lua spec/graph_spec.lua spec/cuda/attention_spec.lua sp
 prints="spec/cli_spec.lua spec/gpu_check_spec.lua spec/options_spec.lua spec/prompt_spec.lua spec/readme_spec.lua
     spec/scripts/train_gpt_spec.lua spec/tools/*_spec.lua spec/train/command_line_spec.lua"
 
-# Large tensors that are there for the loops of the CPU.
-loops="spec/ops/across_spec.lua spec/ops/layout_spec.lua spec/ops/lookup_spec.lua spec/ops/small_numbers_spec.lua"
-
-# device_files: what runs with a device in place of the CPU.
+# device_files: what runs with a device in place of the CPU, whose loops spec/cpu is about.
 device_files() {
     long_first spec/ops/broadcast_spec.lua spec/ops_spec.lua spec/pointwise_spec.lua spec/recipe/autocast_spec.lua \
         spec/recipe/emission_spec.lua spec/recipe/quantize_spec.lua spec/recipe/hostile_spec.lua \
         spec/recipe/memory_spec.lua |
-        grep -v -x -F "$(ls $names_devices $prints $loops)"
+        grep -v -x -F "$(ls $names_devices $prints spec/cpu/*_spec.lua)"
 }
 
 # made_up_gpu FOLDER DEVICE FILES…: specs on the CUDA backend, whose GPU is made up (src/kernels/cuda_fake), with DEVICE

@@ -214,6 +214,7 @@ const char *te_gemm_onednn_decline(te_exec *exec, const te_gemm_problem *p)
     if (te_cpu(exec)->isa == TE_CPU_PORTABLE) return "the portable instruction set is asked for";
     if (p->a.dtype == TE_F64) return "float64";
     if (p->k == 0) return "k is 0";
+    if (p->a.dtype == TE_BF16 && p->k % 2) return "oneDNN makes NaN of an infinity that is half a pair";
     if (p->alpha != 1) return "alpha is not 1";
     if (te_view_present(&p->bias) && p->bias_by_row) return "the bias runs along the rows";
     if (te_view_present(&p->bias) && p->bias.stride[0] != 1 && p->n > 1) return "the bias is strided";

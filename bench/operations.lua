@@ -63,6 +63,11 @@ local function environment(dtype)
         attend = function(q, k, v, causal)
             return te.scaled_dot_product_attention(q, k, v, { causal = causal or false })
         end,
+        many = function(x)
+            local list = {}
+            for n = 1, 64 do list[n] = x end
+            return list
+        end,
         back = function(y, dy)
             y:backward(dy)
             for _, tensor in ipairs(leaves) do tensor.grad = nil end

@@ -50,6 +50,7 @@ def environment(dtype):
         return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
     return {"torch": torch, "F": F, "gated": gated, "back": back, "attend": attend, "causal": True,
+            "many": lambda x: [x] * 64,
             "other": torch.bfloat16 if dtype == torch.float32 else torch.float32,
             "r": maker("r", normal), "r2": maker("r2", normal), "w": maker("w", normal), "g": maker("g", leaf),
             "p": maker("p", lambda *shape: (torch.randn(shape).abs() + 0.5).to(dtype)),

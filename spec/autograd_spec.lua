@@ -277,6 +277,48 @@ describe("a result that nothing came back for", function()
     end)
 end)
 
+describe("positions and truth values among results", function()
+    it("have no gradient, so they are targets and inputs like any other", function()
+        local x = te.tensor({ { 3, 1, 2 }, { 0, 5, 4 } }, { requires_grad = true })
+        local values, positions = te.topk(x, 2)
+        assert.is_true(values.requires_grad)
+        assert.is_false(positions.requires_grad)
+        local labels = positions:narrow(2, 1, 1):reshape { 2 }
+        te.cross_entropy(x, labels):backward()
+        assert.is_true(x.grad:sum():abs():item() < 1e-6)
+        x.grad = nil
+        values:sum():backward()
+        assert.same({ { 1, 0, 1 }, { 0, 1, 1 } }, x.grad:totable())
+        positions:add_(1)
+        positions[1] = 0
+        assert.same({ { 0, 0 }, { 2, 3 } }, positions:totable())
+    end)
+
+    it("of te.checkpoint and of operations of one's own have none", function()
+        local x = te.tensor({ 3, 1, 2 }, { requires_grad = true })
+        local y, place = te.checkpoint(function(v) return v * 2, te.argmax(v) end, x)
+        assert.is_false(place.requires_grad)
+        y:sum():backward()
+        assert.same({ 2, 2, 2 }, x.grad:totable())
+        local only = te.checkpoint(function(v) return te.argmax(v) end, x)
+        assert.is_false(only.requires_grad)
+        assert.equal(0, only:item())
+    end)
+
+    it("keep no graph", function()
+        local kept = {}
+        collectgarbage()
+        local before = te.memory_stats().current
+        for i = 1, 8 do
+            local x = te.randn({ 100, 100 }, { requires_grad = true })
+            kept[i] = select(2, te.topk(x:exp(), 1))
+        end
+        collectgarbage()
+        collectgarbage()
+        assert.is_true(te.memory_stats().current - before < 8 * 100 * 8 + 40000)
+    end)
+end)
+
 describe("te.grad", function()
     it("gives gradients without touching .grad", function()
         local x, y, z = leaf { 2 }, leaf { 3 }, leaf { 4 }

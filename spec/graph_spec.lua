@@ -93,7 +93,7 @@ describe("te.graph without graphs", function()
         assert.has_error(function() double(te.zeros { 3 }) end,
             "te.graph: input 1 is float32 {3}, recorded with float32 {2}")
         assert.has_error(function() double() end, "te.graph: 0 inputs, recorded with 1")
-        assert.has_error(function() double(5) end, "te.graph: input 1: expected a tensor, got number")
+        assert.has_error(function() double(5) end, "te.graph: input 1: expected a tensor, got number 5")
         assert.error_matches(function() te.graph(3, {}) end, "te%.graph: fn: expected callable, got 3")
     end)
 

@@ -79,6 +79,12 @@ describe("methods", function()
             ["te.is: class: expected a class, got nil"] = function() te.is(m, nil) end,
             ['te.is: class: expected a class, got "Sequential"'] = function() te.is(m, "Sequential") end,
         } do assert.error_matches(fn, message, 1, true) end
+        local shared, calls = te.Linear(1, 1), 0
+        te.Sequential(shared, te.GELU(), shared):apply(function() calls = calls + 1 end)
+        assert.equal(3, calls)
+        assert.error_matches(function() m:to("float64", "bfloat16") end, '"float64" and "bfloat16" are both dtypes')
+        assert.error_matches(function() m:register_parameter("n", te.ones({ 2 }, { dtype = "int64" })) end,
+            "Sequential: parameter n: a tensor of int64 has no gradient")
         assert.is_true(te.is(m, te.Sequential) and te.is(m, te.Module) and not te.is(m, te.Linear))
         assert.is_false(te.is(3, te.Module))
     end)

@@ -151,7 +151,7 @@ end
 ---@return te.Plan
 function fuser.explain(module, x, ...)
     if type(module) ~= "table" then options.method("Sequential:explain", module) end
-    if not te.is_tensor(x) then fail("%s:explain: x: expected a tensor, got %s", module.__name, type(x)) end
+    if not te.is_tensor(x) then fail("%s:explain: x: expected a tensor, got %s", module.__name, core.describe(x)) end
     local n, takes = select("#", ...), flatten.takes(module)
     if n > takes and has_nil(takes, n, ...) then return without_nil(fuser.explain, module, x, n, ...) end
     return explain(fuser.program(module, takes, has_seq_lens(module, takes, ...), x, ...), { x, ... })
@@ -180,7 +180,7 @@ end
 --- many columns together, 256 at first. Returns the setting before, as a number.
 function fuser.set_recompute(setting)
     if type(setting) ~= "boolean" and type(setting) ~= "number" then
-        fail("te.set_recompute: expected true, false or a number of columns, got %s", type(setting))
+        fail("te.set_recompute: expected true, false or a number of columns, got %s", core.describe(setting))
     end
     if type(setting) == "number" and not (setting >= 0) then
         fail("te.set_recompute: a number of columns is 0 or more, not %g", setting)

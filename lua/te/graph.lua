@@ -76,7 +76,7 @@ local function fill(who, placed, given)
                     fail("%s: input %d is %s, recorded with %s", who, i, tostring(input), tostring(static))
                 end
             elseif not te.is_tensor(input) then
-                fail("%s: input %d: expected a tensor, got %s", who, i, type(input))
+                fail("%s: input %d: expected a tensor, got %s", who, i, core.describe(input))
             elseif input.dtype ~= static.dtype or options.shape(input) ~= options.shape(static) then
                 fail("%s: input %d is %s %s, recorded with %s %s", who, i, input.dtype, options.shape(input),
                     static.dtype, options.shape(static))
@@ -155,7 +155,7 @@ function graphs.graph(fn, sample_inputs, opts)
     local o = options.check("te.graph", opts, OPTIONS)
     options.argument("te.graph", "fn", fn, { "callable" })
     if type(sample_inputs) ~= "table" or te.is_tensor(sample_inputs) then
-        fail("te.graph: sample_inputs: expected a list of inputs, got %s", type(sample_inputs))
+        fail("te.graph: sample_inputs: expected a list of inputs, got %s", core.describe(sample_inputs))
     end
     local device = o.device or device_of(sample_inputs)
     return setmetatable({ fn = fn, device = device, warmup = o.warmup, calls = 0,

@@ -110,11 +110,16 @@ local function check_name(who, name)
     if wrong then fail("%s: name: %s, got %s", who, wrong, options.shown(name)) end
 end
 
+local FLOATING = { float32 = true, bfloat16 = true, float16 = true, float64 = true }
+
 --- Makes `tensor` a parameter named `name`: it requires a gradient, is saved and is optimized.
 function Module:register_parameter(name, tensor, ...)
     check_name(method(self, "register_parameter", 2, ...), name)
     if not te.is_tensor(tensor) then
-        fail("%s: parameter %s: expected a tensor, got %s", self.__name, tostring(name), type(tensor))
+        fail("%s: parameter %s: expected a tensor, got %s", self.__name, tostring(name), core.describe(tensor))
+    end
+    if not FLOATING[tensor.dtype] then
+        fail("%s: parameter %s: a tensor of %s has no gradient", self.__name, name, tensor.dtype)
     end
     tensor.requires_grad = true
     tree.register(self, name, tensor)
@@ -131,7 +136,7 @@ function Module:register_buffer(name, tensor, opts, ...)
     local who = method(self, "register_buffer", 3, ...)
     check_name(who, name)
     if tensor ~= nil and not te.is_tensor(tensor) then
-        fail("%s: buffer %s: expected a tensor, got %s", self.__name, name, type(tensor))
+        fail("%s: buffer %s: expected a tensor, got %s", self.__name, name, core.describe(tensor))
     end
     self._registered[name] = options.check(who, opts, BUFFER).persistent and "buffer" or "constant"
     self[name] = tensor
@@ -297,7 +302,7 @@ function Module:load_state_dict(state, opts)
         elseif given == nil then
             absent[tensor] = absent[tensor] or name
         elseif not te.is_tensor(given) and not rows.are(given) then
-            problem = problem or ("%s: expected a tensor, got %s"):format(name, type(given))
+            problem = problem or ("%s: expected a tensor, got %s"):format(name, core.describe(given))
         elseif options.shape(given) ~= options.shape(tensor) then
             problem = problem or ("%s of %s has shape %s, the one given has %s"):format(name, module.__name,
                 options.shape(tensor), options.shape(given))
@@ -335,10 +340,15 @@ function Module:load_state_dict(state, opts)
     return self, { missing = missing, unexpected = unexpected }
 end
 
---- Calls fn(module) for every module of the tree, children first.
+--- Calls fn(module) for every module of the tree, children first, and once for one that stands there several times.
 function Module:apply(fn, ...)
     options.argument(method(self, "apply", 1, ...), "fn", fn, { "callable" })
-    walk_modules(self, "", nil, function(_, module) fn(module) end)
+    local seen = {}
+    walk_modules(self, "", nil, function(_, module)
+        if seen[module] then return end
+        seen[module] = true
+        fn(module)
+    end)
     return self
 end
 
@@ -359,8 +369,6 @@ function Module:eval(...)
     method(self, "eval", 0, ...)
     return set_training(self, false)
 end
-
-local FLOATING = { float32 = true, bfloat16 = true, float16 = true, float64 = true }
 
 -- The dtype or the device that `where` names, the other one nil.
 local function place(who, where)
@@ -417,8 +425,10 @@ end
 function Module:to(where, also, ...)
     local who = method(self, "to", 2, ...)
     if also ~= nil then
-        place(who, where)
-        place(who, also)
+        local dtype, second = place(who, where), place(who, also)
+        if (dtype == nil) == (second == nil) then
+            fail("%s: %q and %q are both %s", who, where, also, dtype and "dtypes" or "devices")
+        end
         self:to(also)
     end
     if type(where) == "table" then

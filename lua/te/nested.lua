@@ -33,7 +33,8 @@ local function flatten(path, value, entries, texts, depth)
         local text = type(value) == "number" and ("%.17g"):format(value) or tostring(value)
         texts[PREFIX .. path] = ("%s %s"):format(type(value), text)
     else
-        fail("te.save: %s: expected a tensor, a table, a number, a text or a boolean, got %s", path, type(value))
+        fail("te.save: %s: expected a tensor, a table, a number, a text or a boolean, got %s",
+            path, te._core.describe(value))
     end
 end
 
@@ -77,7 +78,7 @@ function nested.restore(tensors, metadata)
             texts[name] = text
         end
     end
-    return all, next(texts) and texts or nil
+    return all, texts
 end
 
 return nested

@@ -155,7 +155,7 @@ local WATCH = {
 ---@param opts table|nil
 ---@return te.Watch watch
 function numerics.watch(model, opts)
-    if not Module.is(model, Module) then fail("te.numerics.watch: expected a model, got %s", type(model)) end
+    if not Module.is(model, Module) then fail("te.numerics.watch: expected a model, got %s", core.describe(model)) end
     opts = options.check("te.numerics.watch", opts, WATCH)
     local watch = setmetatable({ products = products_of(model), roles = check_roles(opts.roles), every = opts.every,
         steps = opts.done, step = nil, on = false }, Watch)

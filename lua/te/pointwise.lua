@@ -103,7 +103,7 @@ end
 ---@param fn function
 local function pointwise(fn, ...)
     options.last("te.pointwise", 1, ...)
-    if type(fn) ~= "function" then fail("te.pointwise: fn: expected a function, got %s", type(fn)) end
+    if type(fn) ~= "function" then fail("te.pointwise: fn: expected a function, got %s", te._core.describe(fn)) end
     local by_count = known[fn] or {}
     known[fn] = by_count
     return setmetatable({ fn = fn, by_count = by_count }, Pointwise)

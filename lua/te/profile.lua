@@ -86,7 +86,7 @@ end
 ---@return te.Profile
 return function(fn, ...)
     options.last("te.profile", 1, ...)
-    if type(fn) ~= "function" then fail("te.profile: fn: expected a function, got %s", type(fn)) end
+    if type(fn) ~= "function" then fail("te.profile: fn: expected a function, got %s", core.describe(fn)) end
     local begin = core.clock()
     local profile = core.profile(fn)
     profile.events, profile.seconds = profile, core.clock() - begin

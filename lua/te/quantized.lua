@@ -131,7 +131,7 @@ local ROLE = { "string", choices = { "input", "weight", "grad_output" } }
 ---@return te.QuantizedTensor
 local function quantize(t, how, role, opts, ...)
     options.last("te.quantize", 4, ...)
-    if not te.is_tensor(t) then fail("te.quantize: expected a tensor, got %s", type(t)) end
+    if not te.is_tensor(t) then fail("te.quantize: expected a tensor, got %s", core.describe(t)) end
     if recipes.is_recipe(how) then
         local recipe, kind = how, type(role) == "table" and role.tensor_type or role
         if kind ~= nil then options.argument("te.quantize", "role", kind, ROLE) end

@@ -174,7 +174,7 @@ end
 local library = {
     --- A checked quantizer from its capabilities.
     Quantizer = function(fields)
-        if type(fields) ~= "table" then fail("te.recipe.Quantizer: expected a table, got %s", type(fields)) end
+        if type(fields) ~= "table" then fail("te.recipe.Quantizer: expected a table, got %s", core.describe(fields)) end
         return quantizer(fields)
     end,
     --- Whether value is a recipe.

@@ -200,6 +200,13 @@ function replay(state, fn, inputs)
     return results
 end
 
+local function check_again(position, result, dout)
+    local shape, before = table.concat(result.shape, ","), table.concat(dout.shape, ",")
+    if shape == before then return end
+    core.fail(("te.checkpoint: backward: result %d of fn, run again, has shape {%s}, not {%s} as before"):format(
+        position, shape, before))
+end
+
 -- What fn met beside its inputs, parameters and earlier results, gets its gradients from the pass that runs this.
 local function checkpoint_backward(ctx, ...)
     local inputs, douts = pack(ctx.inputs:read("te.checkpoint: backward")), { ... }
@@ -216,6 +223,7 @@ local function checkpoint_backward(ctx, ...)
     local results, outputs, seeds, grads = replay(ctx.state, ctx.fn, inputs), {}, {}, {}
     for i = 2, results.n do
         if douts[i - 1] and results[i].requires_grad then
+            check_again(i - 1, results[i], douts[i - 1])
             outputs[#outputs + 1], seeds[#seeds + 1] = results[i], douts[i - 1]
         end
     end
@@ -266,7 +274,7 @@ function te.checkpoint(fn, ...)
     local inputs, state = pack(...), { anchor = anchor, rng = te.rng_state(), dtype = core.compute_dtype(),
         mode = mode.get() }
     local function forward(ctx, _, ...)
-        ctx.fn, ctx.state = fn, state
+        ctx.title, ctx.fn, ctx.state = "te.checkpoint", fn, state
         ctx.inputs = core.keep(inputs)
         return tensors(run_recorded(state, fn, ...))
     end

@@ -13,7 +13,7 @@ local function shown(value) return options().shown(value) end
 local function fail(level, name, message, ...) error(("te.%s: "):format(name) .. message:format(...), level + 1) end
 
 local function check_tensor(name, x)
-    if not te.is_tensor(x) then fail(3, name, "x: expected a tensor, got %s", type(x)) end
+    if not te.is_tensor(x) then fail(3, name, "x: expected a tensor, got %s", core.describe(x)) end
     if not pcall(x.dim, x) then fail(3, name, "x: tensor was released") end
 end
 
@@ -59,6 +59,7 @@ define("to", function(x, where, device, ...)
         fail(2, "to", "dtype: expected the name of a dtype, got %s%s", shown(dtype),
             type(dtype) == "string" and core.dtype_hint(dtype) or "")
     end
+    if device and dtypes[device] then fail(2, "to", "device: expected a device, got the dtype %q", device) end
     if device then
         local moved, result = pcall(te.to_device, x, device)
         if not moved then error((tostring(result):gsub("te%.to_device:", "te.to:", 1)), 0) end
@@ -105,7 +106,7 @@ define("split", function(x, size, dim, ...)
         for start = 1, extent, size do sizes[#sizes + 1] = math.min(size, extent - start + 1) end
         if extent == 0 then sizes[1] = 0 end
     elseif type(size) ~= "table" then
-        fail(2, "split", "size: expected a number or a list of sizes, got %s", type(size))
+        fail(2, "split", "size: expected a number or a list of sizes, got %s", core.describe(size))
     end
     local sum = 0
     for i = 1, options().list("te.split", "sizes", sizes) do
@@ -196,7 +197,10 @@ if core.safetensors_write then
     ---@param metadata table|nil  texts by name
     function te.save(path, tensors, metadata, ...)
         options().last("te.save", 3, ...)
-        if type(tensors) ~= "table" then fail(2, "save", "tensors: expected a table, got %s", type(tensors)) end
+        local class = getmetatable(tensors)
+        if type(tensors) ~= "table" or type(class) == "table" and class.__name then
+            fail(2, "save", "tensors: expected a table, got %s", core.describe(tensors))
+        end
         local entries, names, deep = tensors, {}, false
         if tensors[1] then
             options().list("te.save", "tensors", tensors)
@@ -211,7 +215,7 @@ if core.safetensors_write then
             for i, name in ipairs(names) do entries[i] = { name, tensors[name] } end
         end
         if metadata ~= nil and type(metadata) ~= "table" then
-            fail(2, "save", "metadata: expected a table of texts, got %s", type(metadata))
+            fail(2, "save", "metadata: expected a table of texts, got %s", core.describe(metadata))
         end
         if deep then entries, metadata = require("te.nested").flatten(tensors, metadata) end
         core.safetensors_write(path, entries, metadata)
@@ -294,6 +298,9 @@ local function make_objective(fn, rng)
         local results = { fn(unpack(inputs, 1, inputs.n)) }
         local total
         for i, result in ipairs(results) do
+            if type(result) == "table" then
+                core.fail(("te.gradcheck: result %d of fn: expected a tensor, got %s"):format(i, core.describe(result)))
+            end
             if te.is_tensor(result) and (result.dtype:find("^float") or result.dtype == "bfloat16") then
                 if not weights[i] then
                     weights[i] = te.no_grad(te.rand, result.shape, { dtype = "float64" }) + 0.5
@@ -363,9 +370,12 @@ end
 function te.gradcheck(fn, inputs, opts, ...)
     options().last("te.gradcheck", 3, ...)
     options().argument("te.gradcheck", "fn", fn, { "callable" })
+    if not core.grad_enabled() then fail(2, "gradcheck", "inside te.no_grad, where gradients are not recorded") end
     opts = options().check("te.gradcheck", opts, GRADCHECK)
     if te.is_tensor(inputs) then inputs = { inputs } end
-    if type(inputs) ~= "table" then fail(2, "gradcheck", "inputs: expected a list of tensors, got %s", type(inputs)) end
+    if type(inputs) ~= "table" then
+        fail(2, "gradcheck", "inputs: expected a list of tensors, got %s", core.describe(inputs))
+    end
     local rng, n, some = te.rng_state(), 0, false
     for i, x in pairs(inputs) do
         options().argument("te.gradcheck", "position of an input", i, { "size" })

@@ -21,6 +21,23 @@ describe("a backward fusion", function()
         assert.equal(1, fusion.calls)
     end)
 
+    it("is what the plan shows in backward, and the rule the reason", function()
+        local seq = te.Sequential(te.Linear(4, 5), te.ConstantScale(0.5))
+        local x = input()
+        with({ { "backward", backward_linear_scale } }, function()
+            local plan = seq:explain(x)
+            assert.same({ "Linear", "ConstantScale" }, plan.forward[1].ops)
+            assert.same({ "BackwardLinearScale" }, plan.backward[1].ops)
+            assert.matches("it runs as written, its backward by fusion rule ", plan.reasons[1].reason, 1, true)
+        end)
+        local class = te.FusedOperation:extend("OnlyBackward")
+        function class:init(op) self:set_basic_ops(op) end
+        function class:fuser_backward(_, dy) return dy end
+        for _, run in ipairs { class(te.GELU()), te.Sequential(class(te.GELU())) } do
+            assert.error_matches(function() run(x) end, "OnlyBackward: the class has no method fuser_forward", 1, true)
+        end
+    end)
+
     it("runs twice on a kept graph", function()
         local seq = te.Sequential(te.Linear(4, 5), te.ConstantScale(0.5))
         local x = input()

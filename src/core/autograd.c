@@ -152,14 +152,17 @@ te_status te_autograd_record(te_call *call, te_tensor **inputs, int n_inputs)
     memset(node->call.out, 0, sizeof node->call.out);
     node->call.list = NULL;
     node->call.inplace = NULL;
+    node->refs = 1;
     for (int i = 0; i < call->op->n_outputs; i++) {
-        if (!call->out[i]) continue;
-        call->out[i]->node = node;
-        call->out[i]->node_output = i;
+        te_tensor *out = call->out[i];
+        if (!out || !te_dtype_has_gradient(out->dtype)) continue; /* positions, counts, truth values */
+        out->node = node;
+        out->node_output = i;
         node->refs++;
     }
     call->n_saved = 0; /* the node owns them now */
     call->release = NULL;
+    te_node_release(node);
     return TE_OK;
 }
 

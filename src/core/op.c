@@ -185,6 +185,8 @@ te_status te_call_fail(te_call *call, te_status status, const char *format, ...)
     te_vsnprintf(text, sizeof text, format, args);
     va_end(args);
     /* what stands behind te.softmax along other dimensions is softmax_row, and norm2_row behind te.norm */
+    const char *title = call->op->def->title ? call->op->def->title(call) : NULL;
+    if (title) return te_fail(call->ctx, status, "%s: %s", title, text);
     const char *name = call->op->name, *row = strstr(name, "_row");
     int length = row && !row[4] ? (int)(row - name) : (int)strlen(name);
     while (length > 1 && row && name[length - 1] >= '0' && name[length - 1] <= '9') length--;

@@ -90,6 +90,8 @@ typedef struct te_op_def {
                                                              stands for */
     te_status (*check)(te_call *call); /* before a formula runs: refuses attributes */
     te_status (*after)(te_call *call); /* with forward's result: mends what depends on its dtype */
+    const char *(*title)(const te_call *call); /* how messages begin where one op stands for many; NULL: "te." and its
+                                                  name */
 } te_op_def;
 
 struct te_op {

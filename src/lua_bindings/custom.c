@@ -20,6 +20,7 @@ enum { MAX_INPUTS = 200 };
 typedef struct custom {
     te_lua_link *link;
     int          ref; /* of {backward, ctx} */
+    char         title[64];
 } custom;
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
@@ -131,17 +132,24 @@ static te_status custom_backward(te_call *call)
     return job.status;
 }
 
+static const char *custom_title(const te_call *call)
+{
+    const custom *c = call->pointer;
+    return c && c->title[0] ? c->title : NULL;
+}
+
 static const te_op_def custom_def = {
     .signature = "custom(x)",
     .doc = "An operation defined in Lua.",
     .flags = TE_OP_EFFECTS, /* te.checkpoint's function may have parameters */
+    .title = custom_title,
     .backward = custom_backward};
 static const te_op     custom_op = {.def = &custom_def, .name = "custom", .n_outputs = TE_OP_MAX_OUTPUTS};
 
 /* --- recording ---------------------------------------------------------------------------------------------------- */
 
 /* Fills call->pointer from the {backward, ctx} on top of the stack, which is popped. */
-static void hold(te_lua *rt, lua_State *L, te_call *call)
+static void hold(te_lua *rt, lua_State *L, te_call *call, const char *title)
 {
     te_mem  mem = rt->link->mem;
     int     ref = luaL_ref(L, LUA_REGISTRYINDEX);
@@ -151,10 +159,22 @@ static void hold(te_lua *rt, lua_State *L, te_call *call)
         te_lua_raise(rt, L, "custom", te_fail_memory(rt->ctx, "te.custom"));
         return;
     }
-    *c = (custom){rt->link, ref};
+    *c = (custom){.link = rt->link, .ref = ref};
+    snprintf(c->title, sizeof c->title, "%s", title);
     rt->link->refs++;
     call->pointer = c;
     call->release = release_custom;
+}
+
+/* What messages name: ctx.title, "te.custom" where that is nothing. The text is the table's, which stays. */
+static const char *title_of(lua_State *L, int ctx)
+{
+    luaL_checktype(L, ctx, LUA_TTABLE);
+    lua_pushliteral(L, "title");
+    lua_rawget(L, ctx);
+    const char *title = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "te.custom";
+    lua_pop(L, 1);
+    return title;
 }
 
 /* record(backward, ctx, n_outputs, outputs…, inputs…): the outputs, connected to those inputs that are tensors. */
@@ -166,19 +186,20 @@ static int record(lua_State *L)
     bool    wanted = false;
     char    text[256];
     luaL_checktype(L, 1, LUA_TFUNCTION);
+    const char *title = title_of(L, 2);
     te_lua_enter(rt, L, "custom");
     if (count < 1 || count > TE_OP_MAX_OUTPUTS)
-        return te_lua_fail(L, "custom", "the forward function returned %lld values; one to %d tensors are possible",
-                           (long long)count, TE_OP_MAX_OUTPUTS);
+        return te_lua_fail(L, NULL, "%s: the forward function returned %lld values; one to %d tensors are possible",
+                           title, (long long)count, TE_OP_MAX_OUTPUTS);
     int n_out = (int)count, first = 4 + n_out, n_in = lua_gettop(L) - 3 - n_out;
     if (n_in < 0 || n_in > MAX_INPUTS)
-        return te_lua_fail(L, "custom", "%d inputs; at most %d are possible", n_in, MAX_INPUTS);
+        return te_lua_fail(L, NULL, "%s: %d inputs; at most %d are possible", title, n_in, MAX_INPUTS);
     te_lua_tensors outputs = te_lua_new_tensors(L, n_out), inputs = te_lua_new_tensors(L, n_in);
     for (int i = 0; i < n_out; i++) {
         te_lua_tensor *u = te_lua_to_tensor(L, 4 + i);
         if (!u || !u->t)
-            return te_lua_fail(L, "custom", "result %d of the forward function: expected a tensor, got %s", i + 1,
-                               te_lua_describe(L, 4 + i, text, sizeof text));
+            return te_lua_fail(L, NULL, "%s: result %d of the forward function: expected a tensor, got %s", title,
+                               i + 1, te_lua_describe(L, 4 + i, text, sizeof text));
         outputs.t[i] = te_tensor_retain(u->t);
     }
     for (int i = 0; i < n_in; i++) {
@@ -200,7 +221,7 @@ static int record(lua_State *L)
         lua_pushvalue(L, i);
         lua_rawseti(L, -2, i);
     }
-    hold(rt, L, &call);
+    hold(rt, L, &call, title);
     te_status   status = TE_OK;
     te_lua_call entered = te_lua_begin(rt, L);
     for (int i = 0; i < n_out && status == TE_OK; i++) {

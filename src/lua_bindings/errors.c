@@ -76,6 +76,22 @@ const char *te_lua_nearest(const char *name, const char *const *names, int n)
 
 /* --- values in messages ------------------------------------------------------------------------------------------- */
 
+/* A table of a class, by the name of that. */
+static bool describe_object(lua_State *L, int index, char *text, size_t size)
+{
+    if (!lua_istable(L, index) || !lua_getmetatable(L, index)) return false;
+    bool named = false;
+    if (lua_istable(L, -1)) {
+        lua_pushliteral(L, "__name");
+        lua_rawget(L, -2);
+        named = lua_type(L, -1) == LUA_TSTRING;
+        if (named) snprintf(text, size, "a table of class %.60s", lua_tostring(L, -1));
+        lua_pop(L, 1);
+    }
+    lua_pop(L, 1);
+    return named;
+}
+
 const char *te_lua_describe(lua_State *L, int index, char *text, size_t size)
 {
     char           shape[160];
@@ -92,7 +108,7 @@ const char *te_lua_describe(lua_State *L, int index, char *text, size_t size)
         snprintf(text, size, "string \"%.40s\"", lua_tostring(L, index));
     else if (type == LUA_TBOOLEAN)
         snprintf(text, size, "%s", lua_toboolean(L, index) ? "true" : "false");
-    else
+    else if (!describe_object(L, index, text, size))
         snprintf(text, size, "%s", type == LUA_TNONE ? "nothing" : lua_typename(L, type));
     return text;
 }

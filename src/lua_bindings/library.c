@@ -58,6 +58,15 @@ static int dtype_hint(lua_State *L)
     return 1;
 }
 
+/* describe(value): how messages name it, a tensor by its dtype and shape. */
+static int describe(lua_State *L)
+{
+    char text[256];
+    luaL_checkany(L, 1);
+    lua_pushstring(L, te_lua_describe(L, 1, text, sizeof text));
+    return 1;
+}
+
 /* fail(message): raises it at the line of the nearest caller outside the library. */
 static int fail(lua_State *L) { return te_lua_fail(L, NULL, "%s", luaL_checkstring(L, 1)); }
 
@@ -71,7 +80,7 @@ static int fail_io(lua_State *L)
 
 const luaL_Reg te_lua_library_functions[] = {
     {"library_sources", library_sources}, {"nearest", nearest}, {"dtype_hint", dtype_hint},
-    {"fail", fail}, {"fail_io", fail_io}, {NULL, NULL},
+    {"describe", describe}, {"fail", fail}, {"fail_io", fail_io}, {NULL, NULL},
 };
 
 /* Loads the module named at 1, upvalue 1 is its source. A script may take it out of package.loaded: it stays the same

@@ -287,10 +287,11 @@ static int tensor_index(lua_State *L)
 static int assign_row(lua_State *L, te_lua *rt)
 {
     te_tensor *t = te_lua_check_tensor(L, 1, NULL, "self"), *value = NULL;
-    te_lua_check_writable(L, NULL, t);
+    const char *unwritable = te_tensor_unwritable(t);
+    if (unwritable) return te_lua_fail(L, NULL, "t[i] = value: t: %s", unwritable);
     if (te_tensor_is_quantized(t))
-        return te_lua_fail(L, NULL,
-                           "a row of a parameter that is stored quantized cannot be assigned; use copy_ for the whole");
+        return te_lua_fail(L, NULL, "t[i] = value: a row of a parameter that is stored quantized cannot be assigned; "
+                                    "use copy_ for the whole");
     bool truths = t->dtype == TE_BOOL; /* what allocates may run a finalizer, which may release t */
     lua_settop(L, 3);
     push_row(L, rt);
@@ -300,6 +301,10 @@ static int assign_row(lua_State *L, te_lua *rt)
         return te_lua_fail(L, NULL, "t[i] = value: t takes part in gradients, which a write in place does not carry; "
                                     "use te.no_grad, or te.where");
     bool plain = lua_type(L, 3) == LUA_TNUMBER || (lua_isboolean(L, 3) && truths);
+    char text[256];
+    if (!plain && !te_lua_to_tensor(L, 3))
+        return te_lua_fail(L, NULL, "t[i] = value: value: expected a tensor or a number, got %s",
+                           te_lua_describe(L, 3, text, sizeof text));
     if (!plain) value = te_lua_check_tensor(L, 3, NULL, "t[i] = value");
     if (value && te_needs_grad(value) && te_context_grad_enabled(rt->ctx))
         return te_lua_fail(L, NULL, "t[i] = value: value takes part in gradients, which a write in place does not "

@@ -70,12 +70,12 @@ local BYTES = { float64 = 8, float32 = 4, bfloat16 = 2, float16 = 2 }
 local function tensors_of(who, params)
     if Module.is(params, Module) then params = params:parameters() end
     if type(params) ~= "table" or getmetatable(params) then
-        fail("%s: params: expected a list of tensors or a module, got %s", who, type(params))
+        fail("%s: params: expected a list of tensors or a module, got %s", who, te._core.describe(params))
     end
     options.list(who, "params", params)
     for i, parameter in ipairs(params) do
         if not te.is_tensor(parameter) then
-            fail("%s: params[%d]: expected a tensor, got %s", who, i, type(parameter))
+            fail("%s: params[%d]: expected a tensor, got %s", who, i, te._core.describe(parameter))
         end
     end
     return params

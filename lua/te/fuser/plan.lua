@@ -91,10 +91,12 @@ end
 local function add_called(plan, part, reason, env)
     local name, read, results = op_name(part.item), read_by(part, env), {}
     for i, v in ipairs(part.results or {}) do results[i] = env[v] end
-    if type(part.item.op) == "table" and part.item.op.is_view then read, results = {}, {} end
+    local op = part.item.op
+    if type(op) == "table" and op.is_view then read, results = {}, {} end
     local step = { pass = "forward", kernel = "call", kind = "call", reads = bytes_of(unpack(read)),
         writes = bytes_of(unpack(results)), flops = 0 }
-    add_step(plan, step, { name })
+    local function ops(pass) return script.is(op) and op:ops(pass) or { name } end
+    add_step(plan, step, ops "forward")
     plan.reasons[#plan.reasons + 1] = { from = name, to = name,
         reason = "called: " .. (reason or "it is no operation") }
     local wanted = {}
@@ -103,7 +105,7 @@ local function add_called(plan, part, reason, env)
     end
     if #wanted == 0 then return nil end
     return { pass = "backward", kernel = "call", kind = "call", reads = step.writes, writes = bytes_of(unpack(wanted)),
-        flops = 0 }, { name }
+        flops = 0 }, ops "backward"
 end
 
 -- An operation of a group that cannot be planned, which is called by itself.

@@ -55,6 +55,7 @@ function Script:__call(...)
     return core.custom(
         function(ctx, ...) -- parameters follow the inputs: the operations know their own
             local contexts, now = { shapes = {} }, setting.now()
+            ctx.title = self.__name
             ctx.kept = { contexts = contexts, counts = counts, setting = now }
             return kept_parameters(self, ctx.kept, n, inputs, setting.record(now, forward.run, self, contexts, ...))
         end,
@@ -65,13 +66,32 @@ function Script:__call(...)
         unpack(inputs, 1, n))
 end
 
+local function rule_of(units)
+    for _, unit in ipairs(units or {}) do
+        if unit.rule then return unit.rule end
+    end
+end
+
 --- Why the engine does not plan it.
 function Script:reason()
-    for _, unit in ipairs(self.backward or self.forward) do
-        if unit.rule then return ("fusion rule %s runs it"):format(unit.rule) end
+    local forward_rule, backward_rule = rule_of(self.forward), rule_of(self.backward)
+    if not forward_rule and not backward_rule then return "it runs as written" end
+    if not backward_rule or forward_rule == backward_rule then
+        return ("fusion rule %s runs it"):format(forward_rule)
     end
-    return "it runs as written"
+    return (forward_rule and ("fusion rule %s runs it, "):format(forward_rule) or "it runs as written, ")
+        .. ("its backward by fusion rule %s"):format(backward_rule)
 end
+
+-- What units are called by: their fused operation, or their basic one.
+local function names_of(steps, units)
+    local names = {}
+    for i, unit in ipairs(units) do names[i] = (unit.op or steps[unit.first].op).__name end
+    return names
+end
+
+--- The names of what runs forward, or backward.
+function Script:ops(pass) return names_of(self.steps, pass == "backward" and self.backward or self.forward) end
 
 -- The values that steps read and do not make: x first.
 local function inputs_of(steps)
@@ -95,10 +115,8 @@ local script = {}
 --- A script from steps, units, and the values that others read, y first. Without backward units
 --- the tape sees its forward.
 function script.new(steps, forward_units, backward_units, outputs)
-    local names = {}
-    for i, unit in ipairs(forward_units) do names[i] = (unit.op or steps[unit.first].op).__name end
     return setmetatable({ steps = steps, forward = forward_units, backward = backward_units, outputs = outputs,
-        inputs = inputs_of(steps), __name = table.concat(names, " + ") }, Script)
+        inputs = inputs_of(steps), __name = table.concat(names_of(steps, forward_units), " + ") }, Script)
 end
 
 function script.is(value) return getmetatable(value) == Script end

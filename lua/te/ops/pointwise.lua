@@ -23,8 +23,8 @@ local POINTWISE = {
 local function check_params(params)
     local names = options.names(params)
     for _, name in ipairs(names) do
-        if not te.is_tensor(params[name]) then
-            fail("te.Pointwise: params.%s: expected a tensor, got %s", name, type(params[name]))
+        if not te.is_tensor(params[name]) and params[name] ~= nil then
+            fail("te.Pointwise: params.%s: expected a tensor, got %s", name, te._core.describe(params[name]))
         elseif not name:find("^%a[%w_]*$") or #name > 20 then
             fail("te.Pointwise: params.%s: the name must be letters, digits and _, at most 20", name)
         end
@@ -41,7 +41,7 @@ end
 function Pointwise:init(opts, fn)
     if type(opts) == "function" then opts, fn = fn, opts end -- options may come last, as everywhere
     opts = options.check("te.Pointwise", opts, POINTWISE)
-    if type(fn) ~= "function" then fail("te.Pointwise: fn: expected a function, got %s", type(fn)) end
+    if type(fn) ~= "function" then fail("te.Pointwise: fn: expected a function, got %s", te._core.describe(fn)) end
     local names = check_params(opts.params or {})
     self.operation, self.singles, self.along = trace("te.Pointwise", fn, 1 + opts.extra_inputs,
         { params = opts.params and names, compute = true, name = opts.name })

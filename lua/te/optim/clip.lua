@@ -12,13 +12,13 @@ local clip = {}
 local function gradients(who, params)
     if Module.is(params, Module) then params = params:parameters() end
     if type(params) ~= "table" or getmetatable(params) then
-        fail("%s: params: expected a list of tensors or a module, got %s", who, type(params))
+        fail("%s: params: expected a list of tensors or a module, got %s", who, te._core.describe(params))
     end
     local list, owners, groups = {}, {}, {}
     options.list(who, "params", params)
     for i, parameter in ipairs(params) do
         if not te.is_tensor(parameter) then
-            fail("%s: params[%d]: expected a tensor, got %s", who, i, type(parameter))
+            fail("%s: params[%d]: expected a tensor, got %s", who, i, te._core.describe(parameter))
         end
         local group, grad = parts[parameter], te._core.gradient(parameter)
         if group and not groups[group] then

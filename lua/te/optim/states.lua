@@ -60,7 +60,7 @@ function states.loaded(optimizer, who, group, parameter, saved)
         elseif name == "step" then
             state.step = options.argument(who, name, given, { "integer", min = 0 })
         elseif not te.is_tensor(given) then
-            fail("%s: %s: expected a tensor, got %s", who, name, type(given))
+            fail("%s: %s: expected a tensor, got %s", who, name, core.describe(given))
         elseif options.shape(given) ~= options.shape(value) then
             fail("%s: %s has shape %s, the parameter %s", who, name, options.shape(given), options.shape(parameter))
         else

@@ -86,7 +86,7 @@ end
 
 local function run(who, opts, fn, ...)
     opts = check(who, opts)
-    if options.reason(CALLABLE, fn) then fail("%s: fn: expected a function, got %s", who, type(fn)) end
+    if options.reason(CALLABLE, fn) then fail("%s: fn: expected a function, got %s", who, core.describe(fn)) end
     local dtype = opts.dtype
     if not opts.enabled then dtype = nil elseif dtype == nil then dtype = core.compute_dtype() end
     local scope, outermost = inner(opts), mode.step == nil

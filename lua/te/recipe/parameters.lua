@@ -92,7 +92,7 @@ function parameters.loader(name, parameter, state, known)
         if parts[i] == nil and own[i] then
             problem = problem or ("missing: %s.%s"):format(name, part)
         elseif parts[i] ~= nil and not te.is_tensor(given) then
-            problem = problem or ("%s.%s: expected a tensor, got %s"):format(name, part, type(given))
+            problem = problem or ("%s.%s: expected a tensor, got %s"):format(name, part, core.describe(given))
         end
     end
     if not any then return nil end

@@ -46,8 +46,8 @@ static te_status check_packed(te_call *call, int64_t heads, int64_t kv_heads)
     if (lens && (lens->ndim != 1 || qkv->ndim != 2 || (lens->dtype != TE_I32 && lens->dtype != TE_I64)))
         return te_call_fail(
             call, TE_ERROR_ARGUMENT,
-            "seq_lens must be {batch} of int32 or int64 beside a projection {tokens, width}, not %s beside %s",
-            TE_SHAPE_TEXT(lens), TE_SHAPE_TEXT(qkv));
+            "seq_lens must be {batch} of int32 or int64 beside a projection {tokens, width}, not %s of %s beside %s",
+            TE_SHAPE_TEXT(lens), te_dtype_name(lens->dtype), TE_SHAPE_TEXT(qkv));
     return TE_OK;
 }
 

@@ -87,8 +87,9 @@ static te_status mask_forward(te_call *call)
     if (check_p(call) != TE_OK) return call->ctx->status;
     if (lens && (lens->ndim != 1 || x->ndim != 2 || (lens->dtype != TE_I32 && lens->dtype != TE_I64)))
         return te_call_fail(call, TE_ERROR_ARGUMENT,
-                            "seq_lens must be {batch} of int32 or int64 beside {tokens, hidden}, not %s beside %s",
-                            TE_SHAPE_TEXT(lens), TE_SHAPE_TEXT(x));
+                            "seq_lens must be {batch} of int32 or int64 beside {tokens, hidden}, not %s of %s beside "
+                            "%s",
+                            TE_SHAPE_TEXT(lens), te_dtype_name(lens->dtype), TE_SHAPE_TEXT(x));
     int64_t shape[TE_MAX_DIMS], n = lens ? lens->shape[0] : x->ndim > 2 ? x->shape[0] : 1;
     te_tensor *kept = draw_kept(call, n, p);
     if (kept && lens) {

@@ -118,7 +118,7 @@ end
 
 -- `what` is number k of its kind, in a fused operation of that basic operation.
 local function check(who, grad, shape, what, k, basic)
-    if not te.is_tensor(grad) then fail("%s: expected a tensor as gradient, got %s", who, type(grad)) end
+    if not te.is_tensor(grad) then fail("%s: expected a tensor as gradient, got %s", who, core.describe(grad)) end
     if shape and options.shape(grad) ~= shape then
         what = k and ("%s %d"):format(what, k) or what
         if basic then what = ("%s of basic operation %d"):format(what, basic) end

@@ -7,12 +7,12 @@ local units = require "te.fuser.script.unit"
 local core = te._core
 
 local function store(step, values, y, ...)
-    if not te.is_tensor(y) then fail("%s:op_forward: expected a tensor, got %s", step.op.__name, type(y)) end
+    if not te.is_tensor(y) then fail("%s:op_forward: expected a tensor, got %s", step.op.__name, core.describe(y)) end
     values[step.y] = y
     for i, v in ipairs(step.outs) do
         local out = (select(i, ...))
         if not te.is_tensor(out) then
-            fail("%s:op_forward: extra output %d: expected a tensor, got %s", step.op.__name, i, type(out))
+            fail("%s:op_forward: extra output %d: expected a tensor, got %s", step.op.__name, i, core.describe(out))
         end
         values[v] = out
     end
@@ -64,7 +64,7 @@ local function forward_fused(self, unit, contexts, values)
     end
     local y, extra_outputs = units.call(unit, "fuser_forward", ctxs, values[self.steps[unit.first].x], extra_inputs)
     if not te.is_tensor(y) then
-        fail("%s: expected a tensor, got %s", units.title(unit, unit.op, "fuser_forward"), type(y))
+        fail("%s: expected a tensor, got %s", units.title(unit, unit.op, "fuser_forward"), core.describe(y))
     end
     extra_outputs = units.check_lists(self.steps, unit, "fuser_forward", extra_outputs, counts, "extra outputs")
     if self.backward then note_unsaved(self, unit, contexts, values) end

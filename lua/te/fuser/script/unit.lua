@@ -23,6 +23,7 @@ end
 --- Calls a method of the fused operation of a unit. What goes wrong in the work of a rule names the rule.
 function unit.call(of, method, ...)
     local op = of.op
+    if not op[method] then fail("%s: the class has no method %s", op.__name, method) end
     if not of.rule then return op[method](op, ...) end
     local function explain(message)
         if type(message) == "string" then message = ("%s: %s"):format(unit.title(of, op, method), message) end
@@ -38,7 +39,7 @@ end
 --- Checks that `given` is a list with n entries; nil does when n is 0. false stands for an entry that is missing.
 function unit.check_list(who, given, n, what)
     if given == nil and n == 0 then return {} end
-    if type(given) ~= "table" then fail("%s: expected a list of %d %s, got %s", who, n, what, type(given)) end
+    if type(given) ~= "table" then fail("%s: expected a list of %d %s, got %s", who, n, what, core.describe(given)) end
     local count = 0
     for k in pairs(given) do count = math.max(count, type(k) == "number" and k or 0) end
     if count ~= n then fail("%s: expected %d %s, got %d; false stands for one that is missing", who, n, what, count) end
@@ -50,7 +51,9 @@ function unit.check_lists(steps, of, method, given, counts, what)
     local who, total, lists = unit.title(of, of.op, method), 0, {}
     for _, count in ipairs(counts) do total = total + count end
     if given == nil and total == 0 then given = {} end
-    if type(given) ~= "table" then fail("%s: expected a list of lists of %s, got %s", who, what, type(given)) end
+    if type(given) ~= "table" then
+        fail("%s: expected a list of lists of %s, got %s", who, what, core.describe(given))
+    end
     if #given > #counts then fail("%s: %s for %d basic operations, there are %d", who, what, #given, #counts) end
     for i, count in ipairs(counts) do
         local name = ("%s: basic operation %d (%s)"):format(who, i, steps[of.first + i - 1].op.__name)

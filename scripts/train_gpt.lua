@@ -28,7 +28,7 @@ local command_line = train.command_line {
     { "data", "string", section = "Data",
         help = "text file, folder, or .bin shards; the project's own text unless given" },
     { "tokenizer", "string", "char", choices = { "byte", "char" }, help = "for text" },
-    { "vocab-size", "size", 50304, help = "for shards, whose tokens are ids already" },
+    { "vocab-size", "size", 50304, max = 2 ^ 24, help = "for shards, whose tokens are ids already" },
     { "val-fraction", "number", 0.1, min = 0, max = 0.9, help = "of the data, kept for validation" },
 
     { "model", "string", "gpt", section = "Model", choices = { "gpt", "llama" },
@@ -148,6 +148,8 @@ local function open_run(o, given, script)
         local stored = saved.metadata["option.fp8_params"] == "true" -- in the recipe's format
         local name, asked, kept = command_line:changed(given, saved.metadata, stored and STORED or MODEL)
         if name then refuse("--resume: --%s=%s, but the model in the checkpoint has %s", name, asked, kept) end
+        name, asked, kept = command_line:changed(given, saved.metadata, { "val-fraction" })
+        if name then refuse("--resume: --%s=%s, but the run began with %s", name, asked, kept) end
         train.of_file(path, command_line.restore, command_line, o, given, saved.metadata)
     end
     local words = command_line:words(o, OWN)

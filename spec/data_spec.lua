@@ -97,6 +97,12 @@ describe("te.data", function()
         write("checkpoint-00000005.safetensors", "\0") -- a run that writes to where its data is
         write("metrics.jsonl", ("m"):rep(20))
         assert.equal(61, tokens(folder))
+        write("run/plot.svg", ("p"):rep(20))
+        assert.equal(61, tokens(folder))
+        os.remove(folder .. "/run/checkpoint-00000005.safetensors")
+        assert.equal(103, tokens(folder))
+        write("run/metrics.jsonl", '{"step":1}') -- of a run that has not saved yet
+        assert.equal(61, tokens(folder))
     end)
 
     it("names an id that is none of a vocabulary, and where it stands", function()

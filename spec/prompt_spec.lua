@@ -65,7 +65,11 @@ describe("the prompt, piped", function()
         assert.is_truthy(err:find("prompt:1: oops\nstack traceback:\n\tprompt:1: in function 'f'", 1, true), err)
         assert.is_nil(err:find("te/tools", 1, true))
         _, err = piped "error('plain')\n"
-        assert.equal("plain\n", err)
+        assert.equal("prompt:1: plain\n", err)
+        _, err = piped "te.matmul(te.ones { 4, 3 }, te.ones { 5, 2 })\n"
+        assert.equal("prompt:1: te.matmul: inner sizes differ: {4,3} x {5,2}\n", err)
+        assert.matches(":quit leaves", (piped "exit\n"))
+        assert.matches(":time EXPRESSION", (piped "help\n"))
         _, err = piped "nil + 1\n"
         assert.equal("prompt:1: attempt to perform arithmetic on a nil value\n", err)
     end)

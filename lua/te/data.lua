@@ -42,14 +42,21 @@ end
 
 local function is_text(text) return not text:sub(1, 4096):find("%z") end
 
-local function has_checkpoint(names)
+local RUN_FILES = { ["metrics.jsonl"] = true, ["metrics.jsonl.tmp"] = true, ["plot.svg"] = true }
+
+-- Whether a folder is a run's, which may have stopped before it saved.
+local function is_of_run(folder, names)
     for _, name in ipairs(names) do
         if name:find "^checkpoint%-%d+%.safetensors$" then return true end
+        local file = name == "metrics.jsonl" and io and io.open(folder .. "/" .. name)
+        local start = file and file:read(8)
+        if file then file:close() end
+        if start == '{"step":' then return true end
     end
     return false
 end
 
--- Regular files below a folder in the order of their names, hidden ones and a run's metrics left out.
+-- Regular files below a folder in the order of their names, hidden ones and what a run writes left out.
 -- accept(name, is_folder) says which files are meant and which folders are entered. A link to a folder is followed; one
 -- that leads back would have no end, so each folder is entered once. `entered` holds their ids.
 local function files_below(folder, accept, entered, found)
@@ -58,12 +65,12 @@ local function files_below(folder, accept, entered, found)
     if not here or entered[here.id] then return found end
     entered[here.id] = true
     local names = te._core.list_dir(folder)
-    local metrics = has_checkpoint(names) and "metrics.jsonl"
+    local of_run = is_of_run(folder, names)
     table.sort(names)
     for _, name in ipairs(names) do
         local path = folder .. "/" .. name
         local stat = te._core.stat(path)
-        if name:find("^%.") or name == metrics or not stat then -- hidden, a run's, or gone
+        if name:find("^%.") or (of_run and RUN_FILES[name]) or not stat then -- hidden, a run's, or gone
         elseif stat.type == "directory" then
             if accept(name, true) then files_below(path, accept, entered, found) end
         elseif stat.type == "file" and accept(name) then -- a pipe's end comes when somebody has written to it

@@ -88,8 +88,9 @@ function moe.fused_aux_loss(probs, tokens_per_expert, total_num_tokens, num_expe
     if not fits then
         fail("%s: expected probs {tokens, %d} and tokens_per_expert {%d}", who, num_experts, num_experts)
     end
-    local sums = te.sum(probs, 1) * tokens_per_expert:to(probs.dtype)
-    return te.sum(sums) * (coeff * num_experts / (topk * total_num_tokens ^ 2))
+    local dtype = probs.dtype == "float64" and "float64" or "float32" -- counts and their sums leave float16's range
+    local sums = te.sum(probs:to(dtype), 1) * tokens_per_expert:to(dtype)
+    return (te.sum(sums) * (coeff * num_experts / (topk * total_num_tokens ^ 2))):to(probs.dtype)
 end
 
 --- A mixture of experts.

@@ -146,7 +146,10 @@ function options.reason(declared, value)
     if ok and declared.min then ok = value >= declared.min end
     if ok and declared.max then ok = value <= declared.max end
     if ok and declared.below then ok = value < declared.below end
-    if not ok then return ("expected %s, got %s"):format(options.describe(declared), options.shown(value)) end
+    if ok then return nil end
+    local whole = (declared[1] == "integer" or declared[1] == "size") and type(value) == "number"
+    return ("expected %s%s, got %s"):format(options.describe(declared), whole and value >= 2 ^ 53 and value % 1 == 0
+        and not declared.max and ", below 2^53" or "", options.shown(value))
 end
 
 --- Checks an options table against its declarations and fills in the defaults.

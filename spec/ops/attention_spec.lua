@@ -116,6 +116,18 @@ describe("attention modules", function()
         end
     end)
 
+    it("gives zeros where a mask hides all, whatever the values are", function()
+        local mask = te.tensor { { false, false, false }, { true, true, true } }
+        for _, dtype in ipairs { "float32", "bfloat16", "float64" } do
+            for _, value in ipairs { 0 / 0, math.huge } do
+                local q, k = te.randn({ 1, 1, 2, 8 }, { dtype = dtype }), te.randn({ 1, 1, 3, 8 }, { dtype = dtype })
+                local y = te.scaled_dot_product_attention(q, k, te.full({ 1, 1, 3, 8 }, value, { dtype = dtype }), mask)
+                assert.equal(0, y[1][1][1]:abs():sum():item())
+                assert.not_equal(0, y[1][1][2]:abs():sum():item())
+            end
+        end
+    end)
+
     it("hides keys whose scores overflow or are NaN", function()
         for _, dtype in ipairs { "float32", "bfloat16", "float64" } do
             for _, bad in ipairs { dtype == "float64" and 1e308 or 1e38, -math.huge, 0 / 0 } do

@@ -350,6 +350,15 @@ describe("the router of experts", function()
         end
     end)
 
+    it("balances many tokens in float16", function()
+        local probs = te.full({ 4096, 8 }, 1 / 8, { dtype = "float16", requires_grad = true })
+        local loss = te.fused_moe_aux_loss(probs, te.full({ 8 }, 1024, { dtype = "int64" }), 4096, 8, 2, 0.01)
+        assert.equal("float16", loss.dtype)
+        assert.near(0.01, loss:item(), 1e-5)
+        loss:backward()
+        assert.near(8 * 0.01 / (2 * 4096 ^ 2) * 1024, probs.grad[1][1]:item(), 1e-7)
+    end)
+
     it("refuses what makes no sense", function()
         local logits = te.randn { 3, 6 }
         local function refuses(message, ...)

@@ -200,6 +200,21 @@ describe("delayed scaling", function()
         assert.is_true(math.abs(scales(module).weight * module.weight:detach():abs():max():item() / 448 - 1) < 1e-6)
     end)
 
+    it("calibrates te.Quantize, too", function()
+        local seq = te.Sequential(te.Quantize { backward = true }, linear(16, 8))
+        te.manual_seed(4)
+        local x, recipe = te.randn({ 12, 16 }) * 1e-4, recipes.delayed()
+        x.requires_grad = true
+        local y = te.autocast({ enabled = false, calibrating = true, recipe = recipe }, seq, x)
+        assert.is_true(same(y, te.Sequential(seq[2])(x)))
+        y:sum():backward()
+        for _, name in ipairs { "1.input_scale", "2.input_scale" } do
+            assert.is_true(math.abs(seq:state_dict()[name]:item() * x:abs():max():item() / 448 - 1) < 1e-6)
+        end
+        local quantized = te.no_grad(te.autocast, { recipe = recipe }, seq, x)
+        assert.is_true(((quantized - y):norm() / y:norm()):item() < 0.1)
+    end)
+
     it("calibrates in a group as by itself", function()
         local alone, grouped = linear(16, 8), te.Sequential(te.GELU(), linear(16, 8))
         te.manual_seed(4)

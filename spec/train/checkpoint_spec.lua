@@ -129,6 +129,11 @@ describe("te.train.checkpoint", function()
         checkpoint.save { folder = folder, step = 1, model = model, optimizer = optimizer, metadata = {}, keep = 1 }
         local saved = checkpoint.load(checkpoint.latest(folder))
         checkpoint.restore_training(saved, model, optimizer)
+        local rng = saved.metadata.rng
+        saved.metadata.rng = nil
+        assert.error_matches(function() checkpoint.restore_training(saved, model, optimizer) end,
+            saved.path .. ": rng is missing", 1, true)
+        saved.metadata.rng = rng
         saved.tensors["optimizer.master.weight"] = nil
         assert.error_matches(function() checkpoint.restore_training(saved, model, optimizer) end,
             saved.path .. ": optimizer.master.weight is missing", 1, true)
@@ -149,6 +154,29 @@ describe("te.train.checkpoint", function()
         assert.same({ 10 }, checkpoint.steps(folder .. "/previous"))
         assert.is_nil(checkpoint.latest(folder))
         assert.same({}, checkpoint.steps(folder .. "/nothing"))
+    end)
+
+    it("sets the metrics of a run aside that stopped before it saved", function()
+        local function write(text)
+            local file = assert(io.open(folder .. "/metrics.jsonl", "w"))
+            file:write(text)
+            file:close()
+        end
+        local function read(name)
+            local file = assert(io.open(("%s/%s/metrics.jsonl"):format(folder, name)))
+            local text = file:read "*a"
+            file:close()
+            return text
+        end
+        write ""
+        assert.is_nil(checkpoint.set_aside(folder))
+        for n, name in ipairs { "previous", "previous-2" } do
+            write(("{\"step\":%d}\n"):format(n))
+            assert.equal(("%s/%s"):format(folder, name), checkpoint.set_aside(folder))
+        end
+        assert.equal('{"step":1}\n', read "previous")
+        assert.equal('{"step":2}\n', read "previous-2")
+        assert.is_nil(checkpoint.set_aside(folder))
     end)
 
     it("removes what a killed run was writing, and nothing else", function()

@@ -31,8 +31,9 @@ static te_status check_pair(te_context *ctx, const te_product_recipe *recipe)
     bool dy_transformed = recipe->quantized[TE_ROLE_GRAD_OUTPUT] && dy->hadamard;
     if (recipe->backward == TE_BACKWARD_QUANTIZED && x_transformed != dy_transformed)
         return te_fail(ctx, TE_ERROR_ARGUMENT,
-                       "te.recipe: hadamard: the quantizers of input and grad_output meet in the weight gradient; "
-                       "both must transform, or neither");
+                       "te.recipe: hadamard: the quantizers of input and grad_output meet in the weight gradient, so "
+                       "both must transform, or neither; only that of %s does",
+                       x_transformed ? "input" : "grad_output");
     return TE_OK;
 }
 

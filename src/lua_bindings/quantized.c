@@ -49,9 +49,10 @@ static int read_choice(lua_State *L, int table, const char *function, const char
         lua_pop(L, 1);
         return i;
     }
-    const char *nearest = te_lua_nearest(given, names, -1);
-    te_lua_fail(L, function, "%s: no choice %s; use \"%s\"", field, te_lua_describe(L, -1, text, sizeof text),
-                nearest ? nearest : names[0]);
+    char list[256] = "";
+    for (int i = 0, n = 0; names[i] && n < (int)sizeof list; i++)
+        n += snprintf(list + n, sizeof list - (size_t)n, "%s%s", i ? ", " : "", names[i]);
+    te_lua_fail(L, function, "%s: no choice %s; there are %s", field, te_lua_describe(L, -1, text, sizeof text), list);
     return 0;
 }
 

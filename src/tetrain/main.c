@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { EXIT_SCRIPT = 1, EXIT_USAGE = 2, EXIT_OUTPUT = 74, EXIT_INTERRUPTED = 130 };
@@ -97,7 +98,8 @@ static tetrain_status run_text(const char *text, const char *name)
 static bool readable(char *path, size_t size, const char *folder, const char *middle, const char *name)
 {
     int n = snprintf(path, size, "%s%s%s", folder, middle, name);
-    return n > 0 && (size_t)n < size && access(path, R_OK) == 0;
+    struct stat s;
+    return n > 0 && (size_t)n < size && access(path, R_OK) == 0 && stat(path, &s) == 0 && S_ISREG(s.st_mode);
 }
 
 /* A script that is not where the user stands may be one of tetrain's own: beside the executable or installed. Its name
@@ -106,7 +108,7 @@ static const char *find_script(const char *name, char *path, size_t size)
 {
     static const char *const places[] = {"/../scripts/", "/scripts/", "/../share/tetrain/scripts/"};
     char                     folder[3072];
-    if (!name || name[0] == '/' || name[0] == '.' || access(name, R_OK) == 0) return name;
+    if (!name || !*name || name[0] == '/' || name[0] == '.' || access(name, R_OK) == 0) return name;
     ssize_t n = readlink("/proc/self/exe", folder, sizeof folder - 1);
     if (n <= 0) return name;
     folder[n] = 0;

@@ -26,7 +26,7 @@ options.declare(Quantize.init, OPTIONS)
 function Quantize:product_keys() return { "values" } end
 
 function Quantize:op_forward(_, x)
-    if not mode.enabled or not (self.quantizes_forward or self.quantizes_backward) then return x end
+    if not mode.on or not (self.quantizes_forward or self.quantizes_backward) then return x end
     local product = mode.product(self, "values")
     mode.prepare { product }
     return te._core.quantize_values(product.state, x, self.quantizes_forward, self.quantizes_backward)

@@ -17,6 +17,13 @@ local function is_expression(text)
     return loadstring("return " .. text) ~= nil and loadstring("local _ = " .. text) ~= nil
 end
 
+-- The chunk that gives the values of expressions behind `head`. They are arguments: a call that is returned would have
+-- no frame, and its messages no line. Not so where a semicolon ends them.
+local function valued(head, expressions)
+    return loadstring(("%sreturn (function(...) return ... end)(%s\n)"):format(head, expressions), "=prompt")
+        or loadstring(head .. "return " .. expressions, "=prompt")
+end
+
 -- Statements with an expression behind them, in a line of its own or after a semicolon, as a chunk that gives its
 -- value. A whole chunk may be meant otherwise: {1} in a line of its own goes on the call before it.
 local function with_last_value(text, is_whole)
@@ -26,7 +33,7 @@ local function with_last_value(text, is_whole)
         local head, tail = text:sub(1, starts[i] - 1), text:sub(starts[i])
         local stands_alone = not is_whole or head:find ";$" or tail:find "^%s*[%a_]"
         if stands_alone and is_expression(tail) and loadstring(head) then
-            return (loadstring(head .. "return " .. tail, "=prompt"))
+            return valued(head, tail)
         end
     end
 end
@@ -34,8 +41,9 @@ end
 -- "= x", as Lua's own prompt takes it, is x.
 local function compile(text)
     text = text:gsub("^%s*=", "", 1)
-    local chunk, as_expression = loadstring("return " .. text, "=prompt")
-    if chunk then return chunk end
+    local as_value, as_expression = loadstring("return " .. text, "=prompt")
+    if as_value then return valued("", text) end
+    local chunk
     local problem
     chunk, problem = loadstring(text, "=prompt")
     local showing = with_last_value(text, chunk ~= nil)
@@ -127,9 +135,24 @@ local function run_command(text)
         table.concat(names, " :")), 0)
 end
 
+-- What other prompts take to leave or for help, where it is no name of the user's.
+local WORDS = { help = commands.help }
+for _, word in ipairs { "quit", "exit" } do
+    WORDS[word] = function() print(":quit leaves, as Ctrl-D does") end
+end
+local own_help = help
+
+local function word_of(text)
+    local word = text:match "^%s*(%l+)%s*$"
+    local value = word and rawget(_G, word)
+    return (value == nil or value == own_help) and WORDS[word]
+end
+
 --- Runs what was taken.
 function repl.run()
     local text = pending
+    local word = word_of(text)
+    if word then return word() end
     if text:find("^%s*%?") then
         print(require("te.tools.help").text(text:match("^%s*%?%s*(.-)%s*$")))
     elseif text:find("^%s*:") then

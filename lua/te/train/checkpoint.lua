@@ -146,6 +146,7 @@ function checkpoint.restore_training(saved, model, optimizer)
             end
         end
     end
+    if not saved.metadata.rng then error(saved.path .. ": rng is missing", 0) end
     if i ~= #optimizer.order then
         error(("%s: %d parameters were optimized, the model has %d"):format(saved.path, i, #optimizer.order), 0)
     end
@@ -188,25 +189,32 @@ function checkpoint.claim(folder, make)
     end
 end
 
+-- Whether something of a run stands in a folder: one that stopped before it saved left its metrics.
+local function holds_run(folder)
+    local metrics = te._core.stat(folder .. "/metrics.jsonl")
+    return checkpoint.latest(folder) ~= nil or metrics ~= nil and metrics.size > 0
+end
+
+local function move(name, from, to)
+    local ok, problem = os.rename(("%s/%s"):format(from, name), ("%s/%s"):format(to, name))
+    if not ok then error(problem, 0) end
+end
+
 --- Makes the folder ready for a new run. The checkpoints and metrics of an earlier one move to <folder>/previous, or
---- where that holds a run to previous-2 and so on.
+--- where that holds something of a run to previous-2 and so on.
 ---@return string|nil where  the folder that they moved to
 function checkpoint.set_aside(folder)
     files.need "te.train.checkpoint.set_aside"
     te._core.mkdir(folder)
-    local steps = checkpoint.steps(folder)
-    if #steps == 0 then return end
+    if not holds_run(folder) then return end
     local previous, n = folder .. "/previous", 1
-    while checkpoint.latest(previous) do
+    while holds_run(previous) do
         n = n + 1
         previous = ("%s/previous-%d"):format(folder, n)
     end
     te._core.mkdir(previous)
-    for _, step in ipairs(steps) do
-        local ok, problem = os.rename(checkpoint.path(folder, step), checkpoint.path(previous, step))
-        if not ok then error(problem, 0) end
-    end
-    os.rename(folder .. "/metrics.jsonl", previous .. "/metrics.jsonl")
+    for _, step in ipairs(checkpoint.steps(folder)) do move(NAME:format(step), folder, previous) end
+    if te._core.stat(folder .. "/metrics.jsonl") then move("metrics.jsonl", folder, previous) end
     return previous
 end
 

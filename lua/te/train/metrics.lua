@@ -1,5 +1,6 @@
 --- te.train.Metrics: numbers of a run as JSON lines, one object a step.
 
+local te = require "te"
 local files = require "te.files"
 
 local Metrics = {}
@@ -18,13 +19,13 @@ end
 -- Lines of the file up to a step: what a run that stopped without saving wrote after its last checkpoint goes.
 local function lines_until(path, step)
     local kept = {}
-    local file = io.open(path, "r")
-    if not file then return "" end
-    for text in file:lines() do
-        local at = tonumber(text:match('^{"step":(%d+)'))
-        if at and at <= step and text:sub(-1) == "}" then kept[#kept + 1] = text .. "\n" end
+    if not te._core.stat(path) then return "" end
+    local text, problem = files.read(path)
+    if not text then error(problem, 0) end
+    for line in text:gmatch "[^\n]+" do
+        local at = tonumber(line:match('^{"step":(%d+)'))
+        if at and at <= step and line:sub(-1) == "}" then kept[#kept + 1] = line .. "\n" end
     end
-    file:close()
     return table.concat(kept)
 end
 

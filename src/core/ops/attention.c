@@ -192,7 +192,8 @@ const te_op_def te_ops_attention[] = {
      .doc = "Rotary position embedding (Su et al. 2021) of x {..., seq, dim}: pair k of a row's features turns by "
             "(position + offset) frequencies[k]. frequencies {pairs} of float32, as te.rope_frequencies gives them, "
             "turn the first 2 pairs features, k with k + pairs, or where interleaved is true 2k with 2k + 1. "
-            "positions, which broadcast to {..., seq}, count from 0 along seq unless given. Angles are float32.",
+            "positions, which broadcast to {..., seq}, count from 0 along seq unless given. Angles are float32, "
+            "float64 where x is.",
      .flags = TE_OP_METHOD,
      .forward = te_rope_forward,
      .backward = te_rope_backward},

@@ -104,14 +104,17 @@ static te_status values_forward(te_call *call)
     te_context *ctx = call->ctx;
     te_tensor *x = call->in[0];
     te_recipe_state *state = ctx->product_state;
-    bool forward = call->attr[0].number != 0;
-    if (!te_recipe_active(state)) return te_call_fail(call, TE_ERROR_ARGUMENT, "no recipe is in force");
+    bool forward = call->attr[0].number != 0, active = te_recipe_active(state);
     te_dtype compute = te_product_dtype(ctx, x->dtype, x->dtype);
-    if (call->record) {
+    if (!active && !te_recipe_calibrates(state))
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "no recipe is in force");
+    te_status status = active || !forward ? TE_OK : te_role_observe(state, TE_ROLE_INPUT, x, compute);
+    if (status != TE_OK) return status;
+    if (active && call->record) {
         call->pointer = te_recipe_state_retain(state);
         call->release = release_state;
     }
-    if (forward && compute != TE_F64 && state->recipe->quantized[TE_ROLE_INPUT])
+    if (active && forward && compute != TE_F64 && state->recipe->quantized[TE_ROLE_INPUT])
         call->out[0] = te_role_quantized_values(state, TE_ROLE_INPUT, x, compute, ctx->grad_enabled);
     else
         call->out[0] = te_tensor_alias(x, x->ndim, x->shape, x->stride, x->offset);
@@ -120,8 +123,8 @@ static te_status values_forward(te_call *call)
 
 static te_status values_backward(te_call *call)
 {
-    te_recipe_state *state = state_of(call);
-    te_product_recipe *recipe = state->recipe;
+    te_recipe_state *state = state_of(call); /* NULL: scales were calibrated */
+    te_product_recipe *recipe = state ? state->recipe : NULL;
     te_tensor *dy = call->dout[0];
     bool quantizes = call->attr[1].number != 0 && recipe && recipe->backward == TE_BACKWARD_QUANTIZED &&
                      recipe->quantized[TE_ROLE_GRAD_OUTPUT] && dy->dtype != TE_F64;

@@ -277,6 +277,11 @@ static void T(forward)(const te_attention *a, const te_attention_seq *seq, int64
     T(forward_walk)(&s, WALK_ONCE, first, end);
     LEAVE();
     T(close_sums)(&s, first, end);
-    for (int64_t i = 0; i < end - first; i++) s.total[i] = s.total[i] == 0 ? 0 : 1 / s.total[i];
+    for (int64_t i = 0; i < end - first; i++) {
+        if (s.total[i] == 0) /* 0 times NaN may be among them */
+            memset(s.out + i * s.dim_v, 0, (size_t)s.dim_v * sizeof(REAL));
+        else
+            s.total[i] = 1 / s.total[i];
+    }
     T(store_tile)(&a->out, seq->batch, head, seq->q_start + first, end - first, s.out, s.dim_v, s.total, 1);
 }

@@ -20,8 +20,6 @@
 local te = require "te"
 local train = te.train
 
-local FP8_ATTENTION = { delayed = true, current = true, mxfp8 = true }
-
 local command_line = train.command_line {
     script = "train_gpt.lua",
     about = "Trains a GPT, or a model as Llama's, on a text file, a folder of text files, or token shards.",
@@ -117,16 +115,6 @@ local function refuse_other_data(given, tokenizer)
     if given.vocab_size and tokenizer then refuse "--vocab-size is for shards: a text has its own" end
 end
 
--- The recipe that the options ask for, nil for none.
-local function recipe_of(o)
-    local attention = o.fp8_attention ~= "none"
-    if attention and not FP8_ATTENTION[o.recipe] then
-        refuse("--fp8-attention needs --recipe=delayed, current or mxfp8, not %s", o.recipe)
-    end
-    local fp8 = attention and { fp8_dpa = true, fp8_mha = o.fp8_attention == "mha" } or {}
-    return train.recipe(o.recipe, fp8)
-end
-
 local function loss_of(run, x, y)
     x, y = run.ranks:part(x):to(run.device), run.ranks:part(y):to(run.device)
     return te.autocast(run.autocast, function()
@@ -136,22 +124,69 @@ local function loss_of(run, x, y)
     end)
 end
 
--- Everything that lives as long as the run, fresh or from a checkpoint.
-local function open_run(o, given, script)
-    local saved, ranks = nil, train.ranks.new()
-    if ranks.leads then train.io(train.checkpoint.claim, o.out, not o.resume) end
-    if o.resume then
-        local path = train.io(train.checkpoint.latest, o.out)
-        if not path then train.fail(train.exit.io, ("--resume: no checkpoint in %s"):format(o.out)) end
-        saved = train.io(train.checkpoint.load, path)
-        refuse_other_data(given, saved.metadata.tokenizer)
-        local stored = saved.metadata["option.fp8_params"] == "true" -- in the recipe's format
-        local name, asked, kept = command_line:changed(given, saved.metadata, stored and STORED or MODEL)
-        if name then refuse("--resume: --%s=%s, but the model in the checkpoint has %s", name, asked, kept) end
-        name, asked, kept = command_line:changed(given, saved.metadata, { "val-fraction" })
-        if name then refuse("--resume: --%s=%s, but the run began with %s", name, asked, kept) end
-        train.of_file(path, command_line.restore, command_line, o, given, saved.metadata)
+-- A sample from the model, up to a request to stop, or what there is to say instead; training sees the same random
+-- numbers with and without it.
+local function sample(run)
+    if run.options.sample_tokens == 0 or not run.tokenizer then return end
+    local rng = te.rng_state()
+    local start = te.tensor({ { run.tokenizer:start() } }, { dtype = "int32", device = run.device })
+    local ids, problem = train.sample(run.model, start, run.options.sample_tokens, { temperature = 0.8, top_k = 40,
+        on_token = function() return not te._core.interrupt_flag() end })
+    te.rng_state(rng)
+    return ids and run.tokenizer:decode(ids:totable()[1]) or "no sample: " .. problem
+end
+
+-- The checkpoint to go on from, whose options hold unless others are given.
+local function open_checkpoint(o, given)
+    local path = train.io(train.checkpoint.latest, o.out)
+    if not path then train.fail(train.exit.io, ("--resume: no checkpoint in %s"):format(o.out)) end
+    local saved = train.io(train.checkpoint.load, path)
+    refuse_other_data(given, saved.metadata.tokenizer)
+    local function keeps(names, format)
+        local name, asked, kept = command_line:changed(given, saved.metadata, names)
+        if name then refuse(format, name, asked, kept) end
     end
+    local stored = saved.metadata["option.fp8_params"] == "true" -- in the recipe's format
+    keeps(stored and STORED or MODEL, "--resume: --%s=%s, but the model in the checkpoint has %s")
+    keeps({ "val-fraction" }, "--resume: --%s=%s, but the run began with %s")
+    train.of_file(path, command_line.restore, command_line, o, given, saved.metadata)
+    return saved
+end
+
+local function new_model(o, tokenizer)
+    local config = { vocab_size = tokenizer and tokenizer.vocab_size or o.vocab_size, block_size = o.block,
+        n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout, init_std = o.init_std,
+        quantized = o.fp8_params and train.recipes[o.recipe] or nil }
+    if o.model == "gpt" then config.bias = o.bias end
+    if o.n_kv_head > 0 then config.n_kv_head = o.n_kv_head end
+    if o.n_expert > 0 then
+        config.n_expert, config.n_expert_active = o.n_expert, o.n_expert_active
+        config.expert_aux_loss = o.expert_aux_loss
+    end
+    return te.models[o.model](config)
+end
+
+local function saved_model(o, saved)
+    local model = train.of_file(saved.path, te.models.from_checkpoint, saved)
+    local limit = model.config.block_size
+    if o.block > limit then refuse("--resume: --block=%d, but the model in the checkpoint sees %d", o.block, limit) end
+    return model
+end
+
+local function new_steps(run, o)
+    local schedule = te.optim.cosine { max = o.lr, min = o.min_lr or o.lr / 10, warmup = o.warmup,
+        steps = math.max(o.steps, o.warmup + 1) } -- a short run may end while it warms up
+    return train.steps { next_batch = function() return train.io(run.set.next_train, run.set) end, loss = run.loss,
+        parameters = run.model:parameters(), optimizer = run.optimizer, schedule = schedule, guard = run.guard,
+        ranks = run.ranks, interrupted = te._core.interrupt_flag, device = run.device, graph = o.graph, clip = o.clip,
+        grad_accumulation = o.grad_accumulation }
+end
+
+-- Everything that lives as long as the run, fresh or from a checkpoint: what te.train.loop takes.
+local function open_run(o, given, script)
+    local ranks = train.ranks.new()
+    if ranks.leads then train.io(train.checkpoint.claim, o.out, not o.resume) end
+    local saved = o.resume and open_checkpoint(o, given) or nil
     local words = command_line:words(o, OWN)
     words["checkpoint's step"] = saved and tostring(saved.step)
     agree(ranks, words)
@@ -159,54 +194,35 @@ local function open_run(o, given, script)
     train.check_gpt_options(o, given, device, refuse)
     local problem = ranks:divide_sequences(o.context_parallel, o.block)
     if problem then refuse("--context-parallel=%d: %s", o.context_parallel, problem) end
-    local recipe = recipe_of(o)
     o.dtype = o.dtype or (o.recipe == "none" and "float32" or "bfloat16")
     if o.threads > 0 then te.set_num_threads(o.threads) else ranks:share_threads() end
     te.manual_seed(o.seed)
     local run = { options = o, ranks = ranks, device = device, first_step = saved and saved.step + 1 or 1,
         saved_by = saved and tonumber(saved.metadata.processes or 1),
-        unvalidated = saved and tonumber(saved.metadata.unvalidated) }
+        unvalidated = saved and tonumber(saved.metadata.unvalidated),
+        step_tokens = o.batch * o.block * o.grad_accumulation * ranks.row_ranks }
+    function run.loss(x, y) return loss_of(run, x, y) end
+    function run.sample() return sample(run) end
+    function run.texts() return command_line:texts(o) end
     run.set = train.io(te.data.open, { path = o.data, except = o.out, script = script, tokenizer = o.tokenizer,
         vocab_size = o.vocab_size, batch = o.batch, block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks,
         seed = o.seed, val_fraction = o.val_fraction })
     run.tokenizer = run.set.tokenizer
     if ranks:difference(run.set:texts()) then refuse "--data: the processes have different data" end
     refuse_other_data(given, run.tokenizer)
-    if saved then
-        train.checkpoint.check_data(saved, run.set)
-        run.model = train.of_file(saved.path, te.models.from_checkpoint, saved)
-        local limit = run.model.config.block_size
-        if o.block > limit then
-            refuse("--resume: --block=%d, but the model in the checkpoint sees %d", o.block, limit)
-        end
-    else
-        local config = { vocab_size = run.tokenizer and run.tokenizer.vocab_size or o.vocab_size,
-            block_size = o.block, n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout,
-            init_std = o.init_std, quantized = o.fp8_params and train.recipes[o.recipe] or nil }
-        if o.model == "gpt" then config.bias = o.bias end
-        if o.n_kv_head > 0 then config.n_kv_head = o.n_kv_head end
-        if o.n_expert > 0 then
-            config.n_expert, config.n_expert_active = o.n_expert, o.n_expert_active
-            config.expert_aux_loss = o.expert_aux_loss
-        end
-        run.model = te.models[o.model](config)
-    end
+    if saved then train.checkpoint.check_data(saved, run.set) end
+    run.model = saved and saved_model(o, saved) or new_model(o, run.tokenizer)
     if ranks.context then
         local fits, why = pcall(run.model.set_context_parallel_group, run.model, ranks.context, o.cp_comm_type)
         if not fits then refuse("--context-parallel=%d: %s", o.context_parallel, train.plain(why)) end
     end
-    run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none", recipe = recipe,
-        group = ranks.group }
+    run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none", group = ranks.group,
+        recipe = train.recipe(o.recipe,
+            o.fp8_attention ~= "none" and { fp8_dpa = true, fp8_mha = o.fp8_attention == "mha" } or nil) }
     run.model:to(device)
     run.optimizer = te.optim.AdamW(run.model:parameter_groups(o.weight_decay), { betas = { o.beta1, o.beta2 } })
     run.guard = train.guard(run.model, ranks)
-    run.steps = train.steps { next_batch = function() return train.io(run.set.next_train, run.set) end,
-        loss = function(x, y) return loss_of(run, x, y) end, parameters = run.model:parameters(),
-        optimizer = run.optimizer,
-        schedule = te.optim.cosine { max = o.lr, min = o.min_lr or o.lr / 10, warmup = o.warmup,
-            steps = math.max(o.steps, o.warmup + 1) }, -- a short run may end while it warms up
-        guard = run.guard, ranks = ranks, interrupted = te._core.interrupt_flag, device = device, graph = o.graph,
-        clip = o.clip, grad_accumulation = o.grad_accumulation }
+    run.steps = new_steps(run, o)
     run.set.train:seek((run.first_step - 1) * o.grad_accumulation)
     if saved then
         train.of_file(saved.path, train.checkpoint.restore_training, saved, run.model, run.optimizer)
@@ -220,135 +236,10 @@ local function open_run(o, given, script)
         te.numerics.watch(run.model, { every = o.watch_numerics * o.grad_accumulation,
             done = (run.first_step - 1) * o.grad_accumulation })
     end
-    run.step_tokens = o.batch * o.block * o.grad_accumulation * ranks.row_ranks
     if ranks.leads then
         run.metrics = train.io(train.Metrics.open, o.out .. "/metrics.jsonl", run.first_step - 1)
     end
     return run
-end
-
--- Whether one of the processes was asked to stop.
-local function stopping(run) return run.ranks:sums(te._core.interrupt_flag() and 1 or 0) > 0 end
-
--- The loss on the validation part, nil where that is too small; whether a request to stop came before, and why a batch
--- cannot be read.
-local function validate(run)
-    local stop
-    local function loss(x, y)
-        stop = stopping(run)
-        return not stop and loss_of(run, x, y):item()
-    end
-    run.model:eval()
-    local mean, problem = te.no_grad(run.set.validation_loss, run.set, run.options.eval_batches, loss)
-    run.model:train()
-    return mean and run.ranks:mean(mean), stop, problem
-end
-
--- A sample from the model, up to a request to stop, or what there is to say instead; training sees the same random
--- numbers with and without it.
-local function sample(run)
-    if run.options.sample_tokens == 0 or not run.tokenizer or not run.ranks.leads then return end
-    local rng = te.rng_state()
-    local start = te.tensor({ { run.tokenizer:start() } }, { dtype = "int32", device = run.device })
-    local ids, problem = train.sample(run.model, start, run.options.sample_tokens, { temperature = 0.8, top_k = 40,
-        on_token = function() return not te._core.interrupt_flag() end })
-    te.rng_state(rng)
-    return ids and run.tokenizer:decode(ids:totable()[1]) or "no sample: " .. problem
-end
-
--- Saves after a step, with its loss where it has yet to be validated.
-local function save(run, step, unvalidated)
-    local o, ranks = run.options, run.ranks
-    run.guard:check(run.optimizer)
-    if not ranks.leads then return end
-    local texts = { unvalidated = unvalidated and ("%.17g"):format(unvalidated),
-        processes = ranks.row_ranks > 1 and tostring(ranks.row_ranks) or nil } -- with rows of their own
-    return train.io(train.checkpoint.save, { folder = o.out, step = step, model = run.model, optimizer = run.optimizer,
-        keep = o.keep, metadata = { command_line:texts(o), run.set:texts(), run.model:texts(), texts } })
-end
-
--- Shows a step; the record of the metrics.
-local function report(run, progress, s)
-    s.tokens_per_s = run.step_tokens / s.ms * 1000
-    progress:update(s)
-    local record = {}
-    for _, name in ipairs { "step", "loss", "lr", "grad_norm", "ms", "tokens_per_s" } do
-        record[#record + 1], record[#record + 2] = name, s[name]
-    end
-    if not s.allowed then
-        record[#record + 1], record[#record + 2] = "skipped", true
-        progress:print("step %d skipped: loss %g, gradient norm %g (%d so far)", s.step, s.loss,
-            s.grad_norm, run.guard.skipped)
-    end
-    return record
-end
-
--- Returns the step's loss where a request to stop or a problem, which comes second, ends the validation: it is to be
--- made up for.
-local function validate_and_sample(run, progress, s, record)
-    local val_loss, stopped, problem = validate(run)
-    if stopped or problem then return s.loss, problem end
-    if val_loss then record[#record + 1], record[#record + 2] = "val_loss", val_loss end
-    local validation = val_loss and ("validation loss %.4f"):format(val_loss) or "too few tokens for a validation"
-    progress:print("step %d: train loss %.4f, %s", s.step, s.loss, validation)
-    local text = sample(run)
-    if text then progress:print("%s\n", text) end
-end
-
--- Saves after a step and returns nothing, or the exit code where the run ends there on request. A problem with the data
--- ends it, too.
-local function save_and_stop(run, progress, step, unvalidated, stop, problem)
-    local path = save(run, step, unvalidated)
-    if not stop and not problem then return end
-    progress:print("%s after step %d; %s", problem and "ended" or "interrupted", step, path)
-    run.ranks:barrier() -- mpirun ends the others when the first one has left
-    if problem then train.io(error, problem, 0) end
-    return train.exit.interrupted
-end
-
--- Ends the run before a step whose batches cannot be read; what it has trained is saved.
-local function end_before(run, progress, step, problem)
-    for s in run.steps:finished(true) do
-        local record = report(run, progress, s)
-        if run.metrics then train.io(run.metrics.write, run.metrics, record) end
-    end
-    if step > run.first_step then save_and_stop(run, progress, step - 1, nil, nil, problem) end
-    error(problem, 0)
-end
-
--- Makes up for the validation that a stop has ended; returns as save_and_stop does.
-local function catch_up(run, progress)
-    local s, record = { step = run.first_step - 1, loss = run.unvalidated }, {}
-    local unvalidated, problem = validate_and_sample(run, progress, s, record)
-    if run.metrics then train.io(run.metrics.add, run.metrics, s.step, record) end
-    return save_and_stop(run, progress, s.step, unvalidated, stopping(run), problem)
-end
-
--- Steps are reported when their figures are there: at once, or on CUDA while the next one runs; all,
--- before the model is looked at.
-local function loop(run, progress)
-    local o, every = run.options, run.options.watch_numerics
-    local code = run.unvalidated and catch_up(run, progress)
-    if code then return code end
-    for step = run.first_step, o.steps do
-        local stop, problem = run.steps:start(step)
-        if problem then end_before(run, progress, step, problem) end
-        local pause = step % o.eval_interval == 0 or step == o.steps
-        local looks, unvalidated = every > 0 and step % every == 0, nil
-        for s in run.steps:finished(pause or stop or looks) do
-            local record = report(run, progress, s)
-            if s.step == step and pause and s.allowed then
-                unvalidated, problem = validate_and_sample(run, progress, s, record)
-                stop = stopping(run)
-            end
-            if run.metrics then train.io(run.metrics.write, run.metrics, record) end
-        end
-        -- of its last batch
-        if looks and run.metrics then train.io(run.metrics.write_numerics, run.metrics, step, te.numerics.values()) end
-        code = (pause or stop) and save_and_stop(run, progress, step, unvalidated, stop, problem)
-        if code then return code end
-    end
-    return train.exit.ok
 end
 
 local function main(words)
@@ -356,28 +247,12 @@ local function main(words)
     te._core.interrupt_flag() -- whoever asks is not interrupted: from here on Ctrl-C waits for the end of a step
     local run = open_run(o, given, words[0])
     local ranks = run.ranks
-    local progress = train.Progress.new { steps = o.steps, log_interval = o.log_interval, silent = not ranks.leads,
+    run.progress = train.Progress.new { steps = o.steps, log_interval = o.log_interval, silent = not ranks.leads,
         plain = ranks.size > 1, -- mpirun gives rank 0 a terminal also where there is none
         flops_per_token = run.model:flops_per_token(), peak_flops = ranks.size * train.peak_flops(o.dtype, run.device) }
-    if run.set_aside then progress:print("%s: the run there moved to %s", o.out, run.set_aside) end
-    progress:print("%s: %d tokens for training, %d for validation", run.set.description, run.set.n_train, run.set.n_val)
-    local threads, to_do = te.get_num_threads(), run.first_step <= o.steps
-    progress:print("%d parameters, %s%d thread%s, %s, recipe %s, %s%s", run.model:num_parameters(),
-        run.device == "cpu" and "" or run.device .. ", ", threads, threads == 1 and "" or "s", o.dtype, o.recipe,
-        to_do and ("steps %d to %d, "):format(run.first_step, o.steps) or "", o.out)
-    if ranks.size > 1 then
-        local shared = ranks.context and (", each %d on the same rows"):format(ranks.context.size) or ""
-        progress:print("%d processes%s, %d tokens a step", ranks.size, shared, run.step_tokens)
-    end
-    if run.saved_by and run.saved_by ~= ranks.row_ranks then
-        progress:print("the checkpoint's batches were cut in %d, these are in %d: rows from here on are others",
-            run.saved_by, ranks.row_ranks)
-    end
-    if not to_do and not run.unvalidated then
-        progress:print("nothing is left to do: %d steps are done", run.first_step - 1)
-    end
-    local code = loop(run, progress)
-    progress:finish()
+    train.announce(run)
+    local code = train.loop(run)
+    run.progress:finish()
     if run.metrics then run.metrics:close() end
     run.set:close()
     return code

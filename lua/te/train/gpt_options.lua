@@ -3,6 +3,8 @@
 local te = require "te"
 local run = require "te.train.run"
 
+local FP8_ATTENTION = { delayed = true, current = true, mxfp8 = true }
+
 --- Refuses options of train_gpt.lua that do not go together, which each alone cannot say.
 ---@param o table  values of options
 ---@param given table  those that the command line said
@@ -11,6 +13,9 @@ local run = require "te.train.run"
 return function(o, given, device, refuse)
     if o.recipe == "none" and (o.fp8_params or o.watch_numerics > 0) then
         refuse("--%s needs a --recipe", o.fp8_params and "fp8-params" or "watch-numerics")
+    end
+    if o.fp8_attention ~= "none" and not FP8_ATTENTION[o.recipe] then
+        refuse("--fp8-attention needs --recipe=delayed, current or mxfp8, not %s", o.recipe)
     end
     if o.min_lr and o.min_lr > o.lr then refuse("--min-lr=%g is above --lr=%g", o.min_lr, o.lr) end
     if o.n_embd % o.n_head ~= 0 then refuse("--n-embd=%d is no multiple of --n-head=%d", o.n_embd, o.n_head) end

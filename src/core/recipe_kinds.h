@@ -19,6 +19,7 @@ typedef struct te_recipe_settings {
 
 struct te_recipe_kind {
     const char *name;
+    const char *short_name; /* on command lines */
     const te_option_info *options; /* ends with an empty one */
     /* NULL: a function of the host's says */
     void (*quantizer)(const te_recipe_settings *s, te_role role, te_quantizer *q);

@@ -77,6 +77,7 @@ typedef struct te_delegate {
 
 typedef struct te_op_def {
     const char *signature;
+    const char *module;   /* activations: names of the Lua module that stands for it, "GEGLU GeGLU"; NULL: none */
     const char *doc;      /* first sentence: what; then shapes, errors, source */
     unsigned    flags;
     const char *formula;  /* program ops */

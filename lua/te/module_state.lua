@@ -31,7 +31,7 @@ function module_state.of(self)
     walk_modules(self, "", function(prefix, module)
         if seen[module] then return end
         seen[module] = true
-        for name, tensor in pairs(mode.products.state(module)) do
+        for name, tensor in pairs(require("te.recipe.product_state").of(module)) do
             if state[prefix .. name] then
                 fail("%s:state_dict: %s is the name of a tensor of %s, and of what delayed scaling remembers",
                     self.__name, prefix .. name, module.__name)
@@ -65,7 +65,7 @@ local function find_recipe_state(self, plan)
     for name in pairs(plan.state) do any = any or type(name) == "string" and name:find("_amax_history$") ~= nil end
     if not any then return end
     walk_modules(self, "", function(prefix, module)
-        local found, load, wrong = require("te.recipe.products").loader(module, prefix, plan.state)
+        local found, load, wrong = require("te.recipe.product_state").loader(module, prefix, plan.state)
         for _, name in ipairs(found) do plan.known[name] = true end
         plan.steps[#plan.steps + 1], problem = load, problem or wrong
     end)

@@ -36,7 +36,8 @@ TE_KERNEL_COUNTED(attention, (te_exec *exec, const te_attention *a), (exec, a))
 TE_KERNEL_COUNTED(attention_backward, (te_exec *exec, const te_attention_grad *g), (exec, g))
 
 /* See te_rotation. NULL: a program does it. */
-TE_KERNEL_OPTIONAL(rotate, (te_exec *exec, const te_rotation *r), (exec, r), 2 * (view_bytes(&r->a) + view_bytes(&r->y)))
+TE_KERNEL_OPTIONAL(rotate, (te_exec *exec, const te_rotation *r), (exec, r),
+                   2 * (view_bytes(&r->a) + view_bytes(&r->y)))
 
 /* A matrix to its quantized copies in one pass, and back from one of them: quantize.h. */
 TE_KERNEL_COUNTED(quantize, (te_exec *exec, const te_quantize_job *job), (exec, job))
@@ -65,7 +66,8 @@ TE_KERNEL(scatter_add, (te_exec *exec, const te_view *dst, const te_view *src, c
 TE_KERNEL(scatter, (te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim),
           (exec, dst, src, index, dim), 2 * view_bytes(src) + view_bytes(index))
 
-/* Along the last dimension: index (int64, from 0) of the first largest (smallest) value; a NaN counts as the extreme. */
+/* Along the last dimension: index (int64, from 0) of the first largest (smallest) value; a NaN counts as the
+ * extreme. */
 TE_KERNEL(arg_reduce, (te_exec *exec, const te_view *index, const te_view *src, bool largest),
           (exec, index, src, largest), view_bytes(src) + view_bytes(index))
 /* Along the last dimension: the k largest (smallest), sorted; values and int64 indices. */

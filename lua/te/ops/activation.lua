@@ -1,6 +1,6 @@
 --- The activations as operations: one for each function of the engine that names a module (src/core/ops/activation.c),
---- whose attributes are its options. Gated ones halve the last dimension and activate the first half. Scaled ones take an
---- extra input with one number for every row (the weights of experts) and multiply the row by it.
+--- whose attributes are its options. Gated ones halve the last dimension and activate the first half. Scaled ones take
+--- an extra input with one number for every row (the weights of experts) and multiply the row by it.
 
 local te = require "te"
 local declared = require "te.ops.declared"

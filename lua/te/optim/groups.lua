@@ -1,4 +1,4 @@
---- Parameter groups of an optimizer: which parameters each has, and its options, which may be changed between two steps.
+--- Parameter groups of an optimizer: which parameters each has, and its options, which may be changed between steps.
 
 local te = require "te"
 local fail = require "te.fail"

@@ -1,4 +1,4 @@
---- Under te.autocast{ when = "faster" }: whether a product runs under the recipe, or not because that would take longer.
+--- Under te.autocast{ when = "faster" }: whether a product runs under the recipe, or without it since that is faster.
 
 local te = require "te"
 local core = te._core

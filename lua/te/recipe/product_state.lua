@@ -1,5 +1,5 @@
---- What delayed scaling keeps with a module, for its state_dict and its copies: a scale and a history of amaxes for each
---- role of its products.
+--- What delayed scaling keeps with a module, for its state_dict and its copies: a scale and a history of amaxes for
+--- each role of its products.
 
 local te = require "te"
 local mode = require "te.recipe.mode"

@@ -238,7 +238,7 @@ const te_recipe_kind *te_recipe_kind_find(const char *name)
     return NULL;
 }
 
-int te_recipe_kind_n_options(const te_recipe_kind *kind)
+static int n_options(const te_recipe_kind *kind)
 {
     int n = 0;
     while (kind->options[n].name) n++;
@@ -289,5 +289,5 @@ const char *te_recipe_name_at(int i)
 const te_option_info *te_recipe_option_at(const char *recipe, int i)
 {
     const te_recipe_kind *kind = te_recipe_kind_find(recipe);
-    return kind && i >= 0 && i < te_recipe_kind_n_options(kind) ? &kind->options[i] : NULL;
+    return kind && i >= 0 && i < n_options(kind) ? &kind->options[i] : NULL;
 }

@@ -34,7 +34,6 @@ const te_recipe_kind *te_recipe_kind_find(const char *name);
 const te_recipe_kind *te_recipe_kind_at(int i);
 extern const te_recipe_kind te_recipe_kind_custom;
 
-int te_recipe_kind_n_options(const te_recipe_kind *kind);
 te_recipe_settings te_recipe_defaults(const te_recipe_kind *kind);
 /* The value of an option, `otherwise` where the recipe has none of that name. */
 double te_recipe_setting(const te_recipe_settings *s, const char *name, double otherwise);

@@ -188,8 +188,6 @@ lua_State *te_lua_caller(const te_lua *rt);
 void te_lua_check_stack(te_lua *rt, lua_State *L);
 /* Raises when t's memory belongs to a file. */
 void te_lua_check_writable(lua_State *L, const char *function, const te_tensor *t);
-/* Pushes {2, 3}. */
-void te_lua_push_shape(lua_State *L, const te_tensor *t);
 void te_lua_open_tensor(te_lua *rt, lua_State *L); /* the metatable; the library table is on top */
 
 /* --- arguments (arguments.c) -------------------------------------------------------------------------------------- */

@@ -242,7 +242,6 @@ void          te_node_disown(const te_mem *mem, te_group_node *node);
 te_status te_group_check_inputs(te_group *group, te_tensor *const *inputs, bool *record);
 /* found or made; NULL on failure */
 te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool record);
-te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_ndim, bool record); /* NULL on failure */
 void          te_fuse_plan_release(te_fuse_plan *plan);
 te_status     te_plan_infer(te_fuse_plan *plan);
 te_status     te_plan_cluster(te_fuse_plan *plan);

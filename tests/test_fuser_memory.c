@@ -1,5 +1,5 @@
-/* test_fuser_memory.c - groups whose memory runs out: every allocation of planning, of a step and of its backward fails in
- * turn, with a message, nothing leaked, gradients that are whole or not there, and a next step that works. */
+/* test_fuser_memory.c - groups whose memory runs out: every allocation of planning, of a step and of its backward fails
+ * in turn, with a message, nothing leaked, gradients that are whole or not there, and a next step that works. */
 #include "failing_context.h"
 #include "fuser_block.h"
 

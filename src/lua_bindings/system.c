@@ -123,6 +123,22 @@ static int device_info(lua_State *L)
     return 1;
 }
 
+/* device_traits(device): { host_memory = whether its memory is the host's, graphs = whether it records graphs,
+ * narrow_products = whether it may multiply the bytes of quantized operands as they are }. */
+static int device_traits(lua_State *L)
+{
+    te_lua     *rt = te_lua_runtime(L);
+    const char *name = luaL_checkstring(L, 1);
+    te_lua_enter(rt, L, "device_traits");
+    te_device *device = te_context_device(rt->ctx, name);
+    if (!device) return te_lua_raise(rt, L, "device_traits", rt->ctx->status);
+    lua_createtable(L, 0, 3);
+    te_lua_flag_entry(L, "host_memory", device->exec.backend->host_memory);
+    te_lua_flag_entry(L, "graphs", device->exec.backend->capture_begin != NULL);
+    te_lua_flag_entry(L, "narrow_products", device->exec.backend->gemm_decline != NULL);
+    return 1;
+}
+
 /* executable(): path of the running program, nil where the system does not say. */
 static int executable(lua_State *L)
 {
@@ -163,7 +179,7 @@ static int build_info(lua_State *L)
 
 const luaL_Reg te_lua_system_functions[] = {
     {"clock", system_clock}, {"interrupt_flag", interrupt_flag}, {"cpu_info", cpu_info}, {"told", told},
-    {"build_info", build_info}, {"device_info", device_info}, {NULL, NULL},
+    {"build_info", build_info}, {"device_info", device_info}, {"device_traits", device_traits}, {NULL, NULL},
 };
 
 const luaL_Reg te_lua_process_functions[] = {

@@ -2,7 +2,6 @@
  * stop. */
 #include "bindings.h"
 
-#include "kernels/cpu/cpu.h"
 
 #include <luajit.h>
 #include <stdio.h>
@@ -93,18 +92,16 @@ static int told(lua_State *L)
     return 2;
 }
 
-/* cpu_info(): {cores =, threads =, isa =}. */
+/* cpu_info(): {cores =, threads =}. */
 static int cpu_info(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_lua_enter(rt, L, "cpu_info");
-    lua_createtable(L, 0, 3);
+    lua_createtable(L, 0, 2);
     lua_pushinteger(L, (lua_Integer)sysconf(_SC_NPROCESSORS_ONLN));
     lua_setfield(L, -2, "cores");
     lua_pushinteger(L, te_context_threads(rt->ctx));
     lua_setfield(L, -2, "threads");
-    lua_pushstring(L, te_cpu_isa_name(te_cpu_isa_detect()));
-    lua_setfield(L, -2, "isa");
     return 1;
 }
 

@@ -4,6 +4,7 @@
 #include "../environment.h"
 #include "../float_mode.h"
 
+#include <stdio.h>
 #include <string.h>
 #ifdef TE_ISA_HAS_NEONBF16
 #include <asm/hwcap.h>
@@ -75,6 +76,11 @@ static te_status cpu_open(te_exec *exec, int index)
     return TE_OK;
 }
 
+static void cpu_describe(te_exec *exec, char *text, size_t size)
+{
+    snprintf(text, size, "%s", te_cpu_isa_name(te_cpu(exec)->isa));
+}
+
 static void cpu_close(te_exec *exec)
 {
     te_cpu_device *device = te_cpu(exec);
@@ -122,6 +128,7 @@ static te_status cpu_integers(te_exec *exec, int64_t *values, int64_t n, const t
 const te_backend te_backend_cpu = {
     .name = "cpu",
     .host_memory = true,
+    .describe = cpu_describe,
     .device_open = cpu_open,
     .device_close = cpu_close,
     .memory_alloc = te_cpu_memory_alloc,

@@ -13,7 +13,8 @@ refuse() {
     fi
 }
 
-refuse src/core '(\.\./)*(kernels/(cpu|cuda|mpi|cuda_sim|cuda_fake)|lua_bindings|tetrain/tetrain\.h|lua|lauxlib|luajit|cuda|nccl|mpi)'
+refuse src/core '(\.\./)*(kernels/(cpu|cuda|mpi|cuda_sim|cuda_fake)|lua_bindings|tetrain/tetrain\.h)'
+refuse src/core '(lua|lauxlib|cuda|nccl|mpi)'
 refuse src/kernels '(\.\./)*(core|lua_bindings)/|lua|lauxlib|tetrain/(te|tetrain|recipe|comm)\.h'
 refuse src/kernels/cpu '(\.\./)*(cuda|mpi)/'
 refuse src/kernels/cuda '(\.\./)*(cpu|mpi)/'

@@ -1,5 +1,5 @@
-/* host_libraries.c - the standard library of a runtime: what a restricted one leaves out, and what is replaced so that a
- * script can neither end the process nor escape what stops it.
+/* host_libraries.c - the standard library of a runtime: what a restricted one leaves out, and what is replaced so that
+ * a script can neither end the process nor escape what stops it.
  */
 #include "host.h"
 

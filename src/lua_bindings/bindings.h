@@ -296,6 +296,7 @@ extern const luaL_Reg te_lua_group_functions[];    /* group.c */
 extern const luaL_Reg te_lua_graph_functions[];    /* graph.c */
 extern const luaL_Reg te_lua_define_functions[];   /* define.c */
 extern const luaL_Reg te_lua_optim_functions[];    /* optim.c */
+extern const luaL_Reg te_lua_optim_prepared_functions[]; /* optim_prepared.c */
 extern const luaL_Reg te_lua_profile_functions[];  /* profile.c */
 extern const luaL_Reg te_lua_quantized_functions[]; /* quantized.c */
 extern const luaL_Reg te_lua_quantized_parameter_functions[]; /* quantized_parameter.c */
@@ -309,6 +310,9 @@ extern const luaL_Reg te_lua_token_functions[];    /* tokens.c */
 extern const luaL_Reg te_lua_tokenizer_functions[]; /* tokenizer.c: not in restricted runtimes */
 
 int te_lua_tensor_tostring(lua_State *L); /* print.c */
+/* optim.c. Writes the step to each table in the list `states` of the table on top, where there is one. No hook runs meanwhile:
+ * nothing stops a script between a step and its count. */
+void te_lua_count_step(lua_State *L, lua_Number step);
 
 /* --- the library (library.c) -------------------------------------------------------------------------------------- */
 

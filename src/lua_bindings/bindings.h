@@ -310,8 +310,8 @@ extern const luaL_Reg te_lua_token_functions[];    /* tokens.c */
 extern const luaL_Reg te_lua_tokenizer_functions[]; /* tokenizer.c: not in restricted runtimes */
 
 int te_lua_tensor_tostring(lua_State *L); /* print.c */
-/* optim.c. Writes the step to each table in the list `states` of the table on top, where there is one. No hook runs meanwhile:
- * nothing stops a script between a step and its count. */
+/* optim.c: writes the step to each table in the list `states` of the table on top, where there is one. No hook runs
+ * meanwhile: nothing stops a script between a step and its count. */
 void te_lua_count_step(lua_State *L, lua_Number step);
 
 /* --- the library (library.c) -------------------------------------------------------------------------------------- */

@@ -190,7 +190,7 @@ static int sgd_step(lua_State *L) { return run_step(L, "sgd_step", read_sgd, run
  * grad_clip's; unmade: float64 {1} that counts the steps which clip did not allow. */
 static int adamw_step_on(lua_State *L) { return run_step(L, "adamw_step_on", read_adamw, run_adamw_on); }
 
-/* --- gradients and masters ------------------------------------------------------------------------------------------ */
+/* --- gradients and masters ---------------------------------------------------------------------------------------- */
 
 /* grad_clip(list, loss or nil, scale, max): float64 {3}: norm, factor, whether the step is allowed. */
 static int grad_clip(lua_State *L)

@@ -66,8 +66,7 @@ const char *te_cpu_isa_name(te_cpu_isa isa);
 void *te_cpu_memory_alloc(te_exec *, size_t bytes);
 void  te_cpu_memory_free(te_exec *, void *ptr, size_t bytes);
 
-/* Entries of the backend's table, te_cpu_NAME: each in the file of its name or family, scatter in index.c, arg_reduce,
- * cumsum and multinomial in select.c. */
+/* Entries of the backend's table: te_cpu_NAME, in files of their names or families. */
 #define TE_KERNEL(name, parameters, arguments, moved) te_status te_cpu_##name parameters;
 #include "../kernel_list.h"
 te_status te_cpu_integers(te_exec *, int64_t *values, int64_t n, const te_integers *drawn); /* integers.c */

@@ -286,7 +286,7 @@ void te_lua_set_collector(lua_State *L, lua_CFunction collect);
 void te_lua_register(te_lua *rt, lua_State *L, const luaL_Reg *functions);
 
 extern const luaL_Reg te_lua_create_functions[];  /* create.c: te.tensor, te.zeros … */
-extern const luaL_Reg te_lua_create_file_functions[]; /* create.c: te.from_file; not in restricted runtimes */
+extern const luaL_Reg te_lua_create_file_functions[]; /* create_file.c: te.from_file; not in restricted runtimes */
 extern const luaL_Reg te_lua_runtime_functions[]; /* runtime.c: te.manual_seed … */
 /* Members of te._core. */
 extern const luaL_Reg te_lua_autograd_functions[]; /* autograd.c */

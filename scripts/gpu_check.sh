@@ -306,7 +306,7 @@ run() {
     else
         echo "LEFT OUT  memcheck, racecheck: no compute-sanitizer" >>"$summary"
     fi
-    step "specs on the device" 200 specs cuda spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua \
+    step "specs on the device" 200 specs cuda spec/autograd_spec.lua spec/optim/*_spec.lua spec/module_spec.lua \
         spec/sequential_spec.lua spec/tensor_spec.lua spec/models/*_spec.lua spec/ops_spec.lua spec/ops/*_spec.lua \
         spec/recipe/*_spec.lua spec/fuser/*_spec.lua
     # The last lines are whole steps, and of those GPT-2's.

@@ -260,7 +260,7 @@ if [ -x build-asan/tetrain ]; then
     specs build-asan
     [ ! -d build-asan/cuda_fake ] || {
         header "Lua specs on the CUDA backend in build-asan"
-        made_up_gpu build-asan cuda spec/autograd_spec.lua spec/optim_spec.lua spec/module_spec.lua \
+        made_up_gpu build-asan cuda spec/autograd_spec.lua spec/optim/*_spec.lua spec/module_spec.lua \
             spec/sequential_spec.lua spec/tensor_spec.lua spec/ops/attention_spec.lua spec/ops/embedding_spec.lua \
             spec/ops/linear_spec.lua spec/fuser/plan_spec.lua spec/recipe/parameters_spec.lua \
             spec/train/checkpoint_spec.lua

@@ -4,7 +4,7 @@
 
 #include "core/comm_work.h"
 #include "core/tensor.h"
-#include "failing_memory.h"
+#include "failing_context.h"
 #include "kernels/dtype.h"
 
 #include <pthread.h>
@@ -589,17 +589,14 @@ static void test_memory(void)
 {
     bool done = false;
     for (long n = 0; n < 1000 && !done; n++) {
-        failing_memory     memory = {.countdown = -1};
-        te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc,
-                                      .realloc_user = &memory};
-        te_context        *ctx = te_context_open(&options);
+        failing_memory     memory;
+        te_context        *ctx = failing_context_open(&memory, 1);
         memory.countdown = n;
         done = call_alone(ctx);
         CHECK_MSG(done || ctx->status == TE_ERROR_MEMORY, "allocation %ld: %s", n, te_context_error(ctx));
         memory.countdown = -1;
         CHECK(call_alone(ctx));
-        te_context_release(ctx);
-        CHECK_MSG(memory.live == 0, "allocation %ld: %zu bytes leaked", n, memory.live);
+        failing_context_close(ctx, &memory, n);
     }
     CHECK(done);
 }

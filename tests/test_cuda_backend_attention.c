@@ -3,7 +3,7 @@
  */
 #include "cuda_backend.h"
 #include "core/graph.h"
-#include "failing_memory.h"
+#include "failing_context.h"
 
 enum { MOST = 5 };
 
@@ -347,10 +347,8 @@ static void test_description(void)
 static void test_host_memory(void)
 {
     for (int n = 0; n < 120; n++) {
-        failing_memory     memory = {.countdown = -1};
-        te_context_options options = {
-            .struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &memory};
-        te_context *ctx = te_context_open(&options);
+        failing_memory     memory;
+        te_context *ctx = failing_context_open(&memory, 1);
         te_device  *device = te_context_device(ctx, "cuda");
         run         r = open_run(device, &scenes[4]);
         memory.countdown = n;

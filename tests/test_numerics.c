@@ -1,6 +1,6 @@
 /* test_numerics.c - counting what quantization does, without Lua: numbers done by hand, and every allocation failing in
  * turn. spec/recipe/numerics_spec.lua compares with te.quantize under every recipe. */
-#include "failing_memory.h"
+#include "failing_context.h"
 #include "test.h"
 
 #include "core/numerics.h"
@@ -78,24 +78,20 @@ static bool watch_and_count(te_recipe_state *state, te_tensor *t)
 static bool count_with_failure(const te_quantizer *q, long k)
 {
     static const double x[20] = {1, 2, 3, 4, 5, 6, 7, 8};
-    failing_memory f = {.countdown = -1};
-    te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc,
-                                  .realloc_user = &f};
-    te_context *ctx = te_context_open(&options);
+    failing_memory f;
+    te_context *ctx = failing_context_open(&f, 1);
     te_recipe_state *state = ctx ? make_state(ctx, q) : NULL;
     te_tensor *t = state ? matrix(ctx, 4, 5, x) : NULL;
     CHECK(t != NULL);
     if (!t) return true;
     f.countdown = k;
-    bool ok = watch_and_count(state, t), reached = f.countdown < 0;
-    f.countdown = -1;
+    bool ok = watch_and_count(state, t), reached = failing_memory_stop(&f);
     CHECK_MSG(ok || strlen(te_context_error(ctx)) > 0, "allocation %ld failed without a message", k);
     ok = watch_and_count(state, t);
     CHECK_MSG(ok && state->watched->roles[TE_ROLE_INPUT].values == 20, "after allocation %ld failed", k);
     te_tensor_release(t);
     te_recipe_state_release(state);
-    te_context_release(ctx);
-    CHECK_MSG(f.live == 0, "allocation %ld: %zu bytes leaked", k, f.live);
+    failing_context_close(ctx, &f, k);
     return !reached;
 }
 

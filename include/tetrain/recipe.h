@@ -85,9 +85,8 @@ typedef struct te_option_info {
     const char        *doc;      /* what it says, in a few words */
 } te_option_info;
 
-/* "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling"; NULL past
- * the last. The options of each by position, NULL past the last, or where there is no such recipe. Static memory.
- * docs/operations.md lists them all. */
+/* The recipes by position: "DelayedScaling" and so on, NULL past the last; docs/operations.md lists them all. And the
+ * options of one by position, NULL past the last, or where there is no such recipe. Static memory. */
 TE_API const char           *te_recipe_name_at(int i);
 TE_API const te_option_info *te_recipe_option_at(const char *recipe, int i);
 

@@ -51,7 +51,7 @@ local function copy_module(state, module)
     for key, value in next, module do
         if not MADE[key] then put(state, new, key, value) end
     end
-    if rawget(module, "_products") then require("te.recipe.products").copy(module, new, state.products) end
+    if rawget(module, "_products") then require("te.recipe.product_state").copy(module, new, state.products) end
     state.modules[#state.modules + 1] = new
     return new
 end

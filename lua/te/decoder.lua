@@ -25,6 +25,9 @@ local KVCache = require "te.kv_cache"
 
 local Decoder = te.Module:extend("Decoder")
 
+local recipes = {}
+for i, names in ipairs(te._core.recipe_names()) do recipes[i] = names[1] end
+
 local SHARED = {
     vocab_size = { "size", help = "tokens that there are; needed" },
     n_layer = { "size", 12, help = "blocks" },
@@ -32,8 +35,7 @@ local SHARED = {
     n_embd = { "size", 768, help = "width of the hidden states" },
     dropout = { "number", 0, min = 0, below = 1, help = "of embeddings, attention probabilities and branches" },
     init_std = { "number", 0.02, min = 0, help = "standard deviation of initial weights" },
-    quantized = { "string", choices = { "DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling",
-        "MXFP8BlockScaling", "NVFP4BlockScaling" },
+    quantized = { "string", choices = recipes,
         help = "the recipe in whose format the blocks' weights are stored" },
 }
 

@@ -14,9 +14,9 @@ local te = require "te"
 local fail = require "te.fail"
 local inside = require "te.depth"
 local tree = require "te.module_tree"
-local mode = require "te.recipe.mode"
 local options = require "te.options"
-local rows = require "te.rows"
+local module_state = require "te.module_state"
+local placing = require "te.module_placing"
 local core = te._core
 local is_module, parameters, walk, walk_modules = tree.is_module, tree.parameters, tree.walk, tree.walk_modules
 
@@ -110,15 +110,13 @@ local function check_name(who, name)
     if wrong then fail("%s: name: %s, got %s", who, wrong, options.shown(name)) end
 end
 
-local FLOATING = { float32 = true, bfloat16 = true, float16 = true, float64 = true }
-
 --- Makes `tensor` a parameter named `name`: it requires a gradient, is saved and is optimized.
 function Module:register_parameter(name, tensor, ...)
     check_name(method(self, "register_parameter", 2, ...), name)
     if not te.is_tensor(tensor) then
         fail("%s: parameter %s: expected a tensor, got %s", self.__name, tostring(name), core.describe(tensor))
     end
-    if not FLOATING[tensor.dtype] then
+    if not placing.floating[tensor.dtype] then
         fail("%s: parameter %s: a tensor of %s has no gradient", self.__name, name, tensor.dtype)
     end
     tensor.requires_grad = true
@@ -214,61 +212,7 @@ end
 --- what delayed scaling remembers. The tensors are the module's own; a shared one stands under its first name.
 function Module:state_dict(...)
     method(self, "state_dict", 0, ...)
-    local state, seen = {}, {}
-    walk(self, "", function(name, tensor, kind)
-        if not seen[tensor] and kind ~= "constant" then
-            seen[tensor] = true
-            if core.is_quantized(tensor) then
-                require("te.recipe.parameters").each_part(name, tensor, function(part, t) state[part] = t end)
-            else
-                state[name] = tensor
-            end
-        end
-    end)
-    if not mode.products then return state end
-    walk_modules(self, "", function(prefix, module)
-        if seen[module] then return end
-        seen[module] = true
-        for name, tensor in pairs(mode.products.state(module)) do
-            if state[prefix .. name] then
-                fail("%s:state_dict: %s is the name of a tensor of %s, and of what delayed scaling remembers",
-                    self.__name, prefix .. name, module.__name)
-            end
-            state[prefix .. name] = tensor
-        end
-    end)
-    return state
-end
-
--- Those of sorted names that stand in a message, at most a few.
-local function few(names)
-    local shown = table.concat(names, ", ", 1, math.min(#names, 5))
-    return #names > 5 and ("%s and %d more"):format(shown, #names - 5) or shown
-end
-
--- Finds scales and histories of delayed scaling among `state`: their names are added to `known`, what puts them in
--- place to `steps`. Returns what is wrong.
-local function find_recipe_state(self, state, known, steps)
-    local any, problem = false, nil
-    for name in pairs(state) do any = any or type(name) == "string" and name:find("_amax_history$") ~= nil end
-    if not any then return end
-    walk_modules(self, "", function(prefix, module)
-        local found, load, wrong = require("te.recipe.products").loader(module, prefix, state)
-        for _, name in ipairs(found) do known[name] = true end
-        steps[#steps + 1], problem = load, problem or wrong
-    end)
-    return problem
-end
-
-local function is_released(t) return te.is_tensor(t) and not pcall(t.dim, t) end
-
--- Raises where one of the tensors of a state is no more.
-local function check_unreleased(who, state)
-    for name, given in pairs(state) do
-        local released = is_released(given)
-        for _, part in ipairs(rows.are(given) and given.parts or {}) do released = released or is_released(part) end
-        if released then fail("%s: %s: tensor was released", who, tostring(name)) end
-    end
+    return module_state.of(self)
 end
 
 --- Copies tensors into the parameters and buffers of the same names. strict (the default) demands that names match;
@@ -281,61 +225,7 @@ function Module:load_state_dict(state, opts)
     local who = method(self, "load_state_dict", 2) -- no more is looked at: te.load(path) gives three values
     options.argument(who, "state", state, { "table" })
     local strict = options.check(who, opts, { strict = { "boolean", true } }).strict
-    check_unreleased(who, state)
-    local known, names, source, absent, problem, steps = {}, {}, {}, {}, nil, {}
-    walk(self, "", function(name, tensor, kind, _, _, module)
-        if kind == "constant" then return end
-        known[name] = true
-        names[#names + 1] = name
-        local given = state[name]
-        local parts, wrong
-        if given == nil and core.is_quantized(tensor) then
-            parts, wrong = require("te.recipe.parameters").loader(name, tensor, state, known)
-        end
-        if parts then
-            problem = problem or wrong
-            steps[#steps + 1], source[tensor] = parts, tensor
-        elseif given == nil and (state[name .. ".rowwise_data"] or state[name .. ".columnwise_data"]) then
-            problem = problem or ("%s of %s is stored in full, the one given quantized. A module made under "
-                .. "te.quantized_model_init with that recipe takes it; p:clone() of each of its named_parameters() is "
-                .. "what is taken here"):format(name, module.__name)
-        elseif given == nil then
-            absent[tensor] = absent[tensor] or name
-        elseif not te.is_tensor(given) and not rows.are(given) then
-            problem = problem or ("%s: expected a tensor, got %s"):format(name, core.describe(given))
-        elseif options.shape(given) ~= options.shape(tensor) then
-            problem = problem or ("%s of %s has shape %s, the one given has %s"):format(name, module.__name,
-                options.shape(tensor), options.shape(given))
-        else
-            source[tensor] = given
-        end
-    end)
-    problem = problem or find_recipe_state(self, state, known, steps)
-    if problem then fail("%s: %s", who, problem) end
-    local missing, unexpected = {}, {}
-    for tensor, name in pairs(absent) do -- a shared tensor may come under any of its names
-        if not source[tensor] then missing[#missing + 1] = name end
-    end
-    for name in pairs(state) do
-        if not known[name] then unexpected[#unexpected + 1] = tostring(name) end
-    end
-    table.sort(missing)
-    table.sort(unexpected)
-    if strict and #missing > 0 then fail("%s: missing: %s", who, few(missing)) end
-    if strict and #unexpected > 0 then
-        local near = options.nearest(unexpected[1], names)
-        fail("%s: unexpected: %s%s", who, few(unexpected), near and (" (nearest known: %s)"):format(near) or "")
-    end
-    te.no_grad(function()
-        for tensor, given in pairs(source) do
-            if rows.are(given) then
-                given:copy_to(tensor)
-            elseif not rawequal(tensor, given) then
-                tensor:copy_(given)
-            end
-        end
-    end)
-    for _, step in ipairs(steps) do step() end
+    local missing, unexpected = module_state.load(self, who, state, strict)
     if strict then return self end
     return self, { missing = missing, unexpected = unexpected }
 end
@@ -370,52 +260,6 @@ function Module:eval(...)
     return set_training(self, false)
 end
 
--- The dtype or the device that `where` names, the other one nil.
-local function place(who, where)
-    options.argument(who, "where", where, { "string" })
-    if FLOATING[where] then return where end
-    if where:find("^cpu") or where:find("^cuda") then
-        local problem = options.device_problem(where)
-        if problem then fail("%s: where: %s", who, problem) end
-        return nil, where
-    end
-    local hint = options.place_hint(where)
-    local near = hint:match 'did you mean "(%w+)"'
-    fail("%s: where: expected float32, bfloat16, float16, float64 or a device, got %q%s", who, where,
-        near and (FLOATING[near] or near == "cuda") and hint or "")
-end
-
--- What is wrong with the name of a dtype, or of a device, in a table for m:to.
-local TO = {
-    dtype = { "string", wrong = function(name)
-        if not FLOATING[name] then
-            return ("dtype: expected float32, bfloat16, float16 or float64, got %q%s"):format(name,
-                options.place_hint(name))
-        end
-    end },
-    device = { "string", wrong = options.device_problem },
-}
-
--- A tensor with the dtype or on the device, itself where it is so already. Parameters remain the objects that they are,
--- and keep their gradients, a main_grad in float32 as it is; one that is stored quantized keeps its bytes, a dtype says
--- what they stand for.
-local function convert(tensor, kind, dtype, device)
-    local stays = dtype and (kind == "constant" or not FLOATING[tensor.dtype])
-    if stays or tensor.dtype == dtype or tensor.device == device then return tensor end
-    local new, grad, main
-    if core.is_quantized(tensor) then
-        new = device and core.quantized_on(tensor, device) or core.quantized_as(tensor, dtype)
-    else
-        new = tensor:detach():to(dtype or device)
-    end
-    new.requires_grad, grad, main = tensor.requires_grad, tensor.grad, tensor.main_grad
-    if kind ~= "parameter" then return new end
-    if grad then new.grad = grad:to(dtype or device) end
-    if main then new.main_grad = dtype and main.dtype == "float32" and main or main:to(dtype or device) end
-    core.become(tensor, new)
-    return tensor
-end
-
 --- Converts parameters and buffers to a dtype or moves them to a device: m:to("bfloat16"), m:to("cuda"), m:to{ dtype =,
 --- device = }, or both in either order. Buffers of whole numbers, and those that are not persistent, keep their dtype.
 --- Parameters remain the same objects, also for an optimizer; its states stay where they are, so it is made after a
@@ -425,25 +269,18 @@ end
 function Module:to(where, also, ...)
     local who = method(self, "to", 2, ...)
     if also ~= nil then
-        local dtype, second = place(who, where), place(who, also)
+        local dtype, second = placing.check(who, where), placing.check(who, also)
         if (dtype == nil) == (second == nil) then
             fail("%s: %q and %q are both %s", who, where, also, dtype and "dtypes" or "devices")
         end
         self:to(also)
     end
     if type(where) == "table" then
-        where = options.check(who, where, TO)
+        where = options.check(who, where, placing.OPTIONS)
         if where.device then self:to(where.device) end
         return where.dtype and self:to(where.dtype) or self
     end
-    local dtype, device = place(who, where)
-    local moved = {}
-    if device == "cuda:0" then device = "cuda" end
-    walk(self, "", function(_, tensor, kind, holder, key)
-        local new = moved[tensor] or convert(tensor, kind, dtype, device)
-        moved[tensor], moved[new] = new, new
-        holder[key] = new
-    end)
+    placing.move(self, placing.check(who, where))
     return self
 end
 
@@ -505,8 +342,7 @@ end
 
 function Module:__tostring() return print_tree(self, "") end
 
-require "te.uncompiled"(each_entry, find_recipe_state, Module.parameters, named, Module.named_modules,
-    Module.state_dict, Module.load_state_dict, Module.apply, Module.to)
+require "te.uncompiled"(each_entry, Module.parameters, named, Module.named_modules, Module.apply)
 
 -- te.Module itself is extended, never run; `is` travels with it so that one file defines both.
 Module.is = is

@@ -60,11 +60,6 @@ local operations = {
     ["te.ops.grouped_linear"] = { "GroupedLinear" },
     ["te.ops.quantize"] = { "Quantize" },
     ["te.ops.norm"] = { "LayerNorm", "RMSNorm", "L2Normalization" },
-    ["te.ops.activation"] = {
-        "ReLU", "GELU", "QuickGELU", "QGELU", "SReLU", "SiLU",
-        "GLU", "ReGLU", "GEGLU", "GeGLU", "QGEGLU", "SReGLU", "SwiGLU", "ClampedSwiGLU", "SiTUGLU",
-        "ScaledSReLU", "ScaledSwiGLU", "ScaledClampedQGeGLU", "ScaledSiTUGLU",
-    },
     ["te.ops.basic"] = {
         "Identity", "Reshape", "ConstantScale", "Dropout", "StochasticDepth", "MakeExtraOutput", "AddExtraInput",
     },
@@ -77,6 +72,10 @@ local operations = {
 }
 for path, names in pairs(operations) do
     for _, name in ipairs(names) do modules[name] = path .. ":" .. name end
+end
+-- Activations have a module where their declaration names one (src/core/ops/activation.c).
+for _, names in ipairs(require("te")._core.operation_modules()) do
+    for name in names:gmatch "%S+" do modules[name] = "te.ops.activation:" .. name end
 end
 
 return modules

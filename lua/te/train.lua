@@ -4,12 +4,9 @@ local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 
--- What recipes are called on a command line.
-local RECIPES = { { "delayed", "DelayedScaling" }, { "current", "Float8CurrentScaling" },
-    { "block", "Float8BlockScaling" }, { "mxfp8", "MXFP8BlockScaling" }, { "nvfp4", "NVFP4BlockScaling" } }
-
+-- Recipes by what they are called on a command line.
 local recipes, choices = {}, { "none" }
-for i, names in ipairs(RECIPES) do choices[i + 1], recipes[names[1]] = names[1], names[2] end
+for i, names in ipairs(te._core.recipe_names()) do choices[i + 1], recipes[names[2]] = names[2], names[1] end
 
 --- The recipe of a name on a command line, nil for none.
 ---@param name string     one of te.train.recipe_choices

@@ -1,4 +1,4 @@
-/* autograd.c - recording calls and walking them backwards.
+/* autograd.c - walking recorded calls (autograd_record.c) backwards.
  *
  * Nodes are numbered as they are made, so a consumer always has a higher number than what produced its inputs. Backward
  * keeps the reached nodes in a heap and takes the highest number first: when a node's turn comes, every gradient of its
@@ -35,136 +35,6 @@ typedef struct te_engine {
 } te_engine;
 
 bool te_autograd_retains(const te_context *ctx) { return ctx->engine && ctx->engine->retain; }
-bool te_needs_grad(const te_tensor *t) { return t->requires_grad || t->node; }
-
-/* --- nodes -------------------------------------------------------------------------------------------------------- */
-
-static size_t node_size(int n_edges) { return sizeof(te_node) + (size_t)n_edges * sizeof(te_grad_meta); }
-
-/* Memory of a node, which counts towards the limit of tensors: a script may record operations without end. */
-static te_node *node_memory(te_context *ctx, const char *name, int n_edges)
-{
-    size_t bytes = node_size(n_edges);
-    if (!te_context_count(ctx, bytes)) return NULL;
-    te_node *node = te_mem_zalloc(&ctx->mem, bytes);
-    if (node) return node;
-    te_context_discount(ctx, bytes);
-    te_fail_memory(ctx, name);
-    return NULL;
-}
-
-static void drop_saved(te_node *node)
-{
-    for (int i = 0; i < node->call.n_saved; i++) {
-        te_tensor_release(node->call.saved[i]);
-        node->call.saved[i] = NULL;
-    }
-    node->call.n_saved = 0;
-    if (node->call.release) node->call.release(&node->call);
-    node->call.release = NULL;
-}
-
-static void drop_douts(te_node *node)
-{
-    for (int i = 0; i < TE_OP_MAX_OUTPUTS; i++) {
-        te_tensor_release(node->call.dout[i]);
-        node->call.dout[i] = NULL;
-    }
-}
-
-static void free_node(te_node *node)
-{
-    te_context *ctx = node->call.ctx;
-    drop_saved(node);
-    drop_douts(node);
-    for (int i = 0; i < node->n_edges; i++) {
-        te_tensor_release(node->edges[i].leaf);
-        if (node->edges[i].node) te_node_release(node->edges[i].node);
-    }
-    te_op_release(node->call.op);
-    te_context_discount(ctx, node_size(node->n_edges));
-    te_mem_free(&ctx->mem, node, node_size(node->n_edges));
-    te_context_unref(ctx);
-}
-
-/* Releasing a node may release the nodes below it; they are queued rather than freed recursively. */
-void te_node_release(te_node *node)
-{
-    if (--node->refs > 0) return;
-    te_context *ctx = node->call.ctx;
-    node->next_dead = ctx->dead_nodes;
-    ctx->dead_nodes = node;
-    if (ctx->freeing_nodes) return;
-    te_context_retain(ctx);
-    ctx->freeing_nodes = true;
-    while (ctx->dead_nodes) {
-        te_node *dead = ctx->dead_nodes;
-        ctx->dead_nodes = dead->next_dead;
-        free_node(dead);
-    }
-    ctx->freeing_nodes = false;
-    te_context_unref(ctx);
-}
-
-static void describe_input(te_grad_meta *meta, te_tensor *t)
-{
-    meta->device = t->storage->device;
-    meta->dtype = t->dtype;
-    meta->ndim = t->ndim;
-    memcpy(meta->shape, t->shape, sizeof meta->shape);
-    if (t->node) {
-        meta->node = t->node;
-        meta->output = t->node_output;
-        t->node->refs++;
-    } else if (t->requires_grad) {
-        meta->leaf = te_tensor_retain(t);
-    }
-}
-
-te_status te_replay_check(te_context *ctx, te_tensor *const *inputs, int n)
-{
-    for (int i = 0; i < n; i++) {
-        const te_storage *s = inputs[i] ? inputs[i]->storage : NULL;
-        if (s && s->id < ctx->replayed_since && s->written >= ctx->replayed_since && s->written < ctx->replay_began)
-            return te_fail(ctx, TE_ERROR_ARGUMENT,
-                           "te.checkpoint: backward: a tensor of shape %s that it read was changed in place since",
-                           TE_SHAPE_TEXT(inputs[i]));
-    }
-    return TE_OK;
-}
-
-te_status te_autograd_record(te_call *call, te_tensor **inputs, int n_inputs)
-{
-    te_context *ctx = call->ctx;
-    te_node *node = node_memory(ctx, call->op->name, n_inputs);
-    if (!node) return ctx->status;
-    node->call = *call;
-    node->call.node = node;
-    te_op_retain(call->op);
-    node->order = ctx->next_node++;
-    node->edges = (te_grad_meta *)(node + 1);
-    node->n_edges = n_inputs;
-    te_context_retain(ctx);
-    for (int i = 0; i < n_inputs; i++)
-        if (inputs[i]) describe_input(&node->edges[i], inputs[i]);
-    /* what is borrowed from the caller does not outlive the call */
-    memset(node->call.in, 0, sizeof node->call.in);
-    memset(node->call.out, 0, sizeof node->call.out);
-    node->call.list = NULL;
-    node->call.inplace = NULL;
-    node->refs = 1;
-    for (int i = 0; i < call->op->n_outputs; i++) {
-        te_tensor *out = call->out[i];
-        if (!out || !te_dtype_has_gradient(out->dtype)) continue; /* positions, counts, truth values */
-        out->node = node;
-        out->node_output = i;
-        node->refs++;
-    }
-    call->n_saved = 0; /* the node owns them now */
-    call->release = NULL;
-    te_node_release(node);
-    return TE_OK;
-}
 
 /* --- the heap ----------------------------------------------------------------------------------------------------- */
 
@@ -405,9 +275,9 @@ static te_status run_node(te_engine *e, te_node *node)
         status = def->formula ? te_program_op_backward(&node->call) : def->backward(&node->call);
         if (status != TE_OK) drop_fresh(e, node);
     }
-    drop_douts(node);
+    te_node_drop_gradients(node);
     if (status == TE_OK && !e->retain) {
-        drop_saved(node);
+        te_node_drop_saved(node);
         node->consumed = true;
     }
     return status;
@@ -449,7 +319,7 @@ static te_status seed(te_engine *e, te_tensor *output, te_tensor *grad)
     consumer.node.edges = &consumer.edge;
     consumer.node.n_edges = 1;
     consumer.node.call.node = &consumer.node;
-    describe_input(&consumer.edge, output);
+    te_grad_describe(&consumer.edge, output);
     te_status status = te_grad_give(&consumer.node.call, 0, first);
     te_tensor_release(consumer.edge.leaf);
     if (consumer.edge.node) te_node_release(consumer.edge.node);
@@ -472,7 +342,7 @@ static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *
         if (status == TE_OK)
             status = run_node(e, node);
         else
-            drop_douts(node);
+            te_node_drop_gradients(node);
         te_node_release(node);
     }
     te_mem_free(&ctx->mem, e->heap, e->capacity * sizeof *e->heap);
@@ -545,83 +415,4 @@ te_status te_autograd_replayed(te_context *ctx, uint64_t since, te_tensor *const
 {
     te_engine e = {.ctx = ctx, .since = ctx->engine ? since : 0};
     return run_capturing(&e, outputs, seeds, n_outputs, inputs, grads, n_inputs);
-}
-
-/* --- leaves ------------------------------------------------------------------------------------------------------- */
-
-bool te_tensor_requires_grad(const te_tensor *t) { return t && te_needs_grad(t); }
-te_tensor *te_tensor_grad(const te_tensor *t) { return t ? t->grad : NULL; }
-
-te_status te_tensor_set_requires_grad(te_tensor *t, bool on)
-{
-    if (!t) return TE_ERROR_ARGUMENT;
-    if (on && !te_dtype_has_gradient(t->dtype))
-        return te_fail(t->ctx, TE_ERROR_ARGUMENT, "requires_grad: a tensor of %s has no gradient",
-                       te_dtype_name(t->dtype));
-    if (t->node) {
-        if (on) return TE_OK;
-        return te_fail(t->ctx, TE_ERROR_ARGUMENT, "requires_grad: the tensor is a result; use detach()");
-    }
-    t->requires_grad = on;
-    return TE_OK;
-}
-
-te_tensor *te_tensor_main_grad(const te_tensor *t) { return t ? t->main_grad : NULL; }
-
-te_tensor *te_tensor_gradient(const te_tensor *t) { return t->main_grad ? t->main_grad : t->grad; }
-
-te_status te_tensor_zero_gradient(te_tensor *t)
-{
-    te_status status = te_tensor_set_grad(t, NULL);
-    return status == TE_OK && t->main_grad ? te_tensor_fill(t->main_grad, 0) : status;
-}
-
-/* Replaces *slot by `grad`: as a tensor of the slot's own, on the same memory and outside the graph. What a gradient
- * holds in its turn was therefore always put there later, so tensors and gradients never hold each other in a circle,
- * which nobody would free. */
-static te_status own_gradient(te_tensor **slot, te_tensor *grad)
-{
-    te_tensor *own = grad ? te_tensor_alias(grad, grad->ndim, grad->shape, grad->stride, grad->offset) : NULL;
-    if (grad && !own) return grad->ctx->status;
-    te_tensor_release(*slot);
-    *slot = own;
-    return TE_OK;
-}
-
-static te_status check_context(te_tensor *t, const te_tensor *grad, const char *name)
-{
-    if (!grad || grad->ctx == t->ctx) return TE_OK;
-    return te_fail(t->ctx, TE_ERROR_ARGUMENT, "%s: a tensor of another context", name);
-}
-
-te_status te_tensor_set_main_grad(te_tensor *t, te_tensor *grad)
-{
-    if (!t) return TE_ERROR_ARGUMENT;
-    if (check_context(t, grad, "main_grad") != TE_OK) return t->ctx->status;
-    bool fits = !grad || (te_same_shape(t, grad) && (grad->dtype == t->dtype || grad->dtype == TE_F32) &&
-                          grad->storage->device == t->storage->device);
-    if (!fits)
-        return te_fail(t->ctx, TE_ERROR_ARGUMENT,
-                       "main_grad: %s of %s on %s for a tensor %s of %s on %s; its dtype or float32 is needed",
-                       TE_SHAPE_TEXT(grad), te_dtype_name(grad->dtype), te_tensor_device(grad), TE_SHAPE_TEXT(t),
-                       te_dtype_name(t->dtype), te_tensor_device(t));
-    const char *why = grad ? te_tensor_unwritable(grad) : NULL;
-    if (why) return te_fail(t->ctx, TE_ERROR_ARGUMENT, "main_grad: %s", why);
-    if (grad && (t->node || grad == t || te_needs_grad(grad) || !te_tensor_contiguous(grad)))
-        return te_fail(t->ctx, TE_ERROR_ARGUMENT,
-                       "main_grad: contiguous memory outside the graph is needed, of a leaf");
-    return own_gradient(&t->main_grad, grad);
-}
-
-te_status te_tensor_set_grad(te_tensor *t, te_tensor *grad)
-{
-    if (!t) return TE_ERROR_ARGUMENT;
-    if (check_context(t, grad, "grad") != TE_OK) return t->ctx->status;
-    if (grad &&
-        (!te_same_shape(t, grad) || grad->dtype != t->dtype || grad->storage->device != t->storage->device))
-        return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: %s of %s on %s for a tensor %s of %s on %s",
-                       TE_SHAPE_TEXT(grad), te_dtype_name(grad->dtype), te_tensor_device(grad), TE_SHAPE_TEXT(t),
-                       te_dtype_name(t->dtype), te_tensor_device(t));
-    if (grad == t) return te_fail(t->ctx, TE_ERROR_ARGUMENT, "grad: a tensor cannot be its own gradient");
-    return own_gradient(&t->grad, grad);
 }

@@ -30,6 +30,11 @@ struct te_node {
 te_status te_autograd_record(te_call *call, te_tensor **inputs, int n_inputs);
 bool      te_needs_grad(const te_tensor *t); /* leaf with requires_grad, or result of a node */
 void      te_node_release(te_node *node);
+/* What nodes keep for backward, and the gradients of their results that have arrived, are let go of. */
+void      te_node_drop_saved(te_node *node);
+void      te_node_drop_gradients(te_node *node);
+/* What backward must know of an input; holds its producer, or t itself where that is a leaf. */
+void      te_grad_describe(te_grad_meta *meta, te_tensor *t);
 /* Raises where a stretch that is computed again does not find what it reads as it was when the stretch had run. What it
  * writes itself it may read. */
 te_status te_replay_check(te_context *ctx, te_tensor *const *inputs, int n);

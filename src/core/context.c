@@ -185,7 +185,8 @@ te_block *te_device_alloc(te_device *device, size_t bytes)
     return block;
 }
 
-bool te_device_count(te_device *device, size_t bytes)
+/* Counts memory beside the allocator's towards the device's limit; false: none is left. */
+static bool count_memory(te_device *device, size_t bytes)
 {
     if (te_allocator_count(&device->allocator, bytes)) return true;
     if (relieve(device->ctx) && te_allocator_count(&device->allocator, bytes)) return true;
@@ -197,7 +198,7 @@ bool te_device_count(te_device *device, size_t bytes)
 bool te_context_count(te_context *ctx, size_t bytes)
 {
     te_device *cpu = ctx->devices[0].open ? &ctx->devices[0] : te_context_device(ctx, "cpu");
-    return cpu && te_device_count(cpu, bytes);
+    return cpu && count_memory(cpu, bytes);
 }
 
 void te_context_discount(te_context *ctx, size_t bytes)

@@ -139,9 +139,8 @@ int te_context_cuda_devices(te_context *ctx);
 /* Memory of a device. When it is exhausted the cache is emptied and the owner asked to release tensors before the
  * request fails; then NULL with the sizes recorded. */
 te_block *te_device_alloc(te_device *device, size_t bytes);
-/* Counts other memory towards the device's limit (te_allocator_discount takes it back); false: none is left. */
-bool te_device_count(te_device *device, size_t bytes);
-/* Likewise on the CPU, of structs that a script may make without end; te_context_discount takes it back. */
+/* Counts structs that a script may make without end towards the limit of the CPU's memory; false: none is left.
+ * te_context_discount takes it back. */
 bool te_context_count(te_context *ctx, size_t bytes);
 void te_context_discount(te_context *ctx, size_t bytes);
 

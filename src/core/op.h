@@ -77,6 +77,7 @@ typedef struct te_delegate {
 
 typedef struct te_op_def {
     const char *signature;
+    const char *module;   /* activations: names of the Lua module that stands for it, "GEGLU GeGLU"; NULL: none */
     const char *doc;      /* first sentence: what; then shapes, errors, source */
     unsigned    flags;
     const char *formula;  /* program ops */
@@ -182,6 +183,10 @@ te_tensor *te_op_apply(te_context *ctx, const char *name, int n, te_tensor *cons
 /* Fills attributes, and the numbers that stand for tensors, from arguments in the order of the signature; tensors are
  * left out. For calls whose tensors are not known yet. */
 te_status te_call_attributes(te_call *call, const te_arg *args, int n_args);
+/* Fills inputs and attributes of a call, which is empty but for context and op, from arguments in the order of the
+ * signature; those that are absent or behind the last have their defaults. Tensors are borrowed. TE_ERROR_ARGUMENT that
+ * names the argument where it is none that the signature allows. */
+te_status te_call_arguments(te_call *call, const te_arg *args, int n_args);
 
 /* Runs a call whose op, inputs and attributes are set; on success call->out holds the results. */
 te_status te_call_run_op(te_call *call);

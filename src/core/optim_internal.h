@@ -48,4 +48,43 @@ te_status te_optim_quantizing_run(te_exec *exec, te_program *program, te_optim_q
                                   int n_outputs);
 void te_optim_quantizing_close(te_context *ctx, te_optim_quantizing *z);
 
+/* --- updates: optim.c --------------------------------------------------------------------------------------------- */
+
+enum { TE_OPTIM_VALUES = 8 }; /* coefficients of an update, float64: of the host, or columns of numbers on the device */
+
+/* What an update does: a program over p, g and the states of each parameter, whose outputs are the updated p and states
+ * and what follows p. */
+typedef struct te_optim_work {
+    const te_utility *program;
+    int n_states, n_groups;
+    const te_optim_group *groups;
+    const double (*values)[TE_OPTIM_VALUES]; /* of each group; they stay where they are until it ran */
+    const te_tensor *numbers; /* instead: {groups, TE_OPTIM_VALUES} on the device, inputs behind the states */
+} te_optim_work;
+
+/* An update of groups in one run of the backend, with all that can be found out beforehand: until it runs nothing was
+ * written. */
+typedef struct te_optim_pending {
+    te_optim_work work;
+    te_program *program;
+    te_device *device;
+    int n; /* parameters of all groups */
+    te_optim_batch batch;
+    te_optim_quantizing stored;
+    te_tensor **copies; /* n: of gradients that are not contiguous */
+} te_optim_pending;
+
+/* Binds an update; to be closed even where it fails. */
+te_status te_optim_open(te_context *ctx, te_optim_pending *p, const te_optim_work *work);
+/* The last preparations, for which all groups of a step are known to be right: masters may change here. */
+te_status te_optim_settle(te_context *ctx, te_optim_pending *p);
+/* Of groups that are all settled: what follows does not run out of memory. */
+te_status te_optim_reserve(te_context *ctx, const te_optim_pending *p);
+te_status te_optim_run(te_context *ctx, te_optim_pending *p);
+void      te_optim_close(te_context *ctx, te_optim_pending *p);
+/* All of these, one after the other. */
+te_status te_optim_update(te_context *ctx, const te_optim_work *work);
+/* Whether something follows the updated values of any parameter: the parameter of a master, or a compute copy. */
+bool      te_optim_any_follows(int n_groups, const te_optim_group *groups);
+
 #endif

@@ -206,56 +206,17 @@ static te_status quantize(te_exec *exec, const te_quantize_job *job)
 }
 
 /* The others move what they are given once. */
-#define STAND_IN(OP, PARAMETERS, ARGUMENTS, MOVED)                     \
-    static te_status OP PARAMETERS                                     \
-    {                                                                  \
-        te_profile_event event = begin(exec, "other");                 \
-        te_status status = real_of(exec)->OP ARGUMENTS;                \
-        snprintf(event.name, sizeof event.name, "%s", #OP);            \
-        event.bytes = MOVED;                                           \
-        return end(exec, &event, status);                              \
+#define TE_KERNEL_COUNTED(name, parameters, arguments)
+#define TE_KERNEL(OP, parameters, arguments, moved)          \
+    static te_status OP parameters                           \
+    {                                                        \
+        te_profile_event event = begin(exec, "other");       \
+        te_status status = real_of(exec)->OP arguments;      \
+        snprintf(event.name, sizeof event.name, "%s", #OP);  \
+        event.bytes = moved;                                 \
+        return end(exec, &event, status);                    \
     }
-
-STAND_IN(dequantize, (te_exec *exec, const te_quantize_job *job, int side), (exec, job, side),
-         source_bytes(job) + side_bytes(job->quantizer, &job->side[side]))
-STAND_IN(copy, (te_exec * exec, const te_view *dst, const te_view *src), (exec, dst, src),
-         view_bytes(dst) + read_bytes(src))
-STAND_IN(rotate, (te_exec * exec, const te_rotation *r), (exec, r), 2 * (view_bytes(&r->a) + view_bytes(&r->y)))
-STAND_IN(embedding, (te_exec * exec, const te_view *out, const te_view *table, const te_view *ids),
-         (exec, out, table, ids), 2 * view_bytes(out) + view_bytes(ids))
-STAND_IN(embedding_backward,
-         (te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids, double *squares),
-         (exec, dtable, dy, ids, squares), 3 * view_bytes(dy) + view_bytes(ids))
-STAND_IN(gather, (te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim),
-         (exec, out, src, index, dim), 2 * view_bytes(out) + view_bytes(index))
-STAND_IN(scatter_add, (te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim),
-         (exec, dst, src, index, dim), 3 * view_bytes(src) + view_bytes(index))
-STAND_IN(scatter, (te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim),
-         (exec, dst, src, index, dim), 2 * view_bytes(src) + view_bytes(index))
-STAND_IN(arg_reduce, (te_exec * exec, const te_view *index, const te_view *src, bool largest),
-         (exec, index, src, largest), view_bytes(src) + view_bytes(index))
-STAND_IN(topk, (te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest),
-         (exec, values, indices, src, largest), view_bytes(src) + view_bytes(values) + view_bytes(indices))
-STAND_IN(sort, (te_exec * exec, const te_view *indices, const te_view *src, bool descending),
-         (exec, indices, src, descending), view_bytes(src) + view_bytes(indices))
-STAND_IN(cumsum, (te_exec *exec, const te_view *dst, const te_view *src, bool reverse), (exec, dst, src, reverse),
-         view_bytes(src) + view_bytes(dst))
-STAND_IN(multinomial, (te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng),
-         (exec, out, src, replacement, rng), view_bytes(src) + view_bytes(out))
-
-STAND_IN(route_map,
-         (te_exec *exec, const te_view *map, const te_view *counts, const te_view *routing, int64_t rows),
-         (exec, map, counts, routing, rows), view_bytes(map) + view_bytes(routing))
-STAND_IN(route_rows, (te_exec * exec, const te_routes *r, const te_view *rows, const te_view *tokens),
-         (exec, r, rows, tokens), view_bytes(rows) + view_bytes(tokens))
-STAND_IN(route_tokens, (te_exec * exec, const te_routes *r, const te_view *tokens, const te_view *rows),
-         (exec, r, tokens, rows), view_bytes(rows) + view_bytes(tokens))
-STAND_IN(route_weights,
-         (te_exec *exec, const te_routes *r, const te_view *weights, const te_view *rows, const te_view *tokens),
-         (exec, r, weights, rows, tokens), view_bytes(rows) + view_bytes(tokens) + view_bytes(weights))
-STAND_IN(route_choose,
-         (te_exec *exec, const te_view *map, const te_view *scores, int64_t k, int64_t groups, int64_t best_groups),
-         (exec, map, scores, k, groups, best_groups), view_bytes(map) + view_bytes(scores))
+#include "kernels/kernel_list.h"
 
 /* --- start and stop ----------------------------------------------------------------------------------------------- */
 
@@ -264,29 +225,9 @@ static void stand_in(profiled_device *p, te_device *device)
     p->device = device;
     p->real = device->exec.backend;
     p->table = *p->real;
-    p->table.program_run = program_run;
-    p->table.gemm = gemm;
-    p->table.attention = attention;
-    p->table.attention_backward = attention_backward;
-    p->table.quantize = quantize;
-    p->table.dequantize = dequantize;
-    p->table.copy = copy;
-    if (p->real->rotate) p->table.rotate = rotate;
-    p->table.embedding = embedding;
-    p->table.embedding_backward = embedding_backward;
-    p->table.gather = gather;
-    p->table.scatter = scatter;
-    p->table.scatter_add = scatter_add;
-    p->table.arg_reduce = arg_reduce;
-    p->table.topk = topk;
-    if (p->real->sort) p->table.sort = sort;
-    p->table.cumsum = cumsum;
-    p->table.multinomial = multinomial;
-    p->table.route_map = route_map;
-    p->table.route_rows = route_rows;
-    p->table.route_tokens = route_tokens;
-    p->table.route_weights = route_weights;
-    p->table.route_choose = route_choose;
+#define TE_KERNEL(name, parameters, arguments, moved) \
+    if (p->real->name) p->table.name = name;
+#include "kernels/kernel_list.h"
     device->exec.backend = &p->table;
 }
 

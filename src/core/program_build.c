@@ -1,6 +1,6 @@
 /* program_build.c - the life of a program and the ways in which instructions enter it.
  *
- * Every instruction passes te_program_push, which looks for an equal one. Most programs are short: there a scan over
+ * Every instruction passes push, which looks for an equal one. Most programs are short: there a scan over
  * 24-byte records is cheaper than keeping a hash table beside them. Longer ones have one, or building would take the
  * square of their length. An instruction is stored in one normal form (unused arguments -1, unused slot and immediate
  * 0) and compared as bytes.
@@ -180,7 +180,8 @@ static int find_equal(te_program *program, const te_insn *insn)
     return -1;
 }
 
-int te_program_push(te_program *program, te_opcode op, int slot, const int arg[3], double imm)
+/* Appends the instruction as it is, or returns the value that an equal one already has. Rates are computed here. */
+static int push(te_program *program, te_opcode op, int slot, const int arg[3], double imm)
 {
     te_insn insn = {.op = (uint8_t)op, .slot = (int16_t)slot, .arg = {arg[0], arg[1], arg[2]}, .imm = imm};
     insn.rate = (uint8_t)te_insn_rate(program, &insn);
@@ -201,7 +202,7 @@ int te_program_input(te_program *program, te_rate rate)
     int slot = program->n_inputs;
     if (!slot_fits(slot) || !reserve(program, 0, 0, (size_t)slot + 1)) return -1;
     program->input_rates[slot] = (uint8_t)rate;
-    int value = te_program_push(program, TE_PW_LOAD, slot, no_args, 0.0);
+    int value = push(program, TE_PW_LOAD, slot, no_args, 0.0);
     if (value >= 0) program->n_inputs++;
     return value;
 }
@@ -209,20 +210,20 @@ int te_program_input(te_program *program, te_rate rate)
 int te_program_load(te_program *program, int slot)
 {
     if (slot < 0 || slot >= program->n_inputs) return -1;
-    return te_program_push(program, TE_PW_LOAD, slot, no_args, 0.0);
+    return push(program, TE_PW_LOAD, slot, no_args, 0.0);
 }
 
 int te_program_param(te_program *program, int slot)
 {
     if (!slot_fits(slot)) return -1;
-    int value = te_program_push(program, TE_PW_PARAM, slot, no_args, 0.0);
+    int value = push(program, TE_PW_PARAM, slot, no_args, 0.0);
     if (value >= 0 && slot >= program->n_params) program->n_params = slot + 1;
     return value;
 }
 
 int te_program_const(te_program *program, double value)
 {
-    return te_program_push(program, TE_PW_CONST, 0, no_args, value);
+    return push(program, TE_PW_CONST, 0, no_args, value);
 }
 
 int te_program_generator(te_program *program, te_opcode op, int slot, int a)
@@ -231,7 +232,7 @@ int te_program_generator(te_program *program, te_opcode op, int slot, int a)
     int n_args = te_opcode_args(op);
     if (n_args == 1 && (a < 0 || a >= program->n_insns)) return -1;
     const int arg[3] = {n_args == 1 ? a : -1, -1, -1};
-    int value = te_program_push(program, op, slot, arg, 0.0);
+    int value = push(program, op, slot, arg, 0.0);
     if (value >= 0 && slot >= program->n_rngs) program->n_rngs = slot + 1;
     return value;
 }
@@ -240,11 +241,11 @@ int te_program_generator(te_program *program, te_opcode op, int slot, int a)
  * which would find the choice pointless. */
 static int spread(te_program *program, int value)
 {
-    int column = te_program_push(program, TE_PW_COLUMN, 0, no_args, 0.0);
+    int column = push(program, TE_PW_COLUMN, 0, no_args, 0.0);
     if (column < 0) return -1;
-    int always = te_program_push(program, TE_PW_EQ, 0, (const int[3]){column, column, -1}, 0.0);
+    int always = push(program, TE_PW_EQ, 0, (const int[3]){column, column, -1}, 0.0);
     if (always < 0) return -1;
-    return te_program_push(program, TE_PW_WHERE, 0, (const int[3]){always, value, value}, 0.0);
+    return push(program, TE_PW_WHERE, 0, (const int[3]){always, value, value}, 0.0);
 }
 
 int te_program_emit(te_program *program, te_opcode op, int a, int b, int c)
@@ -263,7 +264,7 @@ int te_program_emit(te_program *program, te_opcode op, int a, int b, int c)
         arg[0] = spread(program, arg[0]);
         if (arg[0] < 0) return -1;
     }
-    return te_program_push(program, op, 0, arg, 0.0);
+    return push(program, op, 0, arg, 0.0);
 }
 
 int te_program_output(te_program *program, te_output_kind kind, int value)

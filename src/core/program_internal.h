@@ -17,9 +17,6 @@ enum { TE_VALUE_NONE = -2 };
 /* Slots are 16 bits wide in an instruction. */
 enum { TE_MAX_SLOTS = INT16_MAX + 1 };
 
-/* Appends the instruction as it is, or returns the value that an equal one already has. Rates are computed here. */
-int te_program_push(te_program *program, te_opcode op, int slot, const int arg[3], double imm);
-
 /* The value that op(arg…) can be replaced by, TE_VALUE_NONE when no rule applies, -1 when memory is exhausted. */
 int te_program_simplify(te_program *program, te_opcode op, const int arg[3]);
 

@@ -217,14 +217,14 @@ static void nvfp4(const te_recipe_settings *s, te_role role, te_quantizer *q)
 /* --- the table ---------------------------------------------------------------------------------------------------- */
 
 static const te_option_info custom_options[] = {BACKWARD_OVERRIDE, {0}};
-const te_recipe_kind te_recipe_kind_custom = {"Custom", custom_options, NULL, NULL, NULL};
+const te_recipe_kind te_recipe_kind_custom = {"Custom", NULL, custom_options, NULL, NULL, NULL};
 
 static const te_recipe_kind kinds[] = {
-    {"DelayedScaling", delayed_options, delayed, delayed_attention, NULL},
-    {"Float8CurrentScaling", current_options, current, current_attention, NULL},
-    {"Float8BlockScaling", block_options, blocks, NULL, check_blocks},
-    {"MXFP8BlockScaling", mxfp8_options, mxfp8, current_attention, NULL},
-    {"NVFP4BlockScaling", nvfp4_options, nvfp4, NULL, check_nvfp4},
+    {"DelayedScaling", "delayed", delayed_options, delayed, delayed_attention, NULL},
+    {"Float8CurrentScaling", "current", current_options, current, current_attention, NULL},
+    {"Float8BlockScaling", "block", block_options, blocks, NULL, check_blocks},
+    {"MXFP8BlockScaling", "mxfp8", mxfp8_options, mxfp8, current_attention, NULL},
+    {"NVFP4BlockScaling", "nvfp4", nvfp4_options, nvfp4, NULL, check_nvfp4},
 };
 
 enum { KINDS = sizeof kinds / sizeof *kinds };
@@ -238,7 +238,7 @@ const te_recipe_kind *te_recipe_kind_find(const char *name)
     return NULL;
 }
 
-int te_recipe_kind_n_options(const te_recipe_kind *kind)
+static int n_options(const te_recipe_kind *kind)
 {
     int n = 0;
     while (kind->options[n].name) n++;
@@ -289,5 +289,5 @@ const char *te_recipe_name_at(int i)
 const te_option_info *te_recipe_option_at(const char *recipe, int i)
 {
     const te_recipe_kind *kind = te_recipe_kind_find(recipe);
-    return kind && i >= 0 && i < te_recipe_kind_n_options(kind) ? &kind->options[i] : NULL;
+    return kind && i >= 0 && i < n_options(kind) ? &kind->options[i] : NULL;
 }

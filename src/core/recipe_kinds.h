@@ -19,6 +19,7 @@ typedef struct te_recipe_settings {
 
 struct te_recipe_kind {
     const char *name;
+    const char *short_name; /* on command lines */
     const te_option_info *options; /* ends with an empty one */
     /* NULL: a function of the host's says */
     void (*quantizer)(const te_recipe_settings *s, te_role role, te_quantizer *q);
@@ -33,7 +34,6 @@ const te_recipe_kind *te_recipe_kind_find(const char *name);
 const te_recipe_kind *te_recipe_kind_at(int i);
 extern const te_recipe_kind te_recipe_kind_custom;
 
-int te_recipe_kind_n_options(const te_recipe_kind *kind);
 te_recipe_settings te_recipe_defaults(const te_recipe_kind *kind);
 /* The value of an option, `otherwise` where the recipe has none of that name. */
 double te_recipe_setting(const te_recipe_settings *s, const char *name, double otherwise);

@@ -434,9 +434,8 @@ static te_status copy_views(te_device *device, const te_view *dst, const te_view
     return status == TE_OK ? TE_OK : te_fail_exec(device->ctx, status, &device->exec, "copy");
 }
 
-te_tensor *te_tensor_clone_data(te_tensor *t) { return te_tensor_cast_into(t, te_tensor_new_like(t)); }
-
-te_tensor *te_tensor_cast_into(te_tensor *t, te_tensor *fresh)
+/* Fills and returns fresh, or releases it; NULL passes through. */
+static te_tensor *cast_into(te_tensor *t, te_tensor *fresh)
 {
     te_tensor *values = fresh ? te_tensor_dequantized(t) : NULL;
     te_status status = TE_ERROR_INTERNAL;
@@ -450,6 +449,8 @@ te_tensor *te_tensor_cast_into(te_tensor *t, te_tensor *fresh)
     return NULL;
 }
 
+te_tensor *te_tensor_clone_data(te_tensor *t) { return cast_into(t, te_tensor_new_like(t)); }
+
 te_tensor *te_tensor_contiguous_copy(te_tensor *t)
 {
     return te_tensor_contiguous(t) ? te_tensor_dequantized(t) : te_tensor_clone_data(t);
@@ -458,7 +459,7 @@ te_tensor *te_tensor_contiguous_copy(te_tensor *t)
 te_tensor *te_tensor_cast(te_tensor *t, te_dtype dtype)
 {
     if (t->dtype == dtype) return te_tensor_dequantized(t);
-    return te_tensor_cast_into(t, te_tensor_new(t->ctx, t->storage->device, dtype, t->ndim, t->shape));
+    return cast_into(t, te_tensor_new(t->ctx, t->storage->device, dtype, t->ndim, t->shape));
 }
 
 static bool covers_storage(const te_tensor *t)

@@ -90,8 +90,6 @@ te_status  te_tensor_zero_gradient(te_tensor *t);
 /* Contiguous copies and conversions outside the graph. A new reference; t itself when nothing has to be done. */
 te_tensor *te_tensor_contiguous_copy(te_tensor *t);
 te_tensor *te_tensor_cast(te_tensor *t, te_dtype dtype);
-te_tensor *te_tensor_cast_into(te_tensor *t, te_tensor *fresh); /* fills and returns fresh, or releases it; NULL passes
-                                                                   through */
 te_tensor *te_tensor_clone_data(te_tensor *t);
 /* As te_tensor_cast, but the copy is kept with the storage until the tensor changes: weights under autocast. */
 te_tensor *te_tensor_cast_cached(te_tensor *t, te_dtype dtype);

@@ -7,7 +7,7 @@
 #define TE_KERNELS_COLLECTIVES_H
 
 #include "kernels.h"
-#include "tetrain/comm.h"
+#include "tetrain/comm.h" /* for what is reduced alone */
 
 typedef struct te_device_peers te_device_peers; /* the backend's own */
 

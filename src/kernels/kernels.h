@@ -256,10 +256,10 @@ struct te_backend {
     te_status (*read_begin)(te_exec *exec, const void *src, size_t bytes, void **reading);
     te_status (*read_end)(te_exec *exec, void *reading, void *dst);
 
-    /* Runs the program once per te_run, as one kernel. */
-    te_status (*program_run)(te_exec *exec, te_program *program, const te_run *runs, int n_runs);
+    /* program_run, gemm, attention …: see there. */
+#define TE_KERNEL(name, parameters, arguments, moved) te_status (*name) parameters;
+#include "kernel_list.h"
 
-    te_status (*gemm)(te_exec *exec, const te_gemm *gemm);
     /* Why the product would decode its quantized operands; NULL: it multiplies their bytes as they are. Views need no
      * data. The function is NULL where no device of the backend does. */
     const char *(*gemm_decline)(te_exec *exec, const te_gemm *gemm);
@@ -270,74 +270,17 @@ struct te_backend {
      * `tokens` are an error where the host next waits; the offsets then ascend within tokens all the same. NULL where
      * memory is the host's. */
     te_status (*pack)(te_exec *exec, int32_t *offsets, const te_view *lens, int64_t tokens);
-    te_status (*attention)(te_exec *exec, const te_attention *attention);
-    te_status (*attention_backward)(te_exec *exec, const te_attention_grad *grad);
-
-    /* NULL: a program does it. */
-    te_status (*rotate)(te_exec *exec, const te_rotation *rotation);
-
-    /* A matrix to its quantized copies in one pass, and back from one of them: quantize.h. */
-    te_status (*quantize)(te_exec *exec, const te_quantize_job *job);
-    te_status (*dequantize)(te_exec *exec, const te_quantize_job *job, int side);
 
     /* Delayed scaling at the end of a step, all tensors in one kernel; *skipped grows by the amaxes that were not
      * finite. All is in device memory but the list. NULL where memory is the host's. */
     te_status (*delayed_update)(te_exec *exec, const te_delayed *tensors, int64_t n, uint64_t *skipped);
 
-    /* dst = src with conversion; equal shapes, any strides. Fast where either side is transposed. */
-    te_status (*copy)(te_exec *exec, const te_view *dst, const te_view *src);
-
-    /* out[i, :] = table[ids[i], :]; ids int32 or int64 (any value out of range is an error naming it); out may have
-     * another float dtype than the table. Backward: dtable[ids[i], :] += dy[i, :], order of additions fixed.
-     * squares: NULL, or the sum of squares of a float32 dtable, which becomes that of the result or NaN: not known. */
-    te_status (*embedding)(te_exec *exec, const te_view *out, const te_view *table, const te_view *ids);
-    te_status (*embedding_backward)(te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids,
-                                    double *squares);
-
     /* Elements that are neither from 0 to classes - 1 nor `ignored` are an error naming the first, where the host next
      * waits; int64, int32 or uint8. NULL where memory is the host's. */
     te_status (*check_classes)(te_exec *exec, const te_view *targets, int64_t classes, double ignored);
 
-    /* out[…i…] = src[… index[…i…] at dim …]; index int64/int32 of out's shape. scatter_add: dst[… index …] += src, in
-     * the order of src; scatter: dst[… index …] = src, likewise. */
-    te_status (*gather)(te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim);
-    te_status (*scatter_add)(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim);
-    te_status (*scatter)(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim);
-
-    /* Along the last dimension: index (int64, from 0) of the first largest (smallest) value; a NaN counts as the
-     * extreme. */
-    te_status (*arg_reduce)(te_exec *exec, const te_view *index, const te_view *src, bool largest);
-    /* Along the last dimension: the k largest (smallest), sorted; values and int64 indices. */
-    te_status (*topk)(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest);
-    /* Along the last dimension: positions (int64) of the elements in order; equal ones stay in order, NaN is the
-     * largest. NULL: by topk. */
-    te_status (*sort)(te_exec *exec, const te_view *indices, const te_view *src, bool descending);
-    /* along the last dimension */
-    te_status (*cumsum)(te_exec *exec, const te_view *dst, const te_view *src, bool reverse);
-    /* Row i of out (int64): samples drawn by the weights (non-negative, finite, not all zero) in row i of src; without
-     * replacement when asked. Draw d of row i uses element i * n_samples + d of the generator. */
-    te_status (*multinomial)(te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng);
     /* n of them, one after the other, by the device whose memory is the host's; NULL elsewhere. */
     te_status (*integers)(te_exec *exec, int64_t *values, int64_t n, const te_integers *drawn);
-
-    /* Mixtures of experts (te_routes). route_map: where each slot stands, sorted by expert, then token, then slot; what
-     * does not fit into `rows` rows, and what stands for no slot, is -1. routing: bool or uint8 {tokens, experts}
-     * gives map {tokens, 2 experts + 1} int32, per token rows, experts and their number, and counts {experts} int32;
-     * ids int64 or int32 {tokens, slots} give map {slots * tokens} and no counts. All contiguous. */
-    te_status (*route_map)(te_exec *exec, const te_view *map, const te_view *counts, const te_view *routing,
-                           int64_t rows);
-    /* rows {n, width} from tokens {tokens, width}, each times its weight; rows of no slot are 0. And tokens, as sums
-     * over their slots in order; and weights {tokens, experts} = the products of both, 0 where there is no slot.
-     * Contiguous, of one floating dtype; weights are float32 (float64 beside float64). A place outside is an error. */
-    te_status (*route_rows)(te_exec *exec, const te_routes *routes, const te_view *rows, const te_view *tokens);
-    te_status (*route_tokens)(te_exec *exec, const te_routes *routes, const te_view *tokens, const te_view *rows);
-    te_status (*route_weights)(te_exec *exec, const te_routes *routes, const te_view *weights, const te_view *rows,
-                               const te_view *tokens);
-    /* map {tokens, experts} bool: the k experts of the largest scores (float32) in each row, among those of the
-     * best_groups groups whose largest k / best_groups scores have the largest sum. A NaN is the largest, ties go to
-     * the lower index. Contiguous. */
-    te_status (*route_choose)(te_exec *exec, const te_view *map, const te_view *scores, int64_t k, int64_t groups,
-                              int64_t best_groups);
 
     /* Graphs; NULL where the device has none. From capture_begin to capture_end calls are recorded, with the addresses
      * they were given, and nothing runs; a call that the host would have to wait for or to bring memory to fails.

@@ -188,8 +188,6 @@ lua_State *te_lua_caller(const te_lua *rt);
 void te_lua_check_stack(te_lua *rt, lua_State *L);
 /* Raises when t's memory belongs to a file. */
 void te_lua_check_writable(lua_State *L, const char *function, const te_tensor *t);
-/* Pushes {2, 3}. */
-void te_lua_push_shape(lua_State *L, const te_tensor *t);
 void te_lua_open_tensor(te_lua *rt, lua_State *L); /* the metatable; the library table is on top */
 
 /* --- arguments (arguments.c) -------------------------------------------------------------------------------------- */
@@ -288,7 +286,7 @@ void te_lua_set_collector(lua_State *L, lua_CFunction collect);
 void te_lua_register(te_lua *rt, lua_State *L, const luaL_Reg *functions);
 
 extern const luaL_Reg te_lua_create_functions[];  /* create.c: te.tensor, te.zeros … */
-extern const luaL_Reg te_lua_create_file_functions[]; /* create.c: te.from_file; not in restricted runtimes */
+extern const luaL_Reg te_lua_create_file_functions[]; /* create_file.c: te.from_file; not in restricted runtimes */
 extern const luaL_Reg te_lua_runtime_functions[]; /* runtime.c: te.manual_seed … */
 /* Members of te._core. */
 extern const luaL_Reg te_lua_autograd_functions[]; /* autograd.c */
@@ -298,6 +296,7 @@ extern const luaL_Reg te_lua_group_functions[];    /* group.c */
 extern const luaL_Reg te_lua_graph_functions[];    /* graph.c */
 extern const luaL_Reg te_lua_define_functions[];   /* define.c */
 extern const luaL_Reg te_lua_optim_functions[];    /* optim.c */
+extern const luaL_Reg te_lua_optim_prepared_functions[]; /* optim_prepared.c */
 extern const luaL_Reg te_lua_profile_functions[];  /* profile.c */
 extern const luaL_Reg te_lua_quantized_functions[]; /* quantized.c */
 extern const luaL_Reg te_lua_quantized_parameter_functions[]; /* quantized_parameter.c */
@@ -311,6 +310,9 @@ extern const luaL_Reg te_lua_token_functions[];    /* tokens.c */
 extern const luaL_Reg te_lua_tokenizer_functions[]; /* tokenizer.c: not in restricted runtimes */
 
 int te_lua_tensor_tostring(lua_State *L); /* print.c */
+/* optim.c: writes the step to each table in the list `states` of the table on top, where there is one. No hook runs
+ * meanwhile: nothing stops a script between a step and its count. */
+void te_lua_count_step(lua_State *L, lua_Number step);
 
 /* --- the library (library.c) -------------------------------------------------------------------------------------- */
 

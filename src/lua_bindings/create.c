@@ -1,27 +1,18 @@
-/* create.c - making tensors: from Lua values, filled, counted, drawn and from files.
+/* create.c - making tensors: from Lua values, filled, counted and drawn; create_file.c makes them from files.
  *
  * Shapes are tables or numbers in a row; the options dtype, device and requires_grad come last. Whole numbers are
  * computed on the host, since programs compute in floating point.
  */
-#include "bindings.h"
+#include "create.h"
 
 #include <math.h>
 
 static const char *const creation_options[] = {"dtype", "device", "requires_grad", NULL};
 
-/* What the options of a new tensor say. */
-typedef struct creation {
-    const char *function;
-    te_dtype    dtype;
-    te_device  *device;
-    bool        requires_grad;
-} creation;
-
-/* What the options at `index`, the last argument, say; `known` are the names that it may hold. */
-static creation read_options(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype,
-                             const char *const *known)
+te_lua_creation te_lua_read_creation(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype,
+                                     const char *const *known)
 {
-    creation    c = {.function = function, .dtype = dtype};
+    te_lua_creation c = {.function = function, .dtype = dtype};
     const char *device = rt->device;
     char        text[256];
     te_lua_enter(rt, L, function);
@@ -46,21 +37,20 @@ static creation read_options(te_lua *rt, lua_State *L, int index, const char *fu
     return c;
 }
 
-static creation read_creation(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype)
+static te_lua_creation read_creation(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype)
 {
-    return read_options(rt, L, index, function, dtype, creation_options);
+    return te_lua_read_creation(rt, L, index, function, dtype, creation_options);
 }
 
 /* The shape at `index` and the options behind it. */
-static creation read_shape(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype, int *ndim,
-                           int64_t *shape)
+static te_lua_creation read_shape(te_lua *rt, lua_State *L, int index, const char *function, te_dtype dtype, int *ndim,
+                                  int64_t *shape)
 {
     int taken = te_lua_check_shape(L, index, function, "shape", ndim, shape);
     return read_creation(rt, L, index + taken, function, dtype);
 }
 
-/* Pushes an uninitialised tensor. */
-static te_tensor *push_empty(te_lua *rt, lua_State *L, const creation *c, int ndim, const int64_t *shape)
+te_tensor *te_lua_push_created(te_lua *rt, lua_State *L, const te_lua_creation *c, int ndim, const int64_t *shape)
 {
     te_lua_tensor *u = te_lua_new_tensor(L);
     te_lua_call call = te_lua_begin(rt, L);
@@ -88,8 +78,7 @@ static te_status write_with(te_lua *rt, lua_State *L, const char *name, const te
     return status;
 }
 
-/* Last step of every function here: the tensor is on top. */
-static int finish(te_lua *rt, lua_State *L, const creation *c, te_status status)
+int te_lua_finish_created(te_lua *rt, lua_State *L, const te_lua_creation *c, te_status status)
 {
     te_tensor *t = te_lua_to_tensor(L, -1)->t;
     te_lua_call call = te_lua_begin(rt, L);
@@ -115,17 +104,18 @@ static void *push_buffer(te_lua *rt, lua_State *L, const char *function, te_dtyp
 }
 
 /* The tensor that a buffer was filled for, and the buffer given back, unless it is that already. */
-static int finish_buffer(te_lua *rt, lua_State *L, const creation *c)
+static int finish_buffer(te_lua *rt, lua_State *L, const te_lua_creation *c)
 {
     te_tensor *buffer = te_lua_to_tensor(L, -1)->t;
-    if (buffer->dtype == c->dtype && buffer->storage->device == c->device) return finish(rt, L, c, TE_OK);
-    te_tensor *t = push_empty(rt, L, c, buffer->ndim, buffer->shape);
+    if (buffer->dtype == c->dtype && buffer->storage->device == c->device)
+        return te_lua_finish_created(rt, L, c, TE_OK);
+    te_tensor *t = te_lua_push_created(rt, L, c, buffer->ndim, buffer->shape);
     te_lua_call call = te_lua_begin(rt, L);
     te_status  status = te_tensor_numel(t) ? te_tensor_write(t, buffer->dtype, te_tensor_data(buffer)) : TE_OK;
     te_lua_end(rt, call);
     te_lua_to_tensor(L, -2)->t = NULL;
     te_tensor_release(buffer);
-    return finish(rt, L, c, status);
+    return te_lua_finish_created(rt, L, c, status);
 }
 
 /* --- filled ------------------------------------------------------------------------------------------------------- */
@@ -135,9 +125,9 @@ static int filled(lua_State *L, const char *function, const double *value)
     te_lua    *rt = te_lua_runtime(L);
     int        ndim;
     int64_t    shape[TE_MAX_DIMS];
-    creation   c = read_shape(rt, L, 1, function, TE_F32, &ndim, shape);
-    te_tensor *t = push_empty(rt, L, &c, ndim, shape);
-    return finish(rt, L, &c, value ? fill(rt, L, t, *value) : TE_OK);
+    te_lua_creation c = read_shape(rt, L, 1, function, TE_F32, &ndim, shape);
+    te_tensor *t = te_lua_push_created(rt, L, &c, ndim, shape);
+    return te_lua_finish_created(rt, L, &c, value ? fill(rt, L, t, *value) : TE_OK);
 }
 
 static int create_empty(lua_State *L) { return filled(L, "empty", NULL); }
@@ -151,15 +141,15 @@ static int create_full(lua_State *L)
     int      ndim = te_lua_check_ints(L, 1, "full", "shape", shape);
     bool     truth = lua_isboolean(L, 2); /* as te.tensor(true) is of bool */
     double   value = truth ? lua_toboolean(L, 2) : te_lua_check_number(L, 2, "full", "value");
-    creation c = read_creation(rt, L, 3, "full", truth ? TE_BOOL : TE_F32);
-    return finish(rt, L, &c, fill(rt, L, push_empty(rt, L, &c, ndim, shape), value));
+    te_lua_creation c = read_creation(rt, L, 3, "full", truth ? TE_BOOL : TE_F32);
+    return te_lua_finish_created(rt, L, &c, fill(rt, L, te_lua_push_created(rt, L, &c, ndim, shape), value));
 }
 
 /* As argument 1, of which the options at `index` say what is different. The shape is a copy: what is made next may cost
  * the tensor. */
-static creation read_like(te_lua *rt, lua_State *L, int index, const char *function, int *ndim, int64_t *shape)
+static te_lua_creation read_like(te_lua *rt, lua_State *L, int index, const char *function, int *ndim, int64_t *shape)
 {
-    creation c = read_creation(rt, L, index, function, te_lua_check_tensor(L, 1, function, "x")->dtype);
+    te_lua_creation c = read_creation(rt, L, index, function, te_lua_check_tensor(L, 1, function, "x")->dtype);
     bool     elsewhere = false;
     if (lua_istable(L, index)) {
         lua_getfield(L, index, "device");
@@ -178,9 +168,9 @@ static int filled_like(lua_State *L, const char *function, int options, const do
     te_lua    *rt = te_lua_runtime(L);
     int        ndim;
     int64_t    shape[TE_MAX_DIMS];
-    creation   c = read_like(rt, L, options, function, &ndim, shape);
-    te_tensor *t = push_empty(rt, L, &c, ndim, shape);
-    return finish(rt, L, &c, value ? fill(rt, L, t, *value) : TE_OK);
+    te_lua_creation   c = read_like(rt, L, options, function, &ndim, shape);
+    te_tensor *t = te_lua_push_created(rt, L, &c, ndim, shape);
+    return te_lua_finish_created(rt, L, &c, value ? fill(rt, L, t, *value) : TE_OK);
 }
 
 static int create_empty_like(lua_State *L) { return filled_like(L, "empty_like", 2, NULL); }
@@ -196,7 +186,7 @@ static int create_eye(lua_State *L)
 {
     te_lua  *rt = te_lua_runtime(L);
     int64_t  n = te_lua_check_int(L, 1, "eye", "n"), numel;
-    creation c = read_creation(rt, L, 2, "eye", TE_F32);
+    te_lua_creation c = read_creation(rt, L, 2, "eye", TE_F32);
     if (n < 0) return te_lua_fail(L, "eye", "n: negative size %lld", (long long)n);
     float *values = push_buffer(rt, L, "eye", TE_F32, 2, (int64_t[]){n, n}, &numel);
     if (numel) memset(values, 0, (size_t)numel * sizeof *values);
@@ -205,20 +195,20 @@ static int create_eye(lua_State *L)
 }
 
 /* Whole numbers that float32 holds: a program counts them, so that the host brings a device nothing. */
-static int counted(te_lua *rt, lua_State *L, const creation *c, int64_t n, double first, double step)
+static int counted(te_lua *rt, lua_State *L, const te_lua_creation *c, int64_t n, double first, double step)
 {
-    te_tensor *t = push_empty(rt, L, c, 1, &n);
+    te_tensor *t = te_lua_push_created(rt, L, c, 1, &n);
     te_arg     args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = t}, {.kind = TE_ARG_NUMBER, .as.number = first},
                          {.kind = TE_ARG_NUMBER, .as.number = step}};
-    return finish(rt, L, c, write_with(rt, L, "sequence", args, 3));
+    return te_lua_finish_created(rt, L, c, write_with(rt, L, "sequence", args, 3));
 }
 
 /* Whole numbers below 2^53 where the host may write them. */
-static int counted_here(te_lua *rt, lua_State *L, const creation *c, int64_t n, int64_t first, int64_t step)
+static int counted_here(te_lua *rt, lua_State *L, const te_lua_creation *c, int64_t n, int64_t first, int64_t step)
 {
-    int64_t *values = te_tensor_data(push_empty(rt, L, c, 1, &n));
+    int64_t *values = te_tensor_data(te_lua_push_created(rt, L, c, 1, &n));
     for (int64_t i = 0; i < n; i++) values[i] = first + i * step;
-    return finish(rt, L, c, TE_OK);
+    return te_lua_finish_created(rt, L, c, TE_OK);
 }
 
 /* first, first + step, … up to last, which is included when it is hit. */
@@ -240,7 +230,7 @@ static int create_arange(lua_State *L)
     if (!isfinite(first) || !isfinite(last) || !isfinite(step) || step == 0)
         return te_lua_fail(L, "arange", "from %g to %g by %g is no range", first, last, step);
     bool     whole = first == floor(first) && step == floor(step);
-    creation c = read_creation(rt, L, options, "arange", whole ? TE_I64 : TE_F32);
+    te_lua_creation c = read_creation(rt, L, options, "arange", whole ? TE_I64 : TE_F32);
     double   count = floor((last - first) / step * (1 + 0x1p-50)) + 1; /* 0.1 to 0.3 by 0.1 has three */
     int64_t  n = count > 0 ? count < 0x1p40 ? (int64_t)count : INT64_C(1) << 41 : 0;
     double   largest = fmax(fabs(first), fabs(first + (double)n * step));
@@ -317,7 +307,7 @@ static void fill_nested(nested *v, int depth)
 /* A copy of another tensor, without history. */
 static int copy_tensor(te_lua *rt, lua_State *L)
 {
-    creation       c = read_creation(rt, L, 2, "tensor", te_lua_check_tensor(L, 1, "tensor", "value")->dtype);
+    te_lua_creation       c = read_creation(rt, L, 2, "tensor", te_lua_check_tensor(L, 1, "tensor", "value")->dtype);
     te_lua_tensor *u = te_lua_new_tensor(L);
     te_tensor     *source = te_tensor_retain(te_lua_check_tensor(L, 1, "tensor", "value"));
     te_lua_call call = te_lua_begin(rt, L);
@@ -325,7 +315,7 @@ static int copy_tensor(te_lua *rt, lua_State *L)
     te_status status = u->t ? te_tensor_copy_data(u->t, source) : rt->ctx->status;
     te_lua_end(rt, call);
     te_tensor_release(source);
-    return finish(rt, L, &c, status);
+    return te_lua_finish_created(rt, L, &c, status);
 }
 
 static int create_tensor(lua_State *L)
@@ -344,7 +334,7 @@ static int create_tensor(lua_State *L)
     luaL_checkstack(L, 2 * TE_MAX_DIMS + 8, "te.tensor");
     measure_nested(&v, 1);
     lua_settop(L, top);
-    creation c = read_creation(rt, L, 2, "tensor", v.booleans ? TE_BOOL : TE_F32);
+    te_lua_creation c = read_creation(rt, L, 2, "tensor", v.booleans ? TE_BOOL : TE_F32);
     int64_t  numel;
     v.values = push_buffer(rt, L, "tensor", TE_F64, v.ndim, v.shape, &numel);
     lua_pushvalue(L, 1);
@@ -355,14 +345,14 @@ static int create_tensor(lua_State *L)
 
 /* --- random ------------------------------------------------------------------------------------------------------- */
 
-static int drawn(te_lua *rt, lua_State *L, creation c, int ndim, const int64_t *shape, const char *op_name)
+static int drawn(te_lua *rt, lua_State *L, te_lua_creation c, int ndim, const int64_t *shape, const char *op_name)
 {
     if (!te_dtype_is_float(c.dtype))
         return te_lua_fail(L, c.function, "dtype: %s holds no such numbers; te.randint draws whole ones",
                            te_dtype_name(c.dtype));
-    te_tensor *t = push_empty(rt, L, &c, ndim, shape);
+    te_tensor *t = te_lua_push_created(rt, L, &c, ndim, shape);
     te_arg     self = {.kind = TE_ARG_TENSOR, .as.tensor = t};
-    return finish(rt, L, &c, write_with(rt, L, op_name, &self, 1));
+    return te_lua_finish_created(rt, L, &c, write_with(rt, L, op_name, &self, 1));
 }
 
 static int drawn_shape(lua_State *L, const char *function, const char *op_name)
@@ -370,7 +360,7 @@ static int drawn_shape(lua_State *L, const char *function, const char *op_name)
     te_lua  *rt = te_lua_runtime(L);
     int      ndim;
     int64_t  shape[TE_MAX_DIMS];
-    creation c = read_shape(rt, L, 1, function, TE_F32, &ndim, shape);
+    te_lua_creation c = read_shape(rt, L, 1, function, TE_F32, &ndim, shape);
     return drawn(rt, L, c, ndim, shape, op_name);
 }
 
@@ -379,7 +369,7 @@ static int drawn_like(lua_State *L, const char *function, const char *op_name)
     te_lua  *rt = te_lua_runtime(L);
     int      ndim;
     int64_t  shape[TE_MAX_DIMS];
-    creation c = read_like(rt, L, 2, function, &ndim, shape);
+    te_lua_creation c = read_like(rt, L, 2, function, &ndim, shape);
     return drawn(rt, L, c, ndim, shape, op_name);
 }
 
@@ -406,7 +396,7 @@ static int create_randint(lua_State *L)
     int      ndim;
     int64_t  shape[TE_MAX_DIMS], numel;
     int64_t  low = te_lua_check_int(L, 1, "randint", "low"), high = te_lua_check_int(L, 2, "randint", "high");
-    creation c = read_shape(rt, L, 3, "randint", TE_I64, &ndim, shape);
+    te_lua_creation c = read_shape(rt, L, 3, "randint", TE_I64, &ndim, shape);
     if (high < low)
         return te_lua_fail(L, "randint", "no whole number from %lld to %lld", (long long)low, (long long)high);
     if (!holds(c.dtype, low, high))
@@ -420,147 +410,6 @@ static int create_randint(lua_State *L)
     return finish_buffer(rt, L, &c);
 }
 
-/* --- files -------------------------------------------------------------------------------------------------------- */
-
-/* A file's bytes, mapped or in a block of memory behind this. */
-typedef struct file_memory {
-    te_mem mem;
-    void  *mapped; /* NULL: they follow */
-    size_t size;   /* of the mapping, or of the block */
-} file_memory;
-
-enum { FILE_HEADER = 64 }; /* keeps the data aligned */
-
-static void release_file(void *user)
-{
-    file_memory *file = user;
-    te_mem       mem = file->mem;
-    if (file->mapped) te_io_posix.unmap(te_io_posix.user, file->mapped, file->size);
-    te_mem_free(&mem, file, file->mapped ? FILE_HEADER : file->size);
-}
-
-/* What te.from_file is asked for. */
-typedef struct file_part {
-    const char *path;
-    int64_t     element, offset, count; /* bytes of one, where they begin, how many: -1 for all */
-    bool        map;
-} file_part;
-
-static file_part check_part(lua_State *L, te_dtype dtype)
-{
-    char      text[256];
-    file_part p = {te_lua_check_text(L, 1, "from_file", "path"), (int64_t)te_dtype_size(dtype), 0, -1, true};
-    if (!lua_istable(L, 3)) return p;
-    lua_getfield(L, 3, "offset");
-    if (!lua_isnil(L, -1)) p.offset = te_lua_check_int(L, -1, "from_file", "offset");
-    lua_getfield(L, 3, "count");
-    if (!lua_isnil(L, -1)) p.count = te_lua_check_int(L, -1, "from_file", "count");
-    if (p.offset < 0 || (p.count < 0 && !lua_isnil(L, -1)))
-        te_lua_fail(L, "from_file", "offset and count are not negative");
-    lua_getfield(L, 3, "map");
-    if (!lua_isnil(L, -1) && !lua_isboolean(L, -1))
-        te_lua_fail(L, "from_file", "map: expected true or false, got %s", te_lua_describe(L, -1, text, sizeof text));
-    p.map = lua_isnil(L, -1) || lua_toboolean(L, -1);
-    lua_pop(L, 3);
-    return p;
-}
-
-/* Maps the part, or reads it where it cannot be mapped: nothing has no pages, and elements at odd places are not
- * aligned. *data is its first byte; the owner, for the deleter, or NULL with the error on the context. */
-static file_memory *open_part(te_context *ctx, const file_part *p, int fd, const char **data)
-{
-    te_io_error  error;
-    te_mem       mem = ctx->mem;
-    size_t       bytes = (size_t)(p->count * p->element), before = (size_t)(p->offset % TE_IO_PAGE);
-    bool         map = p->map && bytes && p->offset % p->element == 0 && te_io_posix.map;
-    size_t       size = map ? FILE_HEADER : bytes + FILE_HEADER;
-    file_memory *file = te_mem_alloc(&mem, size);
-    int          code = 0;
-    if (!file) {
-        te_fail_memory(ctx, "te.from_file");
-        return NULL;
-    }
-    *file = (file_memory){.mem = mem, .size = map ? bytes + before : size};
-    *data = (char *)file + FILE_HEADER;
-    if (map &&
-        (code = te_io_posix.map(te_io_posix.user, fd, file->size, p->offset - (int64_t)before, &file->mapped)) == 0)
-        *data = (char *)file->mapped + before;
-    else if (map)
-        te_io_fail_errno(&error, code, p->path, "cannot be mapped");
-    else if (te_io_read(&te_io_posix, fd, p->path, (char *)file + FILE_HEADER, bytes, p->offset, &error) != TE_OK)
-        code = -1;
-    if (code == 0) return file;
-    te_fail(ctx, error.status, "%s", error.message);
-    te_mem_free(&mem, file, size);
-    return NULL;
-}
-
-static te_status check_bools(te_context *ctx, const file_part *p, const char *data)
-{
-    for (int64_t i = 0; i < p->count; i++)
-        if (data[i] & ~1)
-            return te_fail(ctx, TE_ERROR_IO, "%.400s: byte %lld is %d, which is no bool", p->path,
-                           (long long)(p->offset + i), (unsigned char)data[i]);
-    return TE_OK;
-}
-
-/* te.from_file(path, dtype, {offset=, count=, map = true, device=, requires_grad=}): the elements of a file, one
- * dimension. Without count they are all that follow, with no bytes left over. Mapped: a page is read when it is used
- * first, and whoever truncates the file ends the process with the next use of what is gone. map = false reads
- * everything at once. */
-static int create_from_file(lua_State *L)
-{
-    static const char *const options[] = {"offset", "count", "map", "dtype", "device", "requires_grad", NULL};
-    te_lua     *rt = te_lua_runtime(L);
-    te_io_error error;
-    int         fd;
-    int64_t     size, end;
-    const char *data = NULL;
-    te_lua_check_text(L, 1, "from_file", "path");
-    te_dtype dtype = te_lua_check_dtype(L, 2, "from_file", "dtype");
-    creation c = read_options(rt, L, 3, "from_file", dtype, options);
-    if (c.dtype != dtype)
-        te_lua_fail(L, "from_file", "dtype: %s and, among the options, %s", te_dtype_name(dtype),
-                    te_dtype_name(c.dtype));
-    file_part   p = check_part(L, dtype);
-    te_lua_enter(rt, L, "from_file");
-    te_lua_tensor *result = te_lua_new_tensor(L);
-    if (te_io_open_read(&te_io_posix, p.path, &fd, &size, &error) != TE_OK)
-        return te_lua_raise_io(rt, L, "from_file", &error);
-    bool whole = p.count >= 0 || size <= p.offset || (size - p.offset) % p.element == 0;
-    if (p.count < 0) p.count = size > p.offset ? (size - p.offset) / p.element : 0;
-    bool fits = !__builtin_mul_overflow(p.count, p.element, &end) && !__builtin_add_overflow(end, p.offset, &end) &&
-                end <= size;
-    file_memory *file = fits && whole ? open_part(rt->ctx, &p, fd, &data) : NULL;
-    te_status    status = file ? TE_OK : rt->ctx->status;
-    if (!fits)
-        status =
-            te_fail(rt->ctx, TE_ERROR_ARGUMENT, "%.400s: %lld bytes long; %lld elements of %s at byte %lld do not fit",
-                    p.path, (long long)size, (long long)p.count, te_dtype_name(dtype), (long long)p.offset);
-    else if (!whole)
-        status = te_fail(rt->ctx, TE_ERROR_ARGUMENT, "%.400s: %lld bytes from byte %lld on are no whole number of %s",
-                         p.path, (long long)(size - p.offset), (long long)p.offset, te_dtype_name(dtype));
-    te_io_posix.close(te_io_posix.user, fd);
-    if (file && dtype == TE_BOOL) status = check_bools(rt->ctx, &p, data);
-    if (file && status != TE_OK) {
-        release_file(file);
-    } else if (file) {
-        te_lua_call call = te_lua_begin(rt, L);
-        result->t = te_tensor_from_data(rt->ctx, (void *)data, dtype, 1, &p.count, release_file, file);
-        te_lua_end(rt, call);
-        if (result->t) result->t->storage->read_only = TE_OF_FILE;
-        else release_file(file);
-        if (!result->t) status = rt->ctx->status;
-    }
-    if (status == TE_OK && !c.device->exec.backend->host_memory) {
-        te_tensor  *there = push_empty(rt, L, &c, 1, &p.count);
-        te_lua_call call = te_lua_begin(rt, L);
-        status = te_tensor_copy_data(there, result->t);
-        te_lua_end(rt, call);
-    }
-    return finish(rt, L, &c, status);
-}
-
 const luaL_Reg te_lua_create_functions[] = {
     {"tensor", create_tensor},   {"empty", create_empty}, {"zeros", create_zeros}, {"ones", create_ones},
     {"full", create_full},       {"eye", create_eye},     {"arange", create_arange}, {"rand", create_rand},
@@ -568,5 +417,3 @@ const luaL_Reg te_lua_create_functions[] = {
     {"empty_like", create_empty_like}, {"zeros_like", create_zeros_like}, {"ones_like", create_ones_like},
     {"full_like", create_full_like}, {"rand_like", create_rand_like}, {"randn_like", create_randn_like}, {NULL, NULL},
 };
-
-const luaL_Reg te_lua_create_file_functions[] = {{"from_file", create_from_file}, {NULL, NULL}};

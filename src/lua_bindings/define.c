@@ -1,4 +1,5 @@
-/* define.c - operations as values: te._core.define makes one from a formula, te._core.operation looks one up.
+/* define.c - operations as values: te._core.define makes one from a formula, te._core.operation looks one up;
+ * te._core.operation_modules lists those of the tables that name a module.
  *
  *     local mish = te._core.define("mish(x)", "y = x * tanh(log(1 + exp(x)))", {compute = true})
  *     mish(x)  mish.formula  mish.params
@@ -163,4 +164,19 @@ static int operation(lua_State *L)
     return 1;
 }
 
-const luaL_Reg te_lua_define_functions[] = {{"define", define}, {"operation", operation}, {NULL, NULL}};
+/* A list of the `module` of every operation that has one, in the order of declaration. */
+static int operation_modules(lua_State *L)
+{
+    const te_op *op;
+    int n = 0;
+    lua_newtable(L);
+    for (int i = 0; (op = te_op_at(te_lua_runtime(L)->ctx, i)); i++) {
+        if (!op->def->module) continue;
+        lua_pushstring(L, op->def->module);
+        lua_rawseti(L, -2, ++n);
+    }
+    return 1;
+}
+
+const luaL_Reg te_lua_define_functions[] = {
+    {"define", define}, {"operation", operation}, {"operation_modules", operation_modules}, {NULL, NULL}};

@@ -8,205 +8,13 @@
 #include "kernels/environment.h"
 #include "kernels/float_mode.h"
 
-#include <luajit.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 const char *tetrain_version(void) { return te_version(); }
 
-/* --- memory ------------------------------------------------------------------------------------------------------- */
-
-/* LuaJIT crashes when an allocation fails within lua_newstate. So what that function needs is asked for beforehand, in
- * one piece; pieces of it that Lua grows or frees later move to the heap. */
-enum { ARENA_SIZE = 48 << 10 };
-
-static bool in_arena(const tetrain *host, const void *ptr)
-{
-    return host->arena && (const char *)ptr >= host->arena && (const char *)ptr < host->arena + ARENA_SIZE;
-}
-
-static void *arena_alloc(tetrain *host, size_t size)
-{
-    size_t rounded = (size + 15) & ~(size_t)15;
-    if (!host->opening || rounded > ARENA_SIZE - host->arena_used) return NULL;
-    char *p = host->arena + host->arena_used;
-    host->arena_used += rounded;
-    return p;
-}
-
-static const char heap_exhausted[] = "not enough memory"; /* LuaJIT's words */
-
-/* Bytes before each block of the heap, which hold its size: LuaJIT names a smaller one when it frees a closure for
- * whose upvalues there was no memory. They keep the alignment of 8 that LuaJIT needs. */
-enum { SIZE_HEADER = 8 };
-
-/* The hook's realloc, told the true size of what lies at ptr. */
-static void *resize(tetrain *host, void *ptr, size_t old_size, size_t new_size)
-{
-    char  *block = ptr ? (char *)ptr - SIZE_HEADER : NULL;
-    size_t taken = ptr ? old_size + SIZE_HEADER : 0;
-    block = host->mem.realloc(host->mem.user, block, taken, new_size ? new_size + SIZE_HEADER : 0);
-    if (!block || !new_size) return NULL;
-    memcpy(block, &new_size, sizeof new_size);
-    return block + SIZE_HEADER;
-}
-
-/* lua_Alloc on the host's hook, with the limit where there is one. */
-static void *lua_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_size)
-{
-    tetrain *host = user;
-    if (!ptr && new_size) {
-        void *early = arena_alloc(host, new_size);
-        if (early) return early;
-    } else if (in_arena(host, ptr)) {
-        void *moved = new_size ? lua_heap_alloc(host, NULL, 0, new_size) : NULL;
-        if (moved) memcpy(moved, ptr, old_size < new_size ? old_size : new_size);
-        return moved;
-    }
-    old_size = 0;
-    if (ptr) memcpy(&old_size, (char *)ptr - SIZE_HEADER, sizeof old_size);
-    size_t limit = host->options.lua_memory_limit;
-    if (!ptr && !new_size) return NULL;
-    bool  within = !limit || new_size <= old_size || new_size - old_size <= limit - host->lua_memory;
-    void *p = within ? resize(host, ptr, old_size, new_size) : NULL;
-    if (p || new_size == 0)
-        host->lua_memory += new_size - old_size;
-    else
-        host->ran_out = true;
-    if (!within) te_lua_exhausted(host->rt, heap_exhausted);
-    return p;
-}
-
 /* --- opening ------------------------------------------------------------------------------------------------------ */
-
-/* Zero bytes of the string on top become "\0". */
-static void show_zeros(lua_State *L)
-{
-    size_t      size;
-    const char *text = lua_tolstring(L, -1, &size);
-    luaL_Buffer shown;
-    if (!memchr(text, 0, size)) return;
-    luaL_buffinit(L, &shown);
-    for (size_t i = 0; i < size; i++) {
-        if (!text[i]) luaL_addchar(&shown, '\\');
-        luaL_addchar(&shown, text[i] ? text[i] : '0');
-    }
-    luaL_pushresult(&shown);
-}
-
-static int restricted_print(lua_State *L)
-{
-    tetrain    *host = te_lua_attached(L)->host;
-    luaL_Buffer line;
-    int         n = lua_gettop(L);
-    lua_getglobal(L, "tostring");
-    luaL_buffinit(L, &line);
-    for (int i = 1; i <= n; i++) {
-        if (i > 1) luaL_addchar(&line, '\t');
-        lua_pushvalue(L, n + 1);
-        lua_pushvalue(L, i);
-        lua_call(L, 1, 1);
-        if (!lua_isstring(L, -1)) return luaL_error(L, "'tostring' must return a string to 'print'");
-        luaL_addvalue(&line);
-    }
-    luaL_pushresult(&line);
-    show_zeros(L);
-    if (host->options.log) host->options.log(host->options.user, 0, lua_tostring(L, -1));
-    return 0;
-}
-
-static void open_restricted(lua_State *L)
-{
-    static const luaL_Reg libraries[] = {{"", luaopen_base},
-                                         {LUA_TABLIBNAME, luaopen_table},
-                                         {LUA_STRLIBNAME, luaopen_string},
-                                         {LUA_MATHLIBNAME, luaopen_math},
-                                         {LUA_BITLIBNAME, luaopen_bit},
-                                         {NULL, NULL}};
-    static const char *const removed[] = {"dofile", "loadfile", "module", "newproxy", "collectgarbage", NULL};
-    for (const luaL_Reg *library = libraries; library->func; library++) {
-        lua_pushcfunction(L, library->func);
-        lua_pushstring(L, library->name);
-        lua_call(L, 1, 0);
-    }
-    for (int i = 0; removed[i]; i++) {
-        lua_pushnil(L);
-        lua_setglobal(L, removed[i]);
-    }
-    lua_getglobal(L, "string");
-    lua_pushnil(L);
-    lua_setfield(L, -2, "dump");
-    lua_pop(L, 1);
-    lua_pushcfunction(L, restricted_print);
-    lua_setglobal(L, "print");
-}
-
-static int do_nothing(lua_State *L)
-{
-    (void)L;
-    return 0;
-}
-
-static void replace_field(lua_State *L, const char *library, const char *name, lua_CFunction function)
-{
-    lua_getglobal(L, library);
-    if (lua_istable(L, -1)) {
-        lua_pushcfunction(L, function);
-        lua_setfield(L, -2, name);
-    }
-    lua_pop(L, 1);
-}
-
-/* The original function, called from C; upvalue 1. */
-static int call_original(lua_State *L)
-{
-    lua_pushvalue(L, lua_upvalueindex(1));
-    lua_insert(L, 1);
-    lua_call(L, lua_gettop(L) - 1, LUA_MULTRET);
-    return lua_gettop(L);
-}
-
-/* LuaJIT's fast functions that make strings leave the stack's top unset when the allocation fails, and unwinding then
- * crashes. Called by way of C they find it set. */
-static void shield_fast_functions(lua_State *L)
-{
-    static const char *const names[] = {"sub", "char", "lower", "upper", "reverse", NULL};
-    lua_getglobal(L, "tostring");
-    lua_pushcclosure(L, call_original, 1);
-    lua_setglobal(L, "tostring");
-    lua_getglobal(L, "string");
-    for (int i = 0; names[i]; i++) {
-        lua_getfield(L, -1, names[i]);
-        lua_pushcclosure(L, call_original, 1);
-        lua_setfield(L, -2, names[i]);
-    }
-    lua_pop(L, 1);
-}
-
-/* The heap may fail: the collector keeps closer to what is live, since a full heap is no reason for LuaJIT to
- * collect. */
-static void expect_failures(lua_State *L)
-{
-    enum { PAUSE = 110, STEP = 400 };
-    shield_fast_functions(L);
-    lua_gc(L, LUA_GCSETPAUSE, PAUSE);
-    lua_gc(L, LUA_GCSETSTEPMUL, STEP);
-}
-
-static int refuse_exit(lua_State *L)
-{
-    return te_lua_fail(L, NULL, "os.exit: the script runs inside another program, which it cannot end");
-}
-
-/* The compiler is off for good: a script cannot turn it on, nor take away the hook that stops it. */
-static void stay_interpreted(lua_State *L)
-{
-    luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF); /* opening the jit library turned it on */
-    replace_field(L, "jit", "on", do_nothing);
-    replace_field(L, "debug", "sethook", do_nothing);
-}
 
 static int collect(lua_State *L)
 {
@@ -236,13 +44,7 @@ static int open_state(lua_State *L)
     bool     restricted = host->options.flags & TETRAIN_RESTRICTED;
     host->interpreted = (host->options.flags & (TETRAIN_RESTRICTED | TETRAIN_INTERPRETED)) ||
                         host->options.lua_memory_limit || host->options.instruction_limit || host->options.realloc;
-    if (restricted)
-        open_restricted(L);
-    else
-        luaL_openlibs(L);
-    if (!(host->options.flags & TETRAIN_MAY_EXIT)) replace_field(L, "os", "exit", refuse_exit);
-    if (host->interpreted) stay_interpreted(L);
-    if (host->arena) expect_failures(L);
+    tetrain_open_libraries(host, L);
     te_lua_text_only(L);
     if (host->interpreted) {
         tetrain_guard_script(L);
@@ -280,12 +82,12 @@ static tetrain *open_host(const tetrain_options *options)
                                   .realloc = host->mem.realloc, .realloc_user = host->mem.user};
     host->ctx = te_context_open(&context);
     bool hooked = host->options.lua_memory_limit || host->options.realloc;
-    if (hooked && !(host->arena = te_mem_alloc(&mem, ARENA_SIZE))) {
+    if (hooked && !tetrain_arena_open(host)) {
         tetrain_close(host);
         return NULL;
     }
     host->opening = true;
-    if (host->ctx) host->L = hooked ? lua_newstate(lua_heap_alloc, host) : luaL_newstate();
+    if (host->ctx) host->L = hooked ? lua_newstate(tetrain_heap_alloc, host) : luaL_newstate();
     host->opening = false;
     if (!host->L || lua_cpcall(host->L, open_state, host) != 0) {
         tetrain_close(host);
@@ -310,8 +112,8 @@ void tetrain_close(tetrain *host)
     if (host->L) lua_close(host->L);
     te_context_release(host->ctx);
     te_float_mode_end(&mode);
+    tetrain_arena_close(host);
     te_mem mem = host->mem;
-    te_mem_free(&mem, host->arena, ARENA_SIZE);
     te_mem_free(&mem, host, sizeof *host);
 }
 
@@ -337,8 +139,8 @@ tetrain_status tetrain_fail(tetrain *host, tetrain_status status, const char *fo
  * them. They count where the heap did run out; LuaJIT's own allocator does not say whether it did. */
 static bool tells_of_full_heap(const tetrain *host, const char *message)
 {
-    size_t n = strcspn(message, "\n"), words = sizeof heap_exhausted - 1;
-    bool   said = n >= words && memcmp(message + n - words, heap_exhausted, words) == 0;
+    size_t n = strcspn(message, "\n"), words = sizeof TETRAIN_HEAP_EXHAUSTED - 1;
+    bool   said = n >= words && memcmp(message + n - words, TETRAIN_HEAP_EXHAUSTED, words) == 0;
     return said && (host->ran_out || !host->arena);
 }
 

@@ -12,7 +12,7 @@ struct tetrain {
     lua_State      *L;
     te_context     *ctx;
     te_lua         *rt;
-    char           *arena; /* serves lua_newstate, see host.c */
+    char           *arena; /* serves lua_newstate, see host_heap.c */
     size_t          arena_used;
     bool            opening;
     size_t          lua_memory; /* bytes of the Lua heap */
@@ -43,6 +43,16 @@ tetrain_status tetrain_protected(tetrain *host, lua_CFunction function, void *ar
 
 /* Calls the function with n arguments on top; errors get a traceback and are raised again. */
 void tetrain_call_traced(tetrain *host, int n_args, int n_results);
+
+/* host_heap.c: a lua_Alloc on the host's hook, with the limit where there is one, whose `user` is the tetrain; and the
+ * words of a heap that is full. The arena serves it while host->opening. */
+void *tetrain_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_size);
+bool  tetrain_arena_open(tetrain *host); /* false: no memory */
+void  tetrain_arena_close(tetrain *host);
+#define TETRAIN_HEAP_EXHAUSTED "not enough memory" /* LuaJIT's words */
+
+/* host_libraries.c: opens the standard library in a new state, as the host's options say. Raises. */
+void tetrain_open_libraries(tetrain *host, lua_State *L);
 
 /* limits.c: around every call into Lua, which ends with the status. */
 void tetrain_start_limits(tetrain *host);

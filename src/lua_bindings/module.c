@@ -141,6 +141,7 @@ static void open_core(te_lua *rt, lua_State *L)
     te_lua_register(rt, L, te_lua_graph_functions);
     te_lua_register(rt, L, te_lua_define_functions);
     te_lua_register(rt, L, te_lua_optim_functions);
+    te_lua_register(rt, L, te_lua_optim_prepared_functions);
     te_lua_register(rt, L, te_lua_profile_functions);
     te_lua_register(rt, L, te_lua_quantized_functions);
     te_lua_register(rt, L, te_lua_quantized_parameter_functions);

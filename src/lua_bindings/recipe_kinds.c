@@ -2,6 +2,7 @@
  *
  *     recipe_kinds()                      by name a table of options by name, as lua/te/options.lua declares them:
  *                                         { type, default, choices =, min =, max =, help = }
+ *     recipe_names()                      { name, short name } of each that is no function's, in the table's order
  *     check_recipe(name, options)         raises where options, all of the recipe's, contradict each other
  *     recipe_quantizer(name, options, role, attention)
  *                                         the fields of an operand's quantizer; nil: it stays in high precision
@@ -82,6 +83,21 @@ static int recipe_kinds(lua_State *L)
     return 1;
 }
 
+static int recipe_names(lua_State *L)
+{
+    const te_recipe_kind *kind;
+    lua_newtable(L);
+    for (int i = 0; (kind = te_recipe_kind_at(i)); i++) {
+        lua_createtable(L, 2, 0);
+        lua_pushstring(L, kind->name);
+        lua_rawseti(L, -2, 1);
+        lua_pushstring(L, kind->short_name);
+        lua_rawseti(L, -2, 2);
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
+
 /* --- settings ----------------------------------------------------------------------------------------------------- */
 
 /* The value on top of the stack, whose type was checked by what declares the option. */
@@ -137,6 +153,7 @@ static int recipe_hands_on(lua_State *L)
 }
 
 const luaL_Reg te_lua_recipe_kind_functions[] = {{"recipe_kinds", recipe_kinds},
+                                                 {"recipe_names", recipe_names},
                                                  {"check_recipe", check_recipe},
                                                  {"recipe_quantizer", recipe_quantizer},
                                                  {"recipe_hands_on", recipe_hands_on},

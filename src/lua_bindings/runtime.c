@@ -202,11 +202,12 @@ static int ops_list(lua_State *L)
     const te_op *op;
     for (int i = 0; (op = te_op_at(rt->ctx, i)); i++) {
         if (op->def->flags & TE_OP_HIDDEN) continue;
-        lua_createtable(L, 0, 13);
+        lua_createtable(L, 0, 14);
         te_lua_text_entry(L, "name", op->name);
         te_lua_text_entry(L, "signature", te_lua_signature(op, signature, sizeof signature));
         te_lua_text_entry(L, "doc", te_op_doc(op));
         te_lua_text_entry(L, "group", op->group);
+        te_lua_text_entry(L, "module", op->def->module);
         te_lua_text_entry(L, "domain", op->def->domain);
         te_lua_number_entry(L, "n_outputs", op->n_outputs);
         te_lua_flag_entry(L, "differentiable", !(op->def->flags & TE_OP_NOGRAD));

@@ -2,7 +2,6 @@
  * stop. */
 #include "bindings.h"
 
-#include "kernels/cpu/cpu.h"
 
 #include <luajit.h>
 #include <stdio.h>
@@ -93,18 +92,16 @@ static int told(lua_State *L)
     return 2;
 }
 
-/* cpu_info(): {cores =, threads =, isa =}. */
+/* cpu_info(): {cores =, threads =}. */
 static int cpu_info(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_lua_enter(rt, L, "cpu_info");
-    lua_createtable(L, 0, 3);
+    lua_createtable(L, 0, 2);
     lua_pushinteger(L, (lua_Integer)sysconf(_SC_NPROCESSORS_ONLN));
     lua_setfield(L, -2, "cores");
     lua_pushinteger(L, te_context_threads(rt->ctx));
     lua_setfield(L, -2, "threads");
-    lua_pushstring(L, te_cpu_isa_name(te_cpu_isa_detect()));
-    lua_setfield(L, -2, "isa");
     return 1;
 }
 
@@ -120,6 +117,22 @@ static int device_info(lua_State *L)
     if (!device->exec.backend->describe) return 0;
     device->exec.backend->describe(&device->exec, text, sizeof text);
     lua_pushstring(L, text);
+    return 1;
+}
+
+/* device_traits(device): { host_memory = whether its memory is the host's, graphs = whether it records graphs,
+ * narrow_products = whether it may multiply the bytes of quantized operands as they are }. */
+static int device_traits(lua_State *L)
+{
+    te_lua     *rt = te_lua_runtime(L);
+    const char *name = luaL_checkstring(L, 1);
+    te_lua_enter(rt, L, "device_traits");
+    te_device *device = te_context_device(rt->ctx, name);
+    if (!device) return te_lua_raise(rt, L, "device_traits", rt->ctx->status);
+    lua_createtable(L, 0, 3);
+    te_lua_flag_entry(L, "host_memory", device->exec.backend->host_memory);
+    te_lua_flag_entry(L, "graphs", device->exec.backend->capture_begin != NULL);
+    te_lua_flag_entry(L, "narrow_products", device->exec.backend->gemm_decline != NULL);
     return 1;
 }
 
@@ -163,7 +176,7 @@ static int build_info(lua_State *L)
 
 const luaL_Reg te_lua_system_functions[] = {
     {"clock", system_clock}, {"interrupt_flag", interrupt_flag}, {"cpu_info", cpu_info}, {"told", told},
-    {"build_info", build_info}, {"device_info", device_info}, {NULL, NULL},
+    {"build_info", build_info}, {"device_info", device_info}, {"device_traits", device_traits}, {NULL, NULL},
 };
 
 const luaL_Reg te_lua_process_functions[] = {

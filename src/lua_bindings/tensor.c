@@ -191,7 +191,8 @@ static void make_shape_metatable(lua_State *L)
 
 /* --- fields ------------------------------------------------------------------------------------------------------- */
 
-void te_lua_push_shape(lua_State *L, const te_tensor *t)
+/* Pushes {2, 3}. */
+static void push_shape(lua_State *L, const te_tensor *t)
 {
     int     ndim = t->ndim;
     int64_t shape[TE_MAX_DIMS];
@@ -265,7 +266,7 @@ static int tensor_index(lua_State *L)
         return te_lua_fail(L, NULL, "index: expected a whole number or a name, got %s",
                            te_lua_describe(L, 2, text, sizeof text));
     if (strcmp(key, "shape") == 0)
-        te_lua_push_shape(L, t);
+        push_shape(L, t);
     else if (strcmp(key, "dtype") == 0)
         lua_pushstring(L, te_dtype_name(t->dtype));
     else if (strcmp(key, "device") == 0)
@@ -374,7 +375,7 @@ static int tensor_size(lua_State *L)
     te_tensor *t = te_lua_check_tensor(L, 1, "size", "self");
     te_lua_check_count(L, 2, "size");
     if (lua_isnoneornil(L, 2)) {
-        te_lua_push_shape(L, t);
+        push_shape(L, t);
         return 1;
     }
     int64_t dim = te_lua_check_int(L, 2, "size", "dim");

@@ -15,10 +15,14 @@ local WHO = "Llama:load_hugging_face"
 -- The products of an MLP: the gate's, what it gates, and the second one.
 local PARTS, MIXTRAL = { "gate_proj", "up_proj", "down_proj" }, { "w1", "w3", "w2" }
 
-local function find(tensors, used, name)
-    if not te.is_tensor(tensors[name]) then fail("%s: there is no tensor %q", WHO, name) end
-    used[name] = true
-    return tensors[name]
+-- What is gathered: { config =, tensors = the checkpoint's, used = their names, state = the model's so far }.
+local Gathered = {}
+Gathered.__index = Gathered
+
+function Gathered:find(name)
+    if not te.is_tensor(self.tensors[name]) then fail("%s: there is no tensor %q", WHO, name) end
+    self.used[name] = true
+    return self.tensors[name]
 end
 
 -- MXFP4 {…, blocks, 16} under scales {…, blocks} as float32 {…, 32 blocks}: numbers whose products are exact.
@@ -40,11 +44,11 @@ local function unpack_mxfp4(name, codes, scales)
 end
 
 -- All experts' weights of one product {experts, outputs, inputs}.
-local function experts_of(tensors, used, name)
-    if tensors[name .. "_blocks"] then
-        return unpack_mxfp4(name, find(tensors, used, name .. "_blocks"), find(tensors, used, name .. "_scales"))
+function Gathered:experts_of(name)
+    if self.tensors[name .. "_blocks"] then
+        return unpack_mxfp4(name, self:find(name .. "_blocks"), self:find(name .. "_scales"))
     end
-    local weights = find(tensors, used, name)
+    local weights = self:find(name)
     return weights:dim() == 3 and weights:transpose(2, 3) or weights
 end
 
@@ -56,10 +60,11 @@ local function gate_first(rows)
 end
 
 -- Experts that are in one tensor for each product.
-local function take_joined_experts(state, tensors, used, to, from, count)
+function Gathered:take_joined_experts(to, from)
+    local state, count = self.state, self.config.n_expert
     local gate, down = from .. "gate_up_proj", from .. "down_proj"
-    local gates, downs = experts_of(tensors, used, gate), experts_of(tensors, used, down)
-    local gate_biases, down_biases = find(tensors, used, gate .. "_bias"), find(tensors, used, down .. "_bias")
+    local gates, downs = self:experts_of(gate), self:experts_of(down)
+    local gate_biases, down_biases = self:find(gate .. "_bias"), self:find(down .. "_bias")
     for name, part in pairs { [gate] = gates, [down] = downs, [gate .. "_bias"] = gate_biases,
         [down .. "_bias"] = down_biases } do
         if part:dim() ~= (name:find "_bias$" and 2 or 3) or part:size(1) ~= count or part:size(2) % 2 ~= 0 then
@@ -75,100 +80,106 @@ local function take_joined_experts(state, tensors, used, to, from, count)
     end
 end
 
+-- The tensors of these names, one below the other.
+function Gathered:named(...)
+    local found = {}
+    for i, name in ipairs { ... } do found[i] = self:find(name) end
+    return rows.of(found)
+end
+
+-- The weight of a product, and its bias where there is one: state's `to`, of the rows of `prefix` …
+function Gathered:take_product(to, bias, prefix, ...)
+    for _, part in ipairs(bias and { ".weight", ".bias" } or { ".weight" }) do
+        local names = {}
+        for i, name in ipairs { ... } do names[i] = prefix .. name .. part end
+        self.state[to .. part] = self:named(unpack(names))
+    end
+end
+
+function Gathered:take_attention(to, from)
+    local biases = self.config.attention_bias
+    self:take_product(to .. "qkv", biases ~= "none", from, "q_proj", "k_proj", "v_proj")
+    self:take_product(to .. "proj", biases == "all", from, "o_proj")
+    if self.config.qk_norm then
+        self:take_product(to .. "q_norm", false, from, "q_norm")
+        self:take_product(to .. "k_norm", false, from, "k_norm")
+    end
+    if self.config.attention_sinks then self.state[to .. "softmax_offset"] = self:named(from .. "sinks") end
+end
+
+function Gathered:take_mlp(first, second, from)
+    self:take_product(first, self.config.mlp_bias, from, PARTS[1], PARTS[2])
+    self:take_product(second, self.config.mlp_bias, from, PARTS[3])
+end
+
+-- Experts that are in tensors of their own.
+function Gathered:take_single_experts(to, from, parts)
+    local gate, up, down = unpack(parts)
+    for e = 1, self.config.n_expert do
+        local there = ("%s%d."):format(from, e - 1)
+        self.state[("%s1.weight.%d"):format(to, e)] = self:named(there .. gate .. ".weight", there .. up .. ".weight")
+        self.state[("%s3.weight.%d"):format(to, e)] = self:named(there .. down .. ".weight")
+    end
+end
+
+function Gathered:take_experts(to, layer)
+    local mixtral = self.tensors[layer .. "block_sparse_moe.gate.weight"] ~= nil
+    local from = layer .. (mixtral and "block_sparse_moe." or "mlp.")
+    local joined = self.tensors[from .. "experts.down_proj_bias"] ~= nil
+    self:take_product(to .. "router", self.config.mlp_bias, from, joined and "router" or "gate")
+    if joined then
+        self:take_joined_experts(to .. "experts.", from .. "experts.")
+    else
+        self:take_single_experts(to .. "experts.", from .. "experts.", mixtral and MIXTRAL or PARTS)
+    end
+    if self.config.n_inner_shared then
+        self:take_mlp(to .. "shared.1", to .. "shared.3", from .. "shared_expert.")
+        self:take_product(to .. "shared_gate", false, from, "shared_expert_gate")
+    end
+end
+
+-- Block number i, from 1.
+function Gathered:take_block(i)
+    local config, from = self.config, ("model.layers.%d."):format(i - 1)
+    local attention, mlp = ("blocks.%d.attention."):format(i), ("blocks.%d.mlp."):format(i)
+    local last = config.n_expert and 3 or 5 -- where a norm of the MLP's result stands
+    self:take_product(attention .. "1", false, from, "input_layernorm")
+    self:take_attention(attention .. "2.", from .. "self_attn.")
+    if config.post_norm then
+        self:take_product(attention .. "3", false, from, "post_attention_layernorm")
+        self:take_product(mlp .. "1", false, from, "pre_feedforward_layernorm")
+        self:take_product(mlp .. last, false, from, "post_feedforward_layernorm")
+    else
+        self:take_product(mlp .. "1", false, from, "post_attention_layernorm")
+    end
+    if config.n_expert then
+        self:take_experts(mlp .. "2.", from)
+    else
+        self:take_mlp(mlp .. "2", mlp .. "4", from .. "mlp.")
+    end
+end
+
 --- The model's state out of a checkpoint's tensors. Raises where one is missing, or has no place.
 ---@param model table
 ---@param tensors table<string, te.Tensor>  of all the checkpoint's files
 ---@return table<string, te.Tensor> state
 local function gather(model, tensors)
     options.argument(WHO, "tensors", tensors, { "table" })
-    local config, state, used = model.config, {}, {}
-
-    -- The tensors of these names, one below the other.
-    local function named(...)
-        local found = {}
-        for i, name in ipairs { ... } do found[i] = find(tensors, used, name) end
-        return rows.of(found)
-    end
-
-    -- The weight of a product, and its bias where there is one: state's `to`, of the rows of `from` …
-    local function product(to, bias, prefix, ...)
-        for _, part in ipairs(bias and { ".weight", ".bias" } or { ".weight" }) do
-            local names = {}
-            for i, name in ipairs { ... } do names[i] = prefix .. name .. part end
-            state[to .. part] = named(unpack(names))
-        end
-    end
-
-    local function attention(to, from)
-        local biases = config.attention_bias
-        product(to .. "qkv", biases ~= "none", from, "q_proj", "k_proj", "v_proj")
-        product(to .. "proj", biases == "all", from, "o_proj")
-        if config.qk_norm then
-            product(to .. "q_norm", false, from, "q_norm")
-            product(to .. "k_norm", false, from, "k_norm")
-        end
-        if config.attention_sinks then state[to .. "softmax_offset"] = named(from .. "sinks") end
-    end
-
-    local function mlp(first, second, from)
-        product(first, config.mlp_bias, from, PARTS[1], PARTS[2])
-        product(second, config.mlp_bias, from, PARTS[3])
-    end
-
-    local function experts(to, layer)
-        local mixtral = tensors[layer .. "block_sparse_moe.gate.weight"] ~= nil
-        local from = layer .. (mixtral and "block_sparse_moe." or "mlp.")
-        local joined = tensors[from .. "experts.down_proj_bias"] ~= nil
-        product(to .. "router", config.mlp_bias, from, joined and "router" or "gate")
-        if joined then
-            take_joined_experts(state, tensors, used, to .. "experts.", from .. "experts.", config.n_expert)
-        else
-            local gate, up, down = unpack(mixtral and MIXTRAL or PARTS)
-            for e = 1, config.n_expert do
-                local there = ("%sexperts.%d."):format(from, e - 1)
-                state[("%sexperts.1.weight.%d"):format(to, e)] = named(there .. gate .. ".weight",
-                    there .. up .. ".weight")
-                state[("%sexperts.3.weight.%d"):format(to, e)] = named(there .. down .. ".weight")
-            end
-        end
-        if config.n_inner_shared then
-            mlp(to .. "shared.1", to .. "shared.3", from .. "shared_expert.")
-            product(to .. "shared_gate", false, from, "shared_expert_gate")
-        end
-    end
-
-    product("wte", false, "model.", "embed_tokens")
-    product("norm", false, "model.", "norm")
-    local head = tensors["lm_head.weight"] and named "lm_head.weight" or state["wte.weight"]
+    local found = setmetatable({ config = model.config, tensors = tensors, used = {}, state = {} }, Gathered)
+    found:take_product("wte", false, "model.", "embed_tokens")
+    found:take_product("norm", false, "model.", "norm")
+    local head = tensors["lm_head.weight"] and found:named "lm_head.weight" or found.state["wte.weight"]
     if model.lm_head then
-        state["lm_head.weight"] = head
+        found.state["lm_head.weight"] = head
     else
-        model:check_tied(WHO, head, state["wte.weight"])
+        model:check_tied(WHO, head, found.state["wte.weight"])
     end
-    for i = 1, config.n_layer do
-        local from = ("model.layers.%d."):format(i - 1)
-        local here = { attention = ("blocks.%d.attention."):format(i), mlp = ("blocks.%d.mlp."):format(i) }
-        local last = config.n_expert and 3 or 5 -- where a norm of the MLP's result stands
-        product(here.attention .. "1", false, from, "input_layernorm")
-        attention(here.attention .. "2.", from .. "self_attn.")
-        if config.post_norm then
-            product(here.attention .. "3", false, from, "post_attention_layernorm")
-            product(here.mlp .. "1", false, from, "pre_feedforward_layernorm")
-            product(here.mlp .. last, false, from, "post_feedforward_layernorm")
-        else
-            product(here.mlp .. "1", false, from, "post_attention_layernorm")
-        end
-        if config.n_expert then
-            experts(here.mlp .. "2.", from)
-        else
-            mlp(here.mlp .. "2", here.mlp .. "4", from .. "mlp.")
-        end
-    end
+    for i = 1, model.config.n_layer do found:take_block(i) end
     for name in pairs(tensors) do
-        local known = used[name] or name:find "rotary_emb%.inv_freq$"
+        local known = found.used[name] or name:find "rotary_emb%.inv_freq$"
         if not known then fail("%s: this model has no place for %q", WHO, name) end
     end
-    return state
+    return found.state
 end
 
 return { gather = gather }

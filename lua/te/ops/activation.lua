@@ -1,53 +1,61 @@
---- The activations as operations: one row each. Gated ones halve the last dimension and activate the first half. Scaled
---- ones take an extra input with one number for every row (the weights of experts) and multiply the row by it.
+--- The activations as operations: one for each function of the engine that names a module (src/core/ops/activation.c),
+--- whose attributes are its options. Gated ones halve the last dimension and activate the first half. Scaled ones take
+--- an extra input with one number for every row (the weights of experts) and multiply the row by it.
 
 local te = require "te"
 local declared = require "te.ops.declared"
 local options = require "te.options"
 local BasicOperation = require("te.operation").BasicOperation
 
--- Gated activations that also take features stored as blocks: a's, b's, a's … They are read where they are.
-local INTERLEAVED = { glu_interleave_size = { "size",
-    help = "features come in blocks of so many, of both halves in turn; as two halves unless given" } }
+-- What is said of options beyond the attributes' declarations, by attribute; `option` where the name is another one.
+local SAID = {
+    approximate = { help = "none: with erf, exact" },
+    limit = { min = 0, help = "what is activated is at most that, the factor between -limit and limit" },
+    alpha = { help = "of sigmoid(alpha x)" },
+    offset = { option = "glu_linear_offset", help = "is added to the factor" },
+    beta1 = { help = "bound of the activated half" },
+    beta2 = { help = "bound of the other half" },
+    -- Features stored as blocks, a's, b's, a's …, are read where they are.
+    interleave = { option = "glu_interleave_size", "size",
+        help = "features come in blocks of so many, of both halves in turn; as two halves unless given" },
+}
+local TYPES = { number = "number", int = "integer", bool = "boolean", choice = "string" }
+
 local CACHED = { cache_quantized_input = { "boolean", false,
-    
     help = "what is saved for backward is E4M3, a byte a value; fused with what makes x, nothing need be saved" } }
-local CLAMPED = {
-    limit = { "number", 7, min = 0, help = "what is activated is at most that, the factor between -limit and limit" },
-    alpha = { "number", 1.702, help = "of sigmoid(alpha x)" },
-    glu_linear_offset = { "number", 1, help = "is added to the factor" },
-}
-local SITUGLU = { beta1 = { "number", 4, help = "bound of the activated half" },
-    beta2 = { "number", 25, help = "bound of the other half" } }
 
--- Name, function of the engine, options. Engine attributes have the options' names but for these:
-local ATTRIBUTES = { glu_linear_offset = "offset", glu_interleave_size = "interleave" }
+-- How te.options declares an attribute of an operation (te.ops_list).
+local function declaration(attribute, said)
+    local type, default, choices = said[1] or TYPES[attribute.type], attribute.default, nil
+    if said[1] then default = nil end -- the operation's 0 is none
+    if attribute.type == "bool" then default = default == 1 end
+    if attribute.choices then
+        choices = {}
+        for choice in attribute.choices:gmatch "[^|]+" do choices[#choices + 1] = choice end
+        default = choices[default + 1]
+    end
+    return { type, default, choices = choices, min = said.min, help = said.help }
+end
 
-local ACTIVATIONS = {
-    { "ReLU", "relu" },
-    { "GELU", "gelu", { approximate = { "string", "tanh", choices = { "tanh", "none" },
-        help = "none: with erf, exact" } } },
-    { "QuickGELU", "quick_gelu", also = "QGELU" },
-    { "SReLU", "srelu" },
-    { "SiLU", "silu" },
-    { "GLU", "glu" },
-    { "ReGLU", "reglu" },
-    { "GEGLU", "geglu", also = "GeGLU" },
-    { "QGEGLU", "qgeglu" },
-    { "SReGLU", "sreglu" },
-    { "SwiGLU", "swiglu", INTERLEAVED },
-    { "ClampedSwiGLU", "clamped_swiglu", declared.join(CLAMPED, INTERLEAVED) },
-    { "SiTUGLU", "situglu", declared.join(SITUGLU, INTERLEAVED) },
-    { "ScaledSReLU", "scaled_srelu", scaled = true },
-    { "ScaledSwiGLU", "scaled_swiglu", INTERLEAVED, scaled = true },
-    { "ScaledClampedQGeGLU", "scaled_clamped_swiglu", declared.join(CLAMPED, INTERLEAVED), scaled = true },
-    { "ScaledSiTUGLU", "scaled_situglu", declared.join(SITUGLU, INTERLEAVED), scaled = true },
-}
+-- Options of a module by name, the attributes that they are, and how many tensors the operation takes beside x.
+local function declare(op)
+    local declarations, attributes, extra = {}, {}, -1
+    for _, p in ipairs(op.params) do
+        if p.type == "tensor" then
+            extra = extra + 1
+        else
+            local said = SAID[p.name] or {}
+            local option = said.option or p.name
+            declarations[option], attributes[option] = declaration(p, said), p.name
+        end
+    end
+    return declarations, attributes, extra
+end
 
--- The fields that the engine's operation takes as attributes, put into `values`; nil when there are none.
-local function attributes(self, names, values)
-    if #names == 0 then return nil end
-    for i = 1, #names do values[ATTRIBUTES[names[i]] or names[i]] = self[names[i]] end
+-- The values of `passed` options by the names of their attributes, put into `values`; nil when there are none.
+local function values_of(self, passed, attributes, values)
+    if #passed == 0 then return nil end
+    for i = 1, #passed do values[attributes[passed[i]]] = self[passed[i]] end
     return values
 end
 
@@ -67,15 +75,17 @@ local function run_cached(run, x, values)
     end, x)
 end
 
-local function define(name, function_name, declarations, refused)
+-- The module of that name for an operation that te.ops_list describes.
+local function define(name, op)
     local class = BasicOperation:extend(name)
-    local run, names = te[function_name], options.names(declarations)
+    local declarations, attributes, extra = declare(op)
+    local run, passed = te[op.name], options.names(declarations)
+    if extra > 0 then class.num_extra_inputs = extra end
+    declarations = extra > 0 and declarations or declared.join(declarations, CACHED)
+    local refused = extra > 0 and { "activation_recompute_in_mlp" } or nil
+    local names = options.names(declarations)
     class.pure, class.takes, class.plan_fields = true, 1, names
-    class.engine_operation = function_name -- whose sentence is the class's
-    local passed_on = {}
-    for _, option in ipairs(names) do
-        if option ~= "cache_quantized_input" then passed_on[#passed_on + 1] = option end
-    end
+    class.engine_operation = op.name -- whose sentence is the class's
 
     function class:init(opts)
         local given = declared.check("te." .. name, opts, declarations, refused)
@@ -86,7 +96,7 @@ local function define(name, function_name, declarations, refused)
 
     -- `scale` where the operation takes an extra input.
     function class:op_forward(_, x, scale)
-        local values = attributes(self, passed_on, self._attributes)
+        local values = values_of(self, passed, attributes, self._attributes)
         if scale then return run(x, scale, values) end
         local cached = self.cache_quantized_input and te.is_tensor(x) and x.dtype ~= "float64"
         if cached then return run_cached(run, x, values) end
@@ -94,7 +104,7 @@ local function define(name, function_name, declarations, refused)
     end
 
     function class:lower(g, x, scale)
-        local y, reason = g:op(function_name, { x, scale }, attributes(self, passed_on, {}))
+        local y, reason = g:op(op.name, { x, scale }, values_of(self, passed, attributes, {}))
         if y and self.cache_quantized_input then g:cache_quantized() end
         return y, reason
     end
@@ -110,11 +120,11 @@ local function define(name, function_name, declarations, refused)
 end
 
 local classes = {}
-for _, row in ipairs(ACTIVATIONS) do
-    local declarations = declared.join(row[3] or {}, row.scaled and {} or CACHED)
-    local class = define(row[1], row[2], declarations, row.scaled and { "activation_recompute_in_mlp" } or nil)
-    if row.scaled then class.num_extra_inputs = 1 end
-    classes[row[1]] = class
-    if row.also then classes[row.also] = class end
+for _, op in ipairs(te.ops_list()) do
+    local class
+    for name in (op.module or ""):gmatch "%S+" do -- the first is its own, others are spellings
+        class = class or define(name, op)
+        classes[name] = class
+    end
 end
 return classes

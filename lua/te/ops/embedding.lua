@@ -52,7 +52,7 @@ options.declare(Embedding.init, EMBEDDING)
 -- it, when it looks the id up.
 local function check_ids(self, ids)
     local known = te.eq(ids, te.clamp(ids, 0, self.num_embeddings - 1))
-    if ids.device ~= "cpu" or te.all(known):item() then return known end
+    if not te._core.device_traits(ids.device).host_memory or te.all(known):item() then return known end
     local at = te.argmin(known:reshape({ -1 }):to "float32", -1):item()
     fail("te.Embedding: id %d at position %d is outside 0 to %d", ids:reshape({ -1 })[at + 1]:item(), at + 1,
         self.num_embeddings - 1)

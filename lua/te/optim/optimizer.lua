@@ -15,9 +15,10 @@
 local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
-local is_module = require("te.module").is
-local Module = require "te.module"
 local graph = require "te.graph"
+local by_step = require "te.optim.batches"
+local device_step = require "te.optim.device_step"
+local groups = require "te.optim.groups"
 local prepared = require "te.optim.prepared"
 local states = require "te.optim.states"
 local core = te._core
@@ -85,112 +86,6 @@ local function called_on(name, self)
     options.method("Optimizer:" .. name, self, Optimizer)
 end
 
--- What was given instead of parameters.
-local function described(params)
-    if te.is_tensor(params) then return "a tensor " .. options.shape(params) end
-    if type(params) == "function" then return "a function (an iterator, as of named_parameters, is no list)" end
-    if type(params) ~= "table" or getmetatable(params) then return options.shown(params) end
-    for i, value in ipairs(params) do
-        if not te.is_tensor(value) then return ("a list whose entry %d is %s"):format(i, options.shown(value)) end
-    end
-    return next(params) == nil and "an empty table" or "a table without entries 1, 2, …"
-end
-
-local function is_list_of_tensors(list)
-    for _, value in ipairs(list) do
-        if not te.is_tensor(value) then return false end
-    end
-    return true
-end
-
-local function as_parameters(who, params)
-    if is_module(params, Module) then params = params:parameters() end
-    if type(params) ~= "table" or getmetatable(params) or params[1] == nil or not is_list_of_tensors(params) then
-        fail("%s: params: expected a list of tensors, a module, or a list of groups { params = … }, got %s", who,
-            described(params))
-    end
-    options.list(who, "params", params)
-    return params
-end
-
--- A value of an option, for one group alone.
-local function own(value) return type(value) == "table" and { unpack(value) } or value end
-
--- The options of a group: checked, those in `given` before those in `defaults`.
-local function group_options(self, who, given, defaults)
-    local all = {}
-    for name, value in pairs(defaults) do all[name] = value end
-    for name, value in pairs(given) do
-        if name ~= "params" then all[name] = value end
-    end
-    local complete = options.check(who, all, self.declared)
-    if self.check then self.check(who, complete) end
-    for name, value in pairs(complete) do complete[name] = own(value) end
-    complete.slots = self.slots(complete)
-    return complete
-end
-
-local function add_group(self, who, group, defaults, seen)
-    local complete = group_options(self, who, group, defaults)
-    complete.params = as_parameters(who, group.params)
-    for i, parameter in ipairs(complete.params) do
-        if not parameter.is_leaf or not parameter.dtype:find("float", 1, true) then
-            fail("%s: parameter %d of a group is %s; a floating tensor that no operation made is needed", who, i,
-                parameter.is_leaf and "of " .. parameter.dtype or "the result of an operation")
-        end
-        if not parameter:is_contiguous() then
-            fail("%s: parameter %d of a group is %s and not contiguous", who, i, options.shape(parameter))
-        end
-        if seen[parameter] then fail("%s: parameter %d of a group came before", who, i) end
-        seen[parameter] = true
-        self.order[#self.order + 1] = parameter
-    end
-    self.groups[#self.groups + 1] = complete
-end
-
--- Whether the options of a group are those that were checked last.
-local function are_known(declared, group, known)
-    for name in pairs(declared) do
-        local value, before = group[name], known[name]
-        if type(before) == "table" and type(value) == "table" then
-            if #value ~= #before then return false end
-            for i = 1, #before do
-                if value[i] ~= before[i] then return false end
-            end
-        elseif value ~= before then
-            return false
-        end
-    end
-    return true
-end
-
-local function same_names(a, b)
-    for i = 1, math.max(#a, #b) do
-        if a[i] ~= b[i] then return false end
-    end
-    return true
-end
-
--- What masters a group makes.
-local function asks_for_masters(group) return group.master_weights and group.master_dtype end
-
--- Before a step: whoever changed options of a group hears what is wrong with them, and gets the states that they need.
-local function check_groups(self)
-    for g, group in ipairs(self.groups) do
-        local known = self.known[group]
-        if not (known and are_known(self.declared, group, known)) then
-            local who, given = ("te.optim.%s:step: group %d"):format(self.name, g), {}
-            for name, declaration in pairs(self.declared) do
-                given[name] = options.argument(who, "option " .. name, group[name], declaration)
-            end
-            local now = group_options(self, who, given, {})
-            if not same_names(group.slots, now.slots) then group.slots = now.slots end
-            if known and asks_for_masters(now) ~= asks_for_masters(known) then self.memory = nil end
-            self.known[group] = now
-        end
-    end
-end
-
 function Optimizer.new(class, params, opts)
     local who = "te.optim." .. class.name
     local self = setmetatable({ groups = {}, state = {}, order = {}, unmade_known = 0,
@@ -202,43 +97,12 @@ function Optimizer.new(class, params, opts)
     local seen = {}
     for g, group in ipairs(grouped and params or { { params = params } }) do
         if type(group) ~= "table" or getmetatable(group) then
-            fail("%s: params: group %d: expected a table { params = … }, got %s", who, g, described(group))
+            fail("%s: params: group %d: expected a table { params = … }, got %s", who, g, groups.described(group))
         end
-        add_group(self, who, group, opts or {}, seen)
+        groups.add(self, who, group, opts or {}, seen)
     end
     return self
 end
-
--- Adds to `list` the parameters of a group that have a gradient, in batches that the engine can take at once: alike in
--- their step count, in having a master copy and in what `complete` says. There is one batch unless somebody froze or
--- added parameters on the way.
-local function add_batches(self, group, list)
-    local by_key = {}
-    for _, parameter in ipairs(group.params) do
-        local grad = core.gradient(parameter)
-        if grad then
-            local state, fresh = states.complete(self.state[parameter], group, parameter)
-            self.state[parameter] = state
-            local step = state.step + 1
-            local key = (state.master and -step or step) + (fresh and 0.5 or 0)
-            local batch = by_key[key]
-            if not batch then
-                batch = { group = group, step = step, fresh = fresh, states = {}, params = {}, grads = {},
-                    masters = state.master and {} or nil }
-                for _, slot in ipairs(group.slots) do batch[slot] = {} end
-                by_key[key] = batch
-                list[#list + 1] = batch
-            end
-            local n = #batch.params + 1
-            batch.params[n], batch.grads[n], batch.states[n] = parameter, grad, state
-            if state.master then batch.masters[n] = state.master end
-            for _, slot in ipairs(group.slots) do batch[slot][n] = state[slot] end
-        end
-    end
-end
-
--- A group's learning rate; `lr` in place of its own.
-local function rate(group, lr) return (lr or group.lr) * group.lr_scale end
 
 -- Whether the step that was prepared was made.
 local function step_again(self, memory, grad_scale, lr)
@@ -246,7 +110,7 @@ local function step_again(self, memory, grad_scale, lr)
     local batches, numbers = memory.batches, memory.numbers
     for b = 1, #batches do
         local batch = batches[b]
-        self.numbers(numbers, b, batch.group, rate(batch.group, lr), batch.step + 1, grad_scale)
+        self.numbers(numbers, b, batch.group, by_step.rate(batch.group, lr), batch.step + 1, grad_scale)
     end
     if not self.again(memory.prepared, numbers, batches) then return false end
     prepared.count(memory)
@@ -255,9 +119,9 @@ end
 
 local function step_anew(self, grad_scale, lr)
     local batches, described = {}, {}
-    for _, group in ipairs(self.groups) do add_batches(self, group, batches) end
+    for _, group in ipairs(self.groups) do by_step.add(self, group, batches) end
     for i, batch in ipairs(batches) do
-        batch.lr, batch.grad_scale = rate(batch.group, lr), grad_scale
+        batch.lr, batch.grad_scale = by_step.rate(batch.group, lr), grad_scale
         described[i] = self.describe(batch.group, batch)
     end
     self.update(described)
@@ -268,81 +132,6 @@ local function step_anew(self, grad_scale, lr)
         end
     end
     return batches
-end
-
--- Coefficients of the step that `batches` make next, to where the device reads them.
-local function send_step(self, batches, numbers, list, grad_scale, lr)
-    check_groups(self) -- a graph's launches do not come through step
-    for i = 1, #batches do
-        local batch = batches[i]
-        self.numbers(list, i, batch.group, rate(batch.group, lr), batch.states[1].step + 1, grad_scale)
-    end
-    self.send(numbers, list, self.unmade_known)
-end
-
--- Counts a step that a graph makes, before those that it makes after it are sent.
-local function count_launched(self, batches)
-    for i = 1, #batches do
-        local batch = batches[i]
-        batch.step = batch.states[1].step + 1
-        for k = 1, #batch.states do
-            local state = batch.states[k]
-            state.step, self.state[batch.params[k]] = batch.step, state -- a load that had none has taken it away
-        end
-    end
-    self.counted = batches
-end
-
--- A step that the host does not take part in: whether it changes anything, and the gradients' factor, are the device's
--- (clip); so a graph can make it.
-local function step_on_device(self, clip, grad_scale, lr)
-    local who, recording = "te.optim." .. self.name .. ":step", graph.before_launch()
-    if not self.update_on then fail(who .. ": steps in a graph or with `clip` are AdamW's alone") end
-    if recording and lr then fail(who .. ": lr: a graph takes the groups' own; see set_lr") end
-    local batches, described, list = {}, {}, {}
-    for _, group in ipairs(self.groups) do
-        for _, parameter in ipairs(recording and group.params or {}) do
-            if core.gradient(parameter) and not self.state[parameter] then
-                fail(who .. ": a graph needs the optimizer's states: make a step before")
-            end
-        end
-        add_batches(self, group, batches)
-    end
-    if #batches == 0 then
-        self.counted = nil -- by this step, which a call of take_back would be about
-        return
-    end
-    local device = batches[1].params[1].device
-    if clip and not self.unmade then
-        if recording then fail(who .. ": a graph with `clip` needs a step with it before") end
-        self.unmade = te.zeros({ 1 }, { dtype = "float64", device = device })
-    end
-    for i, batch in ipairs(batches) do
-        described[i] = self.describe(batch.group, batch)
-        if recording then described[i].states = nil end -- launches count
-    end
-    local numbers = te._core.graph_numbers(device, #batches, clip and 16 or 8)
-    local function send() send_step(self, batches, numbers, list, grad_scale, lr) end
-    if recording then
-        graph.before_launch(function()
-            send()
-            count_launched(self, batches)
-        end)
-    else
-        send()
-    end
-    for _, batch in ipairs(recording and batches or {}) do
-        if batch.masters then
-            graph.before_launch(function() core.catch_up_masters(batch.masters, batch.params) end)
-            graph.after_launch(function() core.follow_masters(batch.masters, batch.params) end)
-        end
-    end
-    self.update_on(described, numbers, clip, clip and self.unmade)
-    if not recording then self.counted = batches end
-    for _, batch in ipairs(batches) do
-        for k = 1, #batch.grads do batch.grads[k]:release() end
-        batch.grads = nil
-    end
 end
 
 --- Takes back the count of a step that `clip` did not allow: the last one, or the one before where that is known a
@@ -372,9 +161,9 @@ function Optimizer:step(opts)
         opts = options.check("te.optim." .. self.name .. ":step", opts, STEP)
         grad_scale, lr = opts.grad_scale, opts.lr
     end
-    check_groups(self)
+    groups.check(self)
     if opts and opts.clip or graph.before_launch() then
-        return step_on_device(self, opts and opts.clip, grad_scale, lr)
+        return device_step(self, opts and opts.clip, grad_scale, lr)
     end
     local memory = self.memory
     if memory and step_again(self, memory, grad_scale, lr) then return end
@@ -416,7 +205,7 @@ function Optimizer:set_option(name, value)
             table.concat(options.names(self.declared), ", "))
     end
     options.argument(who, "option " .. name, value, declaration)
-    for _, group in ipairs(self.groups) do group[name] = own(value) end
+    for _, group in ipairs(self.groups) do group[name] = groups.own(value) end
 end
 
 --- Has the copies of parameters (master_weights) take over what others wrote to these since the last step, as the next
@@ -446,7 +235,7 @@ function Optimizer:state_dict()
     end
     for i, group in ipairs(self.groups) do
         saved.groups[i] = { optimizer = self.name, parameters = #group.params }
-        for name in pairs(self.declared) do saved.groups[i][name] = own(group[name]) end
+        for name in pairs(self.declared) do saved.groups[i][name] = groups.own(group[name]) end
     end
     return saved
 end
@@ -461,7 +250,7 @@ local function saved_options(self, who, group, saved)
     end
     local known, before = {}, {}
     for name in pairs(self.declared) do known[name], before[name] = saved[name], group[name] end
-    return group_options(self, who, known, before)
+    return groups.options(self, who, known, before)
 end
 
 --- Takes over what state_dict returned; the parameters must be the same ones in the same order. Nothing is changed
@@ -475,13 +264,13 @@ function Optimizer:load_state_dict(saved) -- no more is looked at: te.load(path)
     elseif #saved.groups ~= #self.groups then
         fail("%s: %d groups for an optimizer of %d", who, #saved.groups, #self.groups)
     end
-    local groups, state, i = {}, {}, 0
+    local loaded, state, i = {}, {}, 0
     for g, group in ipairs(self.groups) do
-        groups[g] = saved_options(self, who, group, saved.groups[g])
+        loaded[g] = saved_options(self, who, group, saved.groups[g])
         for _, parameter in ipairs(group.params) do
             i = i + 1
             local given, name = saved.state[i], ("%s: parameter %d"):format(who, i)
-            if given ~= nil then state[parameter] = states.loaded(self, name, groups[g], parameter, given) end
+            if given ~= nil then state[parameter] = states.loaded(self, name, loaded[g], parameter, given) end
         end
     end
     for key in pairs(saved.state) do
@@ -489,7 +278,7 @@ function Optimizer:load_state_dict(saved) -- no more is looked at: te.load(path)
     end
     if self.unmade then self.unmade_known = self.unmade:item() end -- the counts are those of steps that were made
     for g, group in ipairs(self.groups) do
-        for name, value in pairs(groups[g]) do group[name] = value end
+        for name, value in pairs(loaded[g]) do group[name] = value end
     end
     states.replace(self, state)
 end

@@ -101,7 +101,9 @@ end
 --- Whether `recipe` pays for a product, and the reason as text.
 ---@param case table  device, name (of the device), dtype; tokens, width_in, width_out, or attention
 function faster.decide(case, recipe)
-    if case.device:find "^cpu" then return false, "the cpu multiplies no low precision" end
+    if not core.device_traits(case.device).narrow_products then
+        return false, ("the %s multiplies no low precision"):format(case.device)
+    end
     if not loaded then load() end
     local key = ("%s, %s, %s, %s"):format(case.name, tostring(recipe), case.dtype, shape_text(case))
     if not known[key] then

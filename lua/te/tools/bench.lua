@@ -63,7 +63,7 @@ return function(words)
         big:release()
         local flops = train.peak_flops(o.dtype)
         print(("%d thread%s, %s; a copy streams %.1f GB/s, a matrix product reaches %.2f TFLOP/s in %s"):format(
-            te.get_num_threads(), te.get_num_threads() == 1 and "" or "s", te._core.cpu_info().isa, bandwidth * 1e-9,
+            te.get_num_threads(), te.get_num_threads() == 1 and "" or "s", te._core.device_info "cpu", bandwidth * 1e-9,
             flops * 1e-12, o.dtype))
         for _, case in ipairs(cases(o)) do
             local name, bytes, operations, fn = unpack(case, 1, 4)

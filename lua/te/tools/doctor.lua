@@ -42,7 +42,7 @@ local function check(name, fn)
 end
 
 local function check_cpu()
-    local info = core.cpu_info()
+    local info, isa = core.cpu_info(), core.device_info "cpu"
     local model, features = processor()
     line("processor", "%s, %d cores", model or "unknown", info.cores)
     if features then
@@ -50,9 +50,9 @@ local function check_cpu()
     end
     local wanted = os.getenv "TE_CPU_ISA"
     if wanted == "" then wanted = nil end
-    line("kernels", "%s%s, %d thread%s", info.isa, wanted and (" (TE_CPU_ISA=%s)"):format(wanted) or "", info.threads,
+    line("kernels", "%s%s, %d thread%s", isa, wanted and (" (TE_CPU_ISA=%s)"):format(wanted) or "", info.threads,
         info.threads == 1 and "" or "s")
-    if not wanted and features and info.isa == "portable" and #features > 0 then
+    if not wanted and features and isa == "portable" and #features > 0 then
         problem("kernels", "the processor has vector instructions that this build was not compiled for")
     end
 end

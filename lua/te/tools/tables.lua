@@ -5,7 +5,7 @@
 --     <!-- table: operations -->
 --     <!-- end -->
 --
---     tetrain -e 'require("te.tools.tables").update("README.md")'
+--     tetrain -e 'require("te.tools.tables").update("README.md", "docs/operations.md")'
 --
 -- The specs compare every document with what would be written.
 
@@ -242,15 +242,17 @@ function tables.fill(text)
     end))
 end
 
---- Writes the tables of a file anew.
----@param path string
-function tables.update(path)
-    local file = assert(io.open(path))
-    local text = file:read "*a"
-    file:close()
-    file = assert(io.open(path, "w"))
-    assert(file:write(tables.fill(text)))
-    assert(file:close())
+--- Writes the tables of files anew.
+---@param ... string  paths
+function tables.update(...)
+    for _, path in ipairs { ... } do
+        local file = assert(io.open(path))
+        local text = file:read "*a"
+        file:close()
+        file = assert(io.open(path, "w"))
+        assert(file:write(tables.fill(text)))
+        assert(file:close())
+    end
 end
 
 return tables

@@ -19,7 +19,7 @@ local core = te._core
 local Steps = {}
 Steps.__index = Steps
 
---- The optimizer steps of a run: on the CPU one after the other, on CUDA as launches of a graph.
+--- The optimizer steps of a run: one after the other, or as launches of a graph where the device has them.
 ---@param opts table  next_batch() and loss(x, y); parameters, optimizer, schedule(step) and guard; device, graph, clip
 ---                   (the largest norm; 0: no limit) and grad_accumulation (batches of a step); ranks (te.train.ranks;
 ---                   this process alone unless given) and interrupted(), whether this process was asked to stop
@@ -27,7 +27,7 @@ Steps.__index = Steps
 local function new(opts)
     local together = opts.ranks or ranks.alone()
     -- what goes between processes may go through the host, which no graph can record
-    local recorder = opts.graph and opts.device:find "^cuda" and together.size == 1
+    local recorder = opts.graph and core.device_traits(opts.device).graphs and together.size == 1
     return setmetatable({ o = opts, started = {}, finished_at = 0, recorder = recorder, ranks = together }, Steps)
 end
 

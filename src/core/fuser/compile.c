@@ -1,5 +1,5 @@
-/* compile.c - the programs of a plan: each unit's program ops joined into one, its gradient derived from the whole; and
- * what backward must find saved. */
+/* compile.c - the programs of a plan: each unit's program ops joined into one, its gradient derived from the whole
+ * (compile_gradient.c); and what backward must find saved. */
 #include "emit.h"
 #include "handed.h"
 #include "plan.h"
@@ -64,8 +64,7 @@ static te_program *bound_program(joining *j, const te_group_node *node, const te
     return bound;
 }
 
-/* What rounds to the dtype of a value, where the unit's arithmetic is wider; 0: nothing. */
-static uint8_t rounding(const te_fuse_plan *plan, const te_unit *unit, int v)
+uint8_t te_plan_rounding(const te_fuse_plan *plan, const te_unit *unit, int v)
 {
     switch (plan->values[v].dtype) {
     case TE_BF16: return TE_PW_TO_BF16;
@@ -79,7 +78,7 @@ static uint8_t rounding(const te_fuse_plan *plan, const te_unit *unit, int v)
  * the way there. */
 static int rounded(joining *j, int v)
 {
-    uint8_t op = rounding(j->plan, j->unit, v);
+    uint8_t op = te_plan_rounding(j->plan, j->unit, v);
     return op ? te_program_emit(j->program, (te_opcode)op, j->mapped[v], -1, -1) : j->mapped[v];
 }
 
@@ -165,7 +164,7 @@ static te_status add_identities(joining *j)
     return TE_OK;
 }
 
-static te_output_kind reduction_of(const te_plan_value *v, te_rate rate)
+te_output_kind te_plan_reduction(const te_plan_value *v, te_rate rate)
 {
     if (v->cls != TE_VALUE_FIXED) return rate == TE_RATE_ROW ? TE_OUT_ROW : TE_OUT_ELEM;
     return v->width == 1 ? TE_OUT_SUM : TE_OUT_COLSUM;
@@ -180,14 +179,15 @@ static te_status describe_joints(joining *j, const int *ends)
     if (!j->joints) return out_of_memory(plan);
     for (int i = 0; i < unit->n_slots; i++) {
         const te_unit_slot *slot = &unit->slots[i];
-        bool tensor = reduction_of(&plan->values[slot->value], slot->rate) == TE_OUT_ELEM;
-        j->joints[te_program_load(j->program, i)] = (te_joint){false, tensor, rounding(plan, unit, slot->value)};
+        bool tensor = te_plan_reduction(&plan->values[slot->value], slot->rate) == TE_OUT_ELEM;
+        j->joints[te_program_load(j->program, i)] =
+            (te_joint){false, tensor, te_plan_rounding(plan, unit, slot->value)};
     }
     for (int k = 0; k < unit->n_nodes; k++) {
         int v = plan->nodes[unit->nodes[k]].out, value = j->read[v] ? rounded(j, v) : -1;
         bool tensor = value >= 0 && plan->values[v].cls == TE_VALUE_TOKENS;
         if (tensor && j->program->insns[value].rate == TE_RATE_ELEM)
-            j->joints[value] = (te_joint){false, true, rounding(plan, unit, v)};
+            j->joints[value] = (te_joint){false, true, te_plan_rounding(plan, unit, v)};
     }
     for (int k = 0; k < unit->n_nodes; k++) j->joints[ends[k] - 1].last = true;
     return TE_OK;
@@ -232,151 +232,6 @@ static te_status join_unit(te_fuse_plan *plan, int position, te_joint **joints)
     unit->gradient.forward = j.program; /* replaced when it is differentiated */
     *joints = j.joints;
     return TE_OK;
-}
-
-/* --- gradients ---------------------------------------------------------------------------------------------------- */
-
-/* The gradient of output `index` of the backward program is a gradient that came in, as it is. */
-static int alias_of(const te_fuse_plan *plan, const te_unit *unit, const te_unit_grad *grad, int value)
-{
-    const te_insn *insn = &unit->gradient.backward->insns[value];
-    const te_unit_slot *slot = &unit->slots[grad->slot];
-    if (insn->op != TE_PW_LOAD || grad->kind != TE_OUT_ELEM || slot->part.half) return -1;
-    const te_grad_source *source = &unit->gradient.sources[insn->slot];
-    if (source->kind != TE_GRAD_FROM_DOUT) return -1;
-    int from = source->index < unit->n_results ? unit->results[source->index]
-                                               : unit->slots[unit->identities[source->index - unit->n_results]].value;
-    return plan->values[from].dtype == plan->values[slot->value].dtype ? insn->slot : -1;
-}
-
-/* The gradient before number k that is the same: what was added shares one. */
-static int same_as(const te_fuse_plan *plan, const te_unit *unit, int k)
-{
-    const struct te_program_output *outputs = unit->gradient.backward->outputs;
-    const te_unit_grad             *grads = unit->grads;
-    const te_plan_value            *mine = &plan->values[unit->slots[grads[k].slot].value];
-    for (int j = 0; j < k; j++) {
-        const te_plan_value *other = &plan->values[unit->slots[grads[j].slot].value];
-        bool whole = !unit->slots[grads[k].slot].part.half && !unit->slots[grads[j].slot].part.half;
-        if (outputs[j].value == outputs[k].value && grads[j].kind == TE_OUT_ELEM && grads[k].kind == TE_OUT_ELEM &&
-            whole && mine != other && mine->dtype == other->dtype && mine->space == other->space &&
-            mine->width == other->width && mine->cls == other->cls)
-            return j;
-    }
-    return -1;
-}
-
-/* The matrix product whose bias gradient is the column sum of the gradient in this slot; NULL when there is none or the
- * gradient is not complete here. */
-static te_unit *product_of(te_fuse_plan *plan, int position, const te_unit_slot *slot)
-{
-    const te_plan_value *v = &plan->values[slot->value];
-    if (v->cls != TE_VALUE_TOKENS || v->unit < 0 || v->first_reader != position) return NULL;
-    te_unit *unit = &plan->units[v->unit];
-    bool biased = unit->kind == TE_UNIT_LINEAR && unit->bias != TE_NO_VALUE && plan->values[unit->bias].wanted;
-    return biased ? unit : NULL;
-}
-
-static te_status add_bias_gradients(te_fuse_plan *plan, int position)
-{
-    te_unit *unit = &plan->units[position];
-    int n = unit->n_grads;
-    for (int k = 0; k < n; k++) {
-        te_unit *product = product_of(plan, position, &unit->slots[unit->grads[k].slot]);
-        if (!product || unit->grads[k].kind != TE_OUT_ELEM) continue;
-        int value = unit->gradient.backward->outputs[k].value;
-        if (te_program_output(unit->gradient.backward, TE_OUT_COLSUM, value) < 0) return out_of_memory(plan);
-        unit->grads[unit->n_grads++] = (te_unit_grad){
-            .slot = unit->grads[k].slot, .kind = TE_OUT_COLSUM, .alias = -1, .same = -1, .bias = product->bias};
-        product->bias_elsewhere = true;
-    }
-    return TE_OK;
-}
-
-/* The gradient that gives results again, in the other's place where that keeps less. */
-static te_status recompute(te_fuse_plan *plan, te_unit *unit, const te_gradient_request *asked, te_gradient *gradient)
-{
-    bool again[TE_UNIT_RESULTS + TE_UNIT_SLOTS] = {false};
-    te_gradient other;
-    if (!te_plan_may_recompute(plan, unit, again)) return TE_OK;
-    te_gradient_request request = *asked;
-    request.again = again;
-    te_status status = te_program_differentiate(&request, &other, NULL);
-    if (status != TE_OK) return status == TE_ERROR_MEMORY ? out_of_memory(plan) : TE_OK;
-    if (te_plan_recompute_pays(plan, unit, again, gradient, &other)) {
-        te_gradient keeping = *gradient;
-        *gradient = other;
-        other = keeping;
-        for (int k = 0; k < unit->n_results; k++) {
-            if (!again[k]) continue;
-            plan->values[unit->results[k]].again = true;
-            unit->again[unit->n_again++] = unit->results[k];
-        }
-    }
-    te_gradient_clear(&other);
-    return TE_OK;
-}
-
-/* What is computed again goes behind the sums that were added since. */
-static void move_again_last(te_unit *unit)
-{
-    struct te_program_output *outputs = unit->gradient.backward->outputs, again[TE_UNIT_RESULTS];
-    int n = unit->gradient.backward->n_outputs - unit->n_again, before = 0;
-    while (before < unit->n_grads && unit->grads[before].bias == TE_NO_VALUE) before++;
-    memcpy(again, outputs + before, (size_t)unit->n_again * sizeof *again);
-    memmove(outputs + before, outputs + before + unit->n_again, (size_t)(n - before) * sizeof *again);
-    memcpy(outputs + n, again, (size_t)unit->n_again * sizeof *again);
-}
-
-/* Identities are there to be differentiated; no run writes them. */
-static void drop_identities(te_unit *unit)
-{
-    te_program *program = unit->gradient.forward;
-    if (!unit->n_identities) return;
-    struct te_program_output *first = program->outputs + unit->n_results;
-    program->n_outputs -= unit->n_identities;
-    memmove(first, first + unit->n_identities, (size_t)(program->n_outputs - unit->n_results) * sizeof *first);
-}
-
-static te_status differentiate(te_fuse_plan *plan, int position, const te_joint *joints)
-{
-    te_unit *unit = &plan->units[position];
-    bool wanted[TE_UNIT_SLOTS] = {false}, save[TE_UNIT_RESULTS + TE_UNIT_SLOTS] = {false}, any = false;
-    te_output_kind reduce[TE_UNIT_SLOTS] = {TE_OUT_ELEM};
-    uint8_t stored[TE_UNIT_RESULTS + TE_UNIT_SLOTS];
-    te_build_error error;
-    te_gradient gradient;
-    for (int i = 0; i < unit->n_slots; i++) {
-        const te_plan_value *v = &plan->values[unit->slots[i].value];
-        wanted[i] = v->wanted;
-        any |= wanted[i];
-        reduce[i] = reduction_of(v, unit->slots[i].rate);
-        if (!wanted[i]) continue;
-        unit->grads[unit->n_grads++] = (te_unit_grad){.slot = i, .kind = reduce[i], .bias = TE_NO_VALUE};
-    }
-    if (!any) return TE_OK;
-    for (int k = 0; k < unit->n_results; k++) save[k] = unit->reload[k];
-    for (int k = 0; k < unit->n_results; k++) stored[k] = rounding(plan, unit, unit->results[k]);
-    for (int i = 0; i < unit->n_identities; i++)
-        stored[unit->n_results + i] = rounding(plan, unit, unit->slots[unit->identities[i]].value);
-    te_gradient_request request = {.forward = unit->gradient.forward, .wanted = wanted, .reduce = reduce,
-                                   .save_output = save, .row_length = (double)unit->width,
-                                   .joints = joints, .out_stored = stored};
-    te_status status = te_program_differentiate(&request, &gradient, &error);
-    if (status == TE_ERROR_MEMORY) return out_of_memory(plan);
-    if (status != TE_OK) return te_plan_refuse(plan, &plan->nodes[unit->nodes[0]], "%s", error.message);
-    status = recompute(plan, unit, &request, &gradient);
-    te_program_free(unit->gradient.forward);
-    unit->gradient = gradient;
-    drop_identities(unit);
-    if (status != TE_OK) return status;
-    for (int k = 0; k < unit->n_grads; k++) {
-        unit->grads[k].alias = alias_of(plan, unit, &unit->grads[k], gradient.backward->outputs[k].value);
-        unit->grads[k].same = same_as(plan, unit, k);
-    }
-    status = add_bias_gradients(plan, position);
-    if (unit->n_again) move_again_last(unit);
-    return status;
 }
 
 /* --- what backward reads ------------------------------------------------------------------------------------------ */
@@ -456,10 +311,35 @@ static te_status compile_program(te_fuse_plan *plan, int position)
     te_status status = join_unit(plan, position, &joints);
     te_program *joined = plan->units[position].gradient.forward;
     size_t bytes = joined ? (size_t)joined->n_insns * sizeof *joints : 0;
-    if (status == TE_OK && joints) status = differentiate(plan, position, joints);
+    if (status == TE_OK && joints) status = te_plan_differentiate(plan, position, joints);
     if (joints) te_mem_free(&plan->ctx->mem, joints, bytes);
     bool kept = status == TE_OK && plan->units[position].gradient.forward == joined;
     return kept && te_program_prune(joined) != TE_OK ? out_of_memory(plan) : status;
+}
+
+/* What no program is made for. */
+static void describe_other(te_fuse_plan *plan, te_unit *unit)
+{
+    const te_group_node *node = &plan->nodes[unit->nodes[0]];
+    unit->result = node->out;
+    unit->x = node->in[unit->kind == TE_UNIT_GATHER];
+    unit->weight = unit->kind == TE_UNIT_GATHER ? node->in[0] : TE_NO_VALUE;
+    if (unit->kind == TE_UNIT_CALL) {
+        unit->compute = plan->values[unit->x].dtype;
+        unit->attention = unit->compute == TE_F64 ? NULL : plan->recipes[unit->nodes[0]];
+        unit->product = plan->n_products;
+        unit->n_products = unit->attention != NULL;
+        plan->n_products += unit->n_products;
+    }
+    unit->first_aux = plan->n_aux;
+    if (unit->kind == TE_UNIT_GATHER) plan->values[unit->x].saved |= plan->values[unit->weight].wanted;
+    if (unit->kind == TE_UNIT_GROUPED) te_plan_describe_grouped(plan, unit);
+    if (unit->kind == TE_UNIT_GATHER || unit->kind == TE_UNIT_VIEW) return;
+    unit->first_rng = plan->n_rngs;
+    unit->rng_nodes[0] = unit->nodes[0];
+    unit->n_rngs = unit->kind == TE_UNIT_MASK || (unit->kind == TE_UNIT_CALL && te_plan_draws(node));
+    plan->n_rngs += unit->n_rngs;
+    plan->n_aux += unit->kind == TE_UNIT_CALL ? TE_CALL_AUX : 2; /* of ranges the input and their sizes */
 }
 
 te_status te_plan_compile(te_fuse_plan *plan)
@@ -467,28 +347,10 @@ te_status te_plan_compile(te_fuse_plan *plan)
     te_status status = TE_OK;
     for (int u = 0; u < plan->n_units; u++) {
         te_unit *unit = &plan->units[u];
-        if (unit->kind == TE_UNIT_LINEAR) describe_linear(plan, unit);
-        if (unit->kind == TE_UNIT_PROGRAM || unit->kind == TE_UNIT_LINEAR) continue;
-        const te_group_node *node = &plan->nodes[unit->nodes[0]];
-        unit->result = node->out;
-        unit->x = node->in[unit->kind == TE_UNIT_GATHER];
-        unit->weight = unit->kind == TE_UNIT_GATHER ? node->in[0] : TE_NO_VALUE;
-        if (unit->kind == TE_UNIT_CALL) {
-            unit->compute = plan->values[unit->x].dtype;
-            unit->attention = unit->compute == TE_F64 ? NULL : plan->recipes[unit->nodes[0]];
-            unit->product = plan->n_products;
-            unit->n_products = unit->attention != NULL;
-            plan->n_products += unit->n_products;
-        }
-        unit->first_aux = plan->n_aux;
-        if (unit->kind == TE_UNIT_GATHER) plan->values[unit->x].saved |= plan->values[unit->weight].wanted;
-        if (unit->kind == TE_UNIT_GROUPED) te_plan_describe_grouped(plan, unit);
-        if (unit->kind == TE_UNIT_GATHER || unit->kind == TE_UNIT_VIEW) continue;
-        unit->first_rng = plan->n_rngs;
-        unit->rng_nodes[0] = unit->nodes[0];
-        unit->n_rngs = unit->kind == TE_UNIT_MASK || (unit->kind == TE_UNIT_CALL && te_plan_draws(node));
-        plan->n_rngs += unit->n_rngs;
-        plan->n_aux += unit->kind == TE_UNIT_CALL ? TE_CALL_AUX : 2; /* of ranges the input and their sizes */
+        if (unit->kind == TE_UNIT_LINEAR)
+            describe_linear(plan, unit);
+        else if (unit->kind != TE_UNIT_PROGRAM)
+            describe_other(plan, unit);
     }
     for (int u = 0; u < plan->n_units && status == TE_OK; u++) {
         te_unit *unit = &plan->units[u];

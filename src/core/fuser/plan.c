@@ -109,7 +109,7 @@ static void describe_values(te_fuse_plan *plan, const te_group *group)
     if (plan->n_outputs) memcpy(plan->outputs, group->outputs, (size_t)plan->n_outputs * sizeof *plan->outputs);
 }
 
-te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_ndim, bool record)
+static te_fuse_plan *new_plan(te_group *group, const te_plan_key *keys, int x_ndim, bool record)
 {
     te_context *ctx = group->ctx;
     te_fuse_plan *plan = open_plan(group);
@@ -224,7 +224,7 @@ te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool reco
         plan->next = group->plans;
         return group->plans = plan;
     }
-    te_fuse_plan *plan = te_fuse_plan_new(group, group->keys, first.ndim, record);
+    te_fuse_plan *plan = new_plan(group, group->keys, first.ndim, record);
     if (!plan) return NULL;
     plan->next = group->plans;
     group->plans = plan;

@@ -242,11 +242,17 @@ void          te_node_disown(const te_mem *mem, te_group_node *node);
 te_status te_group_check_inputs(te_group *group, te_tensor *const *inputs, bool *record);
 /* found or made; NULL on failure */
 te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool record);
-te_fuse_plan *te_fuse_plan_new(te_group *group, const te_plan_key *keys, int x_ndim, bool record); /* NULL on failure */
 void          te_fuse_plan_release(te_fuse_plan *plan);
 te_status     te_plan_infer(te_fuse_plan *plan);
 te_status     te_plan_cluster(te_fuse_plan *plan);
 te_status     te_plan_compile(te_fuse_plan *plan);
+/* compile_gradient.c: derives the gradient of a program unit, whose forward has an output for every result and behind
+ * them for every identity, and `joints` for its values; fills unit->gradient and grads. What that takes of compile.c:
+ * how the gradient of a value is summed, whose slot has that rate, and what rounds to the dtype of a value where the
+ * unit's arithmetic is wider (0: nothing). */
+te_status      te_plan_differentiate(te_fuse_plan *plan, int position, const te_joint *joints);
+te_output_kind te_plan_reduction(const te_plan_value *value, te_rate rate);
+uint8_t        te_plan_rounding(const te_fuse_plan *plan, const te_unit *unit, int value);
 /* per result; true: some */
 bool          te_plan_may_recompute(const te_fuse_plan *plan, const te_unit *unit, bool *again);
 /* Whether backward keeps fewer bytes with the second gradient, which gives those results again, than with the first. */

@@ -4,6 +4,7 @@
 #include "../environment.h"
 #include "../float_mode.h"
 
+#include <stdio.h>
 #include <string.h>
 #ifdef TE_ISA_HAS_NEONBF16
 #include <asm/hwcap.h>
@@ -75,6 +76,11 @@ static te_status cpu_open(te_exec *exec, int index)
     return TE_OK;
 }
 
+static void cpu_describe(te_exec *exec, char *text, size_t size)
+{
+    snprintf(text, size, "%s", te_cpu_isa_name(te_cpu(exec)->isa));
+}
+
 static void cpu_close(te_exec *exec)
 {
     te_cpu_device *device = te_cpu(exec);
@@ -101,83 +107,35 @@ static te_status cpu_synchronize(te_exec *exec)
 }
 
 /* What the table calls: kernels run in the default floating-point mode, whatever the host's is; workers have it too. */
-#define ENTRY(name, parameters, arguments)          \
-    static te_status cpu_##name parameters          \
-    {                                               \
-        te_float_mode mode = te_float_mode_begin(); \
-        te_status status = te_cpu_##name arguments; \
-        te_float_mode_end(&mode);                   \
-        return status;                              \
+#define TE_KERNEL(name, parameters, arguments, moved) \
+    static te_status cpu_##name parameters            \
+    {                                                 \
+        te_float_mode mode = te_float_mode_begin();   \
+        te_status status = te_cpu_##name arguments;   \
+        te_float_mode_end(&mode);                     \
+        return status;                                \
     }
+#include "../kernel_list.h"
 
-ENTRY(program_run, (te_exec *exec, te_program *program, const te_run *runs, int n_runs), (exec, program, runs, n_runs))
-ENTRY(gemm, (te_exec *exec, const te_gemm *gemm), (exec, gemm))
-ENTRY(attention, (te_exec *exec, const te_attention *a), (exec, a))
-ENTRY(attention_backward, (te_exec *exec, const te_attention_grad *g), (exec, g))
-ENTRY(rotate, (te_exec *exec, const te_rotation *rotation), (exec, rotation))
-ENTRY(quantize, (te_exec *exec, const te_quantize_job *job), (exec, job))
-ENTRY(dequantize, (te_exec *exec, const te_quantize_job *job, int side), (exec, job, side))
-ENTRY(copy, (te_exec *exec, const te_view *dst, const te_view *src), (exec, dst, src))
-ENTRY(embedding, (te_exec *exec, const te_view *out, const te_view *table, const te_view *ids), (exec, out, table, ids))
-ENTRY(embedding_backward, (te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids,
-                           double *squares), (exec, dtable, dy, ids, squares))
-ENTRY(gather, (te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim),
-      (exec, out, src, index, dim))
-ENTRY(scatter_add, (te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim),
-      (exec, dst, src, index, dim))
-ENTRY(scatter, (te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim),
-      (exec, dst, src, index, dim))
-ENTRY(arg_reduce, (te_exec *exec, const te_view *index, const te_view *src, bool largest), (exec, index, src, largest))
-ENTRY(topk, (te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest),
-      (exec, values, indices, src, largest))
-ENTRY(sort, (te_exec *exec, const te_view *indices, const te_view *src, bool descending),
-      (exec, indices, src, descending))
-ENTRY(cumsum, (te_exec *exec, const te_view *dst, const te_view *src, bool reverse), (exec, dst, src, reverse))
-ENTRY(multinomial, (te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng),
-      (exec, out, src, replacement, rng))
-ENTRY(route_map, (te_exec *exec, const te_view *map, const te_view *counts, const te_view *routing, int64_t rows),
-      (exec, map, counts, routing, rows))
-ENTRY(route_rows, (te_exec *exec, const te_routes *routes, const te_view *rows, const te_view *tokens),
-      (exec, routes, rows, tokens))
-ENTRY(route_tokens, (te_exec *exec, const te_routes *routes, const te_view *tokens, const te_view *rows),
-      (exec, routes, tokens, rows))
-ENTRY(route_weights, (te_exec *exec, const te_routes *routes, const te_view *weights, const te_view *rows,
-                      const te_view *tokens), (exec, routes, weights, rows, tokens))
-ENTRY(route_choose, (te_exec *exec, const te_view *map, const te_view *scores, int64_t k, int64_t groups,
-                     int64_t best_groups), (exec, map, scores, k, groups, best_groups))
-ENTRY(integers, (te_exec *exec, int64_t *values, int64_t n, const te_integers *drawn), (exec, values, n, drawn))
+static te_status cpu_integers(te_exec *exec, int64_t *values, int64_t n, const te_integers *drawn)
+{
+    te_float_mode mode = te_float_mode_begin();
+    te_status status = te_cpu_integers(exec, values, n, drawn);
+    te_float_mode_end(&mode);
+    return status;
+}
 
 const te_backend te_backend_cpu = {
     .name = "cpu",
     .host_memory = true,
+    .describe = cpu_describe,
     .device_open = cpu_open,
     .device_close = cpu_close,
     .memory_alloc = te_cpu_memory_alloc,
     .memory_free = te_cpu_memory_free,
     .memory_copy = cpu_memory_copy,
     .synchronize = cpu_synchronize,
-    .program_run = cpu_program_run,
-    .gemm = cpu_gemm,
-    .attention = cpu_attention,
-    .attention_backward = cpu_attention_backward,
-    .rotate = cpu_rotate,
-    .quantize = cpu_quantize,
-    .dequantize = cpu_dequantize,
-    .copy = cpu_copy,
-    .embedding = cpu_embedding,
-    .embedding_backward = cpu_embedding_backward,
-    .gather = cpu_gather,
-    .scatter_add = cpu_scatter_add,
-    .scatter = cpu_scatter,
-    .arg_reduce = cpu_arg_reduce,
-    .topk = cpu_topk,
-    .sort = cpu_sort,
-    .cumsum = cpu_cumsum,
-    .multinomial = cpu_multinomial,
-    .route_map = cpu_route_map,
-    .route_rows = cpu_route_rows,
-    .route_tokens = cpu_route_tokens,
-    .route_weights = cpu_route_weights,
-    .route_choose = cpu_route_choose,
+#define TE_KERNEL(name, parameters, arguments, moved) .name = cpu_##name,
+#include "../kernel_list.h"
     .integers = cpu_integers,
 };

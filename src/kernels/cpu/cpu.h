@@ -66,35 +66,9 @@ const char *te_cpu_isa_name(te_cpu_isa isa);
 void *te_cpu_memory_alloc(te_exec *, size_t bytes);
 void  te_cpu_memory_free(te_exec *, void *ptr, size_t bytes);
 
-/* Entries of the backend's table, by file. */
-te_status te_cpu_program_run(te_exec *, te_program *, const te_run *runs, int n_runs);           /* program*.c */
-te_status te_cpu_gemm(te_exec *, const te_gemm *);                                               /* gemm*.c */
-te_status te_cpu_quantize(te_exec *, const te_quantize_job *);                                   /* quantize*.c */
-te_status te_cpu_dequantize(te_exec *, const te_quantize_job *, int side);                       /* dequantize.c */
-te_status te_cpu_attention(te_exec *, const te_attention *);                                     /* attention*.c */
-te_status te_cpu_attention_backward(te_exec *, const te_attention_grad *);
-te_status te_cpu_rotate(te_exec *, const te_rotation *);                                         /* rotate.c */
-te_status te_cpu_copy(te_exec *, const te_view *dst, const te_view *src);                        /* copy.c */
-te_status te_cpu_embedding(te_exec *, const te_view *out, const te_view *table, const te_view *ids); /* embedding.c */
-te_status te_cpu_embedding_backward(te_exec *, const te_view *dtable, const te_view *dy, const te_view *ids,
-                                    double *squares);
-te_status te_cpu_gather(te_exec *, const te_view *out, const te_view *src, const te_view *index, int dim); /* index.c */
-te_status te_cpu_scatter_add(te_exec *, const te_view *dst, const te_view *src, const te_view *index, int dim);
-te_status te_cpu_scatter(te_exec *, const te_view *dst, const te_view *src, const te_view *index, int dim);
-te_status te_cpu_arg_reduce(te_exec *, const te_view *index, const te_view *src, bool largest);  /* select.c */
-te_status te_cpu_cumsum(te_exec *, const te_view *dst, const te_view *src, bool reverse);
-te_status te_cpu_multinomial(te_exec *, const te_view *out, const te_view *src, bool replacement, te_rng rng);
-te_status te_cpu_integers(te_exec *, int64_t *values, int64_t n, const te_integers *drawn);      /* integers.c */
-te_status te_cpu_topk(te_exec *, const te_view *values, const te_view *indices, const te_view *src,
-                      bool largest); /* topk.c */
-te_status te_cpu_sort(te_exec *, const te_view *indices, const te_view *src, bool descending); /* sort.c */
-te_status te_cpu_route_map(te_exec *, const te_view *map, const te_view *counts, const te_view *routing,
-                           int64_t rows); /* routes.c */
-te_status te_cpu_route_rows(te_exec *, const te_routes *, const te_view *rows, const te_view *tokens);
-te_status te_cpu_route_tokens(te_exec *, const te_routes *, const te_view *tokens, const te_view *rows);
-te_status te_cpu_route_weights(te_exec *, const te_routes *, const te_view *weights, const te_view *rows,
-                               const te_view *tokens);
-te_status te_cpu_route_choose(te_exec *, const te_view *map, const te_view *scores, int64_t k, int64_t groups,
-                              int64_t best_groups);
+/* Entries of the backend's table: te_cpu_NAME, in files of their names or families. */
+#define TE_KERNEL(name, parameters, arguments, moved) te_status te_cpu_##name parameters;
+#include "../kernel_list.h"
+te_status te_cpu_integers(te_exec *, int64_t *values, int64_t n, const te_integers *drawn); /* integers.c */
 
 #endif

@@ -173,15 +173,15 @@ void      te_cuda_graphs_close(te_exec *);
 void      te_cuda_graphs_drop(te_exec *, const struct te_device_peers *peers);
 
 /* Entries of the table, by file. */
-te_status te_cuda_program_run(te_exec *, te_program *, const te_run *runs, int n_runs); /* program.c */
-te_status te_cuda_gemm(te_exec *, const te_gemm *);                                     /* gemm.c */
+#define TE_KERNEL_OPTIONAL(name, parameters, arguments, moved)
+#define TE_KERNEL(name, parameters, arguments, moved) te_status te_cuda_##name parameters;
+#include "../kernel_list.h"
 void      te_cuda_gemm_close(te_exec *);
 void      te_cuda_forget(te_exec *, const void *data, size_t bytes);                    /* gemm_kept.c */
 void      te_cuda_forget_all(te_exec *);
 /* gemm_narrow.c: why this device does not multiply the bytes of quantized operands as they are; NULL: it does.
  * Addresses are not looked at where they are NULL. */
 const char *te_cuda_decline_narrow(te_exec *, const te_gemm *);
-te_status te_cuda_copy(te_exec *, const te_view *dst, const te_view *src); /* copy.c */
 void      te_cuda_copier_close(te_exec *);
 void      te_cuda_hand_close(te_exec *);
 /* kernel_ops.c and those below */
@@ -189,8 +189,6 @@ te_status te_cuda_pack(te_exec *, int32_t *offsets, const te_view *lens, int64_t
 /* What cuDNN reads of packed sequences (te_packed_args); device pointers. */
 struct te_packed_args;
 te_status te_cuda_ragged(te_exec *, const struct te_packed_args *);
-te_status te_cuda_attention(te_exec *, const te_attention *);
-te_status te_cuda_attention_backward(te_exec *, const te_attention_grad *);
 /* attention_dnn.c: whether cuDNN has taken it (grad NULL: forward), with the status of that;
  * own kernels do the rest. */
 #ifdef TE_HAVE_CUDNN
@@ -203,28 +201,8 @@ void te_cuda_dnn_close(te_exec *);
 #define te_cuda_dnn_missing(exec, version)                    ((void)(exec), *(version) = 0, "built without cudnn.h")
 #define te_cuda_dnn_close(exec)                              ((void)(exec))
 #endif
-te_status te_cuda_embedding(te_exec *, const te_view *out, const te_view *table, const te_view *ids);
-te_status te_cuda_embedding_backward(te_exec *, const te_view *dtable, const te_view *dy, const te_view *ids,
-                                    double *squares);
-te_status te_cuda_quantize(te_exec *, const te_quantize_job *);
-te_status te_cuda_dequantize(te_exec *, const te_quantize_job *, int side);
 te_status te_cuda_delayed_update(te_exec *, const te_delayed *tensors, int64_t n, uint64_t *skipped);
 te_status te_cuda_check_classes(te_exec *, const te_view *targets, int64_t classes, double ignored);
-te_status te_cuda_gather(te_exec *, const te_view *out, const te_view *src, const te_view *index, int dim);
-te_status te_cuda_scatter_add(te_exec *, const te_view *dst, const te_view *src, const te_view *index, int dim);
-te_status te_cuda_scatter(te_exec *, const te_view *dst, const te_view *src, const te_view *index, int dim);
-te_status te_cuda_arg_reduce(te_exec *, const te_view *index, const te_view *src, bool largest);
-te_status te_cuda_topk(te_exec *, const te_view *values, const te_view *indices, const te_view *src, bool largest);
-te_status te_cuda_cumsum(te_exec *, const te_view *dst, const te_view *src, bool reverse);
-te_status te_cuda_multinomial(te_exec *, const te_view *out, const te_view *src, bool replacement, te_rng rng);
-te_status te_cuda_route_map(te_exec *, const te_view *map, const te_view *counts, const te_view *routing,
-                            int64_t rows);
-te_status te_cuda_route_rows(te_exec *, const te_routes *, const te_view *rows, const te_view *tokens);
-te_status te_cuda_route_tokens(te_exec *, const te_routes *, const te_view *tokens, const te_view *rows);
-te_status te_cuda_route_weights(te_exec *, const te_routes *, const te_view *weights, const te_view *rows,
-                                const te_view *tokens);
-te_status te_cuda_route_choose(te_exec *, const te_view *map, const te_view *scores, int64_t k, int64_t groups,
-                               int64_t best_groups);
 
 static inline CUdeviceptr te_cuda_address(const void *ptr) { return (CUdeviceptr)(uintptr_t)ptr; }
 

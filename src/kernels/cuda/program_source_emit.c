@@ -85,7 +85,9 @@ static void emit_value_name(te_emitter *e, int v)
  * follows from the instructions alone: an operation whose formula holds both the maximum and the exponential has them
  * wherever it is fused. An exponential of anything else, before or behind a reduction, is te_exp.
  */
-bool te_emit_below_maximum(const te_emitter *e, int v)
+
+/* Whether v is e^(x - m), m being the row's maximum of x. */
+static bool is_below_maximum(const te_emitter *e, int v)
 {
     const te_insn *insns = e->program->insns;
     if (insns[v].op != TE_PW_EXP || insns[insns[v].arg[0]].op != TE_PW_SUB) return false;
@@ -95,7 +97,7 @@ bool te_emit_below_maximum(const te_emitter *e, int v)
 
 bool te_emit_sums_below_maximum(const te_emitter *e, int v)
 {
-    return e->program->insns[v].op == TE_PW_ROWSUM && te_emit_below_maximum(e, e->program->insns[v].arg[0]);
+    return e->program->insns[v].op == TE_PW_ROWSUM && is_below_maximum(e, e->program->insns[v].arg[0]);
 }
 
 static const te_insn *difference_of(const te_emitter *e, int v)
@@ -104,14 +106,15 @@ static const te_insn *difference_of(const te_emitter *e, int v)
     return &insns[insns[insns[v].arg[0]].arg[0]];
 }
 
-int te_emit_whose_maximum(const te_emitter *e, int v) { return difference_of(e, v)->arg[0]; }
+/* That x. */
+static int whose_maximum(const te_emitter *e, int v) { return difference_of(e, v)->arg[0]; }
 int te_emit_maximum_of(const te_emitter *e, int v) { return difference_of(e, v)->arg[1]; }
 
 /* Whether v is such an exponential over the sum of them all. */
 static bool is_share(const te_emitter *e, int v)
 {
     const te_insn *insns = e->program->insns;
-    return insns[v].op == TE_PW_DIV && te_emit_below_maximum(e, insns[v].arg[0]) &&
+    return insns[v].op == TE_PW_DIV && is_below_maximum(e, insns[v].arg[0]) &&
            insns[insns[v].arg[1]].op == TE_PW_ROWSUM && insns[insns[v].arg[1]].arg[0] == insns[v].arg[0];
 }
 
@@ -128,7 +131,7 @@ static void emit_operation(te_emitter *e, int v)
     const te_insn *insn = &e->program->insns[v];
     bool           negative = insn->op == TE_PW_EXP && never_positive(e->program, insn->arg[0]);
     if (is_share(e, v)) te_emit(e, "te_row_share(");
-    else if (te_emit_below_maximum(e, v)) te_emit(e, "te_row_exp(");
+    else if (is_below_maximum(e, v)) te_emit(e, "te_row_exp(");
     else te_emit(e, "te_op_%s(", negative ? "exp_negative" : te_opcode_name((te_opcode)insn->op));
     for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) {
         if (k) te_emit(e, ", ");
@@ -235,7 +238,7 @@ static int reduced(const te_emitter *e, int v)
 {
     int arg = e->program->insns[v].arg[0];
     if (e->values[v].picked) return e->program->insns[arg].arg[1];
-    return e->values[v].online && te_emit_sums_below_maximum(e, v) ? te_emit_whose_maximum(e, v) : arg;
+    return e->values[v].online && te_emit_sums_below_maximum(e, v) ? whose_maximum(e, v) : arg;
 }
 
 void te_emit_mark(te_emitter *e, int pass)
@@ -407,7 +410,7 @@ static void emit_reductions(te_emitter *e)
         if (e->values[v].online) {
             if (!te_emit_sums_below_maximum(e, v)) continue;
             te_emit(e, "                u%d[k] = ", v);
-            emit_value_name(e, te_emit_whose_maximum(e, v));
+            emit_value_name(e, whose_maximum(e, v));
             te_emit(e, ";\n");
             continue;
         }

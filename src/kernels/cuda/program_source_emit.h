@@ -48,12 +48,8 @@ void te_emit_coordinates(te_emitter *e, int n, const char *row);
 void te_emit_offsets(te_emitter *e, int n);
 void te_emit_row_values(te_emitter *e, int level);
 
-/* Whether v is e^(x - m), m being the row's maximum of x; whether v is the sum of such. */
-bool te_emit_below_maximum(const te_emitter *e, int v);
+/* Whether v is the sum of e^(x - m), m being the row's maximum of x; and that m. */
 bool te_emit_sums_below_maximum(const te_emitter *e, int v);
-
-/* What follows from the x and the m of those. */
-int te_emit_whose_maximum(const te_emitter *e, int v);
 int te_emit_maximum_of(const te_emitter *e, int v);
 
 /* Marks what a pass computes: the arguments of its reductions, or in the last one all that goes to outputs. */

@@ -34,9 +34,6 @@ static inline int te_shape_column_parts(const te_program *program, const te_cuda
 /* Outputs that are left quantized. */
 int te_shape_quantized(const te_program *program, const te_cuda_program_shape *shape);
 
-/* A thread, or several, must have a row to themselves. */
-bool te_program_needs_rows(const te_program *program);
-
 /* Whether SQUARES needs a kernel for values of rows before it, and how many those are. */
 /* TILED: rows and columns of a tile, and elements of a given size from one of its rows to the next. */
 int te_shape_tile(const te_cuda_program_shape *shape);

@@ -20,7 +20,8 @@ static bool structured(const te_program *program)
     return false;
 }
 
-bool te_program_needs_rows(const te_program *program)
+/* A thread, or several, must have a row to themselves. */
+static bool needs_rows(const te_program *program)
 {
     for (int v = 0; v < program->n_insns; v++)
         if (te_opcode_reduces(program->insns[v].op)) return true;
@@ -62,7 +63,7 @@ int te_shape_quantized(const te_program *program, const te_cuda_program_shape *s
 
 bool te_shape_has_row_kernel(const te_program *program, const te_cuda_program_shape *shape)
 {
-    return shape->kind == TE_CUDA_SQUARES && te_program_needs_rows(program);
+    return shape->kind == TE_CUDA_SQUARES && needs_rows(program);
 }
 
 bool te_program_leaves_quantized(const te_program *program, const te_run *run)
@@ -423,7 +424,7 @@ te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, c
     te_status status = check_run(exec, program, run);
     if (status != TE_OK) return status;
     sketch s = {.program = program, .run = run, .shape = shape};
-    bool rows = te_program_needs_rows(program), squares = te_program_leaves_quantized(program, run);
+    bool rows = needs_rows(program), squares = te_program_leaves_quantized(program, run);
     shape->kind = squares ? TE_CUDA_SQUARES : rows || sums_columns(program) ? TE_CUDA_ROWS : TE_CUDA_FLAT;
     shape->compute_f64 = run->compute_f64;
     shape->n_operands = (uint8_t)(program->n_inputs + program->n_outputs);

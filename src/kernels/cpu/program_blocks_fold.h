@@ -569,6 +569,24 @@ static void last_columns(const te_fold_columns *fold, size_t first)
     }
 }
 
+/* The last columns but one vector's, by as many vectors as there are, and the rest as a part of the last WIDTH ones. */
+TE_ALWAYS void last_vectors(const te_fold_columns *fold, size_t i, bool half)
+{
+    te_ahead none = {0};
+    size_t   rest = fold->columns % WIDTH;
+    for (; fold->columns - i >= 4 * WIDTH; i += 4 * WIDTH) column_block(fold, i, 4, half, false, false, false, &none);
+    if (fold->columns - i >= 2 * WIDTH) column_block(fold, i, 2, half, false, false, false, &none), i += 2 * WIDTH;
+    if (fold->columns - i >= WIDTH) column_block(fold, i, 1, half, false, false, false, &none);
+    if (!rest) return;
+    te_real        *end = (te_real *)fold->sums + fold->columns, sums[WIDTH];
+    te_fold_columns last = *fold;
+    last.sums = sums;
+    last.src = (const char *)fold->src + (int64_t)(fold->columns - WIDTH) * bytes_of(half);
+    memcpy(sums, end - WIDTH, sizeof sums);
+    column_block(&last, 0, 1, half, false, false, false, &none);
+    memcpy(end - rest, sums + WIDTH - rest, rest * sizeof *sums);
+}
+
 #define COLUMN_PARTS(has_by) ((has_by) ? HALF_PARTS : MOST_PARTS)
 #define TE_COLUMN_BLOCKS(half, has_by, by_half, has_also) \
     for (; i + TE_FOLD_LANES <= fold->columns; i += TE_FOLD_LANES) \
@@ -586,7 +604,10 @@ static void fold_columns(const te_fold_columns *fold, te_ahead ahead)
     else if (fold->also && half && by_half) TE_COLUMN_BLOCKS(true, true, true, true);
     else if (!fold->also && !half && !by_half) TE_COLUMN_BLOCKS(false, true, false, false);
     else TE_COLUMN_BLOCKS(half, true, by_half, fold->also != NULL);
-    if (i < fold->columns) last_columns(fold, i);
+    if (i == fold->columns) return;
+    if (fold->by || fold->columns < WIDTH) last_columns(fold, i);
+    else if (half) last_vectors(fold, i, true);
+    else last_vectors(fold, i, false);
 }
 
 #if TE_WIDTH >= 8 /* others have it done by operations on blocks */

@@ -176,8 +176,8 @@ static bool lies_in_rows(const te_job *job)
 static bool take_bands(te_exec *exec, te_program *program, te_job *job)
 {
     job->band = false;
-    if (!job->blocks->strip || job->rows < 2 || job->columns < TE_FOLD_LANES || job->columns % TE_FOLD_LANES ||
-        job->columns > ADDED_WIDEST || !(job->compiled->structured || lies_in_rows(job)))
+    if (!job->blocks->strip || job->rows < 2 || job->columns < TE_FOLD_LANES || job->columns > ADDED_WIDEST ||
+        !(job->compiled->structured || lies_in_rows(job)))
         return true;
     if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
     bool adds = job->plan->adds || (job->compiled->reduces_rows && job->compiled->columns_summed);
@@ -247,12 +247,25 @@ static bool choose_tile(te_exec *exec, te_program *program, te_job *job)
     return true;
 }
 
-static void choose_chunks(te_job *job)
+/* Lanes of column sums follow from the shape alone, and so do chunks: the sums have the same bits whatever else there is
+ * in the program. */
+static bool choose_lanes(te_job *job)
 {
-    int64_t columns = job->columns ? job->columns : 1;
-    job->chunk_columns = columns;
-    if (!job->compiled->reduces_rows && job->kind != TE_PLAN_ROWS && columns > TE_CHUNK)
-        job->chunk_columns = TE_CHUNK / job->tile_columns * job->tile_columns;
+    job->lanes = 1;
+    if (!job->compiled->columns_summed || job->columns < 1 || job->columns >= TE_FOLD_LANES) return false;
+    while (job->lanes * job->columns < TE_COLSUM_WIDTH && 16 * job->lanes <= job->rows) job->lanes *= 2;
+    if (job->lanes == 1) return false;
+    int64_t rows = (job->rows + TE_COLSUM_CHUNKS - 1) / TE_COLSUM_CHUNKS, most = TE_COLSUM_MOST * job->lanes;
+    if (rows < TE_CHUNK / job->columns) rows = TE_CHUNK / job->columns;
+    if (rows > most) rows = most;
+    job->chunk_rows = (rows + job->lanes - 1) / job->lanes * job->lanes;
+    if (job->tile_rows > job->chunk_rows) job->tile_rows = job->chunk_rows;
+    if (job->tile_rows > job->lanes) job->tile_rows -= job->tile_rows % job->lanes;
+    return true;
+}
+
+static void choose_chunk_rows(te_job *job)
+{
     job->chunk_rows = job->band && folds_once(job) ? job->tile_rows : TE_CHUNK / job->chunk_columns;
     int64_t least = 1;
     if (job->compiled->columns_summed) { /* a chunk's sums are cleared, read and written as often as it has columns */
@@ -266,6 +279,15 @@ static void choose_chunks(te_job *job)
     int64_t tiles = (job->chunk_rows + job->tile_rows - 1) / job->tile_rows;
     if (job->band) job->tile_rows = (job->chunk_rows + tiles - 1) / tiles;
     else job->chunk_rows = tiles * job->tile_rows;
+}
+
+static void choose_chunks(te_job *job)
+{
+    int64_t columns = job->columns ? job->columns : 1;
+    job->chunk_columns = columns;
+    if (!job->compiled->reduces_rows && job->kind != TE_PLAN_ROWS && columns > TE_CHUNK)
+        job->chunk_columns = TE_CHUNK / job->tile_columns * job->tile_columns;
+    if (!choose_lanes(job)) choose_chunk_rows(job);
     job->row_chunks = (job->rows + job->chunk_rows - 1) / job->chunk_rows;
     job->column_chunks = (columns + job->chunk_columns - 1) / job->chunk_columns;
 }

@@ -226,6 +226,8 @@ STAND_IN(embedding, (te_exec * exec, const te_view *out, const te_view *table, c
 STAND_IN(embedding_backward,
          (te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids, double *squares),
          (exec, dtable, dy, ids, squares), 3 * view_bytes(dy) + view_bytes(ids))
+STAND_IN(triangle, (te_exec * exec, const te_view *dst, const te_view *src, int64_t diagonal, bool upper),
+         (exec, dst, src, diagonal, upper), view_bytes(src) + view_bytes(dst))
 STAND_IN(gather, (te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim),
          (exec, out, src, index, dim), 2 * view_bytes(out) + view_bytes(index))
 STAND_IN(scatter_add, (te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim),
@@ -274,6 +276,7 @@ static void stand_in(profiled_device *p, te_device *device)
     if (p->real->rotate) p->table.rotate = rotate;
     p->table.embedding = embedding;
     p->table.embedding_backward = embedding_backward;
+    if (p->real->triangle) p->table.triangle = triangle;
     p->table.gather = gather;
     p->table.scatter = scatter;
     p->table.scatter_add = scatter_add;

@@ -45,7 +45,8 @@ typedef struct te_quant {
     float           scale_max;
 } te_quant;
 
-/* A strided window on memory. Strides count elements and may be 0 (broadcast), never negative. data NULL: absent. */
+/* A strided window on memory. Strides count elements and may be 0 (broadcast), never negative but for the source of a
+ * copy in the host's memory. data NULL: absent. */
 typedef struct te_view {
     void           *data;
     te_dtype        dtype;
@@ -307,6 +308,9 @@ struct te_backend {
     /* Along the last dimension: index (int64, from 0) of the first largest (smallest) value; a NaN counts as the
      * extreme. */
     te_status (*arg_reduce)(te_exec *exec, const te_view *index, const te_view *src, bool largest);
+    /* dst, contiguous: src with zeros in the columns of the last dimension right of its row's number, in the one before
+     * it, plus `diagonal`, which is less than 2^62 in size; `upper`: left of it. NULL: by programs. */
+    te_status (*triangle)(te_exec *exec, const te_view *dst, const te_view *src, int64_t diagonal, bool upper);
     /* Along the last dimension: the k largest (smallest), sorted; values and int64 indices. */
     te_status (*topk)(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest);
     /* Along the last dimension: positions (int64) of the elements in order; equal ones stay in order, NaN is the

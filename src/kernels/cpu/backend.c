@@ -118,6 +118,8 @@ ENTRY(rotate, (te_exec *exec, const te_rotation *rotation), (exec, rotation))
 ENTRY(quantize, (te_exec *exec, const te_quantize_job *job), (exec, job))
 ENTRY(dequantize, (te_exec *exec, const te_quantize_job *job, int side), (exec, job, side))
 ENTRY(copy, (te_exec *exec, const te_view *dst, const te_view *src), (exec, dst, src))
+ENTRY(triangle, (te_exec *exec, const te_view *dst, const te_view *src, int64_t diagonal, bool upper),
+      (exec, dst, src, diagonal, upper))
 ENTRY(embedding, (te_exec *exec, const te_view *out, const te_view *table, const te_view *ids), (exec, out, table, ids))
 ENTRY(embedding_backward, (te_exec *exec, const te_view *dtable, const te_view *dy, const te_view *ids,
                            double *squares), (exec, dtable, dy, ids, squares))
@@ -164,6 +166,7 @@ const te_backend te_backend_cpu = {
     .quantize = cpu_quantize,
     .dequantize = cpu_dequantize,
     .copy = cpu_copy,
+    .triangle = cpu_triangle,
     .embedding = cpu_embedding,
     .embedding_backward = cpu_embedding_backward,
     .gather = cpu_gather,

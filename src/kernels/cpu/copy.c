@@ -253,6 +253,10 @@ static void copy_some_runs(const copy_plan *plan, int64_t to, int64_t from, int6
         copy_bytes(dst, dst_step << log2_size, src, src_step << log2_size, d->shape[last] << log2_size, n);
         return;
     }
+    if (d->dtype == s->dtype && d->stride[last] == 1 && s->stride[last] == 0) {
+        plan->blocks->fill[te_dtype_log2_size(d->dtype)](dst, dst_step, src, src_step, d->shape[last], n);
+        return;
+    }
     for (int64_t i = 0; i < n; i++)
         te_convert(plan->blocks, te_element(dst, d->dtype, i * dst_step), d->dtype, d->stride[last],
                    te_element(src, s->dtype, i * src_step), s->dtype, s->stride[last], d->shape[last]);

@@ -75,6 +75,8 @@ te_status te_cpu_attention(te_exec *, const te_attention *);                    
 te_status te_cpu_attention_backward(te_exec *, const te_attention_grad *);
 te_status te_cpu_rotate(te_exec *, const te_rotation *);                                         /* rotate.c */
 te_status te_cpu_copy(te_exec *, const te_view *dst, const te_view *src);                        /* copy.c */
+te_status te_cpu_triangle(te_exec *, const te_view *dst, const te_view *src, int64_t diagonal,
+                          bool upper); /* triangle.c */
 te_status te_cpu_embedding(te_exec *, const te_view *out, const te_view *table, const te_view *ids); /* embedding.c */
 te_status te_cpu_embedding_backward(te_exec *, const te_view *dtable, const te_view *dy, const te_view *ids,
                                     double *squares);

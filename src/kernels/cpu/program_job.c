@@ -130,7 +130,8 @@ static bool stores_wait(const te_job *job)
 }
 
 /* Whether rows become numbers in one go, straight from a tensor. Then nothing has to stay in a cache, and the fewer
- * stops there are between rows, the better the caches are used; from memory it is slower. */
+ * stops there are between rows, the better the caches are used; from memory it is slower. Of float16, which is loaded
+ * first, several rows still begin but once. */
 static bool folds_once(const te_job *job)
 {
     const te_program *p = job->program;
@@ -139,7 +140,8 @@ static bool folds_once(const te_job *job)
     if (job->plan->n_turns != 1 || job->plan->n_registers > 1) return false;
     for (int o = 0; o < p->n_outputs; o++)
         if (p->outputs[o].kind != TE_OUT_ROW) return false;
-    return (in->dtype == TE_F32 || in->dtype == TE_BF16) && in->stride[job->column_axis] == 1 && !in->block;
+    bool takes = in->dtype == TE_F32 || in->dtype == TE_BF16 || in->dtype == TE_F16;
+    return takes && in->stride[job->column_axis] == 1 && !in->block;
 }
 
 /* Rows of a band, whose tensors and registers may leave L1 but not L2. */
@@ -182,9 +184,11 @@ static bool take_bands(te_exec *exec, te_program *program, te_job *job)
     if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
     bool adds = job->plan->adds || (job->compiled->reduces_rows && job->compiled->columns_summed);
     bool once = folds_once(job);
+    if (job->columns % TE_FOLD_LANES && !once) return true; /* a fold knows rows of any length */
     bool wide = job->columns > (once ? ADDED_WIDEST : BAND_WIDEST) && job->bytes > job->rows * BAND_BYTES;
     if (wide && !adds) return true;
-    int64_t rows = once ? FOLDED_ELEMENTS / job->columns : band_rows(job);
+    bool    there = job->run->inputs[0].dtype != TE_F16;
+    int64_t rows = once ? (there ? FOLDED_ELEMENTS : TILE_MAX) / job->columns : band_rows(job);
     if (rows > job->rows) rows = job->rows;
     if (!job->plan->bands || rows < 2 || (job->columns > SHORT_ROW && stores_wait(job))) return true;
     job->band = true;

@@ -112,10 +112,49 @@ static void store_f32_f16(void *dst, int64_t stride, const void *values, int64_t
 
 /* --- bits unchanged --------------------------------------------------------------------------------------------- */
 
+/* Numbers that fill a line. */
+typedef union line {
+    uint8_t  of_uint8_t[64];
+    uint16_t of_uint16_t[32];
+    uint32_t of_uint32_t[16];
+    uint64_t of_uint64_t[8];
+    char     bytes[64];
+} line;
+
+/* At least `least` bytes of it, and up to twice as many, the last ones from where they end. */
+#define FILL_FROM(least)                                            \
+    if (bytes >= (least)) {                                         \
+        memcpy(dst, l->bytes, (least));                             \
+        memcpy(dst + bytes - (least), l->bytes, (least));           \
+        return;                                                     \
+    }
+
+static inline __attribute__((always_inline)) void fill_run(char *dst, const line *l, size_t bytes)
+{
+    for (; bytes > 2 * sizeof *l; bytes -= sizeof *l, dst += sizeof *l) memcpy(dst, l->bytes, sizeof *l);
+    FILL_FROM(64)
+    FILL_FROM(32)
+    FILL_FROM(16)
+    FILL_FROM(8)
+    FILL_FROM(4)
+    for (size_t i = 0; i < bytes; i++) dst[i] = l->bytes[i];
+}
+
 #define DEFINE_MOVE(type)                                                                                              \
-    static void fill_##type(type *d, type value, int64_t n)                                                            \
+    static void fill_##type(void *dst, int64_t dst_step, const void *src, int64_t src_step, int64_t n, int64_t runs)   \
     {                                                                                                                  \
-        for (int64_t i = 0; i < n; i++) d[i] = value;                                                                  \
+        enum { COUNT = 64 / sizeof(type) };                                                                            \
+        type       *d = dst;                                                                                           \
+        const type *s = src;                                                                                           \
+        for (int64_t r = 0; r < runs; r++, d += dst_step, s += src_step) {                                             \
+            line l;                                                                                                    \
+            for (int k = 0; k < COUNT; k++) l.of_##type[k] = *s;                                                       \
+            fill_run((char *)d, &l, (size_t)n * sizeof(type));                                                         \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void reverse_##type(type *restrict d, const type *restrict s, int64_t n)                                    \
+    {                                                                                                                  \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) d[i] = s[-i];                                              \
     }                                                                                                                  \
     static void move_##type(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t n)             \
     {                                                                                                                  \
@@ -124,7 +163,9 @@ static void store_f32_f16(void *dst, int64_t stride, const void *values, int64_t
         if (dst_stride == 1 && src_stride == 1)                                                                        \
             memcpy(d, s, (size_t)n * sizeof(type));                                                                    \
         else if (dst_stride == 1 && src_stride == 0)                                                                   \
-            fill_##type(d, *s, n);                                                                                     \
+            fill_##type(d, 0, s, 0, n, 1);                                                                             \
+        else if (dst_stride == 1 && src_stride == -1)                                                                  \
+            reverse_##type(d, s, n);                                                                                   \
         else                                                                                                           \
             for (int64_t i = 0; i < n; i++) d[i * dst_stride] = s[i * src_stride];                                     \
     }
@@ -279,6 +320,7 @@ const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
              [TE_F8E4M3] = load_e4m3,
              [TE_F8E5M2] = load_e5m2},
     .store = {[TE_CLASS_F32] = STORES(f32), [TE_CLASS_F64] = STORES(f64), [TE_CLASS_I64] = STORES(i64)},
+    .fill = {fill_uint8_t, fill_uint16_t, fill_uint32_t, fill_uint64_t},
     .move = {move_uint8_t, move_uint16_t, move_uint32_t, move_uint64_t},
     .transpose = {transpose_uint8_t, transpose_uint16_t, transpose_uint32_t, transpose_uint64_t},
     .join = join_whole,

@@ -187,9 +187,7 @@ static te_status cat_forward(te_call *call)
     if (!y) return call->ctx->status;
     int64_t start = 0;
     for (int k = 0; k < call->n_list; k++) {
-        te_tensor *part = slot_of(y, dim, start, call->list[k]->shape[dim]);
-        te_status status = part ? te_tensor_copy_data(part, call->list[k]) : call->ctx->status;
-        te_tensor_release(part);
+        te_status status = te_tensor_copy_part(y, y->stride, start * y->stride[dim], call->list[k]);
         if (status != TE_OK) return status;
         start += call->list[k]->shape[dim];
     }
@@ -247,11 +245,10 @@ static te_status stack_forward(te_call *call)
     for (int i = 0; i <= first->ndim; i++) shape[i] = i == dim ? n : first->shape[i - (i > dim)];
     te_tensor *y = call->out[0] = te_tensor_new(ctx, first->storage->device, dtype, first->ndim + 1, shape);
     te_status status = y ? TE_OK : ctx->status;
-    for (int i = 0; i < n && status == TE_OK; i++) {
-        te_tensor *layer = layer_of(y, dim, i);
-        status = layer ? te_tensor_copy_data(layer, call->list[i]) : ctx->status;
-        te_tensor_release(layer);
-    }
+    int64_t stride[TE_MAX_DIMS];
+    for (int i = 0; i < first->ndim && y; i++) stride[i] = y->stride[i + (i >= dim)];
+    for (int i = 0; i < n && status == TE_OK; i++)
+        status = te_tensor_copy_part(y, stride, i * y->stride[dim], call->list[i]);
     call->memo[0] = dim;
     return status;
 }

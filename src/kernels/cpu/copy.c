@@ -170,7 +170,8 @@ static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src, c
 
     int last = plan->dst.ndim - 1;
     plan->across = -1;
-    if (plan->dst.stride[last] == 1 && plan->src.stride[last] != 1)
+    bool filled = plan->src.stride[last] == 0 && dst->dtype == src->dtype;
+    if (plan->dst.stride[last] == 1 && plan->src.stride[last] != 1 && !filled)
         for (int i = 0; i < last; i++)
             if (plan->src.stride[i] == 1 && plan->dst.shape[i] >= 4) plan->across = i;
     int64_t inner = plan->dst.shape[last], bytes = te_view_numel(dst) << te_dtype_log2_size(dst->dtype);
@@ -430,6 +431,16 @@ static bool spreads_one(const te_view *src)
     return true;
 }
 
+static bool is_dense(const te_view *v)
+{
+    int64_t step = 1;
+    for (int i = v->ndim - 1; i >= 0; i--) {
+        if (v->shape[i] != 1 && v->stride[i] != step) return false;
+        step *= v->shape[i];
+    }
+    return true;
+}
+
 te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
 {
     bool same = dst->ndim == src->ndim;
@@ -439,6 +450,10 @@ te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
                             te_describe_view(dst).text, te_describe_view(src).text);
     int64_t numel = te_view_numel(dst);
     if (numel == 0) return TE_OK;
+    if (dst->dtype == src->dtype && numel < PARALLEL_FROM && is_dense(dst) && is_dense(src)) {
+        memcpy(dst->data, src->data, (size_t)numel << te_dtype_log2_size(dst->dtype));
+        return te_cpu_finish(exec, TE_OK);
+    }
     copy_plan plan = {.blocks = te_copy_blocks_of(exec)};
     te_view   one = *src;
     int64_t   element;

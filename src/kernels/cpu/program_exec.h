@@ -11,8 +11,8 @@
  * amaxes in a place of its own; these parts are joined in an order that follows from their number. So results do not
  * depend on threads.
  *
- * Sums of few columns would wait for each other, and fill no vector. So row r of a chunk adds to lane r % lanes, and the
- * sums of a lane's columns lie behind those of the lane before: dense rows then are longer ones of more columns.
+ * Sums of few columns would wait for each other, and fill no vector. So row r of a chunk adds to lane r % lanes, and
+ * the sums of a lane's columns lie behind those of the lane before: dense rows then are longer ones of more columns.
  */
 #ifndef TE_KERNELS_CPU_PROGRAM_EXEC_H
 #define TE_KERNELS_CPU_PROGRAM_EXEC_H

@@ -144,21 +144,25 @@ static bool folds_once(const te_job *job)
     return takes && in->stride[job->column_axis] == 1 && !in->block;
 }
 
-/* Rows of a band, whose tensors and registers may leave L1 but not L2. */
-static int64_t band_rows(const te_job *job)
-{
-    int64_t columns = job->columns, values = job->plan->n_long;
-    int64_t rows = (job->plan->adds ? ADDED_ELEMENTS : BAND_ELEMENTS) / columns;
-    if (rows * columns * values > BAND_VALUES) rows = BAND_VALUES / (columns * values);
-    if (rows > BAND_MAX) rows = BAND_MAX;
-    return rows < job->rows ? rows : job->rows;
-}
-
 /* Whether an operand's elements may be used where they lie in a row. */
 static bool lies_there(const te_job *job, const te_operand *operand)
 {
     bool kind = operand->dtype == TE_F32 || operand->dtype == TE_BF16;
     return kind && is_whole(job, operand) && operand->stride[job->column_axis] == 1 && !operand->block;
+}
+
+/* Rows of a band, whose tensors and registers may leave L1 but not L2. What is only added up is added where it lies. */
+static int64_t band_rows(const te_job *job)
+{
+    const te_program *p = job->program;
+    int64_t           columns = job->columns, values = job->plan->n_long;
+    bool              adds = job->plan->adds, loads = false;
+    for (int i = 0; adds && i < p->n_inputs; i++)
+        loads |= p->input_rates[i] == TE_RATE_ELEM && !lies_there(job, &job->run->inputs[i]);
+    int64_t rows = (loads ? TILE_MAX : adds ? ADDED_ELEMENTS : BAND_ELEMENTS) / columns;
+    if (rows * columns * values > BAND_VALUES) rows = BAND_VALUES / (columns * values);
+    if (rows > BAND_MAX) rows = BAND_MAX;
+    return rows < job->rows ? rows : job->rows;
 }
 
 /* Whether rows that mean nothing are apart in memory, as in half of a tensor's columns: then bands save what a row
@@ -251,8 +255,8 @@ static bool choose_tile(te_exec *exec, te_program *program, te_job *job)
     return true;
 }
 
-/* Lanes of column sums follow from the shape alone, and so do chunks: the sums have the same bits whatever else there is
- * in the program. */
+/* Lanes of column sums follow from the shape alone, and so do chunks: the sums have the same bits whatever else there
+ * is in the program. */
 static bool choose_lanes(te_job *job)
 {
     job->lanes = 1;

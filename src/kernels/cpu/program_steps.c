@@ -321,20 +321,19 @@ static char *column_sums(const te_walker *w, int operand)
 /* Rows that follow one another, as many at a time as there are lanes to the end. */
 static void add_lanes(const te_walker *w, te_fold_columns *fold)
 {
-    const size_t columns = w->tile_columns, lanes = (size_t)w->job->lanes, size = w->blocks->size;
+    const size_t row = w->tile_columns * w->blocks->size, lanes = (size_t)w->job->lanes;
     size_t       lane = (size_t)w->row_number % lanes, left = w->tile_rows;
-    fold->sums = (char *)fold->sums - lane * columns * size;
-    fold->src_step = fold->by_step = (int64_t)(lanes * columns);
+    char        *sums = (char *)fold->sums - lane * row;
+    fold->src_step = fold->by_step = (int64_t)(lanes * w->tile_columns);
     for (size_t n; left; left -= n, lane = 0) {
         n = lanes - lane < left ? lanes - lane : left; /* a lane's row, or all lanes' rows */
         if (lane == 0 && left > lanes) n = left - left % lanes;
         fold->rows = n > lanes ? n / lanes : 1;
-        te_fold_columns part = *fold;
-        part.columns = n / fold->rows * columns;
-        part.sums = (char *)fold->sums + lane * columns * size;
-        w->blocks->fold_columns(&part, (te_ahead){0});
-        fold->src = (const char *)fold->src + n * columns * size;
-        if (fold->by) fold->by = (const char *)fold->by + n * columns * size;
+        fold->columns = n / fold->rows * w->tile_columns;
+        fold->sums = sums + lane * row;
+        w->blocks->fold_columns(fold, (te_ahead){0});
+        fold->src = (const char *)fold->src + n * row;
+        if (fold->by) fold->by = (const char *)fold->by + n * row;
     }
 }
 

@@ -129,7 +129,7 @@ typedef union line {
         return;                                                     \
     }
 
-static inline __attribute__((always_inline)) void fill_run(char *dst, const line *l, size_t bytes)
+static __attribute__((noinline)) void fill_run(char *dst, const line *l, size_t bytes)
 {
     for (; bytes > 2 * sizeof *l; bytes -= sizeof *l, dst += sizeof *l) memcpy(dst, l->bytes, sizeof *l);
     FILL_FROM(64)

@@ -20,7 +20,7 @@
 
 enum { WIDTH = TE_WIDTH, PARTS = TE_FOLD_LANES / WIDTH, NARROW = 16 /* elements of a short row */ };
 /* Vectors that leave registers for what is added to them: of one sum, and where every element goes into two. */
-enum { MOST_PARTS = PARTS < 8 ? PARTS : 8, HALF_PARTS = PARTS < 4 ? PARTS : 4, WIDE_PARTS = WIDTH < 16 ? PARTS : 16 };
+enum { MOST_PARTS = PARTS < 8 ? PARTS : 8, HALF_PARTS = PARTS < 4 ? PARTS : 4 };
 
 #ifdef __clang__
 #define TE_UNROLL _Pragma("clang loop unroll(full)")
@@ -161,6 +161,7 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
     return *(const te_vec *)((const te_real *)at + i);
 }
 
+#if TE_WIDTH >= 8
 /* The first n elements of a vector, n < WIDTH, and zeros. */
 TE_ALWAYS te_vec few_at(const void *at, bool half, size_t n)
 {
@@ -182,6 +183,21 @@ TE_ALWAYS te_vec_bits first_lanes(size_t n)
     for (int k = 0; k < WIDTH; k++) place[k] = k;
     return place < (te_vec_bits){0} + (int)n;
 }
+
+/* The last n elements of a row, n < WIDTH, by whole vectors: what is stored in parts has to wait before it is loaded as
+ * one. */
+#define TE_REST(JOIN, JOIN1, VALUE)                                                                      \
+    te_vec *l = (te_vec *)lane, x = few_at((const char *)s + (int64_t)i * bytes_of(half), half, n - i);  \
+    te_vec  y = few_at((const char *)by + (int64_t)i * bytes_of(by_half), by_half, n - i), old = *l;     \
+    (void)y;                                                                                             \
+    *l = TE_SELECT(first_lanes(n - i), JOIN(old, VALUE(x, y, about)), old);
+#else
+#define TE_REST(JOIN, JOIN1, VALUE)                                                                      \
+    for (; i < n; i++, lane++) {                                                                         \
+        te_real value = VALUE(value_at(s, half, i), value_at(by, by_half, i), about);                    \
+        *lane = JOIN1(*lane, value);                                                                     \
+    }
+#endif
 
 /* add: n elements into the lanes. row: a row by itself. Lanes are joined as a balanced tree, and a row of at most
  * NARROW elements has the bits it would have with all the lanes, as those beyond its end are neutral. */
@@ -207,11 +223,7 @@ TE_ALWAYS te_vec_bits first_lanes(size_t n)
             *l = JOIN(*l, VALUE(TE_AT(s, half, 0), TE_AT(by, by_half, 0), about));                       \
         }                                                                                                \
         if (i == n) return;                                                                              \
-        /* whole vectors, since what is stored in parts has to wait before it is loaded as one */        \
-        te_vec *l = (te_vec *)lane, x = few_at((const char *)s + (int64_t)i * bytes_of(half), half, n - i); \
-        te_vec  y = few_at((const char *)by + (int64_t)i * bytes_of(by_half), by_half, n - i), old = *l; \
-        (void)y;                                                                                         \
-        *l = TE_SELECT(first_lanes(n - i), JOIN(old, VALUE(x, y, about)), old);                          \
+        TE_REST(JOIN, JOIN1, VALUE)                                                                      \
     }                                                                                                    \
     TE_ALWAYS void add_##name(te_real *lane, const void *s, bool half, const te_real *by, te_real about, \
                               size_t n, te_ahead ahead)                                                  \
@@ -547,7 +559,7 @@ TE_ALWAYS void column_block(const te_fold_columns *fold, size_t i, const int par
 {
     te_vec        *to = (te_vec *)((te_real *)fold->sums + i);
     te_vec        *too = has_also ? (te_vec *)((te_real *)fold->also + i) : to;
-    te_vec         sums[WIDE_PARTS], also[PARTS] = {{0}};
+    te_vec         sums[PARTS], also[PARTS] = {{0}};
     const char    *src = fold->src, *by = fold->by;
     const te_real *centre = fold->about, *factor = fold->times;
     int64_t        step = fold->src_step * bytes_of(half), by_step = fold->by_step * bytes_of(by_half);
@@ -602,6 +614,7 @@ static void last_columns(const te_fold_columns *fold, size_t first)
     }
 }
 
+#if TE_REAL_IS_F32
 /* The last columns but one vector's, by as many vectors as there are, and the rest as a part of the last WIDTH ones. */
 static __attribute__((noinline)) void last_vectors(const te_fold_columns *fold, size_t i, bool half)
 {
@@ -619,6 +632,9 @@ static __attribute__((noinline)) void last_vectors(const te_fold_columns *fold, 
     column_block(&last, 0, 1, half, false, false, false, &none);
     memcpy(end - rest, sums + WIDTH - rest, rest * sizeof *sums);
 }
+#else
+#define last_vectors(fold, i, half) last_columns(fold, i)
+#endif
 
 #define COLUMN_PARTS(has_by) ((has_by) ? HALF_PARTS : MOST_PARTS)
 #define TE_COLUMN_BLOCKS(half, has_by, by_half, has_also) \
@@ -631,9 +647,6 @@ static void fold_columns(const te_fold_columns *fold, te_ahead ahead)
 {
     size_t i = 0;
     bool   half = TE_REAL_IS_F32 && fold->src_half, by_half = TE_REAL_IS_F32 && fold->by_half;
-    if (!fold->by && !half && WIDTH == 16) /* where rows are short, they are read one behind the other */
-        for (; i + WIDE_PARTS * WIDTH <= fold->columns; i += WIDE_PARTS * WIDTH)
-            column_block(fold, i, WIDE_PARTS, false, false, false, false, &ahead);
     if (!fold->by && half) TE_COLUMN_BLOCKS(true, false, false, false);
     else if (!fold->by) TE_COLUMN_BLOCKS(false, false, false, false);
     else if (fold->also && !half && !by_half) TE_COLUMN_BLOCKS(false, true, false, true);

@@ -175,6 +175,63 @@ DEFINE_MOVE(uint16_t)
 DEFINE_MOVE(uint32_t)
 DEFINE_MOVE(uint64_t)
 
+typedef uint32_t four_numbers __attribute__((vector_size(16), may_alias));
+typedef uint16_t eight_halves __attribute__((vector_size(16), may_alias));
+typedef uint8_t sixteen_bytes __attribute__((vector_size(16), may_alias));
+#define LOW_FOUR(a, b)    __builtin_shufflevector(a, b, 0, 4, 1, 5)
+#define HIGH_FOUR(a, b)   __builtin_shufflevector(a, b, 2, 6, 3, 7)
+#define LOW_HALVES(a, b)  __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define HIGH_HALVES(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#define LOW_BYTES(a, b)   __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define HIGH_BYTES(a, b)  __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+
+/* Small squares, N x N, in registers; the edges of a matrix by such, the last of which begin early enough to be whole.
+ * Where the destination's lines are shorter than a square and follow one another, each overwrites what the one before
+ * wrote too far, up to the last ones. */
+#define DEFINE_EDGE(type, vector, N, LOW, HIGH, INLINE)                                                                \
+    TE_DEFINE_INTERLEAVE(interleave_##type, vector, N, LOW, HIGH)                                                      \
+    INLINE void small_##type(type *d, int64_t dst_stride, const type *s, int64_t src_stride)                           \
+    {                                                                                                                  \
+        vector a[N];                                                                                                   \
+        _Pragma("GCC unroll 16") for (int k = 0; k < N; k++) memcpy(&a[k], s + k * src_stride, sizeof a[k]);           \
+        interleave_##type(a);                                                                                          \
+        _Pragma("GCC unroll 16") for (int k = 0; k < N; k++) memcpy(d + k * dst_stride, &a[k], sizeof a[k]);           \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void edge_##type(type *d, int64_t dst_stride, const type *s, int64_t src_stride,  \
+                                                      int64_t rows, int64_t cols)                                      \
+    {                                                                                                                  \
+        bool    narrow = cols < N, squares = rows >= N && (!narrow || dst_stride == cols);                             \
+        int64_t r = 0;                                                                                                 \
+        type    room[N * N] = {0};                                                                                     \
+        for (; squares && r < rows && (!narrow || (r + N - 1) * cols + N <= rows * cols); r += N) {                    \
+            int64_t row = narrow || r + N <= rows ? r : rows - N;                                                      \
+            for (int64_t c = 0; c < cols; c += N) {                                                                    \
+                int64_t     col = narrow || c + N <= cols ? c : cols - N, step = narrow ? N : src_stride;              \
+                const type *from = s + col * src_stride + row;                                                         \
+                for (int64_t k = 0; narrow && k < cols; k++)                                                           \
+                    memcpy(room + k * N, from + k * src_stride, N * sizeof *s);                                        \
+                small_##type(d + row * dst_stride + col, dst_stride, narrow ? room : from, step);                      \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (; r < rows; r++)                                                                                          \
+            for (int64_t c = 0; c < cols; c++) d[r * dst_stride + c] = s[c * src_stride + r];                          \
+    }
+
+#define TE_ONCE static inline __attribute__((always_inline))
+#define TE_SHARED static __attribute__((noinline))
+#ifdef __AVX2__
+typedef uint64_t words __attribute__((vector_size(32), may_alias));
+DEFINE_EDGE(uint64_t, words, 4, LOW_FOUR, HIGH_FOUR, TE_ONCE)
+#else
+typedef uint64_t words __attribute__((vector_size(16), may_alias));
+#define LOW_WORDS(a, b)  __builtin_shufflevector(a, b, 0, 2)
+#define HIGH_WORDS(a, b) __builtin_shufflevector(a, b, 1, 3)
+DEFINE_EDGE(uint64_t, words, 2, LOW_WORDS, HIGH_WORDS, TE_ONCE)
+#endif
+DEFINE_EDGE(uint32_t, four_numbers, 4, LOW_FOUR, HIGH_FOUR, TE_ONCE)
+DEFINE_EDGE(uint16_t, eight_halves, 8, LOW_HALVES, HIGH_HALVES, TE_SHARED)
+DEFINE_EDGE(uint8_t, sixteen_bytes, 16, LOW_BYTES, HIGH_BYTES, TE_SHARED)
+
 /* A transpose goes by squares with the side of one cache line, so that each line of either side is moved once. Where
  * turning needs the vectors whole, a square is read into a small one, turned there, and written from a second one; then
  * lines of rows that are a large power of two apart cannot throw each other out of the cache. */
@@ -186,17 +243,18 @@ DEFINE_MOVE(uint64_t)
         type *restrict d = dst;                                                                                        \
         const type *restrict s = src;                                                                                  \
         int64_t full_rows = rows - rows % SIDE, full_cols = cols - cols % SIDE;                                        \
+        if (full_cols == 0) full_rows = 0;                                                                             \
         for (int64_t r = 0; r < full_rows; r += SIDE)                                                                  \
             for (int64_t c = 0; c < full_cols; c += SIDE)                                                              \
                 SQUARE(type, d + r * dst_stride + c, dst_stride, s + c * src_stride + r, src_stride)                   \
-        for (int64_t r = 0; r < rows; r++)                                                                             \
-            for (int64_t c = r < full_rows ? full_cols : 0; c < cols; c++)                                             \
-                d[r * dst_stride + c] = s[c * src_stride + r];                                                         \
+        if (full_rows && full_cols < cols)                                                                             \
+            edge_##type(d + full_cols, dst_stride, s + full_cols * src_stride, src_stride, full_rows,                  \
+                        cols - full_cols);                                                                             \
+        if (full_rows < rows)                                                                                          \
+            edge_##type(d + full_rows * dst_stride, dst_stride, s + full_rows, src_stride, rows - full_rows, cols);    \
     }
 
-#define DIRECT_SQUARE(type, d, dst_stride, s, src_stride)                                            \
-    for (int i = 0; i < SIDE; i++)                                                                   \
-        for (int j = 0; j < SIDE; j++) (d)[i * (dst_stride) + j] = (s)[j * (src_stride) + i];
+#define EDGE_SQUARE(type, d, dst_stride, s, src_stride) edge_##type(d, dst_stride, s, src_stride, SIDE, SIDE);
 
 #define STAGED_SQUARE(type, d, dst_stride, s, src_stride)                                            \
     {                                                                                                \
@@ -213,38 +271,21 @@ static inline void turn_uint32_t(uint32_t *restrict out, const uint32_t *restric
             te_transpose_block((float *)out + i * 16 + j, 16, (const float *)in + j * 16 + i, 16);
 }
 
-DEFINE_TRANSPOSE(uint32_t, STAGED_SQUARE)
-
-typedef uint16_t eight_halves __attribute__((vector_size(16)));
-typedef uint8_t sixteen_bytes __attribute__((vector_size(16)));
-#define LOW_HALVES(a, b)  __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
-#define HIGH_HALVES(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
-#define LOW_BYTES(a, b)   __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define HIGH_BYTES(a, b)  __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-
-/* Squares of 8 x 8 halves and of 16 x 16 bytes, each in registers of 16 bytes. */
-#define DEFINE_TURN(type, vector, N, LOW, HIGH)                                                                        \
-    TE_DEFINE_INTERLEAVE(interleave_##type, vector, N, LOW, HIGH)                                                      \
+#define DEFINE_TURN(type, N)                                                                                           \
     static inline void turn_##type(type *restrict out, const type *restrict in)                                        \
     {                                                                                                                  \
         enum { SIDE = 64 / sizeof(type) };                                                                             \
         for (int i = 0; i < SIDE; i += N)                                                                              \
-            for (int j = 0; j < SIDE; j += N) {                                                                        \
-                vector a[N];                                                                                           \
-                _Pragma("GCC unroll 16") for (int k = 0; k < N; k++)                                                   \
-                    memcpy(&a[k], in + (j + k) * SIDE + i, sizeof a[k]);                                               \
-                interleave_##type(a);                                                                                  \
-                _Pragma("GCC unroll 16") for (int k = 0; k < N; k++)                                                   \
-                    memcpy(out + (i + k) * SIDE + j, &a[k], sizeof a[k]);                                              \
-            }                                                                                                          \
+            for (int j = 0; j < SIDE; j += N) small_##type(out + i * SIDE + j, SIDE, in + j * SIDE + i, SIDE);      \
     }
 
-DEFINE_TURN(uint16_t, eight_halves, 8, LOW_HALVES, HIGH_HALVES)
-DEFINE_TURN(uint8_t, sixteen_bytes, 16, LOW_BYTES, HIGH_BYTES)
+DEFINE_TURN(uint16_t, 8)
+DEFINE_TURN(uint8_t, 16)
 
-DEFINE_TRANSPOSE(uint16_t, STAGED_SQUARE)
 DEFINE_TRANSPOSE(uint8_t, STAGED_SQUARE)
-DEFINE_TRANSPOSE(uint64_t, DIRECT_SQUARE)
+DEFINE_TRANSPOSE(uint16_t, STAGED_SQUARE)
+DEFINE_TRANSPOSE(uint32_t, STAGED_SQUARE)
+DEFINE_TRANSPOSE(uint64_t, EDGE_SQUARE)
 
 /* --- past the caches ---------------------------------------------------------------------------------------------- */
 

@@ -70,45 +70,47 @@ static __attribute__((noinline)) void copy_rest(const char *src, int64_t stride,
     for (int i = 0; i < lines; i++) copy_filled(rest[i], src + i * stride, bytes, LINE);
 }
 
-/* `rows` lines of a times `cols` of b, BLOCK_COLS or one, which are `col` bytes apart; the sums are always those of
- * BLOCK_COLS. */
-INLINE void dots_block(add_fn *add, int rows, int cols, const te_gemm_dots *d, const char *a, const char *b,
-                       int64_t col, float *sums)
+/* `rows` lines of a times BLOCK_COLS of b, `col` bytes apart. */
+INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char *a, const char *b, int64_t col,
+                       float *sums)
 {
     vector  sum[BLOCK_ROWS][BLOCK_COLS][PARTS] = {0};
     char    x[BLOCK_ROWS][LINE], y[BLOCK_COLS][LINE];
     int64_t row = d->a_line, whole = d->bytes / LINE * LINE, rest = d->bytes - whole;
+    /* of one row times the same column over and over, both are fetched as far ahead */
+    int64_t     pace = col ? BLOCK_COLS : 1;
+    const char *ahead[BLOCK_COLS];
+    UNROLL for (int j = 0; j < BLOCK_COLS; j++) ahead[j] = (col ? b + j * LINE : j ? a : b) + AHEAD;
     for (;;) {
         for (int64_t at = 0; at < whole; at += LINE) {
-            UNROLL for (int j = 0; j < cols; j++) __builtin_prefetch(b + cols * at + j * LINE + AHEAD);
-            if (cols == 1) __builtin_prefetch(a + at + AHEAD);
+            UNROLL for (int j = 0; j < BLOCK_COLS; j++)
+                __builtin_prefetch(rows == 1 ? ahead[j] + pace * at : b + BLOCK_COLS * at + j * LINE + AHEAD);
             UNROLL for (int i = 0; i < rows; i++)
-                UNROLL for (int j = 0; j < cols; j++)
+                UNROLL for (int j = 0; j < BLOCK_COLS; j++)
                     UNROLL for (int v = 0; v < (int)PARTS; v++)
                         sum[i][j][v] = add(a + i * row + at, b + j * col + at, v, sum[i][j][v]);
         }
         if (!rest) break;
-        copy_rest(a + whole, row, rows, rest, x), copy_rest(b + whole, col, cols, rest, y);
+        copy_rest(a + whole, row, rows, rest, x), copy_rest(b + whole, col, BLOCK_COLS, rest, y);
         a = x[0], b = y[0], row = col = whole = LINE, rest = 0;
     }
     UNROLL for (int i = 0; i < rows; i++) fold(sum[i], sums + i * d->pitch);
 }
 
-/* A block of columns for all rows; `col` 0: it is a single one. */
+/* A block of columns for all rows. */
 INLINE void dots_cols(add_fn *add, const te_gemm_dots *d, const char *b, int64_t col, float *sums)
 {
     for (int i = 0; i < d->rows;) {
         const char *a = d->a + i * d->a_line;
         float *to = sums + i * d->pitch;
-        if (!col) dots_block(add, 1, 1, d, a, b, col, to), i++;
-        else if (BLOCK_ROWS == 4 && d->rows - i >= 4) dots_block(add, 4, BLOCK_COLS, d, a, b, col, to), i += 4;
-        else if (BLOCK_ROWS == 4 && d->rows - i >= 2) dots_block(add, 2, BLOCK_COLS, d, a, b, col, to), i += 2;
-        else dots_block(add, 1, BLOCK_COLS, d, a, b, col, to), i++;
+        if (BLOCK_ROWS >= 4 && d->rows - i >= 4) dots_block(add, BLOCK_ROWS, d, a, b, col, to), i += 4;
+        else if (BLOCK_ROWS >= 4 && d->rows - i >= 2) dots_block(add, BLOCK_ROWS / 2, d, a, b, col, to), i += 2;
+        else dots_block(add, 1, d, a, b, col, to), i++;
     }
 }
 
 /* The last block begins early enough to be whole: what it overlaps with is computed twice, to the same sums. Where
- * there are fewer columns than a block has, each is one of its own; what that writes too far right the next one
+ * there are fewer columns than a block has, each is taken for all of one; what that writes too far right the next one
  * overwrites, and `pitch` leaves room for the last. */
 INLINE void dots_all(add_fn *add, const te_gemm_dots *d)
 {

@@ -1,5 +1,7 @@
 --- Whether tensors have the same bits, as far as numbers tell: NaN is NaN, and zeros have no sign.
 
+local assert = require "luassert"
+
 local bits = {}
 
 function bits.equal(a, b)

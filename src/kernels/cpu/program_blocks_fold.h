@@ -19,8 +19,9 @@
 #endif
 
 enum { WIDTH = TE_WIDTH, PARTS = TE_FOLD_LANES / WIDTH, NARROW = 16 /* elements of a short row */ };
-/* Vectors that leave registers for what is added to them: of one sum, and where every element goes into two. */
-enum { MOST_PARTS = PARTS < 8 ? PARTS : 8, HALF_PARTS = PARTS < 4 ? PARTS : 4 };
+/* Vectors that leave registers for what is added to them: of one sum, and where every element goes into two; and those
+ * that are not too many to be asked one by one. */
+enum { MOST_PARTS = PARTS < 8 ? PARTS : 8, HALF_PARTS = PARTS < 4 ? PARTS : 4, FEW_PARTS = PARTS > 4 ? 0 : 3 };
 
 #ifdef __clang__
 #define TE_UNROLL _Pragma("clang loop unroll(full)")
@@ -255,11 +256,15 @@ TE_ALWAYS te_vec_bits first_lanes(size_t n)
             fetch_ahead(ahead);                                                                          \
             TE_EACH_PART(PARTS) h[k] = JOIN(h[k], VALUE(TE_AT(s, half, k), TE_AT(by, by_half, k), about));\
         }                                                                                                \
-        if (i < n) {                                                                                     \
+        size_t whole = FEW_PARTS ? (n - i) / WIDTH * WIDTH : 0;                                          \
+        TE_EACH_PART(FEW_PARTS)                                                                          \
+            if ((k + 1) * (size_t)WIDTH <= whole)                                                        \
+                h[k] = JOIN(h[k], VALUE(TE_AT(s, half, k), TE_AT(by, by_half, k), about));               \
+        if (i + whole < n) {                                                                             \
             te_real lane[TE_FOLD_LANES];                                                                 \
             te_vec *l = (te_vec *)lane;                                                                  \
             TE_EACH_PART(PARTS) l[k] = h[k];                                                             \
-            rest_##name(lane, s, half, by, by_half, about, i, n);                                        \
+            rest_##name(lane + whole, s, half, by, by_half, about, i + whole, n);                        \
             TE_EACH_PART(PARTS) h[k] = l[k];                                                             \
         }                                                                                                \
         return tree_##name(h, PARTS);                                                                    \
@@ -620,7 +625,8 @@ static __attribute__((noinline)) void last_vectors(const te_fold_columns *fold, 
 {
     te_ahead none = {0};
     size_t   rest = fold->columns % WIDTH;
-    for (; fold->columns - i >= 4 * WIDTH; i += 4 * WIDTH) column_block(fold, i, 4, half, false, false, false, &none);
+    for (; PARTS - 4 > 0 && fold->columns - i >= 4 * WIDTH; i += 4 * WIDTH)
+        column_block(fold, i, 4, half, false, false, false, &none);
     if (fold->columns - i >= 2 * WIDTH) column_block(fold, i, 2, half, false, false, false, &none), i += 2 * WIDTH;
     if (fold->columns - i >= WIDTH) column_block(fold, i, 1, half, false, false, false, &none);
     if (!rest) return;

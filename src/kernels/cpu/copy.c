@@ -298,7 +298,7 @@ static void copy_some_runs(const copy_plan *plan, int64_t to, int64_t from, int6
         return;
     }
     if (d->dtype == s->dtype && d->stride[last] == 1 && s->stride[last] == 0) {
-        plan->blocks->fill[te_dtype_log2_size(d->dtype)](dst, dst_step, src, src_step, d->shape[last], n);
+        plan->blocks->fill(dst, dst_step, src, src_step, te_dtype_size(d->dtype), d->shape[last], n);
         return;
     }
     for (int64_t i = 0; i < n; i++)

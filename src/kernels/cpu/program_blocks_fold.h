@@ -166,18 +166,20 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
 /* The first n elements of a vector, n < WIDTH, and zeros. */
 TE_ALWAYS te_vec few_at(const void *at, bool half, size_t n)
 {
-#if TE_REAL_IS_F32 && defined(TE_ISA_avx512)
-    if (!half) return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), at);
-#elif TE_REAL_IS_F32 && defined(TE_ISA_avx2)
+    uint16_t some[WIDTH] = {0};
+    if (half) {
+        memcpy(some, at, n * sizeof *some);
+        return load_halves(some);
+    }
+#if defined(TE_ISA_avx512)
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), at);
+#else
     const __m256i place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    if (!half) return _mm256_maskload_ps(at, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), place));
+    return _mm256_maskload_ps(at, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), place));
 #endif
-    te_vec few = {0};
-    for (size_t i = 0; i < n; i++) few[i] = value_at(at, half, i);
-    return few;
 }
 
-/* Numbers n: all bits are set in the first n lanes. */
+/* All bits are set in the first n lanes. */
 TE_ALWAYS te_vec_bits first_lanes(size_t n)
 {
     te_vec_bits place;
@@ -619,7 +621,7 @@ static void last_columns(const te_fold_columns *fold, size_t first)
     }
 }
 
-#if TE_REAL_IS_F32
+#if TE_REAL_IS_F32 && TE_WIDTH >= 8
 /* The last columns but one vector's, by as many vectors as there are, and the rest as a part of the last WIDTH ones. */
 static __attribute__((noinline)) void last_vectors(const te_fold_columns *fold, size_t i, bool half)
 {

@@ -140,18 +140,25 @@ static __attribute__((noinline)) void fill_run(char *dst, const line *l, size_t 
     for (size_t i = 0; i < bytes; i++) dst[i] = l->bytes[i];
 }
 
+#define FILL_LINE(type) \
+    for (size_t k = 0; k < 64 / sizeof(type); k++) l.of_##type[k] = *(const type *)s
+
+static void fill_runs(void *dst, int64_t dst_step, const void *src, int64_t src_step, size_t size, int64_t n,
+                      int64_t runs)
+{
+    char       *d = dst;
+    const char *s = src;
+    for (; runs > 0; runs--, d += dst_step * (int64_t)size, s += src_step * (int64_t)size) {
+        line l;
+        if (size == 1) FILL_LINE(uint8_t);
+        else if (size == 2) FILL_LINE(uint16_t);
+        else if (size == 4) FILL_LINE(uint32_t);
+        else FILL_LINE(uint64_t);
+        fill_run(d, &l, (size_t)n * size);
+    }
+}
+
 #define DEFINE_MOVE(type)                                                                                              \
-    static void fill_##type(void *dst, int64_t dst_step, const void *src, int64_t src_step, int64_t n, int64_t runs)   \
-    {                                                                                                                  \
-        enum { COUNT = 64 / sizeof(type) };                                                                            \
-        type       *d = dst;                                                                                           \
-        const type *s = src;                                                                                           \
-        for (int64_t r = 0; r < runs; r++, d += dst_step, s += src_step) {                                             \
-            line l;                                                                                                    \
-            for (int k = 0; k < COUNT; k++) l.of_##type[k] = *s;                                                       \
-            fill_run((char *)d, &l, (size_t)n * sizeof(type));                                                         \
-        }                                                                                                              \
-    }                                                                                                                  \
     static void reverse_##type(type *restrict d, const type *restrict s, int64_t n)                                    \
     {                                                                                                                  \
         _Pragma("omp simd") for (int64_t i = 0; i < n; i++) d[i] = s[-i];                                              \
@@ -163,7 +170,7 @@ static __attribute__((noinline)) void fill_run(char *dst, const line *l, size_t 
         if (dst_stride == 1 && src_stride == 1)                                                                        \
             memcpy(d, s, (size_t)n * sizeof(type));                                                                    \
         else if (dst_stride == 1 && src_stride == 0)                                                                   \
-            fill_##type(d, 0, s, 0, n, 1);                                                                             \
+            fill_runs(d, 0, s, 0, sizeof(type), n, 1);                                                                 \
         else if (dst_stride == 1 && src_stride == -1)                                                                  \
             reverse_##type(d, s, n);                                                                                   \
         else                                                                                                           \
@@ -184,6 +191,21 @@ typedef uint8_t sixteen_bytes __attribute__((vector_size(16), may_alias));
 #define HIGH_HALVES(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
 #define LOW_BYTES(a, b)   __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #define HIGH_BYTES(a, b)  __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+
+/* A transpose element by element; strides are in bytes. */
+static __attribute__((noinline)) void turn_each(char *d, int64_t dst_stride, const char *s, int64_t src_stride,
+                                                size_t size, int64_t rows, int64_t cols)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c++) {
+            char       *to = d + r * dst_stride + c * (int64_t)size;
+            const char *from = s + c * src_stride + r * (int64_t)size;
+            if (size == 4) memcpy(to, from, 4);
+            else if (size == 2) memcpy(to, from, 2);
+            else if (size == 8) memcpy(to, from, 8);
+            else *to = *from;
+        }
+}
 
 /* Small squares, N x N, in registers; the edges of a matrix by such, the last of which begin early enough to be whole.
  * Where the destination's lines are shorter than a square and follow one another, each overwrites what the one before
@@ -213,8 +235,9 @@ typedef uint8_t sixteen_bytes __attribute__((vector_size(16), may_alias));
                 small_##type(d + row * dst_stride + col, dst_stride, narrow ? room : from, step);                      \
             }                                                                                                          \
         }                                                                                                              \
-        for (; r < rows; r++)                                                                                          \
-            for (int64_t c = 0; c < cols; c++) d[r * dst_stride + c] = s[c * src_stride + r];                          \
+        if (r < rows)                                                                                                  \
+            turn_each((char *)(d + r * dst_stride), dst_stride * (int64_t)sizeof *d, (const char *)(s + r),            \
+                      src_stride * (int64_t)sizeof *s, sizeof *s, rows - r, cols);                                     \
     }
 
 #define TE_ONCE static inline __attribute__((always_inline))
@@ -361,7 +384,7 @@ const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
              [TE_F8E4M3] = load_e4m3,
              [TE_F8E5M2] = load_e5m2},
     .store = {[TE_CLASS_F32] = STORES(f32), [TE_CLASS_F64] = STORES(f64), [TE_CLASS_I64] = STORES(i64)},
-    .fill = {fill_uint8_t, fill_uint16_t, fill_uint32_t, fill_uint64_t},
+    .fill = fill_runs,
     .move = {move_uint8_t, move_uint16_t, move_uint32_t, move_uint64_t},
     .transpose = {transpose_uint8_t, transpose_uint16_t, transpose_uint32_t, transpose_uint64_t},
     .join = join_whole,

@@ -166,16 +166,19 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
 /* The first n elements of a vector, n < WIDTH, and zeros. */
 TE_ALWAYS te_vec few_at(const void *at, bool half, size_t n)
 {
-    uint16_t some[WIDTH] = {0};
-    if (half) {
-        memcpy(some, at, n * sizeof *some);
-        return load_halves(some);
-    }
 #if defined(TE_ISA_avx512)
-    return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), at);
+    __mmask16 few = (__mmask16)((1u << n) - 1);
+    if (!half) return _mm512_maskz_loadu_ps(few, at);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(few, at)), 16));
 #else
-    const __m256i place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    return _mm256_maskload_ps(at, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), place));
+    const __m256i   place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const uint16_t *from = at;
+    uint16_t        some[WIDTH] = {0}, *to = some;
+    if (!half) return _mm256_maskload_ps(at, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), place));
+    if (n & 4) memcpy(to, from, 8), to += 4, from += 4;
+    if (n & 2) memcpy(to, from, 4), to += 2, from += 2;
+    if (n & 1) *to = *from;
+    return load_halves(some);
 #endif
 }
 

@@ -71,6 +71,12 @@ static te_status run_copy(te_exec *exec)
     return te_cpu_copy(exec, &to, &from);
 }
 
+static te_status run_triangle(te_exec *exec)
+{
+    te_view from = matrix(x, TE_F32), to = matrix(y, TE_F32);
+    return te_cpu_triangle(exec, &to, &from, 0, false);
+}
+
 static te_status run_embedding(te_exec *exec)
 {
     te_view table = matrix(x, TE_F32), out = matrix(y, TE_F32),
@@ -201,7 +207,7 @@ static const struct {
     te_status (*run)(te_exec *);
 } kernels[] = {{"program", run_program},       {"attention", run_attention},
                {"attention backward", run_attention_backward},
-               {"gemm", run_gemm},             {"copy", run_copy},
+               {"gemm", run_gemm},             {"copy", run_copy},    {"triangle", run_triangle},
                {"embedding", run_embedding},   {"embedding backward", run_embedding_backward},
                {"gather", run_gather},         {"scatter_add", run_scatter_add},
                {"arg_reduce", run_arg_reduce}, {"topk", run_topk}, {"sort", run_sort},

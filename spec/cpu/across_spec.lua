@@ -1,6 +1,7 @@
 --- Reductions over dimensions whose elements lie apart, and of whole numbers: large enough for the loops that work on
 --- many rows at a time, with sizes that fill neither vectors nor tiles.
 
+local bits = require "spec.support.bits"
 local te = require "te"
 
 local INF, NAN = math.huge, 0 / 0
@@ -68,13 +69,6 @@ local function check_against_scalars(x, dim, what, tolerance, ops)
     end
 end
 
-local function bits_equal(a, b)
-    a, b = a:contiguous():view { -1 }:totable(), b:contiguous():view { -1 }:totable()
-    if #a ~= #b then return false end
-    for i = 1, #a do if a[i] ~= b[i] and (a[i] == a[i] or b[i] == b[i]) then return false end end
-    return true
-end
-
 describe("reductions across memory", function()
     local threads = te.get_num_threads()
     before_each(function() te.manual_seed(41) end)
@@ -112,8 +106,8 @@ describe("reductions across memory", function()
                     local expected = te[name](rows, 3)
                     for n = 1, 2 do
                         te.set_num_threads(n)
-                        assert.is_true(bits_equal(expected, te[name](x, 2)), name .. " of " .. dtype)
-                        assert.is_true(bits_equal(expected, te[name](x:transpose(2, 3), 3)), name .. " of a view")
+                        assert.is_true(bits.equal(expected, te[name](x, 2)), name .. " of " .. dtype)
+                        assert.is_true(bits.equal(expected, te[name](x:transpose(2, 3), 3)), name .. " of a view")
                     end
                 end
             end
@@ -131,7 +125,7 @@ describe("reductions across memory", function()
                             te.set_num_threads(n)
                             local y = te[name](x, dim)
                             assert.is_true(y:is_contiguous())
-                            assert.is_true(bits_equal(expected, y), name .. " over " .. dim)
+                            assert.is_true(bits.equal(expected, y), name .. " over " .. dim)
                         end
                     end
                 end
@@ -144,8 +138,8 @@ describe("reductions across memory", function()
             local x, w, b = te.randn(shape):transpose(2, 3), te.randn { shape[2] }, te.randn { shape[2] }
             for n = 1, 2 do
                 te.set_num_threads(n)
-                assert.is_true(bits_equal(te.layer_norm(x:contiguous(), w, b), te.layer_norm(x, w, b)))
-                assert.is_true(bits_equal(te.rms_norm(x:contiguous(), w), te.rms_norm(x, w)))
+                assert.is_true(bits.equal(te.layer_norm(x:contiguous(), w, b), te.layer_norm(x, w, b)))
+                assert.is_true(bits.equal(te.rms_norm(x:contiguous(), w), te.rms_norm(x, w)))
             end
         end
     end)
@@ -157,7 +151,7 @@ describe("reductions across memory", function()
             a.requires_grad, b.requires_grad = true, true
             te.softmax(a, dim):backward(dy)
             te.softmax(b, -1):backward(dy:transpose(dim, -1):contiguous())
-            assert.is_true(bits_equal(b.grad:transpose(dim, -1), a.grad))
+            assert.is_true(bits.equal(b.grad:transpose(dim, -1), a.grad))
         end
     end)
 end)

@@ -1,17 +1,13 @@
 --- Element by element over broadcast shapes, and powers whose exponent is a number: the bits are those of the same
 --- call on tensors that are written out.
 
+local bits = require "spec.support.bits"
 local te = require "te"
 
 --- A simulated device takes its time: there the same paths are taken with less.
 local elsewhere = te.get_default_device() ~= "cpu"
 
-local function assert_equal_bits(expected, got, what)
-    assert.same(expected.shape, got.shape, what)
-    local a, b = expected:to("float64"):contiguous(), got:to("float64"):contiguous()
-    local equal = (a:eq(b) + (a - a):ne(a - a) * (b - b):ne(b - b)):gt(0) -- NaN in both places counts
-    assert.is_true(equal:all():item(), what)
-end
+local assert_equal_bits = bits.assert_equal
 
 describe("broadcast", function()
     before_each(function() te.manual_seed(20261123) end)

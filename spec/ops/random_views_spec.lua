@@ -1,6 +1,7 @@
 --- Operations on random views of random tensors, small and large, give what they give in float64 on a contiguous copy
 --- whose last dimension is the one that they go along; so do their gradients, and two threads give the bits of one.
 
+local bits = require "spec.support.bits"
 local te = require "te"
 
 local CASES = te.get_default_device() == "cpu" and 1000 or 60
@@ -128,8 +129,6 @@ local function both(run, x, dy)
     return y:detach(), x.grad
 end
 
-local function same_bits(a, b) return te.eq(a, b):all():item() ~= 0 end
-
 local function check(name, run, base, view, dim, vectors, tolerance)
     local what = ("%s over %d of a view of %s %s"):format(name, dim, base.dtype, table.concat(base.shape, "x"))
     local integer = tolerance == 0
@@ -142,7 +141,7 @@ local function check(name, run, base, view, dim, vectors, tolerance)
         te.set_num_threads(threads)
         local z, dz = both(function(x) return run(view(x), dim, vectors) end, base, not integer and weights)
         if y then
-            assert.is_true(same_bits(y, z) and (integer or same_bits(grad, dz)), what .. ": bits of two threads")
+            assert.is_true(bits.equal(y, z) and (integer or bits.equal(grad, dz)), what .. ": bits of two threads")
         end
         y, grad = z, dz
     end

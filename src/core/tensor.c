@@ -526,6 +526,21 @@ static te_status copy_quantized(te_tensor *dst, te_tensor *src)
     return status;
 }
 
+te_status te_tensor_copy_part(te_tensor *fresh, const int64_t *stride, int64_t offset, te_tensor *src)
+{
+    if (te_tensor_is_quantized(src) || src->storage->device != fresh->storage->device) {
+        te_tensor *part = te_tensor_alias(fresh, src->ndim, src->shape, stride, offset);
+        te_status  status = part ? te_tensor_copy_data(part, src) : fresh->ctx->status;
+        te_tensor_release(part);
+        return status;
+    }
+    te_view s = te_tensor_view(src), d = s;
+    d.data = (char *)te_tensor_pointer(fresh) + offset * (int64_t)te_dtype_size(fresh->dtype);
+    d.dtype = fresh->dtype;
+    memcpy(d.stride, stride, (size_t)src->ndim * sizeof *stride);
+    return copy_views(fresh->storage->device, &d, &s);
+}
+
 te_status te_tensor_copy_data(te_tensor *dst, te_tensor *src)
 {
     if (te_tensor_is_quantized(dst) || te_tensor_is_quantized(src)) return copy_quantized(dst, src);

@@ -94,6 +94,8 @@ te_tensor *te_tensor_clone_data(te_tensor *t);
 /* As te_tensor_cast, but the copy is kept with the storage until the tensor changes: weights under autocast. */
 te_tensor *te_tensor_cast_cached(te_tensor *t, te_dtype dtype);
 te_status  te_tensor_copy_data(te_tensor *dst, te_tensor *src); /* dst = src, broadcasting; bumps dst's version */
+/* The same for a part, of src's shape, of a tensor that nobody has seen yet; the offset counts elements. */
+te_status  te_tensor_copy_part(te_tensor *fresh, const int64_t *stride, int64_t offset, te_tensor *src);
 te_status  te_tensor_copy_across(te_tensor *dst, te_tensor *src); /* likewise, where they are on different devices */
 te_tensor *te_tensor_on_device(te_tensor *t, te_device *device); /* a contiguous copy there; t itself when it is
                                                                     there */

@@ -48,6 +48,11 @@ TE_KERNEL(dequantize, (te_exec *exec, const te_quantize_job *job, int side), (ex
 TE_KERNEL(copy, (te_exec *exec, const te_view *dst, const te_view *src), (exec, dst, src),
           view_bytes(dst) + read_bytes(src))
 
+/* dst, contiguous: src with zeros in the columns of the last dimension right of its row's number, in the one before it,
+ * plus `diagonal`, which is less than 2^62 in size; `upper`: left of it. NULL: by programs. */
+TE_KERNEL_OPTIONAL(triangle, (te_exec *exec, const te_view *dst, const te_view *src, int64_t diagonal, bool upper),
+                   (exec, dst, src, diagonal, upper), view_bytes(src) + view_bytes(dst))
+
 /* out[i, :] = table[ids[i], :]; ids int32 or int64 (any value out of range is an error naming it); out may have another
  * float dtype than the table. Backward: dtable[ids[i], :] += dy[i, :], order of additions fixed. squares: NULL, or the
  * sum of squares of a float32 dtable, which becomes that of the result or NaN: not known. */

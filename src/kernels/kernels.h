@@ -45,7 +45,8 @@ typedef struct te_quant {
     float           scale_max;
 } te_quant;
 
-/* A strided window on memory. Strides count elements and may be 0 (broadcast), never negative. data NULL: absent. */
+/* A strided window on memory. Strides count elements and may be 0 (broadcast), never negative but for the source of a
+ * copy in the host's memory. data NULL: absent. */
 typedef struct te_view {
     void           *data;
     te_dtype        dtype;

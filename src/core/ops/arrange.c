@@ -374,28 +374,65 @@ static te_status give_moved(te_call *call, te_tensor *y)
     return te_call_result(call, own);
 }
 
-/* flip(x, dims): positions in reverse. */
-static te_status flip_forward(te_call *call)
+/* With the positions of dims, bits of memo 0, in reverse: a copy from memory that is walked backwards. */
+static te_tensor *turned_round(te_call *call, te_tensor *t)
+{
+    te_tensor *y = te_tensor_new_like(t);
+    if (!y || te_tensor_numel(t) == 0) return y;
+    te_exec *exec = te_call_exec(call, t);
+    te_view to = te_tensor_view(y), from = te_tensor_view(t);
+    int64_t last = 0;
+    for (int i = 0; i < t->ndim; i++) {
+        if (!(call->memo[0] >> i & 1)) continue;
+        last += (t->shape[i] - 1) * t->stride[i];
+        from.stride[i] = -t->stride[i];
+    }
+    from.data = (char *)from.data + last * (int64_t)te_dtype_size(t->dtype);
+    if (te_call_kernel(call, exec, exec->backend->copy(exec, &to, &from)) == TE_OK) return y;
+    te_tensor_release(y);
+    return NULL;
+}
+
+/* The same by positions, where there are no such copies; recorded. */
+static te_tensor *turned_by_index(te_call *call, te_tensor *x)
 {
     te_context *ctx = call->ctx;
-    te_tensor *y = te_tensor_retain(call->in[0]);
-    bool seen[TE_MAX_DIMS] = {false};
-    for (int i = 0; i < call->attr[0].n && y; i++) {
-        int dim = dim_of(call, call->attr[0].ints[i], y);
-        te_tensor *index = NULL, *x = y;
-        if (dim >= 0 && seen[dim])
-            te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is named twice", te_counted(ctx, dim));
-        if (dim >= 0 && !seen[dim]) index = te_tensor_new(ctx, x->storage->device, TE_I64, 1, &x->shape[dim]);
-        te_arg count[] = {TE_A_TENSOR(index), TE_A_NUMBER((double)(index ? x->shape[dim] - 1 : 0)), TE_A_NUMBER(-1)};
-        te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_TENSOR(index)};
+    te_tensor *y = te_tensor_retain(x);
+    for (int i = 0; i < x->ndim && y; i++) {
+        if (!(call->memo[0] >> i & 1)) continue;
+        te_tensor *now = y, *index = te_tensor_new(ctx, x->storage->device, TE_I64, 1, &x->shape[i]);
+        te_arg count[] = {TE_A_TENSOR(index), TE_A_NUMBER((double)(x->shape[i] - 1)), TE_A_NUMBER(-1)};
+        te_arg args[] = {TE_A_TENSOR(now), TE_A_NUMBER(i), TE_A_TENSOR(index)};
         y = index && te_op_run_inplace(ctx, te_op_find(ctx, "sequence"), count, 3) == TE_OK
                 ? te_op_call(ctx, "index_select", 3, args)
                 : NULL;
-        if (dim >= 0) seen[dim] = true;
         te_tensor_release(index);
-        te_tensor_release(x);
+        te_tensor_release(now);
     }
-    return give_moved(call, y);
+    return y;
+}
+
+/* flip(x, dims): positions in reverse. */
+static te_status flip_forward(te_call *call)
+{
+    te_tensor *x = call->in[0];
+    call->memo[0] = 0;
+    for (int i = 0; i < call->attr[0].n; i++) {
+        int dim = dim_of(call, call->attr[0].ints[i], x);
+        if (dim < 0) return call->ctx->status;
+        if (call->memo[0] >> dim & 1)
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is named twice", te_counted(call->ctx, dim));
+        call->memo[0] |= 1 << dim;
+    }
+    if (!te_call_exec(call, x)->backend->host_memory) return give_moved(call, turned_by_index(call, x));
+    call->out[0] = turned_round(call, x);
+    return call->out[0] ? TE_OK : call->ctx->status;
+}
+
+static te_status flip_backward(te_call *call)
+{
+    te_tensor *dx = turned_round(call, call->dout[0]);
+    return dx ? te_grad_give(call, 0, dx) : call->ctx->status;
 }
 
 /* x with the last `shift` positions of dim in front; takes x over. */
@@ -539,7 +576,8 @@ const te_op_def te_ops_arrange[] = {
     {.signature = "flip(x, dims: dims)",
      .doc = "x with the positions of dims in reverse.",
      .flags = TE_OP_METHOD,
-     .forward = flip_forward},
+     .forward = flip_forward,
+     .backward = flip_backward},
     {.signature = "roll(x, shifts: shape, dims: dims = nil)",
      .doc = "x with positions of dims moved up by shifts, those at the end to the front; without dims in the flattened "
             "tensor.",

@@ -187,9 +187,7 @@ static te_status cat_forward(te_call *call)
     if (!y) return call->ctx->status;
     int64_t start = 0;
     for (int k = 0; k < call->n_list; k++) {
-        te_tensor *part = slot_of(y, dim, start, call->list[k]->shape[dim]);
-        te_status status = part ? te_tensor_copy_data(part, call->list[k]) : call->ctx->status;
-        te_tensor_release(part);
+        te_status status = te_tensor_copy_part(y, y->stride, start * y->stride[dim], call->list[k]);
         if (status != TE_OK) return status;
         start += call->list[k]->shape[dim];
     }
@@ -212,27 +210,57 @@ static te_status cat_backward(te_call *call)
     return TE_OK;
 }
 
+/* The part of `whole` that tensor i of a stack fills. */
+static te_tensor *layer_of(te_tensor *whole, int dim, int64_t i)
+{
+    int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
+    for (int d = 0, n = 0; d < whole->ndim; d++) {
+        if (d == dim) continue;
+        shape[n] = whole->shape[d];
+        stride[n++] = whole->stride[d];
+    }
+    return te_tensor_alias(whole, whole->ndim - 1, shape, stride, whole->offset + i * whole->stride[dim]);
+}
+
 static te_status stack_forward(te_call *call)
 {
     te_context *ctx = call->ctx;
-    int n = call->n_list, made = 0;
+    int n = call->n_list;
     if (n < 1) return te_call_fail(call, TE_ERROR_ARGUMENT, "at least one tensor is needed");
-    for (int i = 1; i < n; i++)
-        if (!te_same_shape(call->list[i], call->list[0]))
+    te_tensor *first = call->list[0];
+    te_dtype dtype = first->dtype;
+    for (int i = 1; i < n; i++) {
+        if (!te_same_shape(call->list[i], first))
             return te_call_fail(call, TE_ERROR_ARGUMENT, "tensor %lld is %s, the first one %s",
-                                te_counted(ctx, i), TE_SHAPE_TEXT(call->list[i]), TE_SHAPE_TEXT(call->list[0]));
-    te_tensor **rows = te_mem_zalloc(&ctx->mem, (size_t)n * sizeof *rows);
-    if (!rows) return te_fail_memory(ctx, "te.stack");
-    te_arg dim = TE_A_NUMBER(call->attr[0].number);
-    for (; made < n; made++) {
-        te_arg args[] = {TE_A_TENSOR(call->list[made]), dim};
-        if (!(rows[made] = te_op_call(ctx, "unsqueeze", 2, args))) break;
+                                te_counted(ctx, i), TE_SHAPE_TEXT(call->list[i]), TE_SHAPE_TEXT(first));
+        dtype = te_promote(dtype, call->list[i]->dtype);
     }
-    te_arg args[] = {{.kind = TE_ARG_TENSORS, .n = n, .as.tensors = rows}, dim};
-    te_status status = made == n ? te_call_delegate(call, "cat", 2, args) : ctx->status;
-    for (int i = 0; i < made; i++) te_tensor_release(rows[i]);
-    te_mem_free(&ctx->mem, rows, (size_t)n * sizeof *rows);
+    int dim = te_dim_index((int64_t)call->attr[0].number, first->ndim + 1);
+    if (dim < 0)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is not in a tensor with %d dimensions",
+                            te_counted(ctx, (int64_t)call->attr[0].number), first->ndim + 1);
+    if (first->ndim == TE_MAX_DIMS)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "a tensor has at most %d dimensions", TE_MAX_DIMS);
+    int64_t shape[TE_MAX_DIMS];
+    for (int i = 0; i <= first->ndim; i++) shape[i] = i == dim ? n : first->shape[i - (i > dim)];
+    te_tensor *y = call->out[0] = te_tensor_new(ctx, first->storage->device, dtype, first->ndim + 1, shape);
+    te_status status = y ? TE_OK : ctx->status;
+    int64_t stride[TE_MAX_DIMS];
+    for (int i = 0; i < first->ndim && y; i++) stride[i] = y->stride[i + (i >= dim)];
+    for (int i = 0; i < n && status == TE_OK; i++)
+        status = te_tensor_copy_part(y, stride, i * y->stride[dim], call->list[i]);
+    call->memo[0] = dim;
     return status;
+}
+
+static te_status stack_backward(te_call *call)
+{
+    for (int k = 0; k < call->node->n_edges; k++) {
+        if (!te_grad_wanted(call, k)) continue;
+        te_status status = te_grad_give(call, k, layer_of(call->dout[0], (int)call->memo[0], k));
+        if (status != TE_OK) return status;
+    }
+    return TE_OK;
 }
 
 /* --- along one dimension ------------------------------------------------------------------------------------------ */
@@ -369,13 +397,26 @@ static te_status cumsum_backward(te_call *call)
 
 /* --- masks by position, draws ------------------------------------------------------------------------------------- */
 
-/* The lower triangle: row numbers enter a row program beside x. */
-static te_status triangle_forward(te_call *call)
+/* The triangle of t that the operation is about, where the backend cuts them. */
+static te_tensor *triangle_of(te_call *call, te_tensor *t)
+{
+    bool upper = strcmp(call->op->name, "triu") == 0;
+    double most = (double)(INT64_C(1) << 40), diagonal = call->attr[0].number;
+    te_exec *exec = te_call_exec(call, t);
+    te_tensor *y = te_tensor_new(call->ctx, t->storage->device, t->dtype, t->ndim, t->shape);
+    if (!y) return NULL;
+    te_view dst = te_tensor_view(y), src = te_tensor_view(t);
+    int64_t at = (int64_t)(diagonal > most ? most : diagonal < -most ? -most : diagonal);
+    if (te_call_kernel(call, exec, exec->backend->triangle(exec, &dst, &src, at, upper)) == TE_OK) return y;
+    te_tensor_release(y);
+    return NULL;
+}
+
+/* Elsewhere row numbers enter a row program beside x. */
+static te_status triangle_program(te_call *call)
 {
     te_context *ctx = call->ctx;
     te_tensor *x = call->in[0];
-    if (x->ndim < 2)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "at least two dimensions are needed, not %s", TE_SHAPE_TEXT(x));
     te_tensor *row = te_tensor_new(ctx, x->storage->device, TE_F32, 1, &x->shape[x->ndim - 2]);
     te_arg count[] = {TE_A_TENSOR(row), TE_A_NUMBER(0), TE_A_NUMBER(1)};
     te_status status = row ? te_op_run_inplace(ctx, te_op_find(ctx, "sequence"), count, 3) : ctx->status;
@@ -384,6 +425,22 @@ static te_status triangle_forward(te_call *call)
     if (status == TE_OK) status = te_call_delegate(call, upper ? "triu_row" : "tril_row", 3, args);
     te_tensor_release(row);
     return status;
+}
+
+static te_status triangle_forward(te_call *call)
+{
+    te_tensor *x = call->in[0];
+    if (x->ndim < 2)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "at least two dimensions are needed, not %s", TE_SHAPE_TEXT(x));
+    if (!te_call_exec(call, x)->backend->triangle) return triangle_program(call);
+    call->out[0] = triangle_of(call, x);
+    return call->out[0] ? TE_OK : call->ctx->status;
+}
+
+static te_status triangle_backward(te_call *call)
+{
+    te_tensor *dx = triangle_of(call, call->dout[0]);
+    return dx ? te_grad_give(call, 0, dx) : call->ctx->status;
 }
 
 static te_status multinomial_forward(te_call *call)
@@ -426,7 +483,8 @@ const te_op_def te_ops_index[] = {
      .backward = cat_backward},
     {.signature = "stack(list: tensors, dim: dim = 0)",
      .doc = "Tensors of one shape joined along a new dimension.",
-     .forward = stack_forward},
+     .forward = stack_forward,
+     .backward = stack_backward},
     {.signature = "argmax(x, dim: dim = nil, keepdim: bool = false)",
      .doc = "Position (from 0, int64) of the first largest value along dim, or in the flattened tensor.",
      .flags = TE_OP_METHOD | TE_OP_NOGRAD,
@@ -450,11 +508,13 @@ const te_op_def te_ops_index[] = {
     {.signature = "tril(x, diagonal: int = 0)",
      .doc = "x with zeros above the diagonal (shifted right by `diagonal`).",
      .flags = TE_OP_METHOD,
-     .forward = triangle_forward},
+     .forward = triangle_forward,
+     .backward = triangle_backward},
     {.signature = "triu(x, diagonal: int = 0)",
      .doc = "x with zeros below the diagonal (shifted right by `diagonal`).",
      .flags = TE_OP_METHOD,
-     .forward = triangle_forward},
+     .forward = triangle_forward,
+     .backward = triangle_backward},
     {.signature = "tril_row(x, row; diagonal: number = 0)",
      .doc = "Lower triangle, given the row numbers.",
      .flags = ROW_MASK | TE_OP_LASTROW,

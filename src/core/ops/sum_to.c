@@ -73,6 +73,38 @@ static int last_chained(int n, const int64_t *shape, const int64_t *stride)
     return first;
 }
 
+/* The neighbours among the reduced dimensions that are the most elements; false: they are all that are reduced. */
+static bool largest_part(const te_tensor *src, const bool *reduced, bool *part)
+{
+    int64_t most = 0, all = 1;
+    for (int first = 0; first < src->ndim; first++) {
+        int64_t elements = 1;
+        int     end = first;
+        for (; end < src->ndim && (reduced[end] || src->shape[end] == 1); end++) elements *= src->shape[end];
+        if (elements > most && end > first) {
+            most = elements;
+            for (int i = 0; i < src->ndim; i++) part[i] = i >= first && i < end && reduced[i];
+        }
+        if (end > first) all *= elements, first = end;
+    }
+    return most < all;
+}
+
+/* Reduced dimensions that lie apart, some before the others: what is left is small, while putting their elements
+ * together would write as much as is read. */
+static te_status sum_in_turns(te_tensor *dst, te_tensor *src, const bool *part, double scale, bool accumulate)
+{
+    bool wide = src->dtype == TE_F64 || dst->dtype == TE_F64;
+    int64_t shape[TE_MAX_DIMS];
+    for (int i = 0; i < src->ndim; i++) shape[i] = part[i] ? 1 : src->shape[i];
+    te_dtype dtype = !te_dtype_is_float(src->dtype) ? TE_I64 : wide ? TE_F64 : TE_F32;
+    te_tensor *some = te_tensor_new(dst->ctx, src->storage->device, dtype, src->ndim, shape);
+    te_status status = some ? te_sum_to(some, src, 1, false) : dst->ctx->status;
+    if (status == TE_OK) status = te_sum_to(dst, some, scale, accumulate);
+    te_tensor_release(some);
+    return status;
+}
+
 /* The general case: reduced dimensions last, in one row. */
 static te_status sum_permuted(te_tensor *dst, te_tensor *src, const bool *reduced, double scale, bool accumulate)
 {
@@ -100,7 +132,9 @@ static te_status sum_permuted(te_tensor *dst, te_tensor *src, const bool *reduce
     te_operand in = operand(src), out = {.data = te_tensor_pointer(dst), .dtype = dst->dtype, .accumulate = accumulate};
     te_tensor *packed = NULL;
     if (n == kept) shape[n] = stride[n] = 1, n++;
-    bool on_host = src->storage->device->exec.backend->host_memory;
+    bool on_host = src->storage->device->exec.backend->host_memory, part[TE_MAX_DIMS] = {false};
+    if (on_host && te_tensor_numel(src) && last_chained(n, shape, stride) > kept && largest_part(src, reduced, part))
+        return sum_in_turns(dst, src, part, scale, accumulate);
     if (!on_host || last_chained(n, shape, stride) > kept) { /* rows in several pieces are put together */
         te_tensor *moved = te_tensor_alias(src, n, shape, stride, src->offset);
         packed = moved ? te_tensor_contiguous_copy(moved) : NULL;

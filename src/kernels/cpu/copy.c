@@ -106,7 +106,7 @@ typedef struct copy_plan {
     int                   across;    /* dimension along which src is contiguous, -1 when not tiled */
     int64_t               outer;     /* combinations of the dimensions that are not inner */
     int64_t               per_outer; /* units in each */
-    int64_t               at_once;   /* or combinations in one unit, where runs are short */
+    int64_t               at_once;   /* or combinations in one unit, where runs or matrices are small */
     int64_t               tile_rows, tile_cols;
     te_transpose_fn       turn;      /* for tiles of whole squares, NULL: none */
     bool                  past;      /* past the caches, thus by whole lines */
@@ -145,16 +145,22 @@ static void plan_merge(copy_plan *plan)
     memcpy(s->shape, d->shape, sizeof s->shape);
 }
 
-static void plan_tiles(copy_plan *plan, const te_transpose_lines *lines, int64_t bytes)
+static void plan_tiles(copy_plan *plan, const te_transpose_lines *lines, int64_t bytes, int64_t rows, int64_t inner)
 {
     int log2_size = te_dtype_log2_size(plan->dst.dtype);
     plan->past = bytes >= STREAM_FROM;
     plan->tile_rows = plan->tile_cols = TILE;
     if (plan->dst.dtype != plan->src.dtype) return;
     plan->turn = plan->past ? lines->past[log2_size] : lines->near[log2_size];
-    if (!plan->turn) return;
-    plan->tile_rows = LINE >> log2_size;
-    plan->tile_cols = LONG;
+    if (plan->turn && (plan->past || inner << log2_size >= LINE)) {
+        plan->tile_rows = LINE >> log2_size;
+        plan->tile_cols = LONG;
+    } else if (!plan->past) { /* as many elements in tiles that one side of the matrix makes narrow */
+        plan->turn = NULL;
+        if (rows < TILE) plan->tile_cols = rows * LONG < TILE * TILE ? LONG : TILE * TILE / rows;
+        if (inner < TILE && plan->dst.stride[plan->across] != inner) plan->tile_rows = LINE >> log2_size;
+        else if (inner < TILE) plan->tile_rows = inner * LONG < TILE * TILE ? LONG : TILE * TILE / inner;
+    }
 }
 
 static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src, const te_transpose_lines *lines)
@@ -170,7 +176,8 @@ static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src, c
 
     int last = plan->dst.ndim - 1;
     plan->across = -1;
-    if (plan->dst.stride[last] == 1 && plan->src.stride[last] != 1)
+    bool filled = plan->src.stride[last] == 0 && dst->dtype == src->dtype;
+    if (plan->dst.stride[last] == 1 && plan->src.stride[last] != 1 && !filled)
         for (int i = 0; i < last; i++)
             if (plan->src.stride[i] == 1 && plan->dst.shape[i] >= 4) plan->across = i;
     int64_t inner = plan->dst.shape[last], bytes = te_view_numel(dst) << te_dtype_log2_size(dst->dtype);
@@ -178,7 +185,7 @@ static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src, c
         plan->per_outer = (inner + RUN - 1) / RUN;
     } else {
         int64_t rows = plan->dst.shape[plan->across];
-        plan_tiles(plan, lines, bytes);
+        plan_tiles(plan, lines, bytes, rows, inner);
         plan->per_outer =
             ((rows + plan->tile_rows - 1) / plan->tile_rows) * ((inner + plan->tile_cols - 1) / plan->tile_cols);
         /* the tiled dimension goes next to the last one, so that the outer ones are a prefix */
@@ -195,7 +202,8 @@ static void plan_make(copy_plan *plan, const te_view *dst, const te_view *src, c
     }
     plan->outer = 1;
     for (int i = 0; i < (plan->across < 0 ? last : plan->across); i++) plan->outer *= plan->dst.shape[i];
-    plan->at_once = plan->across < 0 && inner < UNIT ? (UNIT + inner - 1) / inner : 1;
+    int64_t area = plan->across < 0 ? inner : inner * plan->dst.shape[plan->across];
+    plan->at_once = area < UNIT && plan->per_outer == 1 ? (UNIT + area - 1) / area : 1;
     int  wider = te_dtype_log2_size(dst->dtype) - te_dtype_log2_size(src->dtype);
     bool pays = plan->across < 0 ? wider >= -1 && plan->src.stride[last] != 0 : dst->dtype != src->dtype;
     plan->streams = pays && bytes >= STREAM_FROM && plan->dst.stride[last] == 1;
@@ -240,17 +248,57 @@ static void copy_bytes(char *dst, int64_t dst_step, const char *src, int64_t src
     for (int64_t i = 0; i < n; i++) memcpy(dst + i * dst_step, src + i * src_step, (size_t)bytes);
 }
 
-/* n short runs along the last of the outer dimensions. */
+/* The tile that begins at an element of a matrix, which begins at dst and src. */
+static void copy_tile(const copy_plan *plan, char *dst, const char *src, int64_t row, int64_t col)
+{
+    const te_view *d = &plan->dst, *s = &plan->src;
+    int last = d->ndim - 1;
+    int64_t rows = d->shape[plan->across] - row, cols = d->shape[last] - col;
+    int64_t dst_stride = d->stride[plan->across], src_stride = s->stride[last];
+    if (rows > plan->tile_rows) rows = plan->tile_rows;
+    if (cols > plan->tile_cols) cols = plan->tile_cols;
+    int64_t size = (int64_t)1 << te_dtype_log2_size(d->dtype);
+    dst = te_element(dst, d->dtype, row * dst_stride + col);
+    src = te_element(src, s->dtype, row + col * src_stride);
+    bool lines = ((uintptr_t)dst | (uintptr_t)(dst_stride * size) | (uintptr_t)(cols * size)) % LINE == 0;
+    bool squares = plan->past ? lines : cols * size % LINE == 0;
+    if (plan->turn && squares && rows == plan->tile_rows) {
+        plan->turn(dst, dst_stride, src, src_stride, rows, cols);
+        return;
+    }
+    if (!plan->streams || !lines) {
+        tile_convert(plan, dst, dst_stride, src, src_stride, rows, cols);
+        return;
+    }
+    _Alignas(LINE) char tile[TILE * TILE * 8];
+    tile_convert(plan, tile, cols, src, src_stride, rows, cols);
+    for (int64_t r = 0; r < rows; r++)
+        plan->blocks->stream(te_element(dst, d->dtype, r * dst_stride), te_element(tile, d->dtype, r * cols),
+                             (size_t)(cols * size / LINE));
+}
+
+static int outer_dims(const copy_plan *plan) { return plan->across < 0 ? plan->dst.ndim - 1 : plan->across; }
+
+/* n short runs, or small matrices, along the last of the outer dimensions. */
 static void copy_some_runs(const copy_plan *plan, int64_t to, int64_t from, int64_t n)
 {
     const te_view *d = &plan->dst, *s = &plan->src;
-    int         last = d->ndim - 1;
+    int         last = d->ndim - 1, inner = outer_dims(plan) - 1;
     char       *dst = te_element(d->data, d->dtype, to);
     const char *src = te_element(s->data, s->dtype, from);
-    int64_t     dst_step = last > 0 ? d->stride[last - 1] : 0, src_step = last > 0 ? s->stride[last - 1] : 0;
+    int64_t     dst_step = inner >= 0 ? d->stride[inner] : 0, src_step = inner >= 0 ? s->stride[inner] : 0;
+    if (plan->across >= 0) {
+        for (int64_t i = 0; i < n; i++)
+            copy_tile(plan, te_element(dst, d->dtype, i * dst_step), te_element(src, s->dtype, i * src_step), 0, 0);
+        return;
+    }
     if (d->dtype == s->dtype && d->stride[last] == 1 && s->stride[last] == 1) {
         int log2_size = te_dtype_log2_size(d->dtype);
         copy_bytes(dst, dst_step << log2_size, src, src_step << log2_size, d->shape[last] << log2_size, n);
+        return;
+    }
+    if (d->dtype == s->dtype && d->stride[last] == 1 && s->stride[last] == 0) {
+        plan->blocks->fill(dst, dst_step, src, src_step, te_dtype_size(d->dtype), d->shape[last], n);
         return;
     }
     for (int64_t i = 0; i < n; i++)
@@ -258,13 +306,13 @@ static void copy_some_runs(const copy_plan *plan, int64_t to, int64_t from, int6
                    te_element(src, s->dtype, i * src_step), s->dtype, s->stride[last], d->shape[last]);
 }
 
-/* Short runs first … end, one per combination of the outer dimensions. */
+/* Short runs or small matrices first … end, one per combination of the outer dimensions. */
 static void copy_runs(const copy_plan *plan, int64_t first, int64_t end)
 {
     const te_view *d = &plan->dst, *s = &plan->src;
-    int last = d->ndim - 1, inner = last - 1;
+    int n_outer = outer_dims(plan), inner = n_outer - 1;
     int64_t at[TE_MAX_DIMS] = {0}, rest = first;
-    int64_t to = te_offset_of(d, last, first), from = te_offset_of(s, last, first);
+    int64_t to = te_offset_of(d, n_outer, first), from = te_offset_of(s, n_outer, first);
     for (int i = inner; i >= 0; i--) {
         at[i] = rest % d->shape[i];
         rest /= d->shape[i];
@@ -317,38 +365,6 @@ static void copy_part(const copy_plan *plan, char *dst, const char *src, int64_t
                te_element(src, s->dtype, done * s->stride[last]), s->dtype, s->stride[last], n - done);
 }
 
-static void copy_tile(const copy_plan *plan, char *dst, const char *src, int64_t part)
-{
-    const te_view *d = &plan->dst, *s = &plan->src;
-    int last = d->ndim - 1;
-    int64_t down = (d->shape[plan->across] + plan->tile_rows - 1) / plan->tile_rows;
-    int64_t along = (d->shape[last] + plan->tile_cols - 1) / plan->tile_cols;
-    int64_t row = (plan->turn ? part % down : part / along) * plan->tile_rows;
-    int64_t col = (plan->turn ? part / down : part % along) * plan->tile_cols;
-    int64_t rows = d->shape[plan->across] - row, cols = d->shape[last] - col;
-    int64_t dst_stride = d->stride[plan->across], src_stride = s->stride[last];
-    if (rows > plan->tile_rows) rows = plan->tile_rows;
-    if (cols > plan->tile_cols) cols = plan->tile_cols;
-    int64_t size = (int64_t)1 << te_dtype_log2_size(d->dtype);
-    dst = te_element(dst, d->dtype, row * dst_stride + col);
-    src = te_element(src, s->dtype, row + col * src_stride);
-    bool lines = ((uintptr_t)dst | (uintptr_t)(dst_stride * size) | (uintptr_t)(cols * size)) % LINE == 0;
-    bool squares = plan->past ? lines : cols * size % LINE == 0;
-    if (plan->turn && squares && rows == plan->tile_rows) {
-        plan->turn(dst, dst_stride, src, src_stride, rows, cols);
-        return;
-    }
-    if (!plan->streams || !lines) {
-        tile_convert(plan, dst, dst_stride, src, src_stride, rows, cols);
-        return;
-    }
-    _Alignas(LINE) char tile[TILE * TILE * 8];
-    tile_convert(plan, tile, cols, src, src_stride, rows, cols);
-    for (int64_t r = 0; r < rows; r++)
-        plan->blocks->stream(te_element(dst, d->dtype, r * dst_stride), te_element(tile, d->dtype, r * cols),
-                             (size_t)(cols * size / LINE));
-}
-
 static void copy_unit(const copy_plan *plan, int64_t unit)
 {
     if (plan->at_once > 1) {
@@ -357,14 +373,18 @@ static void copy_unit(const copy_plan *plan, int64_t unit)
         return;
     }
     const te_view *d = &plan->dst, *s = &plan->src;
-    int n_outer = plan->across < 0 ? d->ndim - 1 : plan->across;
+    int n_outer = outer_dims(plan);
     int64_t outer = unit / plan->per_outer, part = unit % plan->per_outer;
     char *dst = te_element(d->data, d->dtype, te_offset_of(d, n_outer, outer));
     const char *src = te_element(s->data, s->dtype, te_offset_of(s, n_outer, outer));
-    if (plan->across < 0)
+    if (plan->across < 0) {
         copy_part(plan, dst, src, part);
-    else
-        copy_tile(plan, dst, src, part);
+        return;
+    }
+    int64_t down = (d->shape[plan->across] + plan->tile_rows - 1) / plan->tile_rows;
+    int64_t along = (d->shape[d->ndim - 1] + plan->tile_cols - 1) / plan->tile_cols;
+    int64_t row = plan->turn ? part % down : part / along, col = plan->turn ? part / down : part % along;
+    copy_tile(plan, dst, src, row * plan->tile_rows, col * plan->tile_cols);
 }
 
 typedef struct copy_job {
@@ -426,6 +446,16 @@ static bool spreads_one(const te_view *src)
     return true;
 }
 
+static bool is_dense(const te_view *v)
+{
+    int64_t step = 1;
+    for (int i = v->ndim - 1; i >= 0; i--) {
+        if (v->shape[i] != 1 && v->stride[i] != step) return false;
+        step *= v->shape[i];
+    }
+    return true;
+}
+
 te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
 {
     bool same = dst->ndim == src->ndim;
@@ -435,6 +465,10 @@ te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
                             te_describe_view(dst).text, te_describe_view(src).text);
     int64_t numel = te_view_numel(dst);
     if (numel == 0) return TE_OK;
+    if (dst->dtype == src->dtype && numel < PARALLEL_FROM && is_dense(dst) && is_dense(src)) {
+        memcpy(dst->data, src->data, (size_t)numel << te_dtype_log2_size(dst->dtype));
+        return te_cpu_finish(exec, TE_OK);
+    }
     copy_plan plan = {.blocks = te_copy_blocks_of(exec)};
     te_view   one = *src;
     int64_t   element;

@@ -29,6 +29,11 @@ typedef void (*te_move_fn)(void *dst, int64_t dst_stride, const void *src, int64
 typedef void (*te_transpose_fn)(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t rows,
                                 int64_t cols);
 
+/* Each of `runs` runs of n elements, which lie one behind the other, gets one element of so many bytes; steps are in
+ * elements. */
+typedef void (*te_fill_fn)(void *dst, int64_t dst_step, const void *src, int64_t src_step, size_t size, int64_t n,
+                           int64_t runs);
+
 typedef enum te_whole_join { TE_WHOLE_SUM, TE_WHOLE_MAX, TE_WHOLE_MIN } te_whole_join;
 
 enum { TE_FEW = 32, TE_FEW_OF = 4096, TE_FEW_SORTED = 64 };
@@ -36,6 +41,7 @@ enum { TE_FEW = 32, TE_FEW_OF = 4096, TE_FEW_SORTED = 64 };
 typedef struct te_copy_blocks {
     te_load_fn      load[TE_DTYPE_COUNT];
     te_store_fn     store[TE_CLASS_COUNT][TE_DTYPE_COUNT];
+    te_fill_fn      fill;
     te_move_fn      move[4];      /* elements of 1, 2, 4, 8 bytes, bits unchanged */
     te_transpose_fn transpose[4]; /* the same for tiles */
     /* Positions of the k largest of n values times `sign`, 1 or -1, best first, of equal ones the first one: k of at

@@ -288,6 +288,13 @@ static bool suffers_from_pages(const te_gemm_state *state, const te_gemm_problem
     return te_gemm_lines_apart(&p->b) || (te_gemm_lines_apart(&p->a) && (p->a.cs != 1 || p->b.cs != 1));
 }
 
+/* Few columns as well, where both operands have to be turned: then it takes up to three times as long. */
+static bool suffers_twice(const te_gemm_state *state, const te_gemm_problem *p)
+{
+    return p->a.dtype == TE_F32 && p->a.cs != 1 && p->b.cs != 1 && p->n >= OWN_FEW_COLS && te_gemm_lines_apart(&p->b) &&
+           suffers_from_pages(state, p);
+}
+
 /* Float32 has half as many multiplications per element that is rearranged, so it takes a large b, and an a that needs
  * no packing, for our way to be the faster one; with few rows less of both. A b that has to be turned takes ours up to
  * 2 % longer than oneDNN while it is small, but oneDNN turns it for each of its pieces, which therefore are few: no
@@ -330,7 +337,7 @@ static const char *decline_slower(te_exec *exec, const te_gemm_problem *p)
     if (p->a.dtype == TE_BF16) return decline_pairs(state, p);
     if (p->a.dtype != TE_F32) return "neither bfloat16 nor float32";
     if (p->m < OWN_ROWS && !keeps_b_avx2(state, p)) return "few rows";
-    if (p->n < OWN_COLS) return "few columns";
+    if (p->n < OWN_COLS && !suffers_twice(state, p)) return "few columns";
     if (p->k < OWN_K) return "a short sum";
     return p->m < OWN_ROWS ? NULL : decline_f32(state, p);
 }

@@ -19,8 +19,9 @@
 #endif
 
 enum { WIDTH = TE_WIDTH, PARTS = TE_FOLD_LANES / WIDTH, NARROW = 16 /* elements of a short row */ };
-/* Vectors that leave registers for what is added to them: of one sum, and where every element goes into two. */
-enum { MOST_PARTS = PARTS < 8 ? PARTS : 8, HALF_PARTS = PARTS < 4 ? PARTS : 4 };
+/* Vectors that leave registers for what is added to them: of one sum, and where every element goes into two; and those
+ * that are not too many to be asked one by one. */
+enum { MOST_PARTS = PARTS < 8 ? PARTS : 8, HALF_PARTS = PARTS < 4 ? PARTS : 4, FEW_PARTS = PARTS > 4 ? 0 : 3 };
 
 #ifdef __clang__
 #define TE_UNROLL _Pragma("clang loop unroll(full)")
@@ -161,6 +162,49 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
     return *(const te_vec *)((const te_real *)at + i);
 }
 
+#if TE_WIDTH >= 8
+/* The first n elements of a vector, n < WIDTH, and zeros. */
+TE_ALWAYS te_vec few_at(const void *at, bool half, size_t n)
+{
+#if defined(TE_ISA_avx512)
+    __mmask16 few = (__mmask16)((1u << n) - 1);
+    if (!half) return _mm512_maskz_loadu_ps(few, at);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(few, at)), 16));
+#else
+    const __m256i   place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const uint16_t *from = at;
+    uint16_t        some[WIDTH] = {0}, *to = some;
+    if (!half) return _mm256_maskload_ps(at, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), place));
+    if (n & 4) memcpy(to, from, 8), to += 4, from += 4;
+    if (n & 2) memcpy(to, from, 4), to += 2, from += 2;
+    if (n & 1) *to = *from;
+    return load_halves(some);
+#endif
+}
+
+/* All bits are set in the first n lanes. */
+TE_ALWAYS te_vec_bits first_lanes(size_t n)
+{
+    te_vec_bits place;
+    for (int k = 0; k < WIDTH; k++) place[k] = k;
+    return place < (te_vec_bits){0} + (int)n;
+}
+
+/* The last n elements of a row, n < WIDTH, by whole vectors: what is stored in parts has to wait before it is loaded as
+ * one. */
+#define TE_REST(JOIN, JOIN1, VALUE)                                                                      \
+    te_vec *l = (te_vec *)lane, x = few_at((const char *)s + (int64_t)i * bytes_of(half), half, n - i);  \
+    te_vec  y = few_at((const char *)by + (int64_t)i * bytes_of(by_half), by_half, n - i), old = *l;     \
+    (void)y;                                                                                             \
+    *l = TE_SELECT(first_lanes(n - i), JOIN(old, VALUE(x, y, about)), old);
+#else
+#define TE_REST(JOIN, JOIN1, VALUE)                                                                      \
+    for (; i < n; i++, lane++) {                                                                         \
+        te_real value = VALUE(value_at(s, half, i), value_at(by, by_half, i), about);                    \
+        *lane = JOIN1(*lane, value);                                                                     \
+    }
+#endif
+
 /* add: n elements into the lanes. row: a row by itself. Lanes are joined as a balanced tree, and a row of at most
  * NARROW elements has the bits it would have with all the lanes, as those beyond its end are neutral. */
 #define TE_FOLD(name, JOIN, JOIN1, VALUE, HALVES)                                                        \
@@ -174,6 +218,19 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
         TE_TREE(JOIN, h[0])                                                                              \
         return h[0][0];                                                                                  \
     }                                                                                                    \
+    /* Elements from i on, fewer than there are lanes. */                                                \
+    static __attribute__((noinline)) void rest_##name(te_real *lane, const void *s, bool half,           \
+                                                      const void *by, bool by_half, te_real about,       \
+                                                      size_t i, size_t n)                                \
+    {                                                                                                    \
+        (void)by, (void)by_half, (void)about;                                                            \
+        for (; i + WIDTH <= n; i += WIDTH, lane += WIDTH) {                                              \
+            te_vec *l = (te_vec *)lane;                                                                  \
+            *l = JOIN(*l, VALUE(TE_AT(s, half, 0), TE_AT(by, by_half, 0), about));                       \
+        }                                                                                                \
+        if (i == n) return;                                                                              \
+        TE_REST(JOIN, JOIN1, VALUE)                                                                      \
+    }                                                                                                    \
     TE_ALWAYS void add_##name(te_real *lane, const void *s, bool half, const te_real *by, te_real about, \
                               size_t n, te_ahead ahead)                                                  \
     {                                                                                                    \
@@ -186,11 +243,7 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
             TE_EACH_PART(PARTS) h[k] = JOIN(h[k], VALUE(TE_AT(s, half, k), TE_AT(by, false, k), about)); \
         }                                                                                                \
         TE_EACH_PART(PARTS) l[k] = h[k];                                                                 \
-        _Pragma("omp simd") for (size_t j = 0; j < n - i; j++)                                           \
-        {                                                                                                \
-            te_real value = VALUE(value_at(s, half, i + j), by[i + j], about);                           \
-            lane[j] = JOIN1(lane[j], value);                                                             \
-        }                                                                                                \
+        if (i < n) rest_##name(lane, s, half, by, false, about, i, n);                                   \
     }                                                                                                    \
     static inline te_real join_##name(const te_real *lane)                                               \
     {                                                                                                    \
@@ -208,14 +261,15 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
             fetch_ahead(ahead);                                                                          \
             TE_EACH_PART(PARTS) h[k] = JOIN(h[k], VALUE(TE_AT(s, half, k), TE_AT(by, by_half, k), about));\
         }                                                                                                \
-        if (i < n) {                                                                                     \
+        size_t whole = FEW_PARTS ? (n - i) / WIDTH * WIDTH : 0;                                          \
+        TE_EACH_PART(FEW_PARTS)                                                                          \
+            if ((k + 1) * (size_t)WIDTH <= whole)                                                        \
+                h[k] = JOIN(h[k], VALUE(TE_AT(s, half, k), TE_AT(by, by_half, k), about));               \
+        if (i + whole < n) {                                                                             \
             te_real lane[TE_FOLD_LANES];                                                                 \
             te_vec *l = (te_vec *)lane;                                                                  \
             TE_EACH_PART(PARTS) l[k] = h[k];                                                             \
-            for (size_t j = 0; j < n - i; j++) {                                                         \
-                te_real value = VALUE(value_at(s, half, i + j), value_at(by, by_half, i + j), about);    \
-                lane[j] = JOIN1(lane[j], value);                                                         \
-            }                                                                                            \
+            rest_##name(lane + whole, s, half, by, by_half, about, i + whole, n);                        \
             TE_EACH_PART(PARTS) h[k] = l[k];                                                             \
         }                                                                                                \
         return tree_##name(h, PARTS);                                                                    \
@@ -515,11 +569,12 @@ TE_ALWAYS void column_block(const te_fold_columns *fold, size_t i, const int par
 {
     te_vec        *to = (te_vec *)((te_real *)fold->sums + i);
     te_vec        *too = has_also ? (te_vec *)((te_real *)fold->also + i) : to;
-    te_vec         sums[PARTS], also[PARTS];
+    te_vec         sums[PARTS], also[PARTS] = {{0}};
     const char    *src = fold->src, *by = fold->by;
     const te_real *centre = fold->about, *factor = fold->times;
     int64_t        step = fold->src_step * bytes_of(half), by_step = fold->by_step * bytes_of(by_half);
-    TE_EACH_PART(parts) sums[k] = to[k], also[k] = too[k];
+    TE_EACH_PART(parts) sums[k] = to[k];
+    if (has_also) TE_EACH_PART(parts) also[k] = too[k];
     for (size_t r = 0; r < fold->rows; r++, src += step) {
         te_real about = centre ? centre[r] : 0, times = factor ? factor[r] : 1;
         if (i % TE_FOLD_LANES == 0) fetch_ahead(ahead);
@@ -569,6 +624,29 @@ static void last_columns(const te_fold_columns *fold, size_t first)
     }
 }
 
+#if TE_REAL_IS_F32 && TE_WIDTH >= 8
+/* The last columns but one vector's, by as many vectors as there are, and the rest as a part of the last WIDTH ones. */
+static __attribute__((noinline)) void last_vectors(const te_fold_columns *fold, size_t i, bool half)
+{
+    te_ahead none = {0};
+    size_t   rest = fold->columns % WIDTH;
+    for (; PARTS - 4 > 0 && fold->columns - i >= 4 * WIDTH; i += 4 * WIDTH)
+        column_block(fold, i, 4, half, false, false, false, &none);
+    if (fold->columns - i >= 2 * WIDTH) column_block(fold, i, 2, half, false, false, false, &none), i += 2 * WIDTH;
+    if (fold->columns - i >= WIDTH) column_block(fold, i, 1, half, false, false, false, &none);
+    if (!rest) return;
+    te_real        *end = (te_real *)fold->sums + fold->columns, sums[WIDTH];
+    te_fold_columns last = *fold;
+    last.sums = sums;
+    last.src = (const char *)fold->src + (int64_t)(fold->columns - WIDTH) * bytes_of(half);
+    memcpy(sums, end - WIDTH, sizeof sums);
+    column_block(&last, 0, 1, half, false, false, false, &none);
+    memcpy(end - rest, sums + WIDTH - rest, rest * sizeof *sums);
+}
+#else
+#define last_vectors(fold, i, half) last_columns(fold, i)
+#endif
+
 #define COLUMN_PARTS(has_by) ((has_by) ? HALF_PARTS : MOST_PARTS)
 #define TE_COLUMN_BLOCKS(half, has_by, by_half, has_also) \
     for (; i + TE_FOLD_LANES <= fold->columns; i += TE_FOLD_LANES) \
@@ -586,24 +664,37 @@ static void fold_columns(const te_fold_columns *fold, te_ahead ahead)
     else if (fold->also && half && by_half) TE_COLUMN_BLOCKS(true, true, true, true);
     else if (!fold->also && !half && !by_half) TE_COLUMN_BLOCKS(false, true, false, false);
     else TE_COLUMN_BLOCKS(half, true, by_half, fold->also != NULL);
-    if (i < fold->columns) last_columns(fold, i);
+    if (i == fold->columns) return;
+    if (fold->by || fold->columns < WIDTH) last_columns(fold, i);
+    else last_vectors(fold, i, half);
 }
 
 #if TE_WIDTH >= 8 /* others have it done by operations on blocks */
 /* --- rows side by side -------------------------------------------------------------------------------------------- */
 
+TE_ALWAYS void across_lane(te_vec *h, const char *src, int64_t step, bool half, size_t n, size_t lane)
+{
+    TE_EACH_PART(HALF_PARTS) h[k] = (te_vec){0};
+    for (size_t p = lane; p < n; p += TE_FOLD_LANES)
+        TE_EACH_PART(HALF_PARTS) h[k] = h[k] + vector_at(src + (int64_t)p * step, half, (size_t)(k * WIDTH));
+}
+
 /* As many of them as HALF_PARTS vectors hold. The lanes of a sum are those of a row: here each is some vectors. */
 TE_ALWAYS void across_sum(te_real *dst, const char *src, int64_t step, bool half, size_t n)
 {
-    te_vec lanes[TE_FOLD_LANES][HALF_PARTS], h[HALF_PARTS];
+    te_vec lanes[TE_FOLD_LANES / 2][HALF_PARTS], h[HALF_PARTS], other[HALF_PARTS];
     size_t used = n < TE_FOLD_LANES ? n : TE_FOLD_LANES;
-    for (size_t l = 0; l < used; l++) {
-        TE_EACH_PART(HALF_PARTS) h[k] = (te_vec){0};
-        for (size_t p = l; p < n; p += TE_FOLD_LANES)
-            TE_EACH_PART(HALF_PARTS) h[k] = h[k] + vector_at(src + (int64_t)p * step, half, (size_t)(k * WIDTH));
+    size_t upper = 1;
+    while (2 * upper < used) upper *= 2;
+    for (size_t l = 0; l < used && l < upper; l++) {
+        across_lane(h, src, step, half, n, l);
+        if (l + upper < used) {
+            across_lane(other, src, step, half, n, l + upper);
+            TE_EACH_PART(HALF_PARTS) h[k] = h[k] + other[k];
+        }
         TE_EACH_PART(HALF_PARTS) lanes[l][k] = h[k];
     }
-    for (size_t upper = TE_FOLD_LANES / 2; upper > 0; upper /= 2) {
+    for (used = used < upper ? used : upper, upper /= 2; upper > 0; upper /= 2) {
         for (size_t l = 0; l + upper < used; l++)
             TE_EACH_PART(HALF_PARTS) lanes[l][k] = lanes[l][k] + lanes[l + upper][k];
         if (used > upper) used = upper;

@@ -135,13 +135,14 @@ static void next_rows(te_walker *w)
 
 static void start_sums(te_walker *w, int64_t first_column, int64_t last_column)
 {
-    const te_program *p = w->job->program;
+    const te_job     *job = w->job;
+    const te_program *p = job->program;
     size_t            size = w->blocks->size;
     for (int o = 0, s = 0; o < p->n_outputs; o++) {
         int kind = p->outputs[o].kind;
         if (kind == TE_OUT_COLSUM)
-            memset(te_job_column_part(w->job, w->parts, o, w->row_chunk) + (size_t)first_column * size, 0,
-                   (size_t)(last_column - first_column) * size);
+            memset(te_job_column_part(job, w->parts, o, w->row_chunk) + (size_t)first_column * size, 0,
+                   (size_t)((last_column - first_column) * job->lanes) * size);
         if (kind == TE_OUT_SUM) w->blocks->fold_start(&w->sums[s++], TE_FOLD_SUM);
         if (kind == TE_OUT_AMAX) w->blocks->fold_start(&w->sums[s++], TE_FOLD_AMAX);
     }

@@ -10,6 +10,9 @@
  * Chunks depend on the shape alone, never on the number of threads, and each leaves its part of column sums, sums and
  * amaxes in a place of its own; these parts are joined in an order that follows from their number. So results do not
  * depend on threads.
+ *
+ * Sums of few columns would wait for each other, and fill no vector. So row r of a chunk adds to lane r % lanes, and
+ * the sums of a lane's columns lie behind those of the lane before: dense rows then are longer ones of more columns.
  */
 #ifndef TE_KERNELS_CPU_PROGRAM_EXEC_H
 #define TE_KERNELS_CPU_PROGRAM_EXEC_H
@@ -19,8 +22,8 @@
 #include <stdatomic.h>
 
 /* Chunks of column sums have so many rows: fewer take too many parts to join; more lose digits, since rows are added
- * one after the other, parts in pairs. */
-enum { TE_CHUNK = 8192, TE_COLSUM_CHUNKS = 64, TE_COLSUM_ROWS = 32, TE_COLSUM_MOST = 512 };
+ * one after the other, parts in pairs. Few columns have lanes enough for the last of these numbers of sums. */
+enum { TE_CHUNK = 8192, TE_COLSUM_CHUNKS = 64, TE_COLSUM_ROWS = 32, TE_COLSUM_MOST = 512, TE_COLSUM_WIDTH = 256 };
 
 /* Bytes of tensors, all those of a call together, that do not stay in the second-level caches, or in any; and of an
  * output from which on it is then written past them. */
@@ -62,6 +65,7 @@ typedef struct te_job {
     int64_t            rows, columns;
     int64_t            tile_rows, tile_columns;
     int64_t            chunk_rows, chunk_columns;
+    int64_t            lanes; /* rows whose column sums are apart, see above; a divisor of chunk_rows */
     int64_t            row_chunks, column_chunks;
     /* of the run, or of all runs of the call: elements, and bytes of their tensors */
     int64_t            elements, bytes;

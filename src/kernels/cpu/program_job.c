@@ -130,7 +130,8 @@ static bool stores_wait(const te_job *job)
 }
 
 /* Whether rows become numbers in one go, straight from a tensor. Then nothing has to stay in a cache, and the fewer
- * stops there are between rows, the better the caches are used; from memory it is slower. */
+ * stops there are between rows, the better the caches are used; from memory it is slower. Of float16, which is loaded
+ * first, several rows still begin but once. */
 static bool folds_once(const te_job *job)
 {
     const te_program *p = job->program;
@@ -139,17 +140,8 @@ static bool folds_once(const te_job *job)
     if (job->plan->n_turns != 1 || job->plan->n_registers > 1) return false;
     for (int o = 0; o < p->n_outputs; o++)
         if (p->outputs[o].kind != TE_OUT_ROW) return false;
-    return (in->dtype == TE_F32 || in->dtype == TE_BF16) && in->stride[job->column_axis] == 1 && !in->block;
-}
-
-/* Rows of a band, whose tensors and registers may leave L1 but not L2. */
-static int64_t band_rows(const te_job *job)
-{
-    int64_t columns = job->columns, values = job->plan->n_long;
-    int64_t rows = (job->plan->adds ? ADDED_ELEMENTS : BAND_ELEMENTS) / columns;
-    if (rows * columns * values > BAND_VALUES) rows = BAND_VALUES / (columns * values);
-    if (rows > BAND_MAX) rows = BAND_MAX;
-    return rows < job->rows ? rows : job->rows;
+    bool takes = in->dtype == TE_F32 || in->dtype == TE_BF16 || in->dtype == TE_F16;
+    return takes && in->stride[job->column_axis] == 1 && !in->block;
 }
 
 /* Whether an operand's elements may be used where they lie in a row. */
@@ -157,6 +149,20 @@ static bool lies_there(const te_job *job, const te_operand *operand)
 {
     bool kind = operand->dtype == TE_F32 || operand->dtype == TE_BF16;
     return kind && is_whole(job, operand) && operand->stride[job->column_axis] == 1 && !operand->block;
+}
+
+/* Rows of a band, whose tensors and registers may leave L1 but not L2. What is only added up is added where it lies. */
+static int64_t band_rows(const te_job *job)
+{
+    const te_program *p = job->program;
+    int64_t           columns = job->columns, values = job->plan->n_long;
+    bool              adds = job->plan->adds, loads = false;
+    for (int i = 0; adds && i < p->n_inputs; i++)
+        loads |= p->input_rates[i] == TE_RATE_ELEM && !lies_there(job, &job->run->inputs[i]);
+    int64_t rows = (loads ? TILE_MAX : adds ? ADDED_ELEMENTS : BAND_ELEMENTS) / columns;
+    if (rows * columns * values > BAND_VALUES) rows = BAND_VALUES / (columns * values);
+    if (rows > BAND_MAX) rows = BAND_MAX;
+    return rows < job->rows ? rows : job->rows;
 }
 
 /* Whether rows that mean nothing are apart in memory, as in half of a tensor's columns: then bands save what a row
@@ -176,15 +182,17 @@ static bool lies_in_rows(const te_job *job)
 static bool take_bands(te_exec *exec, te_program *program, te_job *job)
 {
     job->band = false;
-    if (!job->blocks->strip || job->rows < 2 || job->columns < TE_FOLD_LANES || job->columns % TE_FOLD_LANES ||
-        job->columns > ADDED_WIDEST || !(job->compiled->structured || lies_in_rows(job)))
+    if (!job->blocks->strip || job->rows < 2 || job->columns < TE_FOLD_LANES || job->columns > ADDED_WIDEST ||
+        !(job->compiled->structured || lies_in_rows(job)))
         return true;
     if (!use_plan(exec, program, job, TE_PLAN_ROW)) return false;
     bool adds = job->plan->adds || (job->compiled->reduces_rows && job->compiled->columns_summed);
     bool once = folds_once(job);
+    if (job->columns % TE_FOLD_LANES && !once) return true; /* a fold knows rows of any length */
     bool wide = job->columns > (once ? ADDED_WIDEST : BAND_WIDEST) && job->bytes > job->rows * BAND_BYTES;
     if (wide && !adds) return true;
-    int64_t rows = once ? FOLDED_ELEMENTS / job->columns : band_rows(job);
+    bool    there = job->run->inputs[0].dtype != TE_F16;
+    int64_t rows = once ? (there ? FOLDED_ELEMENTS : TILE_MAX) / job->columns : band_rows(job);
     if (rows > job->rows) rows = job->rows;
     if (!job->plan->bands || rows < 2 || (job->columns > SHORT_ROW && stores_wait(job))) return true;
     job->band = true;
@@ -247,12 +255,25 @@ static bool choose_tile(te_exec *exec, te_program *program, te_job *job)
     return true;
 }
 
-static void choose_chunks(te_job *job)
+/* Lanes of column sums follow from the shape alone, and so do chunks: the sums have the same bits whatever else there
+ * is in the program. */
+static bool choose_lanes(te_job *job)
 {
-    int64_t columns = job->columns ? job->columns : 1;
-    job->chunk_columns = columns;
-    if (!job->compiled->reduces_rows && job->kind != TE_PLAN_ROWS && columns > TE_CHUNK)
-        job->chunk_columns = TE_CHUNK / job->tile_columns * job->tile_columns;
+    job->lanes = 1;
+    if (!job->compiled->columns_summed || job->columns < 1 || job->columns >= TE_FOLD_LANES) return false;
+    while (job->lanes * job->columns < TE_COLSUM_WIDTH && 16 * job->lanes <= job->rows) job->lanes *= 2;
+    if (job->lanes == 1) return false;
+    int64_t rows = (job->rows + TE_COLSUM_CHUNKS - 1) / TE_COLSUM_CHUNKS, most = TE_COLSUM_MOST * job->lanes;
+    if (rows < TE_CHUNK / job->columns) rows = TE_CHUNK / job->columns;
+    if (rows > most) rows = most;
+    job->chunk_rows = (rows + job->lanes - 1) / job->lanes * job->lanes;
+    if (job->tile_rows > job->chunk_rows) job->tile_rows = job->chunk_rows;
+    if (job->tile_rows > job->lanes) job->tile_rows -= job->tile_rows % job->lanes;
+    return true;
+}
+
+static void choose_chunk_rows(te_job *job)
+{
     job->chunk_rows = job->band && folds_once(job) ? job->tile_rows : TE_CHUNK / job->chunk_columns;
     int64_t least = 1;
     if (job->compiled->columns_summed) { /* a chunk's sums are cleared, read and written as often as it has columns */
@@ -266,6 +287,15 @@ static void choose_chunks(te_job *job)
     int64_t tiles = (job->chunk_rows + job->tile_rows - 1) / job->tile_rows;
     if (job->band) job->tile_rows = (job->chunk_rows + tiles - 1) / tiles;
     else job->chunk_rows = tiles * job->tile_rows;
+}
+
+static void choose_chunks(te_job *job)
+{
+    int64_t columns = job->columns ? job->columns : 1;
+    job->chunk_columns = columns;
+    if (!job->compiled->reduces_rows && job->kind != TE_PLAN_ROWS && columns > TE_CHUNK)
+        job->chunk_columns = TE_CHUNK / job->tile_columns * job->tile_columns;
+    if (!choose_lanes(job)) choose_chunk_rows(job);
     job->row_chunks = (job->rows + job->chunk_rows - 1) / job->chunk_rows;
     job->column_chunks = (columns + job->chunk_columns - 1) / job->chunk_columns;
 }

@@ -8,7 +8,7 @@
 /* The parts of column sums come first, per output, per row chunk; then those of sums and amaxes, per chunk. */
 char *te_job_column_part(const te_job *job, char *parts, int output, int64_t row_chunk)
 {
-    size_t bytes = te_align64((size_t)job->columns * job->blocks->size), before = 0;
+    size_t bytes = te_align64((size_t)(job->columns * job->lanes) * job->blocks->size), before = 0;
     for (int o = 0; o < output; o++) before += job->program->outputs[o].kind == TE_OUT_COLSUM;
     return parts + (before * (size_t)(job->row_chunks ? job->row_chunks : 1) + (size_t)row_chunk) * bytes;
 }
@@ -22,7 +22,7 @@ size_t te_job_parts(const te_job *job)
 {
     size_t columns = 0, row_chunks = (size_t)(job->row_chunks ? job->row_chunks : 1); /* no rows give zeros */
     for (int o = 0; o < job->program->n_outputs; o++) columns += job->program->outputs[o].kind == TE_OUT_COLSUM;
-    return columns * row_chunks * te_align64((size_t)job->columns * job->blocks->size) +
+    return columns * row_chunks * te_align64((size_t)(job->columns * job->lanes) * job->blocks->size) +
            te_align64((size_t)(job->compiled->n_sums * te_job_chunks(job)) * sizeof(double));
 }
 
@@ -60,18 +60,23 @@ static void put_columns(const te_job *job, const te_operand *out, int64_t first,
     job->blocks->store[out->dtype](dst, step, sums, (size_t)n);
 }
 
-/* Columns [first, first + n): the parts are added up in pairs, then the pairs, and so on, so that many lose no more
- * digits than few. */
+static void add_row(const te_job *job, char *sums, const char *row, size_t n)
+{
+    job->blocks->fold_columns(&(te_fold_columns){.sums = sums, .rows = 1, .src = row, .columns = n}, (te_ahead){0});
+}
+
+/* Columns [first, first + n), all of them where there are lanes: the parts are added up in pairs, then the pairs, and
+ * so on, so that many lose no more digits than few. So are the lanes then. */
 static void join_columns(const te_job *job, const te_operand *out, char *parts, int64_t first, int64_t n)
 {
-    size_t  size = job->blocks->size, stride = te_align64((size_t)job->columns * size), skip = (size_t)first * size;
+    size_t  size = job->blocks->size, stride = te_align64((size_t)(job->columns * job->lanes) * size);
+    size_t  wide = (size_t)(n * job->lanes), skip = (size_t)first * size;
     char   *sums = parts + skip;
     for (int64_t apart = 1; apart < job->row_chunks; apart *= 2)
         for (int64_t r = 0; r + apart < job->row_chunks; r += 2 * apart)
-            job->blocks->fold_columns(&(te_fold_columns){.sums = sums + (size_t)r * stride, .rows = 1,
-                                                         .src = sums + (size_t)(r + apart) * stride,
-                                                         .columns = (size_t)n},
-                                      (te_ahead){0});
+            add_row(job, sums + (size_t)r * stride, sums + (size_t)(r + apart) * stride, wide);
+    for (size_t half = wide / 2; half >= (size_t)n && job->lanes > 1; half /= 2)
+        add_row(job, sums, sums + half * size, half);
     if (job->row_chunks == 0) memset(sums, 0, (size_t)n * size);
     for (int64_t i = 0, piece; i < n; i += piece) {
         piece = out->block ? out->block - (first + i) % out->block : n;

@@ -309,11 +309,32 @@ static void step_sum(te_walker *w, const te_step *step)
     }
 }
 
-/* Of the columns of the tile. */
+/* Of the columns of the tile, in the lane of its first row. */
 static char *column_sums(const te_walker *w, int operand)
 {
     int output = operand - w->job->program->n_inputs;
-    return te_job_column_part(w->job, w->parts, output, w->row_chunk) + (size_t)w->column * w->blocks->size;
+    int64_t lane = w->row_number % w->job->lanes; /* chunks begin with the first one */
+    return te_job_column_part(w->job, w->parts, output, w->row_chunk) +
+           (size_t)(lane * w->job->columns + w->column) * w->blocks->size;
+}
+
+/* Rows that follow one another, as many at a time as there are lanes to the end. */
+static void add_lanes(const te_walker *w, te_fold_columns *fold)
+{
+    const size_t row = w->tile_columns * w->blocks->size, lanes = (size_t)w->job->lanes;
+    size_t       lane = (size_t)w->row_number % lanes, left = w->tile_rows;
+    char        *sums = (char *)fold->sums - lane * row;
+    fold->src_step = fold->by_step = (int64_t)(lanes * w->tile_columns);
+    for (size_t n; left; left -= n, lane = 0) {
+        n = lanes - lane < left ? lanes - lane : left; /* a lane's row, or all lanes' rows */
+        if (lane == 0 && left > lanes) n = left - left % lanes;
+        fold->rows = n > lanes ? n / lanes : 1;
+        fold->columns = n / fold->rows * w->tile_columns;
+        fold->sums = sums + lane * row;
+        w->blocks->fold_columns(fold, (te_ahead){0});
+        fold->src = (const char *)fold->src + n * row;
+        if (fold->by) fold->by = (const char *)fold->by + n * row;
+    }
 }
 
 static void add_columns(te_walker *w, const te_step *step)
@@ -329,6 +350,10 @@ static void add_columns(te_walker *w, const te_step *step)
         fold.by = argument(w, step, 1), fold.about = argument(w, step, 3), fold.times = argument(w, step, 4);
         fold.by_step = fold_step(w, step, 1, &fold.by_half);
         fold.also = also ? column_sums(w, step->also) : NULL;
+    }
+    if (w->job->lanes > 1 && w->tile_rows > 1) {
+        add_lanes(w, &fold);
+        return;
     }
     bool alone = !w->fetches && here && w->tile_rows == 1;
     w->blocks->fold_columns(&fold, alone ? ahead_of_sum(w, step->arg[0], fold.src, fold.columns)

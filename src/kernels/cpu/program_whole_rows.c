@@ -143,17 +143,27 @@ static const int64_t *numbers(const job *j, int64_t *room, int64_t at, int64_t n
     return room;
 }
 
+/* Rows of few numbers that follow one another are joined as longer ones, and the parts of these in the end. */
+static int64_t rows_at_once(const job *j, int64_t n)
+{
+    int64_t rows = 1;
+    if (j->deep.n == 1 && j->deep.in[0] == n)
+        while (2 * rows * n <= WIDTH && 2 * rows <= j->deep.all) rows *= 2;
+    return rows;
+}
+
 static void join_columns(job *j, int64_t *sums, int64_t at, int64_t n, uint64_t *bits)
 {
-    int64_t room[WIDTH];
-    for (int64_t k = 0; k < j->deep.all && !(k % LEAST == 0 && te_cpu_stopping(j->exec)); k++) {
-        int64_t in = at;
+    int64_t room[WIDTH], rows = rows_at_once(j, n);
+    for (int64_t k = 0; k < j->deep.all && !(k % LEAST < rows && te_cpu_stopping(j->exec)); k += rows) {
+        int64_t in = at, wide = (j->deep.all - k < rows ? j->deep.all - k : rows) * n;
         place(&j->deep, k, &in, NULL);
-        const int64_t *from = numbers(j, room, in, n);
-        if (k == 0) memset(sums, 0, (size_t)n * sizeof *sums);
-        if (k == 0 && j->join != TE_WHOLE_SUM) memcpy(sums, from, (size_t)n * sizeof *sums);
-        else *bits |= j->blocks->join(j->join, sums, from, j->half, n);
+        const int64_t *from = numbers(j, room, in, wide);
+        if (k == 0) memset(sums, 0, (size_t)wide * sizeof *sums);
+        if (k == 0 && j->join != TE_WHOLE_SUM) memcpy(sums, from, (size_t)wide * sizeof *sums);
+        else *bits |= j->blocks->join(j->join, sums, from, j->half, wide);
     }
+    for (; rows > 1; rows /= 2) (void)j->blocks->join(j->join, sums, sums + rows / 2 * n, 0, rows / 2 * n);
 }
 
 /* Of one result, in pieces. */

@@ -112,10 +112,56 @@ static void store_f32_f16(void *dst, int64_t stride, const void *values, int64_t
 
 /* --- bits unchanged --------------------------------------------------------------------------------------------- */
 
+/* Numbers that fill a line. */
+typedef union line {
+    uint8_t  of_uint8_t[64];
+    uint16_t of_uint16_t[32];
+    uint32_t of_uint32_t[16];
+    uint64_t of_uint64_t[8];
+    char     bytes[64];
+} line;
+
+/* At least `least` bytes of it, and up to twice as many, the last ones from where they end. */
+#define FILL_FROM(least)                                            \
+    if (bytes >= (least)) {                                         \
+        memcpy(dst, l->bytes, (least));                             \
+        memcpy(dst + bytes - (least), l->bytes, (least));           \
+        return;                                                     \
+    }
+
+static __attribute__((noinline)) void fill_run(char *dst, const line *l, size_t bytes)
+{
+    for (; bytes > 2 * sizeof *l; bytes -= sizeof *l, dst += sizeof *l) memcpy(dst, l->bytes, sizeof *l);
+    FILL_FROM(64)
+    FILL_FROM(32)
+    FILL_FROM(16)
+    FILL_FROM(8)
+    FILL_FROM(4)
+    for (size_t i = 0; i < bytes; i++) dst[i] = l->bytes[i];
+}
+
+#define FILL_LINE(type) \
+    for (size_t k = 0; k < 64 / sizeof(type); k++) l.of_##type[k] = *(const type *)s
+
+static void fill_runs(void *dst, int64_t dst_step, const void *src, int64_t src_step, size_t size, int64_t n,
+                      int64_t runs)
+{
+    char       *d = dst;
+    const char *s = src;
+    for (; runs > 0; runs--, d += dst_step * (int64_t)size, s += src_step * (int64_t)size) {
+        line l;
+        if (size == 1) FILL_LINE(uint8_t);
+        else if (size == 2) FILL_LINE(uint16_t);
+        else if (size == 4) FILL_LINE(uint32_t);
+        else FILL_LINE(uint64_t);
+        fill_run(d, &l, (size_t)n * size);
+    }
+}
+
 #define DEFINE_MOVE(type)                                                                                              \
-    static void fill_##type(type *d, type value, int64_t n)                                                            \
+    static void reverse_##type(type *restrict d, const type *restrict s, int64_t n)                                    \
     {                                                                                                                  \
-        for (int64_t i = 0; i < n; i++) d[i] = value;                                                                  \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) d[i] = s[-i];                                              \
     }                                                                                                                  \
     static void move_##type(void *dst, int64_t dst_stride, const void *src, int64_t src_stride, int64_t n)             \
     {                                                                                                                  \
@@ -124,7 +170,9 @@ static void store_f32_f16(void *dst, int64_t stride, const void *values, int64_t
         if (dst_stride == 1 && src_stride == 1)                                                                        \
             memcpy(d, s, (size_t)n * sizeof(type));                                                                    \
         else if (dst_stride == 1 && src_stride == 0)                                                                   \
-            fill_##type(d, *s, n);                                                                                     \
+            fill_runs(d, 0, s, 0, sizeof(type), n, 1);                                                                 \
+        else if (dst_stride == 1 && src_stride == -1)                                                                  \
+            reverse_##type(d, s, n);                                                                                   \
         else                                                                                                           \
             for (int64_t i = 0; i < n; i++) d[i * dst_stride] = s[i * src_stride];                                     \
     }
@@ -133,6 +181,79 @@ DEFINE_MOVE(uint8_t)
 DEFINE_MOVE(uint16_t)
 DEFINE_MOVE(uint32_t)
 DEFINE_MOVE(uint64_t)
+
+typedef uint32_t four_numbers __attribute__((vector_size(16), may_alias));
+typedef uint16_t eight_halves __attribute__((vector_size(16), may_alias));
+typedef uint8_t sixteen_bytes __attribute__((vector_size(16), may_alias));
+#define LOW_FOUR(a, b)    __builtin_shufflevector(a, b, 0, 4, 1, 5)
+#define HIGH_FOUR(a, b)   __builtin_shufflevector(a, b, 2, 6, 3, 7)
+#define LOW_HALVES(a, b)  __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define HIGH_HALVES(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#define LOW_BYTES(a, b)   __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define HIGH_BYTES(a, b)  __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+
+/* A transpose element by element; strides are in bytes. */
+static __attribute__((noinline)) void turn_each(char *d, int64_t dst_stride, const char *s, int64_t src_stride,
+                                                size_t size, int64_t rows, int64_t cols)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c++) {
+            char       *to = d + r * dst_stride + c * (int64_t)size;
+            const char *from = s + c * src_stride + r * (int64_t)size;
+            if (size == 4) memcpy(to, from, 4);
+            else if (size == 2) memcpy(to, from, 2);
+            else if (size == 8) memcpy(to, from, 8);
+            else *to = *from;
+        }
+}
+
+/* Small squares, N x N, in registers; the edges of a matrix by such, the last of which begin early enough to be whole.
+ * Where the destination's lines are shorter than a square and follow one another, each overwrites what the one before
+ * wrote too far, up to the last ones. */
+#define DEFINE_EDGE(type, vector, N, LOW, HIGH, INLINE)                                                                \
+    TE_DEFINE_INTERLEAVE(interleave_##type, vector, N, LOW, HIGH)                                                      \
+    INLINE void small_##type(type *d, int64_t dst_stride, const type *s, int64_t src_stride)                           \
+    {                                                                                                                  \
+        vector a[N];                                                                                                   \
+        _Pragma("GCC unroll 16") for (int k = 0; k < N; k++) memcpy(&a[k], s + k * src_stride, sizeof a[k]);           \
+        interleave_##type(a);                                                                                          \
+        _Pragma("GCC unroll 16") for (int k = 0; k < N; k++) memcpy(d + k * dst_stride, &a[k], sizeof a[k]);           \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void edge_##type(type *d, int64_t dst_stride, const type *s, int64_t src_stride,  \
+                                                      int64_t rows, int64_t cols)                                      \
+    {                                                                                                                  \
+        bool    narrow = cols < N, squares = rows >= N && (!narrow || dst_stride == cols);                             \
+        int64_t r = 0;                                                                                                 \
+        type    room[N * N] = {0};                                                                                     \
+        for (; squares && r < rows && (!narrow || (r + N - 1) * cols + N <= rows * cols); r += N) {                    \
+            int64_t row = narrow || r + N <= rows ? r : rows - N;                                                      \
+            for (int64_t c = 0; c < cols; c += N) {                                                                    \
+                int64_t     col = narrow || c + N <= cols ? c : cols - N, step = narrow ? N : src_stride;              \
+                const type *from = s + col * src_stride + row;                                                         \
+                for (int64_t k = 0; narrow && k < cols; k++)                                                           \
+                    memcpy(room + k * N, from + k * src_stride, N * sizeof *s);                                        \
+                small_##type(d + row * dst_stride + col, dst_stride, narrow ? room : from, step);                      \
+            }                                                                                                          \
+        }                                                                                                              \
+        if (r < rows)                                                                                                  \
+            turn_each((char *)(d + r * dst_stride), dst_stride * (int64_t)sizeof *d, (const char *)(s + r),            \
+                      src_stride * (int64_t)sizeof *s, sizeof *s, rows - r, cols);                                     \
+    }
+
+#define TE_ONCE static inline __attribute__((always_inline))
+#define TE_SHARED static __attribute__((noinline))
+#ifdef __AVX2__
+typedef uint64_t words __attribute__((vector_size(32), may_alias));
+DEFINE_EDGE(uint64_t, words, 4, LOW_FOUR, HIGH_FOUR, TE_ONCE)
+#else
+typedef uint64_t words __attribute__((vector_size(16), may_alias));
+#define LOW_WORDS(a, b)  __builtin_shufflevector(a, b, 0, 2)
+#define HIGH_WORDS(a, b) __builtin_shufflevector(a, b, 1, 3)
+DEFINE_EDGE(uint64_t, words, 2, LOW_WORDS, HIGH_WORDS, TE_ONCE)
+#endif
+DEFINE_EDGE(uint32_t, four_numbers, 4, LOW_FOUR, HIGH_FOUR, TE_ONCE)
+DEFINE_EDGE(uint16_t, eight_halves, 8, LOW_HALVES, HIGH_HALVES, TE_SHARED)
+DEFINE_EDGE(uint8_t, sixteen_bytes, 16, LOW_BYTES, HIGH_BYTES, TE_SHARED)
 
 /* A transpose goes by squares with the side of one cache line, so that each line of either side is moved once. Where
  * turning needs the vectors whole, a square is read into a small one, turned there, and written from a second one; then
@@ -145,17 +266,18 @@ DEFINE_MOVE(uint64_t)
         type *restrict d = dst;                                                                                        \
         const type *restrict s = src;                                                                                  \
         int64_t full_rows = rows - rows % SIDE, full_cols = cols - cols % SIDE;                                        \
+        if (full_cols == 0) full_rows = 0;                                                                             \
         for (int64_t r = 0; r < full_rows; r += SIDE)                                                                  \
             for (int64_t c = 0; c < full_cols; c += SIDE)                                                              \
                 SQUARE(type, d + r * dst_stride + c, dst_stride, s + c * src_stride + r, src_stride)                   \
-        for (int64_t r = 0; r < rows; r++)                                                                             \
-            for (int64_t c = r < full_rows ? full_cols : 0; c < cols; c++)                                             \
-                d[r * dst_stride + c] = s[c * src_stride + r];                                                         \
+        if (full_rows && full_cols < cols)                                                                             \
+            edge_##type(d + full_cols, dst_stride, s + full_cols * src_stride, src_stride, full_rows,                  \
+                        cols - full_cols);                                                                             \
+        if (full_rows < rows)                                                                                          \
+            edge_##type(d + full_rows * dst_stride, dst_stride, s + full_rows, src_stride, rows - full_rows, cols);    \
     }
 
-#define DIRECT_SQUARE(type, d, dst_stride, s, src_stride)                                            \
-    for (int i = 0; i < SIDE; i++)                                                                   \
-        for (int j = 0; j < SIDE; j++) (d)[i * (dst_stride) + j] = (s)[j * (src_stride) + i];
+#define EDGE_SQUARE(type, d, dst_stride, s, src_stride) edge_##type(d, dst_stride, s, src_stride, SIDE, SIDE);
 
 #define STAGED_SQUARE(type, d, dst_stride, s, src_stride)                                            \
     {                                                                                                \
@@ -172,38 +294,21 @@ static inline void turn_uint32_t(uint32_t *restrict out, const uint32_t *restric
             te_transpose_block((float *)out + i * 16 + j, 16, (const float *)in + j * 16 + i, 16);
 }
 
-DEFINE_TRANSPOSE(uint32_t, STAGED_SQUARE)
-
-typedef uint16_t eight_halves __attribute__((vector_size(16)));
-typedef uint8_t sixteen_bytes __attribute__((vector_size(16)));
-#define LOW_HALVES(a, b)  __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
-#define HIGH_HALVES(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
-#define LOW_BYTES(a, b)   __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define HIGH_BYTES(a, b)  __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-
-/* Squares of 8 x 8 halves and of 16 x 16 bytes, each in registers of 16 bytes. */
-#define DEFINE_TURN(type, vector, N, LOW, HIGH)                                                                        \
-    TE_DEFINE_INTERLEAVE(interleave_##type, vector, N, LOW, HIGH)                                                      \
+#define DEFINE_TURN(type, N)                                                                                           \
     static inline void turn_##type(type *restrict out, const type *restrict in)                                        \
     {                                                                                                                  \
         enum { SIDE = 64 / sizeof(type) };                                                                             \
         for (int i = 0; i < SIDE; i += N)                                                                              \
-            for (int j = 0; j < SIDE; j += N) {                                                                        \
-                vector a[N];                                                                                           \
-                _Pragma("GCC unroll 16") for (int k = 0; k < N; k++)                                                   \
-                    memcpy(&a[k], in + (j + k) * SIDE + i, sizeof a[k]);                                               \
-                interleave_##type(a);                                                                                  \
-                _Pragma("GCC unroll 16") for (int k = 0; k < N; k++)                                                   \
-                    memcpy(out + (i + k) * SIDE + j, &a[k], sizeof a[k]);                                              \
-            }                                                                                                          \
+            for (int j = 0; j < SIDE; j += N) small_##type(out + i * SIDE + j, SIDE, in + j * SIDE + i, SIDE);      \
     }
 
-DEFINE_TURN(uint16_t, eight_halves, 8, LOW_HALVES, HIGH_HALVES)
-DEFINE_TURN(uint8_t, sixteen_bytes, 16, LOW_BYTES, HIGH_BYTES)
+DEFINE_TURN(uint16_t, 8)
+DEFINE_TURN(uint8_t, 16)
 
-DEFINE_TRANSPOSE(uint16_t, STAGED_SQUARE)
 DEFINE_TRANSPOSE(uint8_t, STAGED_SQUARE)
-DEFINE_TRANSPOSE(uint64_t, DIRECT_SQUARE)
+DEFINE_TRANSPOSE(uint16_t, STAGED_SQUARE)
+DEFINE_TRANSPOSE(uint32_t, STAGED_SQUARE)
+DEFINE_TRANSPOSE(uint64_t, EDGE_SQUARE)
 
 /* --- past the caches ---------------------------------------------------------------------------------------------- */
 
@@ -279,6 +384,7 @@ const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
              [TE_F8E4M3] = load_e4m3,
              [TE_F8E5M2] = load_e5m2},
     .store = {[TE_CLASS_F32] = STORES(f32), [TE_CLASS_F64] = STORES(f64), [TE_CLASS_I64] = STORES(i64)},
+    .fill = fill_runs,
     .move = {move_uint8_t, move_uint16_t, move_uint32_t, move_uint64_t},
     .transpose = {transpose_uint8_t, transpose_uint16_t, transpose_uint32_t, transpose_uint64_t},
     .join = join_whole,

@@ -77,9 +77,14 @@ INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char 
     vector  sum[BLOCK_ROWS][BLOCK_COLS][PARTS] = {0};
     char    x[BLOCK_ROWS][LINE], y[BLOCK_COLS][LINE];
     int64_t row = d->a_line, whole = d->bytes / LINE * LINE, rest = d->bytes - whole;
+    /* of one row times the same column over and over, both are fetched as far ahead */
+    int64_t     pace = col ? BLOCK_COLS : 1;
+    const char *ahead[BLOCK_COLS];
+    UNROLL for (int j = 0; j < BLOCK_COLS; j++) ahead[j] = (col ? b + j * LINE : j ? a : b) + AHEAD;
     for (;;) {
         for (int64_t at = 0; at < whole; at += LINE) {
-            UNROLL for (int j = 0; j < BLOCK_COLS; j++) __builtin_prefetch(b + BLOCK_COLS * at + j * LINE + AHEAD);
+            UNROLL for (int j = 0; j < BLOCK_COLS; j++)
+                __builtin_prefetch(rows == 1 ? ahead[j] + pace * at : b + BLOCK_COLS * at + j * LINE + AHEAD);
             UNROLL for (int i = 0; i < rows; i++)
                 UNROLL for (int j = 0; j < BLOCK_COLS; j++)
                     UNROLL for (int v = 0; v < (int)PARTS; v++)

@@ -29,7 +29,8 @@ file(GLOB TE_KERNEL_SOURCES CONFIGURE_DEPENDS
   ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c)
 set_source_files_properties(${TE_KERNEL_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_KERNEL_FLAGS};${TE_NOTHING_THROWN}")
 # Loops over places that data names gain nothing by what -O3 adds, which is size.
-set_source_files_properties(src/kernels/cpu/index.c src/kernels/cpu/sort.c
+set_source_files_properties(src/kernels/cpu/index.c src/kernels/cpu/index_gather.c src/kernels/cpu/index_scatter.c
+  src/kernels/cpu/sort.c
   PROPERTIES COMPILE_OPTIONS "${TE_NOTHING_THROWN}")
 # Errors of Lua end in the bindings; what the engine calls back is called protected.
 file(GLOB TE_CORE_SOURCES CONFIGURE_DEPENDS

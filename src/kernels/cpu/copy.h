@@ -31,6 +31,7 @@ typedef void (*te_transpose_fn)(void *dst, int64_t dst_stride, const void *src, 
 
 typedef enum te_whole_join { TE_WHOLE_SUM, TE_WHOLE_MAX, TE_WHOLE_MIN } te_whole_join;
 
+enum { TE_WHOLE_STEP = 8 };
 enum { TE_FEW = 32, TE_FEW_OF = 4096, TE_FEW_SORTED = 64 };
 
 typedef struct te_copy_blocks {
@@ -48,6 +49,9 @@ typedef struct te_copy_blocks {
     /* The same of the n numbers, n > 0, of each of some rows that are `step` apart. */
     uint64_t (*joined)(te_whole_join join, int64_t *to, const int64_t *from, int64_t step, uint64_t half, int64_t n,
                        int64_t rows);
+    /* y[i] = a[i] op b[i], of sums, differences, products, extremes; ABS is that of a. The bits are as of join, of
+     * both; of LOAD they are all there is. n is a multiple of TE_WHOLE_STEP. */
+    uint64_t (*whole)(te_opcode op, int64_t *y, const int64_t *a, const int64_t *b, uint64_t half, int64_t n);
     void (*stream)(void *dst, const void *src, size_t lines); /* whole lines, past the caches: */
     void (*settle)(void); /* orders them before whatever says that they are done; waits for them, so not often */
 } te_copy_blocks;

@@ -227,7 +227,8 @@ static void step_load(te_walker *w, const te_step *step)
 
 static double number_at(const te_walker *w, const char *at)
 {
-    return w->blocks->size == sizeof(float) ? (double)*(const float *)(const void *)at : *(const double *)(const void *)at;
+    const void *number = at;
+    return w->blocks->size == sizeof(float) ? (double)*(const float *)number : *(const double *)number;
 }
 
 /* Columns beyond 2^24 share their float32 number with their neighbours; then what stands in all of them is added. */

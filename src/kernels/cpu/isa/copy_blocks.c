@@ -267,6 +267,41 @@ static uint64_t joined_whole(te_whole_join join, int64_t *to, const int64_t *fro
     return bits;
 }
 
+/* What is made of numbers that are too large does not count, but must be something. */
+#define WHOLE_LOOP(expression)                                              \
+    _Pragma("omp simd reduction(| : bits)") for (int64_t i = 0; i < n; i++) \
+    {                                                                       \
+        uint64_t v = (uint64_t)a[i], w = (uint64_t)b[i];                    \
+        bits |= (v + half) | (w + half);                                    \
+        y[i] = (int64_t)(expression);                                       \
+    }                                                                       \
+    break
+
+static uint64_t whole_of(te_opcode op, int64_t *y, const int64_t *a, const int64_t *b, uint64_t half, int64_t n)
+{
+    uint64_t bits = 0;
+    n = n / TE_WHOLE_STEP * TE_WHOLE_STEP; /* which compilers then know */
+    switch (op) {
+    case TE_PW_ADD: WHOLE_LOOP(v + w);
+    case TE_PW_SUB: WHOLE_LOOP(v - w);
+    case TE_PW_MUL: WHOLE_LOOP(v * w);
+    case TE_PW_MAX: WHOLE_LOOP((int64_t)v > (int64_t)w ? v : w);
+    case TE_PW_MIN: WHOLE_LOOP((int64_t)v < (int64_t)w ? v : w);
+    case TE_PW_ABS:
+        _Pragma("omp simd reduction(| : bits)") for (int64_t i = 0; i < n; i++)
+        {
+            uint64_t v = (uint64_t)a[i];
+            bits |= v + half;
+            y[i] = (int64_t)(a[i] < 0 ? 0 - v : v);
+        }
+        break;
+    default:
+        _Pragma("omp simd reduction(| : bits)") for (int64_t i = 0; i < n; i++)
+            bits |= ((uint64_t)a[i] + half) | ((uint64_t)b[i] + half);
+    }
+    return bits;
+}
+
 const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
     .load = {[TE_F32] = load_f32,
              [TE_BF16] = load_bf16,
@@ -283,6 +318,7 @@ const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
     .transpose = {transpose_uint8_t, transpose_uint16_t, transpose_uint32_t, transpose_uint64_t},
     .join = join_whole,
     .joined = joined_whole,
+    .whole = whole_of,
     .few = few_of,
     .stream = stream_lines,
     .settle = settle_lines,

@@ -85,11 +85,12 @@ static inline char *te_element(const void *data, te_dtype dtype, int64_t offset)
 static inline int64_t te_offset_of(const te_view *view, int ndim, int64_t index)
 {
     int64_t offset = 0;
-    for (int i = ndim - 1; i >= 0; i--) {
-        offset += index % view->shape[i] * view->stride[i];
-        index /= view->shape[i];
+    for (int i = ndim - 1; i > 0; i--) { /* a division takes long */
+        int64_t extent = view->shape[i], rest = index / extent;
+        offset += (index - rest * extent) * view->stride[i];
+        index = rest;
     }
-    return offset;
+    return ndim > 0 ? offset + index * view->stride[0] : 0;
 }
 
 #endif

@@ -49,8 +49,8 @@ typedef struct te_copy_blocks {
     /* The same of the n numbers, n > 0, of each of some rows that are `step` apart. */
     uint64_t (*joined)(te_whole_join join, int64_t *to, const int64_t *from, int64_t step, uint64_t half, int64_t n,
                        int64_t rows);
-    /* y[i] = a[i] op b[i], of sums, differences, products, extremes; ABS is that of a. The bits are as of join, of
-     * both; of LOAD they are all there is. n is a multiple of TE_WHOLE_STEP. */
+    /* y[i] = a[i] op b[i], of ADD, SUB, MUL, MAX and MIN. The bits are as of join, of both. n is a multiple of
+     * TE_WHOLE_STEP. */
     uint64_t (*whole)(te_opcode op, int64_t *y, const int64_t *a, const int64_t *b, uint64_t half, int64_t n);
     void (*stream)(void *dst, const void *src, size_t lines); /* whole lines, past the caches: */
     void (*settle)(void); /* orders them before whatever says that they are done; waits for them, so not often */

@@ -82,7 +82,7 @@ static inline te_vec join_amax_vector(te_vec h, te_vec v) { return TE_MACHINE(ma
 
 /* One vector of each of ROWS rows becomes one in which each row has WIDTH / ROWS lanes, of which its first holds all of
  * them: lanes are joined with those 8, 4, 2 and 1 further. Rows share vectors, so that a join serves all of them. */
-enum { ROWS = WIDTH < 4 ? WIDTH : 4 };
+enum { ROWS = WIDTH < 8 ? 1 : 4 };
 #define TE_SHUFFLED(JOIN, h, ...) JOIN(h, __builtin_shufflevector(h, h, __VA_ARGS__))
 #define TE_OF_TWO(a, b, ...)      __builtin_shufflevector(a, b, __VA_ARGS__)
 #if TE_WIDTH == 16
@@ -107,13 +107,11 @@ enum { ROWS = WIDTH < 4 ? WIDTH : 4 };
     h[0] = JOIN(TE_OF_TWO(h[0], h[2], 0, 1, 4, 5, 8, 9, 12, 13), TE_OF_TWO(h[0], h[2], 2, 3, 6, 7, 10, 11, 14, 15)); \
     h[0] = TE_SHUFFLED(JOIN, h[0], 1, 1, 3, 3, 5, 5, 7, 7);
 #elif TE_WIDTH == 4
-#define TE_HALVED(JOIN, a, b) JOIN(TE_OF_TWO(a, b, 0, 1, 4, 5), TE_OF_TWO(a, b, 2, 3, 6, 7))
-#define TE_TREE(JOIN, h)                \
-    h[0] = TE_HALVED(JOIN, h[0], h[1]); \
-    h[2] = TE_HALVED(JOIN, h[2], h[3]); \
-    h[0] = JOIN(TE_OF_TWO(h[0], h[2], 0, 2, 4, 6), TE_OF_TWO(h[0], h[2], 1, 3, 5, 7));
+#define TE_TREE(JOIN, h)                          \
+    h[0] = TE_SHUFFLED(JOIN, h[0], 2, 3, 2, 3);   \
+    h[0] = TE_SHUFFLED(JOIN, h[0], 1, 1, 1, 1);
 #else
-#define TE_TREE(JOIN, h) h[0] = JOIN(TE_OF_TWO(h[0], h[1], 0, 2), TE_OF_TWO(h[0], h[1], 1, 3));
+#define TE_TREE(JOIN, h) h[0] = TE_SHUFFLED(JOIN, h[0], 1, 1);
 #endif
 
 /* To the second-level cache: the first one is full of the row at hand. Always as much as is due for a strip: lines

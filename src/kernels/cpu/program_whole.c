@@ -73,9 +73,8 @@ void te_whole_store_i64(void *dst, int64_t stride, const void *src, size_t n)
 
 /* --- without float64 ---------------------------------------------------------------------------------------------- */
 
-/* Two of a kind, or one and a number, added, subtracted, multiplied, compared, or the larger or smaller; the size or
- * the negative of one; and the sum of a tensor: in integers, where those are so small that float64 would give the same.
- */
+/* Two of a kind, or one and a number, added, subtracted, multiplied, compared, or the larger or smaller; the negative
+ * of one; and the sum of a tensor: in integers, where those are so small that float64 would give the same. */
 enum { PART = 1 << 14, BLOCK = 1 << 9, SHORT = 16 };
 
 /* What takes part: element i of the result has number i / each % n of those that lie one behind the other. */
@@ -116,7 +115,6 @@ static double in_float64(int op, double v, double w)
     case TE_PW_ADD: return v + w;
     case TE_PW_SUB: return v - w;
     case TE_PW_MUL: return v * w;
-    case TE_PW_ABS: return v < 0 ? -v : v;
     default: return (op == TE_PW_MAX) == (v > w) ? v : w;
     }
 }
@@ -127,10 +125,11 @@ static void block_int64_t(const whole_job *job, int64_t *y, const int64_t *a, co
 {
     int      bits = job->op == TE_PW_MUL ? 26 : 52;
     uint64_t half = UINT64_C(1) << (bits - 1);
-    bool     here = y == a || y == b; /* results take the place of what would be needed again */
-    uint64_t large = here ? job->blocks->whole(TE_PW_LOAD, y, a, b, half, n) : 0;
-    if (!(large >> bits)) large = job->blocks->whole((te_opcode)job->op, y, a, b, half, n);
-    if (!(large >> bits) && job->then >= 0) (void)job->blocks->whole((te_opcode)job->then, y, y, bound, half, n);
+    bool     here = y == a || y == b; /* results would take the place of what may be needed again */
+    int64_t  room[BLOCK], *to = here ? room : y;
+    uint64_t large = job->blocks->whole((te_opcode)job->op, to, a, b, half, n);
+    if (job->then >= 0) (void)job->blocks->whole((te_opcode)job->then, to, to, bound, half, n);
+    if (here && !(large >> bits)) memcpy(y, room, (size_t)n * sizeof *y);
     for (int64_t i = 0; i < n && large >> bits; i++) {
         double v = in_float64(job->op, (double)a[i], (double)b[i]);
         y[i] = te_f64_to_i64(job->then >= 0 ? in_float64(job->then, v, (double)bound[i]) : v);
@@ -367,14 +366,13 @@ static bool is_extreme(int op) { return op == TE_PW_MIN || op == TE_PW_MAX; }
 static bool take_operation(whole_job *job, const te_program *program, const te_run *run, int value)
 {
     const te_insn *insn = &program->insns[value];
-    bool           alone = insn->op == TE_PW_NEG || insn->op == TE_PW_ABS;
     if (insn->op == TE_PW_NEG) { /* from 0 */
         job->op = TE_PW_SUB;
         return job->dtype == TE_I64 && take_side(job, 1, program, run, insn->arg[0]);
     }
     job->op = insn->op;
-    if (!(alone ? job->dtype == TE_I64 : is_pair(insn->op))) return false;
-    return take_side(job, 0, program, run, insn->arg[0]) && take_side(job, 1, program, run, insn->arg[alone ? 0 : 1]);
+    return is_pair(insn->op) && take_side(job, 0, program, run, insn->arg[0]) &&
+           take_side(job, 1, program, run, insn->arg[1]);
 }
 
 /* Of one operation, or of two extremes, the second one with a number. */

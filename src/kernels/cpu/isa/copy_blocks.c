@@ -307,27 +307,16 @@ static uint64_t joined_whole(te_whole_join join, int64_t *to, const int64_t *fro
     }                                                                       \
     break
 
+/* A difference is the sum with all bits of b turned, and 1; the smaller one is the larger of all bits turned. */
 static uint64_t whole_of(te_opcode op, int64_t *y, const int64_t *a, const int64_t *b, uint64_t half, int64_t n)
 {
-    uint64_t bits = 0;
+    uint64_t bits = 0, turn = op == TE_PW_SUB || op == TE_PW_MIN ? ~(uint64_t)0 : 0;
     n = n / TE_WHOLE_STEP * TE_WHOLE_STEP; /* which compilers then know */
     switch (op) {
-    case TE_PW_ADD: WHOLE_LOOP(v + w);
-    case TE_PW_SUB: WHOLE_LOOP(v - w);
+    case TE_PW_ADD:
+    case TE_PW_SUB: WHOLE_LOOP(v + (w ^ turn) - turn);
     case TE_PW_MUL: WHOLE_LOOP(v * w);
-    case TE_PW_MAX: WHOLE_LOOP((int64_t)v > (int64_t)w ? v : w);
-    case TE_PW_MIN: WHOLE_LOOP((int64_t)v < (int64_t)w ? v : w);
-    case TE_PW_ABS:
-        _Pragma("omp simd reduction(| : bits)") for (int64_t i = 0; i < n; i++)
-        {
-            uint64_t v = (uint64_t)a[i];
-            bits |= v + half;
-            y[i] = (int64_t)(a[i] < 0 ? 0 - v : v);
-        }
-        break;
-    default:
-        _Pragma("omp simd reduction(| : bits)") for (int64_t i = 0; i < n; i++)
-            bits |= ((uint64_t)a[i] + half) | ((uint64_t)b[i] + half);
+    default: WHOLE_LOOP((int64_t)(v ^ turn) > (int64_t)(w ^ turn) ? v : w);
     }
     return bits;
 }

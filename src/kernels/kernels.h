@@ -238,6 +238,7 @@ struct te_backend {
     const char *name; /* "cpu", "cuda" */
     bool        host_memory; /* device pointers may be read and written by the host */
     bool        emits;       /* program_run leaves outputs quantized (te_operand) */
+    bool        adds_halves; /* scatter_add adds bfloat16 to float32 */
 
     /* the device and what its kernels come from; NULL: none */
     void      (*describe)(te_exec *exec, char *text, size_t size);
@@ -299,7 +300,7 @@ struct te_backend {
     te_status (*check_classes)(te_exec *exec, const te_view *targets, int64_t classes, double ignored);
 
     /* out[…i…] = src[… index[…i…] at dim …]; index int64/int32 of out's shape. scatter_add: dst[… index …] += src, in
-     * the order of src; scatter: dst[… index …] = src, likewise. */
+     * the order of src, of dst's dtype (or adds_halves); scatter: dst[… index …] = src, likewise. */
     te_status (*gather)(te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim);
     te_status (*scatter_add)(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim);
     te_status (*scatter)(te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim);

@@ -168,6 +168,7 @@ const te_backend te_backend_cpu = {
     .embedding_backward = cpu_embedding_backward,
     .gather = cpu_gather,
     .scatter_add = cpu_scatter_add,
+    .adds_halves = true,
     .scatter = cpu_scatter,
     .arg_reduce = cpu_arg_reduce,
     .topk = cpu_topk,

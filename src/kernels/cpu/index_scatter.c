@@ -6,6 +6,8 @@
  */
 #include "index_walk.h"
 
+#include "kernels/dtype.h"
+
 /* What one owner adds or stores: elements first … end of rows, run_first … run_end of runs, whose target along dim is
  * in low … high. */
 typedef struct share {
@@ -43,30 +45,31 @@ static void add_others(const te_copy_blocks *blocks, const te_walk *w, const te_
     }
 }
 
-#define SCATTER_EACH(type, OP)                                                                                       \
+#define SAME(x) (x)
+#define SCATTER_EACH(type, OP, from_type, AS)                                                                        \
     for (int64_t i = 0; i < p->n; i++, index += columns) {                                                           \
         type       *y = (type *)w->whole->data + p->whole + i * p->from;                                             \
-        const type *x = (const type *)w->part->data + p->part + i * p->to;                                           \
+        const from_type *x = (const from_type *)w->part->data + p->part + i * p->to;                                 \
         if (all && to == 1 && from == 0 && along == 1)                                                               \
-            for (int64_t c = 0; c < columns; c++) y[index[c]] OP x[c];                                               \
+            for (int64_t c = 0; c < columns; c++) y[index[c]] OP AS(x[c]);                                           \
         else                                                                                                         \
             for (int64_t c = 0; c < columns; c++)                                                                    \
-                if ((uint64_t)(index[c] - low) < owned) y[c * from + index[c] * along] OP x[c * to];                 \
+                if ((uint64_t)(index[c] - low) < owned) y[c * from + index[c] * along] OP AS(x[c * to]);             \
     }                                                                                                                \
     return
 
-#define ADD_RUNS(type)                                                                                               \
+#define ADD_RUNS(type, from_type, AS)                                                                                \
     for (int64_t i = 0; i < p->n; i++) {                                                                             \
         if ((uint64_t)(index[i] - low) >= owned) continue;                                                           \
         type       *y = (type *)w->whole->data + p->whole + i * p->from + index[i] * along + s->run_first;           \
-        const type *x = (const type *)w->part->data + p->part + i * p->to + s->run_first;                            \
-        _Pragma("omp simd") for (int64_t c = 0; c < run; c++) y[c] += x[c];                                          \
+        const from_type *x = (const from_type *)w->part->data + p->part + i * p->to + s->run_first;                  \
+        _Pragma("omp simd") for (int64_t c = 0; c < run; c++) y[c] += AS(x[c]);                                      \
     }                                                                                                                \
     return
 
-#define ADD(type)                        \
-    if (w->run > 1) { ADD_RUNS(type); }  \
-    SCATTER_EACH(type, +=)
+#define ADD(type, from_type, AS)                                                                                     \
+    if (w->run > 1) { ADD_RUNS(type, from_type, AS); }                                                               \
+    SCATTER_EACH(type, +=, from_type, AS)
 
 static void add_piece(const te_copy_blocks *blocks, const te_walk *w, const te_piece *p, const share *s)
 {
@@ -76,9 +79,11 @@ static void add_piece(const te_copy_blocks *blocks, const te_walk *w, const te_p
     uint64_t owned = (uint64_t)(s->high - low);
     bool     all = s->high - low == w->whole->shape[w->dim];
     switch (w->whole->dtype) {
-    case TE_F32: ADD(float);
-    case TE_F64: ADD(double);
-    case TE_I64: ADD(uint64_t);
+    case TE_F32:
+        if (w->part->dtype == TE_BF16) { ADD(float, uint16_t, te_bf16_to_f32); }
+        ADD(float, float, SAME);
+    case TE_F64: ADD(double, double, SAME);
+    case TE_I64: ADD(uint64_t, uint64_t, SAME);
     default: add_others(blocks, w, p, s);
     }
 }
@@ -106,10 +111,10 @@ static void store_piece(const te_walk *w, const te_piece *p, const share *s)
         return;
     }
     switch (te_dtype_log2_size(w->whole->dtype)) {
-    case 0: SCATTER_EACH(uint8_t, =);
-    case 1: SCATTER_EACH(uint16_t, =);
-    case 2: SCATTER_EACH(uint32_t, =);
-    default: SCATTER_EACH(uint64_t, =);
+    case 0: SCATTER_EACH(uint8_t, =, uint8_t, SAME);
+    case 1: SCATTER_EACH(uint16_t, =, uint16_t, SAME);
+    case 2: SCATTER_EACH(uint32_t, =, uint32_t, SAME);
+    default: SCATTER_EACH(uint64_t, =, uint64_t, SAME);
     }
 }
 
@@ -164,7 +169,9 @@ static void scatter_all(te_exec *exec, te_walk *w)
 static te_status scatter(te_exec *exec, const char *op, te_walk w)
 {
     const te_view *index = w.index;
-    te_status      status = te_check_index(exec, op, w.whole, w.part, index, w.dim);
+    te_view        part = *w.part;
+    if (w.adds && w.whole->dtype == TE_F32 && part.dtype == TE_BF16) part.dtype = TE_F32;
+    te_status status = te_check_index(exec, op, w.whole, &part, index, w.dim);
     if (status != TE_OK || te_view_numel(index) == 0) return status;
     int64_t bound = w.whole->shape[w.dim];
     if (w.adds && w.whole->dtype == TE_BOOL)

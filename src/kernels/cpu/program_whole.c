@@ -88,9 +88,7 @@ typedef struct whole_job {
     const te_copy_blocks *blocks;
     te_dtype              dtype;
     int                   op;    /* te_opcode; LOAD: the sum of all */
-    int                   then;  /* MIN or MAX of the result and a number, -1: nothing */
     side                  side[2];
-    int64_t               bound; /* that number */
     char                 *to;
     int64_t               n;     /* elements */
 } whole_job;
@@ -109,7 +107,7 @@ static inline uint8_t equal_int64_t(int64_t a, int64_t b)
 }
 
 /* In float64. */
-static double in_float64(int op, double v, double w)
+static __attribute__((noinline)) double in_float64(int op, double v, double w)
 {
     switch (op) {
     case TE_PW_ADD: return v + w;
@@ -119,21 +117,18 @@ static double in_float64(int op, double v, double w)
     }
 }
 
-/* All operations on a block, in float64 where its numbers are large. */
-static void block_int64_t(const whole_job *job, int64_t *y, const int64_t *a, const int64_t *b, const int64_t *bound,
-                          int64_t n)
+/* The operation on a block, in float64 where its numbers are large. */
+static __attribute__((noinline)) void block_int64_t(const whole_job *job, int64_t *y, const int64_t *a,
+                                                    const int64_t *b, int64_t n)
 {
     int      bits = job->op == TE_PW_MUL ? 26 : 52;
     uint64_t half = UINT64_C(1) << (bits - 1);
     bool     here = y == a || y == b; /* results would take the place of what may be needed again */
     int64_t  room[BLOCK], *to = here ? room : y;
     uint64_t large = job->blocks->whole((te_opcode)job->op, to, a, b, half, n);
-    if (job->then >= 0) (void)job->blocks->whole((te_opcode)job->then, to, to, bound, half, n);
     if (here && !(large >> bits)) memcpy(y, room, (size_t)n * sizeof *y);
-    for (int64_t i = 0; i < n && large >> bits; i++) {
-        double v = in_float64(job->op, (double)a[i], (double)b[i]);
-        y[i] = te_f64_to_i64(job->then >= 0 ? in_float64(job->then, v, (double)bound[i]) : v);
-    }
+    for (int64_t i = 0; i < n && large >> bits; i++)
+        y[i] = te_f64_to_i64(in_float64(job->op, (double)a[i], (double)b[i]));
 }
 
 /* The values of a block are below 2^(bits - 1) in magnitude, whose results fit. */
@@ -201,7 +196,7 @@ static void block_bool(const whole_job *job, uint8_t *y, const uint8_t *a, const
 static bool is_comparison(int op) { return op == TE_PW_LT || op == TE_PW_LE || op == TE_PW_EQ || op == TE_PW_NE; }
 
 /* What the C library copies it does with vectors. */
-static void fill(int64_t *room, int64_t number, int64_t n)
+static __attribute__((noinline)) void fill(int64_t *room, int64_t number, int64_t n)
 {
     enum { FIRST = 16 };
     int64_t done = n < FIRST ? n : FIRST;
@@ -223,7 +218,8 @@ static int64_t up_to_border(const side *s, int64_t at, int64_t n)
 }
 
 /* Numbers `at` to at + n - 1 of a side: where they lie, or in the room. What they repeat is int64. */
-static const void *numbers_of(const side *s, int64_t at, int64_t n, size_t size, int64_t *room)
+static __attribute__((noinline)) const void *numbers_of(const side *s, int64_t at, int64_t n, size_t size,
+                                                        int64_t *room)
 {
     if (!s->from) return room;
     if (s->each == 1 && at % s->n + n <= s->n) return s->from + (size_t)(at % s->n) * size;
@@ -247,15 +243,14 @@ static const void *numbers_of(const side *s, int64_t at, int64_t n, size_t size,
 }
 
 /* Of int64; the last ones that make no step are done elsewhere. */
-static void whole_block(const whole_job *job, int64_t *y, const int64_t *a, const int64_t *b, const int64_t *bound,
-                        int64_t n)
+static void whole_block(const whole_job *job, int64_t *y, const int64_t *a, const int64_t *b, int64_t n)
 {
     int64_t steps = n / TE_WHOLE_STEP * TE_WHOLE_STEP, rest = n - steps, last[3][TE_WHOLE_STEP] = {{0}};
-    block_int64_t(job, y, a, b, bound, steps);
+    block_int64_t(job, y, a, b, steps);
     if (rest == 0) return;
     memcpy(last[0], a + steps, (size_t)rest * sizeof *a);
     memcpy(last[1], b + steps, (size_t)rest * sizeof *b);
-    block_int64_t(job, last[2], last[0], last[1], bound, TE_WHOLE_STEP);
+    block_int64_t(job, last[2], last[0], last[1], TE_WHOLE_STEP);
     memcpy(y + steps, last[2], (size_t)rest * sizeof *y);
 }
 
@@ -263,11 +258,10 @@ static void pairs_in_parts(void *context, int64_t first, int64_t end, int thread
 {
     const whole_job *job = context;
     size_t           size = te_dtype_size(job->dtype);
-    int64_t          room[3][BLOCK], last = end * PART < job->n ? end * PART : job->n;
+    int64_t          room[2][BLOCK], last = end * PART < job->n ? end * PART : job->n;
     (void)thread;
     for (int k = 0; k < 2; k++)
         if (!job->side[k].from) fill(room[k], size == 8 ? job->side[k].number : two_of(job->side[k].number), BLOCK);
-    if (job->then >= 0) fill(room[2], job->bound, BLOCK);
     for (int64_t at = first * PART, n; at < last && !te_cpu_stopping(job->exec); at += n) {
         n = last - at < BLOCK ? last - at : BLOCK;
         for (int k = 0; k < 2; k++) n = up_to_border(&job->side[k], at, n);
@@ -276,7 +270,7 @@ static void pairs_in_parts(void *context, int64_t first, int64_t end, int thread
         void       *to = job->to + (size_t)at * (is_comparison(job->op) ? 1 : size);
         if (is_comparison(job->op) && size == 8) compare_int64_t(job, to, a, b, n);
         else if (is_comparison(job->op)) compare_int32_t(job, to, a, b, n);
-        else if (size == 8) whole_block(job, to, a, b, room[2], n);
+        else if (size == 8) whole_block(job, to, a, b, n);
         else if (size == 4) block_int32_t(job->op, to, a, b, n);
         else block_bool(job, to, a, b, n);
     }
@@ -360,8 +354,6 @@ static bool take_side(whole_job *job, int k, const te_program *program, const te
     return repeats || (s->each == 1 && s->n == job->n);
 }
 
-static bool is_extreme(int op) { return op == TE_PW_MIN || op == TE_PW_MAX; }
-
 /* The operation that makes the value, and what takes part in it; false: it is none of those here. */
 static bool take_operation(whole_job *job, const te_program *program, const te_run *run, int value)
 {
@@ -375,24 +367,9 @@ static bool take_operation(whole_job *job, const te_program *program, const te_r
            take_side(job, 1, program, run, insn->arg[1]);
 }
 
-/* Of one operation, or of two extremes, the second one with a number. */
-static bool take_operations(whole_job *job, const te_program *program, const te_run *run)
-{
-    int            value = program->outputs[0].value;
-    const te_insn *last = &program->insns[value];
-    int            inner = is_extreme(last->op) && job->dtype == TE_I64 ? last->arg[0] : value;
-    job->then = -1;
-    if (is_extreme(program->insns[inner].op) && inner != value) {
-        job->then = last->op;
-        return take_operation(job, program, run, inner) &&
-               take_number(job, program, run, last->arg[1], &job->bound);
-    }
-    return take_operation(job, program, run, value);
-}
-
 bool te_program_whole_run(te_exec *exec, const te_program *program, const te_run *runs, int n_runs)
 {
-    if (n_runs != 1 || program->n_outputs != 1 || program->n_insns > 5) return false;
+    if (n_runs != 1 || program->n_outputs != 1 || program->n_insns > 3) return false;
     const te_operand *out = runs->outputs;
     const te_insn    *last = &program->insns[program->outputs[0].value];
     int               kind = program->outputs[0].kind;
@@ -408,7 +385,7 @@ bool te_program_whole_run(te_exec *exec, const te_program *program, const te_run
     te_dtype made = sum ? TE_I64 : compares ? TE_BOOL : job.dtype;
     if (out->dtype != made || !is_dense(runs, out, sum ? 0 : runs->ndim)) return false;
     if (sum && !take_side(&job, 0, program, runs, program->outputs[0].value)) return false;
-    if (!sum && !take_operations(&job, program, runs)) return false;
+    if (!sum && !take_operation(&job, program, runs, program->outputs[0].value)) return false;
     if (of_bools && !(job.side[0].from && job.side[1].from)) return false;
     int64_t parts = (job.n + PART - 1) / PART;
     int     threads = parts > 4 ? exec->threads : 1;

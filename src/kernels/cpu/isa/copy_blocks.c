@@ -303,16 +303,17 @@ static uint64_t joined_whole(te_whole_join join, int64_t *to, const int64_t *fro
     }                                                                       \
     break
 
-/* A difference is the sum with all bits of b turned, and 1; the smaller one is the larger of all bits turned. */
+/* A difference is the sum with all bits of b turned, and 1. */
 static uint64_t whole_of(te_opcode op, int64_t *y, const int64_t *a, const int64_t *b, uint64_t half, int64_t n)
 {
-    uint64_t bits = 0, turn = op == TE_PW_SUB || op == TE_PW_MIN ? ~(uint64_t)0 : 0;
+    uint64_t bits = 0, turn = op == TE_PW_SUB ? ~(uint64_t)0 : 0;
     n = n / TE_WHOLE_STEP * TE_WHOLE_STEP; /* which compilers then know */
     switch (op) {
     case TE_PW_ADD:
     case TE_PW_SUB: WHOLE_LOOP(v + (w ^ turn) - turn);
     case TE_PW_MUL: WHOLE_LOOP(v * w);
-    default: WHOLE_LOOP((int64_t)(v ^ turn) > (int64_t)(w ^ turn) ? v : w);
+    case TE_PW_MAX: WHOLE_LOOP((int64_t)v > (int64_t)w ? v : w);
+    default: WHOLE_LOOP((int64_t)v < (int64_t)w ? v : w);
     }
     return bits;
 }

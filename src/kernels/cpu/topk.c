@@ -150,22 +150,11 @@ static bool is_short(const te_view *src, int64_t k)
 static bool load_floats(const rows_job *job, float *v, int64_t row, int64_t n)
 {
     const te_view *src = job->src;
-    const char    *data = te_row_at(src, row);
-    int64_t        whole[TE_COPY_BLOCK], step = te_row_stride(src);
-    uint64_t       large = 0;
-    if (te_value_class_of(src->dtype) == TE_CLASS_F32) {
-        job->blocks->load[src->dtype](v, data, step, n);
-        return true;
-    }
-    for (int64_t at = 0; at < n; at += TE_COPY_BLOCK) {
-        int64_t count = n - at < TE_COPY_BLOCK ? n - at : TE_COPY_BLOCK;
-        job->blocks->load[src->dtype](whole, te_element(data, src->dtype, at * step), step, count);
-        for (int64_t i = 0; i < count; i++) {
-            large |= (uint64_t)whole[i] + (1 << 24);
-            v[at + i] = (float)(int32_t)whole[i];
-        }
-    }
-    return large >> 25 == 0;
+    int            large = 0;
+    te_convert(job->blocks, v, TE_F32, 1, te_row_at(src, row), src->dtype, te_row_stride(src), n);
+    if (te_value_class_of(src->dtype) == TE_CLASS_F32) return true;
+    for (int64_t i = 0; i < n; i++) large |= !(v[i] > -0x1p24f && v[i] < 0x1p24f);
+    return !large;
 }
 
 /* Leaves the k best of a row in heap, best first; false where it takes that. */

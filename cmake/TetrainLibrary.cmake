@@ -29,7 +29,8 @@ file(GLOB TE_KERNEL_SOURCES CONFIGURE_DEPENDS
   ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c)
 set_source_files_properties(${TE_KERNEL_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_KERNEL_FLAGS};${TE_NOTHING_THROWN}")
 # Loops over places that data names gain nothing by what -O3 adds, which is size.
-set_source_files_properties(src/kernels/cpu/index.c src/kernels/cpu/sort.c src/kernels/cpu/triangle.c
+set_source_files_properties(src/kernels/cpu/index_gather.c src/kernels/cpu/index_scatter.c src/kernels/cpu/sort.c
+  src/kernels/cpu/triangle.c
   PROPERTIES COMPILE_OPTIONS "${TE_NOTHING_THROWN}")
 # Errors of Lua end in the bindings; what the engine calls back is called protected.
 file(GLOB TE_CORE_SOURCES CONFIGURE_DEPENDS
@@ -38,7 +39,7 @@ set_source_files_properties(${TE_CORE_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_
 # Operations prepare calls of kernels; most of their code sees little data.
 file(GLOB TE_OP_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/core/ops/*.c)
 set_source_files_properties(${TE_OP_SOURCES} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
-foreach(name program_f64 program_across program_whole_rows) # the last two call the loops of others
+foreach(name program_f64 program_across program_whole_rows index) # the last three call the loops of others
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/${name}.c PROPERTIES COMPILE_OPTIONS
     "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
 endforeach()

@@ -219,3 +219,22 @@ describe("Rows beside plain loops", function()
         end
     end)
 end)
+
+--- Terms of 16 bits are added to sums in float32, in the order of their positions, and rounded once.
+describe("sums of bfloat16 by index", function()
+    it("are those of float32, rounded", function()
+        for _, shape in ipairs { { 5, 7 }, { 40, 300 }, { 300, 40 }, { 17, 1 } } do
+            local x, y = te.randn(shape):to("bfloat16"), te.randn(shape):to("bfloat16")
+            local index, rows = te.randint(0, shape[1] - 1, shape), te.randint(0, shape[1] - 1, { shape[1] })
+            local wide = te.cat({ y, y }, 2):narrow(2, 1, shape[2]) -- apart in memory
+            local function rounded(op, ...) return op(x:to("float32"), 1, ..., y:to("float32")):to("bfloat16") end
+            for _, term in ipairs { y, wide } do
+                assert.equal(0, te.ne(te.scatter_add(x, 1, index, term), rounded(te.scatter_add, index)):sum():item())
+                assert.equal(0, te.ne(te.index_add(x, 1, rows, term), rounded(te.index_add, rows)):sum():item())
+                local here = x:clone()
+                here:index_add_(1, rows, term)
+                assert.equal(0, te.ne(here, te.index_add(x, 1, rows, term)):sum():item())
+            end
+        end
+    end)
+end)

@@ -63,7 +63,7 @@ TE_KERNEL(embedding_backward,
           (exec, dtable, dy, ids, squares), 3 * view_bytes(dy) + view_bytes(ids))
 
 /* out[…i…] = src[… index[…i…] at dim …]; index int64/int32 of out's shape. scatter_add: dst[… index …] += src, in the
- * order of src; scatter: dst[… index …] = src, likewise. */
+ * order of src, of dst's dtype (or adds_halves); scatter: dst[… index …] = src, likewise. */
 TE_KERNEL(gather, (te_exec *exec, const te_view *out, const te_view *src, const te_view *index, int dim),
           (exec, out, src, index, dim), 2 * view_bytes(out) + view_bytes(index))
 TE_KERNEL(scatter_add, (te_exec *exec, const te_view *dst, const te_view *src, const te_view *index, int dim),

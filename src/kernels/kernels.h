@@ -239,6 +239,7 @@ struct te_backend {
     const char *name; /* "cpu", "cuda" */
     bool        host_memory; /* device pointers may be read and written by the host */
     bool        emits;       /* program_run leaves outputs quantized (te_operand) */
+    bool        adds_halves; /* scatter_add adds bfloat16 to float32 */
 
     /* the device and what its kernels come from; NULL: none */
     void      (*describe)(te_exec *exec, char *text, size_t size);

@@ -71,13 +71,17 @@ static te_status scatter_add_forward(te_call *call)
     int dim = dim_of(call, (int64_t)call->attr[0].number, x);
     te_status status = dim < 0 ? call->ctx->status : check_scatter(call, dim);
     if (status != TE_OK) return status;
-    te_tensor *y = call->out[0] = call->inplace ? te_tensor_retain(call->inplace) : te_tensor_clone_data(x);
+    bool whole = te_sums_are_apart(x->dtype); /* all of y is written at the end */
+    te_tensor *y = call->out[0] =
+        call->inplace ? te_tensor_retain(call->inplace)
+        : whole       ? te_tensor_new(call->ctx, x->storage->device, x->dtype, x->ndim, x->shape)
+                      : te_tensor_clone_data(x);
     te_tensor *part = y ? apart(src, index->ndim, index->shape, src->stride) : NULL;
     part = own_beside(y, part);
     index = part ? own_beside(y, te_tensor_retain(index)) : NULL;
     status = index ? TE_OK : call->ctx->status;
     if (index && call->inplace) te_tensor_written(y);
-    if (index) status = te_call_scatter_add(call, y, part, index, dim);
+    if (index) status = te_call_scatter_add(call, y, whole && !call->inplace ? x : y, part, index, dim);
     te_tensor_release(part);
     call->memo[0] = dim;
     if (status == TE_OK && call->record && te_call_save(call, index) < 0) status = call->ctx->status;

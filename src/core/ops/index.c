@@ -107,11 +107,16 @@ static te_dtype dtype_of_sums(te_dtype dtype)
     return te_dtype_size(dtype) < te_dtype_size(TE_I64) ? TE_I64 : dtype;
 }
 
-te_status te_call_scatter_add(te_call *call, te_tensor *dst, te_tensor *src, te_tensor *index, int dim)
+bool te_sums_are_apart(te_dtype dtype) { return dtype_of_sums(dtype) != dtype; }
+
+te_status te_call_scatter_add(te_call *call, te_tensor *dst, te_tensor *before, te_tensor *src, te_tensor *index,
+                              int dim)
 {
     te_exec   *exec = te_call_exec(call, dst);
     te_dtype   dtype = dtype_of_sums(dst->dtype);
-    te_tensor *sums = te_tensor_cast(dst, dtype), *terms = sums ? te_tensor_cast(src, dtype) : NULL;
+    bool       halves = exec->backend->adds_halves && dtype == TE_F32 && src->dtype == TE_BF16;
+    te_tensor *sums = te_tensor_cast(before, dtype);
+    te_tensor *terms = sums ? te_tensor_cast(src, halves ? TE_BF16 : dtype) : NULL;
     te_status  status = terms ? TE_OK : call->ctx->status;
     if (terms) {
         te_view to = te_tensor_view(sums), from = te_tensor_view(terms), at = te_tensor_view(index);
@@ -128,7 +133,7 @@ static te_status gather_backward(te_call *call)
     bool accumulate;
     te_tensor *dx = te_grad_target(call, 0, &accumulate);
     if (!dx || (!accumulate && te_tensor_fill(dx, 0) != TE_OK)) return call->ctx->status;
-    return te_call_scatter_add(call, dx, call->dout[0], call->saved[0], (int)call->memo[0]);
+    return te_call_scatter_add(call, dx, dx, call->dout[0], call->saved[0], (int)call->memo[0]);
 }
 
 /* index_select(x, dim, index): gather with the index spread over the other dimensions. */

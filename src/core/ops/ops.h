@@ -57,9 +57,12 @@ te_tensor *te_tensor_seen(te_tensor *t, int ndim, const int64_t *shape);
 te_status te_embedding_rows(te_call *call, te_tensor *y, te_tensor *table, te_tensor *ids);
 te_status te_embedding_add_rows(te_call *call, te_tensor *dtable, te_tensor *dy, te_tensor *ids);
 
-/* dst[... index ...] += src along dim, for src in index's shape that shares no memory with dst. Sums of fewer than 32
- * bits are taken in float32 or int64, so that they are rounded, or limited to what dst holds, once. */
-te_status te_call_scatter_add(te_call *call, te_tensor *dst, te_tensor *src, te_tensor *index, int dim);
+/* dst = before, with dst[... index ...] += src along dim, for src in index's shape that shares no memory with dst. Sums
+ * of fewer than 32 bits are taken in float32 or int64, so that they are rounded, or limited to what dst holds, once;
+ * of others `before` is dst. */
+bool      te_sums_are_apart(te_dtype dtype);
+te_status te_call_scatter_add(te_call *call, te_tensor *dst, te_tensor *before, te_tensor *src, te_tensor *index,
+                              int dim);
 
 /* dst = (or +=, when accumulate) scale * src summed over the dimensions in which dst has extent 1 or lacks (leading
  * ones). */

@@ -137,5 +137,6 @@ const te_backend te_backend_cpu = {
     .synchronize = cpu_synchronize,
 #define TE_KERNEL(name, parameters, arguments, moved) .name = cpu_##name,
 #include "../kernel_list.h"
+    .adds_halves = true,
     .integers = cpu_integers,
 };

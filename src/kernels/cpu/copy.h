@@ -36,6 +36,7 @@ typedef void (*te_fill_fn)(void *dst, int64_t dst_step, const void *src, int64_t
 
 typedef enum te_whole_join { TE_WHOLE_SUM, TE_WHOLE_MAX, TE_WHOLE_MIN } te_whole_join;
 
+enum { TE_WHOLE_STEP = 8 };
 enum { TE_FEW = 32, TE_FEW_OF = 4096, TE_FEW_SORTED = 64 };
 
 typedef struct te_copy_blocks {
@@ -54,6 +55,9 @@ typedef struct te_copy_blocks {
     /* The same of the n numbers, n > 0, of each of some rows that are `step` apart. */
     uint64_t (*joined)(te_whole_join join, int64_t *to, const int64_t *from, int64_t step, uint64_t half, int64_t n,
                        int64_t rows);
+    /* y[i] = a[i] op b[i], of ADD, SUB, MUL, MAX and MIN. The bits are as of join, of both. n is a multiple of
+     * TE_WHOLE_STEP. */
+    uint64_t (*whole)(te_opcode op, int64_t *y, const int64_t *a, const int64_t *b, uint64_t half, int64_t n);
     void (*stream)(void *dst, const void *src, size_t lines); /* whole lines, past the caches: */
     void (*settle)(void); /* orders them before whatever says that they are done; waits for them, so not often */
 } te_copy_blocks;
@@ -87,11 +91,12 @@ static inline char *te_element(const void *data, te_dtype dtype, int64_t offset)
 static inline int64_t te_offset_of(const te_view *view, int ndim, int64_t index)
 {
     int64_t offset = 0;
-    for (int i = ndim - 1; i >= 0; i--) {
-        offset += index % view->shape[i] * view->stride[i];
-        index /= view->shape[i];
+    for (int i = ndim - 1; i > 0; i--) { /* a division takes long */
+        int64_t extent = view->shape[i], rest = index / extent;
+        offset += (index - rest * extent) * view->stride[i];
+        index = rest;
     }
-    return offset;
+    return ndim > 0 ? offset + index * view->stride[0] : 0;
 }
 
 #endif

@@ -1,9 +1,9 @@
 /* embedding.c - rows of a table by id, and their gradient.
  *
- * Backward adds rows in the order of their positions where sums are taken in the table's own numbers (index.c). Else it
- * orders the positions by id with a stable radix sort; then every (id, column range) has one owner, who adds the rows
- * of that id in the order of their positions. So nothing is written twice at the same time, the order of additions is
- * fixed, and one id that owns all positions is still spread over threads by columns.
+ * Backward adds rows in the order of their positions where sums are taken in the table's own numbers
+ * (index_scatter.c). Else it orders the positions by id with a stable radix sort; then every (id, column range) has one
+ * owner, who adds the rows of that id in the order of their positions. So nothing is written twice at the same time,
+ * the order of additions is fixed, and one id that owns all positions is still spread over threads by columns.
  */
 #include "index.h"
 #include "workers.h"

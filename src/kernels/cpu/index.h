@@ -1,4 +1,4 @@
-/* index.h - what embedding.c takes from index.c. */
+/* index.h - what embedding.c takes from the files of index_walk.h. */
 #ifndef TE_KERNELS_CPU_INDEX_H
 #define TE_KERNELS_CPU_INDEX_H
 

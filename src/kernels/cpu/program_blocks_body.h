@@ -307,8 +307,8 @@ static void store_f16(void *dst, int64_t stride, const void *src, size_t n)
 static void   set_value(void *dst, double value) { *(te_real *)dst = (te_real)value; }
 static double get_value(const void *src) { return (double)*(const te_real *)src; }
 
-#include "program_blocks_random.h"
 #include "program_blocks_fold.h"
+#include "program_blocks_random.h"
 #if TE_REAL_IS_F32
 #include "program_chain_links.h"
 #endif

@@ -21,7 +21,7 @@
 enum { WIDTH = TE_WIDTH, PARTS = TE_FOLD_LANES / WIDTH, NARROW = 16 /* elements of a short row */ };
 /* Vectors that leave registers for what is added to them: of one sum, and where every element goes into two; and those
  * that are not too many to be asked one by one. */
-enum { MOST_PARTS = PARTS < 8 ? PARTS : 8, HALF_PARTS = PARTS < 4 ? PARTS : 4, FEW_PARTS = PARTS > 4 ? 0 : 3 };
+enum { MOST_PARTS = PARTS < 8 ? PARTS : 8, HALF_PARTS = PARTS < 4 ? PARTS : 4 };
 
 #ifdef __clang__
 #define TE_UNROLL _Pragma("clang loop unroll(full)")
@@ -81,25 +81,38 @@ static inline te_vec join_amax_vector(te_vec h, te_vec v) { return TE_MACHINE(ma
 #define TE_SQUARE(x, y, about)   (((x) - (about)) * ((x) - (about)))
 #define TE_DISTANCE(x, y, about) (((x) - (about)) * (y))
 
-/* The lanes of h joined with those 8, 4, 2 and 1 further. */
+/* One vector of each of ROWS rows becomes one in which each row has WIDTH / ROWS lanes, of which its first holds all of
+ * them: lanes are joined with those 8, 4, 2 and 1 further. Rows share vectors, so that a join serves all of them. */
+enum { ROWS = WIDTH < 8 ? 1 : 4 };
 #define TE_SHUFFLED(JOIN, h, ...) JOIN(h, __builtin_shufflevector(h, h, __VA_ARGS__))
+#define TE_OF_TWO(a, b, ...)      __builtin_shufflevector(a, b, __VA_ARGS__)
 #if TE_WIDTH == 16
-#define TE_TREE(JOIN, h)                                                                  \
-    h = TE_SHUFFLED(JOIN, h, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15); \
-    h = TE_SHUFFLED(JOIN, h, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7);             \
-    h = TE_SHUFFLED(JOIN, h, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3);             \
-    h = TE_SHUFFLED(JOIN, h, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1);
+#define TE_HALVED(JOIN, a, b)                                                 \
+    JOIN(TE_OF_TWO(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23), \
+         TE_OF_TWO(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+#define TE_QUARTERED(JOIN, a, b)                                                  \
+    JOIN(TE_OF_TWO(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27), \
+         TE_OF_TWO(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31))
+#define TE_TREE(JOIN, h)                                                                      \
+    h[0] = TE_HALVED(JOIN, h[0], h[1]);                                                       \
+    h[2] = TE_HALVED(JOIN, h[2], h[3]);                                                       \
+    h[0] = TE_QUARTERED(JOIN, h[0], h[2]);                                                    \
+    h[0] = TE_SHUFFLED(JOIN, h[0], 2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15);   \
+    h[0] = TE_SHUFFLED(JOIN, h[0], 1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9, 13, 13, 13, 13);
 #elif TE_WIDTH == 8
-#define TE_TREE(JOIN, h)                                \
-    h = TE_SHUFFLED(JOIN, h, 4, 5, 6, 7, 4, 5, 6, 7);   \
-    h = TE_SHUFFLED(JOIN, h, 2, 3, 2, 3, 2, 3, 2, 3);   \
-    h = TE_SHUFFLED(JOIN, h, 1, 1, 1, 1, 1, 1, 1, 1);
+#define TE_HALVED(JOIN, a, b) \
+    JOIN(TE_OF_TWO(a, b, 0, 1, 2, 3, 8, 9, 10, 11), TE_OF_TWO(a, b, 4, 5, 6, 7, 12, 13, 14, 15))
+#define TE_TREE(JOIN, h)                                                                                         \
+    h[0] = TE_HALVED(JOIN, h[0], h[1]);                                                                          \
+    h[2] = TE_HALVED(JOIN, h[2], h[3]);                                                                          \
+    h[0] = JOIN(TE_OF_TWO(h[0], h[2], 0, 1, 4, 5, 8, 9, 12, 13), TE_OF_TWO(h[0], h[2], 2, 3, 6, 7, 10, 11, 14, 15)); \
+    h[0] = TE_SHUFFLED(JOIN, h[0], 1, 1, 3, 3, 5, 5, 7, 7);
 #elif TE_WIDTH == 4
-#define TE_TREE(JOIN, h)                    \
-    h = TE_SHUFFLED(JOIN, h, 2, 3, 2, 3);   \
-    h = TE_SHUFFLED(JOIN, h, 1, 1, 1, 1);
+#define TE_TREE(JOIN, h)                          \
+    h[0] = TE_SHUFFLED(JOIN, h[0], 2, 3, 2, 3);   \
+    h[0] = TE_SHUFFLED(JOIN, h[0], 1, 1, 1, 1);
 #else
-#define TE_TREE(JOIN, h) h = TE_SHUFFLED(JOIN, h, 1, 1);
+#define TE_TREE(JOIN, h) h[0] = TE_SHUFFLED(JOIN, h[0], 1, 1);
 #endif
 
 /* To the second-level cache: the first one is full of the row at hand. Always as much as is due for a strip: lines
@@ -125,7 +138,8 @@ static inline __attribute__((always_inline)) void fetch_ahead(te_ahead *ahead)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
 #define TE_ALWAYS            static inline __attribute__((always_inline))
-#define TE_AT(at, half, part) vector_at(at, half, i + (part) * WIDTH)
+#define TE_AT(at, half, part)     vector_at(at, half, i + (part) * WIDTH)
+#define TE_CUT_AT(at, half, part) cut_at(at, half, i, n - i, (part) * WIDTH)
 
 TE_ALWAYS int64_t bytes_of(bool half) { return half ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(te_real); }
 
@@ -162,41 +176,78 @@ TE_ALWAYS te_vec vector_at(const void *at, bool half, size_t i)
     return *(const te_vec *)((const te_real *)at + i);
 }
 
-#if TE_WIDTH >= 8
+/* Some vectors can be read up to an element and no further: those first … first + WIDTH - 1 of the `left` from i on. */
+#if TE_REAL_IS_F32 && defined(TE_ISA_avx512)
+#define TE_CUTS(half) true
+TE_ALWAYS __mmask16 cut_mask(size_t left, size_t first)
+{
+    return (__mmask16)(_bzhi_u64(~(uint64_t)0, (unsigned)left) >> first);
+}
+
+TE_ALWAYS te_vec cut_at(const void *at, bool half, size_t i, size_t left, size_t first)
+{
+    __mmask16 mask = cut_mask(left, first);
+    if (!half) return _mm512_maskz_loadu_ps(mask, (const float *)at + i + first);
+    __m256i halves = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)at + i + first);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
+TE_ALWAYS te_vec keep_behind(te_vec joined, te_vec before, size_t left, size_t first)
+{
+    return _mm512_mask_mov_ps(before, cut_mask(left, first), joined);
+}
+#elif TE_REAL_IS_F32 && defined(TE_ISA_avx2)
+#define TE_CUTS(half) (!(half))
+TE_ALWAYS __m256i cut_mask(size_t left, size_t first)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)left - (int)first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+TE_ALWAYS te_vec cut_at(const void *at, bool half, size_t i, size_t left, size_t first)
+{
+    (void)half;
+    return _mm256_maskload_ps((const float *)at + i + first, cut_mask(left, first));
+}
+
+TE_ALWAYS te_vec keep_behind(te_vec joined, te_vec before, size_t left, size_t first)
+{
+    return _mm256_blendv_ps(before, joined, _mm256_castsi256_ps(cut_mask(left, first)));
+}
+#else
+#define TE_CUTS(half) false
+TE_ALWAYS te_vec cut_at(const void *at, bool half, size_t i, size_t left, size_t first)
+{
+    (void)left;
+    return vector_at(at, half, i + first);
+}
+
+TE_ALWAYS te_vec keep_behind(te_vec joined, te_vec before, size_t left, size_t first)
+{
+    (void)before, (void)left, (void)first;
+    return joined;
+}
+#endif
+
+#if TE_REAL_IS_F32 && TE_WIDTH >= 8
 /* The first n elements of a vector, n < WIDTH, and zeros. */
 TE_ALWAYS te_vec few_at(const void *at, bool half, size_t n)
 {
-#if defined(TE_ISA_avx512)
-    __mmask16 few = (__mmask16)((1u << n) - 1);
-    if (!half) return _mm512_maskz_loadu_ps(few, at);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(few, at)), 16));
-#else
-    const __m256i   place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    if (TE_CUTS(half)) return cut_at(at, half, 0, n, 0);
     const uint16_t *from = at;
     uint16_t        some[WIDTH] = {0}, *to = some;
-    if (!half) return _mm256_maskload_ps(at, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), place));
     if (n & 4) memcpy(to, from, 8), to += 4, from += 4;
     if (n & 2) memcpy(to, from, 4), to += 2, from += 2;
     if (n & 1) *to = *from;
     return load_halves(some);
-#endif
-}
-
-/* All bits are set in the first n lanes. */
-TE_ALWAYS te_vec_bits first_lanes(size_t n)
-{
-    te_vec_bits place;
-    for (int k = 0; k < WIDTH; k++) place[k] = k;
-    return place < (te_vec_bits){0} + (int)n;
 }
 
 /* The last n elements of a row, n < WIDTH, by whole vectors: what is stored in parts has to wait before it is loaded as
  * one. */
 #define TE_REST(JOIN, JOIN1, VALUE)                                                                      \
     te_vec *l = (te_vec *)lane, x = few_at((const char *)s + (int64_t)i * bytes_of(half), half, n - i);  \
-    te_vec  y = few_at((const char *)by + (int64_t)i * bytes_of(by_half), by_half, n - i), old = *l;     \
+    te_vec  y = few_at((const char *)by + (int64_t)i * bytes_of(by_half), by_half, n - i);               \
     (void)y;                                                                                             \
-    *l = TE_SELECT(first_lanes(n - i), JOIN(old, VALUE(x, y, about)), old);
+    *l = keep_behind(JOIN(*l, VALUE(x, y, about)), *l, n - i, 0);
 #else
 #define TE_REST(JOIN, JOIN1, VALUE)                                                                      \
     for (; i < n; i++, lane++) {                                                                         \
@@ -208,14 +259,19 @@ TE_ALWAYS te_vec_bits first_lanes(size_t n)
 /* add: n elements into the lanes. row: a row by itself. Lanes are joined as a balanced tree, and a row of at most
  * NARROW elements has the bits it would have with all the lanes, as those beyond its end are neutral. */
 #define TE_FOLD(name, JOIN, JOIN1, VALUE, HALVES)                                                        \
-    /* Of `parts` vectors, a power of two. */                                                            \
-    TE_ALWAYS te_real tree_##name(const te_vec *lanes, const int parts)                                  \
+    /* Of `parts` vectors, a power of two, one. */                                                       \
+    TE_ALWAYS te_vec lanes_of_##name(const te_vec *lanes, const int parts)                               \
     {                                                                                                    \
         te_vec h[PARTS];                                                                                 \
         TE_EACH_PART(parts) h[k] = lanes[k];                                                             \
         TE_UNROLL for (int half = parts / 2; half > 0; half /= 2)                                        \
             TE_EACH_PART(half) h[k] = JOIN(h[k], h[k + half]);                                           \
-        TE_TREE(JOIN, h[0])                                                                              \
+        return h[0];                                                                                     \
+    }                                                                                                    \
+    TE_ALWAYS te_real tree_##name(const te_vec *lanes, const int parts)                                  \
+    {                                                                                                    \
+        te_vec h[ROWS] = {lanes_of_##name(lanes, parts)};                                                \
+        TE_TREE(JOIN, h)                                                                                 \
         return h[0][0];                                                                                  \
     }                                                                                                    \
     /* Elements from i on, fewer than there are lanes. */                                                \
@@ -250,8 +306,8 @@ TE_ALWAYS te_vec_bits first_lanes(size_t n)
         return tree_##name((const te_vec *)lane, PARTS);                                                 \
     }                                                                                                    \
     /* A row whose lanes stay in registers: columns > NARROW. */                                         \
-    TE_ALWAYS te_real row_##name(const void *s, bool half, const void *by, bool by_half, te_real about,  \
-                                 size_t n, te_real neutral, te_ahead *ahead)                             \
+    TE_ALWAYS te_vec row_##name(const void *s, bool half, const void *by, bool by_half, te_real about,   \
+                                size_t n, te_real neutral, te_ahead *ahead)                              \
     {                                                                                                    \
         te_vec h[PARTS];                                                                                 \
         size_t i = 0;                                                                                    \
@@ -261,29 +317,31 @@ TE_ALWAYS te_vec_bits first_lanes(size_t n)
             fetch_ahead(ahead);                                                                          \
             TE_EACH_PART(PARTS) h[k] = JOIN(h[k], VALUE(TE_AT(s, half, k), TE_AT(by, by_half, k), about));\
         }                                                                                                \
-        size_t whole = FEW_PARTS ? (n - i) / WIDTH * WIDTH : 0;                                          \
-        TE_EACH_PART(FEW_PARTS)                                                                          \
-            if ((k + 1) * (size_t)WIDTH <= whole)                                                        \
-                h[k] = JOIN(h[k], VALUE(TE_AT(s, half, k), TE_AT(by, by_half, k), about));               \
-        if (i + whole < n) {                                                                             \
+        if (i < n && TE_CUTS(half || by_half)) {                                                         \
+            TE_EACH_PART(PARTS)                                                                          \
+            {                                                                                            \
+                te_vec v = VALUE(TE_CUT_AT(s, half, k), TE_CUT_AT(by, by_half, k), about);               \
+                h[k] = keep_behind(JOIN(h[k], v), h[k], n - i, k * WIDTH);                               \
+            }                                                                                            \
+        } else if (i < n) {                                                                              \
             te_real lane[TE_FOLD_LANES];                                                                 \
             te_vec *l = (te_vec *)lane;                                                                  \
             TE_EACH_PART(PARTS) l[k] = h[k];                                                             \
-            rest_##name(lane + whole, s, half, by, by_half, about, i + whole, n);                        \
+            rest_##name(lane, s, half, by, by_half, about, i, n);                                        \
             TE_EACH_PART(PARTS) h[k] = l[k];                                                             \
         }                                                                                                \
-        return tree_##name(h, PARTS);                                                                    \
+        return lanes_of_##name(h, PARTS);                                                                \
     }                                                                                                    \
-    TE_ALWAYS te_real narrow_row_##name(const void *s, bool half, const void *by, bool by_half,          \
-                                        te_real about, size_t n, te_real neutral)                        \
+    TE_ALWAYS te_vec narrow_row_##name(const void *s, bool half, const void *by, bool by_half,           \
+                                       te_real about, size_t n, te_real neutral)                         \
     {                                                                                                    \
         te_real lane[NARROW];                                                                            \
         (void)by, (void)by_half, (void)about;                                                            \
-        _Pragma("omp simd") for (size_t i = 0; i < NARROW; i++) {                                         \
-            te_real value = i < n ? VALUE(value_at(s, half, i), value_at(by, by_half, i), about) : neutral; \
+        _Pragma("omp simd") for (size_t i = 0; i < NARROW; i++) {                                        \
+            te_real value = i < n ? VALUE(value_at(s, half, i), value_at(by, by_half, i), about) : neutral;\
             lane[i] = i < n ? JOIN1(neutral, value) : neutral;                                           \
         }                                                                                                \
-        return tree_##name((const te_vec *)lane, NARROW / WIDTH);                                        \
+        return lanes_of_##name((const te_vec *)lane, NARROW / WIDTH);                                    \
     }                                                                                                    \
     TE_ALWAYS void rows_of_##name(te_real *d, const te_fold_rows *fold, bool half, bool by_half,         \
                                   te_real neutral, te_ahead ahead)                                       \
@@ -293,11 +351,16 @@ TE_ALWAYS te_vec_bits first_lanes(size_t n)
         int64_t        step = fold->src_step * bytes_of(half);                                           \
         int64_t        by_step = fold->by ? fold->by_step * bytes_of(by_half) : step;                    \
         size_t         columns = fold->columns;                                                          \
-        for (size_t r = 0; r < fold->rows; r++, s += step, by += by_step) {                              \
+        te_vec         h[ROWS] = {{0}};                                                                  \
+        for (size_t r = 0, q = 0; r < fold->rows; r++, s += step, by += by_step) {                       \
             te_real about = centre ? *centre : 0;                                                        \
             if (centre) centre += fold->about_step;                                                      \
-            if (columns <= NARROW) d[r] = narrow_row_##name(s, half, by, by_half, about, columns, neutral); \
-            else d[r] = row_##name(s, half, by, by_half, about, columns, neutral, &ahead);               \
+            if (columns <= NARROW) h[q++] = narrow_row_##name(s, half, by, by_half, about, columns, neutral);\
+            else h[q++] = row_##name(s, half, by, by_half, about, columns, neutral, &ahead);             \
+            if (q < ROWS && r + 1 < fold->rows) continue;                                                \
+            TE_TREE(JOIN, h)                                                                             \
+            for (size_t k = 0; k < q; k++) d[r + 1 - q + k] = ((te_real *)h)[k * (WIDTH / ROWS)];        \
+            q = 0;                                                                                       \
         }                                                                                                \
     }                                                                                                    \
     static void rows_##name(te_real *d, const te_fold_rows *fold, te_real neutral, te_ahead ahead)       \

@@ -30,9 +30,13 @@ static void repeat_rows(void *dst, const void *src, size_t rows, size_t columns)
 {
     te_real       *d = dst;
     const te_real *s = src;
-    for (size_t r = 0; r < rows; r++) {
+    for (size_t r = 0; r < rows; r++, d += columns) {
         te_real value = s[r];
-        for (size_t j = 0; j < columns; j++) *d++ = value;
+        te_vec  values = value - (te_vec){0};
+        size_t  j = 0;
+        for (; j + WIDTH <= columns; j += WIDTH) *(te_vec *)(d + j) = values;
+        if (columns >= WIDTH) *(te_vec *)(d + columns - WIDTH) = values;
+        else for (; j < columns; j++) d[j] = value;
     }
 }
 

@@ -184,14 +184,10 @@ static te_status run_however(te_exec *exec, te_program *program, const te_run *r
     return run_long(exec, program, runs, n_runs);
 }
 
-/* Whether two large tensors are added up: from memory they are read once faster in integers than block by block. */
-static bool adds_far(const te_program *program, const te_run *run)
+/* Whether numbers of 64 bits are made of such numbers: by integers sooner than by float32, which is half as wide. */
+static bool stays_wide(const te_program *program, const te_run *run)
 {
-    enum { FAR = 1 << 18 };
-    int64_t elements = 1;
-    int     op = program->n_insns ? program->insns[program->n_insns - 1].op : TE_PW_CONST;
-    for (int d = 0; d < run->ndim && elements < FAR; d++) elements *= run->shape[d];
-    return program->n_inputs == 2 && (op == TE_PW_ADD || op == TE_PW_SUB) && elements >= FAR;
+    return program->n_inputs && program->n_outputs && run->inputs[0].dtype == TE_I64 && run->outputs[0].dtype == TE_I64;
 }
 
 te_status te_cpu_program_run(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
@@ -199,7 +195,7 @@ te_status te_cpu_program_run(te_exec *exec, te_program *program, const te_run *r
     te_small  small;
     te_status status = te_program_compile(exec, program);
     if (status != TE_OK) return status;
-    if (n_runs == 1 && adds_far(program, runs) && te_program_whole_run(exec, program, runs, 1))
+    if (n_runs == 1 && stays_wide(program, runs) && te_program_whole_run(exec, program, runs, 1))
         return te_cpu_finish(exec, status);
     if (n_runs == 1 && te_program_small_run(program, runs, &small)) {
         status = run_however(exec, program, &small.run, 1);

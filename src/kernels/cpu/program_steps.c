@@ -225,24 +225,56 @@ static void step_load(te_walker *w, const te_step *step)
     }
 }
 
+static double number_at(const te_walker *w, const char *at)
+{
+    const void *number = at;
+    return w->blocks->size == sizeof(float) ? (double)*(const float *)number : *(const double *)number;
+}
+
 /* Columns beyond 2^24 share their float32 number with their neighbours; then what stands in all of them is added. */
+static void pick_shared(te_walker *w, const te_bound_operand *in, const char *row, double at, char *dst)
+{
+    const te_blocks *blocks = w->blocks;
+    int64_t          columns = w->job->columns, reach = columns >> 24;
+    int64_t          middle = at >= 0 && at < (double)columns + 1 ? (int64_t)at : -1 - reach;
+    double           element[1];
+    blocks->set(dst, 0);
+    for (int64_t i = middle - reach; i <= middle + reach; i++) {
+        if (i < 0 || i >= columns || (double)(float)i != at) continue;
+        blocks->load[in->dtype](element, row + te_operand_place(in->block, i) * in->column * in->size, 1, 1);
+        blocks->op[TE_PW_ADD][0](dst, dst, element, NULL, 1);
+    }
+}
+
+/* Elements are collected as they are, 0 for none, and then loaded together. Added to 0, -0 becomes 0. */
 static void step_pick(te_walker *w, const te_step *step)
 {
+    enum { TOGETHER = 64 };
     const te_bound_operand *in = &w->operands[step->operand];
     const te_blocks        *blocks = w->blocks;
-    int64_t                 columns = w->job->columns, reach = blocks->size == sizeof(float) ? columns >> 24 : 0;
-    const char             *row = w->row[step->operand];
-    for (size_t r = 0; r < w->tile_rows; r++, row += te_walker_row_stride(w, in)) {
-        double at = blocks->get(w->slot[step->arg[0]] + (step->scalars ? 0 : r * blocks->size)), sum[1], element[1];
-        char  *dst = w->slot[step->dst] + r * blocks->size;
-        blocks->set(sum, 0);
-        int64_t middle = at >= 0 && at < (double)columns + 1 ? (int64_t)at : -1 - reach;
-        for (int64_t i = middle - reach; i <= middle + reach; i++) {
-            if (i < 0 || i >= columns || (blocks->size == sizeof(float) ? (double)(float)i : (double)i) != at) continue;
-            blocks->load[in->dtype](element, row + te_operand_place(in->block, i) * in->column * in->size, 1, 1);
-            blocks->op[TE_PW_ADD][0](sum, sum, element, NULL, 1);
+    const char             *row = w->row[step->operand], *number = w->slot[step->arg[0]];
+    char                   *dst = w->slot[step->dst];
+    int64_t                 columns = w->job->columns, next = te_walker_row_stride(w, in);
+    size_t                  number_step = step->scalars ? 0 : blocks->size, size = (size_t)in->size;
+    bool                    shared = blocks->size == sizeof(float) && columns >> 24 > 0;
+    double                  zero = 0;
+    for (size_t first = 0; first < w->tile_rows; first += TOGETHER, dst += TOGETHER * blocks->size) {
+        size_t n = w->tile_rows - first < TOGETHER ? w->tile_rows - first : TOGETHER;
+        char   elements[TOGETHER * sizeof(double)];
+        memset(elements, 0, n * size);
+        for (size_t r = 0; r < n; r++, row += next, number += number_step) {
+            double  at = number_at(w, number);
+            int64_t column = at >= 0 && at < (double)columns ? (int64_t)at : -1;
+            if (shared) pick_shared(w, in, row, at, dst + r * blocks->size);
+            if (shared || column < 0 || (double)column != at) continue;
+            const char *from = row + te_operand_place(in->block, column) * in->column * in->size;
+            if (size == 4) memcpy(elements + r * 4, from, 4);
+            else if (size == 2) memcpy(elements + r * 2, from, 2);
+            else memcpy(elements + r * size, from, size);
         }
-        memcpy(dst, sum, blocks->size);
+        if (shared) continue;
+        blocks->load[in->dtype](dst, elements, 1, n);
+        blocks->op[TE_PW_ADD][2](dst, dst, &zero, NULL, n);
     }
 }
 

@@ -1,6 +1,7 @@
 /* topk.c - the largest or smallest of every row, best first.
  *
- * Few of a short row of numbers that float32 holds are found by vectors (isa/few.h); else a heap has the best so far.
+ * Few of a short row of numbers that float32 holds, whole ones that are small among them, are found by vectors
+ * (isa/few.h); else a heap has the best so far.
  */
 #include "select.h"
 #include "workers.h"
@@ -142,7 +143,18 @@ static bool topk_row(te_exec *exec, const te_copy_blocks *blocks, candidate *hea
 static bool is_short(const te_view *src, int64_t k)
 {
     int64_t n = te_row_length(src);
-    return te_value_class_of(src->dtype) == TE_CLASS_F32 && n <= TE_FEW_OF && (n <= TE_FEW || k <= TE_FEW / 2);
+    return te_value_class_of(src->dtype) != TE_CLASS_F64 && n <= TE_FEW_OF && (n <= TE_FEW || k <= TE_FEW / 2);
+}
+
+/* The n numbers of a row; false where they are whole and float32 may not hold one. */
+static bool load_floats(const rows_job *job, float *v, int64_t row, int64_t n)
+{
+    const te_view *src = job->src;
+    int            large = 0;
+    te_convert(job->blocks, v, TE_F32, 1, te_row_at(src, row), src->dtype, te_row_stride(src), n);
+    if (te_value_class_of(src->dtype) == TE_CLASS_F32) return true;
+    for (int64_t i = 0; i < n; i++) large |= !(v[i] > -0x1p24f && v[i] < 0x1p24f);
+    return !large;
 }
 
 /* Leaves the k best of a row in heap, best first; false where it takes that. */
@@ -150,10 +162,8 @@ static bool few_of_row(const rows_job *job, candidate *heap, int64_t k, int64_t 
 {
     float          v[TE_FEW_OF];
     int32_t        best[TE_FEW];
-    const te_view *src = job->src;
-    int64_t        n = te_row_length(src);
-    job->blocks->load[src->dtype](v, te_row_at(src, row), te_row_stride(src), n);
-    if (!job->blocks->few(best, k, v, n, job->largest ? 1.0f : -1.0f)) return false;
+    int64_t        n = te_row_length(job->src);
+    if (!load_floats(job, v, row, n) || !job->blocks->few(best, k, v, n, job->largest ? 1.0f : -1.0f)) return false;
     for (int64_t i = 0; i < k; i++) heap[i].index = best[i];
     return true;
 }

@@ -351,13 +351,39 @@ static uint64_t join_whole(te_whole_join join, int64_t *to, const int64_t *from,
     return bits;
 }
 
+enum { SHORT_ROW = 12, TOGETHER = 8 };
+
+/* TOGETHER short rows, whose numbers are taken one of each at a time. */
+static uint64_t joined_rows(te_whole_join join, int64_t *to, const int64_t *from, int64_t step, uint64_t half,
+                            int64_t n)
+{
+    int64_t  best[TOGETHER], flip = join == TE_WHOLE_MIN ? -1 : 0;
+    uint64_t sum[TOGETHER] = {0}, bits[TOGETHER] = {0}, all = 0;
+    for (int q = 0; q < TOGETHER; q++) best[q] = INT64_MIN;
+    for (int64_t i = 0; i < n; i++)
+        _Pragma("omp simd") for (int q = 0; q < TOGETHER; q++)
+        {
+            int64_t v = from[q * step + i] ^ flip;
+            best[q] = v > best[q] ? v : best[q];
+            sum[q] += (uint64_t)v;
+            bits[q] |= (uint64_t)v + half;
+        }
+    for (int q = 0; q < TOGETHER; q++) {
+        to[q] = join == TE_WHOLE_SUM ? (int64_t)sum[q] : best[q] ^ flip;
+        all |= bits[q];
+    }
+    return all;
+}
+
 /* All that may be wanted at once: one loop takes little longer than another one reads. */
 static uint64_t joined_whole(te_whole_join join, int64_t *to, const int64_t *from, int64_t step, uint64_t half,
                              int64_t n, int64_t rows)
 {
     uint64_t bits = 0;
-    int64_t  flip = join == TE_WHOLE_MIN ? -1 : 0;
-    for (int64_t r = 0; r < rows; r++, from += step) {
+    int64_t  flip = join == TE_WHOLE_MIN ? -1 : 0, r = 0;
+    for (; n <= SHORT_ROW && r + TOGETHER <= rows; r += TOGETHER, from += TOGETHER * step)
+        bits |= joined_rows(join, to + r, from, step, half, n);
+    for (; r < rows; r++, from += step) {
         int64_t  best = INT64_MIN;
         uint64_t sum = 0;
         _Pragma("omp simd reduction(| : bits) reduction(+ : sum) reduction(max : best)")
@@ -368,6 +394,31 @@ static uint64_t joined_whole(te_whole_join join, int64_t *to, const int64_t *fro
             bits |= (uint64_t)v + half;
         }
         to[r] = join == TE_WHOLE_SUM ? (int64_t)sum : best ^ flip;
+    }
+    return bits;
+}
+
+/* What is made of numbers that are too large does not count, but must be something. */
+#define WHOLE_LOOP(expression)                                              \
+    _Pragma("omp simd reduction(| : bits)") for (int64_t i = 0; i < n; i++) \
+    {                                                                       \
+        uint64_t v = (uint64_t)a[i], w = (uint64_t)b[i];                    \
+        bits |= (v + half) | (w + half);                                    \
+        y[i] = (int64_t)(expression);                                       \
+    }                                                                       \
+    break
+
+/* A difference is the sum with all bits of b turned, and 1. */
+static uint64_t whole_of(te_opcode op, int64_t *y, const int64_t *a, const int64_t *b, uint64_t half, int64_t n)
+{
+    uint64_t bits = 0, turn = op == TE_PW_SUB ? ~(uint64_t)0 : 0;
+    n = n / TE_WHOLE_STEP * TE_WHOLE_STEP; /* which compilers then know */
+    switch (op) {
+    case TE_PW_ADD:
+    case TE_PW_SUB: WHOLE_LOOP(v + (w ^ turn) - turn);
+    case TE_PW_MUL: WHOLE_LOOP(v * w);
+    case TE_PW_MAX: WHOLE_LOOP((int64_t)v > (int64_t)w ? v : w);
+    default: WHOLE_LOOP((int64_t)v < (int64_t)w ? v : w);
     }
     return bits;
 }
@@ -389,6 +440,7 @@ const te_copy_blocks TE_ISA_NAME(te_copy_blocks) = {
     .transpose = {transpose_uint8_t, transpose_uint16_t, transpose_uint32_t, transpose_uint64_t},
     .join = join_whole,
     .joined = joined_whole,
+    .whole = whole_of,
     .few = few_of,
     .stream = stream_lines,
     .settle = settle_lines,

@@ -1,7 +1,8 @@
 /* program_blocks_body.h - the loops behind a te_blocks table, for the value type te_real. Included once by a file that
  * defines te_real, TE_REAL_IS_F32, TE_BLOCKS_TABLE (the table's name) and TE_REAL_FN(name), the elementary functions.
  *
- * Operations, loads and stores are here, the rest in program_blocks_random.h and program_blocks_fold.h.
+ * Operations, loads and stores are here, the rest in program_blocks_random.h, program_blocks_fold.h
+ * and program_blocks_columns.h.
  *
  * Every loop is written so that GCC and clang vectorize it: no calls that are not inlined, selections instead of
  * branches, lengths of any size. `omp simd` states that iterations are independent, which holds with dst equal to an
@@ -308,6 +309,7 @@ static void   set_value(void *dst, double value) { *(te_real *)dst = (te_real)va
 static double get_value(const void *src) { return (double)*(const te_real *)src; }
 
 #include "program_blocks_fold.h"
+#include "program_blocks_columns.h"
 #include "program_blocks_random.h"
 #if TE_REAL_IS_F32
 #include "program_chain_links.h"

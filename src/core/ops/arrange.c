@@ -1,296 +1,7 @@
-/* arrange.c - elements put elsewhere: added at positions, in order, chosen by a mask, turned round, with a border. */
+/* arrange.c - elements put elsewhere: chosen by a mask, turned round, with a border. */
 #include "ops.h"
 
 #include "../autograd.h"
-
-#include <stdio.h>
-
-static int dim_of(te_call *call, int64_t dim, const te_tensor *x)
-{
-    int i = te_dim_index(dim, x->ndim);
-    if (i < 0)
-        te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is not in a tensor with %d dimensions",
-                     te_counted(call->ctx, dim), x->ndim);
-    return i;
-}
-
-/* Outside the graph, in another geometry where shape is not NULL. */
-static te_tensor *apart(te_tensor *t, int ndim, const int64_t *shape, const int64_t *stride)
-{
-    return shape ? te_tensor_alias(t, ndim, shape, stride, t->offset)
-                 : te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset);
-}
-
-/* What the host was to do and could not, as while a graph is recorded. */
-static void fail_host(te_call *call, const char *what)
-{
-    char reason[256];
-    snprintf(reason, sizeof reason, "%s", te_context_error(call->ctx));
-    te_call_fail(call, call->ctx->status, "%s by the host: %s", what, reason);
-}
-
-/* The elements of x at positions along dim. */
-static te_tensor *picked(te_context *ctx, te_tensor *x, int dim, te_tensor *index)
-{
-    te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_TENSOR(index)};
-    return index ? te_op_call(ctx, "gather", 3, args) : NULL;
-}
-
-/* --- adding and putting at positions ------------------------------------------------------------------------------ */
-
-static te_status check_scatter(te_call *call, int dim)
-{
-    te_tensor *x = call->in[0], *index = call->in[1], *src = call->in[2];
-    if (index->dtype != TE_I64 && index->dtype != TE_I32)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "index must be int64 or int32, not %s",
-                            te_dtype_name(index->dtype));
-    if (src->dtype != x->dtype || x->dtype == TE_BOOL)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "x is %s, src %s: both must have one dtype, which is not bool",
-                            te_dtype_name(x->dtype), te_dtype_name(src->dtype));
-    bool fits = index->ndim == x->ndim && src->ndim == x->ndim;
-    for (int i = 0; i < x->ndim && fits; i++)
-        fits = index->shape[i] <= src->shape[i] && (i == dim || index->shape[i] <= x->shape[i]);
-    if (fits) return TE_OK;
-    return te_call_fail(call, TE_ERROR_ARGUMENT, "index %s does not fit src %s and x %s", TE_SHAPE_TEXT(index),
-                        TE_SHAPE_TEXT(src), TE_SHAPE_TEXT(x));
-}
-
-/* t, or where y lies in the same memory, which is written meanwhile, a copy; takes t over. */
-static te_tensor *own_beside(const te_tensor *y, te_tensor *t)
-{
-    if (!t || t->storage != y->storage) return t;
-    te_tensor *own = te_tensor_clone_data(t);
-    te_tensor_release(t);
-    return own;
-}
-
-/* scatter_add(x, dim, index, src); src may be larger than index. */
-static te_status scatter_add_forward(te_call *call)
-{
-    te_tensor *x = call->in[0], *index = call->in[1], *src = call->in[2];
-    int dim = dim_of(call, (int64_t)call->attr[0].number, x);
-    te_status status = dim < 0 ? call->ctx->status : check_scatter(call, dim);
-    if (status != TE_OK) return status;
-    bool whole = te_sums_are_apart(x->dtype); /* all of y is written at the end */
-    te_tensor *y = call->out[0] =
-        call->inplace ? te_tensor_retain(call->inplace)
-        : whole       ? te_tensor_new(call->ctx, x->storage->device, x->dtype, x->ndim, x->shape)
-                      : te_tensor_clone_data(x);
-    te_tensor *part = y ? apart(src, index->ndim, index->shape, src->stride) : NULL;
-    part = own_beside(y, part);
-    index = part ? own_beside(y, te_tensor_retain(index)) : NULL;
-    status = index ? TE_OK : call->ctx->status;
-    if (index && call->inplace) te_tensor_written(y);
-    if (index) status = te_call_scatter_add(call, y, whole && !call->inplace ? x : y, part, index, dim);
-    te_tensor_release(part);
-    call->memo[0] = dim;
-    if (status == TE_OK && call->record && te_call_save(call, index) < 0) status = call->ctx->status;
-    te_tensor_release(index);
-    return status;
-}
-
-static te_status scatter_add_backward(te_call *call)
-{
-    te_tensor *index = call->saved[0], *dy = call->dout[0];
-    if (te_grad_wanted(call, 0) && te_grad_give(call, 0, te_tensor_retain(dy)) != TE_OK) return call->ctx->status;
-    if (!te_grad_wanted(call, 2)) return TE_OK;
-    const te_grad_meta *src = te_grad_input(call, 2);
-    te_tensor *d = te_tensor_new(call->ctx, dy->storage->device, dy->dtype, src->ndim, src->shape);
-    te_tensor *part = d ? apart(d, index->ndim, index->shape, d->stride) : NULL;
-    te_status status = !part                                                 ? call->ctx->status
-                       : te_tensor_numel(part) == te_tensor_numel(d) ? TE_OK
-                                                                             : te_tensor_fill(d, 0);
-    if (status == TE_OK) {
-        te_exec *exec = te_call_exec(call, index);
-        te_view out = te_tensor_view(part), from = te_tensor_view(dy), at = te_tensor_view(index);
-        status = te_call_kernel(call, exec, exec->backend->gather(exec, &out, &from, &at, (int)call->memo[0]));
-    }
-    te_tensor_release(part);
-    if (status == TE_OK) return te_grad_give(call, 2, d);
-    te_tensor_release(d);
-    return status;
-}
-
-/* The index of slices spread over the other dimensions, of the shape of src; NULL: it does not fit. */
-static te_tensor *spread_index(te_call *call, int dim)
-{
-    te_tensor *x = call->in[0], *index = call->in[1], *src = call->in[2];
-    int64_t stride[TE_MAX_DIMS] = {0};
-    bool fits = index->ndim == 1 && src->ndim == x->ndim;
-    for (int i = 0; i < x->ndim && fits; i++) fits = src->shape[i] == (i == dim ? index->shape[0] : x->shape[i]);
-    if (!fits) {
-        te_call_fail(call, TE_ERROR_ARGUMENT,
-                     "index %s and src %s do not fit x %s: src has x's shape, dimension %lld that of index",
-                     TE_SHAPE_TEXT(index), TE_SHAPE_TEXT(src), TE_SHAPE_TEXT(x), te_counted(call->ctx, dim));
-        return NULL;
-    }
-    stride[dim] = index->stride[0];
-    return apart(index, x->ndim, src->shape, stride);
-}
-
-/* index_add(x, dim, index, src): scatter_add with the index spread over the other dimensions. */
-static te_status index_add_forward(te_call *call)
-{
-    te_tensor *x = call->in[0], *src = call->in[2];
-    int dim = dim_of(call, (int64_t)call->attr[0].number, x);
-    te_tensor *spread = dim < 0 ? NULL : spread_index(call, dim);
-    if (!spread) return call->ctx->status;
-    te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_TENSOR(spread), TE_A_TENSOR(src)};
-    te_status status = call->inplace
-                           ? te_op_run_inplace(call->ctx, te_op_find(call->ctx, "scatter_add"), args, 4)
-                           : te_call_delegate(call, "scatter_add", 4, args);
-    if (call->inplace && status == TE_OK) call->out[0] = te_tensor_retain(call->inplace);
-    te_tensor_release(spread);
-    return status;
-}
-
-/* y[… index …] = src along dim, where `index` has src's shape. */
-static te_status put(te_call *call, te_tensor *y, te_tensor *src, te_tensor *index, int dim)
-{
-    te_exec *exec = te_call_exec(call, index);
-    te_view to = te_tensor_view(y), from = te_tensor_view(src), at = te_tensor_view(index);
-    return te_call_kernel(call, exec, exec->backend->scatter(exec, &to, &from, &at, dim));
-}
-
-static te_status index_copy_forward(te_call *call)
-{
-    te_tensor *x = call->in[0], *index = call->in[1], *src = call->in[2];
-    int dim = dim_of(call, (int64_t)call->attr[0].number, x);
-    if (dim < 0) return call->ctx->status;
-    if (index->dtype != TE_I64 && index->dtype != TE_I32)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "index must be int64 or int32, not %s",
-                            te_dtype_name(index->dtype));
-    if (src->dtype != x->dtype)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "x is %s, src %s: both must have one dtype",
-                            te_dtype_name(x->dtype), te_dtype_name(src->dtype));
-    te_tensor *spread = spread_index(call, dim), *part = NULL;
-    if (!spread) return call->ctx->status;
-    te_tensor *y = call->out[0] = call->inplace ? te_tensor_retain(call->inplace) : te_tensor_clone_data(x);
-    if (y) part = own_beside(y, te_tensor_retain(src));
-    if (part) spread = own_beside(y, spread);
-    te_status status = part && spread ? TE_OK : call->ctx->status;
-    if (status == TE_OK && call->inplace) te_tensor_written(y);
-    if (status == TE_OK) status = put(call, y, part, spread, dim);
-    te_tensor_release(part);
-    call->memo[0] = dim;
-    if (status == TE_OK && call->record && te_call_save(call, spread) < 0) status = call->ctx->status;
-    te_tensor_release(spread);
-    return status;
-}
-
-static te_status index_copy_backward(te_call *call)
-{
-    te_tensor *index = call->saved[0], *dy = call->dout[0];
-    int dim = (int)call->memo[0];
-    te_status status = TE_OK;
-    if (te_grad_wanted(call, 2)) {
-        te_tensor *d = picked(call->ctx, dy, dim, index);
-        status = d ? te_grad_give(call, 2, d) : call->ctx->status;
-    }
-    if (status != TE_OK || !te_grad_wanted(call, 0)) return status;
-    int64_t none[TE_MAX_DIMS] = {0}, one = 1;
-    te_tensor *d = te_tensor_clone_data(dy), *zero = te_tensor_new(call->ctx, dy->storage->device, dy->dtype, 1, &one);
-    te_tensor *zeros = zero && te_tensor_fill(zero, 0) == TE_OK ? apart(zero, index->ndim, index->shape, none) : NULL;
-    status = d && zeros ? put(call, d, zeros, index, dim) : call->ctx->status;
-    te_tensor_release(zeros);
-    te_tensor_release(zero);
-    if (status == TE_OK) return te_grad_give(call, 0, d);
-    te_tensor_release(d);
-    return status;
-}
-
-/* --- order -------------------------------------------------------------------------------------------------------- */
-
-static te_tensor *positions_of(te_context *ctx, te_tensor *x, int dim, bool largest)
-{
-    te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER((double)x->shape[dim]), TE_A_NUMBER(dim), TE_A_NUMBER(largest)};
-    te_tensor *out[2] = {NULL};
-    const te_op *topk = te_op_find(ctx, "topk");
-    if (topk && te_op_run(ctx, topk, args, 4, out, 2) == TE_OK) te_tensor_release(out[0]);
-    return out[1];
-}
-
-/* Where no kernel sorts: the largest of all are all in order, and so are the smallest but for NaNs, which come first
- * and are brought behind. */
-static te_tensor *order_by_choice(te_context *ctx, te_tensor *x, int dim, bool descending)
-{
-    te_tensor *order = positions_of(ctx, x, dim, descending);
-    if (!order || descending || !te_dtype_is_float(x->dtype)) return order;
-    te_tensor *values = picked(ctx, x, dim, order), *last = values ? te_op_apply(ctx, "isnan", 1, &values) : NULL;
-    te_tensor *behind = last ? positions_of(ctx, last, dim, false) : NULL;
-    te_tensor *all = picked(ctx, order, dim, behind);
-    te_tensor_release(behind);
-    te_tensor_release(last);
-    te_tensor_release(values);
-    te_tensor_release(order);
-    return all;
-}
-
-/* t with `dim` exchanged with the last one, outside the graph. */
-static te_tensor *dim_last(te_tensor *t, int dim)
-{
-    int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
-    for (int i = 0; i < t->ndim; i++) {
-        int from = i == dim ? t->ndim - 1 : i == t->ndim - 1 ? dim : i;
-        shape[i] = t->shape[from];
-        stride[i] = t->stride[from];
-    }
-    return apart(t, t->ndim, shape, stride);
-}
-
-static te_tensor *order_by_kernel(te_call *call, te_tensor *x, int dim, bool descending)
-{
-    te_exec *exec = te_call_exec(call, x);
-    te_tensor *order = te_tensor_new(call->ctx, x->storage->device, TE_I64, x->ndim, x->shape);
-    te_tensor *rows = order ? dim_last(x, dim) : NULL, *to = rows ? dim_last(order, dim) : NULL;
-    te_status status = to ? TE_OK : call->ctx->status;
-    if (to) {
-        te_view src = te_tensor_view(rows), indices = te_tensor_view(to);
-        status = te_call_kernel(call, exec, exec->backend->sort(exec, &indices, &src, descending));
-    }
-    te_tensor_release(rows);
-    te_tensor_release(to);
-    if (status == TE_OK) return order;
-    te_tensor_release(order);
-    return NULL;
-}
-
-enum { LONGEST_BY_CHOICE = 4096 }; /* the time for which grows with the square */
-
-/* Positions of the elements in order along attribute 0; attribute 1: descending. */
-static te_tensor *order_of(te_call *call, int *dim)
-{
-    te_tensor *x = call->in[0], *order = NULL;
-    bool descending = call->attr[1].number != 0, sorts = te_call_exec(call, x)->backend->sort != NULL;
-    if ((*dim = dim_of(call, (int64_t)call->attr[0].number, x)) < 0) return NULL;
-    te_tensor *plain = apart(x, 0, NULL, NULL);
-    if (plain && !sorts && x->shape[*dim] <= LONGEST_BY_CHOICE) {
-        order = order_by_choice(call->ctx, plain, *dim, descending);
-    } else if (plain) {
-        te_device *host = te_context_device(call->ctx, "cpu");
-        te_tensor *near = sorts ? te_tensor_retain(plain) : te_tensor_on_device(plain, host);
-        if (!near && !sorts) fail_host(call, "long rows are sorted");
-        te_tensor *found = near ? order_by_kernel(call, near, *dim, descending) : NULL;
-        order = found ? te_tensor_on_device(found, x->storage->device) : NULL;
-        te_tensor_release(found);
-        te_tensor_release(near);
-    }
-    te_tensor_release(plain);
-    return order;
-}
-
-static te_status argsort_forward(te_call *call)
-{
-    int dim;
-    return te_call_result(call, order_of(call, &dim));
-}
-
-static te_status sort_forward(te_call *call)
-{
-    int dim;
-    te_tensor *order = call->out[1] = order_of(call, &dim);
-    return te_call_result(call, picked(call->ctx, call->in[0], dim, order));
-}
 
 /* --- by a mask ---------------------------------------------------------------------------------------------------- */
 
@@ -304,7 +15,7 @@ static te_tensor *places_of(te_call *call, te_tensor *mask, bool flat)
     te_tensor *read = holds ? te_tensor_empty(ctx, TE_BOOL, 1, &all) : NULL, *list = NULL, *places = NULL;
     unsigned char *set = read ? te_tensor_data(read) : NULL; /* a host's bytes may be others than 0 and 1 */
     if (read && te_tensor_read(holds, TE_BOOL, set) != TE_OK) {
-        fail_host(call, "the mask is read");
+        te_call_fail_host(call, "the mask is read");
         te_tensor_release(read);
         read = NULL;
     }
@@ -360,7 +71,7 @@ static te_status masked_select_forward(te_call *call)
     te_tensor *all = places ? shaped(ctx, "expand", te_tensor_retain(x), ndim, shape) : NULL;
     int64_t n = te_tensor_numel(wide);
     all = shaped(ctx, "reshape", all, 1, n ? &line : &n);
-    te_tensor *y = all ? picked(ctx, all, 0, places) : NULL;
+    te_tensor *y = all ? te_op_gather(ctx, all, 0, places) : NULL;
     te_tensor_release(all);
     te_tensor_release(places);
     te_tensor_release(wide);
@@ -422,7 +133,7 @@ static te_status flip_forward(te_call *call)
     te_tensor *x = call->in[0];
     call->memo[0] = 0;
     for (int i = 0; i < call->attr[0].n; i++) {
-        int dim = dim_of(call, call->attr[0].ints[i], x);
+        int dim = te_call_dim(call, call->attr[0].ints[i], x);
         if (dim < 0) return call->ctx->status;
         if (call->memo[0] >> dim & 1)
             return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is named twice", te_counted(call->ctx, dim));
@@ -470,7 +181,7 @@ static te_status roll_forward(te_call *call)
     y = te_tensor_retain(x);
     if (dims->set) {
         for (int i = 0; i < n && y; i++) {
-            int dim = dim_of(call, dims->ints[i], x);
+            int dim = te_call_dim(call, dims->ints[i], x);
             te_tensor *now = y;
             y = dim < 0 ? NULL : rolled(ctx, now, dim, shifts->ints[i]);
             if (dim < 0) te_tensor_release(now);
@@ -541,32 +252,6 @@ static te_status pad_backward(te_call *call)
 }
 
 const te_op_def te_ops_arrange[] = {
-    {.signature = "scatter_add(x, dim: dim, index, src)",
-     .doc = "x with the elements of src added at positions of dim: y[...index[...i...]...] += src[...i...], in the "
-            "order of src. index counts from 0.",
-     .flags = TE_OP_METHOD | TE_OP_INPLACE,
-     .forward = scatter_add_forward,
-     .backward = scatter_add_backward},
-    {.signature = "index_add(x, dim: dim, index, src)",
-     .doc = "x with the slices of src along dim added at the positions in index {n}, counting from 0, in order.",
-     .flags = TE_OP_METHOD | TE_OP_INPLACE,
-     .forward = index_add_forward},
-    {.signature = "index_copy(x, dim: dim, index, src)",
-     .doc = "x with the slices of src along dim in place of those at the positions in index {n}, which count from 0 "
-            "and differ.",
-     .flags = TE_OP_METHOD | TE_OP_INPLACE,
-     .forward = index_copy_forward,
-     .backward = index_copy_backward},
-    {.signature = "sort(x, dim: dim = -1, descending: bool = false)",
-     .doc = "The values along dim in ascending order, and their positions (from 0, int64). Equal ones stay in order, "
-            "NaN is the largest. Rows of more than 4096 on a GPU are sorted by the host.",
-     .flags = TE_OP_METHOD,
-     .outputs = "values indices",
-     .forward = sort_forward},
-    {.signature = "argsort(x, dim: dim = -1, descending: bool = false)",
-     .doc = "The positions (from 0, int64) of te.sort.",
-     .flags = TE_OP_METHOD | TE_OP_NOGRAD,
-     .forward = argsort_forward},
     {.signature = "nonzero(x)",
      .doc = "Positions (from 0, int64) of the elements that are not 0: {n, dimensions of x}, in order. Waits for a "
             "device.",

@@ -5,15 +5,6 @@
 
 #include <math.h>
 
-static int dim_of(te_call *call, const te_tensor *x, const te_attr *attr)
-{
-    int dim = te_dim_index((int64_t)attr->number, x->ndim);
-    if (dim < 0)
-        te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is not in a tensor with %d dimensions",
-                     te_counted(call->ctx, (int64_t)attr->number), x->ndim);
-    return dim;
-}
-
 static bool is_index(const te_tensor *t) { return t->dtype == TE_I64 || t->dtype == TE_I32; }
 
 static te_status need_index(te_call *call, const char *name, const te_tensor *t)
@@ -82,7 +73,7 @@ static te_status embedding_backward(te_call *call)
 static te_status gather_forward(te_call *call)
 {
     te_tensor *x = call->in[0], *index = call->in[1];
-    int dim = dim_of(call, x, &call->attr[0]);
+    int dim = te_call_dim(call, (int64_t)call->attr[0].number, x);
     te_status status = dim < 0 ? call->ctx->status : need_index(call, "index", index);
     if (status != TE_OK) return status;
     bool fits = index->ndim == x->ndim;
@@ -140,7 +131,7 @@ static te_status gather_backward(te_call *call)
 static te_status index_select_forward(te_call *call)
 {
     te_tensor *x = call->in[0], *index = call->in[1];
-    int dim = dim_of(call, x, &call->attr[0]);
+    int dim = te_call_dim(call, (int64_t)call->attr[0].number, x);
     if (dim < 0) return call->ctx->status;
     if (index->ndim != 1)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "index must have one dimension, not %d", index->ndim);
@@ -171,7 +162,7 @@ static te_status cat_forward(te_call *call)
 {
     if (call->n_list == 0) return te_call_fail(call, TE_ERROR_ARGUMENT, "at least one tensor is needed");
     te_tensor *first = call->list[0];
-    int dim = dim_of(call, first, &call->attr[0]);
+    int dim = te_call_dim(call, (int64_t)call->attr[0].number, first);
     if (dim < 0) return call->ctx->status;
     int64_t shape[TE_MAX_DIMS];
     te_dtype dtype = first->dtype;
@@ -270,31 +261,18 @@ static te_status stack_backward(te_call *call)
 
 /* --- along one dimension ------------------------------------------------------------------------------------------ */
 
-/* A view of x with `dim` last, contiguous there as kernels of one dimension want it. */
-static te_tensor *dim_last(te_tensor *x, int dim)
-{
-    int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
-    memcpy(shape, x->shape, sizeof shape);
-    memcpy(stride, x->stride, sizeof stride);
-    shape[dim] = x->shape[x->ndim - 1];
-    stride[dim] = x->stride[x->ndim - 1];
-    shape[x->ndim - 1] = x->shape[dim];
-    stride[x->ndim - 1] = x->stride[dim];
-    return te_tensor_alias(x, x->ndim, shape, stride, x->offset);
-}
-
 static te_status arg_extreme(te_call *call, bool largest)
 {
     te_tensor *x = call->in[0], *rows;
     int64_t shape[TE_MAX_DIMS];
     bool keepdim = call->attr[1].number != 0;
     int dim = -1, n = 0;
-    if (call->attr[0].set && (dim = dim_of(call, x, &call->attr[0])) < 0) return call->ctx->status;
+    if (call->attr[0].set && (dim = te_call_dim(call, (int64_t)call->attr[0].number, x)) < 0) return call->ctx->status;
     if ((dim < 0 ? te_tensor_numel(x) : x->shape[dim]) == 0)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "%s has no elements%s", TE_SHAPE_TEXT(x),
                             dim < 0 ? "" : " along the dimension");
     if (dim >= 0) {
-        rows = dim_last(x, dim);
+        rows = te_tensor_dim_last(x, dim);
     } else { /* position in the flattened tensor */
         te_tensor *flat = te_tensor_contiguous_copy(x);
         int64_t all = te_tensor_numel(x);
@@ -332,7 +310,7 @@ static te_status topk_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
     int64_t k = (int64_t)call->attr[0].number, shape[TE_MAX_DIMS];
-    int dim = dim_of(call, x, &call->attr[1]);
+    int dim = te_call_dim(call, (int64_t)call->attr[1].number, x);
     if (dim < 0) return call->ctx->status;
     if (k < 0 || k > x->shape[dim])
         return te_call_fail(call, TE_ERROR_ARGUMENT, "k = %lld of %lld positions", (long long)k,
@@ -341,8 +319,8 @@ static te_status topk_forward(te_call *call)
     shape[dim] = k;
     te_tensor *values = call->out[0] = te_tensor_new(call->ctx, x->storage->device, x->dtype, x->ndim, shape);
     te_tensor *indices = call->out[1] = te_tensor_new(call->ctx, x->storage->device, TE_I64, x->ndim, shape);
-    te_tensor *rows = dim_last(x, dim), *v = values ? dim_last(values, dim) : NULL,
-              *at = indices ? dim_last(indices, dim) : NULL;
+    te_tensor *rows = te_tensor_dim_last(x, dim), *v = values ? te_tensor_dim_last(values, dim) : NULL,
+              *at = indices ? te_tensor_dim_last(indices, dim) : NULL;
     te_status status = rows && v && at ? TE_OK : call->ctx->status;
     if (status == TE_OK) {
         te_exec *exec = te_call_exec(call, x);
@@ -367,7 +345,7 @@ static te_status topk_backward(te_call *call) { return call->dout[0] ? gather_ba
 static te_status run_cumsum(te_call *call, te_tensor *dst, te_tensor *src, int dim, bool reverse)
 {
     te_exec *exec = te_call_exec(call, src);
-    te_tensor *in = dim_last(src, dim), *out = dim_last(dst, dim);
+    te_tensor *in = te_tensor_dim_last(src, dim), *out = te_tensor_dim_last(dst, dim);
     te_status status = in && out ? TE_OK : call->ctx->status;
     if (status == TE_OK) {
         te_view x = te_tensor_view(in), y = te_tensor_view(out);
@@ -381,7 +359,7 @@ static te_status run_cumsum(te_call *call, te_tensor *dst, te_tensor *src, int d
 static te_status cumsum_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
-    int dim = dim_of(call, x, &call->attr[0]);
+    int dim = te_call_dim(call, (int64_t)call->attr[0].number, x);
     if (dim < 0) return call->ctx->status;
     bool whole = x->dtype == TE_BOOL || x->dtype == TE_U8 || x->dtype == TE_I32 || x->dtype == TE_I64;
     bool narrow = x->dtype == TE_F8E4M3 || x->dtype == TE_F8E5M2;

@@ -12,8 +12,8 @@ typedef struct te_op_group {
 extern const te_op_group te_op_groups[]; /* ends with a NULL name */
 
 extern const te_op_def te_ops_pointwise[], te_ops_activation[], te_ops_norm[], te_ops_loss[], te_ops_reduce[],
-    te_ops_view[], te_ops_index[], te_ops_arrange[], te_ops_linear[], te_ops_attention[], te_ops_random[],
-    te_ops_convert[], te_ops_quantized[], te_ops_moe[], te_ops_moe_router[];
+    te_ops_view[], te_ops_index[], te_ops_scatter[], te_ops_order[], te_ops_arrange[], te_ops_linear[],
+    te_ops_attention[], te_ops_random[], te_ops_convert[], te_ops_quantized[], te_ops_moe[], te_ops_moe_router[];
 
 /* Compiled programs of program ops, kept in the context. */
 te_status te_variants_open(te_context *ctx);
@@ -40,6 +40,18 @@ te_program *te_utility_program(te_context *ctx, const te_utility *utility);
 
 /* One result of op `name`, recorded as any call; NULL on failure. */
 te_tensor *te_op_call(te_context *ctx, const char *name, int n_args, const te_arg *args);
+
+/* The position of dimension `dim`, from 0, of x; negative, and the call has failed, where x has none such. */
+int te_call_dim(te_call *call, int64_t dim, const te_tensor *x);
+
+/* x with `dim` exchanged with the last one, outside the graph, as kernels of one dimension want it. NULL on failure. */
+te_tensor *te_tensor_dim_last(te_tensor *x, int dim);
+
+/* The elements of x at positions along dim, recorded; NULL without an index, or on failure. */
+te_tensor *te_op_gather(te_context *ctx, te_tensor *x, int dim, te_tensor *index);
+
+/* Puts what the host was to do, and could not, as while a graph is recorded, before the reason. */
+void te_call_fail_host(te_call *call, const char *what);
 
 /* Common dtype of two operands: bool < uint8 < int32 < int64 < (bfloat16, float16) < float32 < float64; bfloat16 with
  * float16 gives float32. */

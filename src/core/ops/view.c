@@ -3,15 +3,6 @@
 
 #include "../autograd.h"
 
-static int dim_of(te_call *call, int64_t dim, int ndim)
-{
-    int i = te_dim_index(dim, ndim);
-    if (i < 0)
-        te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is not in a tensor with %d dimensions",
-                     te_counted(call->ctx, dim), ndim);
-    return i;
-}
-
 static te_status give_view(te_call *call, int ndim, const int64_t *shape, const int64_t *stride, int64_t offset)
 {
     te_tensor *x = call->in[0];
@@ -131,8 +122,8 @@ static te_status flatten_forward(te_call *call)
         wanted.ints[wanted.n++] = 1;
         return reshape_to(call, &wanted, true);
     }
-    int first = dim_of(call, (int64_t)call->attr[0].number, x->ndim),
-        last = dim_of(call, (int64_t)call->attr[1].number, x->ndim);
+    int first = te_call_dim(call, (int64_t)call->attr[0].number, x),
+        last = te_call_dim(call, (int64_t)call->attr[1].number, x);
     if (first < 0 || last < 0) return call->ctx->status;
     if (first > last)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "first dimension %lld lies behind the last, %lld",
@@ -151,7 +142,7 @@ static te_status squeeze_forward(te_call *call)
     te_tensor *x = call->in[0];
     te_attr wanted = {.n = 0};
     int only = -1;
-    if (call->attr[0].set && (only = dim_of(call, (int64_t)call->attr[0].number, x->ndim)) < 0)
+    if (call->attr[0].set && (only = te_call_dim(call, (int64_t)call->attr[0].number, x)) < 0)
         return call->ctx->status;
     for (int i = 0; i < x->ndim; i++)
         if (x->shape[i] != 1 || (only >= 0 && i != only)) wanted.ints[wanted.n++] = x->shape[i];
@@ -197,7 +188,7 @@ static te_status permute_forward(te_call *call)
     if (order->n != x->ndim)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "%d dimensions named for a tensor with %d", order->n, x->ndim);
     for (int i = 0; i < order->n; i++) {
-        int dim = dim_of(call, order->ints[i], x->ndim);
+        int dim = te_call_dim(call, order->ints[i], x);
         if (dim < 0) return call->ctx->status;
         if (seen[dim])
             return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is named twice", te_counted(call->ctx, dim));
@@ -210,8 +201,8 @@ static te_status permute_forward(te_call *call)
 static te_status transpose_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
-    int a = dim_of(call, (int64_t)call->attr[0].number, x->ndim),
-        b = dim_of(call, (int64_t)call->attr[1].number, x->ndim);
+    int a = te_call_dim(call, (int64_t)call->attr[0].number, x),
+        b = te_call_dim(call, (int64_t)call->attr[1].number, x);
     if (a < 0 || b < 0) return call->ctx->status;
     for (int i = 0; i < x->ndim; i++) call->memo[i] = i == a ? b : i == b ? a : i;
     return permuted(call);
@@ -232,7 +223,7 @@ static te_status permute_backward(te_call *call)
 static te_status narrow_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
-    int dim = dim_of(call, (int64_t)call->attr[0].number, x->ndim);
+    int dim = te_call_dim(call, (int64_t)call->attr[0].number, x);
     if (dim < 0) return call->ctx->status;
     int64_t start = (int64_t)call->attr[1].number, length = (int64_t)call->attr[2].number, shape[TE_MAX_DIMS];
     if (start < 0) start += x->shape[dim];
@@ -254,7 +245,7 @@ static te_status narrow_forward(te_call *call)
 static te_status select_forward(te_call *call)
 {
     te_tensor *x = call->in[0];
-    int dim = dim_of(call, (int64_t)call->attr[0].number, x->ndim);
+    int dim = te_call_dim(call, (int64_t)call->attr[0].number, x);
     if (dim < 0) return call->ctx->status;
     int64_t index = (int64_t)call->attr[1].number, shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
     if (index < 0) index += x->shape[dim];

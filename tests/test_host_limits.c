@@ -4,6 +4,9 @@
 
 #include "tetrain/tetrain.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
 static tetrain_status run(tetrain *rt, const char *code) { return tetrain_run_string(rt, code, strlen(code), "=test"); }
 
 static bool says(tetrain *rt, const char *part) { return strstr(tetrain_error(rt), part) != NULL; }
@@ -173,8 +176,121 @@ static void test_pressure(void)
     }
 }
 
+/* What print gives the host is run as a script inside the call, "get NAME" gets a tensor there. */
+typedef struct nesting {
+    tetrain *rt;
+    int      calls;
+} nesting;
+
+static void run_inside(void *user, int level, const char *message)
+{
+    nesting *n = user;
+    (void)level;
+    n->calls++;
+    if (strncmp(message, "get ", 4) == 0)
+        te_tensor_release(tetrain_get_tensor(n->rt, message + 4));
+    else
+        tetrain_run_string(n->rt, message, strlen(message), "=inner");
+}
+
+static tetrain *open_nesting(nesting *n, uint64_t instructions)
+{
+    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .lua_memory_limit = 32 << 20,
+                               .tensor_memory_limit = 32 << 20, .instruction_limit = instructions,
+                               .flags = TETRAIN_RESTRICTED, .log = run_inside, .user = n};
+    *n = (nesting){.rt = tetrain_open(&options)};
+    CHECK(run(n->rt, "te = require 'te' T = te.ones {2}") == TETRAIN_OK);
+    return n->rt;
+}
+
+static void *interrupt_soon(void *rt)
+{
+    usleep(100000);
+    tetrain_interrupt(rt);
+    return NULL;
+}
+
+/* Each never ends by itself, whatever became of the calls inside it. */
+static const char *const nested[] = {
+    "print \"error 'x'\" while true do end",
+    "print 'get T' while true do end",
+    "print 'get nothing' while true do end",
+    "print 'while true do end' while true do end",
+    "pcall(print, 'while true do end') while true do end",
+    "print \"print 'x = 1' error 'x'\" while true do end",
+    "local s = 'x' print \"local s = 'x' while true do s = s .. s end\" while true do end",
+    "local co = coroutine.wrap(function() print 'get T' coroutine.yield() print 'error(1)' end) co() co() "
+    "while true do end",
+    "while true do print 'x = 1' end",
+    "while true do pcall(print, 'get T') end",
+};
+
+/* Calls that the host makes inside a call leave it its limits. */
+static void test_nested(void)
+{
+    nesting   n;
+    pthread_t thread;
+    tetrain  *rt = open_nesting(&n, 2000000);
+    for (size_t i = 0; i < sizeof nested / sizeof *nested; i++)
+        check_ends(rt, nested[i], TETRAIN_ERROR_LIMIT, "instruction limit");
+    n.calls = 0; /* what inner calls execute counts: some twenty use it up */
+    check_ends(rt, "while true do print 'for i = 1, 1e5 do end' end", TETRAIN_ERROR_LIMIT, "instruction limit");
+    CHECK_MSG(n.calls > 5 && n.calls < 60, "%d calls", n.calls);
+    check_ends(rt, "print \"error 'x'\" error 'mine'", TETRAIN_ERROR_SCRIPT, "mine");
+    check_ends(rt, "print \"local s = 'x' while true do s = s .. s end\" for i = 1, 1e5 do end", TETRAIN_OK, "");
+    check_ends(rt, "local s = 'x' pcall(function() while true do s = s .. s end end) print 'x = 1'",
+               TETRAIN_ERROR_MEMORY, "not enough memory");
+    tetrain_close(rt);
+    rt = open_nesting(&n, 0);
+    for (size_t i = 0; i < sizeof nested / sizeof *nested; i++) {
+        CHECK(pthread_create(&thread, NULL, interrupt_soon, rt) == 0);
+        tetrain_status status = run(rt, nested[i]);
+        pthread_join(thread, NULL);
+        CHECK_MSG(status == TETRAIN_ERROR_INTERRUPTED, "%s: %d, %s", nested[i], (int)status, tetrain_error(rt));
+        CHECK_MSG(run(rt, "assert(te.ones(3):sum():item() == 3)") == TETRAIN_OK, "%s: %s", nested[i],
+                  tetrain_error(rt));
+    }
+    tetrain_close(rt);
+}
+
+/* What a script has put where the library puts scopes back: it ends, and so does the next call. */
+static const char *const settling[] = {
+    "pairs = FOREVER error 'x'",
+    "pcall = FOREVER error 'x'",
+    "te._core.settle_with(FOREVER) error 'x'",
+    "require('te.settle').when_stopped(FOREVER) error 'x'",
+    "require('te.settle').unfinished[1] = FOREVER error 'x'",
+    "require('te.settle').unfinished[1] = function() local t = {} while true do t[#t + 1] = {} end end error 'x'",
+    "require('te.settle').unfinished[1] = function() local s = 'x' while true do s = s .. s end end error 'x'",
+};
+
+static void test_settling(void)
+{
+    for (size_t i = 0; i < sizeof settling / sizeof *settling; i++) {
+        tetrain *rt = open_runtime(TETRAIN_RESTRICTED, 32 << 20, 0, i % 2 ? 1000000 : 0);
+        CHECK(run(rt, "te = require 'te' function FOREVER() while true do end end") == TETRAIN_OK);
+        tetrain_status status = run(rt, settling[i]);
+        CHECK_MSG(status == TETRAIN_ERROR_SCRIPT, "%s: %d, %s", settling[i], (int)status, tetrain_error(rt));
+        CHECK_MSG(run(rt, "local s = ('x'):rep(8e6)") == TETRAIN_OK, "%s: %s", settling[i], tetrain_error(rt));
+        tetrain_close(rt);
+    }
+    /* an interrupt that comes while it does so is the next call's, which puts back what this one left */
+    tetrain *rt = open_runtime(TETRAIN_RESTRICTED, 0, 0, 0);
+    CHECK(run(rt, "te = require 'te' require('te.settle').unfinished[1] = function() undone = te.ones {2} end") ==
+          TETRAIN_OK);
+    CHECK(run(rt, "error 'x'") == TETRAIN_ERROR_SCRIPT && run(rt, "undone:sum() undone = nil") == TETRAIN_OK);
+    CHECK(run(rt, "require('te.settle').unfinished[1] = function() undone = te.ones {2} end") == TETRAIN_OK);
+    tetrain_interrupt(rt);
+    CHECK(run(rt, "this is no Lua") == TETRAIN_ERROR_SCRIPT);
+    CHECK(run(rt, "while true do end") == TETRAIN_ERROR_INTERRUPTED);
+    CHECK(run(rt, "undone:sum()") == TETRAIN_OK);
+    tetrain_close(rt);
+}
+
 int main(void)
 {
+    test_nested();
+    test_settling();
     test_pressure();
     test_scopes();
     test_memory();

@@ -122,7 +122,8 @@ typedef struct tetrain_options {
                                         TETRAIN_INTERPRETED */
     size_t      tensor_memory_limit; /* bytes per device, on the CPU with those that the engine keeps for each
                                         tensor and recorded operation; 0: none */
-    uint64_t    instruction_limit;   /* Lua instructions per call of the host, 0: none. Implies TETRAIN_INTERPRETED */
+    uint64_t    instruction_limit;   /* Lua instructions per call of the host, with those of calls inside it; 0: none.
+                                        Implies TETRAIN_INTERPRETED */
     unsigned    flags;
     /* What print writes in restricted runtimes, a zero byte as "\0"; NULL: dropped. */
     void      (*log)(void *user, int level, const char *message);
@@ -174,7 +175,7 @@ TETRAIN_API const char *tetrain_error(const tetrain *rt);
 
 /* Makes the running call end with TETRAIN_ERROR_INTERRUPTED; where none runs, or its script is over or does not begin,
  * the next one. An interrupt is over with the call that ended so and with no other: tetrain_get_tensor, which runs no
- * script, leaves it to the next call. pcall does not swallow it. From any thread or a signal handler; the runtime must
+ * script, leaves it to the next call. Of calls inside one another it ends all. pcall does not swallow it. From any thread or a signal handler; the runtime must
  * not be closed meanwhile. */
 TETRAIN_API void tetrain_interrupt(tetrain *rt);
 /* Whether an interrupt was asked for and nothing has noticed it, while no file is being saved. Where that stays so the

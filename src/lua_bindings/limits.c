@@ -25,13 +25,13 @@
 
 /* Instructions between two looks: an interpreted script is stopped soon, even when each is a call of C that takes long,
  * and the compiler, whose recording a hook ends, gets to finish its traces. */
-enum { STEP_INTERPRETED = 1000, STEP_COMPILED = 10000, CALL_COST = 4 };
+enum { STEP_INTERPRETED = 1000, STEP_COMPILED = 10000, CALL_COST = 4, HOST_CALL_COST = 100 };
 
 static void look(lua_State *L, lua_Debug *frame)
 {
     tetrain *host = te_lua_attached(L)->host;
     (void)frame;
-    tetrain_count_work(host, L, host->limit_reached ? 0 : host->step);
+    tetrain_count_work(host, L, host->now.limit_reached ? 0 : host->now.step);
 }
 
 void te_lua_stop(te_lua *rt, lua_State *L)
@@ -48,7 +48,7 @@ void te_lua_exhausted(te_lua *rt, const char *message)
 {
     tetrain *host = rt ? rt->host : NULL;
     if (!host || !rt->restricted || !rt->stack_base) return; /* no call runs */
-    host->exhausted = message;
+    host->now.exhausted = message;
     lua_sethook(host->L, look, LUA_MASKCOUNT, 1);
 }
 
@@ -58,13 +58,13 @@ void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions)
         te_lua_stop(host->rt, L);
         luaL_error(L, "interrupted");
     }
-    if (host->exhausted) luaL_error(L, "%s", host->exhausted);
-    if (!host->options.instruction_limit) return;
-    host->executed += instructions;
-    if (host->executed < host->options.instruction_limit && !host->limit_reached) return;
-    host->limit_reached = true;
+    if (host->now.exhausted) luaL_error(L, "%s", host->now.exhausted);
+    if (!host->now.limit) return;
+    host->now.executed += instructions;
+    if (host->now.executed < host->now.limit && !host->now.limit_reached) return;
+    host->now.limit_reached = true;
     te_lua_stop(host->rt, L);
-    luaL_error(L, "instruction limit of %f reached", (double)host->options.instruction_limit);
+    luaL_error(L, "instruction limit of %f reached", (double)host->now.limit);
 }
 
 /* pcall and xpcall begin with it. */
@@ -162,20 +162,17 @@ void tetrain_guard_script(lua_State *L)
 }
 
 /* A hook of the host's own stays where nothing else needs one. */
-void tetrain_start_limits(tetrain *host)
+void tetrain_start_limits(tetrain *host, uint64_t instructions)
 {
-    uint64_t limit = host->options.instruction_limit;
     unsigned step = host->interpreted ? STEP_INTERPRETED : STEP_COMPILED;
-    host->executed = 0;
-    host->limit_reached = false;
+    host->now = (call_state){.limit = instructions};
+    host->now.step = instructions && instructions < step ? (unsigned)instructions : step;
     host->interrupt_seen = false;
-    host->exhausted = NULL;
     host->ctx->limit_refused = false;
-    host->step = limit && limit < step ? (unsigned)limit : step;
     bool     interrupted = tetrain_is_interrupted(host);
     lua_Hook hook = lua_gethook(host->L);
-    if (limit || interrupted || !hook || hook == look)
-        lua_sethook(host->L, look, LUA_MASKCOUNT, interrupted ? 1 : (int)host->step);
+    if (instructions || interrupted || !hook || hook == look)
+        lua_sethook(host->L, look, LUA_MASKCOUNT, interrupted ? 1 : (int)host->now.step);
 }
 
 void tetrain_stop_limits(tetrain *host, tetrain_status status)
@@ -183,14 +180,39 @@ void tetrain_stop_limits(tetrain *host, tetrain_status status)
     if (lua_gethook(host->L) == look) lua_sethook(host->L, NULL, 0, 0);
     if (host->rt->left_jit && !host->interpreted) luaJIT_setmode(host->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
     host->rt->left_jit = false;
-    host->limit_reached = false;
-    host->exhausted = NULL;
-    host->executed = 0; /* what is put back does not count */
+    host->now = (call_state){0}; /* what is put back does not count */
     host->rt->stop_requested = 0;
     host->rt->polls_stop = false;
     /* one that came too late for this call's script is the next one's */
     if (status == TETRAIN_ERROR_INTERRUPTED && host->interrupt_seen)
         atomic_fetch_and(&host->ctx->interrupted, ~TE_INTERRUPT_SCRIPTS);
+}
+
+outer_call tetrain_leave_limits(tetrain *host)
+{
+    lua_State *L = host->L;
+    return (outer_call){.now = host->now, .interrupt_seen = host->interrupt_seen,
+                        .limit_refused = host->ctx->limit_refused, .polls_stop = host->rt->polls_stop,
+                        .status = host->rt->status, .hook = lua_gethook(L), .hook_mask = lua_gethookmask(L),
+                        .hook_count = lua_gethookcount(L)};
+}
+
+/* The hook begins to count anew, so the call itself costs something, too. The compiler stays off where the inner call
+ * turned it off: it did so for an interrupt. */
+void tetrain_resume_limits(tetrain *host, const outer_call *outer)
+{
+    lua_State *L = host->L;
+    uint64_t   inner = host->now.executed;
+    host->now = outer->now;
+    host->now.executed += inner + HOST_CALL_COST;
+    host->interrupt_seen = outer->interrupt_seen;
+    host->ctx->limit_refused = outer->limit_refused;
+    host->rt->polls_stop = outer->polls_stop;
+    host->rt->status = outer->status;
+    if (lua_gethook(L) != look) return; /* the inner script's own */
+    lua_sethook(L, outer->hook, outer->hook_mask, outer->hook_count);
+    bool used_up = host->now.limit && host->now.executed >= host->now.limit;
+    if (used_up || tetrain_is_stopping(host)) lua_sethook(L, look, LUA_MASKCOUNT, 1);
 }
 
 void tetrain_interrupt(tetrain *host)

@@ -233,5 +233,7 @@ int luaopen_te(lua_State *L)
     forget_library(L); /* so that the next require begins anew */
     te_lua_push_kept(L, te_lua_modules);
     forget_library(L);
+    lua_pushnil(L);
+    te_lua_keep(L, te_lua_settle);
     return lua_error(L);
 }

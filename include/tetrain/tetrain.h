@@ -175,8 +175,8 @@ TETRAIN_API const char *tetrain_error(const tetrain *rt);
 
 /* Makes the running call end with TETRAIN_ERROR_INTERRUPTED; where none runs, or its script is over or does not begin,
  * the next one. An interrupt is over with the call that ended so and with no other: tetrain_get_tensor, which runs no
- * script, leaves it to the next call. Of calls inside one another it ends all. pcall does not swallow it. From any thread or a signal handler; the runtime must
- * not be closed meanwhile. */
+ * script, leaves it to the next call. Of calls inside one another it ends all. pcall does not swallow it. From any
+ * thread or a signal handler; the runtime must not be closed meanwhile. */
 TETRAIN_API void tetrain_interrupt(tetrain *rt);
 /* Whether an interrupt was asked for and nothing has noticed it, while no file is being saved. Where that stays so the
  * script is in a compiled loop, or waits for the system. From any thread or a signal handler. */

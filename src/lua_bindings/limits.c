@@ -13,7 +13,8 @@
  * LuaJIT calls no hooks while one runs, and the message handler of an xpcall is still part of it: a script's handler
  * that never ends would not be stopped. So where scripts can be stopped xpcall leaves handlers out for errors that
  * stop. Its `load` forgets that the hook is over when a hook's error ends the function that it reads from: there the
- * text is read beforehand. Finalizers run without hooks, and scripts get none.
+ * text is read beforehand. Finalizers run without hooks, and scripts get none but by the debug and ffi libraries, where
+ * these are open.
  *
  * Next to the end of the stack a hook overflows it before it can look, so a script that dwells there, like f =
  * function() pcall(f) return f() end, would not be stopped. It can only dwell there by catching errors: so pcall and
@@ -144,13 +145,32 @@ static int guarded_load(lua_State *L)
     return lua_gettop(L);
 }
 
+/* The metatable of files is its own __index, and open: scripts get a table of the methods alone. */
+static void hide_finalizer_of_files(lua_State *L)
+{
+    lua_getfield(L, LUA_REGISTRYINDEX, LUA_FILEHANDLE);
+    if (lua_istable(L, -1)) {
+        lua_newtable(L);
+        for (lua_pushnil(L); lua_next(L, -3); lua_pop(L, 1)) {
+            if (lua_type(L, -2) != LUA_TSTRING || strncmp(lua_tostring(L, -2), "__", 2) == 0) continue;
+            lua_pushvalue(L, -2);
+            lua_pushvalue(L, -2);
+            lua_rawset(L, -5);
+        }
+        lua_setfield(L, -2, "__index");
+        te_lua_flag_entry(L, "__metatable", false);
+    }
+    lua_pop(L, 1);
+}
+
 void tetrain_guard_script(lua_State *L)
 {
     lua_getglobal(L, "load");
     lua_pushcclosure(L, guarded_load, 1);
     lua_setglobal(L, "load");
     lua_pushnil(L);
-    lua_setglobal(L, "newproxy"); /* the way to finalizers */
+    lua_setglobal(L, "newproxy"); /* a way to finalizers */
+    hide_finalizer_of_files(L);
     if (luaL_loadbuffer(L, guarded_calls, sizeof guarded_calls - 1, "=tetrain") != 0) lua_error(L);
     lua_getglobal(L, "pcall");
     lua_getglobal(L, "xpcall");

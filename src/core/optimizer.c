@@ -89,6 +89,7 @@ static te_status open_entry(te_optimizer *o, int i, te_tensor *param)
 
 te_optimizer *te_optimizer_adamw(te_context *ctx, te_tensor *const *params, int n, const te_adamw_options *options)
 {
+    TE_FLOAT_DEFAULT_HERE;
     te_adamw_options read;
     if (!ctx || read_options(ctx, options, &read) != TE_OK) return NULL;
     if (n < 1 || !params) {
@@ -132,6 +133,7 @@ void te_optimizer_release(te_optimizer *o)
 
 te_status te_optimizer_set_lr(te_optimizer *o, double lr)
 {
+    TE_FLOAT_DEFAULT_HERE;
     if (!o) return TE_ERROR_ARGUMENT;
     if (!(lr >= 0 && lr < HUGE_VAL))
         return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_set_lr: %g is no number from 0", lr);

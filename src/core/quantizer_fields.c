@@ -1,6 +1,7 @@
 /* quantizer_fields.c - see quantizer_fields.h. */
 #include "quantizer_fields.h"
 
+#include "kernels/float_mode.h"
 #include "recipe_kinds.h"
 
 #include <string.h>
@@ -87,6 +88,7 @@ void te_quantizer_defaults(te_quantizer_fields *fields)
 
 te_status te_quantizer_fields_check(te_context *ctx, const te_quantizer_fields *fields)
 {
+    TE_FLOAT_DEFAULT_HERE;
     te_quantizer q;
     return ctx ? te_quantizer_from_fields(ctx, "te_quantizer", fields, &q) : TE_ERROR_ARGUMENT;
 }

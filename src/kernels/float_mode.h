@@ -79,4 +79,9 @@ static inline te_float_mode te_float_mode_begin(void)
 static inline void te_float_mode_end(const te_float_mode *mode) { fesetenv(mode); }
 
 #endif
+
+/* From here to the end of the block, wherever that is left. */
+#define TE_FLOAT_DEFAULT_HERE \
+    __attribute__((cleanup(te_float_mode_end), unused)) te_float_mode te_mode_before = te_float_mode_begin()
+
 #endif

@@ -118,11 +118,50 @@ static void test_memory(void)
     tetrain_close(rt);
 }
 
+/* Functions of C that count as what they do: as one instruction each they would take minutes. */
+static const char *const work[] = {
+    "while true do table.sort(list) end",
+    "while true do table.sort(list, rawequal) end",
+    "while true do table.insert(list, 1, 1) table.remove(list) end",
+    "while true do table.concat(list) end",
+    "while true do text:rep(50) end",
+    "while true do (''):rep(1e8) end",
+    "while true do text:reverse() end",
+    "while true do text:upper() end",
+    "while true do text:lower() end",
+    "while true do pcall(string.lower, text) end",
+};
+
+/* They are what they were. */
+static const char same[] =
+    "local t = {} for i = 1, 3000 do t[i] = i * 7919 % 3001 end\n"
+    "table.sort(t) for i = 1, 3000 do assert(t[i] == i) end\n"
+    "table.sort(t, function(a, b) return a > b end) for i = 1, 3000 do assert(t[i] == 3001 - i) end\n"
+    "t = {3, 1, 2} table.sort(t) assert(table.concat(t, '-') == '1-2-3' and table.concat(t, '-', 2, 3) == '2-3')\n"
+    "table.insert(t, 4) table.insert(t, 1, 0) table.insert(t, 6, 5) table.insert(t, 2, nil)\n"
+    "assert(t[1] == 0 and t[2] == nil and t[3] == 1 and t[7] == 5)\n"
+    "assert(('ab'):rep(3, ',') == 'ab,ab,ab' and ('ab'):rep(-1) == '' and ('aB'):upper() == 'AB')\n"
+    "assert(('aB'):lower() == 'ab' and ('ab'):reverse() == 'ba')\n"
+    "local function fails(message, f, ...)\n"
+    "    local ok, said = pcall(f, ...) assert(not ok and said:find(message, 1, true), said)\n"
+    "end\n"
+    "fails('wrong number of arguments', table.insert, {}) fails('table expected', table.insert, nil, 1, 1)\n"
+    "fails('position: expected one from 1 to 2, got number -2147483647', table.insert, {1}, -2147483647, 1)\n"
+    "fails('one from 1 to 1, got number 0', table.insert, {}, 0, 1)\n"
+    "fails('one from 1 to 2, got number 3', table.insert, {1}, 3, 1)\n"
+    "fails('got number nan', table.insert, {1}, 0/0, 1)\n"
+    "fails('table expected', table.sort, 1) fails('compare', table.sort, {1, 'x'})\n"
+    "fails(\"bad argument #2 to 'rep' (number expected\", function() string.rep 'x' end)";
+
 static void test_instructions(void)
 {
     tetrain *rt = open_runtime(TETRAIN_RESTRICTED, 0, 0, 1000000);
     CHECK(run(rt, "te = require 'te'") == TETRAIN_OK);
     check_ends(rt, "return pcall(function() while true do end end)", TETRAIN_ERROR_LIMIT, "instruction limit");
+    CHECK(run(rt, "list, text = {}, ('aB'):rep(1e6) for i = 1, 3e4 do list[i] = -i end") == TETRAIN_OK);
+    for (size_t i = 0; i < sizeof work / sizeof *work; i++)
+        check_ends(rt, work[i], TETRAIN_ERROR_LIMIT, "instruction limit");
+    check_ends(rt, same, TETRAIN_OK, "");
     tetrain_close(rt);
 }
 
@@ -271,7 +310,8 @@ static void test_settling(void)
         CHECK(run(rt, "te = require 'te' function FOREVER() while true do end end") == TETRAIN_OK);
         tetrain_status status = run(rt, settling[i]);
         CHECK_MSG(status == TETRAIN_ERROR_SCRIPT, "%s: %d, %s", settling[i], (int)status, tetrain_error(rt));
-        CHECK_MSG(run(rt, "local s = ('x'):rep(8e6)") == TETRAIN_OK, "%s: %s", settling[i], tetrain_error(rt));
+        CHECK_MSG(run(rt, "local s = ('x'):rep(8e6) assert(#s == 8e6)") == TETRAIN_OK, "%s: %s", settling[i],
+                  tetrain_error(rt));
         tetrain_close(rt);
     }
     /* an interrupt that comes while it does so is the next call's, which puts back what this one left */

@@ -16,6 +16,9 @@
  * text is read beforehand. Finalizers run without hooks, and scripts get none but by the debug and ffi libraries, where
  * these are open.
  *
+ * A hook counts a call of C as one instruction. Functions of the standard library that take long for it count their
+ * work themselves: those that match patterns in patterns.c, the others here.
+ *
  * Next to the end of the stack a hook overflows it before it can look, so a script that dwells there, like f =
  * function() pcall(f) return f() end, would not be stopped. It can only dwell there by catching errors: so pcall and
  * xpcall look, too. From then on every instruction has its hook, and the overflows of those take the stack down.
@@ -57,15 +60,15 @@ void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions)
 {
     if (tetrain_is_interrupted(host)) {
         te_lua_stop(host->rt, L);
-        luaL_error(L, "interrupted");
+        te_lua_fail(L, NULL, "interrupted");
     }
-    if (host->now.exhausted) luaL_error(L, "%s", host->now.exhausted);
+    if (host->now.exhausted) te_lua_fail(L, NULL, "%s", host->now.exhausted);
     if (!host->now.limit) return;
     host->now.executed += instructions;
     if (host->now.executed < host->now.limit && !host->now.limit_reached) return;
     host->now.limit_reached = true;
     te_lua_stop(host->rt, L);
-    luaL_error(L, "instruction limit of %f reached", (double)host->now.limit);
+    te_lua_fail(L, NULL, "instruction limit of %.14g reached", (double)host->now.limit);
 }
 
 /* pcall and xpcall begin with it. */
@@ -145,6 +148,98 @@ static int guarded_load(lua_State *L)
     return lua_gettop(L);
 }
 
+/* --- functions of the library that take long ---------------------------------------------------------------------- */
+
+/* Their work counts in advance, and interrupts are seen before it: a hook would count such a call as one instruction.
+ * Pieces of it that take about as long as an instruction, by an element or so many bytes. */
+enum { BYTES = 64, CONCAT_COST = 8, SORT_COST = 16, LONG_SORT = 1000 };
+
+static void count_size(lua_State *L, double instructions)
+{
+    unsigned most = 1u << 30;
+    bool     some = instructions > 0;
+    tetrain_count_work(te_lua_attached(L)->host, L,
+                       CALL_COST + (!some ? 0 : instructions < most ? (unsigned)instructions : most));
+}
+
+static double size_of(lua_State *L, int index)
+{
+    int type = lua_type(L, index);
+    return type == LUA_TTABLE || type == LUA_TSTRING ? (double)lua_objlen(L, index) : 0;
+}
+
+static int count_bytes(lua_State *L)
+{
+    count_size(L, size_of(L, 1) / BYTES);
+    return 0;
+}
+
+/* Of no bytes as well LuaJIT goes through all n. */
+static int count_rep(lua_State *L)
+{
+    double size = size_of(L, 1) + size_of(L, 3);
+    count_size(L, lua_tonumber(L, 2) * (size > 1 ? size : 1) / BYTES);
+    return 0;
+}
+
+static int count_concat(lua_State *L)
+{
+    count_size(L, CONCAT_COST * size_of(L, 1));
+    return 0;
+}
+
+/* insert(t, position, value): LuaJIT moves elements from a position before the first one on as well. */
+static int count_insert(lua_State *L)
+{
+    if (!lua_istable(L, 1) || !lua_isnumber(L, 2)) return 0; /* an error */
+    char   text[256];
+    double n = (double)lua_objlen(L, 1), at = lua_tonumber(L, 2);
+    if (!(at >= 1 && at < n + 2))
+        return te_lua_fail(L, NULL, "table.insert: position: expected one from 1 to %.14g, got %s", n + 1,
+                           te_lua_describe(L, 2, text, sizeof text));
+    count_size(L, n + 1 - at);
+    return 0;
+}
+
+/* Whether sort(t, less) would run long without an instruction of Lua's. */
+static int count_sort(lua_State *L)
+{
+    bool of_c = lua_isnoneornil(L, 2) || lua_iscfunction(L, 2);
+    count_size(L, SORT_COST * size_of(L, 1));
+    lua_pushboolean(L, of_c && lua_istable(L, 1) && lua_objlen(L, 1) > LONG_SORT);
+    return 1;
+}
+
+static const char guarded_work[] =
+    "local globals, bytes, rep, concat, insert, sorts = ...\n"
+    "local string, table, select = globals.string, globals.table, globals.select\n"
+    "local function guard(library, name, count)\n"
+    "    local call = library[name]\n"
+    "    library[name] = function(...) count(...) return call(...) end\n"
+    "end\n"
+    "for _, name in ipairs { 'reverse', 'upper', 'lower' } do guard(string, name, bytes) end\n"
+    "guard(string, 'rep', rep)\n"
+    "guard(table, 'concat', concat)\n"
+    "local sort, append, ascending = table.sort, table.insert, function(a, b) return a < b end\n"
+    "function table.insert(...)\n"
+    "    if select('#', ...) == 3 then insert(...) end\n"
+    "    return append(...)\n"
+    "end\n"
+    "function table.sort(t, less)\n"
+    "    if not sorts(t, less) then return sort(t, less) end\n"
+    "    return sort(t, less and function(a, b) return less(a, b) end or ascending)\n"
+    "end";
+
+static void guard_work(lua_State *L)
+{
+    static const lua_CFunction counts[] = {count_bytes, count_rep, count_concat, count_insert, count_sort};
+    enum { N = sizeof counts / sizeof *counts };
+    if (luaL_loadbuffer(L, guarded_work, sizeof guarded_work - 1, "=te/limits") != 0) lua_error(L);
+    lua_pushvalue(L, LUA_GLOBALSINDEX);
+    for (int i = 0; i < N; i++) lua_pushcfunction(L, counts[i]);
+    lua_call(L, 1 + N, 0);
+}
+
 /* The metatable of files is its own __index, and open: scripts get a table of the methods alone. */
 static void hide_finalizer_of_files(lua_State *L)
 {
@@ -171,7 +266,7 @@ void tetrain_guard_script(lua_State *L)
     lua_pushnil(L);
     lua_setglobal(L, "newproxy"); /* a way to finalizers */
     hide_finalizer_of_files(L);
-    if (luaL_loadbuffer(L, guarded_calls, sizeof guarded_calls - 1, "=tetrain") != 0) lua_error(L);
+    if (luaL_loadbuffer(L, guarded_calls, sizeof guarded_calls - 1, "=te/limits") != 0) lua_error(L);
     lua_getglobal(L, "pcall");
     lua_getglobal(L, "xpcall");
     lua_pushcfunction(L, guard_handler);
@@ -179,6 +274,7 @@ void tetrain_guard_script(lua_State *L)
     lua_call(L, 4, 2);
     lua_setglobal(L, "xpcall");
     lua_setglobal(L, "pcall");
+    guard_work(L);
 }
 
 /* A hook of the host's own stays where nothing else needs one. */

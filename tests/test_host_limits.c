@@ -53,6 +53,10 @@ static const char *const tensors[] = {
     "local t = {} for i = 1, 1e5 do t[i] = te.ones {1} end error('went on')", /* what is kept beside the 64 bytes */
     "local x = te.ones({1}, {requires_grad = true}) while true do x = x:view{1} end",
     "pcall(te._core.custom, function() return te.ones({1e9}) end, function() end, te.ones {2})",
+    "local g = te._core.group_new() while true do te._core.group_input(g, false) end",
+    "local g = te._core.group_new() local x = te._core.group_input(g, false) "
+    "while true do x = te._core.group_op(g, 1, 'neg', {x}, {}) end",
+    "local t = {} for i = 1, 1e6 do t[i] = te._core.group_new() end error('went on')",
 };
 
 /* Scopes that never end by themselves, and what must hold after each. */

@@ -121,7 +121,7 @@ typedef struct tetrain_options {
     size_t      lua_memory_limit;    /* bytes of the Lua heap, with what te.profile records; 0: none. Implies
                                         TETRAIN_INTERPRETED */
     size_t      tensor_memory_limit; /* bytes per device, on the CPU with those that the engine keeps for each
-                                        tensor and recorded operation; 0: none */
+                                        tensor, recorded operation and value of a group; 0: none */
     uint64_t    instruction_limit;   /* Lua instructions per call of the host, with those of calls inside it; 0: none.
                                         Implies TETRAIN_INTERPRETED */
     unsigned    flags;

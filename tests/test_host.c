@@ -100,6 +100,13 @@ static void test_arguments(void)
     rt = tetrain_open(&smaller);
     CHECK(rt && run(rt, "assert(require('te').get_num_threads() >= 1)") == TETRAIN_OK);
     tetrain_close(rt);
+    memset(&smaller, 0xff, sizeof smaller);
+    for (size_t size = 1; size < offsetof(tetrain_options, threads); size += 5) { /* nothing of a pointer's half */
+        smaller.struct_size = size;
+        rt = tetrain_open(&smaller);
+        CHECK_MSG(rt && run(rt, "assert(require('te').get_default_device() == 'cpu')") == TETRAIN_OK, "%zu", size);
+        tetrain_close(rt);
+    }
 }
 
 /* What a host does that does not look at what tetrain_open gave, or passes nothing where something is wanted. */
@@ -109,6 +116,7 @@ static void test_null(void)
     float           numbers[2] = {1, 2};
     te_tensor      *out[1];
     tetrain_options forgotten = {.flags = TETRAIN_RESTRICTED};
+    CHECK(!te_context_open(&(te_context_options){.tensor_memory_limit = 1}));
     tetrain        *rt = tetrain_open(&forgotten);
     CHECK(rt == NULL && tetrain_context(rt) == NULL && tetrain_lua_state(rt) == NULL && *tetrain_error(rt) &&
           !tetrain_request_stop(rt) && !tetrain_interrupt_pending(rt));

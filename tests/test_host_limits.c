@@ -169,6 +169,13 @@ static void test_instructions(void)
     tetrain_close(rt);
 }
 
+static void *interrupt_soon(void *rt)
+{
+    usleep(100000);
+    tetrain_interrupt(rt);
+    return NULL;
+}
+
 /* A backward pass that the host runs has the script's limits. */
 static void test_backward_of_the_host(void)
 {
@@ -178,9 +185,19 @@ static void test_backward_of_the_host(void)
     tetrain *rt = open_runtime(TETRAIN_RESTRICTED, 32 << 20, 32 << 20, 1000000);
     CHECK(run(rt, "te = require 'te'") == TETRAIN_OK && run(rt, code) == TETRAIN_OK);
     te_tensor *loss = tetrain_get_tensor(rt, "loss");
-    CHECK(te_backward(loss, NULL, false) != TE_OK);
+    CHECK(te_backward(loss, NULL, true) == TE_ERROR_INTERRUPTED);
     CHECK(strstr(te_context_error(tetrain_context(rt)), "instruction limit"));
     check_ends(rt, "assert(te.ones(2):sum():item() == 2)", TETRAIN_OK, "");
+    te_tensor_release(loss);
+    tetrain_close(rt);
+    pthread_t thread;
+    rt = open_runtime(TETRAIN_INTERPRETED, 0, 0, 0);
+    CHECK(run(rt, "te = require 'te'") == TETRAIN_OK && run(rt, code) == TETRAIN_OK);
+    loss = tetrain_get_tensor(rt, "loss");
+    CHECK(pthread_create(&thread, NULL, interrupt_soon, rt) == 0);
+    CHECK(te_backward(loss, NULL, false) == TE_ERROR_INTERRUPTED);
+    pthread_join(thread, NULL);
+    CHECK(!tetrain_interrupt_pending(rt) && run(rt, "x = 1") == TETRAIN_OK);
     te_tensor_release(loss);
     tetrain_close(rt);
 }
@@ -244,13 +261,6 @@ static tetrain *open_nesting(nesting *n, uint64_t instructions)
     *n = (nesting){.rt = tetrain_open(&options)};
     CHECK(run(n->rt, "te = require 'te' T = te.ones {2}") == TETRAIN_OK);
     return n->rt;
-}
-
-static void *interrupt_soon(void *rt)
-{
-    usleep(100000);
-    tetrain_interrupt(rt);
-    return NULL;
 }
 
 /* Each never ends by itself, whatever became of the calls inside it. */

@@ -53,7 +53,7 @@ te_status te_autocast_begin(te_context *ctx, const te_autocast *given)
     if (!ctx) return TE_ERROR_ARGUMENT;
     if (given && given->struct_size < offsetof(te_autocast, dtype))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te_autocast_begin: struct_size: %zu", given->struct_size);
-    if (given) memcpy(&scope, given, given->struct_size < sizeof scope ? given->struct_size : sizeof scope);
+    if (given) te_copy_fields(&scope, given, given->struct_size, sizeof scope);
     void *scopes = ctx->scopes;
     if (!te_mem_grow(&ctx->mem, &scopes, &ctx->scope_capacity, (size_t)ctx->n_scopes + 1, sizeof *ctx->scopes))
         return te_fail_memory(ctx, "autocast");

@@ -35,7 +35,7 @@ void te_adamw_defaults(te_adamw_options *options)
 {
     if (!options || options->struct_size < offsetof(te_adamw_options, master_weights)) return;
     size_t size = options->struct_size < sizeof defaults ? options->struct_size : sizeof defaults;
-    memcpy(options, &defaults, size);
+    te_copy_fields(options, &defaults, size, sizeof defaults);
     options->struct_size = size;
 }
 
@@ -46,7 +46,7 @@ static te_status read_options(te_context *ctx, const te_adamw_options *given, te
     if (given && given->struct_size < offsetof(te_adamw_options, master_weights))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: struct_size: %zu; see te_adamw_defaults",
                        given->struct_size);
-    if (given) memcpy(o, given, given->struct_size < sizeof *o ? given->struct_size : sizeof *o);
+    if (given) te_copy_fields(o, given, given->struct_size, sizeof *o);
     if (!(o->lr >= 0 && o->eps >= 0 && o->weight_decay >= 0 && o->lr + o->eps + o->weight_decay < HUGE_VAL))
         return te_fail(ctx, TE_ERROR_ARGUMENT,
                        "te_optimizer_adamw: lr %g, eps %g and weight_decay %g must be numbers from 0", o->lr, o->eps,

@@ -28,7 +28,7 @@ static te_status read_how(te_context *ctx, const te_quantize_how *given, te_quan
     *how = (te_quantize_how){.struct_size = sizeof *how};
     if (given && given->struct_size < offsetof(te_quantize_how, scale))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: struct_size: %zu", given->struct_size);
-    if (given) memcpy(how, given, given->struct_size < sizeof *how ? given->struct_size : sizeof *how);
+    if (given) te_copy_fields(how, given, given->struct_size, sizeof *how);
     if (how->scale == 0) how->scale = 1;
     return TE_OK;
 }

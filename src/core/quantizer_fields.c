@@ -29,7 +29,7 @@ te_status te_quantizer_from_fields(te_context *ctx, const char *who, const te_qu
                        fields->struct_size);
     f.struct_size = sizeof f;
     te_quantizer_defaults(&f);
-    memcpy(&f, fields, fields->struct_size < sizeof f ? fields->struct_size : sizeof f);
+    te_copy_fields(&f, fields, fields->struct_size, sizeof f);
     int element = index_of(te_element_names, f.element), scale = index_of(te_scale_names, f.scale);
     int four = index_of(te_four_over_six_names, f.four_over_six);
     if (element < 0) return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: element: no choice \"%.40s\"", who, f.element);
@@ -76,7 +76,7 @@ void te_quantizer_to_fields(const te_quantizer *q, te_quantizer_fields *fields)
                              .epsilon = q->epsilon,
                              .scale_max = q->scale_max};
     if (fields->struct_size < sizeof f) f.struct_size = fields->struct_size;
-    memcpy(fields, &f, f.struct_size);
+    te_copy_fields(fields, &f, f.struct_size, sizeof f);
 }
 
 void te_quantizer_defaults(te_quantizer_fields *fields)

@@ -67,7 +67,8 @@ static te_recipe *make(te_context *ctx, const te_recipe_kind *kind, const te_rec
     te_recipe_settings s = te_recipe_defaults(kind);
     te_status status = TE_OK;
     if (n < 0 || (n > 0 && !options))
-        status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: %d options", kind->name, n);
+        status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: %d options%s", kind->name, n,
+                         options ? "" : " at NULL");
     for (int i = 0; i < n && status == TE_OK; i++) status = read_option(ctx, &s, &options[i]);
     if (status == TE_OK && kind->check) status = kind->check(ctx, &s);
     if (status != TE_OK) return NULL;

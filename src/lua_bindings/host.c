@@ -268,7 +268,7 @@ static tetrain *open_host(const tetrain_options *options)
     if (options && !options->struct_size)
         return NULL; /* forgotten: flags would go unseen, TETRAIN_RESTRICTED among them */
     if (!tetrain_may_open(__builtin_frame_address(0))) return NULL;
-    if (options) memcpy(&given, options, options->struct_size < sizeof given ? options->struct_size : sizeof given);
+    if (options) te_copy_fields(&given, options, options->struct_size, sizeof given);
     if (!given.device && given.flags & TETRAIN_ENVIRONMENT) given.device = te_environment(TE_ENV_DEVICE);
     te_mem   mem = given.realloc ? (te_mem){given.realloc, given.realloc_user} : te_mem_libc;
     tetrain *host = te_mem_zalloc(&mem, sizeof *host);

@@ -57,6 +57,7 @@ static const char *const tensors[] = {
     "local g = te._core.group_new() local x = te._core.group_input(g, false) "
     "while true do x = te._core.group_op(g, 1, 'neg', {x}, {}) end",
     "local t = {} for i = 1, 1e6 do t[i] = te._core.group_new() end error('went on')",
+    "local t = {} for i = 1, 1e6 do t[i] = te._core.define('f(x)', 'y = x * 2') end error('went on')",
 };
 
 /* Scopes that never end by themselves, and what must hold after each. */

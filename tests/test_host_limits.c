@@ -54,8 +54,8 @@ static const char *const tensors[] = {
     "local x = te.ones({1}, {requires_grad = true}) while true do x = x:view{1} end",
     "pcall(te._core.custom, function() return te.ones({1e9}) end, function() end, te.ones {2})",
     "local g = te._core.group_new() while true do te._core.group_input(g, false) end",
-    "local g = te._core.group_new() local x = te._core.group_input(g, false) "
-    "while true do x = te._core.group_op(g, 1, 'neg', {x}, {}) end",
+    ("local g = te._core.group_new() local x = te._core.group_input(g, false) "
+     "while true do x = te._core.group_op(g, 1, 'neg', {x}, {}) end"),
     "local t = {} for i = 1, 1e6 do t[i] = te._core.group_new() end error('went on')",
     "local t = {} for i = 1, 1e6 do t[i] = te._core.define('f(x)', 'y = x * 2') end error('went on')",
 };
@@ -273,8 +273,8 @@ static const char *const nested[] = {
     "pcall(print, 'while true do end') while true do end",
     "print \"print 'x = 1' error 'x'\" while true do end",
     "local s = 'x' print \"local s = 'x' while true do s = s .. s end\" while true do end",
-    "local co = coroutine.wrap(function() print 'get T' coroutine.yield() print 'error(1)' end) co() co() "
-    "while true do end",
+    ("local co = coroutine.wrap(function() print 'get T' coroutine.yield() print 'error(1)' end) co() co() "
+     "while true do end"),
     "while true do print 'x = 1' end",
     "while true do pcall(print, 'get T') end",
 };

@@ -151,9 +151,9 @@ static const char same[] =
     "    local ok, said = pcall(f, ...) assert(not ok and said:find(message, 1, true), said)\n"
     "end\n"
     "fails('wrong number of arguments', table.insert, {}) fails('table expected', table.insert, nil, 1, 1)\n"
-    "fails('position: expected one from 1 to 2, got number -2147483647', table.insert, {1}, -2147483647, 1)\n"
-    "fails('one from 1 to 1, got number 0', table.insert, {}, 0, 1)\n"
-    "fails('one from 1 to 2, got number 3', table.insert, {1}, 3, 1)\n"
+    "fails('position: expected one from 1 to 2147483647, got number -2147483647', table.insert, {1}, -2147483647, 1)\n"
+    "fails('got number 0', table.insert, {}, 0, 1) fails('got number 2147483648', table.insert, {}, 2^31, 1)\n"
+    "t = {1} table.insert(t, 3, 'x') table.insert(t, 1.5, 0) assert(t[1] == 0 and t[2] == 1 and t[3] == 'x')\n"
     "fails('got number nan', table.insert, {1}, 0/0, 1)\n"
     "fails('table expected', table.sort, 1) fails('compare', table.sort, {1, 'x'})\n"
     "fails(\"bad argument #2 to 'rep' (number expected\", function() string.rep 'x' end)";

@@ -62,9 +62,10 @@
  *   LuaJIT's compiled loops look at nothing. tetrain_interrupt is seen by interpreted code within some thousand
  *   instructions and by every operation of the engine; a loop that the compiler made machine code of and that calls no
  *   operation is reached by neither. Where that must not happen set TETRAIN_INTERPRETED, which costs nothing that
- *   matters next to tensor operations. Limits and TETRAIN_RESTRICTED imply it. An instruction limit counts Lua's
- *   instructions, not the time of operations: a host that must be sure sets it and calls tetrain_interrupt from a timer
- *   as well. An operation that runs on the CPU is left off, within a fifth of a second as a rule, and fails. Its
+ *   matters next to tensor operations. Limits and TETRAIN_RESTRICTED imply it. There long work of the string and table
+ *   libraries counts as instructions, too, and table.insert refuses positions before 1. An instruction limit counts
+ *   Lua's instructions, not the time of operations: a host that must be sure sets it and calls tetrain_interrupt from a
+ *   timer as well. An operation that runs on the CPU is left off, within a fifth of a second as a rule, and fails. Its
  *   results never come to light; but what it was changing in place, gradients that a backward pass was adding to among
  *   it, is neither old nor new. The update of an optimizer's step is done as a whole. Work on other devices, and on
  *   files, is not interrupted.

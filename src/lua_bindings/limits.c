@@ -188,16 +188,17 @@ static int count_concat(lua_State *L)
     return 0;
 }
 
-/* insert(t, position, value): LuaJIT moves elements from a position before the first one on as well. */
+/* insert(t, position, value): from a position before the first one on LuaJIT would move what is no element, all of it
+ * in one go. */
 static int count_insert(lua_State *L)
 {
     if (!lua_istable(L, 1) || !lua_isnumber(L, 2)) return 0; /* an error */
     char   text[256];
-    double n = (double)lua_objlen(L, 1), at = lua_tonumber(L, 2);
-    if (!(at >= 1 && at < n + 2))
-        return te_lua_fail(L, NULL, "table.insert: position: expected one from 1 to %.14g, got %s", n + 1,
+    double at = lua_tonumber(L, 2);
+    if (!(at >= 1 && at <= INT32_MAX))
+        return te_lua_fail(L, NULL, "table.insert: position: expected one from 1 to %d, got %s", INT32_MAX,
                            te_lua_describe(L, 2, text, sizeof text));
-    count_size(L, n + 1 - at);
+    count_size(L, (double)lua_objlen(L, 1) - at);
     return 0;
 }
 

@@ -100,6 +100,13 @@ static void test_arguments(void)
     rt = tetrain_open(&smaller);
     CHECK(rt && run(rt, "assert(require('te').get_num_threads() >= 1)") == TETRAIN_OK);
     tetrain_close(rt);
+    memset(&smaller, 0xff, sizeof smaller);
+    for (size_t size = 1; size < offsetof(tetrain_options, threads); size += 5) { /* nothing of a pointer's half */
+        smaller.struct_size = size;
+        rt = tetrain_open(&smaller);
+        CHECK_MSG(rt && run(rt, "assert(require('te').get_default_device() == 'cpu')") == TETRAIN_OK, "%zu", size);
+        tetrain_close(rt);
+    }
 }
 
 /* What a host does that does not look at what tetrain_open gave, or passes nothing where something is wanted. */
@@ -109,6 +116,7 @@ static void test_null(void)
     float           numbers[2] = {1, 2};
     te_tensor      *out[1];
     tetrain_options forgotten = {.flags = TETRAIN_RESTRICTED};
+    CHECK(!te_context_open(&(te_context_options){.tensor_memory_limit = 1}));
     tetrain        *rt = tetrain_open(&forgotten);
     CHECK(rt == NULL && tetrain_context(rt) == NULL && tetrain_lua_state(rt) == NULL && *tetrain_error(rt) &&
           !tetrain_request_stop(rt) && !tetrain_interrupt_pending(rt));
@@ -178,6 +186,12 @@ static void test_interrupts(void)
     }
     tetrain_interrupt(rt); /* nothing runs: the next call ends */
     CHECK(run(rt, "while true do end") == TETRAIN_ERROR_INTERRUPTED && run(rt, "x = 1") == TETRAIN_OK);
+    /* finalizers run without hooks, and those of files are out of reach */
+    CHECK_MSG(run(rt, "local f, n = io.tmpfile(), 0 assert(not getmetatable(f) and not f.__gc and not f.__index)\n"
+                      "assert(io.type(f) == 'file' and f:write('a\\nb\\n') and f:seek('set') == 0)\n"
+                      "for _ in f:lines() do n = n + 1 end assert(n == 2 and tostring(f):find('^file'))\n"
+                      "assert(f:close() and io.type(f) == 'closed file')") == TETRAIN_OK,
+              "%s", tetrain_error(rt));
     tetrain_close(rt);
 }
 
@@ -311,7 +325,12 @@ static const char *const escapes[] = {
     "require('te.tools.doctor') {} escaped = 1", "require('te.tools.inspect') {'/etc/passwd'} escaped = 1",
     "escaped = type(getmetatable(require('te').ones(1))) == 'table' and getmetatable(require('te').ones(1)).__gc",
     "local t = require('te').ones(1) getmetatable(t).__gc = function() end escaped = 1",
-    "local m = require('te')._core.tensor_metatable m.__gc(require('te').ones(1)) m.__gc(1) m.__gc() escaped = nil",
+    "escaped = require('te')._core.tensor_metatable",
+    /* no table within reach has a finalizer in it */
+    "local te, seen = require('te'), {} local function look(t) if type(t) ~= 'table' or seen[t] then return end "
+    "seen[t] = true escaped = escaped or rawget(t, '__gc') look(getmetatable(t)) "
+    "for k, v in next, t do look(k) look(v) look(getmetatable(v)) end end "
+    "te.Linear(2, 2) te.optim.SGD({te.ones(1)}, {lr = 1}) look(_G) look(te) look(te._core)",
     "setmetatable(require('te').ones(1), {}) escaped = 1", "debug.setmetatable(1, {}) escaped = 1",
     "for i = 1, 300 do require('te').set_num_threads(1024) end escaped = require('te').get_num_threads() > 1",
     "local t = require('te').ones(4) escaped = t[5]", "local t = require('te').ones(4) t:release() escaped = t:item()",

@@ -60,6 +60,8 @@ static void test_option_mistakes(te_context *ctx)
     o = (te_recipe_option){"block", 1, NULL};
     CHECK_FAILS(ctx, te_recipe_new(ctx, "MXFP8BlockScaling", &o, 1), "unknown option block");
     CHECK_FAILS(ctx, te_recipe_new(ctx, "Delayed", NULL, 0), "no recipe Delayed");
+    CHECK_FAILS(ctx, te_recipe_new(ctx, "DelayedScaling", NULL, 1), "1 options at NULL");
+    CHECK_FAILS(ctx, te_recipe_new(ctx, "DelayedScaling", &o, -1), "-1 options");
     CHECK_FAILS(ctx, te_recipe_new(ctx, NULL, NULL, 0), "no recipe NULL");
     CHECK_FAILS(ctx, te_recipe_new(ctx, "DelayedScaling", NULL, 2), "2 options");
     CHECK_FAILS(ctx, te_recipe_new(ctx, "NVFP4BlockScaling", rht, 1), "disable_rht");

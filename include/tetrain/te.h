@@ -42,7 +42,7 @@ typedef struct te_context_options {
     void *realloc_user;
 } te_context_options;
 
-/* options may be NULL. NULL when memory is exhausted. */
+/* options may be NULL. NULL when memory is exhausted, or when struct_size was not set. */
 TE_API te_context *te_context_open(const te_context_options *options);
 TE_API void        te_context_release(te_context *ctx);
 TE_API const char *te_context_error(const te_context *ctx); /* message of the last failure, valid until the next one */

@@ -62,9 +62,10 @@
  *   LuaJIT's compiled loops look at nothing. tetrain_interrupt is seen by interpreted code within some thousand
  *   instructions and by every operation of the engine; a loop that the compiler made machine code of and that calls no
  *   operation is reached by neither. Where that must not happen set TETRAIN_INTERPRETED, which costs nothing that
- *   matters next to tensor operations. Limits and TETRAIN_RESTRICTED imply it. An instruction limit counts Lua's
- *   instructions, not the time of operations: a host that must be sure sets it and calls tetrain_interrupt from a timer
- *   as well. An operation that runs on the CPU is left off, within a fifth of a second as a rule, and fails. Its
+ *   matters next to tensor operations. Limits and TETRAIN_RESTRICTED imply it. There long work of the string and table
+ *   libraries counts as instructions, too, and table.insert refuses positions before 1. An instruction limit counts
+ *   Lua's instructions, not the time of operations: a host that must be sure sets it and calls tetrain_interrupt from a
+ *   timer as well. An operation that runs on the CPU is left off, within a fifth of a second as a rule, and fails. Its
  *   results never come to light; but what it was changing in place, gradients that a backward pass was adding to among
  *   it, is neither old nor new. The update of an optimizer's step is done as a whole. Work on other devices, and on
  *   files, is not interrupted.
@@ -121,8 +122,9 @@ typedef struct tetrain_options {
     size_t      lua_memory_limit;    /* bytes of the Lua heap, with what te.profile records; 0: none. Implies
                                         TETRAIN_INTERPRETED */
     size_t      tensor_memory_limit; /* bytes per device, on the CPU with those that the engine keeps for each
-                                        tensor and recorded operation; 0: none */
-    uint64_t    instruction_limit;   /* Lua instructions per call of the host, 0: none. Implies TETRAIN_INTERPRETED */
+                                        tensor, recorded operation and value of a group; 0: none */
+    uint64_t    instruction_limit;   /* Lua instructions per call of the host, with those of calls inside it; 0: none.
+                                        Implies TETRAIN_INTERPRETED */
     unsigned    flags;
     /* What print writes in restricted runtimes, a zero byte as "\0"; NULL: dropped. */
     void      (*log)(void *user, int level, const char *message);
@@ -174,8 +176,8 @@ TETRAIN_API const char *tetrain_error(const tetrain *rt);
 
 /* Makes the running call end with TETRAIN_ERROR_INTERRUPTED; where none runs, or its script is over or does not begin,
  * the next one. An interrupt is over with the call that ended so and with no other: tetrain_get_tensor, which runs no
- * script, leaves it to the next call. pcall does not swallow it. From any thread or a signal handler; the runtime must
- * not be closed meanwhile. */
+ * script, leaves it to the next call. Of calls inside one another it ends all. pcall does not swallow it. From any
+ * thread or a signal handler; the runtime must not be closed meanwhile. */
 TETRAIN_API void tetrain_interrupt(tetrain *rt);
 /* Whether an interrupt was asked for and nothing has noticed it, while no file is being saved. Where that stays so the
  * script is in a compiled loop, or waits for the system. From any thread or a signal handler. */

@@ -1,6 +1,7 @@
 /* autocast.c - see autocast.h. */
 #include "autocast.h"
 
+#include "kernels/float_mode.h"
 #include "op.h"
 #include "quantized_parameter.h"
 
@@ -45,13 +46,14 @@ static bool in_step(const te_context *ctx)
 
 te_status te_autocast_begin(te_context *ctx, const te_autocast *given)
 {
+    TE_FLOAT_DEFAULT_HERE;
     te_autocast scope = {.struct_size = sizeof scope};
     te_recipe *recipe = NULL;
     te_dtype dtype;
     if (!ctx) return TE_ERROR_ARGUMENT;
     if (given && given->struct_size < offsetof(te_autocast, dtype))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te_autocast_begin: struct_size: %zu", given->struct_size);
-    if (given) memcpy(&scope, given, given->struct_size < sizeof scope ? given->struct_size : sizeof scope);
+    if (given) te_copy_fields(&scope, given, given->struct_size, sizeof scope);
     void *scopes = ctx->scopes;
     if (!te_mem_grow(&ctx->mem, &scopes, &ctx->scope_capacity, (size_t)ctx->n_scopes + 1, sizeof *ctx->scopes))
         return te_fail_memory(ctx, "autocast");
@@ -80,6 +82,7 @@ static void leave(te_context *ctx)
 
 te_status te_autocast_end(te_context *ctx)
 {
+    TE_FLOAT_DEFAULT_HERE;
     te_scope *scope = ctx ? innermost(ctx) : NULL;
     if (!ctx) return TE_ERROR_ARGUMENT;
     if (!scope) return te_fail(ctx, TE_ERROR_ARGUMENT, "te_autocast_end: no scope has begun");
@@ -92,6 +95,7 @@ int te_autocast_depth(const te_context *ctx) { return ctx ? ctx->n_scopes : 0; }
 
 te_status te_autocast_unwind(te_context *ctx, int depth)
 {
+    TE_FLOAT_DEFAULT_HERE;
     if (!ctx) return TE_ERROR_ARGUMENT;
     if (depth < 0 || depth > ctx->n_scopes)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te_autocast_unwind: depth: %d of %d scopes", depth, ctx->n_scopes);
@@ -261,6 +265,7 @@ te_tensor *te_product_amax_history(const te_product *product, te_role role)
 
 te_status te_product_set_state(te_product *product, te_role role, te_tensor *scale, te_tensor *amax_history)
 {
+    TE_FLOAT_DEFAULT_HERE;
     return product ? te_recipe_state_set(product, role, scale, amax_history) : TE_ERROR_ARGUMENT;
 }
 
@@ -271,6 +276,7 @@ te_status te_context_skipped_amaxes(te_context *ctx, uint64_t *count)
 
 te_tensor *te_product_parameter(te_product *product, te_recipe *recipe, te_tensor *weight, bool trains)
 {
+    TE_FLOAT_DEFAULT_HERE;
     if (!product || !recipe || !weight) {
         te_context *ctx = product ? product->ctx : recipe ? recipe->ctx : weight ? weight->ctx : NULL;
         if (ctx) te_fail(ctx, TE_ERROR_ARGUMENT, "te_product_parameter: product, recipe and weight are needed");

@@ -259,7 +259,8 @@ void te_context_empty_cache(te_context *ctx)
 te_context *te_context_open(const te_context_options *options)
 {
     te_context_options o = {0};
-    if (options) memcpy(&o, options, options->struct_size < sizeof o ? options->struct_size : sizeof o);
+    if (options && !options->struct_size) return NULL; /* forgotten: limits would go unseen */
+    if (options) te_copy_fields(&o, options, options->struct_size, sizeof o);
     te_mem mem = te_mem_libc;
     if (o.realloc) mem = (te_mem){o.realloc, o.realloc_user};
     te_context *ctx = te_mem_zalloc(&mem, sizeof *ctx);

@@ -133,6 +133,14 @@ static inline int te_count_from(te_context *ctx, int first)
 /* Opens on first use; NULL with the reason recorded. A NULL name is the default device. */
 te_device *te_context_device(te_context *ctx, const char *name);
 
+/* Takes over of a struct of options what both sides know. `given`, the host's struct_size, is a multiple of 8 in every
+ * version of such a struct; bytes behind that would be a part of a field. */
+static inline void te_copy_fields(void *to, const void *from, size_t given, size_t known)
+{
+    size_t size = given < known ? given : known;
+    memcpy(to, from, size - size % 8);
+}
+
 /* Number of CUDA devices that can be opened; 0 with the reason recorded. */
 int te_context_cuda_devices(te_context *ctx);
 

@@ -105,6 +105,7 @@ struct te_op {
     bool             simple;     /* a formula of tensors alone with one result in their dtype: te_program_op_quick may
                                     run it */
     int              refs;       /* holders of an op that te_op_define made; 0: declared in a table */
+    struct te_variant *variants; /* of one that te_op_define made: its compiled programs */
     struct te_op    *next;       /* of those in tables whose names have the same hash */
 };
 

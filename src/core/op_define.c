@@ -23,7 +23,8 @@ enum {
 
 /* --- texts -------------------------------------------------------------------------------------------------------- */
 
-enum { N_TEXTS = 7 };
+/* PROGRAMS: bytes that count for those of an op, about what the first takes. */
+enum { N_TEXTS = 7, PROGRAMS = 2048 };
 
 static void list_texts(te_op_def *def, const char **list[N_TEXTS])
 {
@@ -43,8 +44,10 @@ static defined_op *copy_declaration(te_context *ctx, const te_op_def *def)
     list_texts(&source, from);
     for (int i = 0; i < N_TEXTS; i++)
         if (*from[i]) bytes += strlen(*from[i]) + 1;
+    if (!te_context_count(ctx, bytes + PROGRAMS)) return NULL;
     defined_op *d = te_mem_zalloc(&ctx->mem, bytes);
     if (!d) {
+        te_context_discount(ctx, bytes + PROGRAMS);
         te_fail_memory(ctx, "te_op_define");
         return NULL;
     }
@@ -136,18 +139,24 @@ static te_status check_declaration(te_context *ctx, te_op *op, const te_op_def *
 
 /* --- making and releasing ----------------------------------------------------------------------------------------- */
 
+static void free_declaration(te_context *ctx, defined_op *d)
+{
+    te_context_discount(ctx, d->bytes + PROGRAMS);
+    te_mem_free(&ctx->mem, d, d->bytes);
+}
+
 const te_op *te_op_define(te_context *ctx, const te_op_def *def)
 {
     defined_op *d = copy_declaration(ctx, def);
     if (!d) return NULL;
     te_status status = check_declaration(ctx, &d->op, &d->def);
-    if (status == TE_OK) status = try_formula(ctx, &d->op);
-    if (status != TE_OK) {
-        te_mem_free(&ctx->mem, d, d->bytes);
-        return NULL;
-    }
     d->ctx = ctx;
     d->op.refs = 1;
+    if (status == TE_OK) status = try_formula(ctx, &d->op);
+    if (status != TE_OK) {
+        free_declaration(ctx, d);
+        return NULL;
+    }
     te_context_retain(ctx);
     return &d->op;
 }
@@ -164,6 +173,6 @@ void te_op_release(const te_op *op)
     if (!op || !op->refs || --d->op.refs) return;
     te_context *ctx = d->ctx;
     te_variants_drop(ctx, op);
-    te_mem_free(&ctx->mem, d, d->bytes);
+    free_declaration(ctx, d);
     te_context_unref(ctx);
 }

@@ -24,6 +24,7 @@ typedef struct te_variant {
     const te_op *op;
     uint64_t     key;
     te_gradient  gradient; /* forward alone when nothing is recorded */
+    struct te_variant *next; /* of the same op, where te_op_define made that */
     bool         flat;     /* no gradient, and one result whose elements depend on nothing but those at their place */
 } te_variant;
 

@@ -85,8 +85,10 @@ static void remove_slot(te_context *ctx, size_t i)
 void te_variants_drop(te_context *ctx, const te_op *op)
 {
     te_variants *cache = ctx->variants;
-    for (size_t i = 0; i < cache->capacity; i++)
-        while (cache->slots[i] && cache->slots[i]->op == op) remove_slot(ctx, i);
+    for (te_variant *v = op->variants, *next; v; v = next) {
+        next = v->next;
+        remove_slot(ctx, (size_t)(find_slot(cache->slots, cache->capacity, op, v->key) - cache->slots));
+    }
 }
 
 /* --- compiling a variant ------------------------------------------------------------------------------------------ */
@@ -220,6 +222,11 @@ te_variant *te_variant_get(te_call *call, unsigned present, unsigned numbers, co
     }
     v->flat = !call->record && is_flat(v->gradient.forward);
     ctx->variants->count++;
+    if (v->op->refs) {
+        te_op *own = (te_op *)(uintptr_t)v->op;
+        v->next = own->variants;
+        own->variants = v;
+    }
     return *slot = v;
 }
 

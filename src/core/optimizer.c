@@ -35,7 +35,7 @@ void te_adamw_defaults(te_adamw_options *options)
 {
     if (!options || options->struct_size < offsetof(te_adamw_options, master_weights)) return;
     size_t size = options->struct_size < sizeof defaults ? options->struct_size : sizeof defaults;
-    memcpy(options, &defaults, size);
+    te_copy_fields(options, &defaults, size, sizeof defaults);
     options->struct_size = size;
 }
 
@@ -46,7 +46,7 @@ static te_status read_options(te_context *ctx, const te_adamw_options *given, te
     if (given && given->struct_size < offsetof(te_adamw_options, master_weights))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te_optimizer_adamw: struct_size: %zu; see te_adamw_defaults",
                        given->struct_size);
-    if (given) memcpy(o, given, given->struct_size < sizeof *o ? given->struct_size : sizeof *o);
+    if (given) te_copy_fields(o, given, given->struct_size, sizeof *o);
     if (!(o->lr >= 0 && o->eps >= 0 && o->weight_decay >= 0 && o->lr + o->eps + o->weight_decay < HUGE_VAL))
         return te_fail(ctx, TE_ERROR_ARGUMENT,
                        "te_optimizer_adamw: lr %g, eps %g and weight_decay %g must be numbers from 0", o->lr, o->eps,
@@ -89,6 +89,7 @@ static te_status open_entry(te_optimizer *o, int i, te_tensor *param)
 
 te_optimizer *te_optimizer_adamw(te_context *ctx, te_tensor *const *params, int n, const te_adamw_options *options)
 {
+    TE_FLOAT_DEFAULT_HERE;
     te_adamw_options read;
     if (!ctx || read_options(ctx, options, &read) != TE_OK) return NULL;
     if (n < 1 || !params) {
@@ -132,6 +133,7 @@ void te_optimizer_release(te_optimizer *o)
 
 te_status te_optimizer_set_lr(te_optimizer *o, double lr)
 {
+    TE_FLOAT_DEFAULT_HERE;
     if (!o) return TE_ERROR_ARGUMENT;
     if (!(lr >= 0 && lr < HUGE_VAL))
         return te_fail(o->ctx, TE_ERROR_ARGUMENT, "te_optimizer_set_lr: %g is no number from 0", lr);

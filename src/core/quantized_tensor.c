@@ -1,4 +1,5 @@
 /* quantized_tensor.c - quantized tensors as values of a host (recipe.h): te_quantized with a count of holders. */
+#include "kernels/float_mode.h"
 #include "quantized_parameter.h"
 #include "quantizer_fields.h"
 
@@ -27,7 +28,7 @@ static te_status read_how(te_context *ctx, const te_quantize_how *given, te_quan
     *how = (te_quantize_how){.struct_size = sizeof *how};
     if (given && given->struct_size < offsetof(te_quantize_how, scale))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantize: struct_size: %zu", given->struct_size);
-    if (given) memcpy(how, given, given->struct_size < sizeof *how ? given->struct_size : sizeof *how);
+    if (given) te_copy_fields(how, given, given->struct_size, sizeof *how);
     if (how->scale == 0) how->scale = 1;
     return TE_OK;
 }
@@ -35,6 +36,7 @@ static te_status read_how(te_context *ctx, const te_quantize_how *given, te_quan
 te_quantized_tensor *te_quantized_tensor_new(te_tensor *source, const te_quantizer_fields *fields,
                                              const te_quantize_how *given)
 {
+    TE_FLOAT_DEFAULT_HERE;
     if (!source) return NULL;
     te_context *ctx = source->ctx;
     te_quantizer q;
@@ -74,6 +76,7 @@ te_quantized_tensor *te_quantized_tensor_from_parts(te_context *ctx, const te_qu
                                                     int ndim, const int64_t *shape,
                                                     te_tensor *parts[2][TE_STORED_PART_COUNT])
 {
+    TE_FLOAT_DEFAULT_HERE;
     te_quantized z = {.dtype = dtype, .ndim = ndim};
     if (!ctx) return NULL;
     te_status status = te_quantizer_from_fields(ctx, "te.dequantize", fields, &z.quantizer);
@@ -124,6 +127,7 @@ te_tensor *te_quantized_tensor_part(const te_quantized_tensor *q, te_direction d
 
 te_tensor *te_quantized_tensor_dequantize(const te_quantized_tensor *q, te_direction direction)
 {
+    TE_FLOAT_DEFAULT_HERE;
     if (!q) return NULL;
     if ((unsigned)direction < 2) return te_dequantize(q->ctx, &q->copies, direction);
     te_fail(q->ctx, TE_ERROR_ARGUMENT, "te.dequantize: there is no direction %d", (int)direction);

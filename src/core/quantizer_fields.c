@@ -1,6 +1,7 @@
 /* quantizer_fields.c - see quantizer_fields.h. */
 #include "quantizer_fields.h"
 
+#include "kernels/float_mode.h"
 #include "recipe_kinds.h"
 
 #include <string.h>
@@ -28,7 +29,7 @@ te_status te_quantizer_from_fields(te_context *ctx, const char *who, const te_qu
                        fields->struct_size);
     f.struct_size = sizeof f;
     te_quantizer_defaults(&f);
-    memcpy(&f, fields, fields->struct_size < sizeof f ? fields->struct_size : sizeof f);
+    te_copy_fields(&f, fields, fields->struct_size, sizeof f);
     int element = index_of(te_element_names, f.element), scale = index_of(te_scale_names, f.scale);
     int four = index_of(te_four_over_six_names, f.four_over_six);
     if (element < 0) return te_fail(ctx, TE_ERROR_ARGUMENT, "%s: element: no choice \"%.40s\"", who, f.element);
@@ -75,7 +76,7 @@ void te_quantizer_to_fields(const te_quantizer *q, te_quantizer_fields *fields)
                              .epsilon = q->epsilon,
                              .scale_max = q->scale_max};
     if (fields->struct_size < sizeof f) f.struct_size = fields->struct_size;
-    memcpy(fields, &f, f.struct_size);
+    te_copy_fields(fields, &f, f.struct_size, sizeof f);
 }
 
 void te_quantizer_defaults(te_quantizer_fields *fields)
@@ -87,6 +88,7 @@ void te_quantizer_defaults(te_quantizer_fields *fields)
 
 te_status te_quantizer_fields_check(te_context *ctx, const te_quantizer_fields *fields)
 {
+    TE_FLOAT_DEFAULT_HERE;
     te_quantizer q;
     return ctx ? te_quantizer_from_fields(ctx, "te_quantizer", fields, &q) : TE_ERROR_ARGUMENT;
 }

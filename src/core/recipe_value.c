@@ -1,6 +1,7 @@
 /* recipe_value.c - making recipes, and quantizers of operands from them; see recipe_value.h. */
 #include "recipe_value.h"
 
+#include "kernels/float_mode.h"
 #include "quantizer_fields.h"
 
 #include <math.h>
@@ -66,7 +67,8 @@ static te_recipe *make(te_context *ctx, const te_recipe_kind *kind, const te_rec
     te_recipe_settings s = te_recipe_defaults(kind);
     te_status status = TE_OK;
     if (n < 0 || (n > 0 && !options))
-        status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: %d options", kind->name, n);
+        status = te_fail(ctx, TE_ERROR_ARGUMENT, "te.recipe.%s: %d options%s", kind->name, n,
+                         options ? "" : " at NULL");
     for (int i = 0; i < n && status == TE_OK; i++) status = read_option(ctx, &s, &options[i]);
     if (status == TE_OK && kind->check) status = kind->check(ctx, &s);
     if (status != TE_OK) return NULL;
@@ -84,6 +86,7 @@ static te_recipe *make(te_context *ctx, const te_recipe_kind *kind, const te_rec
 
 te_recipe *te_recipe_new(te_context *ctx, const char *name, const te_recipe_option *options, int n_options)
 {
+    TE_FLOAT_DEFAULT_HERE;
     if (!ctx) return NULL;
     const te_recipe_kind *kind = te_recipe_kind_find(name);
     if (kind) return make(ctx, kind, options, n_options);
@@ -94,6 +97,7 @@ te_recipe *te_recipe_new(te_context *ctx, const char *name, const te_recipe_opti
 te_recipe *te_recipe_custom(te_context *ctx, te_quantizer_factory *factory, void *user, const te_recipe_option *options,
                             int n_options)
 {
+    TE_FLOAT_DEFAULT_HERE;
     if (!ctx) return NULL;
     if (!factory) {
         te_fail(ctx, TE_ERROR_ARGUMENT, "te_recipe_custom: expected a function from operand to quantizer");
@@ -184,6 +188,7 @@ static te_status resolve(te_recipe *recipe, const te_operand_role *operand, te_q
 te_status te_recipe_quantizer(te_recipe *recipe, const te_operand_role *operand, te_quantizer_fields *fields,
                               bool *quantized)
 {
+    TE_FLOAT_DEFAULT_HERE;
     te_quantizer q;
     source from;
     if (!recipe) return TE_ERROR_ARGUMENT;
@@ -243,6 +248,7 @@ static void fill_fast_sums(const source *from, te_product_recipe *made)
 
 te_status te_recipe_form_open(te_recipe *recipe, const char *name, bool attention, te_recipe_form *form)
 {
+    TE_FLOAT_DEFAULT_HERE;
     te_product_recipe made = {.history_length = {1, 1, 1}};
     source from[TE_ROLE_COUNT] = {{NULL, NO_SAY}};
     *form = (te_recipe_form){.recipe = NULL};

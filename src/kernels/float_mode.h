@@ -19,15 +19,24 @@ typedef struct te_float_mode {
 } te_float_mode;
 
 #ifdef __x86_64__
-#define TE_FLOAT_DEFAULT UINT64_C(0x1f80)
-#define TE_FLOAT_MODE    UINT64_C(0xffc0) /* the other bits say which exceptions there were */
-/* MXCSR alone: nothing here computes with long double. */
-static inline uint64_t te_float_mode_read(void) { return __builtin_ia32_stmxcsr(); }
-static inline void     te_float_mode_write(uint64_t mode)
+/* MXCSR, and above it the control word of the x87 unit, with which the C library reads and writes numbers and LuaJIT
+ * computes some functions. */
+#define TE_FLOAT_DEFAULT UINT64_C(0x037f00001f80)
+#define TE_FLOAT_MODE    UINT64_C(0x0f3f0000ffc0) /* the other bits say nothing, or which exceptions there were */
+static inline uint64_t te_float_mode_read(void)
 {
+    uint16_t control;
+    __asm__ volatile("fnstcw %0" : "=m"(control));
+    return (uint64_t)control << 32 | __builtin_ia32_stmxcsr();
+}
+static inline void te_float_mode_write(uint64_t mode)
+{
+    uint16_t control = (uint16_t)(mode >> 32);
     __asm__ volatile("" ::: "memory"); /* what is to be computed before and after stays there */
     __builtin_ia32_ldmxcsr((unsigned)mode);
-    __asm__ volatile("" ::: "memory");
+    /* an exception of the past would raise its signal once that is not masked any more */
+    if ((control & 0x3f) != 0x3f) __asm__ volatile("fnclex");
+    __asm__ volatile("fldcw %0" ::"m"(control) : "memory");
 }
 #else
 #define TE_FLOAT_DEFAULT UINT64_C(0)
@@ -44,7 +53,7 @@ static inline void te_float_mode_write(uint64_t mode) { __asm__ volatile("msr fp
 static inline te_float_mode te_float_mode_begin(void)
 {
     uint64_t      host = te_float_mode_read();
-    te_float_mode mode = {host, (host & TE_FLOAT_MODE) != TE_FLOAT_DEFAULT};
+    te_float_mode mode = {host, ((host ^ TE_FLOAT_DEFAULT) & TE_FLOAT_MODE) != 0};
     if (__builtin_expect(mode.changed, 0)) te_float_mode_write(TE_FLOAT_DEFAULT);
     return mode;
 }
@@ -70,4 +79,9 @@ static inline te_float_mode te_float_mode_begin(void)
 static inline void te_float_mode_end(const te_float_mode *mode) { fesetenv(mode); }
 
 #endif
+
+/* From here to the end of the block, wherever that is left. */
+#define TE_FLOAT_DEFAULT_HERE \
+    __attribute__((cleanup(te_float_mode_end), unused)) te_float_mode te_mode_before = te_float_mode_begin()
+
 #endif

@@ -179,10 +179,13 @@ static int writing_time(lua_State *L)
 
 const char te_lua_settle[] = "te.settle";
 
-/* settle_with(fn): fn puts back what scopes set, after a call of the host that failed. */
+/* settle_with(fn): fn puts back what scopes set, after a call of the host that failed. For the library alone, which
+ * calls it when it loads. */
 static int settle_with(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TFUNCTION);
+    te_lua_push_kept(L, te_lua_settle);
+    if (!lua_isnil(L, -1)) return te_lua_fail(L, NULL, "settle_with: the function is given once");
     lua_settop(L, 1);
     te_lua_keep(L, te_lua_settle);
     return 0;

@@ -61,6 +61,7 @@ typedef struct backward_job {
     te_call  *call;
     te_lua   *rt;
     te_status status;
+    tetrain  *host; /* that runs the pass itself; NULL: a script does */
 } backward_job;
 
 /* Keeps the error value on top so that the binding that called the engine raises it unchanged. Where the engine itself
@@ -97,6 +98,7 @@ static int run_backward(lua_State *L)
     for (int i = 0; i < n_out; i++) te_lua_push_tensor(L, &call->dout[i]);
     if (lua_pcall(L, 1 + n_out, LUA_MULTRET, handler) != 0) {
         keep_error(job, L);
+        if (job->host) tetrain_count_work(job->host, L, 0); /* what stopped it stops the host's call */
         return 0;
     }
     for (int i = 0; i < call->node->n_edges && job->status == TE_OK; i++)
@@ -107,10 +109,12 @@ static int run_backward(lua_State *L)
 /* A backward pass that the host runs, not a script: under the limits that a script has. */
 static te_status run_for_host(tetrain *host, backward_job *job)
 {
+    job->host = host;
     tetrain_status ended = tetrain_protected(host, run_backward, job);
-    te_status      status = ended == TETRAIN_ERROR_MEMORY        ? TE_ERROR_MEMORY
-                            : ended == TETRAIN_ERROR_INTERRUPTED ? TE_ERROR_INTERRUPTED
-                                                                 : TE_ERROR_ARGUMENT;
+    bool           stopped = ended == TETRAIN_ERROR_INTERRUPTED || ended == TETRAIN_ERROR_LIMIT;
+    te_status      status = ended == TETRAIN_ERROR_MEMORY ? TE_ERROR_MEMORY
+                            : stopped                     ? TE_ERROR_INTERRUPTED
+                                                          : TE_ERROR_ARGUMENT;
     if (ended == TETRAIN_OK) return job->status;
     return te_fail(job->call->ctx, status, "backward: %s", tetrain_error(host));
 }

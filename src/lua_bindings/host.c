@@ -70,7 +70,7 @@ static tetrain *open_host(const tetrain_options *options)
     if (options && !options->struct_size)
         return NULL; /* forgotten: flags would go unseen, TETRAIN_RESTRICTED among them */
     if (!tetrain_may_open(__builtin_frame_address(0))) return NULL;
-    if (options) memcpy(&given, options, options->struct_size < sizeof given ? options->struct_size : sizeof given);
+    if (options) te_copy_fields(&given, options, options->struct_size, sizeof given);
     if (!given.device && given.flags & TETRAIN_ENVIRONMENT) given.device = te_environment(TE_ENV_DEVICE);
     te_mem   mem = given.realloc ? (te_mem){given.realloc, given.realloc_user} : te_mem_libc;
     tetrain *host = te_mem_zalloc(&mem, sizeof *host);
@@ -141,15 +141,15 @@ static bool tells_of_full_heap(const tetrain *host, const char *message)
 {
     size_t n = strcspn(message, "\n"), words = sizeof TETRAIN_HEAP_EXHAUSTED - 1;
     bool   said = n >= words && memcmp(message + n - words, TETRAIN_HEAP_EXHAUSTED, words) == 0;
-    return said && (host->ran_out || !host->arena);
+    return said && (host->now.ran_out || !host->arena);
 }
 
 static tetrain_status status_of(tetrain *host, int failure, const char *message)
 {
     const char *engine = te_context_error(host->ctx);
-    if (host->limit_reached) return TETRAIN_ERROR_LIMIT;
+    if (host->now.limit_reached) return TETRAIN_ERROR_LIMIT;
     if (host->interrupt_seen) return TETRAIN_ERROR_INTERRUPTED;
-    if (host->exhausted || failure == LUA_ERRMEM || tells_of_full_heap(host, message)) return TETRAIN_ERROR_MEMORY;
+    if (host->now.exhausted || failure == LUA_ERRMEM || tells_of_full_heap(host, message)) return TETRAIN_ERROR_MEMORY;
     if (failure == LUA_ERRFILE) return TETRAIN_ERROR_IO;
     if (host->rt->status == TE_OK || !engine[0] || !strstr(message, engine)) return TETRAIN_ERROR_SCRIPT;
     switch (host->rt->status) {
@@ -233,57 +233,89 @@ typedef struct host_settings {
     te_dtype compute_dtype;
 } host_settings;
 
+/* Instructions for putting the library back: a script may have its own functions called then. */
+enum { SETTLE_LIMIT = 1000000 };
+
 /* Puts the library back to where no scope is open, where a script may have been stopped inside of some. Where memory is
- * short the next call does it. */
+ * short, or an interrupt comes, the next call does it. */
 static void settle(tetrain *host, const host_settings *before)
 {
+    lua_State *L = host->L;
     if (!host->unsettled) return;
-    te_lua_push_kept(host->L, te_lua_settle);
-    host->unsettled = lua_isfunction(host->L, -1) && lua_pcall(host->L, 0, 0, 0) != 0;
+    lua_Hook own = lua_gethook(L); /* the host's, between calls */
+    int      mask = lua_gethookmask(L), count = lua_gethookcount(L);
+    tetrain_start_limits(host, SETTLE_LIMIT);
+    te_lua_push_kept(L, te_lua_settle);
+    host->unsettled = lua_isfunction(L, -1) && lua_pcall(L, 0, 0, 0) != 0;
+    if (host->now.ran_out) collect_protected(host);
+    tetrain_stop_limits(host, TETRAIN_OK);
+    lua_sethook(L, own, mask, count);
     te_context_set_grad_enabled(host->ctx, before->grad_enabled);
     te_context_set_compute_dtype(host->ctx, before->compute_dtype);
     host->ctx->recipe_enabled = before->recipe_enabled;
     host->ctx->calibrating = before->calibrating;
 }
 
-static tetrain_status run_protected(tetrain *host, lua_CFunction function, void *argument)
+/* Runs the function within the limits of a call; `top` is the stack's. */
+static tetrain_status run_limited(tetrain *host, lua_CFunction function, void *argument, int top)
 {
-    lua_State     *L = host->L, *caller = host->rt->L;
-    int            top = lua_gettop(L);
+    lua_State     *L = host->L;
     tetrain_status status = TETRAIN_OK;
-    const char    *outer = host->rt->stack_base; /* of a call inside which the host calls again */
-    size_t         outer_room = host->rt->stack_room, left;
-    host_settings  before = {te_context_grad_enabled(host->ctx), host->ctx->recipe_enabled, host->ctx->calibrating,
-                             host->ctx->compute_dtype};
-    if (!tetrain_begin_stack(host->rt, __builtin_frame_address(0), &left))
-        return tetrain_fail(host, TETRAIN_ERROR_MEMORY, "the stack of this thread has %zu KiB left, too few for a call",
-                            left >> 10);
-    host->error[0] = 0;
+    tetrain_start_limits(host, host->options.instruction_limit);
     host->rt->status = TE_OK;
-    te_lua_forget_error(host->rt, L); /* of a backward pass that the host ran: nobody raises it any more */
-    if (!lua_checkstack(L, LUA_MINSTACK)) {
-        host->rt->stack_base = outer;
-        host->rt->stack_room = outer_room;
-        return tetrain_fail(host, TETRAIN_ERROR_MEMORY, "out of Lua stack");
-    }
-    if (host->failed && lua_cpcall(L, forget_unfinished, NULL) != 0)
-        lua_pop(L, 1); /* now, when there may be memory again */
-    if (!outer) settle(host, &before);
-    tetrain_start_limits(host);
-    host->failure = 0;
-    host->ran_out = false;
     int failure = lua_cpcall(L, function, argument);
-    if (host->failure) failure = host->failure;
+    if (host->now.failure) failure = host->now.failure;
     if (failure) status = take_error(host, failure);
     else host->error[0] = 0; /* a call inside it may have left its own */
     lua_settop(L, top + LUA_MINSTACK); /* nils: values of dead frames would keep what they hold */
     lua_settop(L, top);
     /* a full heap is no reason for LuaJIT to collect; pcall may have hidden that it was full */
-    if (status == TETRAIN_ERROR_MEMORY || host->ran_out || host->rt->status == TE_ERROR_MEMORY) collect_protected(host);
-    host->failed = failure != 0;
-    host->unsettled |= host->failed || host->ran_out;
+    bool ran_out = host->now.ran_out;
+    if (status == TETRAIN_ERROR_MEMORY || ran_out || host->rt->status == TE_ERROR_MEMORY) collect_protected(host);
+    host->failed |= failure != 0;
+    host->unsettled |= failure != 0 || ran_out;
+    return status;
+}
+
+static tetrain_status run_inside(tetrain *host, lua_CFunction function, void *argument, int top)
+{
+    outer_call     outer = tetrain_leave_limits(host);
+    tetrain_status status = run_limited(host, function, argument, top);
+    tetrain_resume_limits(host, &outer);
+    return status;
+}
+
+static tetrain_status run_outermost(tetrain *host, lua_CFunction function, void *argument, int top)
+{
+    host_settings before = {te_context_grad_enabled(host->ctx), host->ctx->recipe_enabled, host->ctx->calibrating,
+                            host->ctx->compute_dtype};
+    if (host->failed) { /* now, when there may be memory again */
+        host->failed = lua_cpcall(host->L, forget_unfinished, NULL) != 0;
+        lua_settop(host->L, top);
+    }
+    settle(host, &before);
+    tetrain_status status = run_limited(host, function, argument, top);
     tetrain_stop_limits(host, status);
-    if (!outer) settle(host, &before);
+    settle(host, &before);
+    return status;
+}
+
+static tetrain_status run_protected(tetrain *host, lua_CFunction function, void *argument)
+{
+    lua_State     *L = host->L, *caller = host->rt->L;
+    int            top = lua_gettop(L);
+    tetrain_status status;
+    const char    *outer = host->rt->stack_base; /* of a call inside which the host calls again */
+    size_t         outer_room = host->rt->stack_room, left;
+    if (!tetrain_begin_stack(host->rt, __builtin_frame_address(0), &left))
+        return tetrain_fail(host, TETRAIN_ERROR_MEMORY, "the stack of this thread has %zu KiB left, too few for a call",
+                            left >> 10);
+    host->error[0] = 0;
+    te_lua_forget_error(host->rt, L); /* of a backward pass that the host ran: nobody raises it any more */
+    if (!lua_checkstack(L, LUA_MINSTACK))
+        status = tetrain_fail(host, TETRAIN_ERROR_MEMORY, "out of Lua stack");
+    else
+        status = (outer ? run_inside : run_outermost)(host, function, argument, top);
     host->rt->L = caller;
     host->rt->stack_base = outer;
     host->rt->stack_room = outer_room;
@@ -305,8 +337,8 @@ void tetrain_call_traced(tetrain *host, int n_args, int n_results)
     int        function = lua_gettop(L) - n_args;
     lua_pushcfunction(L, te_lua_traceback);
     lua_insert(L, function);
-    host->failure = lua_pcall(L, n_args, n_results, function);
-    if (host->failure) lua_error(L);
+    host->now.failure = lua_pcall(L, n_args, n_results, function);
+    if (host->now.failure) lua_error(L);
     tetrain_count_work(host, L, 0); /* it caught what was to stop it, and ended */
     lua_remove(L, function);
 }
@@ -337,10 +369,10 @@ static int run_file(lua_State *L)
 {
     static const char wrong_mode[] = "attempt to load chunk with wrong mode"; /* LuaJIT's, without the file */
     run_job          *job = lua_touserdata(L, 1);
-    job->host->failure = luaL_loadfilex(L, job->path, "t");
-    if (job->host->failure == LUA_ERRSYNTAX && strcmp(lua_tostring(L, -1), wrong_mode) == 0)
+    job->host->now.failure = luaL_loadfilex(L, job->path, "t");
+    if (job->host->now.failure == LUA_ERRSYNTAX && strcmp(lua_tostring(L, -1), wrong_mode) == 0)
         lua_pushfstring(L, "%s: bytecode is not accepted", job->path ? job->path : "stdin");
-    if (job->host->failure) return lua_error(L);
+    if (job->host->now.failure) return lua_error(L);
     push_arguments(L, job);
     tetrain_call_traced(job->host, job->argc, 0);
     return 0;

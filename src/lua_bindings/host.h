@@ -6,6 +6,26 @@
 
 #include "tetrain/tetrain.h"
 
+/* What is counted and found out about one call of the host. */
+typedef struct call_state {
+    int         failure;   /* of the innermost lua_pcall: raising again makes every error a run-time one */
+    bool        ran_out;   /* the Lua heap could not grow */
+    bool        limit_reached; /* that of instructions */
+    const char *exhausted; /* what stops a restricted script that reached a memory limit; NULL: none did */
+    uint64_t    executed;  /* Lua instructions, where they are limited */
+    uint64_t    limit;     /* how many may be; 0: any number */
+    unsigned    step;      /* instructions between two looks of the hook */
+} call_state;
+
+/* What a call leaves alone of the one inside which the host makes it. */
+typedef struct outer_call {
+    call_state now;
+    bool       interrupt_seen, limit_refused, polls_stop;
+    te_status  status;
+    lua_Hook   hook;
+    int        hook_mask, hook_count;
+} outer_call;
+
 struct tetrain {
     tetrain_options options;
     te_mem          mem;
@@ -17,17 +37,10 @@ struct tetrain {
     bool            opening;
     size_t          lua_memory; /* bytes of the Lua heap */
     bool            interpreted; /* the JIT compiler is off for good */
-    int             failure;     /* of the innermost lua_pcall of this call: raising again makes every error a run-time
-                                    one */
-    bool            failed;      /* the last call did */
+    bool            failed;      /* a call did since modules were looked through */
     bool            unsettled;   /* a call failed since scopes were put back */
-    bool            ran_out;     /* the Lua heap could not grow in this call */
-    bool            limit_reached; /* that of instructions */
+    call_state      now;         /* of the call that runs, the innermost */
     atomic_bool     interrupt_seen; /* the script of this call is stopped by an interrupt; signal handlers look */
-    const char     *exhausted; /* what stops a restricted script that reached a memory limit in this call; NULL: none
-                                  did */
-    uint64_t        executed; /* Lua instructions of this call, where they are limited */
-    unsigned        step;     /* instructions between two looks of the hook */
     char            error[8192];
 };
 
@@ -35,7 +48,7 @@ tetrain_status tetrain_fail(tetrain *host, tetrain_status status, const char *fo
 static inline bool tetrain_is_interrupted(const tetrain *host) { return host->ctx->interrupted & TE_INTERRUPT_SCRIPTS; }
 static inline bool tetrain_is_stopping(const tetrain *host)
 {
-    return host->limit_reached || host->exhausted || tetrain_is_interrupted(host);
+    return host->now.limit_reached || host->now.exhausted || tetrain_is_interrupted(host);
 }
 
 /* Runs function with `argument` as light userdata at 1; what it raises becomes a status and the message. */
@@ -54,9 +67,13 @@ void  tetrain_arena_close(tetrain *host);
 /* host_libraries.c: opens the standard library in a new state, as the host's options say. Raises. */
 void tetrain_open_libraries(tetrain *host, lua_State *L);
 
-/* limits.c: around every call into Lua, which ends with the status. */
-void tetrain_start_limits(tetrain *host);
+/* limits.c: around every call into Lua, of so many instructions (0: any number), which ends with the status. */
+void tetrain_start_limits(tetrain *host, uint64_t instructions);
 void tetrain_stop_limits(tetrain *host, tetrain_status status);
+/* Around these for a call inside another one, whose limits go on: what the inner call executed counts for both, and an
+ * interrupt that ends the inner one ends the outer one, too. */
+outer_call tetrain_leave_limits(tetrain *host);
+void       tetrain_resume_limits(tetrain *host, const outer_call *outer);
 /* Work that the script had C do for it, counted as instructions; raises once the script is to stop. */
 void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions);
 /* Replaces what would keep hooks from firing, see limits.c; after te_lua_text_only. */

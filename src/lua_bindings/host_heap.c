@@ -58,7 +58,7 @@ void *tetrain_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_size
     if (p || new_size == 0)
         host->lua_memory += new_size - old_size;
     else
-        host->ran_out = true;
+        host->now.ran_out = true;
     if (!within) te_lua_exhausted(host->rt, TETRAIN_HEAP_EXHAUSTED);
     return p;
 }

@@ -155,8 +155,6 @@ static void open_core(te_lua *rt, lua_State *L)
     lua_setfield(L, -2, "within");
     te_lua_push_kept(L, te_lua_tensor_methods);
     lua_setfield(L, -2, "tensor_methods");
-    te_lua_push_kept(L, te_lua_tensor_metatable);
-    lua_setfield(L, -2, "tensor_metatable");
     if (!rt->restricted) {
         te_lua_register(rt, L, te_lua_comm_functions);
         te_lua_register(rt, L, te_lua_process_functions);
@@ -234,5 +232,7 @@ int luaopen_te(lua_State *L)
     forget_library(L); /* so that the next require begins anew */
     te_lua_push_kept(L, te_lua_modules);
     forget_library(L);
+    lua_pushnil(L);
+    te_lua_keep(L, te_lua_settle);
     return lua_error(L);
 }

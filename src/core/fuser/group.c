@@ -10,13 +10,15 @@
 
 te_group *te_group_new(te_context *ctx)
 {
-    te_group *group = ctx ? te_mem_zalloc(&ctx->mem, sizeof *group) : NULL;
+    if (!ctx || !te_context_count(ctx, sizeof(te_group))) return NULL;
+    te_group *group = te_mem_zalloc(&ctx->mem, sizeof *group);
     if (!group) {
-        if (!ctx) return NULL;
+        te_context_discount(ctx, sizeof *group);
         te_fail_memory(ctx, "fuser");
         return NULL;
     }
     group->ctx = ctx;
+    group->counted = sizeof *group;
     te_context_retain(ctx);
     return group;
 }
@@ -38,18 +40,25 @@ void te_group_release(te_group *group)
     te_mem_free(&ctx->mem, group->nodes, group->node_capacity * sizeof *group->nodes);
     te_mem_free(&ctx->mem, group->values, group->value_capacity * sizeof *group->values);
     te_mem_free(&ctx->mem, group->keys, group->key_capacity * sizeof *group->keys);
+    te_context_discount(ctx, group->counted);
     te_mem_free(&ctx->mem, group, sizeof *group);
     te_context_unref(ctx);
+}
+
+/* Room for one more of `size` bytes; lists grow to twice of what is in them. */
+static bool grow(te_group *group, void **items, size_t *capacity, int n, size_t size)
+{
+    if (!te_context_count(group->ctx, 2 * size)) return false;
+    group->counted += 2 * size;
+    if (te_mem_grow(&group->ctx->mem, items, capacity, (size_t)n + 1, size)) return true;
+    te_fail_memory(group->ctx, "fuser");
+    return false;
 }
 
 static int add_value(te_group *group, te_group_value made)
 {
     void *values = group->values;
-    if (!te_mem_grow(&group->ctx->mem, &values, &group->value_capacity, (size_t)group->n_values + 1,
-                     sizeof *group->values)) {
-        te_fail_memory(group->ctx, "fuser");
-        return TE_NO_VALUE;
-    }
+    if (!grow(group, &values, &group->value_capacity, group->n_values, sizeof *group->values)) return TE_NO_VALUE;
     group->values = values;
     group->values[group->n_values] = made;
     return group->n_values++;
@@ -59,10 +68,7 @@ int te_group_input(te_group *group, bool parameter)
 {
     if (!group) return TE_NO_VALUE;
     void *keys = group->keys;
-    if (!te_mem_grow(&group->ctx->mem, &keys, &group->key_capacity, (size_t)group->n_inputs + 1, sizeof *group->keys)) {
-        te_fail_memory(group->ctx, "fuser");
-        return TE_NO_VALUE;
-    }
+    if (!grow(group, &keys, &group->key_capacity, group->n_inputs, sizeof *group->keys)) return TE_NO_VALUE;
     group->keys = keys;
     int value = add_value(group, (te_group_value){-1 - group->n_inputs, group->n_inputs ? -1 : 0, parameter});
     if (value != TE_NO_VALUE) group->n_inputs++;
@@ -129,8 +135,7 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
         *result = node.in[0];
         return TE_OK;
     }
-    if (!te_mem_grow(&ctx->mem, &nodes, &group->node_capacity, (size_t)group->n_nodes + 1, sizeof *group->nodes))
-        return te_fail_memory(ctx, "fuser");
+    if (!grow(group, &nodes, &group->node_capacity, group->n_nodes, sizeof *group->nodes)) return ctx->status;
     group->nodes = nodes;
     for (int i = 0; i < call->n_list; i++)
         if (call->list[i] < 0 || call->list[i] >= group->n_values || !group->values[call->list[i]].parameter)

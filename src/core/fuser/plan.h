@@ -211,6 +211,7 @@ struct te_group {
     int            n_nodes, n_values, n_inputs, n_outputs, n_frames;
     bool           refused; /* the last run had no plan */
     te_fuse_plan  *plans; /* the last used first */
+    size_t         counted; /* bytes of all this, towards the limit of tensors: a script may add values without end */
 };
 
 enum { TE_GROUP_MAX_PLANS = 64 }; /* and those of runs whose backward is to come */

@@ -155,8 +155,9 @@ static te_status unsqueeze_forward(te_call *call)
     int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS];
     int dim = te_dim_index((int64_t)call->attr[0].number, x->ndim + 1);
     if (dim < 0)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld: beside those of %s a new one is 1 to %d",
-                            te_counted(call->ctx, (int64_t)call->attr[0].number), TE_SHAPE_TEXT(x), x->ndim + 1);
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld: beside those of %s a new one is %lld to %lld",
+                            te_counted(call->ctx, (int64_t)call->attr[0].number), TE_SHAPE_TEXT(x),
+                            te_counted(call->ctx, 0), te_counted(call->ctx, x->ndim));
     if (x->ndim == TE_MAX_DIMS)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "a tensor has at most %d dimensions", TE_MAX_DIMS);
     for (int i = 0; i <= x->ndim; i++) {

@@ -103,6 +103,9 @@ describe("te.data", function()
         assert.equal(103, tokens(folder))
         write("run/metrics.jsonl", '{"step":1}') -- of a run that has not saved yet
         assert.equal(61, tokens(folder))
+        te._core.mkdir(folder .. "/pipe")
+        assert(os.execute(("mkfifo '%s/pipe/metrics.jsonl'"):format(folder)) == 0)
+        assert.equal(61, tokens(folder))
     end)
 
     it("names an id that is none of a vocabulary, and where it stands", function()

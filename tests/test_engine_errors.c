@@ -88,7 +88,8 @@ static void test_counting(te_context *ctx)
     check_message(ctx, "softmax", args, 2, "dimension 2 of a tensor");
     check_message(ctx, "cumsum", args, 2, "dimension 2 is not");
     args[1] = TE_A_NUMBER(0x1p62);
-    check_message(ctx, "unsqueeze", args, 2, "dimension 4611686018427387904: beside those of {2,3} a new one is 0 to 2");
+    check_message(ctx, "unsqueeze", args, 2,
+                  "dimension 4611686018427387904: beside those of {2,3} a new one is 0 to 2");
     args[1] = TE_A_NUMBER(1), args[2] = TE_A_NUMBER(0);
     check_message(ctx, "flatten", args, 3, "first dimension 1 lies behind the last, 0");
     args[2] = TE_A_NUMBER(3);

@@ -48,7 +48,9 @@ local RUN_FILES = { ["metrics.jsonl"] = true, ["metrics.jsonl.tmp"] = true, ["pl
 local function is_of_run(folder, names)
     for _, name in ipairs(names) do
         if name:find "^checkpoint%-%d+%.safetensors$" then return true end
-        local file = name == "metrics.jsonl" and io and io.open(folder .. "/" .. name)
+        local path = folder .. "/" .. name
+        local stat = name == "metrics.jsonl" and io and te._core.stat(path)
+        local file = stat and stat.type == "file" and io.open(path)
         local start = file and file:read(8)
         if file then file:close() end
         if start == '{"step":' then return true end

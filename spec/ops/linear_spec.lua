@@ -97,7 +97,7 @@ describe("te.Linear", function()
             assert.error_matches(function() class(2, 2, { userbuffers_options = {} }) end,
                 "option userbuffers_options: products and what goes between processes do not overlap")
             assert.error_matches(function() class(2, 2, { accumulate_into_main_grad = true }) end,
-                "option accumulate_into_main_grad: weight gradients accumulate")
+                "option accumulate_into_main_grad: gradients accumulate in the main_grad")
         end
         assert.error_matches(function() te.Linear(2, 2, { bias = false, return_bias = true }) end,
             "te%.Linear: option return_bias: there is no bias to return")

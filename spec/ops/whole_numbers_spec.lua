@@ -15,6 +15,15 @@ describe("whole numbers", function()
         assert.equal(2 ^ 24 + 3, te.ones({ 2 ^ 24 + 3 }, { dtype = "bool" }):sum():item())
     end)
 
+    it("leave their range on the way to a sum, whichever dimensions it takes", function()
+        local large = 9e18
+        local rows = of({ { { large, -large, -large } }, { { large, 0, 0 } }, { { 0, 0, 5 * 2 ^ 10 } } }, "int64")
+        local x = te.cat({ rows, rows }, 2) -- {3, 2, 3}
+        assert.same({ 0, 0 }, float64_of(x:narrow(1, 1, 2):sum { 1, 3 }))
+        assert.same({ 0, 0 }, float64_of(x:narrow(1, 1, 2):mean { 1, 3 }))
+        assert.same(float64_of(x:transpose(1, 2):contiguous():reshape({ 2, 9 }):sum(2)), float64_of(x:sum { 1, 3 }))
+    end)
+
     it("are computed as in float64 and limited to what they hold, however many there are", function()
         local n = 5000
         local function list(seed, large, every)

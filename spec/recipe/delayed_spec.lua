@@ -211,6 +211,9 @@ describe("delayed scaling", function()
         for _, name in ipairs { "1.input_scale", "2.input_scale" } do
             assert.is_true(math.abs(seq:state_dict()[name]:item() * x:abs():max():item() / 448 - 1) < 1e-6)
         end
+        local exact = te.autocast({ enabled = false, calibrating = true, recipe = recipe }, te.Quantize(),
+            x:to "float64")
+        assert.is_true(same(exact, x:to "float64"))
         local quantized = te.no_grad(te.autocast, { recipe = recipe }, seq, x)
         assert.is_true(((quantized - y):norm() / y:norm()):item() < 0.1)
     end)

@@ -187,7 +187,7 @@ do -- wrong arguments are an error everywhere, and the group goes on
     fails("targets must be int64, int32 or uint8, not float32", pce, x, te.ones { 3 })
     fails("logits {3,4} need targets with one dimension less, not {3,1}", pce, x, ids { { 0 }, { 1 }, { 2 } })
     fails("te.parallel_cross_entropy: logits: expected a tensor, got table", pce, {}, targets)
-    fails("te.parallel_cross_entropy: targets: expected a tensor, got boolean", pce, x)
+    fails("te.parallel_cross_entropy: targets: expected a tensor, got false", pce, x)
     fails("logits: expected {..., classes}, got {}", pce, te.full({}, 1), targets)
     fails("label_smoothing: expected number from 0 to 1, got 2", pce, x, targets, { label_smoothing = 2 })
     fails("reduction: expected one of mean, sum, none", pce, x, targets, { reduction = "meen" })

@@ -192,7 +192,7 @@ end
 -- Whether something of a run stands in a folder: one that stopped before it saved left its metrics.
 local function holds_run(folder)
     local metrics = te._core.stat(folder .. "/metrics.jsonl")
-    return checkpoint.latest(folder) ~= nil or metrics ~= nil and metrics.size > 0
+    return checkpoint.latest(folder) ~= nil or metrics ~= nil and metrics.type == "file" and metrics.size > 0
 end
 
 local function move(name, from, to)

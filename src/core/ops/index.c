@@ -415,7 +415,8 @@ static te_status triangle_forward(te_call *call)
     te_tensor *x = call->in[0];
     if (x->ndim < 2)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "at least two dimensions are needed, not %s", TE_SHAPE_TEXT(x));
-    if (!te_call_exec(call, x)->backend->triangle) return triangle_program(call);
+    bool eight_bits = x->dtype == TE_F8E4M3 || x->dtype == TE_F8E5M2; /* programs give float32 */
+    if (eight_bits || !te_call_exec(call, x)->backend->triangle) return triangle_program(call);
     call->out[0] = triangle_of(call, x);
     return call->out[0] ? TE_OK : call->ctx->status;
 }

@@ -108,7 +108,8 @@ static te_status values_forward(te_call *call)
     te_dtype compute = te_product_dtype(ctx, x->dtype, x->dtype);
     if (!active && !te_recipe_calibrates(state))
         return te_call_fail(call, TE_ERROR_ARGUMENT, "no recipe is in force");
-    te_status status = active || !forward ? TE_OK : te_role_observe(state, TE_ROLE_INPUT, x, compute);
+    bool observed = !active && forward && compute != TE_F64;
+    te_status status = observed ? te_role_observe(state, TE_ROLE_INPUT, x, compute) : TE_OK;
     if (status != TE_OK) return status;
     if (active && call->record) {
         call->pointer = te_recipe_state_retain(state);

@@ -94,10 +94,11 @@ static bool largest_part(const te_tensor *src, const bool *reduced, bool *part)
  * together would write as much as is read. */
 static te_status sum_in_turns(te_tensor *dst, te_tensor *src, const bool *part, double scale, bool accumulate)
 {
-    bool wide = src->dtype == TE_F64 || dst->dtype == TE_F64;
+    /* sums of int64 may leave its range on the way */
+    bool wide = src->dtype == TE_F64 || dst->dtype == TE_F64 || src->dtype == TE_I64;
     int64_t shape[TE_MAX_DIMS];
     for (int i = 0; i < src->ndim; i++) shape[i] = part[i] ? 1 : src->shape[i];
-    te_dtype dtype = !te_dtype_is_float(src->dtype) ? TE_I64 : wide ? TE_F64 : TE_F32;
+    te_dtype dtype = wide ? TE_F64 : te_dtype_is_float(src->dtype) ? TE_F32 : TE_I64;
     te_tensor *some = te_tensor_new(dst->ctx, src->storage->device, dtype, src->ndim, shape);
     te_status status = some ? te_sum_to(some, src, 1, false) : dst->ctx->status;
     if (status == TE_OK) status = te_sum_to(dst, some, scale, accumulate);

@@ -294,7 +294,8 @@ static void copy_some_runs(const copy_plan *plan, int64_t to, int64_t from, int6
     }
     if (d->dtype == s->dtype && d->stride[last] == 1 && s->stride[last] == 1) {
         int log2_size = te_dtype_log2_size(d->dtype);
-        copy_bytes(dst, dst_step << log2_size, src, src_step << log2_size, d->shape[last] << log2_size, n);
+        int64_t size = (int64_t)1 << log2_size; /* steps may be negative */
+        copy_bytes(dst, dst_step * size, src, src_step * size, d->shape[last] * size, n);
         return;
     }
     if (d->dtype == s->dtype && d->stride[last] == 1 && s->stride[last] == 0) {

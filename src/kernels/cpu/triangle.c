@@ -26,7 +26,8 @@ static void copy_rows(void *context, int64_t first, int64_t end, int thread)
         const char *src = te_element(t->src->data, t->src->dtype, te_offset_of(t->src, last, row));
         int64_t     from = t->upper ? at : 0, n = t->upper ? columns - at : at;
         memset(dst + ((t->upper ? 0 : at) << log2_size), 0, (size_t)(columns - n) << log2_size);
-        t->blocks->move[log2_size](dst + (from << log2_size), 1, src + (from * step << log2_size), step, n);
+        src += from * step * ((int64_t)1 << log2_size);
+        t->blocks->move[log2_size](dst + (from << log2_size), 1, src, step, n);
     }
 }
 

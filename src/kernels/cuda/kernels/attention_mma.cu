@@ -198,6 +198,9 @@ __device__ static inline void te_mma_send(te_a *to, const te_rows &rows, int n, 
     }
 }
 
+/* 0 of a row that sees nothing, whatever its values are. */
+TE_HD static inline float te_or_nothing(float x, float by) { return by == 0 ? 0.0f : x * by; }
+
 /* A row of results, those of a lane, times a factor. */
 template <int N>
 __device__ static inline void te_mma_store_row(te_a *row, int dim, const float (&c)[N / 8][4], int upper, float by)
@@ -206,10 +209,11 @@ __device__ static inline void te_mma_store_row(te_a *row, int dim, const float (
     for (int i = 0; i < N / 8; i++) {
         int d = i * 8 + threadIdx.x % 4 * 2;
 #if TE_VECTOR > 1
-        if (d < dim) *(uint32_t *)(row + d) = te_pair(c[i][2 * upper] * by, c[i][2 * upper + 1] * by);
+        if (d < dim) *(uint32_t *)(row + d) = te_pair(te_or_nothing(c[i][2 * upper], by),
+                                                            te_or_nothing(c[i][2 * upper + 1], by));
 #else
-        if (d < dim) row[d] = te_as_a(c[i][2 * upper] * by);
-        if (d + 1 < dim) row[d + 1] = te_as_a(c[i][2 * upper + 1] * by);
+        if (d < dim) row[d] = te_as_a(te_or_nothing(c[i][2 * upper], by));
+        if (d + 1 < dim) row[d + 1] = te_as_a(te_or_nothing(c[i][2 * upper + 1], by));
 #endif
     }
 }

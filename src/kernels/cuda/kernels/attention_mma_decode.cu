@@ -118,7 +118,7 @@ __device__ static inline void te_decode_merge(const te_attention_args &a, float 
             for (int w = 0; w < TE_DECODE_WARPS; w++)
                 x += weight[w] * found[(w * TE_DECODE_ROWS + r) * TE_PITCH_V + d];
             if (whole)
-                to[d] = te_as_a(part * x * factor);
+                to[d] = te_as_a(te_or_nothing(part * x, factor));
             else
                 te_decode_result(a, row, split)[d] = x;
         }
@@ -219,6 +219,6 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_decoded(const __g
     te_a *out = te_row_of(a.out, s.batch, head, row % seq);
 #pragma unroll
     for (int d = 0; d < TE_DIM_V; d += 32)
-        if (d + lane < dim) out[d + lane] = te_as_a(x[d / 32] * factor);
+        if (d + lane < dim) out[d + lane] = te_as_a(te_or_nothing(x[d / 32], factor));
     te_decode_lse(a, s, head, row % seq, end);
 }

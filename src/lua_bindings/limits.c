@@ -25,26 +25,17 @@
  */
 #include "host.h"
 
-#include "kernels/numerals.h"
-
 #include <luajit.h>
 
 /* Instructions between two looks: an interpreted script is stopped soon, even when each is a call of C that takes long,
  * and the compiler, whose recording a hook ends, gets to finish its traces. */
 enum { STEP_INTERPRETED = 1000, STEP_COMPILED = 10000, CALL_COST = 4, HOST_CALL_COST = 100 };
 
-typedef char reason[512];
-
-static bool is_over(tetrain *host, lua_State *L, unsigned instructions, reason why);
-
-/* The message is made of as little as can be: a hook may be at the very end of the stack, where the collector, which
- * every new text may start, cannot call a finalizer and loses it. */
 static void look(lua_State *L, lua_Debug *frame)
 {
     tetrain *host = te_lua_attached(L)->host;
-    reason   why;
     (void)frame;
-    if (is_over(host, L, host->now.limit_reached ? 0 : host->now.step, why)) luaL_error(L, "%s", why);
+    tetrain_count_work(host, L, host->now.limit_reached ? 0 : host->now.step);
 }
 
 void te_lua_stop(te_lua *rt, lua_State *L)
@@ -65,31 +56,21 @@ void te_lua_exhausted(te_lua *rt, const char *message)
     lua_sethook(host->L, look, LUA_MASKCOUNT, 1);
 }
 
-/* Counts instructions, and says why the script is to stop, if it is. */
-static bool is_over(tetrain *host, lua_State *L, unsigned instructions, reason why)
+/* Messages are made of as little as can be, not by te_lua_fail: hooks, and pcall's first step, may be at the very end
+ * of the stack, where the collector, which a new text may start, cannot call a finalizer and loses it. */
+void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions)
 {
     if (tetrain_is_interrupted(host)) {
         te_lua_stop(host->rt, L);
-        te_snprintf(why, sizeof(reason), "interrupted");
-        return true;
+        luaL_error(L, "interrupted");
     }
-    if (host->now.exhausted) {
-        te_snprintf(why, sizeof(reason), "%s", host->now.exhausted);
-        return true;
-    }
-    if (!host->now.limit) return false;
+    if (host->now.exhausted) luaL_error(L, "%s", host->now.exhausted);
+    if (!host->now.limit) return;
     host->now.executed += instructions;
-    if (host->now.executed < host->now.limit && !host->now.limit_reached) return false;
+    if (host->now.executed < host->now.limit && !host->now.limit_reached) return;
     host->now.limit_reached = true;
     te_lua_stop(host->rt, L);
-    te_snprintf(why, sizeof(reason), "instruction limit of %.14g reached", (double)host->now.limit);
-    return true;
-}
-
-void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions)
-{
-    reason why;
-    if (is_over(host, L, instructions, why)) te_lua_fail(L, NULL, "%s", why);
+    luaL_error(L, "instruction limit of %f reached", (double)host->now.limit);
 }
 
 /* pcall and xpcall begin with it. */

@@ -36,6 +36,7 @@ define("to", function(x, where, device, ...)
     check_tensor("to", x)
     if select("#", ...) > 0 then options().last("te.to", 3, ...) end
     local dtype
+    if dtypes[device] and dtypes[where] then fail(2, "to", "%q and %q are both dtypes", where, device) end
     if dtypes[device] and type(where) == "string" then where, device = device, where end
     if type(where) == "table" then
         options().last("te.to", 2, device)

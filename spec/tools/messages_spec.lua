@@ -110,6 +110,35 @@ l:backward()]],
         3, [[te.backward: grad: expected a tensor, got number 2]] },
     { [[te.ones(2).grad = 2]],
         3, [[t.grad = value: expected a tensor, got number 2]] },
+    { [[te.ones({ 2 }):expand({ 3, 2 })[1] = 5]],
+        3, [[t[i] = value: t: elements share memory, as where a tensor was expanded; write to a clone()]] },
+    { [[te.ones(3):unsqueeze(3)]],
+        3, [[te.unsqueeze: dimension 3: beside those of {3} a new one is 1 to 2]] },
+    { [[te.ones(2):to("bfloat16", "float32")]],
+        3, [[te.to: "bfloat16" and "float32" are both dtypes]] },
+    { [[te.ones(2):to { device = "float32" }]],
+        3, [[te.to: device: expected a device, got the dtype "float32"]] },
+    { [[te.save("/dev/null", te.Linear(1, 1))]],
+        3, [[te.save: tensors: expected a table, got a table of class Linear]] },
+    { [[te.gradcheck(function(x) return { x } end, { te.ones({ 2 }, { dtype = "float64" }) })]],
+        3, [[te.gradcheck: result 1 of fn: expected a tensor, got table]] },
+    { [[te.no_grad(function()
+te.gradcheck(function(x) return x end, { te.ones(2) })
+end)]],
+        4, [[te.gradcheck: inside te.no_grad, where gradients are not recorded]] },
+    { [[local n, x = 0, te.ones({ 3 }, { requires_grad = true })
+te.checkpoint(function(v) n = n + 1 return n == 1 and v:sum() or v:sum(1, true) end, x):backward()]],
+        4, [[te.checkpoint: backward: result 1 of fn, run again, has shape {1}, not {} as before]] },
+    { [[local Twice = te.BasicOperation:extend("Twice")
+function Twice:op_forward(ctx, x) return x * 2 end
+function Twice:op_backward(ctx, dy) return dy * 2 end
+local y = Twice()(te.ones({ 2 }, { requires_grad = true }))
+y:backward(te.ones(2))
+y:backward(te.ones(2))]],
+        8, [[te.backward: backward: this part of the graph was used before and its saved tensors are gone; pass ]]
+            .. [[retain_graph = true to the first backward]] },
+    { [[te.recipe.Quantizer { element = "float8_e4m3", scale = "float8_e8m0" }]],
+        3, [[te.recipe: scale: no choice string "float8_e8m0"; there are float32, e8m0, float8_e4m3]] },
     { [[te.ones(2)[1] = true]],
         3, [[t[i] = value: value: expected a tensor or a number, got true]] },
     { [[te.randint(0, 300, { 2 }, { dtype = "uint8" })]],

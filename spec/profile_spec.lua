@@ -29,6 +29,21 @@ describe("te.profile", function()
         assert.matches("layer_norm.backward", tostring(p))
     end)
 
+    it("measures a device's rates without drawing random numbers, in the dtypes it names", function()
+        local script = [[
+            local te = require "te"
+            local before, matmul, seen = te.rng_state(), te.matmul, {}
+            function te.matmul(...)
+                local y = matmul(...)
+                seen[y.dtype] = true
+                return y
+            end
+            te.autocast({ dtype = "bfloat16" }, require("te.rates").of, "cpu")
+            assert(seen.float32 and seen.bfloat16 and before == te.rng_state())
+        ]]
+        assert.equal(0, os.execute(("'%s' -e '%s'"):format(os.getenv "TETRAIN", script:gsub("\n", " "))))
+    end)
+
     it("counts what is written, and what is read of it", function()
         local x, y = te.zeros { 100 }, te.zeros { 100 }
         local function bytes(fn) return te.profile(function() fn() end)[1].bytes end

@@ -44,17 +44,25 @@ end
 
 local rates = {}
 
+local function measure(device)
+    return {
+        bandwidth = bandwidth_of(device),
+        float32 = product_peak(device, "float32"),
+        bfloat16 = product_peak(device, "bfloat16"),
+    }
+end
+
+-- Whoever asks may be training, under te.autocast: random numbers go on as before, and products are in their own dtype.
+local function measured(device)
+    local rng = te.rng_state()
+    local ok, found = core.under(core.set_compute_dtype, nil, te.no_grad, measure, device)
+    te.rng_state(rng)
+    return core.pass(ok, found)
+end
+
 --- { bandwidth =, float32 =, bfloat16 = } of a device, per second.
 function rates.of(device)
-    if not known[device] then
-        known[device] = te.no_grad(function()
-            return {
-                bandwidth = bandwidth_of(device),
-                float32 = product_peak(device, "float32"),
-                bfloat16 = product_peak(device, "bfloat16"),
-            }
-        end)
-    end
+    known[device] = known[device] or measured(device)
     return known[device]
 end
 

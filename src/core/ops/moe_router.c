@@ -1,7 +1,7 @@
 /* moe_router.c - mixtures of experts: which experts see a token, and with what weight.
  *
- * Experts are chosen by scores, outside the graph; probabilities are row programs with the mask of the chosen as an
- * input, computed in float32.
+ * Experts are chosen by scores in float32, outside the graph; probabilities are row programs with the mask of the
+ * chosen as an input.
  *
  * Source: Transformer Engine's fused router; numerics.md section 14.
  */
@@ -139,7 +139,7 @@ const te_op_def te_ops_moe_router[] = {
             "exp(x))), over their sum if topk > 1. expert_bias {experts} acts on the choice alone (Wang et al. 2024). "
             "Experts in num_groups groups: only those of the group_topk with the largest sum of topk / group_topk "
             "scores (DeepSeek-AI 2024). Computed in float32, "
-            "float64 logits in float64.",
+            "float64 logits in float64, but chosen by what float32 tells apart.",
      .outputs = "probs map",
      .forward = fused_topk_forward},
     {.signature = "fused_compute_score_for_moe_aux_loss(logits, topk: int; " SCORE_FUNCTIONS ")",

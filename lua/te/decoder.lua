@@ -166,8 +166,9 @@ function Decoder:auxiliary_loss() return nil end
 function Decoder:explain(ids)
     options.method("Decoder:explain", self, Decoder)
     check_ids(self, "explain", ids)
-    local config = self.config
-    local x = te.empty({ ids:size(1), ids:size(2), config.n_embd }, { dtype = te._core.compute_dtype() or "float32" })
+    local weight = self:head() -- embeddings are as it is, but for te.autocast
+    local dtype = weight.dtype ~= "float64" and te._core.compute_dtype() or weight.dtype
+    local x = te.empty({ ids:size(1), ids:size(2), self.config.n_embd }, { dtype = dtype, device = weight.device })
     x.requires_grad = te._core.grad_enabled()
     return fuser.explain_chain(self, x)
 end

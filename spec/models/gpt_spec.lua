@@ -71,6 +71,16 @@ describe("te.models.gpt", function()
         assert.equal("float32", model.wte.weight.grad.dtype)
     end)
 
+    it("is explained in the dtype that it runs in", function()
+        local ids = te.tensor({ { 1, 2 } }, { dtype = "int32" })
+        for dtype, under in pairs { float32 = "bfloat16", bfloat16 = "float16", float64 = "float64" } do
+            local other = te.models.gpt { vocab_size = 5, block_size = 4, n_layer = 1, n_head = 1, n_embd = 8 }:to(dtype)
+            assert.equal(dtype, other:explain(ids).dtype)
+            local plan = te.autocast({ dtype = under == "float64" and "bfloat16" or under }, other.explain, other, ids)
+            assert.equal(under, plan.dtype)
+        end
+    end)
+
     it("refuses what does not fit", function()
         assert.error_matches(function() te.models.gpt { block_size = 8 } end, "te%.models%.gpt: vocab_size is needed")
         assert.error_matches(function() te.models.gpt { vocab_size = 8, layers = 3 } end, "unknown option")

@@ -73,11 +73,18 @@ describe("te.models.gpt", function()
 
     it("is explained in the dtype that it runs in", function()
         local ids = te.tensor({ { 1, 2 } }, { dtype = "int32" })
-        for dtype, under in pairs { float32 = "bfloat16", bfloat16 = "float16", float64 = "float64" } do
+        local function check(other, under)
+            local step, moved = te.autocast(under, other.explain, other, ids).forward[1], nil
+            local function run() te.autocast(under, other.hidden_states, other, ids) end
+            for _, event in ipairs(te.profile(run)) do
+                if event.name == step.kernels[1] and not moved then moved = event.bytes end
+            end
+            assert.equal(moved, step.bytes)
+        end
+        for _, dtype in ipairs { "float32", "bfloat16", "float64" } do
             local other = te.models.gpt { vocab_size = 5, block_size = 4, n_layer = 1, n_head = 1, n_embd = 8 }:to(dtype)
-            assert.equal(dtype, other:explain(ids).dtype)
-            local plan = te.autocast({ dtype = under == "float64" and "bfloat16" or under }, other.explain, other, ids)
-            assert.equal(under, plan.dtype)
+            check(other, { enabled = false })
+            check(other, { dtype = "float16" })
         end
     end)
 

@@ -82,7 +82,8 @@ describe("te.models.gpt", function()
             assert.equal(moved, step.bytes)
         end
         for _, dtype in ipairs { "float32", "bfloat16", "float64" } do
-            local other = te.models.gpt { vocab_size = 5, block_size = 4, n_layer = 1, n_head = 1, n_embd = 8 }:to(dtype)
+            local other = te.models.gpt { vocab_size = 5, block_size = 4, n_layer = 1, n_head = 1, n_embd = 8 }
+            other:to(dtype)
             check(other, { enabled = false })
             check(other, { dtype = "float16" })
         end

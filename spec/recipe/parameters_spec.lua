@@ -343,6 +343,22 @@ describe("te.quantized_model_init", function()
         end
     end)
 
+    it("leave no amax to a weight that takes their place", function()
+        local recipe, x, weight = te.recipe.DelayedScaling {}, te.randn { 4, 32 }, te.randn { 16, 32 }
+        local sizes = te.tensor({ 4 }, { dtype = "int32" })
+        weight.requires_grad = true
+        local function run(scaled)
+            local linear, grouped = te.quantized_model_init({ recipe = recipe }, function()
+                return te.Linear(32, 16, { bias = false }), te.GroupedLinear(1, 32, 16, { bias = false })
+            end)
+            linear.weight, grouped.weight[1] = weight, weight
+            if scaled then te.autocast({ recipe = recipe }, function() end) end -- the end of a step gives scales
+            return te.autocast({ recipe = recipe }, function() return { linear(x), grouped(x, sizes) } end)
+        end
+        local expected, got = run(false), run(true)
+        for i = 1, 2 do assert.same(expected[i]:totable(), got[i]:totable()) end
+    end)
+
     it("says what cannot be", function()
         local model = te.no_grad(build, { recipe = RECIPES.mxfp8 })
         local x = te.randn({ 4, 48 }, { requires_grad = true })

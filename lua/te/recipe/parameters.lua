@@ -25,6 +25,7 @@ mode.initial = initial
 function parameters.quantized(product, tensor, init)
     require("te.recipe.products").prepare({ product }, init.recipe)
     local weight = core.quantized_parameter(product.state, tensor, core.grad_enabled())
+    product.stored = true
     weight.requires_grad = tensor.requires_grad
     if init.preserve then initial[weight] = tensor:detach():to("cpu") end
     return weight

@@ -31,12 +31,24 @@ local function make_known(product)
     if product.group and mode.step and not mode.replaying then shared.note_use(mode.step, product) end
 end
 
+-- Of a weight that was stored quantized, and in whose place another stands, no amax may reach the scale of that one.
+local function forget_replaced(product)
+    local name, i = product.name:match "^([^.]+)%.?(%d*)$"
+    local weight = rawget(product.owner, name)
+    if i ~= "" and type(weight) == "table" then weight = weight[tonumber(i)] end
+    if not te.is_tensor(weight) or core.is_quantized(weight) then return end
+    product.stored = nil
+    local _, history = core.recipe_state_tensors(product.state, "weight")
+    if history then te.no_grad(history.zero_, history:narrow(1, 1, 1)) end
+end
+
 --- Gives products the quantizers of the recipe; with x, a tensor whose rows they multiply, those
 --- alone that it makes faster.
 function products.prepare(list, recipe, x, ...)
     for i = 1, #list do
         local product, wanted = list[i], recipe
         product.choice = nil
+        if product.stored then forget_replaced(product) end
         if x then wanted, product.choice = choice.of(product, recipe, x, ...) end
         local options = wanted:options()
         if product.recipe ~= wanted or product.options ~= options
@@ -93,6 +105,7 @@ end
 local function update_all(...)
     local list, problem = {}, nil
     for product in pairs(known) do
+        if product.stored then forget_replaced(product) end
         for i = 1, select("#", ...) do problem = update(list, product, (select(i, ...))) or problem end
     end
     core.recipe_states_update(list)

@@ -1,4 +1,5 @@
 local te = require "te"
+local bits = require "spec.support.bits"
 local plans = require "spec.support.plans"
 
 -- The names of a pass's steps, a product's two halves included.
@@ -95,6 +96,24 @@ describe("plans", function()
         te.set_fusion(before)
         assert.same(y:totable(), fused:totable())
         assert.same(x.grad:totable(), gradient:totable())
+    end)
+
+    it("compute in float64 no more than single operations do", function()
+        local seq = te.Sequential(te.Residual(te.SiLU(), te.MakeExtraOutput(), te.RMSNorm(64,
+            { params_dtype = "float64" }), te.GELU()), te.SReLU())
+        local function run(fused, x)
+            local before = te.set_fusion(fused)
+            local y, extra = seq(x)
+            te.set_fusion(before)
+            local loss = (y * y):sum() + (extra * extra):sum()
+            return y, extra, te.grad(loss, x)
+        end
+        local x = input { 32, 64 }
+        assert.same({ "SiLU:silu", "RMSNorm:rms_norm", "GELU + AddExtraInput + SReLU:gelu_tanh+add+srelu" },
+            names(seq:explain(x).forward))
+        assert.matches("float64, the other in float32", reason(seq:explain(x), "SiLU", "RMSNorm"))
+        local expected, got = { run(false, x) }, { run(true, x) }
+        for i = 1, 3 do bits.assert_equal(expected[i], got[i]) end
     end)
 
     it("count the bytes of every tensor once", function()

@@ -5,8 +5,8 @@
  * so those that are connected, by a value that one hands to the other or that both read, become one unit when their
  * rows have the same width.
  *
- * Ops that compute in float64 and ops that compute in float32 are not joined: single ones round on the way. A value from
- * one kind to the other comes one stage later, so that no unit can wait for itself.
+ * Ops that compute in float64 and ops that compute in float32 are not joined: single ones round on the way. A value
+ * that goes from one kind to the other comes one stage later, so that no unit can wait for itself.
  *
  * A program op whose only readers are program ops of a later stage is moved there, as is everything that is computed
  * from parameters alone: it is then recomputed in registers instead of being stored over a matrix product. */

@@ -116,6 +116,14 @@ describe("plans", function()
         for i = 1, 3 do bits.assert_equal(expected[i], got[i]) end
     end)
 
+    it("take no parameter of one number for one of any length", function()
+        for _, make in ipairs { te.Bias, te.LayerNorm, te.RMSNorm } do
+            local seq = te.Sequential(make(1), te.GELU())
+            assert.error_matches(function() seq(te.ones { 2, 3 }) end, "shape {2,3}, its last sizes? must be {?1")
+            plans.assert_unchanged(seq, input { 2, 3, 1 })
+        end
+    end)
+
     it("count the bytes of every tensor once", function()
         local plan = te.Sequential(te.GELU(), te.ConstantScale(3)):explain(input({ 10, 4 }, "bfloat16"))
         assert.same({ 80, 80 }, { plan.forward[1].reads, plan.forward[1].writes })

@@ -79,6 +79,22 @@ describe("te.profile", function()
         assert.is_true(compared >= 5, "compared " .. compared)
     end)
 
+    it("moves in backward what the plan lists, also where only a later operation of a step has a gradient", function()
+        for _, seq in ipairs { te.Sequential(te.Linear(8, 16), te.SwiGLU(), te.Linear(8, 8, { bias = false })),
+            te.Sequential(te.SiLU(), te.Bias(8), te.GELU()) } do
+            local x, planned, moved, y = te.randn { 4, 8 }, {}, {}, nil
+            for _, s in ipairs(seq:explain(x).backward) do
+                if s.kind == "program" then planned[#planned + 1] = s.kernels[1] .. " " .. s.bytes end
+            end
+            y = seq(x)
+            for _, e in ipairs(te.profile(function() y:backward(te.ones { 4, 8 }) end)) do
+                if e.kind == "program" then moved[#moved + 1] = e.name .. " " .. e.bytes end
+            end
+            assert.equal(1, #moved)
+            assert.same(moved, planned)
+        end
+    end)
+
     it("sees quantizing and dequantizing, with the bytes of both copies and of their factors", function()
         local x = te.randn({ 64, 96 }, { dtype = "bfloat16" })
         local moved = {}

@@ -1,4 +1,5 @@
 local te = require "te"
+local bits = require "spec.support.bits"
 local plans = require "spec.support.plans"
 
 -- The names of a pass's steps, a product's two halves included.
@@ -95,6 +96,51 @@ describe("plans", function()
         te.set_fusion(before)
         assert.same(y:totable(), fused:totable())
         assert.same(x.grad:totable(), gradient:totable())
+    end)
+
+    it("compute in float64 no more than single operations do", function()
+        local seq = te.Sequential(te.Residual(te.SiLU(), te.MakeExtraOutput(), te.RMSNorm(64,
+            { params_dtype = "float64" }), te.GELU()), te.SReLU())
+        local function run(fused, x)
+            local before = te.set_fusion(fused)
+            local y, extra = seq(x)
+            te.set_fusion(before)
+            local loss = (y * y):sum() + (extra * extra):sum()
+            return y, extra, te.grad(loss, x)
+        end
+        local x = input { 32, 64 }
+        assert.same({ "SiLU:silu", "RMSNorm:rms_norm", "GELU + AddExtraInput + SReLU:gelu_tanh+add+srelu" },
+            names(seq:explain(x).forward))
+        assert.matches("float64, the other in float32", reason(seq:explain(x), "SiLU", "RMSNorm"))
+        local expected, got = { run(false, x) }, { run(true, x) }
+        for i = 1, 3 do bits.assert_equal(expected[i], got[i]) end
+    end)
+
+    it("are of several groups where more results are wanted than one gives", function()
+        local list, sums = {}, {}
+        for i = 1, 12 do
+            list[2 * i - 1], list[2 * i] = te.GELU(), te.MakeExtraOutput({ channel = i % 2 == 0 and "c" .. i or nil })
+        end
+        list[25] = function(x) return x * 2 end
+        for i = 2, 12, 2 do list[#list + 1] = te.AddExtraInput { channel = "c" .. i } end
+        local seq, x = te.Sequential(unpack(list)), input { 3, 8 }
+        for k, fused in ipairs { false, true } do
+            local before, total = te.set_fusion(fused), 0
+            for i, y in ipairs { seq(x) } do total = total + (y * i):sum() end
+            te.set_fusion(before)
+            sums[k] = { total, te.grad(total, x) }
+        end
+        bits.assert_equal(sums[1][1], sums[2][1])
+        bits.assert_equal(sums[1][2], sums[2][2])
+        assert.matches("at most 8 results", reason(seq:explain(x), "GELU", "GELU"))
+    end)
+
+    it("take no parameter of one number for one of any length", function()
+        for _, make in ipairs { te.Bias, te.LayerNorm, te.RMSNorm } do
+            local seq = te.Sequential(make(1), te.GELU())
+            assert.error_matches(function() seq(te.ones { 2, 3 }) end, "shape {2,3}, its last sizes? must be {?1")
+            plans.assert_unchanged(seq, input { 2, 3, 1 })
+        end
     end)
 
     it("count the bytes of every tensor once", function()

@@ -83,12 +83,13 @@ void te_run_by_memory(const te_program *program, te_run *run, te_operand *inputs
         }
 }
 
-/* The operand of a tensor in the space: aligned at the last dimension, stride 0 where broadcast. */
+/* The operand of a tensor in the space: aligned at the last dimension, stride 0 where broadcast. Dimensions before the
+ * space's have the extent 1. */
 te_operand te_space_operand(const te_tensor *t, const te_space *s, te_part part, te_rate rate)
 {
     te_operand o = {.data = te_tensor_pointer(t), .dtype = t->dtype, .block = part.block};
     int ndim = t->ndim + (rate == TE_RATE_ROW);
-    for (int i = 0; i < t->ndim && ndim <= s->ndim; i++)
+    for (int i = ndim > s->ndim ? ndim - s->ndim : 0; i < t->ndim; i++)
         o.stride[s->ndim - ndim + i] = t->shape[i] == 1 ? 0 : t->stride[i];
     if (part.half == 2) {
         int64_t before = part.block ? part.block : t->shape[t->ndim - 1] / 2;

@@ -5,6 +5,7 @@
  */
 #include "host.h"
 
+#include "core/fuser/group.h"
 #include "tetrain/tetrain.h"
 
 #include <stdio.h>
@@ -149,6 +150,8 @@ static void open_core(te_lua *rt, lua_State *L)
     te_lua_register(rt, L, te_lua_recipe_functions);
     te_lua_register(rt, L, te_lua_system_functions);
     te_lua_register(rt, L, te_lua_library_functions);
+    lua_pushinteger(L, TE_GROUP_MAX_OUTPUTS);
+    lua_setfield(L, -2, "group_most_outputs");
     lua_pushcfunction(L, te_lua_remember);
     lua_setfield(L, -2, "remember");
     lua_pushcfunction(L, within);

@@ -152,11 +152,15 @@ local function arguments(part, env)
     return args, n + #part.params
 end
 
--- Two groups next to each other have rows of different dimensions.
+-- Two groups next to each other have rows of different dimensions, or the first gives all results that it can.
 local function add_border(plan, part, after, items)
     if not (after and after.group) then return end
+    local reason = "rows of several dimensions beside rows of one"
+    if joined.same(part.joined, after.joined) then
+        reason = ("at most %d results of what is planned together are read behind it"):format(core.group_most_outputs)
+    end
     plan.reasons[#plan.reasons + 1] = { from = op_name(items[part.steps[#part.steps].label]),
-        to = op_name(items[after.steps[1].label]), reason = "rows of several dimensions beside rows of one" }
+        to = op_name(items[after.steps[1].label]), reason = reason }
 end
 
 -- The plan of a program (te.fuser) for these inputs. `step` runs a part and is only called for scripts, and where a

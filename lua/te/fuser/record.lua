@@ -268,18 +268,23 @@ local function make_group(g, first, last, readers)
 end
 
 -- The last step that stands in a group with step `first`, and the sizes that their rows join: steps that go element
--- by element stand with any.
-local function group_end(g, first)
-    local at, fixed, sizes = first, false, nil
+-- by element stand with any. Behind it no more of their results are read than a group can give.
+local function group_end(g, first, readers)
+    local at, fixed, sizes, open, closing = first, false, nil, 0, {}
+    local last, last_sizes = first, nil
     while g.steps[at] and not g.steps[at].item do
         local step = g.steps[at]
         if not joined.is_free(step, g.sources) then
             if fixed and not joined.same(step.joined, sizes) then break end
             fixed, sizes = true, step.joined
         end
+        local read = readers[step.result] or 0
+        if read > at then open, closing[read] = open + 1, (closing[read] or 0) + 1 end
+        open = open - (closing[at] or 0)
+        if open <= core.group_most_outputs then last, last_sizes = at, sizes end
         at = at + 1
     end
-    return at - 1, sizes
+    return last, last_sizes
 end
 
 --- Items as parts. With `fuse` false every item is called.
@@ -306,7 +311,7 @@ function record.parts(walk, fuse)
             parts[#parts + 1] = g.steps[at]
         else
             local first, sizes = at, nil
-            at, sizes = group_end(g, first)
+            at, sizes = group_end(g, first, readers)
             parts[#parts + 1] = make_group(g, first, at, readers)
             parts[#parts].joined = sizes
         end

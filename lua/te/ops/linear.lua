@@ -192,7 +192,10 @@ function Bias:op_forward(_, x)
     return te.add(x, self.bias)
 end
 
-function Bias:lower(g, x) return g:op("add", { x, g:param(self, "bias") }) end
+function Bias:lower(g, x)
+    if self.bias:numel() == 1 then return nil, "a bias of one number would fit rows of any length" end
+    return g:op("add", { x, g:param(self, "bias") })
+end
 
 function Bias:describe() return ("size=%d"):format(self.size) end
 

@@ -71,6 +71,7 @@ end
 -- For the recorder of a description: the row is all dimensions that are normalized.
 local function join(self, g)
     if #self.normalized_shape > 1 then return g:join(self.normalized_shape, self.__name) end
+    if self.normalized_shape[1] == 1 then return nil, "a weight of one number would fit rows of any length" end
     return true
 end
 

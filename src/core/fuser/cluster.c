@@ -5,6 +5,9 @@
  * so those that are connected, by a value that one hands to the other or that both read, become one unit when their
  * rows have the same width.
  *
+ * Ops that compute in float64 and ops that compute in float32 are not joined: single ones round on the way. A value
+ * that goes from one kind to the other comes one stage later, so that no unit can wait for itself.
+ *
  * A program op whose only readers are program ops of a later stage is moved there, as is everything that is computed
  * from parameters alone: it is then recomputed in registers instead of being stored over a matrix product. */
 #include "plan.h"
@@ -28,6 +31,11 @@ static int inputs(const te_fuse_plan *plan, int n) { return plan->nodes[n].call.
 
 /* --- stages ------------------------------------------------------------------------------------------------------- */
 
+static bool same_numbers(const te_fuse_plan *plan, int a, int b)
+{
+    return te_plan_computes_f64(plan, &plan->nodes[a]) == te_plan_computes_f64(plan, &plan->nodes[b]);
+}
+
 static void find_stages(clustering *c)
 {
     const te_fuse_plan *plan = c->plan;
@@ -35,7 +43,9 @@ static void find_stages(clustering *c)
         int stage = 0;
         for (int i = 0; i < inputs(plan, n); i++) {
             int p = producer(plan, n, i);
-            if (p >= 0 && c->stage[p] > stage) stage = c->stage[p];
+            if (p < 0) continue;
+            bool other = is_program(&plan->nodes[p]) && is_program(&plan->nodes[n]) && !same_numbers(plan, p, n);
+            if (c->stage[p] + other > stage) stage = c->stage[p] + other;
         }
         c->stage[n] = stage + !is_program(&plan->nodes[n]);
     }
@@ -58,7 +68,8 @@ static int later_stage(const clustering *c, int n)
             if (producer(plan, r, i) != n) continue;
             const te_plan_value *read = &plan->values[plan->nodes[r].out];
             bool same_rows = out->cls == TE_VALUE_FIXED || (read->width == out->width && read->space == out->space);
-            if (!is_program(&plan->nodes[r]) || !same_rows || reads_half(&plan->nodes[r], plan->nodes[n].out))
+            if (!is_program(&plan->nodes[r]) || !same_rows || !same_numbers(plan, n, r) ||
+                reads_half(&plan->nodes[r], plan->nodes[n].out))
                 return -1;
             if (stage >= 0 && stage != c->stage[r]) return -1;
             stage = c->stage[r];
@@ -95,7 +106,7 @@ static bool joinable(const clustering *c, int a, int b)
     const te_plan_value *va = &plan->values[plan->nodes[a].out], *vb = &plan->values[plan->nodes[b].out];
     bool fixed = va->cls == TE_VALUE_FIXED || vb->cls == TE_VALUE_FIXED;
     return is_program(&plan->nodes[a]) && is_program(&plan->nodes[b]) && c->stage[a] == c->stage[b] &&
-           (fixed || (va->width == vb->width && va->space == vb->space));
+           same_numbers(plan, a, b) && (fixed || (va->width == vb->width && va->space == vb->space));
 }
 
 static void join(clustering *c, int a, int b)

@@ -121,15 +121,12 @@ static te_status append_node(joining *j, const te_group_node *node)
 
 /* --- the unit's program ------------------------------------------------------------------------------------------- */
 
-static void describe_rows(joining *j)
+bool te_plan_computes_f64(const te_fuse_plan *plan, const te_group_node *node)
 {
-    te_fuse_plan *plan = j->plan;
-    te_unit *unit = j->unit;
-    for (int k = 0; k < unit->n_nodes; k++) {
-        const te_group_node *node = &plan->nodes[unit->nodes[k]];
-        for (int i = 0; i < node->call.op->n_inputs; i++)
-            if (node->in[i] != TE_NO_VALUE) unit->compute_f64 |= plan->values[node->in[i]].dtype == TE_F64;
-    }
+    bool any = false;
+    for (int i = 0; i < node->call.op->n_inputs; i++)
+        any |= node->in[i] != TE_NO_VALUE && plan->values[node->in[i]].dtype == TE_F64;
+    return any;
 }
 
 static te_status add_results(joining *j)
@@ -210,7 +207,7 @@ static te_status join_unit(te_fuse_plan *plan, int position, te_joint **joints)
     te_unit *unit = &plan->units[position];
     joining j = {.plan = plan, .unit = unit, .position = position};
     size_t bytes = (size_t)plan->n_values * (sizeof *j.mapped + sizeof *j.read) + (size_t)unit->n_nodes * sizeof(int);
-    describe_rows(&j);
+    unit->compute_f64 = te_plan_computes_f64(plan, &plan->nodes[unit->nodes[0]]); /* as all of them do */
     j.mapped = te_mem_zalloc(&plan->ctx->mem, bytes);
     int *ends = j.mapped + plan->n_values; /* per node: how many values there were when it had been joined */
     j.read = (bool *)(ends + unit->n_nodes);

@@ -21,7 +21,7 @@ double te_described_bytes(const te_describing *d, int value, int half)
     switch (v->cls) {
     case TE_VALUE_TOKENS: return te_described_rows(d, v->space) * (double)v->width * size / (half ? 2 : 1);
     case TE_VALUE_ROWS: return te_described_rows(d, v->space) * size;
-    case TE_VALUE_FIXED: return (double)v->width * size;
+    case TE_VALUE_FIXED: return (double)v->width * size / (half ? 2 : 1); /* a bias, whose halves are summed apart */
     default: return 0;
     }
 }
@@ -314,11 +314,11 @@ static void backward_program(const te_describing *d, const te_unit *unit)
 static void backward_unit(const te_describing *d, const te_unit *unit)
 {
     const te_plan_value *values = d->plan->values;
-    if (!values[unit->kind == TE_UNIT_PROGRAM ? d->plan->nodes[unit->nodes[0]].out : unit->result].wanted) return;
     if (unit->kind == TE_UNIT_PROGRAM) {
         backward_program(d, unit);
         return;
     }
+    if (!values[unit->result].wanted) return;
     double x = te_described_bytes(d, unit->x, 0), y = te_described_bytes(d, unit->result, 0);
     if (unit->kind == TE_UNIT_CALL) {
         if (unit->attention)

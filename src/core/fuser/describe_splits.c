@@ -67,6 +67,7 @@ static const char *why_split(const te_describing *d, int from, int to, char *tex
     if (a->kind == TE_UNIT_LINEAR) return "a matrix product's result is stored, then read by one program";
     if (b->kind == TE_UNIT_LINEAR) return why_stored(d, b, text, size);
     if (a->width != b->width) return "rows of another width: one value of the second needs two of the first";
+    if (a->compute_f64 != b->compute_f64) return "one computes in float64, the other in float32";
     return "a matrix product lies between them on another path";
 }
 

@@ -259,6 +259,7 @@ bool          te_plan_may_recompute(const te_fuse_plan *plan, const te_unit *uni
 /* Whether backward keeps fewer bytes with the second gradient, which gives those results again, than with the first. */
 bool te_plan_recompute_pays(const te_fuse_plan *plan, const te_unit *unit, const bool *again,
                             const te_gradient *keeping, const te_gradient *recomputing);
+bool          te_plan_computes_f64(const te_fuse_plan *plan, const te_group_node *node); /* a program op */
 unsigned      te_plan_present(const te_fuse_plan *plan, const te_group_node *node); /* bit i: input i is there */
 te_status     te_plan_refuse(te_fuse_plan *plan, const te_group_node *node, const char *format, ...) TE_PRINTF(3, 4);
 

@@ -34,8 +34,8 @@ static te_status iteration_space(te_call *call, const te_layout *l, te_space *ou
             *out = s;
         } else if (!te_broadcast(&out->ndim, out->shape, s.ndim, s.shape)) {
             te_tensor *first = call->in[l->input[0]];
-            return te_call_fail(call, TE_ERROR_ARGUMENT, "shapes do not broadcast: %s and %s", TE_SHAPE_TEXT(first),
-                                TE_SHAPE_TEXT(t));
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "shapes do not broadcast: %s and %s%s", TE_SHAPE_TEXT(first),
+                                TE_SHAPE_TEXT(t), l->rate[i] == TE_RATE_ROW ? ", which has one number per row" : "");
         }
     }
     te_tensor *x = l->n ? call->in[l->input[0]] : NULL;

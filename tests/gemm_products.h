@@ -296,6 +296,7 @@ static void run_all(product *p)
     run_and_check(p, expected, "blocked");
     row_runs += run_and_check(p, expected, "rows");
     row_runs += run_and_check(p, expected, "sweep");
+    run_and_check(p, expected, "turned");
     onednn_runs += run_and_check(p, expected, "onednn");
     free(expected);
 }

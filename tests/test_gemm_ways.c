@@ -191,6 +191,53 @@ static void test_packed_by_tiles(void)
             check_packed_by_tiles(type_pairs[t], shapes[i][0], shapes[i][1], shapes[i][2]);
 }
 
+/* Rows of a as columns of panels: bits are those of tiles that take them as rows. False: it declines. */
+static bool check_turned(type_pair types, int64_t m, int64_t n, int64_t k)
+{
+    product p = {.gemm = {.a = view_of(types.in, 2, NULL, m, k), .b = view_of(types.in, 2, NULL, k, n),
+                          .c = view_of(types.out, 2, NULL, m, n), .alpha = 1}};
+    p.a = place(&p.gemm.a, random_int(0, LAYOUT_COUNT - 1), random_int(0, 3) == 0);
+    p.b = place(&p.gemm.b, COLUMNS, random_int(0, 1) == 0);
+    p.c = place(&p.gemm.c, random_int(0, 2) ? ROWS : BOTH_STRIDED, false);
+    if (m % 2) add_epilogue(&p);
+    expectation *expected = expect(&p.gemm);
+    bool runs = run_and_check(&p, expected, "turned");
+    if (runs) {
+        size_t skip = (size_t)((char *)p.gemm.c.data - p.c.base);
+        char  *before = copy_of(&p.gemm.c, &p.c) - skip;
+        CHECK(te_cpu_gemm_with(&execs[0], "turned", &p.gemm) == TE_OK);
+        char *turned = copy_of(&p.gemm.c, &p.c) - skip;
+        memcpy(p.c.base, before, p.c.bytes);
+        CHECK(te_cpu_gemm_with(&execs[0], "blocked", &p.gemm) == TE_OK);
+        CHECK_MSG(memcmp(turned, p.c.base, p.c.bytes) == 0, "%s %lld x %lld x %lld: other bits than in blocks",
+                  te_dtype_name(types.in), (long long)m, (long long)n, (long long)k);
+        free(before), free(turned);
+    }
+    free(expected);
+    release(&p);
+    return runs;
+}
+
+static void test_turned(void)
+{
+    static const type_pair types[] = {{TE_F32, TE_F32}, {TE_BF16, TE_BF16}, {TE_BF16, TE_F32}};
+    static const int       rows[] = {20, 32, 33, 47, 48, 49, 63, 64, 65, 96, 97, 112, 113, 128, 144};
+    const te_gemm_state *state = te_gemm_state_get(&execs[0]);
+    bool floats = te_cpu(&execs[0])->isa == TE_CPU_AVX512 && state->f32.rate >= 2;
+    bool pairs = floats && state->bf16_pairs && !state->matrix_unit;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int t = 0; t < 3; t++) {
+            int64_t n = random_int(150, 330), k = 2 * random_int(110, 240);
+            bool    enough = types[t].in == TE_F32 ? floats : pairs && rows[i] > 32;
+            CHECK(check_turned(types[t], rows[i], n, k) == enough);
+            if (types[t].in == TE_BF16) CHECK(!check_turned(types[t], rows[i], n, k + 1));
+        }
+    CHECK(check_turned(types[1], 21, 70, 2050) == pairs); /* rows that no first-level cache holds */
+    CHECK(!check_turned(types[0], 145, 200, 300));
+    CHECK(!check_turned(types[0], 144, 20, 2600));
+    CHECK(!check_turned(types[0], 40, 20, 300));
+}
+
 int main(void)
 {
     execs[0] = open_exec(1);
@@ -200,6 +247,7 @@ int main(void)
     test_operand_changes();
     test_packed_by_tiles();
     test_few_rows();
+    test_turned();
     test_exec_close(&execs[0]);
     test_exec_close(&execs[1]);
     return TEST_END();

@@ -351,6 +351,7 @@ static const char *decline_nothing(te_exec *exec, const te_gemm_problem *p)
 }
 
 const te_gemm_impl te_gemm_impls[] = {
+    {"turned", te_gemm_turned_decline, te_gemm_turned_run},
     {"rows", te_gemm_rows_decline, te_gemm_rows_run},
     {"sweep", te_gemm_sweep_decline, te_gemm_sweep_run},
     {"small", decline_large, te_gemm_blocked_run},

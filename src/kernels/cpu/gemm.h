@@ -125,6 +125,16 @@ typedef struct te_gemm_ahead {
     int64_t runs, stride, bytes, at;
 } te_gemm_ahead;
 
+/* Asks for the next `lines` cache lines of it. */
+static inline void te_gemm_ask(te_gemm_ahead *ahead, int64_t lines)
+{
+    for (; lines > 0 && ahead->runs > 0; lines--) {
+        __builtin_prefetch(ahead->data + ahead->at, 0, 2);
+        if ((ahead->at += 64) < ahead->bytes) continue;
+        ahead->at = 0, ahead->data += ahead->stride, ahead->runs--;
+    }
+}
+
 /* Sums that a tile kept, on their way to c. */
 typedef struct te_gemm_leaving {
     te_gemm_way way;
@@ -142,10 +152,12 @@ typedef struct te_gemm_out {
     /* For kernels with `drain`: what leaves is written while the next tile is multiplied, before its sums are kept. */
     te_gemm_leaving *leaving;
     float           *squares;
-    /* For kernels that fetch while they multiply. In a step: lines of what is ahead, of the next tile's sums, and rows
-     * of c. */
+    /* What is fetched while multiplying, in a step: lines of what is ahead, of the next tile's sums, and rows of c.
+     * Kernels with `fetch` fetch the first alone, in tiles of all rows, every `apart` (a power of two) of their first
+     * `asking` steps. */
     te_gemm_ahead *ahead;
     int            lines, sums, rows;
+    int64_t        asking, apart;
 } te_gemm_out;
 
 /* (first ? 0 : kept) + a * b over `words` words, a multiple of the kernel's step. Row r of a's step s is at
@@ -320,7 +332,7 @@ typedef struct te_gemm_impl {
 /* The table, ended by an entry without name, and the entry that takes a problem. `reasons`, when given, receives what
  * each entry said (NULL for the one taken and those after it). */
 extern const te_gemm_impl te_gemm_impls[];
-enum { TE_GEMM_IMPLS = 6 };
+enum { TE_GEMM_IMPLS = 7 };
 const te_gemm_impl *te_gemm_choose(te_exec *exec, const te_gemm_problem *problem, const char *reasons[TE_GEMM_IMPLS]);
 
 /* The operands of one product of the batch. */
@@ -349,6 +361,8 @@ bool te_gemm_is_narrow(const te_gemm_state *state, const te_gemm_problem *proble
 /* Whether b is so small that its columns, a copy of which lies side by side, take less time than as they lie. */
 bool te_gemm_turns_b(const te_gemm_state *state, const te_gemm_problem *problem);
 te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem);
+const char *te_gemm_turned_decline(te_exec *exec, const te_gemm_problem *problem);
+te_status te_gemm_turned_run(te_exec *exec, const te_gemm_problem *problem);
 const char *te_gemm_rows_decline(te_exec *exec, const te_gemm_problem *problem);
 te_status te_gemm_rows_run(te_exec *exec, const te_gemm_problem *problem);
 /* The same for a problem of bfloat16 whose b is what rows of `coded` stand for, apart from the factor of the tensor.

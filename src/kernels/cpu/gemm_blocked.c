@@ -11,9 +11,9 @@
  * Nothing is shared and nothing waits: packing b takes a third of a cycle per word, half of one from memory, and a word
  * then serves all rows of the block, 16 cycles of multiplication where these are 256. Packing it once for all would
  * cost more, since it would be read again from the last-level cache. While the tiles of a slice run they prefetch what
- * is packed next, which is worth 5 % of the time where weights come from memory. Where a chunk is all of k, the units
- * that a thread takes one after the other share what it packed of a block of a. With vectors and small caches a chunk
- * is one slice: that sums are kept for all panels costs them little.
+ * is packed next, a line every few steps, which is worth 5 % of the time where weights come from memory. Where a chunk
+ * is all of k, the units that a thread takes one after the other share what it packed of a block of a. With vectors and
+ * small caches a chunk is one slice: that sums are kept for all panels costs them little.
  *
  * Units, slices and tiles depend on the shape alone (units on the number of threads, but k is not divided between
  * them), and a tile's sums are kept in full precision between slices; so the result does not depend on who computes
@@ -104,15 +104,6 @@ static void pack_b(const gemm_unit *u, int64_t panel)
     if (u->filled > u->words) memset(u->b_room + u->words * row, 0, (u->filled - u->words) * row);
 }
 
-/* The next `runs` pieces of it. */
-static void fetch(te_gemm_ahead *ahead, int64_t runs)
-{
-    for (; runs > 0 && ahead->runs > 0; runs--, ahead->runs--, ahead->data += ahead->stride) {
-        const char *line = ahead->data, *end = line + ahead->bytes;
-        for (; line < end; line += 64) __builtin_prefetch(line, 0, 2);
-    }
-}
-
 /* Where the slice is in a panel of a packed b. */
 static char *packed_slice(const gemm_unit *u, const char *packed, int64_t panel)
 {
@@ -174,7 +165,7 @@ static void plan_fetches(const gemm_unit *u, int64_t row_panels, te_gemm_ahead *
     int64_t steps = at_least(u->filled / kernel->step, 1), tile_bytes = kernel->mr * kernel->nr * kernel->sum_bytes;
     bool    ends = u->first + u->words == u->plan->words;
     out->ahead = next;
-    out->lines = (int)divide_up(next->runs * divide_up(next->bytes, 64), row_panels * steps);
+    out->lines = (int)divide_up(te_gemm_lines_of(next), row_panels * steps);
     if (u->plan->words > u->plan->slice_words) out->sums = (int)divide_up(tile_bytes / 64, steps);
     if (ends && !u->plan->squares) out->rows = (int)divide_up(kernel->mr, steps);
 }
@@ -234,12 +225,11 @@ static void run_tiles(gemm_unit *u, int64_t panel)
     const char *b = plan->packed_b ? packed_slice(u, plan->packed_b, panel) : u->b_room;
     if (packs) lying = lying_of(u, panel, &next);
     else if (!plan->packed_b) pack_b(u, panel);
-    int64_t share = next.runs ? divide_up(next.runs, row_panels) : 0;
-    if (!kernel->fetch) plan_fetches(u, row_panels, &next, &out);
+    if (kernel->fetch) te_gemm_plan_asking(&out, &next, u->rows / mr - packs, u->filled);
+    else plan_fetches(u, row_panels, &next, &out);
     for (int64_t i = 0; i < row_panels; i++, a += a_panel, sums += kept ? tile_bytes : 0) {
         int64_t row = u->row + i * mr;
         int rows = (int)at_most(u->rows - i * mr, mr);
-        if (kernel->fetch) fetch(&next, share);
         if (kernel->fetch && ends && way != TE_GEMM_OUT_STREAM) kernel->fetch(&u->finish.c, row, col, rows, cols);
         char *c = te_gemm_element(&u->finish.c, row, col);
         float *of_tile = squares ? squares + row / mr * plan->square_cols + col / kernel->lanes : NULL;

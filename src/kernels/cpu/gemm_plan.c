@@ -373,3 +373,15 @@ void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_proble
     plan_workspace(plan);
     plan->threads = (int)at_most(plan->threads, plan->blocks * plan->groups * p->batches);
 }
+
+void te_gemm_plan_asking(te_gemm_out *out, te_gemm_ahead *next, int64_t tiles, int64_t steps)
+{
+    int64_t lines = te_gemm_lines_of(next);
+    out->ahead = next;
+    if (tiles == 0 || steps == 0) te_gemm_ask(next, lines);
+    if (next->runs == 0 || lines == 0) return;
+    int64_t each = divide_up(lines, tiles);
+    out->lines = (int)divide_up(each, steps);
+    for (out->apart = 1; out->lines == 1 && 2 * out->apart * each <= steps;) out->apart *= 2;
+    out->asking = divide_up(each, out->lines) * out->apart;
+}

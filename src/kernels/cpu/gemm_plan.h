@@ -41,6 +41,12 @@ static inline size_t align_up(size_t bytes) { return (bytes + 127) & ~(size_t)12
 
 void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_problem *p, te_gemm_plan *plan);
 
+static inline int64_t te_gemm_lines_of(const te_gemm_ahead *ahead) { return ahead->runs * divide_up(ahead->bytes, 64); }
+
+/* Has `tiles` tiles of all rows, of `steps` steps, ask for what is next, as much in each and spread over its steps: a
+ * core has few buffers for missing lines, so a burst keeps it waiting. Where there is no such tile asks at once. */
+void te_gemm_plan_asking(te_gemm_out *out, te_gemm_ahead *next, int64_t tiles, int64_t steps);
+
 /* Workspace of a thread. */
 static inline size_t te_gemm_thread_bytes(const te_gemm_plan *plan)
 {

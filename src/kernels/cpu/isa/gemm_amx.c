@@ -230,12 +230,7 @@ static inline soon soon_make(const te_gemm_out *out, const char *kept, int acros
 
 static inline void fetch_soon(soon *s)
 {
-    te_gemm_ahead *ahead = s->ahead;
-    for (int i = s->lines; i > 0 && ahead->runs > 0; i--) {
-        __builtin_prefetch(ahead->data + ahead->at, 0, 2);
-        if ((ahead->at += 64) < ahead->bytes) continue;
-        ahead->at = 0, ahead->data += ahead->stride, ahead->runs--;
-    }
+    te_gemm_ask(s->ahead, s->lines);
     for (int i = 0; i < s->sums_lines; i++, s->sums += 64) __builtin_prefetch(s->sums, 1, 3);
     for (int i = 0; i < s->c_rows; i++, s->c += s->pitch)
         for (int l = 0; l < s->c_lines; l++) __builtin_prefetch(s->c + 64 * l, 0, 2);

@@ -51,6 +51,7 @@ TILE_TARGET static inline __attribute__((always_inline)) void TILE(body)(const i
             else memcpy(&sums[r][v], kept + r * NR + v * TILE_LANES, sizeof(TILE_SUMS));
     const char *lying = from ? from->data : NULL;
     char *panel = from ? from->panel : NULL;
+    const int64_t asking = rows == TILE_ROWS && !from ? out->asking : 0, apart = out->apart - 1;
     for (int64_t w = 0; w < words; w++) {
         TILE_VECTOR row[TILE_VECTORS];
         UNROLL for (int v = 0; v < vectors; v++)
@@ -68,6 +69,7 @@ TILE_TARGET static inline __attribute__((always_inline)) void TILE(body)(const i
         a += a_step;
         if (from) lying += from->step, panel += NR * sizeof(TILE_WORD);
         else b += NR * sizeof(TILE_WORD);
+        if (w < asking && (w & apart) == 0) te_gemm_ask(out->ahead, out->lines);
     }
     const te_gemm_way way = out->way;
     if (way == TE_GEMM_OUT_KEEP) {

@@ -1,0 +1,150 @@
+/* gemm_turned.c - products of some rows by a b whose columns are contiguous, as those of weights are: several texts
+ * that are continued at once, or a short one.
+ *
+ * Rows of a become columns: a few panels, packed once for all threads, which stay in the second-level cache. Columns of
+ * b are taken as they lie, mr lines at a time, and each of their numbers multiplies a row of a panel. So nothing of b
+ * is packed, it is read once from its first byte to the last, and what comes next of it is asked for meanwhile, a cache
+ * line every other step; where b comes from memory, that is as long as the multiplication takes. Tiles are those of
+ * gemm_micro.c. Their sums are over all of k, in ascending order, and are turned back on their way to c.
+ */
+#include "gemm_plan.h"
+#include "workers.h"
+
+enum {
+    LEAST_ROWS = 20,           /* a tile of one vector reads as many numbers of b as it multiplies vectors, … */
+    LEAST_OF_PAIRS = 33,       /* … and pairs are multiplied twice as fast, … */
+    LONG_LINES = 4 << 10,      /* … which is of use where rows of a do not fit the first-level cache */
+    MOST_ROWS = 144,
+    MOST_PANELS = 3,
+    LEAST_BYTES = 64 << 10,    /* of b */
+    PANEL_BYTES = 1280 << 10,  /* that the second-level cache holds, more or less, beside lines of b */
+    COLUMNS = 64,              /* of a piece of work: what `finish` takes at once, … */
+    FEW_COLUMNS = 16,          /* … and least, where there would be fewer pieces than threads */
+    THREAD_BYTES = 128 << 10,  /* of b that pay for waking a thread */
+    PITCH = COLUMNS + 4        /* of sums */
+};
+
+/* Rows of a that are multiplied together, as the columns of one panel. */
+typedef struct rows_panel {
+    const char *data;
+    int64_t     row;
+    int         rows, vectors;
+} rows_panel;
+
+typedef struct turned_work {
+    const te_gemm_problem *p;
+    const te_gemm_kernel  *kernel;
+    const void *bias;
+    int64_t     words; /* of k */
+    int64_t     columns;
+    int         panels;
+    rows_panel  panel[MOST_PANELS];
+} turned_work;
+
+static const te_gemm_kernel *kernel_of(const te_gemm_state *state, te_dtype dtype)
+{
+    if (dtype == TE_F32) return &state->f32;
+    return dtype == TE_BF16 && state->bf16_pairs && !state->matrix_unit ? &state->bf16 : NULL;
+}
+
+static int64_t panel_bytes(const te_gemm_kernel *kernel, int64_t k)
+{
+    return k / kernel->k_per_word * kernel->nr * kernel->word_bytes;
+}
+
+static int64_t least_rows(const te_gemm_problem *p)
+{
+    return p->a.dtype == TE_F32 || p->k * p->a.size >= LONG_LINES ? LEAST_ROWS : LEAST_OF_PAIRS;
+}
+
+const char *te_gemm_turned_decline(te_exec *exec, const te_gemm_problem *p)
+{
+    const te_gemm_state *state = te_gemm_state_get(exec);
+    if (!state) return "no memory";
+    const te_gemm_kernel *kernel = kernel_of(state, p->a.dtype);
+    if (!kernel || kernel->rate < 2) return "no tiles that multiply two vectors in a cycle";
+    if (p->m < least_rows(p) || p->m > MOST_ROWS) return "few rows, or many";
+    if (p->b.rs != 1 || p->batches > 1) return "columns of b are not contiguous, or of several products";
+    if (p->k % kernel->k_per_word != 0) return "an odd number of steps";
+    if (p->n * p->k * p->b.size < LEAST_BYTES) return "b is small";
+    return divide_up(p->m, kernel->nr) * panel_bytes(kernel, p->k) > PANEL_BYTES ? "rows of a are long" : NULL;
+}
+
+/* Divides the rows into panels as even as whole vectors allow, and packs them. */
+static void make_panels(turned_work *w, const te_gemm_isa *isa, char *to)
+{
+    const te_gemm_problem *p = w->p;
+    const te_gemm_kernel  *kernel = w->kernel;
+    int64_t row = 0, vectors = divide_up(p->m, kernel->lanes);
+    for (int i = 0; i < w->panels; i++, to += panel_bytes(kernel, p->k)) {
+        int mine = (int)(vectors / w->panels + (i < vectors % w->panels)), most = mine * kernel->lanes;
+        int rows = (int)at_most(p->m - row, most);
+        te_gemm_pack pack = {.word = p->a.dtype == TE_F32 ? TE_GEMM_WORD_F32 : TE_GEMM_WORD_BF16PAIR,
+                             .src = te_gemm_element(&p->a, row, 0), .line_stride = p->a.rs * p->a.size,
+                             .k_stride = p->a.cs * p->a.size, .k = p->k, .extent = rows, .width = kernel->nr,
+                             .filled = most};
+        isa->pack(&pack, to);
+        w->panel[i] = (rows_panel){to, row, rows, mine};
+        row += rows;
+    }
+}
+
+/* `lines` columns of b, from the one at b on, times all rows of a. */
+static void run_lines(const turned_work *w, const char *b, int lines, float *sums)
+{
+    enum { LANES = 16 };
+    const te_gemm_problem *p = w->p;
+    const te_gemm_kernel  *kernel = w->kernel;
+    int64_t line = p->b.cs * p->b.size;
+    float   kept[TE_GEMM_MAX_ROWS * TE_GEMM_MAX_VECTORS * LANES];
+    te_gemm_ahead next = {b + kernel->mr * line, kernel->mr, line, p->k * p->b.size, 0};
+    te_gemm_out   out = {.way = TE_GEMM_OUT_KEEP};
+    te_gemm_plan_asking(&out, &next, lines == kernel->mr, w->words);
+    for (const rows_panel *panel = w->panel; panel < w->panel + w->panels; panel++, out.asking = 0) {
+        te_gemm_tile *tile = kernel->tile[lines - 1][panel->vectors - 1];
+        tile(b, line, kernel->word_bytes, panel->data, w->words, kept, true, &out);
+        float *to = sums + panel->row * PITCH;
+        for (int i = 0; i < panel->rows; i++, to += PITCH)
+            for (int j = 0; j < lines; j++) to[j] = kept[j * kernel->nr + i];
+    }
+}
+
+static void run_piece(const turned_work *w, int64_t piece)
+{
+    const te_gemm_problem *p = w->p;
+    int64_t col = piece * w->columns;
+    int     cols = (int)at_most(p->n - col, w->columns), mr = w->kernel->mr;
+    float   sums[MOST_ROWS * PITCH];
+    for (int j = 0; j < cols; j += mr)
+        run_lines(w, te_gemm_element(&p->b, 0, col + j), (int)at_most(cols - j, mr), sums + j);
+    te_gemm_finish finish = {.c = p->c, .aux = p->aux, .bias = w->bias, .bias_by_row = p->bias_by_row,
+                             .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate};
+    w->kernel->finish(&finish, sums, PITCH, 0, col, (int)p->m, cols);
+}
+
+static void run_pieces(void *context, int64_t first, int64_t end, int thread)
+{
+    (void)thread;
+    for (int64_t i = first; i < end; i++) run_piece(context, i);
+}
+
+te_status te_gemm_turned_run(te_exec *exec, const te_gemm_problem *p)
+{
+    te_gemm_state *state = te_gemm_state_get(exec);
+    if (!state) return TE_ERROR_MEMORY;
+    const te_gemm_kernel *kernel = kernel_of(state, p->a.dtype);
+    int    panels = (int)divide_up(p->m, kernel->nr);
+    size_t bias = te_gemm_bias_bytes(p, false);
+    char  *room = exec->scratch(exec, bias + (size_t)(panels * panel_bytes(kernel, p->k)));
+    if (!room) return TE_ERROR_MEMORY;
+    turned_work work = {.p = p, .kernel = kernel, .bias = te_gemm_bias_array(p, false, room), .columns = COLUMNS,
+                        .words = p->k / kernel->k_per_word, .panels = panels};
+    make_panels(&work, state->isa, room + bias);
+    double read = (double)p->n * (double)p->k * p->b.size, pay = 1 + read / THREAD_BYTES;
+    int    threads = pay < exec->threads ? (int)pay : exec->threads;
+    while (work.columns > FEW_COLUMNS && p->n < threads * work.columns) work.columns /= 2;
+    int64_t pieces = divide_up(p->n, work.columns);
+    te_cpu_loop(exec, threads, pieces, te_cpu_even_grain(pieces, 4 * threads), run_pieces, &work);
+    exec->scratch_free(exec, room);
+    return TE_OK;
+}

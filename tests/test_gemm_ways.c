@@ -185,7 +185,8 @@ static void check_packed_by_tiles(type_pair types, int64_t m, int64_t n, int64_t
 static void test_packed_by_tiles(void)
 {
     static const int64_t shapes[][3] = {{8, 16, 2},     {8, 48, 1},     {9, 32, 70},   {16, 64, 386}, {64, 112, 384},
-                                        {65, 144, 770}, {23, 288, 193}, {300, 96, 40}, {7, 48, 64},   {530, 208, 402}};
+                                        {65, 144, 770}, {23, 288, 193}, {300, 96, 40}, {7, 48, 64},   {530, 208, 402},
+                                        {3, 144, 770},  {5, 96, 1538}, {1, 32, 200}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (int t = 0; t < TYPE_PAIRS; t++)
             check_packed_by_tiles(type_pairs[t], shapes[i][0], shapes[i][1], shapes[i][2]);

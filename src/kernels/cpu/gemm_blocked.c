@@ -88,6 +88,7 @@ static void pack_a(const gemm_unit *u)
     te_gemm_pack pack = pack_of_slice(u, u->a.data + u->row * u->a.row, u->a.row, u->a.col);
     pack.extent = (int)u->rows;
     pack.width = u->plan->kernel->mr;
+    if (te_gemm_is_low(u->plan)) pack.filled = pack.width;
     if (u->plan->kernel->pack_a) u->plan->kernel->pack_a(&pack, a_of_slice(u));
     else u->plan->isa->pack(&pack, a_of_slice(u));
 }
@@ -183,7 +184,8 @@ static bool is_packed_by_tile(const gemm_unit *u, int64_t panel)
     const te_gemm_kernel *kernel = plan->kernel;
     bool words = plan->word == TE_GEMM_WORD_F32 || plan->word == TE_GEMM_WORD_F64 ||
                  (plan->word == TE_GEMM_WORD_BF16PAIR && plan->p->k % 2 == 0);
-    return kernel->packing && words && !plan->packed_b && plan->p->b.cs == 1 && u->rows >= kernel->mr &&
+    bool high = u->rows >= kernel->mr || te_gemm_is_low(plan);
+    return kernel->packing && words && !plan->packed_b && plan->p->b.cs == 1 && high &&
            columns_of(u, panel) % kernel->lanes == 0;
 }
 
@@ -225,7 +227,7 @@ static void run_tiles(gemm_unit *u, int64_t panel)
     const char *b = plan->packed_b ? packed_slice(u, plan->packed_b, panel) : u->b_room;
     if (packs) lying = lying_of(u, panel, &next);
     else if (!plan->packed_b) pack_b(u, panel);
-    if (kernel->fetch) te_gemm_plan_asking(&out, &next, u->rows / mr - packs, u->filled);
+    if (kernel->fetch) te_gemm_plan_asking(&out, &next, at_least(u->rows / mr - packs, 0), u->filled);
     else plan_fetches(u, row_panels, &next, &out);
     for (int64_t i = 0; i < row_panels; i++, a += a_panel, sums += kept ? tile_bytes : 0) {
         int64_t row = u->row + i * mr;
@@ -234,7 +236,8 @@ static void run_tiles(gemm_unit *u, int64_t panel)
         char *c = te_gemm_element(&u->finish.c, row, col);
         float *of_tile = squares ? squares + row / mr * plan->square_cols + col / kernel->lanes : NULL;
         out.c = by_near ? near : c;
-        out.way = by_near ? TE_GEMM_OUT_STORE : rows % kernel->row_group ? TE_GEMM_OUT_KEEP : way;
+        bool part = rows % kernel->row_group || (packs && rows < mr);
+        out.way = by_near ? TE_GEMM_OUT_STORE : part ? TE_GEMM_OUT_KEEP : way;
         out.squares = of_tile;
         te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors - 1];
         if (packs && i == 0) kernel->packing[vectors - 1](a, a_row, a_step, &lying, u->filled, sums, begins, &out);

@@ -58,6 +58,11 @@ static void plan_arithmetic(te_gemm_plan *plan, const te_gemm_state *state)
 /* Rows pages apart are packed although they are contiguous. */
 bool te_gemm_reads_rows(const te_gemm_matrix *a) { return a->cs == 1 && !te_gemm_lines_apart(a); }
 
+bool te_gemm_is_low(const te_gemm_plan *plan)
+{
+    return plan->p->m < plan->kernel->mr && plan->p->b.cs == 1 && plan->kernel->packing;
+}
+
 static bool is_direct(const te_gemm_plan *plan)
 {
     bool whole_words = plan->word == TE_GEMM_WORD_F32 || plan->word == TE_GEMM_WORD_F64 ||
@@ -65,6 +70,7 @@ static bool is_direct(const te_gemm_plan *plan)
     bool whole_steps = plan->p->k % (plan->kernel->k_per_word * plan->kernel->step) == 0;
     bool stays = plan->kernel->step > 1 || (plan->kernel->chunk_bytes && plan->p->a.rs * plan->p->a.size >= NEAR_ROWS);
     if (stays && plan->p->n > DIRECT_COLS) return false;
+    if (te_gemm_is_low(plan)) return false;
     return whole_words && whole_steps && plan->p->m % plan->kernel->row_group == 0 && te_gemm_reads_rows(&plan->p->a);
 }
 

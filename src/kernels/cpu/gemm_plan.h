@@ -47,6 +47,9 @@ static inline int64_t te_gemm_lines_of(const te_gemm_ahead *ahead) { return ahea
  * core has few buffers for missing lines, so a burst keeps it waiting. Where there is no such tile asks at once. */
 void te_gemm_plan_asking(te_gemm_out *out, te_gemm_ahead *next, int64_t tiles, int64_t steps);
 
+/* Whether c is less than a tile high, by a b that a tile of all rows packs while it multiplies: with rows of zeros. */
+bool te_gemm_is_low(const te_gemm_plan *plan);
+
 /* Workspace of a thread. */
 static inline size_t te_gemm_thread_bytes(const te_gemm_plan *plan)
 {

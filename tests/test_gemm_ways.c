@@ -233,7 +233,9 @@ static void test_turned(void)
             CHECK(check_turned(types[t], rows[i], n, k) == enough);
             if (types[t].in == TE_BF16) CHECK(!check_turned(types[t], rows[i], n, k + 1));
         }
-    CHECK(check_turned(types[1], 21, 70, 2050) == pairs); /* rows that no first-level cache holds */
+    CHECK(check_turned(types[1], 13, 70, 2050) == pairs); /* rows that no first-level cache holds */
+    CHECK(check_turned(types[0], 15, 44, 1101) == floats);
+    CHECK(!check_turned(types[0], 12, 70, 1101));
     CHECK(!check_turned(types[0], 145, 200, 300));
     CHECK(!check_turned(types[0], 144, 20, 2600));
     CHECK(!check_turned(types[0], 40, 20, 300));

@@ -148,6 +148,14 @@ static void test_few_rows(void)
         CHECK(check_few_rows("rows", COLUMNS, types[t], m, n, k) == (types[t].in == TE_F32 ? floats : pairs));
         CHECK(!check_few_rows("rows", COLUMNS, types[t], m, random_int(20, 120), random_int(1, 130)));
     }
+    /* lines that are gone through in parts: with and without a rest, pages apart, and fewer columns than take turns */
+    static const int64_t lengths[] = {1031, 2048, 3585, 4096, 9001};
+    for (int i = 0; i < 5; i++)
+        for (int t = 0; t < 4; t++) {
+            int64_t m = i < 4 ? random_int(4, 8) : random_int(9, 19), n = (2 << 20) / lengths[i] / 2 + i;
+            bool    can = m <= 8 || (types[t].in == TE_F32 ? floats : types[t].in == TE_BF16 && pairs);
+            CHECK(check_few_rows("rows", COLUMNS, types[t], m, n, lengths[i]) == can);
+        }
     CHECK(check_few_rows("rows", COLUMNS, types[0], 49, 2200, 2001) == floats);
     CHECK(check_few_rows("rows", COLUMNS, types[2], 56, 2100, 4001) == pairs);
     CHECK(!check_few_rows("rows", COLUMNS, types[2], 57, 2100, 4001));
@@ -233,9 +241,8 @@ static void test_turned(void)
             CHECK(check_turned(types[t], rows[i], n, k) == enough);
             if (types[t].in == TE_BF16) CHECK(!check_turned(types[t], rows[i], n, k + 1));
         }
-    CHECK(check_turned(types[1], 13, 70, 2050) == pairs); /* rows that no first-level cache holds */
-    CHECK(check_turned(types[0], 15, 44, 1101) == floats);
-    CHECK(!check_turned(types[0], 12, 70, 1101));
+    CHECK(check_turned(types[1], 21, 70, 2050) == pairs); /* rows that no first-level cache holds */
+    CHECK(!check_turned(types[0], 19, 200, 300));
     CHECK(!check_turned(types[0], 145, 200, 300));
     CHECK(!check_turned(types[0], 144, 20, 2600));
     CHECK(!check_turned(types[0], 40, 20, 300));

@@ -15,11 +15,10 @@
 
 enum {
     MOST_ROWS = 64, MOST_OF_PAIRS = 56,
-    FEW_ROWS = 8,
+    FEW_ROWS = 8, PART_ROWS = 19, /* which long lines of go through in parts */
     TINY_BYTES = 16 << 10,     /* of b */
     SMALL_BYTES = 128 << 10,   /* stays near */
     LARGE_BYTES = 1 << 20,     /* does not */
-    HUGE_BYTES = 16 << 20,     /* is read from memory */
     ROWS_BYTES = 512 << 10,    /* of a, which is read for every column */
     COLUMNS = 64,              /* of a piece of work: what `finish` takes at once, … */
     FEW_COLUMNS = 16,          /* … and least, where there would be fewer pieces than threads */
@@ -48,7 +47,7 @@ static int rows_before_tiles(const te_gemm_problem *p, double bytes)
 {
     int    far = p->a.dtype == TE_F32 ? MOST_ROWS : MOST_OF_PAIRS;
     int    most = bytes < SMALL_BYTES ? FEW_ROWS : bytes < LARGE_BYTES ? 32 : far;
-    int    least = bytes < HUGE_BYTES ? FEW_ROWS : 2 * FEW_ROWS;
+    int    least = bytes < LARGE_BYTES ? FEW_ROWS : PART_ROWS;
     double near = ROWS_BYTES / ((double)p->k * p->a.size);
     return near < least ? least : near < most ? (int)near : most;
 }

@@ -12,9 +12,8 @@
 
 enum {
     LEAST_ROWS = 20,           /* a tile of one vector reads as many numbers of b as it multiplies vectors, … */
-    LEAST_OF_PAIRS = 33,       /* … and pairs are multiplied twice as fast; … */
-    LEAST_OF_LONG = 13,        /* … but rows of so many bytes do not fit the first-level cache together */
-    LONG_ROWS = 4 << 10,
+    LEAST_OF_PAIRS = 33,       /* … and pairs are multiplied twice as fast, … */
+    LONG_ROWS = 4 << 10,       /* … which is of use as long as the first-level cache holds rows of a */
     MOST_ROWS = 144,
     MOST_PANELS = 3,
     LEAST_BYTES = 64 << 10,    /* of b */
@@ -55,8 +54,7 @@ static int64_t panel_bytes(const te_gemm_kernel *kernel, int64_t k)
 
 static int64_t least_rows(const te_gemm_problem *p)
 {
-    if (p->k * p->a.size >= LONG_ROWS) return LEAST_OF_LONG;
-    return p->a.dtype == TE_F32 ? LEAST_ROWS : LEAST_OF_PAIRS;
+    return p->a.dtype == TE_F32 || p->k * p->a.size >= LONG_ROWS ? LEAST_ROWS : LEAST_OF_PAIRS;
 }
 
 const char *te_gemm_turned_decline(te_exec *exec, const te_gemm_problem *p)

@@ -16,7 +16,16 @@ enum { BLOCK_ROWS = 4 };
 enum { BLOCK_ROWS = 1 };
 #endif
 
-enum { AHEAD = 8 << 10 /* bytes */ };
+enum {
+    AHEAD = 8 << 10,      /* bytes */
+    NEAR = 24 << 10,      /* of lines of a, that stay in the first-level cache as they are; else these … */
+    PART = 2 << 10,       /* … are gone through in parts of so many bytes, … */
+    LEAST_ROWS = 4,       /* … if there are several, … */
+    PART_ROWS = 20,       /* … and not more than have room, … */
+    PART_COLS = 32,       /* … by so many columns */
+    PART_BLOCKS = PART_COLS / BLOCK_COLS,
+    APART = 2 << 10       /* bytes, by a multiple of which lines share places in a cache */
+};
 
 /* Adds to sums of part v the products of its words of one step, whose lines begin at a and b. */
 INLINE vector add_f32(const char *a, const char *b, int v, vector sum)
@@ -70,21 +79,42 @@ static __attribute__((noinline)) void copy_rest(const char *src, int64_t stride,
     for (int i = 0; i < lines; i++) copy_filled(rest[i], src + i * stride, bytes, LINE);
 }
 
-/* `rows` lines of a times BLOCK_COLS of b, `col` bytes apart. */
-INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char *a, const char *b, int64_t col,
-                       float *sums)
+/* A part of long lines, or all of them, and where to ask for what is read next while they are multiplied: `gap` bytes
+ * from one of its lines to the next, and `pace` times as fast as a. */
+typedef struct dots_part {
+    bool        begins, ends;
+    int64_t     gap, pace;
+    const char *next;
+} dots_part;
+
+typedef vector block_sums[BLOCK_COLS][PARTS];
+
+/* One by one, so that they may be in registers. */
+INLINE void move_sums(int rows, block_sums *to, block_sums *from)
 {
-    vector  sum[BLOCK_ROWS][BLOCK_COLS][PARTS] = {0};
-    char    x[BLOCK_ROWS][LINE], y[BLOCK_COLS][LINE];
-    int64_t row = d->a_line, whole = d->bytes / LINE * LINE, rest = d->bytes - whole;
+    UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int j = 0; j < BLOCK_COLS; j++)
+            UNROLL for (int v = 0; v < (int)PARTS; v++) to[i][j][v] = from[i][j][v];
+}
+
+/* `rows` lines of a times BLOCK_COLS of b, `col` bytes apart. A part that does not begin goes on with the sums that are
+ * kept, and one that does not end leaves them there. */
+INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char *a, const char *b, int64_t col,
+                       const dots_part *part, block_sums *kept, float *sums)
+{
+    block_sums  sum[BLOCK_ROWS] = {0};
+    char        x[BLOCK_ROWS][LINE], y[BLOCK_COLS][LINE];
+    int64_t     row = d->a_line, whole = d->bytes / LINE * LINE, rest = d->bytes - whole;
     /* of one row times the same column over and over, both are fetched as far ahead */
-    int64_t     pace = col ? BLOCK_COLS : 1;
-    const char *ahead[BLOCK_COLS];
+    int64_t     pace = col ? BLOCK_COLS : 1, gap = part->gap;
+    const char *ahead[BLOCK_COLS], *next = part->next;
     UNROLL for (int j = 0; j < BLOCK_COLS; j++) ahead[j] = (col ? b + j * LINE : j ? a : b) + AHEAD;
+    if (!part->begins) move_sums(rows, sum, kept);
     for (;;) {
         for (int64_t at = 0; at < whole; at += LINE) {
             UNROLL for (int j = 0; j < BLOCK_COLS; j++)
-                __builtin_prefetch(rows == 1 ? ahead[j] + pace * at : b + BLOCK_COLS * at + j * LINE + AHEAD);
+                __builtin_prefetch(rows == 1 ? ahead[j] + pace * at : next + j * gap);
+            next += part->pace * LINE;
             UNROLL for (int i = 0; i < rows; i++)
                 UNROLL for (int j = 0; j < BLOCK_COLS; j++)
                     UNROLL for (int v = 0; v < (int)PARTS; v++)
@@ -94,37 +124,100 @@ INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char 
         copy_rest(a + whole, row, rows, rest, x), copy_rest(b + whole, col, BLOCK_COLS, rest, y);
         a = x[0], b = y[0], row = col = whole = LINE, rest = 0;
     }
-    UNROLL for (int i = 0; i < rows; i++) fold(sum[i], sums + i * d->pitch);
+    if (!part->ends) move_sums(rows, kept, sum);
+    else UNROLL for (int i = 0; i < rows; i++) fold(sum[i], sums + i * d->pitch);
 }
 
 /* A block of columns for all rows. */
-INLINE void dots_cols(add_fn *add, const te_gemm_dots *d, const char *b, int64_t col, float *sums)
+INLINE void dots_cols(add_fn *add, const te_gemm_dots *d, const char *b, int64_t col, const dots_part *part,
+                      block_sums *kept, float *sums)
 {
-    for (int i = 0; i < d->rows;) {
+    for (int i = 0, n; i < d->rows; i += n) {
         const char *a = d->a + i * d->a_line;
         float *to = sums + i * d->pitch;
-        if (BLOCK_ROWS >= 4 && d->rows - i >= 4) dots_block(add, BLOCK_ROWS, d, a, b, col, to), i += 4;
-        else if (BLOCK_ROWS >= 4 && d->rows - i >= 2) dots_block(add, BLOCK_ROWS / 2, d, a, b, col, to), i += 2;
-        else dots_block(add, 1, d, a, b, col, to), i++;
+        int    left = d->rows - i;
+        block_sums *own = kept + i;
+        n = BLOCK_ROWS >= 4 && left >= 4 ? BLOCK_ROWS : BLOCK_ROWS >= 4 && left >= 2 ? BLOCK_ROWS / 2 : 1;
+        if (BLOCK_ROWS >= 4 && n == BLOCK_ROWS) dots_block(add, BLOCK_ROWS, d, a, b, col, part, own, to);
+        else if (BLOCK_ROWS >= 4 && n > 1) dots_block(add, BLOCK_ROWS / 2, d, a, b, col, part, own, to);
+        else dots_block(add, 1, d, a, b, col, part, own, to);
     }
 }
 
-/* The last block begins early enough to be whole: what it overlaps with is computed twice, to the same sums. Where
- * there are fewer columns than a block has, each is taken for all of one; what that writes too far right the next one
- * overwrites, and `pitch` leaves room for the last. */
-INLINE void dots_all(add_fn *add, const te_gemm_dots *d)
+/* Columns first … end. The last block begins early enough to be whole: what it overlaps with is computed twice,
+ * to the same sums. Where there are fewer columns than a block has, each is taken for all of one; what that writes too
+ * far right the next one overwrites, and `pitch` leaves room for the last. */
+INLINE void dots_columns(add_fn *add, const te_gemm_dots *d, int first, int end, const dots_part *part,
+                         block_sums kept[][PART_ROWS])
 {
-    bool few = d->cols < BLOCK_COLS;
-    int  step = few ? 1 : BLOCK_COLS, last = d->cols - step;
-    for (int j = 0; j < d->cols; j += step) {
-        int at = j < last ? j : last;
-        dots_cols(add, d, d->b + at * d->b_line, few ? 0 : d->b_line, d->sums + at);
+    bool    few = d->cols < BLOCK_COLS;
+    int     step = few ? 1 : BLOCK_COLS, last = d->cols - step;
+    int64_t col = d->b_line;
+    for (int j = first; j < end; j += step) {
+        int         at = j < last ? j : last;
+        const char *b = d->b + at * col;
+        dots_part   now = *part;
+        if (!now.next) now.next = b + AHEAD;
+        else if (j + step < end) now.next = b + step * col;
+        dots_cols(add, d, b, few ? 0 : col, &now, kept[(j - first) / step % PART_BLOCKS], d->sums + at);
     }
 }
 
-void TE_ISA_NAME(te_gemm_dots_f32)(const te_gemm_dots *d) { dots_all(add_f32, d); }
-void TE_ISA_NAME(te_gemm_dots_bf16)(const te_gemm_dots *d) { dots_all(add_bf16, d); }
-void TE_ISA_NAME(te_gemm_dots_f16)(const te_gemm_dots *d) { dots_all(add_f16, d); }
+typedef void columns_fn(const te_gemm_dots *d, int first, int end, const dots_part *part,
+                        block_sums kept[][PART_ROWS]);
+
+/* The part of the lines that begins at byte `from`. Rows so far apart that they push each other out are copied. */
+static te_gemm_dots part_of(const te_gemm_dots *d, int64_t from, char near[][PART + LINE])
+{
+    te_gemm_dots part = *d;
+    part.a += from;
+    part.b += from;
+    if (part.bytes > from + PART) part.bytes = from + PART;
+    part.bytes -= from;
+    if (d->a_line % APART != 0) return part;
+    for (int i = 0; i < d->rows; i++) memcpy(near[i], part.a + i * d->a_line, (size_t)part.bytes);
+    part.a = near[0];
+    part.a_line = sizeof near[0];
+    return part;
+}
+
+/* Long lines, part by part: one of all rows stays in the first-level cache while that of some columns passes. */
+static void dots_in_parts(columns_fn *columns, const te_gemm_dots *d)
+{
+    block_sums kept[PART_BLOCKS][PART_ROWS];
+    char       near[PART_ROWS][PART + LINE];
+    for (int first = 0; first < d->cols; first += PART_COLS) {
+        int end = first + PART_COLS < d->cols ? first + PART_COLS : d->cols;
+        for (int64_t from = 0; from < d->bytes; from += PART) {
+            const te_gemm_dots part = part_of(d, from, near);
+            bool        ends = from + part.bytes == d->bytes;
+            const char *next = ends ? d->b + end * d->b_line : part.b + PART + first * d->b_line;
+            const dots_part now = {.begins = from == 0, .ends = ends, .gap = d->b_line, .pace = 1, .next = next};
+            columns(&part, first, end, &now, kept);
+        }
+    }
+}
+
+/* Where registers hold the sums of one row alone parts take longer. */
+static void dots_all(columns_fn *columns, const te_gemm_dots *d)
+{
+    const dots_part all = {.begins = true, .ends = true, .gap = LINE, .pace = BLOCK_COLS};
+    block_sums none[PART_BLOCKS][PART_ROWS]; /* neither read nor written */
+    bool several = d->rows >= LEAST_ROWS && d->rows <= PART_ROWS && d->cols >= BLOCK_COLS && BLOCK_ROWS > 1;
+    if (several && d->bytes > PART && d->rows * d->bytes > NEAR) dots_in_parts(columns, d);
+    else columns(d, 0, d->cols, &all, none);
+}
+
+#define DOTS(type, target)                                                                                             \
+    target static void type##_columns(const te_gemm_dots *d, int first, int end, const dots_part *part,                \
+                                      block_sums kept[][PART_ROWS])                                                    \
+    {                                                                                                                  \
+        dots_columns(add_##type, d, first, end, part, kept);                                                           \
+    }                                                                                                                  \
+    void TE_ISA_NAME(te_gemm_dots_##type)(const te_gemm_dots *d) { dots_all(type##_columns, d); }
+DOTS(f32, )
+DOTS(bf16, )
+DOTS(f16, )
 #ifdef PAIRS_TARGET
-PAIRS_TARGET void TE_ISA_NAME(te_gemm_dots_pairs)(const te_gemm_dots *d) { dots_all(add_pairs, d); }
+DOTS(pairs, PAIRS_TARGET)
 #endif

@@ -230,22 +230,25 @@ static bool check_turned(type_pair types, int64_t m, int64_t n, int64_t k)
 static void test_turned(void)
 {
     static const type_pair types[] = {{TE_F32, TE_F32}, {TE_BF16, TE_BF16}, {TE_BF16, TE_F32}};
-    static const int       rows[] = {20, 32, 33, 47, 48, 49, 63, 64, 65, 96, 97, 112, 113, 128, 144};
+    static const int       rows[] = {48, 61, 63, 64, 78, 80, 96, 110, 112, 128, 144}; /* few lanes of panels are idle */
     const te_gemm_state *state = te_gemm_state_get(&execs[0]);
     bool floats = te_cpu(&execs[0])->isa == TE_CPU_AVX512 && state->f32.rate >= 2;
     bool pairs = floats && state->bf16_pairs && !state->matrix_unit;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (int t = 0; t < 3; t++) {
-            int64_t n = random_int(150, 330), k = 2 * random_int(110, 240);
-            bool    enough = types[t].in == TE_F32 ? floats : pairs && rows[i] > 32;
-            CHECK(check_turned(types[t], rows[i], n, k) == enough);
-            if (types[t].in == TE_BF16) CHECK(!check_turned(types[t], rows[i], n, k + 1));
+            int64_t n = random_int(256, 330), k = 2 * random_int(256, 300);
+            CHECK(check_turned(types[t], rows[i], n, k) == (t ? pairs : floats));
+            if (t) CHECK(!check_turned(types[t], rows[i], n, k + 1));
         }
-    CHECK(check_turned(types[1], 21, 70, 2050) == pairs); /* rows that no first-level cache holds */
-    CHECK(!check_turned(types[0], 19, 200, 300));
-    CHECK(!check_turned(types[0], 145, 200, 300));
-    CHECK(!check_turned(types[0], 144, 20, 2600));
-    CHECK(!check_turned(types[0], 40, 20, 300));
+    CHECK(check_turned(types[0], 28, 400, 700) == floats); /* a b that does not stay near */
+    CHECK(check_turned(types[0], 24, 1030, 1030) == floats);
+    CHECK(check_turned(types[1], 30, 270, 2050) == pairs); /* rows that no first-level cache holds */
+    CHECK(!check_turned(types[1], 32, 600, 1022));
+    CHECK(!check_turned(types[0], 33, 400, 700));
+    CHECK(!check_turned(types[0], 145, 300, 300));
+    CHECK(!check_turned(types[0], 144, 300, 2600));
+    CHECK(!check_turned(types[0], 64, 255, 600));
+    CHECK(!check_turned(types[0], 64, 300, 255));
 }
 
 int main(void)

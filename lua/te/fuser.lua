@@ -43,6 +43,10 @@ local function is_current(program)
         local other = check[4]
         if other == true then
             if (rawget(check[1], check[2]) ~= nil) ~= check[3] then return false end
+        elseif other == "row" then
+            local now = rawget(check[1], check[2])
+            if now ~= check[3] and now and now:numel() == 1 then return false end
+            check[3] = now
         elseif other then
             if rawget(check[1], check[2]) ~= rawget(other[1], other[2]) then return false end
         elseif check[1][check[2]] ~= check[3] then

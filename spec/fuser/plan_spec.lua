@@ -141,6 +141,24 @@ describe("plans", function()
             assert.error_matches(function() seq(te.ones { 2, 3 }) end, "shape {2,3}, its last sizes? must be {?1")
             plans.assert_unchanged(seq, input { 2, 3, 1 })
         end
+        local seq = te.Sequential(te.GELU(), te.Bias(8))
+        seq(te.ones { 3, 8 })
+        seq[2].bias = te.randn({ 1 }, { requires_grad = true })
+        assert.error_matches(function() seq(te.ones { 3, 8 }) end, "shape {3,8}, its last size must be 1")
+        seq[2].bias = te.ones({ 8 }, { requires_grad = true })
+        assert.same({ 3, 8 }, seq(te.ones { 3, 8 }).shape)
+    end)
+
+    it("say what lies between two programs, and why a group ends before rows of several dimensions", function()
+        local x = input { 32, 64 }
+        local seq = te.Sequential(te.GELU(), te.Residual(te.RMSNorm(64, { params_dtype = "float64" })), te.ReLU())
+        assert.matches("one that computes in float64 lies", reason(seq:explain(x), "GELU", "AddExtraInput"))
+        seq = te.Sequential(te.GELU(), te.Residual(te.Linear(64, 64)), te.ReLU())
+        assert.matches("a matrix product lies", reason(seq:explain(x), "GELU", "AddExtraInput"))
+        local list = { te.LayerNorm { 2, 4 } }
+        for _ = 1, 10 do list[#list + 1], list[#list + 2] = te.GELU(), te.MakeExtraOutput() end
+        seq = te.Sequential(unpack(list))
+        assert.matches("at most 8 results", reason(seq:explain(input { 3, 2, 4 }), "GELU", "GELU"))
     end)
 
     it("count the bytes of every tensor once", function()

@@ -156,7 +156,7 @@ end
 local function add_border(plan, part, after, items)
     if not (after and after.group) then return end
     local reason = "rows of several dimensions beside rows of one"
-    if joined.same(part.joined, after.joined) then
+    if part.full then
         reason = ("at most %d results of what is planned together are read behind it"):format(core.group_most_outputs)
     end
     plan.reasons[#plan.reasons + 1] = { from = op_name(items[part.steps[#part.steps].label]),

@@ -49,7 +49,8 @@ function Recorder:op(name, inputs, attributes, product)
 end
 
 -- What makes a description hold no more (te.fuser looks): of { table, key, expected } another value there; with true as
--- a fourth entry, that there is one now or none; with { table, key } there, another value than at that place.
+-- a fourth entry, that there is one now or none; with { table, key } there, another value than at that place; with "row",
+-- another tensor of one number.
 local function check(g, ...) g.checks[#g.checks + 1] = { ... } end
 
 -- The list in a field of a module has to stay the same one. Entries of a list are described one after the other.
@@ -83,6 +84,16 @@ function Recorder:param(module, name)
         check(self, holder, key, nil, source)
     end
     return symbol(self, known)
+end
+
+--- A parameter of one number for each of a row's. nil and a reason where it is one number, which the engine would take
+--- for rows of any length.
+function Recorder:along_row(module, name)
+    local tensor = rawget(module, name)
+    local single = tensor ~= nil and tensor:numel() == 1
+    if single then return nil, ("a %s of one number would fit rows of any length"):format(name) end
+    check(self, module, name, tensor, "row")
+    return self:param(module, name)
 end
 
 --- Whether what products run under is chosen by their rows. Both answers hold as long as that stays so.
@@ -268,7 +279,7 @@ local function make_group(g, first, last, readers)
 end
 
 -- The last step that stands in a group with step `first`, and the sizes that their rows join: steps that go element
--- by element stand with any. Behind it no more of their results are read than a group can give.
+-- by element stand with any. Behind it no more of their results are read than a group can give; true if that ends it.
 local function group_end(g, first, readers)
     local at, fixed, sizes, open, closing = first, false, nil, 0, {}
     local last, last_sizes = first, nil
@@ -284,7 +295,7 @@ local function group_end(g, first, readers)
         if open <= core.group_most_outputs then last, last_sizes = at, sizes end
         at = at + 1
     end
-    return last, last_sizes
+    return last, last_sizes, last < at - 1
 end
 
 --- Items as parts. With `fuse` false every item is called.
@@ -310,10 +321,10 @@ function record.parts(walk, fuse)
         if g.steps[at].item then
             parts[#parts + 1] = g.steps[at]
         else
-            local first, sizes = at, nil
-            at, sizes = group_end(g, first, readers)
+            local first, sizes, full = at, nil, nil
+            at, sizes, full = group_end(g, first, readers)
             parts[#parts + 1] = make_group(g, first, at, readers)
-            parts[#parts].joined = sizes
+            parts[#parts].joined, parts[#parts].full = sizes, full
         end
         parts[#parts].last_step = at
         at = at + 1

@@ -193,8 +193,9 @@ function Bias:op_forward(_, x)
 end
 
 function Bias:lower(g, x)
-    if self.bias:numel() == 1 then return nil, "a bias of one number would fit rows of any length" end
-    return g:op("add", { x, g:param(self, "bias") })
+    local bias, reason = g:along_row(self, "bias")
+    if not bias then return nil, reason end
+    return g:op("add", { x, bias })
 end
 
 function Bias:describe() return ("size=%d"):format(self.size) end

@@ -68,11 +68,17 @@ local function flattened(self, x, normalize)
     return y:view(x.shape)
 end
 
--- For the recorder of a description: the row is all dimensions that are normalized.
-local function join(self, g)
-    if #self.normalized_shape > 1 then return g:join(self.normalized_shape, self.__name) end
-    if self.normalized_shape[1] == 1 then return nil, "a weight of one number would fit rows of any length" end
-    return true
+-- For the recorder of a description: the inputs of an operation whose row is all dimensions that are normalized, or nil
+-- and a reason.
+local function inputs_of(self, g, x, ...)
+    local inputs, joins, reason = { x }, true, nil
+    if #self.normalized_shape > 1 then joins, reason = g:join(self.normalized_shape, self.__name) end
+    for i, name in ipairs { ... } do
+        if joins then inputs[1 + i], reason = g:along_row(self, name) end
+        joins = joins and inputs[1 + i] ~= nil
+    end
+    if not joins then return nil, reason end
+    return inputs
 end
 
 local function describe(self)
@@ -103,9 +109,8 @@ function LayerNorm:op_forward(_, x)
 end
 
 function LayerNorm:lower(g, x)
-    local joins, reason = join(self, g)
-    if not joins then return nil, reason end
-    local inputs = { x, g:param(self, "weight"), g:param(self, "bias") }
+    local inputs, reason = inputs_of(self, g, x, "weight", "bias")
+    if not inputs then return nil, reason end
     return g:op(operation(self, "layer_norm"), inputs, { eps = self.eps })
 end
 
@@ -126,9 +131,9 @@ function RMSNorm:op_forward(_, x)
 end
 
 function RMSNorm:lower(g, x)
-    local joins, reason = join(self, g)
-    if not joins then return nil, reason end
-    return g:op(operation(self, "rms_norm"), { x, g:param(self, "weight") }, { eps = self.eps })
+    local inputs, reason = inputs_of(self, g, x, "weight")
+    if not inputs then return nil, reason end
+    return g:op(operation(self, "rms_norm"), inputs, { eps = self.eps })
 end
 
 local L2Normalization = BasicOperation:extend("L2Normalization")

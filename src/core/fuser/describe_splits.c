@@ -43,6 +43,16 @@ static const char *why_not_handed(const te_fuse_plan *plan, const te_unit *call,
     return text;
 }
 
+/* What keeps two programs of one kind apart, which run in stages. */
+static const char *what_lies_between(const te_unit *a, const te_unit *b)
+{
+    bool only_programs = true;
+    for (const te_unit *unit = a + 1; unit < b; unit++) only_programs &= unit->kind == TE_UNIT_PROGRAM;
+    if (!only_programs || b <= a) return "a matrix product lies between them on another path";
+    return a->compute_f64 ? "one that computes in float32 lies between them on another path"
+                          : "one that computes in float64 lies between them on another path";
+}
+
 static const char *why_split(const te_describing *d, int from, int to, char *text, size_t size)
 {
     const te_fuse_plan *plan = d->plan;
@@ -68,7 +78,7 @@ static const char *why_split(const te_describing *d, int from, int to, char *tex
     if (b->kind == TE_UNIT_LINEAR) return why_stored(d, b, text, size);
     if (a->width != b->width) return "rows of another width: one value of the second needs two of the first";
     if (a->compute_f64 != b->compute_f64) return "one computes in float64, the other in float32";
-    return "a matrix product lies between them on another path";
+    return what_lies_between(a, b);
 }
 
 void te_describe_splits(const te_describing *d, void (*split)(void *, const te_split_description *), void *user)

@@ -2,6 +2,7 @@
  *
  *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c), where few columns become
  *                             few rows, cuts a large one in slices for the library
+ *        turned               more rows times contiguous columns, whose places they take (gemm_turned.c)
  *        rows                 few rows times contiguous columns, nothing packed (gemm_rows.c): b is read once
  *        sweep                few rows times contiguous rows, as they lie (gemm_sweep.c)
  *        small                one thread, workspace on the stack: the call costs less than a microsecond

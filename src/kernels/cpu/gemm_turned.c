@@ -13,10 +13,14 @@
 enum {
     LEAST_ROWS = 20,           /* a tile of one vector reads as many numbers of b as it multiplies vectors, … */
     LEAST_OF_PAIRS = 33,       /* … and pairs are multiplied twice as fast, … */
-    LONG_ROWS = 4 << 10,       /* … which is of use as long as the first-level cache holds rows of a */
+    LONG_ROWS = 4 << 10,       /* … which is of use as long as the first-level cache holds rows of a; … */
+    LEAST_OF_NEAR = 48,        /* … a b that stays near is packed soon … */
+    NEAR_BYTES = 1 << 20,
+    FAR_BYTES = 4 << 20,       /* … and one that comes from memory leaves time to multiply */
+    LEAST_COLS = 256,          /* by fewer columns packing a does not pay */
+    LEAST_WORDS = 256,         /* of k, beside which turning sums back takes long */
     MOST_ROWS = 144,
     MOST_PANELS = 3,
-    LEAST_BYTES = 64 << 10,    /* of b */
     PANEL_BYTES = 1280 << 10,  /* that the second-level cache holds, more or less, beside lines of b */
     COLUMNS = 64,              /* of a piece of work: what `finish` takes at once, … */
     FEW_COLUMNS = 16,          /* … and least, where there would be fewer pieces than threads */
@@ -52,9 +56,13 @@ static int64_t panel_bytes(const te_gemm_kernel *kernel, int64_t k)
     return k / kernel->k_per_word * kernel->nr * kernel->word_bytes;
 }
 
-static int64_t least_rows(const te_gemm_problem *p)
+/* Whether there are enough rows, and these fill the vectors of panels well enough. All figures were measured. */
+static bool rows_fit(const te_gemm_problem *p, int lanes)
 {
-    return p->a.dtype == TE_F32 || p->k * p->a.size >= LONG_ROWS ? LEAST_ROWS : LEAST_OF_PAIRS;
+    int64_t bytes = p->n * p->k * p->b.size, idle = divide_up(p->m, lanes) * lanes - p->m;
+    bool    wide = p->a.dtype == TE_F32 || p->k * p->a.size >= LONG_ROWS;
+    int64_t least = bytes < NEAR_BYTES ? LEAST_OF_NEAR : wide ? LEAST_ROWS : LEAST_OF_PAIRS;
+    return p->m >= least && p->m <= MOST_ROWS && idle * (!wide ? 15 : bytes < FAR_BYTES ? 7 : 3) <= p->m;
 }
 
 const char *te_gemm_turned_decline(te_exec *exec, const te_gemm_problem *p)
@@ -63,10 +71,10 @@ const char *te_gemm_turned_decline(te_exec *exec, const te_gemm_problem *p)
     if (!state) return "no memory";
     const te_gemm_kernel *kernel = kernel_of(state, p->a.dtype);
     if (!kernel || kernel->rate < 2) return "no tiles that multiply two vectors in a cycle";
-    if (p->m < least_rows(p) || p->m > MOST_ROWS) return "few rows, or many";
+    if (!rows_fit(p, kernel->lanes)) return "few rows, or many, or a few more than whole vectors";
     if (p->b.rs != 1 || p->batches > 1) return "columns of b are not contiguous, or of several products";
     if (p->k % kernel->k_per_word != 0) return "an odd number of steps";
-    if (p->n * p->k * p->b.size < LEAST_BYTES) return "b is small";
+    if (p->n < LEAST_COLS || p->k / kernel->k_per_word < LEAST_WORDS) return "few columns, or short sums";
     return divide_up(p->m, kernel->nr) * panel_bytes(kernel, p->k) > PANEL_BYTES ? "rows of a are long" : NULL;
 }
 
@@ -89,17 +97,19 @@ static void make_panels(turned_work *w, const te_gemm_isa *isa, char *to)
     }
 }
 
-/* `lines` columns of b, from the one at b on, times all rows of a. */
-static void run_lines(const turned_work *w, const char *b, int lines, float *sums)
+/* `lines` columns of b, from number `col` on, times all rows of a. */
+static void run_lines(const turned_work *w, int64_t col, int lines, float *sums)
 {
     enum { LANES = 16 };
     const te_gemm_problem *p = w->p;
     const te_gemm_kernel  *kernel = w->kernel;
+    const char *b = te_gemm_element(&p->b, 0, col);
     int64_t line = p->b.cs * p->b.size;
     float   kept[TE_GEMM_MAX_ROWS * TE_GEMM_MAX_VECTORS * LANES];
-    te_gemm_ahead next = {b + kernel->mr * line, kernel->mr, line, p->k * p->b.size, 0};
+    int64_t left = p->n - col - lines;
+    te_gemm_ahead next = {b + lines * line, at_most(left, kernel->mr), line, p->k * p->b.size, 0};
     te_gemm_out   out = {.way = TE_GEMM_OUT_KEEP};
-    te_gemm_plan_asking(&out, &next, lines == kernel->mr, w->words);
+    if (left > 0) te_gemm_plan_asking(&out, &next, 1, w->words);
     for (const rows_panel *panel = w->panel; panel < w->panel + w->panels; panel++, out.asking = 0) {
         te_gemm_tile *tile = kernel->tile[lines - 1][panel->vectors - 1];
         tile(b, line, kernel->word_bytes, panel->data, w->words, kept, true, &out);
@@ -116,7 +126,7 @@ static void run_piece(const turned_work *w, int64_t piece)
     int     cols = (int)at_most(p->n - col, w->columns), mr = w->kernel->mr;
     float   sums[MOST_ROWS * PITCH];
     for (int j = 0; j < cols; j += mr)
-        run_lines(w, te_gemm_element(&p->b, 0, col + j), (int)at_most(cols - j, mr), sums + j);
+        run_lines(w, col + j, (int)at_most(cols - j, mr), sums + j);
     te_gemm_finish finish = {.c = p->c, .aux = p->aux, .bias = w->bias, .bias_by_row = p->bias_by_row,
                              .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate};
     w->kernel->finish(&finish, sums, PITCH, 0, col, (int)p->m, cols);

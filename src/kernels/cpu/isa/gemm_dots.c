@@ -79,11 +79,9 @@ static __attribute__((noinline)) void copy_rest(const char *src, int64_t stride,
     for (int i = 0; i < lines; i++) copy_filled(rest[i], src + i * stride, bytes, LINE);
 }
 
-/* A part of long lines, or all of them, and where to ask for what is read next while they are multiplied: `gap` bytes
- * from one of its lines to the next, and `pace` times as fast as a. */
+/* A part of long lines, and where the same of the next ones lies, or what follows it, which is asked for meanwhile. */
 typedef struct dots_part {
     bool        begins, ends;
-    int64_t     gap, pace;
     const char *next;
 } dots_part;
 
@@ -98,7 +96,7 @@ INLINE void move_sums(int rows, block_sums *to, block_sums *from)
 }
 
 /* `rows` lines of a times BLOCK_COLS of b, `col` bytes apart. A part that does not begin goes on with the sums that are
- * kept, and one that does not end leaves them there. */
+ * kept, and one that does not end leaves them there; without a part lines are multiplied as a whole. */
 INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char *a, const char *b, int64_t col,
                        const dots_part *part, block_sums *kept, float *sums)
 {
@@ -106,15 +104,16 @@ INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char 
     char        x[BLOCK_ROWS][LINE], y[BLOCK_COLS][LINE];
     int64_t     row = d->a_line, whole = d->bytes / LINE * LINE, rest = d->bytes - whole;
     /* of one row times the same column over and over, both are fetched as far ahead */
-    int64_t     pace = col ? BLOCK_COLS : 1, gap = part->gap;
-    const char *ahead[BLOCK_COLS], *next = part->next;
+    int64_t     pace = col ? BLOCK_COLS : 1, gap = col;
+    const char *ahead[BLOCK_COLS];
     UNROLL for (int j = 0; j < BLOCK_COLS; j++) ahead[j] = (col ? b + j * LINE : j ? a : b) + AHEAD;
-    if (!part->begins) move_sums(rows, sum, kept);
+    if (part && !part->begins) move_sums(rows, sum, kept);
     for (;;) {
         for (int64_t at = 0; at < whole; at += LINE) {
             UNROLL for (int j = 0; j < BLOCK_COLS; j++)
-                __builtin_prefetch(rows == 1 ? ahead[j] + pace * at : next + j * gap);
-            next += part->pace * LINE;
+                if (part) __builtin_prefetch(part->next + j * gap + at);
+                else if (rows == 1) __builtin_prefetch(ahead[j] + pace * at);
+                else __builtin_prefetch(b + BLOCK_COLS * at + j * LINE + AHEAD);
             UNROLL for (int i = 0; i < rows; i++)
                 UNROLL for (int j = 0; j < BLOCK_COLS; j++)
                     UNROLL for (int v = 0; v < (int)PARTS; v++)
@@ -124,7 +123,7 @@ INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char 
         copy_rest(a + whole, row, rows, rest, x), copy_rest(b + whole, col, BLOCK_COLS, rest, y);
         a = x[0], b = y[0], row = col = whole = LINE, rest = 0;
     }
-    if (!part->ends) move_sums(rows, kept, sum);
+    if (part && !part->ends) move_sums(rows, kept, sum);
     else UNROLL for (int i = 0; i < rows; i++) fold(sum[i], sums + i * d->pitch);
 }
 
@@ -132,34 +131,45 @@ INLINE void dots_block(add_fn *add, int rows, const te_gemm_dots *d, const char 
 INLINE void dots_cols(add_fn *add, const te_gemm_dots *d, const char *b, int64_t col, const dots_part *part,
                       block_sums *kept, float *sums)
 {
-    for (int i = 0, n; i < d->rows; i += n) {
+    for (int i = 0; i < d->rows;) {
         const char *a = d->a + i * d->a_line;
         float *to = sums + i * d->pitch;
-        int    left = d->rows - i;
-        block_sums *own = kept + i;
-        n = BLOCK_ROWS >= 4 && left >= 4 ? BLOCK_ROWS : BLOCK_ROWS >= 4 && left >= 2 ? BLOCK_ROWS / 2 : 1;
-        if (BLOCK_ROWS >= 4 && n == BLOCK_ROWS) dots_block(add, BLOCK_ROWS, d, a, b, col, part, own, to);
-        else if (BLOCK_ROWS >= 4 && n > 1) dots_block(add, BLOCK_ROWS / 2, d, a, b, col, part, own, to);
-        else dots_block(add, 1, d, a, b, col, part, own, to);
+        block_sums *own = part ? kept + i : NULL;
+        if (BLOCK_ROWS >= 4 && d->rows - i >= 4) dots_block(add, BLOCK_ROWS, d, a, b, col, part, own, to), i += 4;
+        else if (BLOCK_ROWS >= 4 && d->rows - i >= 2)
+            dots_block(add, BLOCK_ROWS / 2, d, a, b, col, part, own, to), i += 2;
+        else dots_block(add, 1, d, a, b, col, part, own, to), i++;
     }
 }
 
-/* Columns first … end. The last block begins early enough to be whole: what it overlaps with is computed twice,
- * to the same sums. Where there are fewer columns than a block has, each is taken for all of one; what that writes too
- * far right the next one overwrites, and `pitch` leaves room for the last. */
-INLINE void dots_columns(add_fn *add, const te_gemm_dots *d, int first, int end, const dots_part *part,
+/* The last block begins early enough to be whole: what it overlaps with is computed twice, to the same sums. Where
+ * there are fewer columns than a block has, each is taken for all of one; what that writes too far right the next one
+ * overwrites, and `pitch` leaves room for the last. */
+INLINE void dots_all(add_fn *add, const te_gemm_dots *d)
+{
+    bool few = d->cols < BLOCK_COLS;
+    int  step = few ? 1 : BLOCK_COLS, last = d->cols - step;
+    for (int j = 0; j < d->cols; j += step) {
+        int at = j < last ? j : last;
+        dots_cols(add, d, d->b + at * d->b_line, few ? 0 : d->b_line, NULL, NULL, d->sums + at);
+    }
+}
+
+#if defined(TE_ISA_avx512)
+/* --- long lines, part by part ------------------------------------------------------------------------------------- */
+
+/* Columns first … end of a part. */
+INLINE void part_columns(add_fn *add, const te_gemm_dots *d, int first, int end, const dots_part *part,
                          block_sums kept[][PART_ROWS])
 {
-    bool    few = d->cols < BLOCK_COLS;
-    int     step = few ? 1 : BLOCK_COLS, last = d->cols - step;
+    int     last = d->cols - BLOCK_COLS;
     int64_t col = d->b_line;
-    for (int j = first; j < end; j += step) {
+    for (int j = first; j < end; j += BLOCK_COLS) {
         int         at = j < last ? j : last;
         const char *b = d->b + at * col;
         dots_part   now = *part;
-        if (!now.next) now.next = b + AHEAD;
-        else if (j + step < end) now.next = b + step * col;
-        dots_cols(add, d, b, few ? 0 : col, &now, kept[(j - first) / step % PART_BLOCKS], d->sums + at);
+        if (j + BLOCK_COLS < end) now.next = b + BLOCK_COLS * col;
+        dots_cols(add, d, b, col, &now, kept[(j - first) / BLOCK_COLS], d->sums + at);
     }
 }
 
@@ -192,32 +202,38 @@ static void dots_in_parts(columns_fn *columns, const te_gemm_dots *d)
             const te_gemm_dots part = part_of(d, from, near);
             bool        ends = from + part.bytes == d->bytes;
             const char *next = ends ? d->b + end * d->b_line : part.b + PART + first * d->b_line;
-            const dots_part now = {.begins = from == 0, .ends = ends, .gap = d->b_line, .pace = 1, .next = next};
+            const dots_part now = {.begins = from == 0, .ends = ends, .next = next};
             columns(&part, first, end, &now, kept);
         }
     }
 }
 
 /* Where registers hold the sums of one row alone parts take longer. */
-static void dots_all(columns_fn *columns, const te_gemm_dots *d)
+static bool goes_in_parts(const te_gemm_dots *d)
 {
-    const dots_part all = {.begins = true, .ends = true, .gap = LINE, .pace = BLOCK_COLS};
-    block_sums none[PART_BLOCKS][PART_ROWS]; /* neither read nor written */
-    bool several = d->rows >= LEAST_ROWS && d->rows <= PART_ROWS && d->cols >= BLOCK_COLS && BLOCK_ROWS > 1;
-    if (several && d->bytes > PART && d->rows * d->bytes > NEAR) dots_in_parts(columns, d);
-    else columns(d, 0, d->cols, &all, none);
+    bool several = d->rows >= LEAST_ROWS && d->rows <= PART_ROWS && d->cols >= BLOCK_COLS;
+    return several && d->bytes > PART && d->rows * d->bytes > NEAR;
 }
 
-#define DOTS(type, target)                                                                                             \
+#define DOTS_IN_PARTS(type, target)                                                                                    \
     target static void type##_columns(const te_gemm_dots *d, int first, int end, const dots_part *part,                \
                                       block_sums kept[][PART_ROWS])                                                    \
     {                                                                                                                  \
-        dots_columns(add_##type, d, first, end, part, kept);                                                           \
+        part_columns(add_##type, d, first, end, part, kept);                                                           \
     }                                                                                                                  \
-    void TE_ISA_NAME(te_gemm_dots_##type)(const te_gemm_dots *d) { dots_all(type##_columns, d); }
-DOTS(f32, )
-DOTS(bf16, )
-DOTS(f16, )
+    target void TE_ISA_NAME(te_gemm_dots_##type)(const te_gemm_dots *d)                                                \
+    {                                                                                                                  \
+        if (goes_in_parts(d)) dots_in_parts(type##_columns, d);                                                        \
+        else dots_all(add_##type, d);                                                                                  \
+    }
+DOTS_IN_PARTS(f32, )
+DOTS_IN_PARTS(pairs, PAIRS_TARGET)
+#else
+void TE_ISA_NAME(te_gemm_dots_f32)(const te_gemm_dots *d) { dots_all(add_f32, d); }
 #ifdef PAIRS_TARGET
-DOTS(pairs, PAIRS_TARGET)
+PAIRS_TARGET void TE_ISA_NAME(te_gemm_dots_pairs)(const te_gemm_dots *d) { dots_all(add_pairs, d); }
 #endif
+#endif
+
+void TE_ISA_NAME(te_gemm_dots_bf16)(const te_gemm_dots *d) { dots_all(add_bf16, d); }
+void TE_ISA_NAME(te_gemm_dots_f16)(const te_gemm_dots *d) { dots_all(add_f16, d); }

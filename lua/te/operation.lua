@@ -31,8 +31,8 @@
 --     g:product(self, "weight")        what recipes remember of that operation, by the name of its weight
 --     g:param(self, "weight")          the parameter in that field, by its name in the module: "weight.2" in a list;
 --                                      false when there is none
---     g:along_row(self, "weight")      the same of one that has a number for each of a row's; nil and why not where it is
---                                      one number alone
+--     g:along_row(self, "weight")      the same of one that has a number for each of a row's; nil and why not where it
+--                                      is one number alone
 --     g:join(sizes, name)              the operation that follows takes the last dimensions, of these sizes, for one;
 --                                      messages about them begin with `name`, its module's
 --     g:grouped_linear(self, x, sizes, ways), g:add_scaled_biases(self, y, scales, sizes, ways)

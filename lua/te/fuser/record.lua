@@ -49,8 +49,8 @@ function Recorder:op(name, inputs, attributes, product)
 end
 
 -- What makes a description hold no more (te.fuser looks): of { table, key, expected } another value there; with true as
--- a fourth entry, that there is one now or none; with { table, key } there, another value than at that place; with "row",
--- another tensor of one number.
+-- a fourth entry, that there is one now or none; with { table, key } there, another value than at that place; with
+-- "row" there, another tensor of one number.
 local function check(g, ...) g.checks[#g.checks + 1] = { ... } end
 
 -- The list in a field of a module has to stay the same one. Entries of a list are described one after the other.

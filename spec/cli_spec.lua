@@ -74,6 +74,33 @@ describe("tetrain", function()
         assert.equal(0, status)
     end)
 
+    it("prints into no file that a script opens where standard ones are closed", function()
+        local path = os.tmpname()
+        local code = ("local f = io.open([[%s]], 'w') print(1) io.stdout:flush() io.stderr:write(2) f:write(3)")
+            :format(path)
+        local _, _, status = shell(("'%s' -e \"%s\" >&- 2>&-"):format(TETRAIN, code))
+        local file = io.open(path)
+        local text = file:read "*a"
+        file:close()
+        os.remove(path)
+        assert.equal("3", text)
+        assert.equal(74, status)
+    end)
+
+    it("loses nothing that waits to be written when a script that listens is asked to stop", function()
+        local path = script [[
+            local te = require "te"
+            te._core.interrupt_flag()
+            os.execute "(sleep 0.3; kill -TERM $PPID) >/dev/null &"
+            for i = 1, 30000 do assert(io.write(("%08d\n"):format(i))) end
+            os.exit(te._core.interrupt_flag() and 75 or 0)
+        ]]
+        local out, err = shell(("{ '%s' %s; echo $?; } | { sleep 1; cat; }"):format(TETRAIN, path))
+        assert.equal("", err)
+        assert.equal("00030000\n75\n", out:sub(-12))
+        assert.equal(30000 * 9 + 3, #out)
+    end)
+
     it("goes on where a file grows past the limit, and leaves nothing half written", function()
         local folder = os.tmpname()
         os.remove(folder)

@@ -473,6 +473,19 @@ describe("files", function()
         end
     end)
 
+    it("are refused where their names contradict one another", function()
+        for name, text in pairs { ["a/b"] = "number 1", ["x/requires_grad"] = "boolean true", x = "number 1" } do
+            local metadata = { ["te.nested/"] = "table", ["te.nested/a"] = "string of what is no table" }
+            metadata["te.nested/" .. name] = text
+            te.save(path, { x = te.ones { 2 } }, metadata)
+            assert.error_matches(function() te.load(path) end, "te%.load: " .. path:gsub("%p", "%%%0")
+                .. ": header: \"[^\"]+\": another value stands there, or above it one that is no table$")
+        end
+        te.save(path, { x = te.ones { 2 } }, { ["te.nested/"] = "table", ["te.nested/a"] = "table",
+            ["te.nested/a/1"] = "boolean false", ["te.nested/a/b/c"] = "number 2" })
+        assert.same({ false, b = { c = 2 } }, te.load(path).a)
+    end)
+
     it("go where a symbolic link points", function()
         local folder = os.tmpname()
         os.remove(folder)

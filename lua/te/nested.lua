@@ -54,26 +54,36 @@ local READ = {
     boolean = function(text) return text == "true" end,
 }
 
+-- Puts a value at its path; false where something else stands there, or above it what is no table.
 local function put(all, path, value)
     local at, key = all, nil
     for name in path:gmatch "[^/]+" do
         if key ~= nil then
-            at[key] = at[key] or {}
+            if at[key] == nil then at[key] = {} end
             at = at[key]
+            if type(at) ~= "table" then return false end
         end
         key = tonumber(name:match "^-?%d+$") or name
     end
-    if key ~= nil then at[key] = value end
+    if key == nil then return true end
+    local is_table = type(value) == "table" -- an empty one: more may be in it already
+    if at[key] == nil then at[key] = value elseif not is_table or type(at[key]) ~= "table" then return false end
+    return true
 end
 
---- What nested.flatten was given, from what it made of it.
-function nested.restore(tensors, metadata)
+--- What nested.flatten was given, from what it made of it and the file at `file` holds.
+function nested.restore(file, tensors, metadata)
     local all, texts = {}, {}
-    for path, tensor in pairs(tensors) do put(all, path, tensor) end
+    local function add(name, path, value)
+        if put(all, path, value) then return end
+        fail("te.load: %s: header: %s: another value stands there, or above it one that is no table", file,
+            options.shown(name))
+    end
+    for path, tensor in pairs(tensors) do add(path, path, tensor) end
     for name, text in pairs(metadata) do
         if name:sub(1, #PREFIX) == PREFIX then
             local kind, rest = text:match "^(%a+) ?(.*)$"
-            if READ[kind] then put(all, name:sub(#PREFIX + 1), READ[kind](rest)) end
+            if READ[kind] then add(name, name:sub(#PREFIX + 1), READ[kind](rest)) end
         else
             texts[name] = text
         end

@@ -273,7 +273,7 @@ if core.safetensors_write then
         local names, tensors, metadata = core.safetensors_read(path, choose)
         if check then check(path) end
         if metadata and metadata["te.nested/"] then
-            tensors, metadata = require("te.nested").restore(tensors, metadata)
+            tensors, metadata = require("te.nested").restore(path, tensors, metadata)
         end
         return tensors, metadata, names
     end

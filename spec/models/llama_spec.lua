@@ -122,6 +122,10 @@ describe("te.models.llama", function()
             assert.error_matches(function() model:load_hugging_face(tensors) end, message)
             assert.same(before, model.wte.weight:totable())
         end
+        refuses('"model.layers.0.self_attn.k_proj.weight" has shape .*, which does not continue the rows of '
+            .. '"model.layers.0.self_attn.q_proj.weight", {', function(t)
+            t["model.layers.0.self_attn.k_proj.weight"] = te.ones { 2, 3 }
+        end)
         refuses('there is no tensor "model.layers.1.mlp.up_proj.weight"', function(t)
             t["model.layers.1.mlp.up_proj.weight"] = nil
         end)

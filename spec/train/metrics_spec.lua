@@ -48,6 +48,17 @@ describe("te.train.Metrics", function()
             '{"step":2,"product":"x"}', '{"step":4,"loss":4}' }, lines())
     end)
 
+    it("has a field once that is added again", function()
+        local m = te.train.Metrics.open(path, 0)
+        m:write { "step", 1, "loss", 1, "lr", 2 }
+        m:add(1, { "val_loss", 0.5 })
+        m:close()
+        m = te.train.Metrics.open(path, 1) -- of a run that added it and was killed before it saved
+        m:add(1, { "val_loss", 0.25 })
+        m:close()
+        assert.same({ '{"step":1,"loss":1,"lr":2,"val_loss":0.25}' }, lines())
+    end)
+
     it("leaves what is there when the disk is full", function()
         local m = te.train.Metrics.open(path, 0)
         for step = 1, 5 do m:write { "step", step } end

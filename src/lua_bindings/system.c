@@ -1,9 +1,9 @@
 /* system.c - what scripts ask of the machine: time, terminal, memory, folders, and whether somebody wants them to
  * stop. */
-#include "bindings.h"
-
+#include "host.h"
 
 #include <luajit.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
@@ -72,12 +72,26 @@ static int system_peak_rss(lua_State *L)
     return 1;
 }
 
+/* Lets system calls go on behind a handler of the process, so that who only asks the script to stop takes nothing from
+ * what it writes: stdio drops what a write that was cut short has left. */
+static void restart_calls(int number)
+{
+    struct sigaction action;
+    if (sigaction(number, NULL, &action) != 0 || action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN) return;
+    action.sa_flags |= SA_RESTART;
+    sigaction(number, &action, NULL);
+}
+
 /* interrupt_flag(): whether the host asked the script to stop. A script that asks is expected to finish by itself, so
  * the first request is not raised as an error any more. */
 static int interrupt_flag(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
-    rt->polls_stop = true;
+    bool first = !atomic_exchange(&rt->polls_stop, true);
+    if (first && rt->host && rt->host->options.flags & TETRAIN_MAY_EXIT) { /* the process is the script's */
+        restart_calls(SIGINT);
+        restart_calls(SIGTERM);
+    }
     lua_pushboolean(L, rt->stop_requested != 0);
     return 1;
 }

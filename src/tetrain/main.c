@@ -16,6 +16,7 @@
 #include "prompt.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,14 @@
 
 enum { EXIT_SCRIPT = 1, EXIT_USAGE = 2, EXIT_OUTPUT = 74, EXIT_INTERRUPTED = 130 };
 enum { GRACE = 2, LOOK_AGAIN = 1 }; /* seconds */
+
+/* A file that a script opens must not take the number of a standard one that is closed, and what is printed with it:
+ * reading and writing go on failing. */
+static void fill_standard_files(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0) open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
 
 /* At the end of the process, which would drop what the disk has no room for without a word. */
 static void write_out(void)
@@ -54,10 +63,16 @@ static void on_alarm(int number)
         raise(last_signal);
 }
 
-/* First a request, where the script listens; then an error inside the script; then the system's own way. */
+static void catch_signals(void);
+
+/* First a request, where the script listens; then an error inside the script; then the system's own way. A request does
+ * not end a write that waits (interrupt_flag in system.c), the next signal does. */
 static void on_signal(int number)
 {
-    if (tetrain_request_stop(running)) return;
+    if (tetrain_request_stop(running)) {
+        catch_signals();
+        return;
+    }
     last_signal = number;
     tetrain_interrupt(running);
     signal(number, SIG_DFL);
@@ -189,6 +204,7 @@ static int run(const command_line *line)
 
 int main(int argc, char **argv)
 {
+    fill_standard_files();
     atexit(write_out);
     signal(SIGXFSZ, SIG_IGN); /* a write past the limit of a file's size fails, as one to a full disk */
     command_line line;

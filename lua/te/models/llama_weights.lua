@@ -82,8 +82,16 @@ end
 
 -- The tensors of these names, one below the other.
 function Gathered:named(...)
-    local found = {}
-    for i, name in ipairs { ... } do found[i] = self:find(name) end
+    local names, found = { ... }, {}
+    for i, name in ipairs(names) do
+        found[i] = self:find(name)
+        local above, shape = found[1].shape, found[i].shape
+        local fits = #shape == #above and table.concat(shape, ",", 2) == table.concat(above, ",", 2)
+        if not fits or #names > 1 and #shape == 0 then
+            fail("%s: %q has shape %s, which does not continue the rows of %q, %s", WHO, name,
+                options.shape(found[i]), names[1], options.shape(found[1]))
+        end
+    end
     return rows.of(found)
 end
 

@@ -68,13 +68,20 @@ end
 --- Writes one object; fields is a list of name, value, name, value … so that their order is the reader's.
 function Metrics:write(fields) self:append("{", joined(fields), "}\n") end
 
---- Adds fields to the object of a step that was written earlier.
+-- An object's text without the fields, which a run that was killed before it saved has added already.
+local function without(head, fields)
+    for i = 1, #fields, 2 do head = head:gsub((',"%s":[^,}]*'):format(fields[i]), "") end
+    return head
+end
+
+--- Adds fields, which are numbers, to the object of a step that was written earlier.
 function Metrics:add(step, fields)
     if #fields == 0 then return end
     local text, problem = files.read(self.path)
     if not text then error(problem, 0) end
     local line = ('({"step":%d,"loss":[^\n]*)}\n'):format(step)
-    replace(self.path, (text:gsub(line, function(head) return head .. "," .. joined(fields) .. "}\n" end, 1)))
+    local function longer(head) return without(head, fields) .. "," .. joined(fields) .. "}\n" end
+    replace(self.path, (text:gsub(line, longer, 1)))
     self:close()
     self.file, problem = io.open(self.path, "a")
     if not self.file then error(problem, 0) end

@@ -417,4 +417,23 @@ describe("delayed scaling", function()
         te.autocast({ recipe = recipe }, module, te.ones({ 2, 16 }))
         assert.equal(2, module:state_dict().input_amax_history:numel())
     end)
+
+    it("leaves out a model that a finalizer still reaches", function()
+        local recipe, reached = recipes.delayed { amax_history_len = 2 }, nil
+        local gone, kept = linear(16, 8), linear(16, 8)
+        local function step(module) te.autocast({ recipe = recipe }, module, te.ones { 2, 16 }):sum():backward() end
+        step(gone)
+        do
+            local module, guard = gone, newproxy(true)
+            getmetatable(guard).__gc = function()
+                reached = tostring(module)
+                step(kept)
+                pcall(step, module)
+            end
+        end
+        gone = nil
+        collectgarbage()
+        step(kept)
+        assert.matches("Linear", reached)
+    end)
 end)

@@ -175,6 +175,25 @@ do
     check(world.rank == 0 or gone, "the others keep it")
 end
 
+-- One that is gone in a process where a finalizer still reaches it.
+do
+    local recipe = te.recipe.DelayedScaling { amax_history_len = 4 }
+    local function step(layer)
+        te.autocast({ recipe = recipe, group = world }, layer, te.full({ 4, 32 }, world.rank + 1)):sum():backward()
+    end
+    local gone, kept, reached = te.Linear(32, 32), te.Linear(32, 32), nil
+    step(gone)
+    if world.rank == 0 then
+        local layer, guard = gone, newproxy(true)
+        getmetatable(guard).__gc = function() reached = layer end
+        gone = nil
+    end
+    collectgarbage()
+    for _ = 1, 2 do step(kept) end
+    near("scale beside a finalizer's model", kept:state_dict().input_scale, te.full({ 1 }, 448 / world.size), 0)
+    check(world.rank > 0 or reached, "the finalizer has run")
+end
+
 -- Backward passes that reach no product of the group are of one process, and so is a step beside evaluations.
 do
     local recipe = te.recipe.DelayedScaling { amax_history_len = 4 }

@@ -12,9 +12,9 @@
  *                                                   grouped linear operation, and the states of those products
  *     group_output(g, value)
  *     group_plans(g)                                how many plans are kept
- *     group_run(g, tensors…)                        the outputs; or nil and the reason when these inputs cannot be
- *                                                   planned
- *     group_explain(g, tensors…)                    lists of steps and of splits (fuser/describe.h); or nil and the
+ *     group_run(g, list)                            the outputs for a list of tensors; or nil and the reason when these
+ *                                                   cannot be planned
+ *     group_explain(g, list)                        lists of steps and of splits (fuser/describe.h); or nil and the
  *                                                   reason
  */
 #include "bindings.h"
@@ -184,17 +184,19 @@ static int refused(te_lua *rt, lua_State *L)
     return 2;
 }
 
-/* The tensors from 2 on, one per input. */
+/* The tensors of the list at 2, one per input: there may be more of them than Lua's stack takes. */
 static te_lua_tensors check_inputs(te_lua *rt, lua_State *L, const lua_group *u, const char *function)
 {
     int n = te_group_n_inputs(u->group);
     te_lua_enter(rt, L, function);
-    if (lua_gettop(L) > n + 1) te_lua_fail(L, function, "%d tensors for %d inputs", lua_gettop(L) - 1, n);
-    lua_settop(L, n + 1);
+    luaL_checktype(L, 2, LUA_TTABLE);
     luaL_checkstack(L, TE_GROUP_MAX_OUTPUTS + LUA_MINSTACK, "te.group");
     te_lua_tensors in = te_lua_new_tensors(L, n);
-    for (int i = 0; i < n; i++)
-        if (!lua_isnil(L, i + 2)) in.t[i] = te_tensor_retain(te_lua_check_tensor(L, i + 2, "Sequential", "x"));
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, 2, i + 1);
+        if (!lua_isnil(L, -1)) in.t[i] = te_tensor_retain(te_lua_check_tensor(L, -1, "Sequential", "x"));
+        lua_pop(L, 1);
+    }
     return in;
 }
 

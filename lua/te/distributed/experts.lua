@@ -39,10 +39,16 @@ function experts.totals(plan)
     return totals
 end
 
+-- Of numbers for all experts those of the ones here. Lists of experts may be longer than Lua's stack.
+local function here(plan, numbers)
+    local own, first = {}, plan.group.rank * plan.each
+    for e = 1, plan.each do own[e] = numbers[first + e] end
+    return own
+end
+
 -- Of those here, as a tensor.
 function experts.sizes_here(plan)
-    local totals, first = experts.totals(plan), plan.group.rank * plan.each
-    return te.tensor({ unpack(totals, first + 1, first + plan.each) }, { dtype = "int64", device = "cpu" })
+    return te.tensor(here(plan, experts.totals(plan)), { dtype = "int64", device = "cpu" })
 end
 
 local function join(parts) return #parts == 1 and parts[1] or te.cat(parts, 1) end
@@ -80,9 +86,7 @@ local function to_experts(plan, x)
     local me, rows = plan.group.rank + 1, plan.rows
     local came = exchange(plan.group, cut(x, rows[me]), function(from, to) return rows[from][to] end)
     local parts, of = {}, {}
-    for r, piece in ipairs(came) do
-        of[r] = cut(piece, { unpack(plan.counts[r], (me - 1) * plan.each + 1, me * plan.each) })
-    end
+    for r, piece in ipairs(came) do of[r] = cut(piece, here(plan, plan.counts[r])) end
     for e = 1, plan.each do
         for r = 1, plan.group.size do parts[#parts + 1] = of[r][e] end
     end

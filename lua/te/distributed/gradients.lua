@@ -105,10 +105,11 @@ end
 -- How the gradients travel: a list of buckets, and those that go alone. It follows from dtypes and sizes only, so it is
 -- the same in all processes.
 local function make_layout(params, mask, grads, limit)
-    local layout = { params = { unpack(params) }, mask = mask, limit = limit, alone = {}, buckets = {} }
+    local layout = { params = {}, mask = mask, limit = limit, alone = {}, buckets = {} }
     local open = {}
     for i = 1, #params do
         local grad = grads[i]
+        layout.params[i] = params[i]
         if grad then
             local dtype, device, n = grad.dtype, grad.device, grad:numel()
             local key, bytes = dtype .. " " .. device, n * BYTES[dtype]

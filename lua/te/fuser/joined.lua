@@ -64,7 +64,7 @@ function joined.arguments(part, env)
         local parameter = parameter_in(source[1], source[2])
         args[n + i] = parameter and parameter:flatten()
     end
-    return args, n + #part.params
+    return args
 end
 
 --- fn(x, parameters …) with the last dimensions, of those sizes, made one.

@@ -149,7 +149,7 @@ local function arguments(part, env)
     local args, n = {}, #part.inputs
     for k, v in ipairs(part.inputs) do args[k] = env[v] end
     for k, param in ipairs(part.params) do args[n + k] = rawget(param[1], param[2]) end
-    return args, n + #part.params
+    return args
 end
 
 -- Two groups next to each other have rows of different dimensions, or the first gives all results that it can.
@@ -177,9 +177,9 @@ function Plan.of(program, env, step)
                 mode.prepare(part.products, env[part.inputs[1]], env[part.lens])
                 add_choices(plan, part.products)
             end
-            local args, n = arguments(part, env)
+            local args = arguments(part, env)
             local steps, splits = nil, joined.REFUSAL
-            if args then steps, splits = core.group_explain(part.group, unpack(args, 1, n)) end
+            if args then steps, splits = core.group_explain(part.group, args) end
             add_border(plan, part, program.parts[i + 1], items)
             if steps then
                 backward[#backward + 1] = add_group(plan, steps, splits, items)

@@ -111,8 +111,8 @@ end
 
 -- A group whose rows are several dimensions: made one before, and taken apart after it.
 local function run_joined(part, env, owned)
-    local args, n = joined.arguments(part, env)
-    local results = args and { core.group_run(part.group, unpack(args, 1, n)) } or { nil, joined.REFUSAL }
+    local args = joined.arguments(part, env)
+    local results = args and { core.group_run(part.group, args) } or { nil, joined.REFUSAL }
     if results[1] == nil then return finish(part, env, nil, results[2]) end
     local shape = env[part.inputs[1]].shape
     for i, v in ipairs(part.outputs) do
@@ -143,7 +143,7 @@ local function run_group(part, env, owned)
     local inputs, params, args, n = part.inputs, part.params, {}, #part.inputs
     for i = 1, n do args[i] = env[inputs[i]] end
     add_parameters(args, n, params)
-    finish(part, env, core.group_run(part.group, unpack(args, 1, n + #params)))
+    finish(part, env, core.group_run(part.group, args))
     for _, v in ipairs(part.outputs) do owned[v] = part.reason == nil end
 end
 
@@ -219,7 +219,7 @@ function run.single(program, ...)
     program.args = nil -- in use
     for i = 1, n do args[i] = (select(i, ...)) end
     add_parameters(args, n, params)
-    return settle(program, args, n, core.group_run(part.group, unpack(args, 1, n + #params)))
+    return settle(program, args, n, core.group_run(part.group, args))
 end
 
 --- One part by itself, for what the plan of a later one must know.

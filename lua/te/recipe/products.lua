@@ -15,8 +15,9 @@ local core = te._core
 
 local products = {}
 
--- Products with delayed scaling, to be updated.
-local known = setmetatable({}, { __mode = "k" })
+-- States of products with delayed scaling, to be updated. A finalizer that reaches a product keeps the key for a while,
+-- but not the entry: a state that is finalized goes as a weak value at once.
+local known = setmetatable({}, { __mode = "kv" })
 
 local function reduces(product)
     for role in pairs(product.rules) do
@@ -25,9 +26,8 @@ local function reduces(product)
     return false
 end
 
-local function make_known(product)
-    known[product], mode.products = true, products
-    product.group = mode.group and mode.group.size > 1 and reduces(product) and mode.group or nil
+local function note_use(product)
+    product.group = known[product] and mode.group and mode.group.size > 1 and reduces(product) and mode.group or nil
     if product.group and mode.step and not mode.replaying then shared.note_use(mode.step, product) end
 end
 
@@ -56,8 +56,9 @@ function products.prepare(list, recipe, x, ...)
             local made = forms.of(wanted, product)
             core.recipe_state_use(product.state, made.handle)
             product.recipe, product.options, product.rules, product.named = wanted, options, made.rules, made.named
+            if next(made.rules) then known[product], mode.products = product.state, products end
         end
-        if next(product.rules) then make_known(product) end
+        if next(product.rules) then note_use(product) end
     end
 end
 

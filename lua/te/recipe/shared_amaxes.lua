@@ -9,15 +9,17 @@ local shared = {}
 local ROLES = { "input", "weight", "grad_output" }
 local NUMBER = { input = 1, weight = 2, grad_output = 3 }
 
--- By group of processes that share amaxes: { order = in which groups were first used, n =, numbers = }. Products have
--- numbers from 1 to n in the order of their first use in a step. Those are what the processes agree on; which products
--- the collector has taken away is not, until it has in all of them.
+-- By group of processes that share amaxes: { order = in which groups were first used, n =, numbers =, states = }.
+-- Products have numbers from 1 to n in the order of their first use in a step. Those are what the processes agree on;
+-- which products the collector has taken away is not, until it has in all of them. states, by product, lose what is
+-- finalized even where a finalizer still reaches the product.
 local sharing, groups = setmetatable({}, { __mode = "k" }), 0
 
 local function sharing_of(group)
     if not sharing[group] then
         groups = groups + 1
-        sharing[group] = { order = groups, n = 0, numbers = setmetatable({}, { __mode = "k" }) }
+        sharing[group] = { order = groups, n = 0, numbers = setmetatable({}, { __mode = "k" }),
+            states = setmetatable({}, { __mode = "kv" }) }
     end
     return sharing[group]
 end
@@ -45,7 +47,7 @@ function shared.number(shares)
         for _, product in ipairs(list) do
             if not s.numbers[product] then
                 s.n = s.n + 1
-                s.numbers[product] = s.n
+                s.numbers[product], s.states[product] = s.n, product.state
             end
         end
         shares[group] = {}
@@ -69,7 +71,8 @@ local GONE = -1
 local function own_amaxes(group, s, role)
     local values, devices = {}, {}
     for number = 1, s.n do values[number] = GONE end
-    for product, number in pairs(s.numbers) do
+    for product in pairs(s.states) do
+        local number = s.numbers[product]
         values[number] = 0
         if product.group == group and shared.reduces(product, ROLES[role]) then
             local _, history = core.recipe_state_tensors(product.state, ROLES[role])

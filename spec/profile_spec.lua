@@ -88,7 +88,8 @@ describe("te.profile", function()
             end
             y = seq(x)
             for _, e in ipairs(te.profile(function() y:backward(te.ones { 4, 8 }) end)) do
-                if e.kind == "program" then moved[#moved + 1] = e.name .. " " .. e.bytes end
+                local counts = e.kind == "program" and e.name ~= "fill" -- a device adds up what was set to 0
+                if counts then moved[#moved + 1] = e.name .. " " .. e.bytes end
             end
             assert.equal(1, #moved)
             assert.same(moved, planned)

@@ -33,6 +33,8 @@ function Executor:param(module, name)
     return false
 end
 
+Executor.along_row = Executor.param
+
 function Executor:cache_quantized() end -- a saving that these comparisons do without
 
 function Executor:product() end -- nothing is quantized here

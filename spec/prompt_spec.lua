@@ -25,6 +25,13 @@ local function piped(input)
 end
 
 describe("the prompt, piped", function()
+    it("says nothing of an interrupt that comes when the values are shown", function()
+        local late = "old = print; print = function(...) old(...); error('interrupted', 0) end\n7 + 1\nprint = old\n"
+        local text, problems = piped(late .. "error('interrupted', 0)\n")
+        assert.equal("8\n", text)
+        assert.equal("interrupted\n", problems)
+    end)
+
     it("prints values without return, prompt or echo", function()
         assert.equal("2\n", (piped "1 + 1\n"))
         assert.equal('"a"\t{1, 2, k = true}\n', (piped "'a', {1, 2, k = true}\n"))

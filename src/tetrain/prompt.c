@@ -53,7 +53,7 @@ static void show_problem(session *s)
     lua_texts   text;
     fflush(stdout);
     if (lua_call_text(s->rt, module, "problem", message, strlen(message), &text) && text.first) message = text.first;
-    fprintf(stderr, "%s\n", message);
+    if (*message) fprintf(stderr, "%s\n", message);
     lua_texts_free(&text);
 }
 

@@ -62,12 +62,16 @@ function repl.take(text)
     if not chunk and (cut_off(problem) or cut_off(as_expression)) then return "more" end
 end
 
+-- Whether the values of what runs are on the screen.
+local ended = false
+
 local function print_values(...)
     local n = select("#", ...)
     if n == 0 then return end
     _G._ = (...)
     local texts = {}
     for i = 1, n do texts[i] = show((select(i, ...))) end
+    ended = true
     print(table.concat(texts, "\t"))
 end
 
@@ -152,6 +156,7 @@ end
 function repl.run()
     local text = pending
     local word = word_of(text)
+    ended = false
     if word then return word() end
     if text:find("^%s*%?") then
         print(require("te.tools.help").text(text:match("^%s*%?%s*(.-)%s*$")))
@@ -168,10 +173,12 @@ local function is_own(frame)
         or frame:find "^\tprompt:%d+: in function 'chunk'"
 end
 
---- A message for people: without the frames of the prompt, and with a hint where there is one.
+--- A message for people: without the frames of the prompt, and with a hint where there is one. Empty where Ctrl-C came
+--- when all had been shown.
 ---@param message string
 ---@return string
 function repl.problem(message)
+    if ended and message:find "^[^\n]*interrupted" then return "" end
     local text, traceback = message:match "^(.-)\nstack traceback:(.*)$"
     text = (text or message):gsub("^te/tools/repl%.lua:%d+: ", "") -- where a chunk's tail call says that it stands
     local lines, frames = { text }, {}

@@ -257,9 +257,12 @@ static void test_cache(void)
 
 /* Every allocation of a session fails once: the product is right or says that memory is exhausted, and nothing leaks.
  */
-static void test_memory_failures(void)
+static void check_memory_failures(int64_t m, int64_t n, int64_t k)
 {
-    product p = make((type_pair){TE_F32, TE_F32}, 90, 200, 150, 0, NULL);
+    product p = make((type_pair){TE_F32, TE_F32}, m, n, k, 0, NULL);
+    free(p.b.base), free(p.c.base);
+    p.b = place(&p.gemm.b, COLUMNS, false);
+    p.c = place(&p.gemm.c, ROWS, false);
     p.gemm.b_key = 99;
     expectation *expected = expect(&p.gemm);
     for (int fail_at = 0; fail_at < 12; fail_at++) {
@@ -280,6 +283,12 @@ static void test_memory_failures(void)
     }
     free(expected);
     release(&p);
+}
+
+static void test_memory_failures(void)
+{
+    check_memory_failures(90, 200, 150);
+    check_memory_failures(64, 300, 600); /* rows as columns */
 }
 
 /* Implementations are asked in order, and each that declines says why. */

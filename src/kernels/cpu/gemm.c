@@ -230,6 +230,16 @@ te_gemm_product te_gemm_product_of(const te_gemm_problem *p, int64_t batch)
     return t;
 }
 
+te_gemm_shares te_gemm_shares_of(const te_exec *exec, const te_gemm_problem *p, int64_t most, int64_t least, int each)
+{
+    enum { THREAD_BYTES = 128 << 10 }; /* of b that pay for waking a thread */
+    double read = (double)p->n * (double)p->k * p->b.size * (double)p->batches, pay = 1 + read / THREAD_BYTES;
+    te_gemm_shares s = {.threads = pay < exec->threads ? (int)pay : exec->threads, .columns = most};
+    while (s.columns > least && p->n * p->batches < each * s.threads * s.columns) s.columns /= 2;
+    s.pieces = (p->n + s.columns - 1) / s.columns;
+    return s;
+}
+
 /* --- the choice --------------------------------------------------------------------------------------------------- */
 
 enum { SMALL_MACS = 128 << 10 };

@@ -345,6 +345,23 @@ typedef struct te_gemm_product {
 void te_gemm_offsets_of(const te_gemm_problem *problem, int64_t batch, int64_t offsets[4]);
 te_gemm_product te_gemm_product_of(const te_gemm_problem *problem, int64_t batch);
 
+/* How the sums of a product become its c; bias as te_gemm_bias_array makes it. */
+static inline te_gemm_finish te_gemm_finish_of(const te_gemm_problem *p, const te_gemm_product *t, const void *bias)
+{
+    return (te_gemm_finish){.c = t->c, .aux = t->aux, .bias = bias, .bias_by_row = p->bias_by_row,
+                            .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate};
+}
+
+/* How threads share a b that is read once: pieces of so many columns, of each product. */
+typedef struct te_gemm_shares {
+    int     threads;
+    int64_t columns, pieces;
+} te_gemm_shares;
+
+/* Of `most` columns, or of fewer, down to `least`, where there would be less than `each` pieces for a thread. */
+te_gemm_shares te_gemm_shares_of(const te_exec *exec, const te_gemm_problem *problem, int64_t most, int64_t least,
+                                 int each);
+
 te_status te_gemm_problem_make(te_exec *exec, const te_gemm *gemm, te_gemm_problem *problem);
 te_gemm_state *te_gemm_state_get(te_exec *exec); /* NULL with the message set: memory is exhausted */
 

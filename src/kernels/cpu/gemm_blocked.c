@@ -359,8 +359,7 @@ static gemm_unit unit_make(te_exec *exec, const te_gemm_plan *plan, int64_t inde
                    .b_room = room, .sums = room + plan->b_bytes,
                    .a_room = room + plan->b_bytes + plan->sums_bytes,
                    .kept = plan->keeps_a ? kept_of(plan, room) : NULL,
-                   .finish = {.c = t.c, .aux = t.aux, .bias = plan->bias, .bias_by_row = p->bias_by_row,
-                              .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate}};
+                   .finish = te_gemm_finish_of(p, &t, plan->bias)};
     u.rows = at_most(p->m - u.row, plan->unit_rows);
     u.panels = at_most(plan->panels - u.panel, plan->unit_panels);
     return u;

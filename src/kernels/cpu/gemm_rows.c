@@ -22,7 +22,6 @@ enum {
     ROWS_BYTES = 512 << 10,    /* of a, which is read for every column */
     COLUMNS = 64,              /* of a piece of work: what `finish` takes at once, … */
     FEW_COLUMNS = 16,          /* … and least, where there would be fewer pieces than threads */
-    THREAD_BYTES = 128 << 10,  /* of b that pay for waking a thread */
     PITCH = COLUMNS + 4,       /* of sums */
     STACK_BYTES = 16 << 10,
     CODED_ROWS = 8,            /* four at a time: more would decode too often */
@@ -37,8 +36,7 @@ typedef struct rows_work {
     const char *lines;   /* rows of a, where they had to be made contiguous; or NULL */
     const te_decode *coded; /* b as it is stored; or NULL */
     const te_quantize_blocks *blocks;
-    int64_t columns; /* of a piece */
-    int64_t pieces;  /* of a product */
+    te_gemm_shares shares;
 } rows_work;
 
 /* Up to how many rows this is faster than tiles that have to be packed first: that takes as long as a product of many
@@ -138,16 +136,15 @@ static void run_piece(const rows_work *w, int64_t batch, int64_t piece)
 {
     const te_gemm_problem *p = w->p;
     te_gemm_product t = te_gemm_product_of(p, batch);
-    int64_t col = piece * w->columns, left = p->n - col;
+    int64_t columns = w->shares.columns, col = piece * columns, left = p->n - col;
     float   sums[MOST_ROWS * PITCH];
     te_gemm_dots dots = {.a = t.a.data, .b = te_gemm_element(&t.b, 0, col), .a_line = t.a.rs * t.a.size,
                          .b_line = t.b.cs * t.b.size, .bytes = p->k * t.a.size, .rows = (int)p->m,
-                         .cols = (int)(left < w->columns ? left : w->columns), .pitch = PITCH, .sums = sums};
+                         .cols = (int)(left < columns ? left : columns), .pitch = PITCH, .sums = sums};
     if (w->lines) dots.a = w->lines, dots.a_line = dots.bytes;
     if (w->coded) dots_of_codes(w, &dots, col);
     else w->dots(&dots);
-    te_gemm_finish finish = {.c = t.c, .aux = t.aux, .bias = w->bias, .bias_by_row = p->bias_by_row,
-                             .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate};
+    te_gemm_finish finish = te_gemm_finish_of(p, &t, w->bias);
     w->isa->f32.finish(&finish, sums, PITCH, 0, col, dots.rows, dots.cols);
 }
 
@@ -155,7 +152,7 @@ static void run_pieces(void *context, int64_t first, int64_t end, int thread)
 {
     const rows_work *w = context;
     (void)thread;
-    for (int64_t i = first; i < end; i++) run_piece(w, i / w->pieces, i % w->pieces);
+    for (int64_t i = first; i < end; i++) run_piece(w, i / w->shares.pieces, i % w->shares.pieces);
 }
 
 static size_t lines_bytes(const te_gemm_problem *p)
@@ -183,15 +180,13 @@ static te_status run(te_exec *exec, const te_gemm_problem *p, const te_decode *c
     size_t bias = te_gemm_bias_bytes(p, false), bytes = bias + lines_bytes(p);
     char  *room = bytes <= sizeof stack ? stack : exec->scratch(exec, bytes);
     if (!room) return TE_ERROR_MEMORY;
-    rows_work work = {.p = p, .isa = state->isa, .dots = dots_of(state, p->a.dtype), .columns = COLUMNS,
+    rows_work work = {.p = p, .isa = state->isa, .dots = dots_of(state, p->a.dtype),
+                      .shares = te_gemm_shares_of(exec, p, COLUMNS, FEW_COLUMNS, 1),
                       .bias = te_gemm_bias_array(p, false, room), .lines = copy_lines(p, room + bias),
                       .coded = coded, .blocks = coded ? te_quantize_blocks_of(exec) : NULL};
-    double  read = (double)p->n * (double)p->k * p->b.size * (double)p->batches, pay = 1 + read / THREAD_BYTES;
-    int     threads = pay < exec->threads ? (int)pay : exec->threads;
-    while (work.columns > FEW_COLUMNS && p->n * p->batches < threads * work.columns) work.columns /= 2;
-    work.pieces = (p->n + work.columns - 1) / work.columns;
-    int64_t pieces = work.pieces * p->batches;
-    te_cpu_loop(exec, threads, pieces, te_cpu_even_grain(pieces, 4 * threads), run_pieces, &work);
+    int64_t pieces = work.shares.pieces * p->batches;
+    te_cpu_loop(exec, work.shares.threads, pieces, te_cpu_even_grain(pieces, 4 * work.shares.threads), run_pieces,
+                &work);
     if (room != stack) exec->scratch_free(exec, room);
     return TE_OK;
 }

@@ -9,7 +9,6 @@
 enum {
     COLUMNS = 512,            /* of a piece of work at most: sums of all rows stay in the first-level cache, … */
     FEW_COLUMNS = 64,         /* … and least: some cache lines of each row */
-    THREAD_BYTES = 128 << 10, /* of b that pay for waking a thread */
     SMALL_BYTES = 128 << 10,  /* of b */
     MEDIUM_BYTES = 4 << 20,
     LARGE_BYTES = 16 << 20,
@@ -21,8 +20,7 @@ typedef struct sweep_work {
     const te_gemm_problem *p;
     const te_gemm_isa *isa;
     const void *bias;
-    int64_t columns; /* of a piece */
-    int64_t pieces;  /* of a product */
+    te_gemm_shares shares;
 } sweep_work;
 
 /* Up to how many rows this is the faster way: tiles use what they loaded more often, and multiply two bfloat16 at a
@@ -53,15 +51,14 @@ static void run_piece(const sweep_work *w, int64_t batch, int64_t piece)
 {
     const te_gemm_problem *p = w->p;
     te_gemm_product t = te_gemm_product_of(p, batch);
-    int64_t col = piece * w->columns, left = p->n - col;
+    int64_t columns = w->shares.columns, col = piece * columns, left = p->n - col;
     _Alignas(64) float sums[TE_GEMM_SWEEP_ROWS * COLUMNS];
     te_gemm_sweep sweep = {.dtype = p->a.dtype, .a = t.a.data, .b = te_gemm_element(&t.b, 0, col), .k = p->k,
                            .a_row = t.a.rs * t.a.size, .a_step = t.a.cs * t.a.size, .b_line = t.b.rs * t.b.size,
-                           .rows = (int)p->m, .cols = (int)(left < w->columns ? left : w->columns), .sums = sums};
+                           .rows = (int)p->m, .cols = (int)(left < columns ? left : columns), .sums = sums};
     sweep.pitch = (sweep.cols + TE_GEMM_SWEEP_COLS - 1) / TE_GEMM_SWEEP_COLS * TE_GEMM_SWEEP_COLS;
     w->isa->sweep(&sweep);
-    te_gemm_finish finish = {.c = t.c, .aux = t.aux, .bias = w->bias, .bias_by_row = p->bias_by_row,
-                             .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate};
+    te_gemm_finish finish = te_gemm_finish_of(p, &t, w->bias);
     for (int j = 0; j < sweep.cols; j += FINISH) {
         int cols = sweep.cols - j < FINISH ? sweep.cols - j : FINISH;
         w->isa->f32.finish(&finish, sums + j, (int)sweep.pitch, 0, col + j, sweep.rows, cols);
@@ -72,7 +69,7 @@ static void run_pieces(void *context, int64_t first, int64_t end, int thread)
 {
     const sweep_work *w = context;
     (void)thread;
-    for (int64_t i = first; i < end; i++) run_piece(w, i / w->pieces, i % w->pieces);
+    for (int64_t i = first; i < end; i++) run_piece(w, i / w->shares.pieces, i % w->shares.pieces);
 }
 
 te_status te_gemm_sweep_run(te_exec *exec, const te_gemm_problem *p)
@@ -83,13 +80,11 @@ te_status te_gemm_sweep_run(te_exec *exec, const te_gemm_problem *p)
     size_t bytes = te_gemm_bias_bytes(p, false);
     char  *room = bytes <= sizeof stack ? stack : exec->scratch(exec, bytes);
     if (!room) return TE_ERROR_MEMORY;
-    sweep_work work = {.p = p, .isa = state->isa, .bias = te_gemm_bias_array(p, false, room), .columns = COLUMNS};
-    double read = (double)p->n * (double)p->k * p->b.size * (double)p->batches, pay = 1 + read / THREAD_BYTES;
-    int    threads = pay < exec->threads ? (int)pay : exec->threads;
-    while (work.columns > FEW_COLUMNS && p->n * p->batches < 2 * threads * work.columns) work.columns /= 2;
-    work.pieces = (p->n + work.columns - 1) / work.columns;
-    int64_t pieces = work.pieces * p->batches;
-    te_cpu_loop(exec, threads, pieces, te_cpu_even_grain(pieces, 4 * threads), run_pieces, &work);
+    sweep_work work = {.p = p, .isa = state->isa, .bias = te_gemm_bias_array(p, false, room),
+                       .shares = te_gemm_shares_of(exec, p, COLUMNS, FEW_COLUMNS, 2)};
+    int64_t pieces = work.shares.pieces * p->batches;
+    te_cpu_loop(exec, work.shares.threads, pieces, te_cpu_even_grain(pieces, 4 * work.shares.threads), run_pieces,
+                &work);
     if (room != stack) exec->scratch_free(exec, room);
     return TE_OK;
 }

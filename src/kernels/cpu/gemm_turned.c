@@ -24,7 +24,6 @@ enum {
     PANEL_BYTES = 1280 << 10,  /* that the second-level cache holds, more or less, beside lines of b */
     COLUMNS = 64,              /* of a piece of work: what `finish` takes at once, … */
     FEW_COLUMNS = 16,          /* … and least, where there would be fewer pieces than threads */
-    THREAD_BYTES = 128 << 10,  /* of b that pay for waking a thread */
     PITCH = COLUMNS + 4        /* of sums */
 };
 
@@ -40,7 +39,7 @@ typedef struct turned_work {
     const te_gemm_kernel  *kernel;
     const void *bias;
     int64_t     words; /* of k */
-    int64_t     columns;
+    te_gemm_shares shares;
     int         panels;
     rows_panel  panel[MOST_PANELS];
 } turned_work;
@@ -122,13 +121,13 @@ static void run_lines(const turned_work *w, int64_t col, int lines, float *sums)
 static void run_piece(const turned_work *w, int64_t piece)
 {
     const te_gemm_problem *p = w->p;
-    int64_t col = piece * w->columns;
-    int     cols = (int)at_most(p->n - col, w->columns), mr = w->kernel->mr;
+    int64_t col = piece * w->shares.columns;
+    int     cols = (int)at_most(p->n - col, w->shares.columns), mr = w->kernel->mr;
     float   sums[MOST_ROWS * PITCH];
     for (int j = 0; j < cols; j += mr)
         run_lines(w, col + j, (int)at_most(cols - j, mr), sums + j);
-    te_gemm_finish finish = {.c = p->c, .aux = p->aux, .bias = w->bias, .bias_by_row = p->bias_by_row,
-                             .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate};
+    te_gemm_product t = te_gemm_product_of(p, 0);
+    te_gemm_finish  finish = te_gemm_finish_of(p, &t, w->bias);
     w->kernel->finish(&finish, sums, PITCH, 0, col, (int)p->m, cols);
 }
 
@@ -147,14 +146,13 @@ te_status te_gemm_turned_run(te_exec *exec, const te_gemm_problem *p)
     size_t bias = te_gemm_bias_bytes(p, false);
     char  *room = exec->scratch(exec, bias + (size_t)(panels * panel_bytes(kernel, p->k)));
     if (!room) return TE_ERROR_MEMORY;
-    turned_work work = {.p = p, .kernel = kernel, .bias = te_gemm_bias_array(p, false, room), .columns = COLUMNS,
-                        .words = p->k / kernel->k_per_word, .panels = panels};
+    turned_work work = {.p = p, .kernel = kernel, .bias = te_gemm_bias_array(p, false, room), .panels = panels,
+                        .shares = te_gemm_shares_of(exec, p, COLUMNS, FEW_COLUMNS, 1),
+                        .words = p->k / kernel->k_per_word};
     make_panels(&work, state->isa, room + bias);
-    double read = (double)p->n * (double)p->k * p->b.size, pay = 1 + read / THREAD_BYTES;
-    int    threads = pay < exec->threads ? (int)pay : exec->threads;
-    while (work.columns > FEW_COLUMNS && p->n < threads * work.columns) work.columns /= 2;
-    int64_t pieces = divide_up(p->n, work.columns);
-    te_cpu_loop(exec, threads, pieces, te_cpu_even_grain(pieces, 4 * threads), run_pieces, &work);
+    int64_t pieces = work.shares.pieces;
+    te_cpu_loop(exec, work.shares.threads, pieces, te_cpu_even_grain(pieces, 4 * work.shares.threads), run_pieces,
+                &work);
     exec->scratch_free(exec, room);
     return TE_OK;
 }

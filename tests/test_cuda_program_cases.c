@@ -4,6 +4,7 @@
  * expect. */
 #include "cuda_device.h"
 #include "program_hand.h"
+#include "kernels/elementary.h"
 
 static cuda_device cuda;
 
@@ -181,6 +182,40 @@ static void check_many_column_sums(bool reduces)
         te_cuda_sim_compile(source.data, NULL, cuda.exec.message, sizeof cuda.exec.message);
     CHECK(sim && te_cuda_sim_variables(sim) <= SHARED);
     te_cuda_sim_release(sim);
+    te_text_close(&source);
+    release(&b);
+}
+
+/* The device's own exponential, for the one that says its argument is never above 0 alone: within 3 units of the last
+ * place down to the smallest normal number. */
+static void check_exp_below(void)
+{
+    enum { N = 1000 };
+    static built b;
+    float        x[N], plain[N], below[N];
+    begin(&b, "exp below");
+    int value = input(&b, TE_RATE_ELEM), marked = emit(&b, TE_PW_EXP, value, -1, -1);
+    output(&b, TE_OUT_ELEM, emit(&b, TE_PW_EXP, value, -1, -1));
+    b.insns[marked].slot = TE_EXP_BELOW;
+    output(&b, TE_OUT_ELEM, marked);
+    for (int i = 0; i < N; i++) x[i] = -110.0f * (float)i / N;
+    x[N - 1] = -INFINITY;
+    te_operand in = operand(x, TE_F32, 0, 1), out[2] = {operand(plain, TE_F32, 0, 1), operand(below, TE_F32, 0, 1)};
+    te_run     run = {.ndim = 1, .shape = {N}, .inputs = &in, .outputs = out};
+    in.stride[0] = out[0].stride[0] = out[1].stride[0] = 1;
+    CHECK(cuda_program_run(&cuda, &b.program, &run, 1) == TE_OK);
+    for (int i = 0; i < N; i++) {
+        double wanted = exp((double)x[i]), unit = wanted * 0x1p-23;
+        CHECK(plain[i] == te_exp(x[i]));
+        CHECK_MSG(wanted < 0x1p-126 ? below[i] < 0x1.1p-126f : fabs(below[i] - wanted) <= 3 * unit, "e^%g: %g, not %g",
+                  (double)x[i], (double)below[i], wanted);
+    }
+    te_cuda_program_shape shape;
+    te_text               source;
+    te_text_open(&source, &te_mem_libc);
+    CHECK(te_cuda_program_shape_make(&cuda.exec, &b.program, &run, &shape) == TE_OK);
+    CHECK(te_cuda_program_source(&b.program, &shape, &source) == TE_OK);
+    CHECK(strstr(source.data, " = te_row_exp(v") && strstr(source.data, " = te_op_exp(v"));
     te_text_close(&source);
     release(&b);
 }
@@ -565,6 +600,7 @@ int main(void)
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) check_sums(shapes[i][0], shapes[i][1]);
     check_many_column_sums(false);
     check_many_column_sums(true);
+    check_exp_below();
     check_loss(40, 7, true);
     check_loss(20, 768, true);
     check_loss(6, 3001, true);

@@ -255,6 +255,24 @@ static void test_append(void)
     te_program_free(p);
 }
 
+/* What is known of an exponential's argument stays with it in copies, and only there. */
+static void test_exp_below(void)
+{
+    te_program *p = new_program(), *copy = new_program();
+    int x = te_program_input(p, TE_RATE_ELEM), plain = emit(p, TE_PW_EXP, x, -1), below = te_program_exp_below(p, x), y;
+    CHECK(below != plain && te_program_exp_below(p, x) == below && emit(p, TE_PW_EXP, x, -1) == plain);
+    CHECK(p->insns[plain].slot == 0 && p->insns[below].slot == TE_EXP_BELOW && te_program_exp_below(p, -1) == -1);
+    te_program_output(p, TE_OUT_ELEM, emit(p, TE_PW_SUB, plain, below));
+    check_verified(p);
+    CHECK(te_program_append(copy, p, (const int[]){te_program_input(copy, TE_RATE_ELEM)}, 0, 0, &y) == TE_OK);
+    te_program_output(copy, TE_OUT_ELEM, y);
+    check_verified(copy);
+    CHECK(copy->n_insns == p->n_insns && copy->insns[copy->insns[y].arg[0]].slot == 0 &&
+          copy->insns[copy->insns[y].arg[1]].slot == TE_EXP_BELOW);
+    te_program_free(copy);
+    te_program_free(p);
+}
+
 static void test_dump(void)
 {
     te_program *p = new_program();
@@ -279,13 +297,14 @@ static void test_verify(void)
     te_program_output(p, TE_OUT_ROW, sum);
     te_insn good = p->insns[sum];
     check_verified(p);
-    te_insn bad[] = {good, good, good, good, good, good};
+    te_insn bad[] = {good, good, good, good, good, good, good};
     bad[0].op = TE_PW_COUNT;
     bad[1].rate = TE_RATE_ELEM;
     bad[2].arg[0] = sum;
     bad[3].arg[1] = 0;
     bad[4].slot = 1;
     bad[5] = (te_insn){.op = TE_PW_LOAD, .rate = TE_RATE_ELEM, .slot = 1, .arg = {-1, -1, -1}};
+    bad[6] = (te_insn){.op = TE_PW_EXP, .rate = TE_RATE_ELEM, .slot = TE_EXP_BELOW + 1, .arg = {x, -1, -1}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char wrong[160] = "";
         p->insns[sum] = bad[i];
@@ -369,6 +388,7 @@ int main(void)
     test_random_programs();
     test_append();
     test_dump();
+    test_exp_below();
     test_verify();
     test_memory();
     test_compiled();

@@ -29,6 +29,11 @@ static int call_square(te_formula_parser *parser, const int *arg)
     return te_program_emit(parser->program, TE_PW_MUL, arg[0], arg[0], -1);
 }
 
+static int call_exp_below(te_formula_parser *parser, const int *arg)
+{
+    return te_program_exp_below(parser->program, arg[0]);
+}
+
 static int call_generator(te_formula_parser *parser, te_opcode op, int a)
 {
     return te_program_generator(parser->program, op, parser->n_generators++, a);
@@ -57,6 +62,7 @@ typedef struct formula_function {
 static const formula_function composed[] = {
     {"rowmean", 1, call_rowmean}, {"relu", 1, call_relu},     {"clamp", 3, call_clamp}, {"square", 1, call_square},
     {"random", 0, call_random},   {"normal", 0, call_normal}, {"keep", 1, call_keep},
+    {"exp_below", 1, call_exp_below},
 };
 
 enum { N_COMPOSED = sizeof composed / sizeof composed[0] };

@@ -15,8 +15,12 @@ int te_program_replay(te_program *target, const te_insn *insn, const int32_t *ma
     case TE_PW_CONST: return te_program_const(target, insn->imm);
     case TE_PW_RANDOM: case TE_PW_KEEP: case TE_PW_NORMAL:
         return te_program_generator(target, op, rng_base + insn->slot, arg[0]);
-    default: return te_program_emit(target, op, arg[0], arg[1], arg[2]);
+    case TE_PW_EXP:
+        if (insn->slot == TE_EXP_BELOW) return te_program_exp_below(target, arg[0]);
+        break;
+    default: break;
     }
+    return te_program_emit(target, op, arg[0], arg[1], arg[2]);
 }
 
 /* Replaces the marks in `map` by values of the target. */

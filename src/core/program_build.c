@@ -237,6 +237,12 @@ int te_program_generator(te_program *program, te_opcode op, int slot, int a)
     return value;
 }
 
+int te_program_exp_below(te_program *program, int a)
+{
+    const int arg[3] = {a, -1, -1};
+    return a < 0 || a >= program->n_insns ? -1 : push(program, TE_PW_EXP, TE_EXP_BELOW, arg, 0.0);
+}
+
 /* The same value once per element. Backends may rely on reductions reading ELEM values; pushed without simplification,
  * which would find the choice pointless. */
 static int spread(te_program *program, int value)

@@ -28,6 +28,7 @@ int te_program_param(te_program *program, int slot);      /* grows n_params to s
 int te_program_const(te_program *program, double value);
 int te_program_generator(te_program *program, te_opcode op, int slot, int a); /* RANDOM, KEEP, NORMAL */
 int te_program_emit(te_program *program, te_opcode op, int a, int b, int c);  /* unused arguments -1 */
+int te_program_exp_below(te_program *program, int a); /* EXP of a value that is never above 0 */
 int te_program_output(te_program *program, te_output_kind kind, int value);   /* index of the output */
 
 /* Drops instructions that no output needs; inputs, parameters and generators keep their slots. */
@@ -64,7 +65,8 @@ int te_program_dump(const te_program *program, char *text, size_t size);
  * than unary minus, as in Lua), * /, + -, comparisons (< <= > >= == ~=), `and`, `or`, parentheses. Functions: every
  * opcode's text, plus rowmean(v) = rowsum(v) / n where n is the built-in name of the row's length, relu(v) = max(v, 0),
  * clamp(v, lo, hi) = min(max(lo, v), hi), square(v), keep(p) (takes the next free generator slot), random(), normal(),
- * column(). `inf`, `nan`, `pi` are numbers.
+ * column(), exp_below(v) = exp(v) where v, the logarithm of a share of a row's sum, is never above 0. `inf`, `nan` and
+ * `pi` are numbers.
  * Names: inputs, parameters, names assigned before, and `n`.
  */
 typedef struct te_formula {

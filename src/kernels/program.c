@@ -51,12 +51,13 @@ static bool wrong(const fault *f, const char *format, ...)
     return false;
 }
 
-/* Slots that an instruction may name, 0 where it names none. */
+/* Slots that an instruction may name; others have 0. */
 static int slots_for(const te_program *program, int op)
 {
     if (op == TE_PW_LOAD) return program->n_inputs;
     if (op == TE_PW_PARAM) return program->n_params;
-    return te_opcode_is_random(op) ? program->n_rngs : 0;
+    if (op == TE_PW_EXP) return 1 + TE_EXP_BELOW;
+    return te_opcode_is_random(op) ? program->n_rngs : 1;
 }
 
 static bool verify_insn(const te_program *program, int index, const fault *f)
@@ -64,8 +65,7 @@ static bool verify_insn(const te_program *program, int index, const fault *f)
     const te_insn *insn = &program->insns[index];
     te_opcode      op = (te_opcode)insn->op;
     if (insn->op >= TE_PW_COUNT) return wrong(f, "%%%d has opcode %d of %d", index, insn->op, TE_PW_COUNT);
-    bool slotted = op == TE_PW_LOAD || op == TE_PW_PARAM || te_opcode_is_random(op);
-    if (slotted ? insn->slot < 0 || insn->slot >= slots_for(program, op) : insn->slot != 0)
+    if (insn->slot < 0 || insn->slot >= slots_for(program, op))
         return wrong(f, "%%%d = %s uses slot %d", index, te_opcode_name(op), insn->slot);
     for (int k = 0; k < 3; k++) {
         bool used = k < te_opcode_args(op);

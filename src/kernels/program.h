@@ -21,7 +21,7 @@
  * contracted, and elementary functions are those of elementary.h. Hence the bits of an ELEM value do not depend on the
  * device, the instruction set, the thread count or on what else is in the program, but for what follows from a row's
  * sum. The order of sums is fixed per backend and independent of the number of threads. A device may have an exp of its
- * own for exp(x - rowmax(x)), which is added up or divided by such a sum.
+ * own for exp(x - rowmax(x)), which is added up or divided by such a sum, and for such a quotient's logarithm.
  *
  * Programs are built, simplified and differentiated in src/core; backends only run them.
  */
@@ -94,10 +94,13 @@ typedef enum te_opcode {
 
 typedef enum te_rate { TE_RATE_UNIFORM = 0, TE_RATE_ROW = 1, TE_RATE_ELEM = 2 } te_rate;
 
+/* Of an EXP whose argument is the logarithm of a share of a row's sum, so never above 0. */
+enum { TE_EXP_BELOW = 1 };
+
 typedef struct te_insn {
     uint8_t op;      /* te_opcode */
     uint8_t rate;    /* te_rate of the result */
-    int16_t slot;    /* LOAD: input, PARAM: parameter, RANDOM, KEEP, NORMAL: generator */
+    int16_t slot;    /* LOAD: input, PARAM: parameter, RANDOM, KEEP, NORMAL: generator, EXP: 0 or TE_EXP_BELOW */
     int32_t arg[3];  /* earlier values; unused ones are -1 */
     double  imm;     /* CONST */
 } te_insn;

@@ -269,7 +269,7 @@ const te_op_def te_ops_loss[] = {
      .rows = "target",
      .formula = "m = rowmax(x); s = log(rowsum(exp(x - m))); picked = rowsum(where(column() == target, x, 0)); "
                 "y = where(target == ignore, 0, s - (picked - m))",
-     .gradient = "dx = where(target == ignore, 0, dy * (exp(x - m - s) - (column() == target)))"},
+     .gradient = "dx = where(target == ignore, 0, dy * (exp_below(x - m - s) - (column() == target)))"},
     {.signature = "cross_entropy_smooth(x, target; ignore: number = -100, smoothing: number = 0)",
      .doc = "Cross entropy of every row with a share of the target spread over all classes.",
      .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
@@ -277,7 +277,8 @@ const te_op_def te_ops_loss[] = {
      .formula = "m = rowmax(x); s = log(rowsum(exp(x - m))); picked = rowsum(where(column() == target, x, 0)); "
                 "smooth = (1 - smoothing) * (s - (picked - m)) + smoothing * (s - rowmean(x - m)); "
                 "y = where(target == ignore, 0, smooth)",
-     .gradient = "dx = where(target == ignore, 0, dy * (exp(x - m - s) - where(column() == target, 1 - smoothing, 0) - "
+     .gradient = "dx = where(target == ignore, 0, dy * (exp_below(x - m - s) - "
+                 "where(column() == target, 1 - smoothing, 0) - "
                  "smoothing / n))"},
     {.signature = "cross_entropy_weighted(x, target, weight; ignore: number = -100)",
      .doc = "Cross entropy of every row with weights of classes, and its target's weight.",
@@ -287,7 +288,8 @@ const te_op_def te_ops_loss[] = {
      .formula = "hit = column() == target; m = rowmax(x); s = log(rowsum(exp(x - m))); "
                 "own = rowsum(where(hit, weight, 0)); picked = rowsum(where(hit, x, 0)); "
                 "y = where(target == ignore, 0, own * (s - (picked - m))); w = where(target == ignore, 0, own)",
-     .gradient = "dx = where(target == ignore, 0, dy * (own * exp(x - m - s) - where(column() == target, weight, 0)))"},
+     .gradient = "dx = where(target == ignore, 0, dy * (own * exp_below(x - m - s) - "
+                 "where(column() == target, weight, 0)))"},
     {.signature = "cross_entropy_weighted_smooth(x, target, weight; ignore: number = -100, smoothing: number = 0)",
      .doc = "The same with a share of the target spread over all classes.",
      .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
@@ -299,15 +301,16 @@ const te_op_def te_ops_loss[] = {
                 "y = where(target == ignore, 0, (1 - smoothing) * own * (s - (picked - m)) + smoothing / n * all); "
                 "w = where(target == ignore, 0, own)",
      .gradient = "share = smoothing / n; dx = where(target == ignore, 0, dy * (((1 - smoothing) * own + share * "
-                 "rowsum(weight)) * exp(x - m - s) - where(column() == target, (1 - smoothing) * weight, 0) - share * "
-                 "weight))"},
+                 "rowsum(weight)) * exp_below(x - m - s) - where(column() == target, (1 - smoothing) * weight, 0) - "
+                 "share * weight))"},
     {.signature = "cross_entropy_soft(x, target, weight = 1; smoothing: number = 0)",
      .doc = "Cross entropy of every row with probabilities.",
      .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
      .formula = "m = rowmax(x); s = log(rowsum(exp(x - m))); p = weight * ((1 - smoothing) * target + smoothing / "
                 "n); y = rowsum(where(p == 0, 0, p * (s - (x - m))))",
      .gradient = "q = (1 - smoothing) * target + smoothing / n; p = weight * q; g = dy * (s - (x - m)); "
-                 "dx = dy * (rowsum(p) * exp(x - m - s) - p); dtarget = (1 - smoothing) * weight * g; dweight = q * g"},
+                 "dx = dy * (rowsum(p) * exp_below(x - m - s) - p); dtarget = (1 - smoothing) * weight * g; "
+                 "dweight = q * g"},
     {.signature = "parallel_cross_entropy(logits, targets; first: int = 0, classes: int = 0, ignore_index: int = -100)",
      .doc = "Of every row of logits whose classes count from first: maximum, sum of exp(x - maximum), the target's "
             "logit or 0, sum of x - maximum.",
@@ -328,7 +331,7 @@ const te_op_def te_ops_loss[] = {
      .rows = "target m s picked total",
      .formula = "smooth = where(smoothing == 0, 0, smoothing * (s - total / classes)); "
                 "y = where(target == ignore, 0, (1 - smoothing) * (s - (picked - m)) + smooth)",
-     .gradient = "dx = where(target == ignore, 0, dy * (exp(x - m - s) - "
+     .gradient = "dx = where(target == ignore, 0, dy * (exp_below(x - m - s) - "
                  "where(column() == target - first, 1 - smoothing, 0) - smoothing / classes))"},
     {.signature = "loss_of_class(x, target; classes: number = 1, ignore: number = -100, otherwise: number = 0)",
      .doc = "x where its target is a class or ignored.",

@@ -83,7 +83,8 @@ static void emit_value_name(te_emitter *e, int v)
  * They are the one elementary function whose bits are not the CPU's: their argument is 0 or below, and only sums over
  * the row, which no two backends take in the same order, or quotients by such sums make sense of them. Which they are
  * follows from the instructions alone: an operation whose formula holds both the maximum and the exponential has them
- * wherever it is fused. An exponential of anything else, before or behind a reduction, is te_exp.
+ * wherever it is fused, and a formula may say so of a quotient whose logarithm it has (TE_EXP_BELOW). An exponential of
+ * anything else, before or behind a reduction, is te_exp.
  */
 
 /* Whether v is e^(x - m), m being the row's maximum of x. */
@@ -131,7 +132,8 @@ static void emit_operation(te_emitter *e, int v)
     const te_insn *insn = &e->program->insns[v];
     bool           negative = insn->op == TE_PW_EXP && never_positive(e->program, insn->arg[0]);
     if (is_share(e, v)) te_emit(e, "te_row_share(");
-    else if (is_below_maximum(e, v)) te_emit(e, "te_row_exp(");
+    else if (is_below_maximum(e, v) || (insn->op == TE_PW_EXP && insn->slot == TE_EXP_BELOW))
+        te_emit(e, "te_row_exp(");
     else te_emit(e, "te_op_%s(", negative ? "exp_negative" : te_opcode_name((te_opcode)insn->op));
     for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) {
         if (k) te_emit(e, ", ");

@@ -284,14 +284,14 @@ static void check_cumsum(te_dtype from, te_dtype to, layout l, int64_t n, bool r
     twins_free(&src), twins_free(&dst);
 }
 
-/* Rows of ties and of other kinds, with lengths about those where blocks become larger. */
+/* Rows of ties and of other kinds, with lengths about those where blocks become larger; their best one too. */
 typedef enum ranking { ANY_VALUE, FEW_VALUES, ONE_VALUE, ASCENDING, ONE_THREAD } ranking;
 
 static void check_topk(te_dtype dtype, int64_t rows, int64_t n, int64_t k, ranking kind)
 {
     int64_t shape[2] = {rows, n}, top_shape[2] = {rows, k};
     twins   src = twins_new(dtype, DENSE, 2, shape), values = twins_new(dtype, DENSE, 2, top_shape);
-    twins   indices = twins_new(TE_I64, DENSE, 2, top_shape);
+    twins   indices = twins_new(TE_I64, DENSE, 2, top_shape), best = twins_new(TE_I64, DENSE, 1, shape);
     for (int64_t i = 0; i < rows * n && kind != ANY_VALUE; i++) {
         double  x = 1;
         int64_t at = i % n;
@@ -306,8 +306,11 @@ static void check_topk(te_dtype dtype, int64_t rows, int64_t n, int64_t k, ranki
         CHECK(te_cpu_topk(&cuda.exec, &values.cpu, &indices.cpu, &src.cpu, largest) == TE_OK);
         CHECK_MSG(same(&values, 0) && same(&indices, 0), "topk %lld of %lld %s, kind %d", (long long)k, (long long)n,
                   te_dtype_name(dtype), kind);
+        CHECK_PLAN(te_cuda_plan_arg_reduce(&cuda.exec, &plan, &best.gpu, &src.gpu, largest));
+        CHECK(te_cpu_arg_reduce(&cuda.exec, &best.cpu, &src.cpu, largest) == TE_OK);
+        CHECK_MSG(same(&best, 0), "best of %lld %s, kind %d", (long long)n, te_dtype_name(dtype), kind);
     }
-    twins_free(&src), twins_free(&values), twins_free(&indices);
+    twins_free(&src), twins_free(&values), twins_free(&indices), twins_free(&best);
 }
 
 static void check_all_topk(void)
@@ -317,6 +320,8 @@ static void check_all_topk(void)
         for (int kind = ANY_VALUE; kind <= ONE_THREAD; kind++)
             check_topk(kind % 2 ? TE_F32 : TE_BF16, 3, lengths[i], i < 3 ? 30 : 12, (ranking)kind);
     check_topk(TE_F32, 2, 300, 300, FEW_VALUES);
+    check_topk(TE_BF16, 2, 40000, 1, FEW_VALUES);
+    check_topk(TE_F16, 2, 40004, 2, ANY_VALUE);
     check_topk(TE_I64, 2, 700, 650, ANY_VALUE);
     check_topk(TE_F32, 8200, 3, 2, FEW_VALUES); /* more rows than blocks */
     for (int i = 0; i < 6; i++) {

@@ -234,14 +234,20 @@ static void check_dropout(te_dtype dtype)
     }
 }
 
-/* Few queries: more than 512 keys are split among blocks, by shapes alone, and a second kernel merges them. */
+/* Few queries: more than 512 keys are split among blocks, by shapes alone, and a second kernel merges them. Blocks have
+ * many threads where they are few and their tiles small. */
 static void check_decoding(te_dtype dtype)
 {
     static const extents cases[] = {{1, 4, 1, 1, 128, 64, 64},  {2, 2, 2, 1, 255, 64, 64},  {1, 6, 2, 3, 256, 64, 64},
                                     {1, 2, 1, 1, 257, 64, 64},  {1, 20, 1, 1, 512, 64, 64}, {1, 3, 1, 16, 513, 64, 64},
-                                    {1, 8, 2, 1, 1100, 64, 64}, {1, 2, 2, 2, 300, 40, 80}};
-    static const unsigned blocks[] = {1, 4, 2, 1, 2, 9, 10, 2};
-    for (int i = 0; i < 8; i++) {
+                                    {1, 8, 2, 1, 1100, 64, 64}, {1, 2, 2, 2, 300, 40, 80},
+                                    {1, 2, 1, 1, 600, 128, 96}, {64, 4, 4, 1, 140, 16, 24}};
+    static const unsigned blocks[] = {1, 4, 2, 1, 2, 9, 10, 2, 3, 256};
+    static const unsigned threads[] = {512, 512, 512, 512, 512, 512, 512, 512, 256, 128};
+    int     widest = 1;
+    int64_t before = gap;
+    for (int i = 0; i < 10; i++) {
+        gap = i % 3 ? 8 : before;
         te_attention_grad g = problem(dtype, cases[i]);
         te_attention     *a = &g.forward;
         double            sinks[20];
@@ -250,8 +256,15 @@ static void check_decoding(te_dtype dtype)
         int calls = cases[i].seq_kv > 512 ? 2 : 1;
         CHECK_MSG(strcmp(plan.calls[0].launch.name, "te_attention_decode") == 0 && plan.n_calls == calls,
                   "case %d: %s, %d calls", i, plan.calls[0].launch.name, plan.n_calls);
-        CHECK_MSG(plan.calls[0].launch.grid[0] == blocks[i], "case %d: %u blocks", i, plan.calls[0].launch.grid[0]);
+        CHECK_MSG(plan.calls[0].launch.grid[0] == blocks[i] && plan.calls[0].launch.block[0] == threads[i],
+                  "case %d: %u blocks of %u threads", i, plan.calls[0].launch.grid[0], plan.calls[0].launch.block[0]);
+        CHECK(plan.calls[0].launch.shared <= 96 << 10);
         check_passes(&g, "few queries", false);
+        for (int d = 0; d < 3; d++) /* no stride of an extent of 1 keeps rows from being read by units */
+            if (a->q.shape[d] == 1) a->q.stride[d] = 1;
+        int unit = plan.calls[0].kernel.vector;
+        CHECK(te_cuda_plan_attention(&cuda.exec, &plan, a) == TE_OK && plan.calls[0].kernel.vector == unit);
+        widest = unit > widest ? unit : widest;
         a->window_right = 0;
         a->bottom_right = true;
         check_passes(&g, "few queries, causal from the bottom right", false);
@@ -272,6 +285,8 @@ static void check_decoding(te_dtype dtype)
         if (i == 3) check_passes(&g, "few queries that see nothing", false);
         release(&g);
     }
+    gap = before;
+    CHECK_MSG(widest == 8, "units of %d elements at most", widest);
     te_attention_grad g = problem(dtype, (extents){1, 2, 1, 1, 127, 64, 64});
     for (int i = 0; i < 2; i++) {
         g.forward.dropout = 0.5 * i;

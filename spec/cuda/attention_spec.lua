@@ -74,8 +74,10 @@ describe("FP8 attention on CUDA", function()
                 -- cuDNN rounds probabilities before it divides them by their sum, which errs as much, but elsewhere
                 local off, least = distance(t, expected[i]), distance(expected[i], exact[i])
                 assert.is_true(off < (before and 0.06 or 1.5 * least), ("result %d is off by %g"):format(i, off))
-                assert.is_true(distance(t, exact[i]) < 1.2 * least, ("result %d errs by %g where the CPU errs by %g")
-                    :format(i, distance(t, exact[i]), least))
+                local chance = 2.5 / math.sqrt(t:numel()) -- errors of few numbers differ by that much between roundings
+                assert.is_true(distance(t, exact[i]) < (1.2 + chance) * least,
+                    ("result %d of %d numbers errs by %g where the CPU errs by %g")
+                        :format(i, t:numel(), distance(t, exact[i]), least))
             end
         end)
     end

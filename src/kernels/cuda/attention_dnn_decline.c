@@ -15,8 +15,9 @@ const te_view *te_dnn_attention_view(const te_attention *a, const te_attention_g
 /* Sixteen bytes at a time. */
 static bool aligned(const te_view *v)
 {
-    int64_t steps = v->stride[0] | v->stride[1] | v->stride[2] | v->shape[3],
-            step = 16 / (int64_t)te_dtype_size(v->dtype);
+    int64_t steps = v->shape[3], step = 16 / (int64_t)te_dtype_size(v->dtype);
+    for (int i = 0; i < 3; i++)
+        if (v->shape[i] > 1) steps |= v->stride[i]; /* that of an extent of 1 is any */
     return (uintptr_t)v->data % 16 == 0 && steps % step == 0 && (v->stride[3] == 1 || v->shape[3] == 1);
 }
 

@@ -212,7 +212,7 @@ typedef struct te_arrange_args {
 /* y {m, n} = alpha x {m, k} w {n, k}^T + bias {n}, times the factors of w and x where they are quantized; lines are so
  * many elements apart, and those of w and x begin at multiples of 16 bytes and are as many long. m <= TE_FEW_ROWS, and
  * k <= TE_FEW_LONGEST. */
-enum { TE_FEW_THREADS = 256, TE_FEW_ROWS = 8, TE_FEW_LINES = 16 /* of w to a block */, TE_FEW_LONGEST = 1 << 30 };
+enum { TE_FEW_ROWS = 8, TE_FEW_LINES = 16 /* of w to a block */, TE_FEW_LONGEST = 1 << 30 };
 typedef struct te_few_args {
     te_cuda_bound bound;
     const void   *w, *x, *bias; /* bias: of y's dtype, or NULL */

@@ -256,19 +256,39 @@ template <int N> __device__ static inline bool te_mma_whole(const te_span (&span
 }
 
 #if TE_HAS_BIAS
-/* Adds the bias to scores of queries (rows) and keys, where these are seen; `row`: of the lane's two queries at the
- * tile's first key. */
+/* The bias of scores of queries (rows) and keys, where these are seen; `row`: of the lane's two queries at the tile's
+ * first key. */
 template <int N>
-__device__ static inline void te_mma_add_bias(float (&c)[N / 8][4], const te_c *const (&row)[2], int64_t step,
-                                              const te_span (&span)[2])
+__device__ static inline void te_mma_load_bias(float (&bias)[N / 8][4], const te_c *const (&row)[2], int64_t step,
+                                               const te_span (&span)[2])
 {
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             int column = n * 8 + threadIdx.x % 4 * 2 + e % 2;
-            if (te_in_span(span[e / 2], column)) c[n][e] = te_biased(c[n][e], te_from_c(row[e / 2][column * step]));
+            bias[n][e] = te_in_span(span[e / 2], column) ? te_from_c(row[e / 2][column * step]) : 0.0f;
         }
+}
+
+template <int N>
+__device__ static inline void te_mma_add_loaded(float (&c)[N / 8][4], const float (&bias)[N / 8][4],
+                                                const te_span (&span)[2])
+{
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (te_in_span(span[e / 2], n * 8 + threadIdx.x % 4 * 2 + e % 2)) c[n][e] = te_biased(c[n][e], bias[n][e]);
+}
+
+template <int N>
+__device__ static inline void te_mma_add_bias(float (&c)[N / 8][4], const te_c *const (&row)[2], int64_t step,
+                                              const te_span (&span)[2])
+{
+    float bias[N / 8][4];
+    te_mma_load_bias<N>(bias, row, step, span);
+    te_mma_add_loaded<N>(c, bias, span);
 }
 
 /* The same where rows are keys and columns queries; `first`: of the tile's first query at the warp's first key. */

@@ -1,21 +1,19 @@
 /* attention_mma_decode.cu - attention of few queries to many keys on tensor cores, as in generation from a KV cache.
  *
  * The query heads that share keys are packed: a row of a tile is a query of one of them, so keys are read once for 16
- * rows. Keys are split among blocks, and of every 64 keys a warp takes 16, in places of its own in shared memory:
- * warps do not wait for each other. While scores are weighed the next keys are on their way, and while the next scores
- * are made the next values are. What was found, for each row the maximum, the sum of weights and the result that they
- * give, is merged by the block and then, of several splits, by a second kernel, in the order of warps and of splits.
- * How many splits there are follows from shapes (hand_attention.c), so results repeat to the bit.
+ * rows. Keys are split among blocks of TE_DECODE_WARPS warps, and of the keys of a step each warp takes 16, in places
+ * of its own in shared memory: warps do not wait for each other. While scores are weighed the next keys are on their
+ * way, and while the next scores are made the next values are. What was found, for each row the maximum, the sum of
+ * weights and the result that they give, is merged by the block and then, of several splits, by a second kernel, in the
+ * order of warps and of splits. How many warps and splits there are follows from shapes (hand_attention.c), so results
+ * repeat to the bit.
  */
 
 enum {
     TE_DECODE_ROWS = 16, /* of a tile */
     TE_DECODE_KEYS = 16, /* of a warp at a time */
-    TE_DECODE_WARPS = TE_ATTENTION_THREADS / 32,
-    TE_DECODE_STEP = TE_DECODE_KEYS * TE_DECODE_WARPS,
-    TE_DECODE_TILES = TE_DECODE_STEP * (TE_PITCH + TE_PITCH_V) * 2,         /* bytes */
-    TE_DECODE_FOUND = TE_DECODE_WARPS * TE_DECODE_ROWS * TE_PITCH_V * 4,
-    TE_DECODE_SHARED = TE_DECODE_TILES > TE_DECODE_FOUND ? TE_DECODE_TILES : TE_DECODE_FOUND
+    TE_DECODE_THREADS = TE_DECODE_WARPS * 32,
+    TE_DECODE_STEP = TE_DECODE_KEYS * TE_DECODE_WARPS
 };
 
 /* A row of the tiles of a key's heads. */
@@ -43,12 +41,11 @@ __device__ static inline float *te_decode_result(const te_attention_args &a, int
 }
 
 /* A warp's next keys or values; they may be beyond the last. */
-template <int DIM>
-__device__ static inline void te_decode_send(te_a *to, const te_rows &rows, int64_t key, int64_t end)
+template <int DIM> __device__ static inline void te_decode_send(te_a *to, const te_rows &rows, int key, int end)
 {
     if (key < end) {
         te_rows from = {rows.data + key * rows.stride, rows.stride, rows.dim};
-        int     n = (int)(end - key < TE_DECODE_KEYS ? end - key : TE_DECODE_KEYS);
+        int     n = end - key < TE_DECODE_KEYS ? end - key : TE_DECODE_KEYS;
         te_mma_send<TE_DECODE_KEYS, DIM, 32>(to, from, n, threadIdx.x % 32);
     }
     te_mma_sent();
@@ -96,12 +93,14 @@ __device__ static inline void te_decode_merge(const te_attention_args &a, float 
         te_decode_row at = te_decode_row_at(a, kv_head, first + r);
         if (!at.inside) continue;
         int64_t row = (s.batch * a.q.shape[1] + at.head) * a.q.shape[2] + at.query;
-        float   most = TE_LOWEST, total = 0, weight[TE_DECODE_WARPS];
+        float   most = TE_LOWEST, total = 0;
+        int     one = threadIdx.x % TE_DECODE_WARPS; /* warp whose weight the lane makes */
         for (int w = 0; w < TE_DECODE_WARPS; w++) most = tops[w][r] > most ? tops[w][r] : most;
-        for (int w = 0; w < TE_DECODE_WARPS; w++) {
-            weight[w] = te_exp(tops[w][r] - (most == TE_LOWEST ? 0.0f : most));
-            total += weight[w] * sums[w][r];
-        }
+        float own = te_exp(tops[one][r] - (most == TE_LOWEST ? 0.0f : most));
+        __syncwarp();
+        if (threadIdx.x % 32 < TE_DECODE_WARPS) tops[one][r] = own; /* weights now */
+        __syncwarp();
+        for (int w = 0; w < TE_DECODE_WARPS; w++) total += tops[w][r] * sums[w][r];
         float         sink = te_sink_of(a, at.head);
         te_decode_end end = te_decode_end_of(sink, most > sink ? most : sink);
         float         part = te_exp(most - end.from), factor;
@@ -116,7 +115,7 @@ __device__ static inline void te_decode_merge(const te_attention_args &a, float 
         for (int d = threadIdx.x % 32; d < a.v.shape[3]; d += 32) {
             float x = 0;
             for (int w = 0; w < TE_DECODE_WARPS; w++)
-                x += weight[w] * found[(w * TE_DECODE_ROWS + r) * TE_PITCH_V + d];
+                x += tops[w][r] * found[(w * TE_DECODE_ROWS + r) * TE_PITCH_V + d];
             if (whole)
                 to[d] = te_as_a(te_or_nothing(part * x, factor));
             else
@@ -126,10 +125,11 @@ __device__ static inline void te_decode_merge(const te_attention_args &a, float 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 3) te_attention_decode(const __grid_constant__ te_attention_args a)
+extern "C" __global__ void __launch_bounds__(TE_DECODE_THREADS, TE_DECODE_WARPS > 4 ? 1 : 3)
+    te_attention_decode(const __grid_constant__ te_attention_args a)
 {
     const int N = TE_DECODE_KEYS;
-    __shared__ __align__(16) char shared[TE_DECODE_SHARED];
+    TE_DYNAMIC_SHARED(char, shared); /* tiles, and then what warps found */
     uint32_t    splits = (uint32_t)a.splits, tiles = (uint32_t)a.tiles, kv_heads = (uint32_t)a.k.shape[1];
     uint32_t    split = blockIdx.x % splits, others = blockIdx.x / splits, first = others % tiles * TE_DECODE_ROWS;
     uint32_t    kv_head = others / tiles % kv_heads;
@@ -138,7 +138,13 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attention_decode(const _
     te_a       *k = (te_a *)shared + warp * N * (TE_PITCH + TE_PITCH_V), *v = k + N * TE_PITCH;
     uint32_t    q[TE_DIM / 16][4];
     float       out[TE_DIM_V / 8][4], top[2] = {TE_LOWEST, TE_LOWEST}, sum[2] = {0, 0};
-    int64_t     low[2], high[2]; /* keys that the lane's rows see */
+    int64_t     begin = te_first_key(s, 0) / TE_DECODE_STEP * TE_DECODE_STEP + split * a.split_keys;
+    int64_t     last = te_end_key(s, s.n_q - 1);
+    int         end = (int)te_clamp(last - begin, 0, a.split_keys), key = warp * N; /* from `begin` on */
+    int         low[2], high[2];                                                    /* keys that the lane's rows see */
+    te_rows     k_rows = te_rows_of(a.k, s.batch, kv_head, begin), v_rows = te_rows_of(a.v, s.batch, kv_head, begin);
+    te_decode_send<TE_DIM>(k, k_rows, key, end); /* first, for all waits for them */
+    te_decode_send<TE_DIM_V>(v, v_rows, key, end);
 #if TE_HAS_BIAS
     const te_c *bias[2];
 #endif
@@ -147,23 +153,27 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attention_decode(const _
         te_decode_row at = te_decode_row_at(a, kv_head, first + g + 8 * upper);
         const te_a   *row = te_row_of(a.q, s.batch, at.head, at.query);
         te_mma_load_row<TE_DIM>(q, upper, at.inside ? row : 0, (int)a.q.shape[3]);
-        low[upper] = te_first_key(s, at.query);
-        high[upper] = at.inside ? te_end_key(s, at.query) : 0;
+        low[upper] = (int)te_clamp(te_first_key(s, at.query) - begin, 0, a.split_keys);
+        high[upper] = at.inside ? (int)te_clamp(te_end_key(s, at.query) - begin, 0, a.split_keys) : 0;
 #if TE_HAS_BIAS
-        bias[upper] = te_bias_row(a, s, at.head, at.query);
+        bias[upper] = te_bias_row(a, s, at.head, at.query) + begin * a.bias.stride[3];
 #endif
     }
     te_mma_clear(out);
-    te_rows k_rows = te_rows_of(a.k, s.batch, kv_head, 0), v_rows = te_rows_of(a.v, s.batch, kv_head, 0);
-    int64_t begin = te_first_key(s, 0) / TE_DECODE_STEP * TE_DECODE_STEP + split * a.split_keys;
-    int64_t last = te_end_key(s, s.n_q - 1), end = begin + a.split_keys < last ? begin + a.split_keys : last;
-    int64_t key = begin + warp * N;
-    te_decode_send<TE_DIM>(k, k_rows, key, end);
-    te_decode_send<TE_DIM_V>(v, v_rows, key, end);
     for (; key < end; key += TE_DECODE_STEP) {
         te_span  span[2];
         float    c[N / 8][4];
         uint32_t p[N / 16][4];
+#pragma unroll
+        for (int upper = 0; upper < 2; upper++) {
+            int from = (int)te_clamp(low[upper] - key, 0, N), behind = (int)te_clamp(high[upper] - key, 0, N);
+            span[upper] = te_span_between(from, behind, N);
+        }
+#if TE_HAS_BIAS
+        float             added[N / 8][4]; /* on its way with the keys */
+        const te_c *const row[2] = {bias[0] + key * a.bias.stride[3], bias[1] + key * a.bias.stride[3]};
+        te_mma_load_bias<N>(added, row, a.bias.stride[3], span);
+#endif
         te_mma_arrived<1>();
         __syncwarp();
         te_mma_clear(c);
@@ -171,14 +181,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attention_decode(const _
         __syncwarp();
         te_decode_send<TE_DIM>(k, k_rows, key + TE_DECODE_STEP, end);
         te_mma_scale(c, a.scale_f32);
-#pragma unroll
-        for (int upper = 0; upper < 2; upper++) {
-            int from = (int)te_clamp(low[upper] - key, 0, N), behind = (int)te_clamp(high[upper] - key, 0, N);
-            span[upper] = te_span_between(from, behind, N);
-        }
 #if TE_HAS_BIAS
-        const te_c *const row[2] = {bias[0] + key * a.bias.stride[3], bias[1] + key * a.bias.stride[3]};
-        te_mma_add_bias<N>(c, row, a.bias.stride[3], span);
+        te_mma_add_loaded<N>(c, added, span);
 #endif
         if (!te_mma_whole<N>(span, true)) te_mma_hide(c, span);
         te_mma_softmax<N>(c, out, top, sum);

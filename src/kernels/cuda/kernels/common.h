@@ -1,15 +1,25 @@
 /* common.h - what the hand-written kernels share. The text before it defines te_real, and for the two element types at
  * hand te_a, te_from_a, te_as_a, TE_A_IS_INTEGER and the same with b. */
 
+/* Coordinates of the row-major `index` in `shape` times strides, without that along `left_out`. The loop stays one: as
+ * several copies it is longer than a small kernel takes to run it, for they all come from memory first. */
+TE_HD static inline int64_t te_offset_without(const int64_t *shape, const int64_t *stride, int64_t ndim, int64_t index,
+                                              int64_t left_out)
+{
+    int64_t offset = 0;
+#pragma unroll 1
+    for (int64_t i = ndim - 1; i > 0; i--) {
+        int64_t rest = index / shape[i];
+        if (i != left_out) offset += (index - rest * shape[i]) * stride[i];
+        index = rest;
+    }
+    return ndim > 0 && left_out != 0 ? offset + index * stride[0] : offset;
+}
+
 /* Offset of the row-major `index` over the first `ndim` dimensions. */
 TE_HD static inline int64_t te_offset(const te_cuda_view &v, int64_t ndim, int64_t index)
 {
-    int64_t offset = 0;
-    for (int64_t i = ndim - 1; i > 0; i--) {
-        offset += index % v.shape[i] * v.stride[i];
-        index /= v.shape[i];
-    }
-    return ndim > 0 ? offset + index * v.stride[0] : 0;
+    return te_offset_without(v.shape, v.stride, ndim, index, -1);
 }
 
 /* Element of a view of int64 or int32. */

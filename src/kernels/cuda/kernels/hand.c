@@ -120,7 +120,8 @@ te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out)
     te_text_write(out, te_cuda_hand_device, strlen(te_cuda_hand_device));
     write_type(out, 'a', (te_dtype)kernel->dtype[0]);
     write_type(out, 'b', (te_dtype)kernel->dtype[1]);
-    if (kernel->file == TE_CUDA_FILE_ATTENTION) te_text_print(out, "#define TE_HAS_BIAS %d\n", kernel->third > 0);
+    if (kernel->file == TE_CUDA_FILE_ATTENTION)
+        te_text_print(out, "#define TE_HAS_BIAS %d\n#define TE_DECODE_WARPS %d\n", kernel->third > 0, kernel->decode);
     if (kernel->third) write_type(out, 'c', (te_dtype)(kernel->third - 1));
     te_text_write(out, text, strlen(text));
     if (kernel->file == TE_CUDA_FILE_ATTENTION) {

@@ -34,11 +34,12 @@ typedef struct te_cuda_kernel {
     uint8_t  file;     /* te_cuda_file */
     uint8_t  wide;     /* te_real is double */
     uint8_t  dtype[2]; /* te_a and te_b */
-    uint16_t vector;   /* INDEX: elements of a unit; ATTENTION: rows of a tile, on tensor cores elements of a unit */
+    uint16_t vector;   /* INDEX: elements of a unit; ATTENTION: rows of a tile, on tensor cores elements of a unit;
+                        * PRODUCT: warps of a block */
     uint16_t dim[2];   /* ATTENTION on tensor cores: head sizes rounded up to 16; QUANTIZE: a quantizer's variant, 0
                         * for the kernels that serve all; else 0 */
     uint8_t  third;    /* 1 + the dtype te_c, 0: there is none; ATTENTION: of a bias, PRODUCT: of the result */
-    uint8_t  decode;   /* ATTENTION on tensor cores: the kernels for few queries */
+    uint8_t  decode;   /* ATTENTION on tensor cores: the kernels for few queries, of so many warps; else 0 */
 } te_cuda_kernel;
 
 typedef struct te_cuda_call {

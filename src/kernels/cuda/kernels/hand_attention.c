@@ -84,12 +84,14 @@ static bool uses_mma(const te_attention *a)
            a->v.shape[3] <= MMA_MAX_DIM;
 }
 
-/* Elements of the rows of all these operands that may be loaded at a time. */
+/* Elements of the rows of all these operands that may be loaded at a time. The stride of an extent of 1 is any. */
 static int unit_of(const te_view *const *views, int n)
 {
     int unit = 8;
     for (int i = 0; i < n; i++) {
-        int64_t steps = views[i]->shape[3] | views[i]->stride[0] | views[i]->stride[1] | views[i]->stride[2];
+        int64_t steps = views[i]->shape[3];
+        for (int d = 0; d < 3; d++)
+            if (views[i]->shape[d] > 1) steps |= views[i]->stride[d];
         while (unit > 1 && (steps % unit != 0 || (uintptr_t)views[i]->data % (2 * (size_t)unit) != 0)) unit /= 2;
     }
     return unit;
@@ -139,12 +141,15 @@ static te_status add_call(te_exec *exec, te_cuda_plan *plan, const char *name, c
 /* --- few queries ------------------------------------------------------------------------------------------------- */
 
 enum {
-    DECODE_ROWS = 16,    /* of a tile, and the most queries */
-    DECODE_STEP = 64,    /* keys of a block at a time */
-    DECODE_KEYS = 256,   /* at least, of a split */
-    DECODE_WHOLE = 512,  /* so many are not split: another kernel to merge them takes as long as half of them */
-    DECODE_SPLITS = 64,  /* at most */
-    DECODE_BLOCKS = 512, /* that fill any device */
+    DECODE_ROWS = 16,      /* of a tile, and the most queries */
+    DECODE_WARP_KEYS = 16, /* keys of a warp at a time */
+    DECODE_WARPS = 4,      /* of a block, where blocks are many */
+    DECODE_LEAST = 128,    /* keys: fewer are not worth it */
+    DECODE_KEYS = 256,     /* at least, of a split */
+    DECODE_WHOLE = 512,    /* so many are not split, for another kernel would have to merge them */
+    DECODE_SPLITS = 64,    /* at most */
+    DECODE_BLOCKS = 512,   /* that fill any device */
+    DECODE_MANY = 256,     /* blocks that do so with few warps */
 };
 
 /* Few queries, as in generation, leave most rows of a tile empty and most of a device idle: unless there are few keys,
@@ -152,39 +157,59 @@ enum {
 static bool decodes(const te_attention *a)
 {
     return uses_mma(a) && !a->cu_seqlens_q && a->dropout == 0 && a->q.shape[2] <= DECODE_ROWS &&
-           a->k.shape[2] >= 2 * DECODE_STEP;
+           a->k.shape[2] >= DECODE_LEAST && a->k.shape[2] <= INT32_MAX;
+}
+
+/* A block's tiles, of 16-bit numbers, and in their place the float32 rows that its warps found. */
+static uint32_t decode_shared(const te_cuda_kernel *kernel, uint32_t warps)
+{
+    uint32_t pitch = kernel->dim[0] + 8u, pitch_v = kernel->dim[1] + 8u;
+    uint32_t tiles = DECODE_WARP_KEYS * (pitch + pitch_v) * 2, found = DECODE_ROWS * pitch_v * 4;
+    return warps * (tiles > found ? tiles : found);
+}
+
+/* Warps of a block: each step of keys waits for memory, so a block that shares the device with few others takes many
+ * at a time. */
+static uint32_t decode_warps(const te_cuda_kernel *kernel, int64_t blocks)
+{
+    uint32_t warps = blocks >= DECODE_MANY ? DECODE_WARPS : 4 * DECODE_WARPS;
+    while (decode_shared(kernel, warps) > SHARED_BYTES) warps /= 2;
+    return warps;
 }
 
 static int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
 
-/* Splits of the keys that are seen; from shapes and the mask alone, so that sums have one order on every device. */
-static void split_keys(const te_attention *a, te_attention_args *args)
+/* Splits of the keys that are seen, and a block's warps; from shapes and the mask alone, so that sums have one order on
+ * every device. */
+static void split_keys(const te_attention *a, te_attention_args *args, te_cuda_kernel *kernel)
 {
     int64_t n_q = a->q.shape[2], n_kv = a->k.shape[2], delta = a->bottom_right ? n_kv - n_q : 0;
-    int64_t first = clamp(delta - args->left, 0, n_kv) / DECODE_STEP * DECODE_STEP;
-    int64_t keys = clamp(clamp(n_q + delta + args->right, 0, n_kv) - first, 1, n_kv);
     int64_t rows = a->q.shape[1] / a->k.shape[1] * n_q;
-    int64_t most = keys <= DECODE_WHOLE ? 1 : (keys + DECODE_KEYS - 1) / DECODE_KEYS;
     args->tiles = (rows + DECODE_ROWS - 1) / DECODE_ROWS;
     int64_t others = a->q.shape[0] * a->k.shape[1] * args->tiles;
+    kernel->decode = (uint8_t)decode_warps(kernel, others);
+    int64_t step = DECODE_WARP_KEYS * kernel->decode, first = clamp(delta - args->left, 0, n_kv) / step * step;
+    int64_t keys = clamp(clamp(n_q + delta + args->right, 0, n_kv) - first, 1, n_kv);
+    int64_t most = keys <= DECODE_WHOLE ? 1 : (keys + DECODE_KEYS - 1) / DECODE_KEYS;
     int64_t splits = clamp((DECODE_BLOCKS + others - 1) / others, 1, most < DECODE_SPLITS ? most : DECODE_SPLITS);
-    args->split_keys = ((keys + splits - 1) / splits + DECODE_STEP - 1) / DECODE_STEP * DECODE_STEP;
+    args->split_keys = ((keys + splits - 1) / splits + step - 1) / step * step;
     args->splits = (keys + args->split_keys - 1) / args->split_keys;
 }
 
 static te_status plan_decode(te_exec *exec, te_cuda_plan *plan, const te_attention *a, te_attention_args *args)
 {
     int64_t rows = a->q.shape[0] * a->q.shape[1] * a->q.shape[2], blocks = 0;
-    split_keys(a, args);
+    te_cuda_kernel kernel = kernel_for(a, NULL);
+    split_keys(a, args, &kernel);
     te_status status = count_blocks(exec, a, args->tiles * args->splits, a->k.shape[1], &blocks);
     if (status != TE_OK) return status;
     bool merges = args->splits > 1;
     if (merges) plan->scratch_bytes = (size_t)(rows * args->splits * (2 + a->v.shape[3])) * sizeof(float);
-    te_cuda_kernel kernel = kernel_for(a, NULL);
-    int64_t        merging = (rows + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK;
-    kernel.decode = 1;
-    te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_decode", blocks, THREADS, args, sizeof *args)->kernel =
-        kernel;
+    int64_t merging = (rows + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK;
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_decode", blocks,
+                                          kernel.decode * 32, args, sizeof *args);
+    call->kernel = kernel;
+    call->launch.shared = decode_shared(&kernel, kernel.decode);
     if (merges)
         te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_decoded", merging, THREADS, args,
                          sizeof *args)->kernel = kernel;

@@ -396,12 +396,7 @@ extern "C" __global__ void __launch_bounds__(512) te_sort_pass(const __grid_cons
 /* Offset into `whole` of the element of index's shape, without its coordinate along dim. */
 TE_HD static inline int64_t te_line_offset(const te_index_args &a, int64_t element)
 {
-    int64_t offset = 0;
-    for (int64_t i = a.index.ndim - 1; i >= 0; i--) {
-        if (i != a.dim) offset += element % a.index.shape[i] * a.whole.stride[i];
-        element /= a.index.shape[i];
-    }
-    return offset;
+    return te_offset_without(a.index.shape, a.whole.stride, a.index.ndim, element, a.dim);
 }
 
 extern "C" __global__ void __launch_bounds__(256) te_gather(const __grid_constant__ te_index_args a)
@@ -430,19 +425,21 @@ TE_HD static inline te_a te_added(te_a x, te_a y)
 template <bool ADDS> static __device__ void te_scatter_along(const te_index_args &a)
 {
     int64_t extent = a.index.shape[a.dim], inner = 1;
+#pragma unroll 1
     for (int64_t i = a.dim + 1; i < a.index.ndim; i++) inner *= a.index.shape[i];
     for (int64_t line = TE_FIRST; line < a.n / extent; line += TE_STEP) {
         int64_t first = line / inner * inner * extent + line % inner;
         te_a   *to = (te_a *)a.whole.data + te_line_offset(a, first);
         int64_t at = te_offset(a.index, a.index.ndim, first), from = te_offset(a.part, a.part.ndim, first);
+#pragma unroll 1
         for (int64_t i = 0; i < extent; i++) {
             int64_t target = te_whole_at(a.index, a.index_wide, at + i * a.index.stride[a.dim]);
+            te_a    x = ((const te_a *)a.part.data)[from + i * a.part.stride[a.dim]];
             if (target < 0 || target >= a.whole.shape[a.dim]) {
                 te_report_id(a.bound, first + i * inner, target);
                 continue;
             }
             te_a *place = to + target * a.whole.stride[a.dim];
-            te_a  x = ((const te_a *)a.part.data)[from + i * a.part.stride[a.dim]];
             *place = ADDS ? te_added(*place, x) : x;
         }
     }

@@ -10,7 +10,7 @@
  */
 
 enum {
-    TE_FEW_WARPS = TE_FEW_THREADS / 32,
+    TE_FEW_WARPS = TE_VECTOR,
     TE_FEW_UNIT = 16 / sizeof(te_a),  /* elements that a lane reads at once */
     TE_FEW_TURN = 4 * TE_FEW_UNIT,    /* and a warp of a line */
     TE_FEW_AHEAD = 4,                 /* turns whose loads are under way together */
@@ -108,7 +108,7 @@ __device__ static inline void te_few_add(float (&c)[4], const te_few_units &unit
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) te_product_few(const __grid_constant__ te_few_args a)
+extern "C" __global__ void __launch_bounds__(32 * TE_FEW_WARPS) te_product_few(const __grid_constant__ te_few_args a)
 {
     __shared__ float sums[TE_FEW_WARPS][TE_FEW_SUMS];
     int         warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -118,6 +118,12 @@ extern "C" __global__ void __launch_bounds__(256) te_product_few(const __grid_co
     const te_b *x = (const te_b *)a.x + g * a.x_line + begin;
     float       c[4] = {0, 0, 0, 0};
     for (int i = 0; i < 2; i++) w[i] = (const te_a *)a.w + (line[i] < a.n ? line[i] : a.n - 1) * a.w_line + begin;
+    int     row = threadIdx.x / TE_FEW_LINES;
+    int64_t column = first + threadIdx.x % TE_FEW_LINES;
+    bool    writes = row < a.m && row < TE_FEW_ROWS && column < a.n;
+    float   bias = writes && a.bias ? te_from_c(((const te_c *)a.bias)[column]) : 0.0f, by = (float)a.alpha;
+    for (int i = 0; i < 2; i++)
+        if (a.factor[i]) by *= *a.factor[i];
     /* A round is taken while the one before it is added: a compiler would make a single one wait for every load. */
     te_few_units units, next;
     te_few_take(&units, w, x, left, g < a.m);
@@ -129,14 +135,10 @@ extern "C" __global__ void __launch_bounds__(256) te_product_few(const __grid_co
 #pragma unroll
     for (int i = 0; i < 4; i++) sums[warp][(2 * t + i % 2) * TE_FEW_LINES + g + i / 2 * 8] = c[i];
     __syncthreads();
-    int     row = threadIdx.x / TE_FEW_LINES;
-    int64_t column = first + threadIdx.x % TE_FEW_LINES;
-    if (row >= a.m || row >= TE_FEW_ROWS || column >= a.n) return;
-    float sum = 0, by = (float)a.alpha;
-    for (int i = 0; i < 2; i++)
-        if (a.factor[i]) by *= *a.factor[i];
+    if (!writes) return;
+    float sum = 0;
     for (int i = 0; i < TE_FEW_WARPS; i++) sum += sums[i][threadIdx.x];
     float y = by * sum;
-    if (a.bias) y += te_from_c(((const te_c *)a.bias)[column]);
+    if (a.bias) y += bias;
     ((te_c *)a.y)[row * a.y_line + column] = te_as_c(y);
 }

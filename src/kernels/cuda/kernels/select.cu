@@ -6,21 +6,32 @@
  * when the smallest is wanted, so it is always the extreme), -0 equal to +0. Ties go to the lower index.
  */
 
+#define TE_HAS_SHORT_KEY (TE_REAL_IS_F32 && !TE_A_IS_INTEGER)
+
+#if TE_HAS_SHORT_KEY /* of few GPUs arithmetic in float64 is quick */
+TE_HD static inline uint32_t te_short_key(te_a x, bool largest)
+{
+    float value = te_from_a(x);
+    if (value != value) return ~(uint32_t)0;
+    uint32_t bits = te_f32_bits(value + 0.0f), key = bits >> 31 ? ~bits : bits | (uint32_t)1 << 31;
+    return largest ? key : ~key;
+}
+#endif
+
 TE_HD static inline uint64_t te_key(te_a x, bool largest)
 {
-#if TE_A_IS_INTEGER
-    uint64_t key = (uint64_t)(int64_t)x ^ (uint64_t)1 << 63;
-#elif TE_REAL_IS_F32 /* of few GPUs arithmetic in float64 is quick */
-    float value = te_from_a(x);
-    if (value != value) return ~(uint64_t)0;
-    uint32_t bits = te_f32_bits(value + 0.0f);
-    uint64_t key = bits >> 31 ? ~bits : bits | (uint32_t)1 << 31;
+#if TE_HAS_SHORT_KEY
+    return te_short_key(x, largest);
 #else
+# if TE_A_IS_INTEGER
+    uint64_t key = (uint64_t)(int64_t)x ^ (uint64_t)1 << 63;
+# else
     double value = (double)te_from_a(x);
     if (value != value) return ~(uint64_t)0;
     uint64_t bits = te_f64_bits(value + 0.0), key = bits >> 63 ? ~bits : bits | (uint64_t)1 << 63;
-#endif
+# endif
     return largest ? key : ~key;
+#endif
 }
 
 struct te_choice {
@@ -88,11 +99,50 @@ template <int N> __device__ static inline void te_collect(te_choice (&best)[N], 
     }
 }
 
+#if TE_HAS_SHORT_KEY
+/* The best of a thread's units of 16 bytes, every blockDim-th of a row that begins with one, and of the elements behind
+ * the last unit. A thread meets elements in order, so the first of equals stays. */
+__device__ static inline te_choice te_best_of_units(const te_a *row, int64_t n, bool largest)
+{
+    enum { AHEAD = 8, UNIT = 16 / sizeof(te_a) };
+    int64_t  units = n / UNIT, step = blockDim.x, at = -1;
+    uint32_t best = 0;
+    for (int64_t first = threadIdx.x; first < units; first += AHEAD * step) {
+        te_unit<te_a, UNIT> x[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            if (first + k * step < units) x[k] = te_unit_load<te_a, UNIT>(row + (first + k * step) * UNIT);
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            if (first + k * step >= units) break;
+#pragma unroll
+            for (int i = 0; i < UNIT; i++) {
+                uint32_t key = te_short_key(x[k].e[i], largest);
+                if (key > best || at < 0) best = key, at = (first + k * step) * UNIT + i;
+            }
+        }
+    }
+    te_choice mine = {best, at};
+    int64_t   tail = units * UNIT + threadIdx.x;
+    if (tail < n) {
+        te_choice c = {te_short_key(row[tail], largest), tail};
+        if (te_worse(mine, c)) mine = c;
+    }
+    return mine;
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(512) te_arg_reduce(const __grid_constant__ te_select_args a)
 {
     for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
-        te_choice own[1];
-        te_collect(own, a, (const te_a *)a.src.data + te_offset(a.src, a.src.ndim - 1, r), te_choice{0, -1});
+        const te_a *row = (const te_a *)a.src.data + te_offset(a.src, a.src.ndim - 1, r);
+        te_choice   own[1];
+#if TE_HAS_SHORT_KEY
+        if (a.src.stride[a.src.ndim - 1] == 1 && (uint64_t)row % 16 == 0)
+            own[0] = te_best_of_units(row, a.n, a.flag != 0);
+        else
+#endif
+            te_collect(own, a, row, te_choice{0, -1});
         te_choice best = te_best(own[0]);
         if (threadIdx.x == 0) ((int64_t *)a.indices.data)[te_offset(a.indices, a.indices.ndim, r)] = best.index;
     }

@@ -287,13 +287,14 @@ class Benches:
             self.forward_backward("%s on %d tokens" % (name, rows), make, (rows, width), calls=50)
 
     def generation(self):
-        """Keys and values in tensors for the whole context, places on the device: what torch.compile can record."""
+        """Keys and values in tensors for all tokens to come, places on the device: what torch.compile can record."""
         seq, prompt, tokens, layers, heads, width, vocabulary = \
             (32, 4, 16, 1, 2, 64, 64) if self.quick else (1024, 128, 256, 12, 12, 768, 50304)
         model = GPT(nn.Linear, vocabulary, seq, layers, heads, width).to(self.device, torch.bfloat16).eval()
-        places = torch.arange(seq, device=self.device)
+        room = prompt + 16 + tokens
+        places = torch.arange(room, device=self.device)
         for texts in (1, 8):
-            shape = (layers, texts, heads, seq, width // heads)
+            shape = (layers, texts, heads, room, width // heads)
             keys, values = (torch.zeros(shape, device=self.device, dtype=torch.bfloat16) for _ in range(2))
             for cache in (keys, values):
                 torch._dynamo.mark_static_address(cache)  # else what a step changes keeps it from being recorded

@@ -258,6 +258,21 @@ repeat_training() {
 # What NCCL does for a group of one process.
 collectives() { "$bin/test_collectives" --card; }
 
+# The kernels of tokens in a graph: how many of some 400, microseconds each and together, the dearest first.
+token_kernels() {
+    ncu --clock-control none --cache-control none --metrics gpu__time_duration.sum --csv --launch-skip 900 \
+        --launch-count 400 "$bin/tetrain" bench/gpu_token.lua >"$work/ncu" 2>&1
+    awk -F '","' '$13 == "gpu__time_duration.sum" {
+        gsub(/[",]/, "", $15)
+        n[$5 " " $9]++
+        us[$5 " " $9] += $15 / 1e3
+    }
+    END { for (k in n) printf "%8.1f us = %3d x %6.2f  %s\n", us[k], n[k], us[k] / n[k], k }' "$work/ncu" |
+        sort -rn >"$work/token"
+    head -n 20 "$work/token"
+    [ -s "$work/token" ] || { tail -n 5 "$work/ncu"; return 1; }
+}
+
 peer() { "$python" "$here/bench/gpu.py" "$@"; }
 
 run() {
@@ -292,6 +307,11 @@ run() {
     step "benches of kernels" 80 tetrain bench/gpu.lua $quick
     step "every operation against the CPU" 150 against_cpu "$quick"
     step "training repeats bit for bit" 40 repeats "$quick"
+    if command -v ncu >/dev/null; then
+        step "kernels of a token" 40 token_kernels
+    else
+        echo "LEFT OUT  kernels of a token: no ncu" >>"$summary"
+    fi
     if [ -e "$bin/test_collectives" ]; then
         step "collectives of one process" 30 collectives
     fi
@@ -331,6 +351,7 @@ pack) shift; pack "$@" ;;
 run) shift; run "$@" ;;
 kernels) shift; kernels "$@" ;;
 # a step of run
-specs | against_cpu | repeats | collectives | apart | repeat_training | sanitize | tetrain | peer | first_look) "$@" ;;
+specs | against_cpu | repeats | collectives | token_kernels | apart | repeat_training | sanitize | tetrain | peer | \
+    first_look) "$@" ;;
 *) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

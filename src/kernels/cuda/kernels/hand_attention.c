@@ -169,11 +169,11 @@ static uint32_t decode_shared(const te_cuda_kernel *kernel, uint32_t warps)
 }
 
 /* Warps of a block: each step of keys waits for memory, so a block that shares the device with few others takes many
- * at a time. */
+ * at a time, as shared memory and registers allow: 16 warps have half the registers of 8. */
 static uint32_t decode_warps(const te_cuda_kernel *kernel, int64_t blocks)
 {
-    uint32_t warps = blocks >= DECODE_MANY ? DECODE_WARPS : 4 * DECODE_WARPS;
-    while (decode_shared(kernel, warps) > SHARED_BYTES) warps /= 2;
+    uint32_t warps = blocks >= DECODE_MANY ? DECODE_WARPS : 4 * DECODE_WARPS, dims = kernel->dim[0] + kernel->dim[1];
+    while (decode_shared(kernel, warps) > SHARED_BYTES || (warps > 8 && dims > 128)) warps /= 2;
     return warps;
 }
 

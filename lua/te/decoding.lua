@@ -31,7 +31,8 @@ local function widened(entry, tokens, capacity)
     return wide
 end
 
--- 0 where a query at `position` sees the place, at most so many before its own, -inf elsewhere.
+-- 0 where a query at `position` sees the place, at most so many before its own, -inf elsewhere. Places are float32, in
+-- which they are exact up to 2^24: of whole numbers every operation would be a kernel.
 local seen_from = te.pointwise(function(position, place, most)
     local back = position - place
     return te.where(te.ge(back, 0), te.where(te.le(back, most), 0, -math.huge), -math.huge)
@@ -39,7 +40,7 @@ end)
 
 -- What a query at `position` adds to its scores; `window` places before its own, below 0: all.
 local function new_bias(self, window, dtype)
-    local bias = seen_from(self.position, self.places, window >= 0 and window or self.capacity)
+    local bias = seen_from(self.position:to "float32", self.places, window >= 0 and window or self.capacity)
     return bias:to(dtype):view { 1, 1, 1, self.capacity }
 end
 
@@ -109,7 +110,7 @@ function decoding.steps(model, cache, capacity, choose)
     local batch, device = cache.entries[1].keys:size(1), cache.entries[1].keys.device
     local rows = setmetatable({ capacity = capacity, entries = {},
         position = te.full({ 1 }, cache.length, { dtype = "int32", device = device }),
-        places = te.arange(0, capacity - 1, 1, { dtype = "int32", device = device }) }, Rows)
+        places = te.arange(0, capacity - 1, 1, { dtype = "float32", device = device }) }, Rows)
     for i, entry in ipairs(cache.entries) do
         rows.entries[i] = widened(entry, cache.length, capacity)
         entry.keys:release()

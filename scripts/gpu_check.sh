@@ -270,7 +270,9 @@ token_kernels() {
     END { for (k in n) printf "%8.1f us = %3d x %6.2f  %s\n", us[k], n[k], us[k] / n[k], k }' "$work/ncu" |
         sort -rn >"$work/token"
     head -n 20 "$work/token"
-    [ -s "$work/token" ] || { tail -n 5 "$work/ncu"; return 1; }
+    [ -s "$work/token" ] && return 0
+    tail -n 5 "$work/ncu"
+    grep -q ERR_NVGPUCTRPERM "$work/ncu" # where nobody may read counters, that is how it is
 }
 
 peer() { "$python" "$here/bench/gpu.py" "$@"; }

@@ -184,9 +184,9 @@ int main(int argc, char **argv)
     failed += write_kernel(argv[1], "routes_bfloat16",
                            (te_cuda_kernel){TE_CUDA_FILE_ROUTES, 0, {TE_BF16, TE_BF16}, 1, {0}, 0, 0});
     failed += write_kernel(argv[1], "product_few_bfloat16",
-                           (te_cuda_kernel){TE_CUDA_FILE_PRODUCT, 0, {TE_BF16, TE_BF16}, 1, {0}, 1 + TE_BF16, 0});
+                           (te_cuda_kernel){TE_CUDA_FILE_PRODUCT, 0, {TE_BF16, TE_BF16}, 8, {0}, 1 + TE_BF16, 0});
     failed += write_kernel(argv[1], "product_few_float8",
-                           (te_cuda_kernel){TE_CUDA_FILE_PRODUCT, 0, {TE_F8E4M3, TE_F8E5M2}, 1, {0}, 1 + TE_F32, 0});
+                           (te_cuda_kernel){TE_CUDA_FILE_PRODUCT, 0, {TE_F8E4M3, TE_F8E5M2}, 16, {0}, 1 + TE_F32, 0});
     failed += write_kernel(argv[1], "attention_float32",
                            (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F32, TE_F32}, 32, {0}, 0, 0});
     failed += write_kernel(argv[1], "attention_rounded",
@@ -197,8 +197,14 @@ int main(int argc, char **argv)
                            (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F16, TE_F16}, 8, {128, 128}, 0, 0});
     failed += write_kernel(argv[1], "attention_mma_bias",
                            (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {64, 64}, 1 + TE_F32, 0});
-    failed += write_kernel(argv[1], "attention_decode",
-                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {128, 128}, 0, 1});
+    for (int warps = 4; warps <= 16; warps *= 2) {
+        te_cuda_kernel decode = {TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {64, 64}, 1 + TE_BF16, 0};
+        char           name[32];
+        decode.decode = (uint8_t)warps;
+        if (warps == 8) decode.dim[0] = decode.dim[1] = 128;
+        snprintf(name, sizeof name, "attention_decode_%d", warps);
+        failed += write_kernel(argv[1], name, decode);
+    }
     failed += write_kernel(argv[1], "quantize_bfloat16",
                            (te_cuda_kernel){TE_CUDA_FILE_QUANTIZE, 0, {TE_BF16, TE_BF16}, 1, {0}, 0, 0});
     failed += write_kernel(argv[1], "quantize_float32",

@@ -271,12 +271,17 @@ static void check_decoding(te_dtype dtype)
         a->window_left = 70;
         for (int h = 0; h < 20; h++) te_store_f64(sinks, TE_F32, h, h == 1 ? -INFINITY : 0.5 * h - 1);
         a->sinks = test_view(sinks, TE_F32, 1, &a->q.shape[1]);
+        int64_t hidden = (cases[i].seq_kv - cases[i].seq_q - 70) / 16 * 16 - 1; /* in a tile that nobody looks at */
+        for (int64_t j = 0; j < a->k.shape[0] * a->k.shape[1] && hidden >= 0; j++)
+            te_store_f64(a->v.data, dtype, j / a->k.shape[1] * a->v.stride[0] + j % a->k.shape[1] * a->v.stride[1] +
+                         hidden * a->v.stride[2], NAN);
         check_passes(&g, "few queries, window and sinks", false);
+        for (int64_t head = 0; head < cases[i].kv_heads && hidden >= 0; head++) make_huge(a, head, hidden);
         a->window_left = -1;
         a->bias = test_view(test_scratch(&cuda.exec, (size_t)cases[i].seq_kv * 4), TE_F32, 4, shape);
         a->bias.stride[0] = a->bias.stride[1] = a->bias.stride[2] = 0;
         for (int64_t j = 0; j < cases[i].seq_kv; j++)
-            te_store_f64(a->bias.data, TE_F32, j, j % 5 == 0 ? -INFINITY : test_uniform(&state, -1, 1));
+            te_store_f64(a->bias.data, TE_F32, j, j % 5 == 0 || j == hidden ? -INFINITY : test_uniform(&state, -1, 1));
         for (int64_t j = 0; j < cases[i].seq_kv; j += 5)
             for (int64_t head = 0; head < cases[i].kv_heads; head++) make_huge(a, head, j);
         if (i % 2) check_passes(&g, "few queries, bias", false);

@@ -47,9 +47,11 @@ static void put_number(text_sink *sink, double number)
     put(sink, " %s", digits);
 }
 
-static bool has_slot(te_opcode op)
+static bool has_slot(const te_insn *insn)
 {
-    return op == TE_PW_LOAD || op == TE_PW_PARAM || op == TE_PW_RANDOM || op == TE_PW_KEEP || op == TE_PW_NORMAL;
+    te_opcode op = (te_opcode)insn->op;
+    return insn->slot != 0 || op == TE_PW_LOAD || op == TE_PW_PARAM || op == TE_PW_RANDOM || op == TE_PW_KEEP ||
+           op == TE_PW_NORMAL;
 }
 
 int te_program_dump(const te_program *program, char *text, size_t size)
@@ -61,7 +63,7 @@ int te_program_dump(const te_program *program, char *text, size_t size)
         const te_insn *insn = &program->insns[i];
         te_opcode op = (te_opcode)insn->op;
         put(&sink, "  %%%d %s = %s", i, rate_name(insn->rate), te_opcode_name(op));
-        if (has_slot(op)) put(&sink, " #%d", insn->slot);
+        if (has_slot(insn)) put(&sink, " #%d", insn->slot);
         if (op == TE_PW_CONST) put_number(&sink, insn->imm);
         for (int k = 0; k < te_opcode_args(op); k++) put(&sink, " %%%d", insn->arg[k]);
         put(&sink, "\n");

@@ -172,7 +172,9 @@ static void fill_key(te_dnn_attention *key, const te_attention *a, const te_atte
     key->lse = te_view_present(&a->lse);
     for (int uid = TE_DNN_Q; uid <= (g ? TE_DNN_DV : TE_DNN_OUT); uid++) {
         const te_view *v = te_dnn_attention_view(a, g, uid);
-        for (int i = 0; i < 3; i++) key->stride[uid][i] = v->shape[i] > 1 ? v->stride[i] : v->shape[3];
+        int64_t unit = 16 / (int64_t)te_dtype_size(v->dtype);
+        for (int i = 0; i < 3; i++) /* that of an extent of 1 may be any, also one that cuDNN would not take */
+            key->stride[uid][i] = v->shape[i] > 1 || v->stride[i] % unit == 0 ? v->stride[i] : v->shape[3];
         if (key->packed) key->stride[uid][0] = key->seq_q * v->stride[2];
     }
     for (int i = 0; i < 3 && key->lse && !key->packed; i++) key->stride[TE_DNN_LSE][i] = a->lse.stride[i];

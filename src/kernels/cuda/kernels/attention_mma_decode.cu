@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(TE_DECODE_THREADS, TE_DECODE_WARPS 
     te_a       *k = (te_a *)shared + warp * N * (TE_PITCH + TE_PITCH_V), *v = k + N * TE_PITCH;
     uint32_t    q[TE_DIM / 16][4];
     float       out[TE_DIM_V / 8][4], top[2] = {TE_LOWEST, TE_LOWEST}, sum[2] = {0, 0};
-    int64_t     begin = te_first_key(s, 0) / TE_DECODE_STEP * TE_DECODE_STEP + split * a.split_keys;
+    int64_t     begin = te_first_key(s, 0) / TE_DECODE_KEYS * TE_DECODE_KEYS + split * a.split_keys;
     int64_t     last = te_end_key(s, s.n_q - 1);
     int         end = (int)te_clamp(last - begin, 0, a.split_keys), key = warp * N; /* from `begin` on */
     int         low[2], high[2];                                                    /* keys that the lane's rows see */

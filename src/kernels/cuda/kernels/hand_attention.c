@@ -150,6 +150,7 @@ enum {
     DECODE_SPLITS = 64,    /* at most */
     DECODE_BLOCKS = 512,   /* that fill any device */
     DECODE_MANY = 256,     /* blocks that do so with few warps */
+    DECODE_MOST = 1 << 30, /* keys, which the kernel counts in 32 bits */
 };
 
 /* Few queries, as in generation, leave most rows of a tile empty and most of a device idle: unless there are few keys,
@@ -157,7 +158,7 @@ enum {
 static bool decodes(const te_attention *a)
 {
     return uses_mma(a) && !a->cu_seqlens_q && a->dropout == 0 && a->q.shape[2] <= DECODE_ROWS &&
-           a->k.shape[2] >= DECODE_LEAST && a->k.shape[2] <= INT32_MAX;
+           a->k.shape[2] >= DECODE_LEAST && a->k.shape[2] <= DECODE_MOST;
 }
 
 /* A block's tiles, of 16-bit numbers, and in their place the float32 rows that its warps found. */
@@ -188,7 +189,8 @@ static void split_keys(const te_attention *a, te_attention_args *args, te_cuda_k
     args->tiles = (rows + DECODE_ROWS - 1) / DECODE_ROWS;
     int64_t others = a->q.shape[0] * a->k.shape[1] * args->tiles;
     kernel->decode = (uint8_t)decode_warps(kernel, others);
-    int64_t step = DECODE_WARP_KEYS * kernel->decode, first = clamp(delta - args->left, 0, n_kv) / step * step;
+    int64_t step = DECODE_WARP_KEYS * kernel->decode;
+    int64_t first = clamp(delta - args->left, 0, n_kv) / DECODE_WARP_KEYS * DECODE_WARP_KEYS;
     int64_t keys = clamp(clamp(n_q + delta + args->right, 0, n_kv) - first, 1, n_kv);
     int64_t most = keys <= DECODE_WHOLE ? 1 : (keys + DECODE_KEYS - 1) / DECODE_KEYS;
     int64_t splits = clamp((DECODE_BLOCKS + others - 1) / others, 1, most < DECODE_SPLITS ? most : DECODE_SPLITS);

@@ -47,11 +47,12 @@ static te_tensor *filled(te_device *device, te_dtype dtype, int64_t n, uint64_t 
     return t;
 }
 
-/* [batch, heads, seq, dim] inside rows of `width`. */
+/* [batch, heads, seq, dim] inside rows of `width`. The stride of a single sequence is 1, which must not matter. */
 static te_view part(const te_tensor *t, const scene *s, int64_t first, int64_t heads, int64_t width)
 {
     te_view v = {.data = (char *)te_tensor_pointer(t) + (size_t)first * te_dtype_size(t->dtype), .dtype = t->dtype,
-                 .ndim = 4, .shape = {s->batch, heads, s->seq, s->dim}, .stride = {s->seq * width, s->dim, width, 1}};
+                 .ndim = 4, .shape = {s->batch, heads, s->seq, s->dim},
+                 .stride = {s->batch > 1 ? s->seq * width : 1, s->dim, width, 1}};
     return v;
 }
 

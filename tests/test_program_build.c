@@ -267,6 +267,9 @@ static void test_exp_below(void)
     CHECK(te_program_append(copy, p, (const int[]){te_program_input(copy, TE_RATE_ELEM)}, 0, 0, &y) == TE_OK);
     te_program_output(copy, TE_OUT_ELEM, y);
     check_verified(copy);
+    char text[256];
+    te_program_dump(copy, text, sizeof text);
+    CHECK_MSG(strstr(text, " = exp %0\n") && strstr(text, " = exp #1 %0\n"), "%s", text);
     CHECK(copy->n_insns == p->n_insns && copy->insns[copy->insns[y].arg[0]].slot == 0 &&
           copy->insns[copy->insns[y].arg[1]].slot == TE_EXP_BELOW);
     te_program_free(copy);

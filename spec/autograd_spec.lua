@@ -120,6 +120,7 @@ describe("backward", function()
         t:copy_(x:detach())
         t[2] = y:detach()
         x:fill_(3) -- a leaf: what it was is in no graph
+        assert.is_true(te.zeros({ 9 }, { dtype = "bfloat16", requires_grad = true }):uniform_().requires_grad)
         close({ 3, 3 }, x)
     end)
 

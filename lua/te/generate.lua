@@ -105,7 +105,7 @@ end
 
 local function prompt_of(who, i, prompt, vocab_size)
     local name = ("ids: prompt %d"):format(i)
-    if te.is_tensor(prompt) and prompt:dim() == 1 then prompt = prompt:totable() end
+    if options.tensor(who, name, prompt) and prompt:dim() == 1 then prompt = prompt:totable() end
     if type(prompt) ~= "table" or getmetatable(prompt) then
         fail("%s: %s: expected a list of ids or a tensor {seq}, got %s", who, name,
             te.is_tensor(prompt) and options.shape(prompt) or options.shown(prompt))
@@ -118,7 +118,7 @@ end
 
 -- Prompts {batch, longest}, filled up with `pad`, and their lengths, nil for those of a tensor, which are all alike.
 local function read_prompts(who, ids, pad, model)
-    if te.is_tensor(ids) or type(ids) ~= "table" or getmetatable(ids) then
+    if options.tensor(who, "ids", ids) or type(ids) ~= "table" or getmetatable(ids) then
         if not te.is_tensor(ids) or ids:dim() ~= 2 or ids:size(2) == 0 then
             fail("%s: ids: expected {batch, seq} of at least one token, got %s", who,
                 te.is_tensor(ids) and options.shape(ids) or type(ids))

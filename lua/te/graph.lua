@@ -87,11 +87,12 @@ local function fill(who, placed, given)
     end)
 end
 
-local function device_of(samples)
-    for _, sample in ipairs(samples) do
-        if te.is_tensor(sample) then return sample.device end
+-- `device`, or where the first tensor lies.
+local function device_of(who, samples, device)
+    for i, sample in ipairs(samples) do
+        if options.tensor(who, ("sample_inputs[%d]"):format(i), sample) then device = device or sample.device end
     end
-    return te.get_default_device()
+    return device or te.get_default_device()
 end
 
 local function detached(results)
@@ -157,7 +158,7 @@ function graphs.graph(fn, sample_inputs, opts)
     if type(sample_inputs) ~= "table" or te.is_tensor(sample_inputs) then
         fail("te.graph: sample_inputs: expected a list of inputs, got %s", core.describe(sample_inputs))
     end
-    local device = o.device or device_of(sample_inputs)
+    local device = device_of("te.graph", sample_inputs, o.device)
     return setmetatable({ fn = fn, device = device, warmup = o.warmup, calls = 0,
         inputs = place(sample_inputs, device) }, Graph)
 end
@@ -264,7 +265,7 @@ function graphs.make_graphed_callables(callable, sample_inputs, opts)
     local o = options.check(who, opts, OPTIONS)
     options.argument(who, "callable", callable, { "callable" })
     options.argument(who, "sample_inputs", sample_inputs, { "table" })
-    local device = o.device or device_of(sample_inputs)
+    local device = device_of(who, sample_inputs, o.device)
     local parameters = is_module(callable, Module) and callable:parameters() or {}
     local inputs = place(sample_inputs, device)
     for i, sample in ipairs(sample_inputs) do

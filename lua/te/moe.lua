@@ -24,7 +24,7 @@ local moe = {}
 -- Chunks of rows and where they go, as numbers.
 local function chunks_of(who, x, split_sizes, sorted_index)
     local function list(name, given)
-        if te.is_tensor(given) then given = given:totable() end
+        if options.tensor(who, name, given) then given = given:totable() end
         options.argument(who, name, given, { "table" })
         for i, value in ipairs(given) do
             options.argument(who, ("%s[%d]"):format(name, i), value, { "integer", min = 0 })
@@ -33,7 +33,7 @@ local function chunks_of(who, x, split_sizes, sorted_index)
     end
     local sizes, order, first, at = list("split_sizes", split_sizes), list("sorted_index", sorted_index), {}, 1
     for i, size in ipairs(sizes) do first[i], at = at, at + size end
-    if not te.is_tensor(x) or x:dim() == 0 or at - 1 ~= x:size(1) then
+    if not options.tensor(who, "x", x) or x:dim() == 0 or at - 1 ~= x:size(1) then
         fail("%s: split_sizes add up to %d rows of x, which is %s", who, at - 1,
             te.is_tensor(x) and options.shape(x) or type(x))
     end
@@ -51,7 +51,7 @@ end
 local function join_chunks(x, sizes, order, first)
     local parts = {}
     for i, from in ipairs(order) do parts[i] = x:narrow(1, first[from + 1], sizes[from + 1]) end
-    return te.cat(parts, 1)
+    return parts[1] and te.cat(parts, 1) or x
 end
 
 --- x's rows in chunks of split_sizes rows, put in the order of sorted_index: numbers of chunks, from 0. Both are lists
@@ -66,7 +66,7 @@ end
 function moe.sort_chunks_by_index_with_probs(x, probs, split_sizes, sorted_index)
     local who = "te.moe_sort_chunks_by_index_with_probs"
     local sizes, order, first = chunks_of(who, x, split_sizes, sorted_index)
-    if not te.is_tensor(probs) or probs:dim() ~= 1 or probs:size(1) ~= x:size(1) then
+    if not options.tensor(who, "probs", probs) or probs:dim() ~= 1 or probs:size(1) ~= x:size(1) then
         fail("%s: probs: expected {%d}, got %s", who, x:size(1), te.is_tensor(probs) and options.shape(probs) or
             type(probs))
     end

@@ -5,12 +5,9 @@ local fail = require "te.fail"
 local modules = require "te.modules"
 
 return setmetatable({}, {
-    __index = function(ops, name)
+    __index = function(_, name)
         local path = modules[name]
-        if path and path:find("^te%.ops%.") then
-            ops[name] = te[name]
-            return ops[name]
-        end
+        if path and path:find("^te%.ops%.") then return te[name] end
         local known = {}
         for other, from in pairs(modules) do
             if from:find("^te%.ops%.") then known[#known + 1] = other end

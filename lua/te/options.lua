@@ -224,6 +224,16 @@ function options.list(who, name, list)
     return n
 end
 
+--- Whether it is a tensor; raises where it was released.
+---@param value any
+---@return boolean
+function options.tensor(who, name, value)
+    local te = require "te"
+    if not te.is_tensor(value) then return false end
+    if not pcall(value.dim, value) then fail("%s: %s: tensor was released", who, name) end
+    return true
+end
+
 --- Checks one positional argument.
 function options.argument(who, name, value, declared)
     local reason = options.reason(declared, value)

@@ -89,12 +89,12 @@ end
 --- base ^ (-2 k / size) for k from 0, as a float32 tensor {size / 2}; `scaling` stretches the context that a model was
 --- trained with: { type = "linear", "llama3" or "yarn", factor = }, for llama3 low_freq_factor and high_freq_factor,
 --- for yarn beta_fast, beta_slow and truncate, for both original_max_position_embeddings.
----@param size integer     features that turn, even
+---@param size integer     features that turn, even, at most 2^20
 ---@param opts table|nil   base (10000), scaling, device
 ---@return te.Tensor frequencies
 function rotary.frequencies(size, opts)
     local who = "te.rope_frequencies"
-    options.argument(who, "size", size, { "size" })
+    options.argument(who, "size", size, { "size", max = 2 ^ 20 })
     if size % 2 ~= 0 then fail("%s: size: expected an even number, got %d", who, size) end
     opts = options.check(who, opts, FREQUENCIES)
     local scaling = opts.scaling and check_scaling(who, opts.scaling)

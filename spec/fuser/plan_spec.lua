@@ -290,6 +290,8 @@ describe("plans", function()
         assert.is_true(norm.floor > 0 and linear.floor > 0)
         assert.is_true(math.abs(plan.backward[2].floor - linear.floor) < 0.5 * linear.floor) -- as many operations
         assert.matches("floor\n", tostring(plan))
+        local ids = te.zeros({ 4 }, { dtype = "int64" })
+        assert.equal("bfloat16", te.Sequential(te.Embedding(8, 4):to "bfloat16", te.GELU()):explain(ids).dtype)
     end)
 
     it("leave the next step as it would be without them, whatever runs for them", function()

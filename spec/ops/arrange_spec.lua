@@ -116,6 +116,8 @@ describe("te.scatter_add and te.index_add", function()
         close({ { 1, 2, 3 }, { 6, 25, 206 } }, te.index_add(x, 1, ids { 1, 1 }, src))
         close({ { 1, 2, 103 }, { 4, 5, 106 } }, te.index_add(x, -1, ids { 2 }, src:narrow(2, 3, 1)))
         close({ { 1, 2, 3 }, { 4, 5, 6 } }, x)
+        assert.error_matches(function() x:index_add_(1, ids { 0 }, te.ones({ 1, 3 }, { dtype = "bfloat16" })) end,
+            "te.index_add_: x is float32, src bfloat16: both must have one dtype")
         local big = te.tensor { 2 ^ 24 } -- 1 is lost beside it, one by one
         assert.equal(2 ^ 24, te.index_add(big, 1, ids { 0, 0 }, te.ones { 2 }):item())
     end)

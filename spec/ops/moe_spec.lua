@@ -392,6 +392,10 @@ describe("the router of experts", function()
         refuses("sorted_index%[2%] = 0, expected each of 0 to 1 once", x, { 3, 4 }, { 0, 0 })
         refuses("1 entries for 2 chunks", x, { 3, 4 }, { 1 })
         refuses("split_sizes%[1%]", x, { -1, 8 }, { 0, 1 })
+        assert.same({ 0, 3 }, te.moe_sort_chunks_by_index(te.zeros { 0, 3 }, {}, {}).shape)
+        local released = int32 { 3, 4 }
+        released:release()
+        refuses("te.moe_sort_chunks_by_index: split_sizes: tensor was released", x, released, { 0, 1 })
     end)
 end)
 

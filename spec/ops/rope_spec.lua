@@ -139,6 +139,8 @@ describe("te.rope_frequencies", function()
         close(function(k) return 10000 ^ (-2 * k / 64) end, te.rope_frequencies(64))
         close(function(k) return 500000 ^ (-2 * k / 6) end, te.rope_frequencies(6, { base = 5e5 }))
         assert.equal("float32", te.rope_frequencies(2).dtype)
+        assert.error_matches(function() te.rope_frequencies(2 ^ 40) end,
+            "te.rope_frequencies: size: expected .* at most 1048576, got 1099511627776")
     end)
 
     it("are scaled for longer contexts", function()

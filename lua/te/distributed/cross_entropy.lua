@@ -126,7 +126,9 @@ local function parallel_cross_entropy(logits, targets, opts, ...)
     options.last(WHO, 3, ...)
     local o = options.check(WHO, opts, OPTIONS)
     for name, value in pairs { logits = logits or false, targets = targets or false } do
-        if not te.is_tensor(value) then fail("%s: %s: expected a tensor, got %s", WHO, name, core.describe(value)) end
+        if not options.tensor(WHO, name, value) then
+            fail("%s: %s: expected a tensor, got %s", WHO, name, core.describe(value))
+        end
     end
     if logits:dim() == 0 then fail("%s: logits: expected {..., classes}, got {}", WHO) end
     local group = collective.group(WHO, "group", o.group)

@@ -18,6 +18,7 @@ local mode = require "te.recipe.mode"
 local core = te._core
 local script = require "te.fuser.script"
 local joined = require "te.fuser.joined"
+local is_module = require("te.module_tree").is_module
 
 local Plan = {}
 Plan.__index = Plan
@@ -163,13 +164,25 @@ local function add_border(plan, part, after, items)
         to = op_name(items[after.steps[1].label]), reason = reason }
 end
 
+-- What the steps compute in, for their floors: te.autocast's dtype, that of floating-point rows, or that of what the
+-- modules hold where they take ids.
+local function dtype_of(x, items)
+    if core.compute_dtype() then return core.compute_dtype() end
+    if te.is_tensor(x) and x.dtype:find "float" then return x.dtype end
+    for _, item in ipairs(items) do
+        local first = is_module(item.op) and item.op:parameters()[1]
+        if first then return first.dtype end
+    end
+    return "float32"
+end
+
 -- The plan of a program (te.fuser) for these inputs. `step` runs a part and is only called for scripts, and where a
 -- later part needs the results of an earlier one.
 function Plan.of(program, env, step)
     local plan = setmetatable({ forward = {}, backward = {}, reasons = {}, choices = {} }, Plan)
     plan.device = te.is_tensor(env[1]) and env[1].device or "cpu"
-    plan.dtype = core.compute_dtype() or te.is_tensor(env[1]) and env[1].dtype or "float32"
     local items, backward = program.walk.items, {}
+    plan.dtype = dtype_of(env[1], items)
     for i, part in ipairs(program.parts) do
         if part.group then
             for v, convert in pairs(part.convert or {}) do env[v] = convert(env[v], env[part.inputs[1]].device) end

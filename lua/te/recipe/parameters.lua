@@ -50,11 +50,7 @@ local function pass(ok, ...)
     return ...
 end
 
---- Runs fn(...), which makes a model whose weights are stored in the recipe's format alone, and returns what it
---- returns.
----@param opts table
-function parameters.quantized_model_init(opts, fn, ...)
-    local who = "te.quantized_model_init"
+local function run(who, opts, fn, ...)
     opts = options.check(who, opts, OPTIONS)
     options.argument(who, "fn", fn, { "callable" })
     local recipes = require "te.recipe"
@@ -65,7 +61,19 @@ function parameters.quantized_model_init(opts, fn, ...)
         preserve = opts.preserve_high_precision_init_val } or nil
     return pass(core.under(swap, init, fn, ...))
 end
+
+--- Runs fn(...), which makes a model whose weights are stored in the recipe's format alone, and returns what it
+--- returns.
+---@param opts table
+---@return any ...
+function parameters.quantized_model_init(opts, fn, ...) return run("te.quantized_model_init", opts, fn, ...) end
 options.declare(parameters.quantized_model_init, OPTIONS)
+
+--- The older name of te.quantized_model_init.
+---@param opts table
+---@return any ...
+function parameters.fp8_model_init(opts, fn, ...) return run("te.fp8_model_init", opts, fn, ...) end
+options.declare(parameters.fp8_model_init, OPTIONS)
 
 -- State -------------------------------------------------------------------------------------------------------------
 

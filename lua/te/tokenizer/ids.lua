@@ -10,7 +10,7 @@ local INTEGERS = { int64 = true, int32 = true, uint8 = true }
 ---@param ids integer[]|te.Tensor
 ---@param decode function
 return function(ids, decode)
-    if not te.is_tensor(ids) then
+    if not options.tensor("te.tokenizer", "ids", ids) then
         options.argument("te.tokenizer", "ids", ids, { "table" })
         return decode(ids)
     end

@@ -185,7 +185,11 @@ static te_status stay_within(te_call *call)
     const te_op *clamp = te_op_find(call->ctx, "clamp");
     te_arg args[] = {TE_A_TENSOR(y), TE_A_NUMBER(first), TE_A_NUMBER(last)};
     if (first > last) return TE_OK; /* the dtype has no number between them */
-    return clamp ? te_op_run_inplace(call->ctx, clamp, args, 3) : call->ctx->status;
+    if (!clamp) return call->ctx->status;
+    bool      recording = te_context_set_grad_enabled(call->ctx, false); /* draws fill leaves, too */
+    te_status status = te_op_run_inplace(call->ctx, clamp, args, 3);
+    te_context_set_grad_enabled(call->ctx, recording);
+    return status;
 }
 
 #define DRAW (TE_OP_METHOD | TE_OP_INPLACE | TE_OP_NOGRAD)

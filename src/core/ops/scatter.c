@@ -3,15 +3,21 @@
 
 #include "../autograd.h"
 
+static te_status check_dtypes(te_call *call, bool adds)
+{
+    te_dtype x = call->in[0]->dtype, index = call->in[1]->dtype, src = call->in[2]->dtype;
+    if (index != TE_I64 && index != TE_I32)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "index must be int64 or int32, not %s", te_dtype_name(index));
+    if (src != x || (adds && x == TE_BOOL))
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "x is %s, src %s: both must have one dtype%s", te_dtype_name(x),
+                            te_dtype_name(src), adds ? ", which is not bool" : "");
+    return TE_OK;
+}
+
 static te_status check_scatter(te_call *call, int dim)
 {
     te_tensor *x = call->in[0], *index = call->in[1], *src = call->in[2];
-    if (index->dtype != TE_I64 && index->dtype != TE_I32)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "index must be int64 or int32, not %s",
-                            te_dtype_name(index->dtype));
-    if (src->dtype != x->dtype || x->dtype == TE_BOOL)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "x is %s, src %s: both must have one dtype, which is not bool",
-                            te_dtype_name(x->dtype), te_dtype_name(src->dtype));
+    if (check_dtypes(call, true) != TE_OK) return call->ctx->status;
     bool fits = index->ndim == x->ndim && src->ndim == x->ndim;
     for (int i = 0; i < x->ndim && fits; i++)
         fits = index->shape[i] <= src->shape[i] && (i == dim || index->shape[i] <= x->shape[i]);
@@ -98,7 +104,7 @@ static te_status index_add_forward(te_call *call)
 {
     te_tensor *x = call->in[0], *src = call->in[2];
     int dim = te_call_dim(call, (int64_t)call->attr[0].number, x);
-    te_tensor *spread = dim < 0 ? NULL : spread_index(call, dim);
+    te_tensor *spread = dim < 0 || check_dtypes(call, true) != TE_OK ? NULL : spread_index(call, dim);
     if (!spread) return call->ctx->status;
     te_arg args[] = {TE_A_TENSOR(x), TE_A_NUMBER(dim), TE_A_TENSOR(spread), TE_A_TENSOR(src)};
     te_status status = call->inplace
@@ -119,15 +125,9 @@ static te_status put(te_call *call, te_tensor *y, te_tensor *src, te_tensor *ind
 
 static te_status index_copy_forward(te_call *call)
 {
-    te_tensor *x = call->in[0], *index = call->in[1], *src = call->in[2];
+    te_tensor *x = call->in[0], *src = call->in[2];
     int dim = te_call_dim(call, (int64_t)call->attr[0].number, x);
-    if (dim < 0) return call->ctx->status;
-    if (index->dtype != TE_I64 && index->dtype != TE_I32)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "index must be int64 or int32, not %s",
-                            te_dtype_name(index->dtype));
-    if (src->dtype != x->dtype)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "x is %s, src %s: both must have one dtype",
-                            te_dtype_name(x->dtype), te_dtype_name(src->dtype));
+    if (dim < 0 || check_dtypes(call, false) != TE_OK) return call->ctx->status;
     te_tensor *spread = spread_index(call, dim), *part = NULL;
     if (!spread) return call->ctx->status;
     te_tensor *y = call->out[0] = call->inplace ? te_tensor_retain(call->inplace) : te_tensor_clone_data(x);

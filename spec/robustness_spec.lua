@@ -98,7 +98,8 @@ end
 local spared = { manual_seed = true, rng_state = true, set_num_threads = true, save = true,
     load = true, from_file = true,
     no_grad = true, enable_grad = true, autocast = true, fp8_autocast = true, checkpoint = true, gradcheck = true,
-    empty_cache = true, set_fusion = true, set_recompute = true, fp8_model_init = true, quantized_model_init = true }
+    empty_cache = true, set_fusion = true, set_recompute = true, fp8_model_init = true, quantized_model_init = true,
+    register_forward_fusion = true, register_backward_fusion = true }
 
 -- What is said in the name of another function, whose place they take.
 local called = { parallel_cross_entropy = "cross_entropy" }

@@ -758,4 +758,14 @@ describe("te.make_graphed_callables", function()
         local x = te.tensor { { 1, -1 }, { 2, 0 } }
         assert.same(values(te.gelu(x:to "cuda")), values(fn(x)))
     end)
+
+    it("refuses an input whose gradient its sample did not ask for", function()
+        for _, callable in ipairs { te.GELU(), te.Linear(2, 2):to "cuda" } do
+            local fn = te.make_graphed_callables(callable, { te.ones({ 2, 2 }, { device = "cuda" }) })
+            local x = te.ones({ 2, 2 }, { device = "cuda", requires_grad = true })
+            assert.error_matches(function() fn(x) end,
+                "te.make_graphed_callables: input 1 requires a gradient, recorded without one", 1, true)
+            assert.same({ 2, 2 }, te.no_grad(fn, x).shape)
+        end
+    end)
 end)

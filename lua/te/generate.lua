@@ -27,7 +27,7 @@ generate.OPTIONS = {
     temperature = { "number", 1, min = 0, help = "0: always the likeliest token" },
     top_k = { "size", help = "choose among this many likeliest tokens; all unless given" },
     top_p = { "number", nil, min = 0, max = 1, wrong = wrong_top_p,
-        help = "choose among the likeliest tokens that together have this probability; all unless given" },
+        help = "choose among the likeliest tokens that together have this probability, above 0; all unless given" },
     eos = { "any", help = "the id, or a list of ids, after which a row has ended; generation stops when all have" },
     use_cache = { "boolean", true, help = "keep keys and values of the tokens before, up to block_size tokens" },
     graph = { "boolean", true, help = "record the step of a token as a graph, where a device has them" },

@@ -233,6 +233,15 @@ local function launch_backward(both, parameters, douts)
     return unpack(grads, 1, both.inputs.n + 1)
 end
 
+-- An input whose gradient the recording does not compute would lose it.
+local function check_gradients(who, placed, given)
+    for i = 1, core.grad_enabled() and placed.n or 0 do
+        local input, static = given[i], placed[i]
+        local lost = te.is_tensor(input) and input.requires_grad and te.is_tensor(static) and not static.requires_grad
+        if lost then fail("%s: input %d requires a gradient, recorded without one", who, i) end
+    end
+end
+
 -- A few runs in both directions that leave nothing behind. True where a result has a gradient.
 local function warm_up(fn, inputs, parameters, times)
     local rng, differentiable = te.rng_state(), false
@@ -283,7 +292,12 @@ function graphs.make_graphed_callables(callable, sample_inputs, opts)
         both.launches = both.launches + 1
         return unpack(both.results, 1, both.results.n)
     end
-    if not differentiable then return launch end
+    if not differentiable then
+        return function(...)
+            check_gradients(who, inputs, { ... })
+            return launch(...)
+        end
+    end
     local function forward(ctx, _, ...)
         ctx.launch = both.launches + 1
         return launch(...)
@@ -296,6 +310,7 @@ function graphs.make_graphed_callables(callable, sample_inputs, opts)
         return launch_backward(both, parameters, { ... })
     end
     return function(...)
+        check_gradients(who, inputs, { ... })
         -- parameters need backward even where no input does
         local anchor = te.zeros({}, { requires_grad = #parameters > 0 })
         return core.custom(forward, backward, anchor, ...)

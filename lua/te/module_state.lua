@@ -138,6 +138,18 @@ local function copy_all(source)
     end
 end
 
+-- Why a strict load fails: both sides, for what has another name is on each; nil where names agree.
+local function disagreement(missing, unexpected, names)
+    local parts = {}
+    if #missing > 0 then parts[1] = "missing: " .. few(missing) end
+    if #unexpected > 0 then
+        local near = options.nearest(unexpected[1], names)
+        near = near and (" (nearest known: %s)"):format(near) or ""
+        parts[#parts + 1] = "unexpected: " .. few(unexpected) .. near
+    end
+    return parts[1] and table.concat(parts, "; ")
+end
+
 --- Copies the tensors of a state into those of a module (Module:load_state_dict).
 ---@param self te.Module
 ---@param who string  the method, for messages
@@ -149,11 +161,8 @@ function module_state.load(self, who, state, strict)
     check_unreleased(who, state)
     local plan = make_plan(self, who, state)
     local missing, unexpected = differences(plan)
-    if strict and #missing > 0 then fail("%s: missing: %s", who, few(missing)) end
-    if strict and #unexpected > 0 then
-        local near = options.nearest(unexpected[1], plan.names)
-        fail("%s: unexpected: %s%s", who, few(unexpected), near and (" (nearest known: %s)"):format(near) or "")
-    end
+    local problem = strict and disagreement(missing, unexpected, plan.names)
+    if problem then fail("%s: %s", who, problem) end
     te.no_grad(copy_all, plan.source)
     for _, step in ipairs(plan.steps) do step() end
     return missing, unexpected

@@ -296,6 +296,7 @@ describe("te.flip, te.roll and te.pad", function()
         assert.same({ 2, 0 }, te.pad(x, { -1, -2 }).shape)
         assert.same({ { true, false } }, te.pad(te.tensor { { true } }, { 0, 1 }):totable())
         assert.equal("int64", te.pad(ids { 1 }, { 1, 1 }, { value = 7 }).dtype)
+        assert.same({ 7, 1 }, te.pad(ids { 1 }, { 1, 0 }, 7.5):totable()) -- a fraction is cut off
         assert.error_matches(function() te.pad(x, { 1 }) end, "te.pad: pad has 1 entries, but needs two", 1, true)
         assert.error_matches(function() te.pad(x, { -3, -1 }) end,
             "te.pad: -3 before and -1 behind 3 positions of dimension 2", 1, true)

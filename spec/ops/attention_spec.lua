@@ -211,6 +211,48 @@ describe("attention modules", function()
         assert.is_true(te.no_grad(te.scaled_dot_product_attention, q, k, v, bias):numel() == 32)
     end)
 
+    it("computes in te.autocast's dtype, whatever the dtypes of its operands", function()
+        local bfloat16 = { dtype = "bfloat16" }
+        local q, k, v = te.randn { 1, 4, 3, 8 }, te.randn { 1, 2, 5, 8 }, te.randn { 1, 2, 5, 8 }
+        local narrow = {}
+        for i, t in ipairs { q, k, v } do
+            narrow[i], t.requires_grad = t:to "bfloat16", true
+            narrow[i].requires_grad = true
+        end
+        local want = te.scaled_dot_product_attention(narrow[1], narrow[2], narrow[3])
+        want:sum():backward()
+        local y = te.autocast(bfloat16, te.scaled_dot_product_attention, q, narrow[2]:detach(), v)
+        y:sum():backward()
+        assert.same({ "bfloat16", want:totable() }, { y.dtype, y:totable() })
+        assert.same({ "float32", narrow[1].grad:totable() }, { q.grad.dtype, q.grad:totable() })
+        assert.same(narrow[3].grad:totable(), v.grad:totable())
+        assert.equal("bfloat16", te.autocast(bfloat16, te.DotProductAttention(), q, k, v).dtype)
+        assert.error_matches(function() te.scaled_dot_product_attention(q, narrow[2], v) end, "one floating dtype")
+        local wide = te.ones({ 1, 1, 2, 4 }, { dtype = "float64" })
+        assert.equal("float64", te.autocast(bfloat16, te.scaled_dot_product_attention, wide, wide, wide).dtype)
+    end)
+
+    it("computes in te.autocast's dtype on packed projections, fused like unfused", function()
+        local Packed = te.BasicOperation:extend("Packed")
+        function Packed:op_forward(_, x) return te.self_attention(x, { heads = 2 }) end
+        function Packed:lower(g, x) return g:op("self_attention", { x }, { heads = 2 }) end
+        local x, recipe = te.randn({ 6, 24 }, { requires_grad = true }), te.recipe.DelayedScaling { fp8_dpa = true }
+        for _, scope in ipairs { { dtype = "bfloat16" }, { dtype = "bfloat16", recipe = recipe } } do
+            local results = {}
+            for i, fusion in ipairs { true, false } do
+                te.set_fusion(fusion)
+                local model = te.Sequential(te.ReLU(), Packed(), te.ConstantScale(2))
+                local y = te.autocast(scope, model, x)
+                y:sum():backward()
+                te.set_fusion(true)
+                results[i] = { y.dtype, y:totable(), x.grad.dtype, x.grad:totable() }
+                x.grad = nil
+            end
+            assert.equal("bfloat16", results[1][1])
+            assert.same(results[2], results[1])
+        end
+    end)
+
     it("sees as far as its window", function()
         local m = te.MultiHeadedSelfAttention(8, 2, { causal = false, window_left = 1, window_right = 2 })
         local x = te.randn({ 1, 8, 8 })

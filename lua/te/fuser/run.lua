@@ -64,6 +64,9 @@ function run.prepare(program)
             program.tensors[v] = not (part.convert and part.convert[v])
         end
     end
+    for _, part in ipairs(program.parts) do
+        part.feeds = part.results and program.tensors[part.results[1]]
+    end
     plan_releases(program)
     program.single = is_single(program)
 end
@@ -171,8 +174,9 @@ local function run_call(part, env, owned)
         store(env, part.results, call(op, env[part.x], unpack(extras, 1, n)))
     end
     local y = env[part.results[1]]
-    if y == nil then
-        fail("te.Sequential: %s returned nothing", type(op) == "table" and op.__name or "a function in it")
+    if y == nil or part.feeds and not te.is_tensor(y) then
+        fail("te.Sequential: %s returned %s", type(op) == "table" and op.__name or "a function in it",
+            y == nil and "nothing" or core.describe(y) .. ", where a tensor is needed")
     end
     local fresh = is_pure(part) and te.is_tensor(y) and not rawequal(y, env[part.x])
     for _, extra in ipairs(extras) do fresh = fresh and not rawequal(y, extra) end

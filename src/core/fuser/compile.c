@@ -322,7 +322,7 @@ static void describe_other(te_fuse_plan *plan, te_unit *unit)
     unit->x = node->in[unit->kind == TE_UNIT_GATHER];
     unit->weight = unit->kind == TE_UNIT_GATHER ? node->in[0] : TE_NO_VALUE;
     if (unit->kind == TE_UNIT_CALL) {
-        unit->compute = plan->values[unit->x].dtype;
+        unit->compute = plan->values[unit->result].dtype;
         unit->attention = unit->compute == TE_F64 ? NULL : plan->recipes[unit->nodes[0]];
         unit->product = plan->n_products;
         unit->n_products = unit->attention != NULL;

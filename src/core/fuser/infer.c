@@ -157,8 +157,10 @@ static te_status infer_self_attention(te_fuse_plan *plan, te_group_node *node, t
         return te_plan_refuse(plan, node, "%lld columns for %lld + 2 x %lld heads", (long long)x->width,
                               (long long)heads, (long long)kv);
     out->cls = TE_VALUE_TOKENS;
+    te_call call = node->call;
+    call.ctx = plan->ctx;
     out->width = x->width / (heads + 2 * kv) * heads;
-    out->dtype = x->dtype;
+    out->dtype = te_call_compute_dtype(&call, x->dtype);
     return TE_OK;
 }
 

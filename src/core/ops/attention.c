@@ -81,6 +81,13 @@ te_tensor *te_attention_unit_stride(te_tensor *t)
     return t->shape[t->ndim - 1] <= 1 || t->stride[t->ndim - 1] == 1 ? te_tensor_retain(t) : te_tensor_clone_data(t);
 }
 
+te_tensor *te_attention_input(te_call *call, int index)
+{
+    te_tensor *t = call->in[index];
+    te_dtype dtype = te_call_compute_dtype(call, t->dtype);
+    return dtype == t->dtype ? te_attention_unit_stride(t) : te_tensor_cast(t, dtype);
+}
+
 te_status te_attention_compute(te_call *call, te_attention_state *s, te_dtype dtype, te_device *device, te_tensor **out,
                                te_tensor **lse)
 {
@@ -177,7 +184,8 @@ void te_attention_point_to_result(te_attention *a, const te_tensor *out)
 const te_op_def te_ops_attention[] = {
     {.signature = "scaled_dot_product_attention(q, k, v, bias = nil, sinks = nil; " TE_ATTENTION_SIGNATURE ")",
      .doc = "softmax(scale q k^T + bias) v for q {batch, heads, seq_q, dim}, k and v {batch, kv_heads, seq_kv, dim}; "
-            "dim at most 512; scale 1/sqrt(dim) when absent. "
+            "dim at most 512; scale 1/sqrt(dim) when absent. In the compute dtype of te.autocast, otherwise the "
+            "operands'. "
             "causal hides later positions, window_left and window_right how far one sees (-1: all), bottom_right "
             "aligns the last query with the last key. "
             "A fully masked row gives zeros. Scores are not stored (Dao et al. 2022), but in backward where the bias, "
@@ -202,7 +210,7 @@ const te_op_def te_ops_attention[] = {
      .doc = "Attention on a packed projection: {tokens, width} one sequence, {batch, seq, width}, or {tokens, width} "
             "with seq_lens {batch}; "
             "width = (heads + 2 kv_heads) dim in blocks Q | K | V. Result {..., heads dim}. With frequencies Q and K "
-            "are turned by their position in the sequence, as te.rope does; sinks as for "
+            "are turned by their position in the sequence, as te.rope does; dtype and sinks as for "
             "scaled_dot_product_attention.",
      .forward = te_attention_packed_forward,
      .backward = te_attention_packed_backward},

@@ -39,6 +39,8 @@ te_status te_attention_options(te_call *call, te_attention *a);
 te_status te_attention_take_sinks(te_call *call, te_tensor *sinks, te_dtype dtype, te_attention *a, te_tensor **taken);
 /* t itself when its last dimension has unit stride, else a copy. A new reference. */
 te_tensor *te_attention_unit_stride(te_tensor *t);
+/* Likewise of input `index`, in the dtype that attention computes in. */
+te_tensor *te_attention_input(te_call *call, int index);
 
 /* Result and softmax statistics; out is laid out [batch, seq, heads, dim] so that joining the heads costs nothing. */
 te_status te_attention_compute(te_call *call, te_attention_state *s, te_dtype dtype, te_device *device, te_tensor **out,

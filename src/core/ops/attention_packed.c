@@ -182,7 +182,7 @@ te_status te_attention_packed_forward(te_call *call)
             kv_heads = call->attr[KV_HEADS].set ? (int64_t)call->attr[KV_HEADS].number : heads;
     te_status status = check_packed(call, heads, kv_heads);
     if (status != TE_OK) return status;
-    te_tensor *qkv = te_attention_unit_stride(call->in[0]);
+    te_tensor *qkv = te_attention_input(call, 0);
     bool packs = lens && !lens->storage->device->exec.backend->host_memory;
     te_attention_state *s = qkv ? te_attention_open(call, lens && !packs ? (int)lens->shape[0] + 1 : 0) : NULL;
     if (!s) {

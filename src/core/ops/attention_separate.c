@@ -19,7 +19,9 @@ static te_status check_separate(te_call *call)
                             "seq_kv, dim_v} with heads a multiple of "
                             "kv_heads are needed, not %s, %s, %s",
                             TE_SHAPE_TEXT(q), TE_SHAPE_TEXT(k), TE_SHAPE_TEXT(v));
-    if (!te_dtype_has_gradient(q->dtype) || q->dtype != k->dtype || q->dtype != v->dtype)
+    te_dtype dtype = te_call_compute_dtype(call, q->dtype);
+    bool     one = te_call_compute_dtype(call, k->dtype) == dtype && te_call_compute_dtype(call, v->dtype) == dtype;
+    if (!te_dtype_has_gradient(dtype) || !one)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "q, k and v must have one floating dtype, not %s, %s, %s",
                             te_dtype_name(q->dtype), te_dtype_name(k->dtype), te_dtype_name(v->dtype));
     return TE_OK;
@@ -80,7 +82,7 @@ te_status te_attention_separate_forward(te_call *call)
         return status == TE_OK ? ctx->status : status;
     }
     for (int i = 0; i < 3; i++)
-        if (!(qkv[i] = te_attention_unit_stride(call->in[i]))) status = ctx->status;
+        if (!(qkv[i] = te_attention_input(call, i))) status = ctx->status;
     if (status == TE_OK) status = te_attention_quantize(call, s, qkv, 3);
     if (status == TE_OK) {
         separate_views(s, qkv);

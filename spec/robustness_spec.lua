@@ -173,7 +173,7 @@ describe("random arguments", function()
             safetensors_write = true, safetensors_read = true,
             set_grad_enabled = true, set_compute_dtype = true, set_recipe_mode = true, record_scales = true,
             replay_scales = true,
-            set_recompute_width = true, interrupt_flag = true,
+            set_recompute_width = true, interrupt_flag = true, ignore_sigpipe = true,
             pass = true } -- which raises what it is given
         for _, name in ipairs(names_of(te._core, function(name) return not quiet[name] end)) do
             for _ = 1, ROUNDS do call(te._core[name]) end

@@ -45,11 +45,6 @@ local function swap(init)
     return before
 end
 
-local function pass(ok, ...)
-    if not ok then error((...), 0) end
-    return ...
-end
-
 --- Runs fn(...), which makes a model whose weights are stored in the recipe's format alone, and returns what it
 --- returns.
 ---@param opts table
@@ -63,7 +58,7 @@ function parameters.quantized_model_init(opts, fn, ...)
     end
     local init = opts.enabled and { recipe = opts.recipe or recipes.DelayedScaling {},
         preserve = opts.preserve_high_precision_init_val } or nil
-    return pass(core.under(swap, init, fn, ...))
+    return core.pass(core.under(swap, init, fn, ...))
 end
 options.declare(parameters.quantized_model_init, OPTIONS)
 

@@ -93,7 +93,7 @@ local command_line = train.command_line {
     },
 }
 
-local function refuse(format, ...) train.fail(train.exit.usage, ("train_gpt.lua: " .. format):format(...)) end
+local function refuse(...) command_line:refuse(...) end
 
 -- Options that a model in a checkpoint has for good: others for it would have no effect.
 local MODEL = { "tokenizer", "vocab-size", "model", "n-layer", "n-head", "n-kv-head", "n-expert", "n-expert-active",

@@ -22,9 +22,13 @@ CommandLine.__index = CommandLine
 
 local function key_of(name) return (name:gsub("%-", "_")) end
 
-local function usage(self, message)
-    run.fail(run.exit.usage, ("%s: %s (--help lists the options)"):format(self.script, message))
+--- Ends the script for its options, as for those that do not go together.
+---@param format string  as string.format takes it
+function CommandLine:refuse(format, ...)
+    run.fail(run.exit.usage, ("%s: " .. format):format(self.script, ...))
 end
+
+local function usage(self, message) self:refuse("%s (--help lists the options)", message) end
 
 --- A command line: parse(arg) gives the values of its options, help() the text of --help.
 ---@param declared table  script, about, and rows { name, type, default, min =, max =, choices =, help = }; presets:

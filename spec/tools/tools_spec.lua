@@ -115,6 +115,13 @@ describe("tetrain", function()
         assert.is_true(#part:match 'points="([^"]*)"' < #svg:match 'points="([^"]*)"')
         local only = run(("plot --terminal=false --svg=%s/x.svg %s/a"):format(folder, folder))
         assert.equal(folder .. "/x.svg\n", only)
+        for options, problem in pairs { ["--from=51"] = "there is nothing of a step from 51 on",
+            ["--panel=loss --from=51"] = "there is no loss of a step from 51 on" } do
+            _, err, status = run(("plot %s %s/a"):format(options, folder))
+            assert.equal("plot: " .. problem .. "\n", err)
+            assert.equal(2, status)
+            assert.equal(svg, read(folder .. "/a/plot.svg"))
+        end
         _, err, status = run(("plot %s"):format(folder))
         assert.equal(74, status)
         assert.is_truthy(err:find("metrics.jsonl: No such file", 1, true), err)

@@ -117,6 +117,19 @@ function options.shown(value)
     return ("%q"):format(#value <= 64 and value or value:sub(1, 61) .. "...")
 end
 
+--- A value as the shortest text that reads back as it.
+---@param value any
+---@return string
+function options.exact(value)
+    if type(value) ~= "number" then return tostring(value) end
+    local text
+    for digits = 7, 17 do
+        text = ("%." .. digits .. "g"):format(value)
+        if tonumber(text) == value then break end
+    end
+    return text
+end
+
 --- What is wrong with a device that could not be opened; nil where it is there.
 ---@param device string
 ---@return string|nil

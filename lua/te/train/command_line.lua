@@ -196,21 +196,11 @@ function CommandLine:changed(given, texts, names)
     end
 end
 
--- Of a number the shortest text that means it.
-local function exact_text(value)
-    if type(value) ~= "number" then return tostring(value) end
-    for digits = 7, 16 do
-        local text = ("%." .. digits .. "g"):format(value)
-        if tonumber(text) == value then return text end
-    end
-    return ("%.17g"):format(value)
-end
-
 --- The values as somebody would type them, { ["--lr"] = "0.001" }, but for those of the options that are named.
 function CommandLine:words(values, but)
     local words = {}
     for key, option in pairs(self.by_key) do
-        if values[key] ~= nil then words["--" .. option.name] = exact_text(values[key]) end
+        if values[key] ~= nil then words["--" .. option.name] = options.exact(values[key]) end
     end
     for _, name in ipairs(but) do words["--" .. name] = nil end
     return words

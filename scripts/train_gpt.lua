@@ -13,9 +13,9 @@
 -- batch. Rank 0 alone prints and writes; a signal to any of them, or a step that is not finite, concerns all.
 --
 -- OUT/metrics.jsonl holds one JSON object a step, and with --watch-numerics one for each operand that was looked at;
--- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C finishes the step and saves; a validation that it
--- ends is made up for by the run that resumes. Exit codes: 0, 1 script error, 2 usage, 74 files, 75 interrupted, 77 not
--- finite, 130 interrupted before the first step or before saving.
+-- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C, SIGTERM and SIGHUP finish the step and save;
+-- a validation that they end is made up for by the run that resumes. Exit codes: 0, 1 script error, 2 usage, 74 files,
+-- 75 interrupted, 77 not finite, 130 interrupted before the first step or before saving.
 
 local te = require "te"
 local train = te.train

@@ -93,6 +93,7 @@ static int interrupt_flag(lua_State *L)
     if (first && owns_process(rt)) {
         restart_calls(SIGINT);
         restart_calls(SIGTERM);
+        restart_calls(SIGHUP);
     }
     lua_pushboolean(L, rt->stop_requested != 0);
     return 1;

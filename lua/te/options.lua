@@ -60,7 +60,7 @@ function options.default(declared)
     if type(value) == "table" then
         local parts = {}
         for i, part in ipairs(value) do parts[i] = tostring(part) end
-        return "{ " .. table.concat(parts, ", ") .. " }"
+        return parts[1] and "{ " .. table.concat(parts, ", ") .. " }" or "{}"
     end
     return tostring(value)
 end

@@ -117,6 +117,12 @@ function options.shown(value)
     return ("%q"):format(#value <= 64 and value or value:sub(1, 61) .. "...")
 end
 
+--- A text with spaces behind it up to a width, of any size: that of a format ends at 99.
+---@param text string
+---@param width integer
+---@return string
+function options.padded(text, width) return text .. (" "):rep(width - #text) end
+
 --- A value as the shortest text that reads back as it.
 ---@param value any
 ---@return string

@@ -60,6 +60,15 @@ describe("tetrain", function()
         assert.is_truthy(out:find("mean 3.5  std 1.708  min 1  max 6", 1, true), out)
     end)
 
+    it("prints names of any length in one line", function()
+        local path, long = folder .. "/m.safetensors", ("a"):rep(120)
+        te.save(path, { [long] = te.ones { 2 }, ["b\27[31m\nc"] = te.ones { 1 } }, { ["k\n"] = "v" })
+        local out, err, status = run("inspect " .. path)
+        assert.equal(0, status, err)
+        assert.is_truthy(out:find(("\n  k  = v\n  %s  float32   {2}  8 B\n"):format(long), 1, true), out)
+        assert.is_truthy(out:find(("\n  b [31m c%s  float32   {1}  4 B\n"):format((" "):rep(112)), 1, true), out)
+    end)
+
     it("names dtypes that tensors do not have as the file does", function()
         local json = '{"a":{"dtype":"I8","shape":[2],"data_offsets":[0,2]},'
             .. '"s":{"dtype":"F8_E8M0","shape":[3],"data_offsets":[2,5]},'

@@ -23,7 +23,7 @@ function checkpoint.steps(folder)
     if not te._core.stat(folder) then return steps end
     for _, name in ipairs(te._core.list_dir(folder)) do
         local step = tonumber(name:match(PATTERN))
-        if step then steps[#steps + 1] = step end
+        if step and name == NAME:format(step) then steps[#steps + 1] = step end
     end
     table.sort(steps)
     return steps

@@ -30,9 +30,7 @@ local command_line = train.command_line {
 
 local function load(o)
     if o.hugging_face then
-        if o.checkpoint then
-            train.fail(train.exit.usage, "generate.lua: --checkpoint and --hugging-face: one of them")
-        end
+        if o.checkpoint then command_line:refuse "--checkpoint and --hugging-face: one of them" end
         return train.io(te.models.from_hugging_face, o.hugging_face, { dtype = o.dtype }),
             train.io(te.tokenizer.load, o.hugging_face)
     end
@@ -57,9 +55,9 @@ local function main(words)
     te.manual_seed(o.seed)
     local model, tokenizer = te.no_grad(te.quantized_model_init, { recipe = recipe, enabled = recipe ~= nil }, load, o)
     local ok, prompt = pcall(tokenizer.encode, tokenizer, o.prompt)
-    if not ok then train.fail(train.exit.usage, "generate.lua: --prompt: " .. train.plain(prompt)) end
+    if not ok then command_line:refuse("--prompt: %s", train.plain(prompt)) end
     if #prompt == 0 then prompt = { tokenizer:start() } end
-    if o.top_p == 0 then train.fail(train.exit.usage, "generate.lua: --top-p: expected a number above 0, got 0") end
+    if o.top_p == 0 then command_line:refuse "--top-p: expected a number above 0, got 0" end
     local ends, is_end = {}, {}
     for _, id in ipairs(o.ignore_eos and {} or tokenizer:ends()) do
         if id < model.config.vocab_size then ends[#ends + 1], is_end[id] = id, true end -- tokenizers may know more
@@ -80,7 +78,7 @@ local function main(words)
                     return not te._core.interrupt_flag()
                 end,
             })
-            if not made then train.fail(train.exit.script, "generate.lua: " .. problem) end
+            if not made then train.fail(train.exit.script, ("%s: %s"):format(command_line.script, problem)) end
         end)
         if te._core.interrupt_flag() then return train.exit.interrupted end
     end

@@ -23,6 +23,9 @@ made_of="spec/cuda_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec
     spec/cuda/reports_spec.lua spec/cuda/host_spec.lua spec/cuda/packed_spec.lua spec/recipe/faster_spec.lua
     spec/graph_spec.lua spec/graph_random_spec.lua spec/train/steps_spec.lua spec/models/recorded_spec.lua"
 
+# from_here PATH: from the folder that the user stands in, which is left later on.
+from_here() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 # Everything runs once on the made-up GPU: benches and training of full size on one that does nothing, specs in full.
@@ -32,7 +35,7 @@ made_of="spec/cuda_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec
 kernels() {
     root=$(dirname "$here")
     build=$(cd "${BUILD:-$root/build}" && pwd) || exit 2
-    folder=${1:-$build/gpu-kernels}
+    folder=$(from_here "${1:-$build/gpu-kernels}")
     nvrtc=$(ls /usr/local/cuda/lib64/libnvrtc.so.13 "${CUDA_HOME:-/usr/local/cuda}"/lib64/libnvrtc.so.13 2>/dev/null |
         head -n 1)
     for part in tetrain cuda_compile cuda_fake/libcuda.so.1; do
@@ -280,7 +283,7 @@ peer() { "$python" "$here/bench/gpu.py" "$@"; }
 run() {
     quick=
     [ "${1:-}" = --quick ] && { quick=--quick; shift; }
-    report=${1:-$PWD/gpu_report.txt}
+    report=$(from_here "${1:-gpu_report.txt}")
     deadline=$(($(date +%s) + ${SECONDS_TO_RUN:-520}))
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT

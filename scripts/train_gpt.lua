@@ -13,9 +13,9 @@
 -- batch. Rank 0 alone prints and writes; a signal to any of them, or a step that is not finite, concerns all.
 --
 -- OUT/metrics.jsonl holds one JSON object a step, and with --watch-numerics one for each operand that was looked at;
--- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C finishes the step and saves; a validation that it
--- ends is made up for by the run that resumes. Exit codes: 0, 1 script error, 2 usage, 74 files, 75 interrupted, 77 not
--- finite, 130 interrupted before the first step or before saving.
+-- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C, SIGTERM and SIGHUP finish the step and save;
+-- a validation that they end is made up for by the run that resumes. Exit codes: 0, 1 script error, 2 usage, 74 files,
+-- 75 interrupted, 77 not finite, 130 interrupted before the first step or before saving.
 
 local te = require "te"
 local train = te.train
@@ -93,7 +93,7 @@ local command_line = train.command_line {
     },
 }
 
-local function refuse(format, ...) train.fail(train.exit.usage, ("train_gpt.lua: " .. format):format(...)) end
+local function refuse(...) command_line:refuse(...) end
 
 -- Options that a model in a checkpoint has for good: others for it would have no effect.
 local MODEL = { "tokenizer", "vocab-size", "model", "n-layer", "n-head", "n-kv-head", "n-expert", "n-expert-active",

@@ -423,7 +423,18 @@ describe("tetrain", function()
     it("lets a script finish that listens", function()
         local text = "te._core.interrupt_flag()\nready(...)\n"
             .. "while not te._core.interrupt_flag() do te.ones(3):sum() end\nos.exit(75)"
-        local _, _, status = run_and_signal(text, "TERM")
-        assert.equal(75, status)
+        for _, signal in ipairs { "TERM", "HUP", "HUP $pid; kill -HUP" } do -- one of the terminal and one of its shell
+            local _, _, status = run_and_signal(text, signal)
+            assert.equal(75, status)
+        end
+    end)
+
+    it("goes on when its terminal is closed where SIGHUP is ignored", function()
+        local path = script "os.execute 'kill -HUP $PPID' require('te').ones(2) print 'on'"
+        assert.equal("on\n", (shell(("trap '' HUP; '%s' %s"):format(TETRAIN, path))))
+        local out, err, status = shell(("'%s' %s"):format(TETRAIN, path))
+        assert.equal("", out)
+        assert.is_truthy(err:find("interrupted", 1, true), err)
+        assert.equal(130, status)
     end)
 end)

@@ -239,6 +239,8 @@ describe("te.data", function()
         assert.error_matches(function() te.data.open { path = write("one.txt", "a"), block = 8 } end,
             "one%.txt: 1 tokens for training are too few for a block of 8")
         assert.error_matches(function() te.data.open { path = folder .. "/none.txt" } end, "none%.txt: no such file")
+        assert.error_matches(function() te.data.open { path = write("odd.bin", "abc") } end,
+            "te%.data%.open: .*odd%.bin: 3 bytes are not a whole number of uint16 tokens")
         local path = write("a.txt", "short")
         assert.error_matches(function() te.data.open { path = path, block = 8 } end, "too few for a block of 8")
         assert(io.open(path, "w")):close()

@@ -35,6 +35,18 @@ describe("gpu_check.sh", function()
         assert.is_truthy(text:find("no usable GPU: cuda: libcuda.so.1 cannot be opened in /nowhere", 1, true), text)
     end)
 
+    it("writes the report where the user stands", function()
+        local folder = os.tmpname()
+        os.remove(folder)
+        finally(function() os.execute(("rm -rf '%s'"):format(folder)) end)
+        local text, status = shell(("mkdir -p '%s/a bundle/bin' && cp scripts/gpu_check.sh '%s/a bundle' && " ..
+            "cd '%s' && printf '#!/bin/sh\\n' >'a bundle/bin/tetrain' && chmod +x 'a bundle/bin/tetrain' && " ..
+            "SECONDS_TO_RUN=0 PYTHON=false 'a bundle/gpu_check.sh' run report.txt"):format(folder, folder, folder))
+        assert.equal(0, status, text)
+        assert.truthy(text:find(("0 steps failed; report in %s/report.txt\n"):format(folder), 1, true), text)
+        assert.truthy(te._core.stat(folder .. "/report.txt"))
+    end)
+
     -- bench/gpu_aims.lua on a report of these lines, as a table by aim.
     local function aims(...)
         local path = os.tmpname()

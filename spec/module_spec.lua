@@ -210,6 +210,15 @@ describe("te.Module", function()
         assert.is_true(other.up.weight.requires_grad)
     end)
 
+    it("takes its own tensors under each other's names", function()
+        local net = te.Sequential(te.Linear(2, 2), te.Linear(2, 2))
+        local state = net:state_dict()
+        local first, second = state["1.weight"]:totable(), state["2.weight"]:totable()
+        state["1.weight"], state["2.weight"] = state["2.weight"], state["1.weight"]:view { 2, 2 }
+        net:load_state_dict(state)
+        assert.same({ second, first }, { net[1].weight:totable(), net[2].weight:totable() })
+    end)
+
     it("says what does not fit, and changes nothing then", function()
         local state = {}
         for name, tensor in pairs(m:state_dict()) do state[name] = tensor end

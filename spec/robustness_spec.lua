@@ -177,7 +177,7 @@ describe("random arguments", function()
         local quiet = { clock = true, sleep = true, mkdir = true, list_dir = true, stat = true,
             safetensors_write = true, safetensors_read = true,
             set_grad_enabled = true, set_compute_dtype = true, set_recipe_mode = true, record_scales = true,
-            replay_scales = true, pause_amaxes = true,
+            replay_scales = true, pause_amaxes = true, ignore_sigpipe = true,
             set_recompute_width = true, interrupt_flag = true,
             pass = true } -- which raises what it is given
         for _, name in ipairs(names_of(te._core, function(name) return not quiet[name] end)) do

@@ -110,6 +110,7 @@ describe("te.tokenizer", function()
         local none = te.tokenizer.parse(te.tokenizer.char(""):describe())
         assert.same({ 0, "" }, { none.vocab_size, none:decode(none:encode("")) })
         assert.error_matches(function() te.tokenizer.parse("nonsense") end, "nonsense")
+        assert.error_matches(function() te.tokenizer.parse("char 97 9999999") end, "points%[2%]: .*, got 9999999")
         assert.same(tok.points, te.tokenizer.from_points(tok.points).points)
         for message, points in pairs { ['points: expected table, got "x"'] = "x",
             ['points[1]: expected integer from 0 to 1114111, got "a"'] = { "a" },

@@ -217,22 +217,11 @@ function Decoder:parameter_groups(weight_decay)
     return { { params = matrices, weight_decay = weight_decay }, { params = vectors, weight_decay = 0 } }
 end
 
--- The shortest text that reads back as the value.
-local function exact(value)
-    if type(value) ~= "number" then return tostring(value) end
-    local text
-    for digits = 14, 17 do
-        text = ("%." .. digits .. "g"):format(value)
-        if tonumber(text) == value then break end
-    end
-    return text
-end
-
 --- The configuration as texts by "model.<key>", for a checkpoint's metadata.
 function Decoder:texts()
     local texts = { ["model.kind"] = self.KIND }
     for key in pairs(self.CONFIG) do
-        if self.config[key] ~= nil then texts["model." .. key] = exact(self.config[key]) end
+        if self.config[key] ~= nil then texts["model." .. key] = options.exact(self.config[key]) end
     end
     return texts
 end

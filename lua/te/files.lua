@@ -21,6 +21,18 @@ function files.read(path)
     return text
 end
 
+--- Writes a text to a file. Returns true; nil and a message where it is not all there.
+---@param path string
+---@param text string
+function files.write(path, text)
+    local file, message = io.open(path, "wb")
+    if not file then return nil, message end
+    local written, why = file:write(text)
+    local closed, late = file:close()
+    if written and closed then return true end
+    return nil, ("%s: %s"):format(path, why or late)
+end
+
 --- The value of a JSON file; nulls are nil. Raises in the name of `who` where it is none.
 ---@param who string
 ---@param path string

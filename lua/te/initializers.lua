@@ -73,13 +73,8 @@ local function swap(dtype)
     return before or false
 end
 
-local function passed(ok, ...)
-    if not ok then error((...), 0) end
-    return ...
-end
-
 --- fn(...), whose parameters are of that dtype and hold whatever their memory held: they are about to be loaded.
-function initializers.bare(dtype, fn, ...) return passed(te._core.under(swap, dtype, fn, ...)) end
+function initializers.bare(dtype, fn, ...) return te._core.pass(te._core.under(swap, dtype, fn, ...)) end
 
 --- A leaf tensor that requires a gradient, filled by `init`.
 ---@param shape integer[]

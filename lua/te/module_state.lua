@@ -128,7 +128,18 @@ local function differences(plan)
     return missing, unexpected
 end
 
+-- What is written here is read before: a state may have the module's own tensors under each other's names.
+local function copy_own(source)
+    local written = {}
+    for tensor in pairs(source) do written[tensor:storage_id()] = true end
+    for tensor, given in pairs(source) do
+        local own = te.is_tensor(given) and not rawequal(tensor, given) and written[given:storage_id()]
+        if own then source[tensor] = given:clone() end
+    end
+end
+
 local function copy_all(source)
+    copy_own(source)
     for tensor, given in pairs(source) do
         if rows.are(given) then
             given:copy_to(tensor)

@@ -104,7 +104,7 @@ local OPTIONS = {
     num_groups = { "size", help = "groups of experts, of which group_topk take part" },
     group_topk = { "size", help = "see num_groups" },
     scaling_factor = { "number", 1, help = "of the probabilities" },
-    expert_bias = { "boolean", false, 
+    expert_bias = { "boolean", false,
         help = "a buffer {experts} that is added where experts are chosen; not beside softmax" },
     aux_loss_coeff = { "number", 0, min = 0, help = "of the loss that balances experts, field aux_loss after forward" },
     activation = { "string", "SwiGLU", choices = { "SwiGLU", "GEGLU", "ClampedSwiGLU" }, help = "inside experts" },

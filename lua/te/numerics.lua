@@ -81,12 +81,11 @@ end
 local function table_of(values)
     local width = 7
     for _, v in ipairs(values) do width = math.max(width, #v.product) end
-    local head, row = ("%%-%ds  %%-11s %%10s %%10s %%10s %%10s %%8s %%9s"):format(width),
-        ("%%-%ds  %%-11s %%10.4g %%10s %%9.4f%%%% %%9.4f%%%% %%7.3f%%%% %%9d"):format(width)
-    local lines = { head:format("product", "role", unpack(COLUMNS)) }
+    local head, row = "%s  %-11s %10s %10s %10s %10s %8s %9s", "%s  %-11s %10.4g %10s %9.4f%% %9.4f%% %7.3f%% %9d"
+    local lines = { head:format(options.padded("product", width), "role", unpack(COLUMNS)) }
     for _, v in ipairs(values) do
-        lines[#lines + 1] = row:format(v.product, v.role, v.amax, v.scale and ("%.4g"):format(v.scale) or "-",
-            100 * v.saturated, 100 * v.flushed, 100 * v.error, v.nonfinite)
+        lines[#lines + 1] = row:format(options.padded(v.product, width), v.role, v.amax,
+            v.scale and ("%.4g"):format(v.scale) or "-", 100 * v.saturated, 100 * v.flushed, 100 * v.error, v.nonfinite)
     end
     return table.concat(lines, "\n")
 end

@@ -60,7 +60,7 @@ function options.default(declared)
     if type(value) == "table" then
         local parts = {}
         for i, part in ipairs(value) do parts[i] = tostring(part) end
-        return "{ " .. table.concat(parts, ", ") .. " }"
+        return parts[1] and "{ " .. table.concat(parts, ", ") .. " }" or "{}"
     end
     return tostring(value)
 end
@@ -115,6 +115,25 @@ function options.shown(value)
         return not (type(mt) == "table" and mt.__tostring) and PLACED[type(value)] or tostring(value)
     end
     return ("%q"):format(#value <= 64 and value or value:sub(1, 61) .. "...")
+end
+
+--- A text with spaces behind it up to a width, of any size: that of a format ends at 99.
+---@param text string
+---@param width integer
+---@return string
+function options.padded(text, width) return text .. (" "):rep(width - #text) end
+
+--- A value as the shortest text that reads back as it.
+---@param value any
+---@return string
+function options.exact(value)
+    if type(value) ~= "number" then return tostring(value) end
+    local text
+    for digits = 7, 17 do
+        text = ("%." .. digits .. "g"):format(value)
+        if tonumber(text) == value then break end
+    end
+    return text
 end
 
 --- What is wrong with a device that could not be opened; nil where it is there.

@@ -11,6 +11,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local files = require "te.files"
 local options = require "te.options"
 local rates = require "te.rates"
 local core = te._core
@@ -68,9 +69,7 @@ end
 function Profile:save_trace(path)
     options.method("profile:save_trace", self, Profile)
     options.argument("profile:save_trace", "path", path, { "string" })
-    require("te.files").need("profile:save_trace")
-    local file, message = io.open(path, "w")
-    if not file then fail("profile:save_trace: %s", message) end
+    files.need "profile:save_trace"
     local parts = {}
     for i, event in ipairs(self.events) do
         parts[i] = ('{"name": "%s", "cat": "%s", "ph": "X", "pid": 1, "tid": "%s", "ts": %.3f, "dur": %.3f, '
@@ -78,9 +77,8 @@ function Profile:save_trace(path)
                 event.kind, event.device,
             event.start * 1e6, event.seconds * 1e6, event.bytes, event.flops)
     end
-    local written, why = file:write('{"traceEvents": [\n', table.concat(parts, ",\n"), "\n]}\n")
-    local closed, late = file:close()
-    if not (written and closed) then fail("profile:save_trace: %s: %s", path, why or late) end
+    local written, problem = files.write(path, '{"traceEvents": [\n' .. table.concat(parts, ",\n") .. "\n]}\n")
+    if not written then fail("profile:save_trace: %s", problem) end
 end
 
 ---@return te.Profile

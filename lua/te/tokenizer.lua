@@ -196,7 +196,7 @@ function tokenizer.parse(text)
     if not list then fail("te.tokenizer.parse: %q is no description of a tokenizer", tostring(text)) end
     local points = {}
     for number in list:gmatch("%d+") do points[#points + 1] = tonumber(number) end
-    return new_char(points)
+    return tokenizer.from_points(points)
 end
 
 return options.library("te.tokenizer", tokenizer)

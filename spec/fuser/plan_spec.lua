@@ -27,7 +27,7 @@ describe("plans", function()
             :explain(input { 4, 8 })
         assert.same({ "Linear:linear", "GELU + Dropout + ConstantScale:gelu_tanh+dropout_apply+mul", "Linear:linear" },
             names(plan.forward))
-        assert.same({ "Linear:dgrad", "Linear:wgrad", "Linear:bias gradient", 
+        assert.same({ "Linear:dgrad", "Linear:wgrad", "Linear:bias gradient",
             "GELU + Dropout + ConstantScale:gelu_tanh+dropout_apply+mul.backward",
             "Linear:dgrad", "Linear:wgrad" }, names(plan.backward))
     end)

@@ -464,6 +464,16 @@ describe("train_gpt.lua", function()
         end
     end)
 
+    it("trains to the end where the reader of what it prints has left", function()
+        os.execute(("{ %s scripts/train_gpt.lua --threads=1 --data=%s/text.txt --out=%s/unread %s --steps=400 "
+            .. "--log-interval=1 2>%s/stderr; echo $? >%s/code; } | head -n 3 >%s/stdout"):format(TETRAIN, folder,
+            folder, SMALL, folder, folder, folder))
+        assert.equal("74\n", assert(io.open(folder .. "/code")):read("*a"))
+        assert.matches("^tetrain: cannot write standard output: ", assert(io.open(folder .. "/stderr")):read("*a"))
+        assert.same({ 250, 400 }, te.train.checkpoint.steps(folder .. "/unread"))
+        assert.equal(400, #metrics "unread")
+    end)
+
     -- Sends SIGTERM to itself within a step, its validation or its sample, and fails where that goes on.
     local STOPS = [[
         local te = require "te"

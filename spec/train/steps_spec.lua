@@ -43,6 +43,28 @@ describe("te.train.steps", function()
         assert.matches("\n3$", text)
     end)
 
+    it("adds nothing of a step that raised to the next one", function()
+        local layer, batches, calls, breaks = te.Linear(2, 1), 0, 0, true
+        local steps = te.train.steps { device = "cpu", graph = false, clip = 0, grad_accumulation = 2,
+            next_batch = function()
+                batches = batches + 1
+                return te.full({ 1, 2 }, batches), te.ones { 1, 1 }
+            end,
+            loss = function(x, y)
+                calls = calls + 1
+                if breaks and calls == 2 then error "it breaks" end
+                return (layer(x) * y):sum()
+            end,
+            parameters = layer:parameters(), optimizer = te.optim.SGD(layer, { lr = 0 }),
+            schedule = function() return 0 end, guard = te.train.guard(layer) }
+        assert.error_matches(function() steps:start(1) end, "it breaks")
+        breaks = false
+        steps:start(2)
+        for s in steps:finished(true) do
+            assert.near(math.sqrt(2 * 3.5 ^ 2 + 1), s.grad_norm, 1e-6) -- of batches 3 and 4 alone
+        end
+    end)
+
     if not devices[2] then
         pending("on CUDA: " .. reason)
         return

@@ -82,18 +82,29 @@ static void restart_calls(int number)
     sigaction(number, &action, NULL);
 }
 
+static bool owns_process(const te_lua *rt) { return rt->host && rt->host->options.flags & TETRAIN_MAY_EXIT; }
+
 /* interrupt_flag(): whether the host asked the script to stop. A script that asks is expected to finish by itself, so
  * the first request is not raised as an error any more. */
 static int interrupt_flag(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     bool first = !atomic_exchange(&rt->polls_stop, true);
-    if (first && rt->host && rt->host->options.flags & TETRAIN_MAY_EXIT) { /* the process is the script's */
+    if (first && owns_process(rt)) {
         restart_calls(SIGINT);
         restart_calls(SIGTERM);
+        restart_calls(SIGHUP);
     }
     lua_pushboolean(L, rt->stop_requested != 0);
     return 1;
+}
+
+/* ignore_sigpipe(): a pipe whose reader has left fails a write from here on, where the process is the script's, as a
+ * full disk does; else it would end the process, with what the script has yet to save. */
+static int ignore_sigpipe(lua_State *L)
+{
+    if (owns_process(te_lua_runtime(L))) signal(SIGPIPE, SIG_IGN);
+    return 0;
 }
 
 /* told(): whether an option or te.set_num_threads said how many threads, and whether an option or TE_DEVICE said on
@@ -189,8 +200,9 @@ static int build_info(lua_State *L)
 }
 
 const luaL_Reg te_lua_system_functions[] = {
-    {"clock", system_clock}, {"interrupt_flag", interrupt_flag}, {"cpu_info", cpu_info}, {"told", told},
-    {"build_info", build_info}, {"device_info", device_info}, {"device_traits", device_traits}, {NULL, NULL},
+    {"clock", system_clock}, {"interrupt_flag", interrupt_flag}, {"ignore_sigpipe", ignore_sigpipe},
+    {"cpu_info", cpu_info}, {"told", told}, {"build_info", build_info}, {"device_info", device_info},
+    {"device_traits", device_traits}, {NULL, NULL},
 };
 
 const luaL_Reg te_lua_process_functions[] = {

@@ -246,28 +246,28 @@ static token_stream *push_source(te_lua *rt, lua_State *L)
     lua_getfield(L, 1, "tokens");
     token_stream *given = te_lua_to_object(L, -1, stream_tag, sizeof *given);
     if (given) return given;
-    if (lua_istable(L, -1)) return push_list(rt, L, lua_gettop(L), "tokens_open", "tokens");
+    if (lua_istable(L, -1)) return push_list(rt, L, lua_gettop(L), "data.open", "tokens");
     lua_getfield(L, 1, "paths");
     if (!lua_istable(L, -1))
-        te_lua_fail(L, "tokens_open", "paths (a list of files, folders or patterns) or tokens is needed");
+        te_lua_fail(L, "data.open", "paths (a list of files, folders or patterns) or tokens is needed");
     int          list = lua_gettop(L);
     size_t       n = lua_objlen(L, list);
     const char **paths = te_lua_scratch(L, (n + 1) * sizeof *paths);
     token_stream *s = push_stream(rt, L);
     for (size_t i = 0; i < n; i++) { /* nothing is made from here on: a finalizer could take texts out of the list */
         lua_rawgeti(L, list, (int)i + 1);
-        paths[i] = te_lua_check_text(L, -1, "tokens_open", "paths");
+        paths[i] = te_lua_check_text(L, -1, "data.open", "paths");
         lua_pop(L, 1);
     }
     if (te_token_stream_open(&s->stream, &te_io_posix, &rt->ctx->mem, paths, n, &error) != TE_OK)
-        te_lua_raise_io(rt, L, "tokens_open", &error);
+        te_lua_raise_io(rt, L, "data.open", &error);
     return s;
 }
 
 static int64_t int_field(lua_State *L, const char *name, int64_t otherwise)
 {
     lua_getfield(L, 1, name);
-    int64_t value = lua_isnil(L, -1) ? otherwise : te_lua_check_int(L, -1, "tokens_open", name);
+    int64_t value = lua_isnil(L, -1) ? otherwise : te_lua_check_int(L, -1, "data.open", name);
     lua_pop(L, 1);
     return value;
 }
@@ -282,13 +282,13 @@ static te_tokens_options read_options(lua_State *L, int64_t length)
                            .dtype = TE_I32};
     lua_getfield(L, 1, "prefetch");
     if (!lua_isnil(L, -1))
-        o.prefetch = (int)te_lua_check_range(L, -1, "tokens_open", "prefetch", 0, TE_TOKENS_MAX_PREFETCH);
+        o.prefetch = (int)te_lua_check_range(L, -1, "data.open", "prefetch", 0, TE_TOKENS_MAX_PREFETCH);
     lua_pop(L, 1);
     o.rng = (te_rng){.seed = (uint64_t)int_field(L, "seed", 0), .stream = DATA_STREAM};
     lua_getfield(L, 1, "sequential");
     o.sequential = lua_toboolean(L, -1);
     lua_getfield(L, 1, "dtype");
-    if (!lua_isnil(L, -1)) o.dtype = te_lua_check_dtype(L, -1, "tokens_open", "dtype");
+    if (!lua_isnil(L, -1)) o.dtype = te_lua_check_dtype(L, -1, "data.open", "dtype");
     lua_pop(L, 2);
     return o;
 }
@@ -407,8 +407,8 @@ static int tokens_open(lua_State *L)
     te_io_error error;
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
-    te_lua_check_options(L, 1, "tokens_open", known);
-    te_lua_enter(rt, L, "tokens_open");
+    te_lua_check_options(L, 1, "data.open", known);
+    te_lua_enter(rt, L, "data.open");
     token_stream     *source = push_source(rt, L);
     int64_t           length = source->stream ? te_token_stream_length(source->stream) : 0;
     te_tokens_options o = read_options(L, length);
@@ -417,9 +417,9 @@ static int tokens_open(lua_State *L)
     l->batch = o.batch;
     l->block = o.block;
     l->dtype = o.dtype;
-    if (!source->stream) return te_lua_fail(L, "tokens_open", "tokens: the stream is closed");
+    if (!source->stream) return te_lua_fail(L, "data.open", "tokens: the stream is closed");
     if (te_tokens_open(&l->tokens, &te_io_posix, &rt->ctx->mem, source->stream, &o, &error) != TE_OK)
-        return te_lua_raise_io(rt, L, "tokens_open", &error);
+        return te_lua_raise_io(rt, L, "data.open", &error);
     return 1;
 }
 

@@ -48,11 +48,18 @@ static void on_continue(int number)
     continued = 1;
 }
 
+void line_editor_catch_hangup(const struct sigaction *action)
+{
+    struct sigaction now;
+    if (sigaction(SIGHUP, NULL, &now) == 0 && now.sa_handler != SIG_IGN) sigaction(SIGHUP, action, NULL);
+}
+
 void line_editor_catch_signals(void)
 {
     struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    line_editor_catch_hangup(&action);
     action = (struct sigaction){.sa_handler = on_continue, .sa_flags = SA_RESTART};
     sigaction(SIGCONT, &action, NULL);
 }
@@ -65,6 +72,7 @@ static void hold_signals(sigset_t *before)
     sigemptyset(&ours);
     sigaddset(&ours, SIGINT);
     sigaddset(&ours, SIGTERM);
+    sigaddset(&ours, SIGHUP);
     sigaddset(&ours, SIGCONT);
     sigprocmask(SIG_BLOCK, &ours, before);
 }

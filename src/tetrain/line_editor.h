@@ -5,6 +5,7 @@
 #ifndef TETRAIN_LINE_EDITOR_H
 #define TETRAIN_LINE_EDITOR_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -32,8 +33,11 @@ typedef enum line_result {
 /* NULL when memory is exhausted. */
 line_editor *line_editor_open(const line_editor_options *options);
 void         line_editor_close(line_editor *e);
-/* SIGINT and SIGTERM are the editor's from here on: one that comes before the next line is read ends that line. */
+/* SIGINT, SIGTERM and SIGHUP are the editor's from here on: one that comes before the next line is read ends that
+ * line. */
 void line_editor_catch_signals(void);
+/* What is to happen at SIGHUP, when the terminal is closed, unless that is ignored, as nohup has it. */
+void line_editor_catch_hangup(const struct sigaction *action);
 /* *line is valid until the next call and has no newline. Catches the signals itself. */
 line_result line_editor_read(line_editor *e, const char *prompt, const char **line, size_t *size);
 bool        line_editor_on_terminal(const line_editor *e);

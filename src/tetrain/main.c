@@ -12,6 +12,7 @@
  * script that notices no interrupt for GRACE seconds ends by the signal itself.
  */
 #include "command_line.h"
+#include "line_editor.h"
 #include "lua_call.h"
 #include "prompt.h"
 
@@ -71,6 +72,7 @@ static void on_signal(int number)
 {
     if (tetrain_request_stop(running)) {
         catch_signals();
+        if (number == SIGHUP) signal(SIGHUP, SIG_IGN); /* a shell passes on what the terminal sends, too */
         return;
     }
     last_signal = number;
@@ -84,6 +86,7 @@ static void catch_signals(void)
     struct sigaction handler = {.sa_handler = on_signal}, look = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &handler, NULL);
     sigaction(SIGTERM, &handler, NULL);
+    line_editor_catch_hangup(&handler);
     sigaction(SIGALRM, &look, NULL);
 }
 
@@ -224,6 +227,7 @@ int main(int argc, char **argv)
     alarm(0);
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
+    line_editor_catch_hangup(&(struct sigaction){.sa_handler = SIG_DFL});
     tetrain_close(running);
     return code;
 }

@@ -17,6 +17,7 @@ local te = require "te"
 local fail = require "te.fail"
 local Module = require "te.module"
 local options = require "te.options"
+local parameter_list = require "te.parameter_list"
 local parts = require "te.distributed.parts"
 
 local apart = setmetatable({}, { __mode = "k" }) -- groups by parameter that is held apart, and by the module of it
@@ -66,20 +67,6 @@ end
 
 local ALONE = 2 ^ 20 -- bytes from which on copying a gradient costs more than a collective of its own
 local BYTES = { float64 = 8, float32 = 4, bfloat16 = 2, float16 = 2 }
-
-local function tensors_of(who, params)
-    if Module.is(params, Module) then params = params:parameters() end
-    if type(params) ~= "table" or getmetatable(params) then
-        fail("%s: params: expected a list of tensors or a module, got %s", who, te._core.describe(params))
-    end
-    options.list(who, "params", params)
-    for i, parameter in ipairs(params) do
-        if not te.is_tensor(parameter) then
-            fail("%s: params[%d]: expected a tensor, got %s", who, i, te._core.describe(parameter))
-        end
-    end
-    return params
-end
 
 -- Which parameters have a gradient in some process, as a list of 0 and 1; 2 is one that is float32, which a main_grad
 -- may be, so that a layout does not outlive the dtypes that it is for.
@@ -213,7 +200,8 @@ local BROADCAST = { group = GROUP, root = { "integer", 0, min = 0, help = "the r
 function gradients.average_gradients(params, opts)
     local who = "te.distributed.average_gradients"
     local o = options.check(who, opts, AVERAGE)
-    local list, group = tensors_of(who, params), options.group(who, "option group", o.group) or te.distributed.world()
+    local list = parameter_list(who, params)
+    local group = options.group(who, "option group", o.group) or te.distributed.world()
     if group.size == 1 then return end
     local common, held = divide(list)
     average_list(params, common, group, o.bucket_bytes)
@@ -229,7 +217,7 @@ options.declare(gradients.average_gradients, AVERAGE)
 local function state_of(who, params)
     if Module.is(params, Module) then return params:state_dict(), params end
     local state = {}
-    for i, tensor in ipairs(tensors_of(who, params)) do
+    for i, tensor in ipairs(parameter_list(who, params)) do
         if te._core.is_quantized(tensor) then
             fail("%s: params[%d] is stored quantized: give the module that it belongs to", who, i)
         end

@@ -150,16 +150,10 @@ local function run_group(part, env, owned)
     for _, v in ipairs(part.outputs) do owned[v] = part.reason == nil end
 end
 
--- The results, or the error.
-local function pass(ok, ...)
-    if not ok then error((...), 0) end
-    return ...
-end
-
 -- What lengths of packed sequences do not concern runs as if there were none.
 local function call(op, ...)
     if packed.container and type(op) == "table" and op.takes_seq_lens == false then
-        return pass(core.under(packed.swap, nil, op, ...))
+        return core.pass(core.under(packed.swap, nil, op, ...))
     end
     return op(...)
 end
@@ -213,7 +207,9 @@ local function settle(program, args, n, first, ...)
 end
 
 --- The same with lengths of packed sequences in force for what is called.
-function run.packed(program, module, env) return pass(core.under(packed.swap, module, run.program, program, env)) end
+function run.packed(program, module, env)
+    return core.pass(core.under(packed.swap, module, run.program, program, env))
+end
 
 --- The short way for a single group: no tables are made.
 function run.single(program, ...)

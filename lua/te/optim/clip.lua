@@ -5,21 +5,14 @@ local te = require "te"
 local fail = require "te.fail"
 local Module = require "te.module"
 local options = require "te.options"
+local parameter_list = require "te.parameter_list"
 local parts = require "te.distributed.parts"
 
 local clip = {}
 
 local function gradients(who, params)
-    if Module.is(params, Module) then params = params:parameters() end
-    if type(params) ~= "table" or getmetatable(params) then
-        fail("%s: params: expected a list of tensors or a module, got %s", who, te._core.describe(params))
-    end
     local list, owners, groups = {}, {}, {}
-    options.list(who, "params", params)
-    for i, parameter in ipairs(params) do
-        if not te.is_tensor(parameter) then
-            fail("%s: params[%d]: expected a tensor, got %s", who, i, te._core.describe(parameter))
-        end
+    for _, parameter in ipairs(parameter_list(who, params)) do
         local group, grad = parts[parameter], te._core.gradient(parameter)
         if group and not groups[group] then
             groups[#groups + 1], groups[group] = group, 0

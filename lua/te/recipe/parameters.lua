@@ -45,11 +45,6 @@ local function swap(init)
     return before
 end
 
-local function pass(ok, ...)
-    if not ok then error((...), 0) end
-    return ...
-end
-
 local function run(who, opts, fn, ...)
     opts = options.check(who, opts, OPTIONS)
     options.argument(who, "fn", fn, { "callable" })
@@ -59,7 +54,7 @@ local function run(who, opts, fn, ...)
     end
     local init = opts.enabled and { recipe = opts.recipe or recipes.DelayedScaling {},
         preserve = opts.preserve_high_precision_init_val } or nil
-    return pass(core.under(swap, init, fn, ...))
+    return core.pass(core.under(swap, init, fn, ...))
 end
 
 --- Runs fn(...), which makes a model whose weights are stored in the recipe's format alone, and returns what it

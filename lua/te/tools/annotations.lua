@@ -3,6 +3,7 @@
 
 local options = require "te.options"
 local reference = require "te.tools.reference"
+local without_first = require("te.tools.source").without_first
 
 local HEAD = [[
 ---@meta te
@@ -101,12 +102,6 @@ local function add_function(out, target, entry, params)
         out[#out + 1] = "---@return " .. type_of((result:gsub(" %.%.%.$", "")))
     end
     out[#out + 1] = ("function %s(%s) end\n"):format(target, names)
-end
-
-local function without_first(params)
-    local rest = {}
-    for i = 2, #params do rest[i - 1] = params[i] end
-    return rest
 end
 
 local function sorted_names(class)

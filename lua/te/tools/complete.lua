@@ -4,6 +4,7 @@
 -- exception, whose parts load when they are first named.
 
 local te = require "te"
+local options = require "te.options"
 local core = te._core
 
 local complete = {}
@@ -144,7 +145,7 @@ local function columns(names)
     local per_line = math.max(1, math.floor(core.terminal_width() / width))
     local lines, parts = {}, {}
     for i, name in ipairs(names) do
-        parts[#parts + 1] = name .. (" "):rep(width - #name)
+        parts[#parts + 1] = options.padded(name, width)
         if i % per_line == 0 or i == #names then
             lines[#lines + 1] = table.concat(parts):gsub("%s+$", "")
             parts = {}

@@ -1,6 +1,7 @@
 --- tetrain inspect FILE...: tensors and metadata of safetensors files, read from their headers alone.
 
 local te = require "te"
+local options = require "te.options"
 local train = te.train
 
 local command_line = train.command_line {
@@ -26,15 +27,15 @@ local function statistics(x)
     return ("  mean %.4g  std %.4g  min %.4g  max %.4g"):format(mean, deviation, te.min(y):item(), te.max(y):item())
 end
 
+-- A text of a file in one line, in which nothing speaks to the terminal.
+local function line_of(text) return (text:gsub("%c", " ")) end
+
 local function print_metadata(metadata)
-    local names = {}
-    for name in pairs(metadata) do names[#names + 1] = name end
-    table.sort(names)
-    for _, name in ipairs(names) do
+    for _, name in ipairs(options.names(metadata)) do
         local value = metadata[name]
-        local text = value:gsub("%c", " ")
+        local text = line_of(value)
         if #text > LONGEST then text = ("%s... (%d characters)"):format(text:sub(1, LONGEST), #value) end
-        print(("  %s = %s"):format(name, text))
+        print(("  %s = %s"):format(line_of(name), text))
     end
 end
 
@@ -52,8 +53,8 @@ local function inspect(path, with_values)
     print(("%s: %d tensors, %d elements, %s"):format(path, #entries, elements, bytes_text(bytes)))
     print_metadata(metadata)
     for _, e in ipairs(entries) do
-        print(("  %-" .. width .. "s  %-9s {%s}  %s%s"):format(e.name, e.dtype, table.concat(e.shape, ", "),
-            bytes_text(e.bytes), tensors[e.name] and statistics(tensors[e.name]) or ""))
+        print(("  %s  %-9s {%s}  %s%s"):format(options.padded(line_of(e.name), width), e.dtype,
+            table.concat(e.shape, ", "), bytes_text(e.bytes), tensors[e.name] and statistics(tensors[e.name]) or ""))
     end
 end
 

@@ -1,6 +1,7 @@
 --- tetrain plot RUN...: loss, throughput and gradient norm of training runs, in the terminal and as an SVG.
 
 local te = require "te"
+local files = require "te.files"
 local train = te.train
 
 local command_line = train.command_line {
@@ -179,15 +180,6 @@ local function svg(runs, panels)
     return table.concat(out, "\n")
 end
 
-local function write_file(path, text)
-    local file, problem = io.open(path, "wb")
-    if not file then error(problem, 0) end
-    local ok
-    ok, problem = file:write(text)
-    local closed, late = file:close()
-    if not ok or not closed then error(("%s: %s"):format(path, problem or late), 0) end
-end
-
 local function later(list, from)
     local found = {}
     for _, p in ipairs(list) do if p[1] >= from then found[#found + 1] = p end end
@@ -212,6 +204,9 @@ return function(words)
     local runs = {}
     for i, path in ipairs(o.arguments) do runs[i] = train.io(read_run, path) end
     local panels = panels_of(runs, o)
+    if #panels == 0 then
+        command_line:refuse("there is %s of a step from %d on", o.panel and "no " .. o.panel or "nothing", o.from)
+    end
     if o.terminal then
         local width = math.max(20, math.min(te._core.terminal_width(), 120) - 12)
         for _, panel in ipairs(panels) do terminal_panel(panel.title, panel.series, width, o.height) end
@@ -220,15 +215,13 @@ return function(words)
             print(("%s %s: %d steps, last loss %.4f"):format(mark, run.name, #run.loss, run.loss[#run.loss][2]))
         end
     end
-    local path, text = o.svg or runs[1].folder .. "/plot.svg", svg(runs, panels)
-    if o.terminal and not o.svg then -- what was drawn does without a file in a folder that takes none
-        local written, problem = pcall(write_file, path, text)
-        if not written then
-            io.stderr:write("plot: no SVG: ", problem, "\n")
-            return
-        end
+    local path = o.svg or runs[1].folder .. "/plot.svg"
+    local written, problem = files.write(path, svg(runs, panels))
+    if written then
+        print(path)
+    elseif o.terminal and not o.svg then -- what was drawn does without a file in a folder that takes none
+        io.stderr:write("plot: no SVG: ", problem, "\n")
     else
-        train.io(write_file, path, text)
+        train.fail(train.exit.io, problem)
     end
-    print(path)
 end

@@ -8,25 +8,20 @@ local options = require "te.options"
 local natives = require "te.tools.natives"
 local kinds = require "te.tools.kinds"
 local source = require "te.tools.source"
-local file_doc, opening = source.file_doc, source.opening
+local file_doc, opening, without_first = source.file_doc, source.opening, source.without_first
 
 local reference = { of_function = source.of_function }
 
 -- Entries -------------------------------------------------------------------------------------------------------------
 
-local function is_class(value) return type(value) == "table" and rawget(value, "is_module") ~= nil or
-    type(value) == "table" and type(rawget(value, "__name")) == "string" end
+local function is_class(value)
+    return type(value) == "table" and (rawget(value, "is_module") ~= nil or type(rawget(value, "__name")) == "string")
+end
 
 local function arguments(params)
     local names = {}
     for i, p in ipairs(params) do names[i] = p.name end
     return table.concat(names, ", ")
-end
-
-local function without_first(params)
-    local rest = {}
-    for i = 2, #params do rest[i - 1] = params[i] end
-    return rest
 end
 
 -- The sentence of the engine's operation of that name.

@@ -113,6 +113,13 @@ function source.of_function(fn)
         file = info.source:sub(2), line = info.linedefined }
 end
 
+--- The parameters of a method behind the object.
+function source.without_first(params)
+    local rest = {}
+    for i = 2, #params do rest[i - 1] = params[i] end
+    return rest
+end
+
 --- The first paragraph of a file.
 function source.opening(lines)
     local found = {}

@@ -195,7 +195,7 @@ local function with_options()
     for _, entry in ipairs(entries) do
         if entry.kind == "function" then add("Functions", entry) end
     end
-    for _, library in ipairs { "distributed", "numerics" } do
+    for _, library in ipairs { "distributed", "numerics", "train" } do
         for _, entry in ipairs(reference.members(library)) do add("Functions", entry) end
     end
     return sections

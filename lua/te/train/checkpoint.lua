@@ -23,7 +23,7 @@ function checkpoint.steps(folder)
     if not te._core.stat(folder) then return steps end
     for _, name in ipairs(te._core.list_dir(folder)) do
         local step = tonumber(name:match(PATTERN))
-        if step then steps[#steps + 1] = step end
+        if step and name == NAME:format(step) then steps[#steps + 1] = step end
     end
     table.sort(steps)
     return steps
@@ -62,10 +62,25 @@ local function add_optimizer(tensors, metadata, model, optimizer)
     metadata["optimizer.steps"], metadata["optimizer.name"] = table.concat(counts, " "), optimizer.name
 end
 
+local MOST_STEPS = 2 ^ 40
+
+local SAVE = {
+    folder = { "string", help = "of the run; needed" },
+    step = { "integer", min = 0, max = MOST_STEPS, help = "the last one that was made; needed" },
+    model = { "any", help = "needed" },
+    optimizer = { "any", help = "needed" },
+    metadata = { "table", {}, help = "a list of tables of texts, which are kept as well" },
+    keep = { "size", 2, help = "how many checkpoints stay" },
+}
+
 --- Writes a checkpoint and removes those of the lowest other steps.
----@param opts table  folder, step, model, optimizer, metadata (a list of tables of texts), keep (how many stay)
+---@param opts table
 ---@return string path
 function checkpoint.save(opts)
+    opts = options.check("te.train.checkpoint.save", opts, SAVE)
+    for _, name in ipairs { "folder", "step", "model", "optimizer" } do
+        if opts[name] == nil then fail("te.train.checkpoint.save: option %s is needed", name) end
+    end
     local tensors, metadata = {}, { step = tostring(opts.step), rng = te.rng_state() }
     for _, texts in ipairs(opts.metadata) do
         for name, value in pairs(texts) do metadata[name] = value end
@@ -78,9 +93,10 @@ function checkpoint.save(opts)
     for _, step in ipairs(checkpoint.steps(opts.folder)) do
         if step ~= opts.step then others[#others + 1] = step end
     end
-    for i = 1, #others - math.max(0, opts.keep - 1) do os.remove(checkpoint.path(opts.folder, others[i])) end
+    for i = 1, #others - opts.keep + 1 do os.remove(checkpoint.path(opts.folder, others[i])) end
     return path
 end
+options.declare(checkpoint.save, SAVE)
 
 -- Whether te.load's message is about what stands in the file, and not about memory or the disk.
 local function is_damage(message) return message:find ": offset %d" or message:find ": header: " end
@@ -104,7 +120,7 @@ function checkpoint.load(path)
         error((named and text or path .. ": " .. run.plain(text)) .. (is_damage(text) and older(path) or ""), 0)
     end
     local step = metadata and tonumber(metadata.step)
-    if not step or step < 0 or step > 2 ^ 40 or step % 1 ~= 0 then
+    if not step or step < 0 or step > MOST_STEPS or step % 1 ~= 0 then
         error(path .. ": not a training checkpoint (its metadata has no step)", 0)
     end
     return { path = path, step = step, metadata = metadata, tensors = tensors }

@@ -22,9 +22,13 @@ CommandLine.__index = CommandLine
 
 local function key_of(name) return (name:gsub("%-", "_")) end
 
-local function usage(self, message)
-    run.fail(run.exit.usage, ("%s: %s (--help lists the options)"):format(self.script, message))
+--- Ends the script for its options, as for those that do not go together.
+---@param format string  as string.format takes it
+function CommandLine:refuse(format, ...)
+    run.fail(run.exit.usage, ("%s: " .. format):format(self.script, ...))
 end
+
+local function usage(self, message) self:refuse("%s (--help lists the options)", message) end
 
 --- A command line: parse(arg) gives the values of its options, help() the text of --help.
 ---@param declared table  script, about, and rows { name, type, default, min =, max =, choices =, help = }; presets:
@@ -192,21 +196,11 @@ function CommandLine:changed(given, texts, names)
     end
 end
 
--- Of a number the shortest text that means it.
-local function exact_text(value)
-    if type(value) ~= "number" then return tostring(value) end
-    for digits = 7, 16 do
-        local text = ("%." .. digits .. "g"):format(value)
-        if tonumber(text) == value then return text end
-    end
-    return ("%.17g"):format(value)
-end
-
 --- The values as somebody would type them, { ["--lr"] = "0.001" }, but for those of the options that are named.
 function CommandLine:words(values, but)
     local words = {}
     for key, option in pairs(self.by_key) do
-        if values[key] ~= nil then words["--" .. option.name] = exact_text(values[key]) end
+        if values[key] ~= nil then words["--" .. option.name] = options.exact(values[key]) end
     end
     for _, name in ipairs(but) do words["--" .. name] = nil end
     return words

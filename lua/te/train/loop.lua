@@ -101,6 +101,7 @@ end
 ---@return integer code  of te.train.exit
 return function(run)
     local o, every = run.options, run.options.watch_numerics
+    te._core.ignore_sigpipe() -- who reads what is printed may leave, as head does
     local code = run.unvalidated and catch_up(run)
     if code then return code end
     for step = run.first_step, o.steps do

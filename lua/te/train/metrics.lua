@@ -32,15 +32,11 @@ end
 -- Puts text in the file's place, whole or not at all: the disk may be full.
 local function replace(path, text)
     local new = path .. ".tmp"
-    local file, problem = io.open(new, "w")
-    if not file then error(problem, 0) end
-    local written, why = file:write(text)
-    local closed, reason = file:close()
-    local ok = written and closed
-    if ok then ok, reason = os.rename(new, path) end
+    local ok, problem = files.write(new, text)
+    if ok then ok, problem = os.rename(new, path) end
     if ok then return end
     os.remove(new)
-    error(("%s: %s"):format(path, why or reason), 0)
+    error(problem, 0)
 end
 
 --- Opens the file for a run that goes on after `step` (0: a new one).

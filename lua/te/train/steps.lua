@@ -107,10 +107,13 @@ end
 --- Starts a step. Returns whether to stop after it: true in all processes when one was asked to. Nothing is started
 --- where its batches cannot be read; returns nil, then, and what next_batch raised.
 function Steps:start(step)
+    if self.unfinished then self.o.optimizer:zero_grad() end -- what one that raised, or was interrupted, has left
     local s = { step = step, lr = self.o.schedule(step), at = core.clock() }
     local read, batches = pcall(next_batches, self)
     if not read then return nil, batches end
+    self.unfinished = true
     local stop = (self.recorder and start_graph or make)(self, s, batches)
+    self.unfinished = false
     self.started[#self.started + 1] = s
     return stop
 end

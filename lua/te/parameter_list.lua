@@ -1,0 +1,24 @@
+--- Parameters that a function takes as a list of tensors, or as the module that has them.
+
+local te = require "te"
+local fail = require "te.fail"
+local Module = require "te.module"
+local options = require "te.options"
+
+--- The list, checked.
+---@param who string  for messages
+---@param params table
+---@return te.Tensor[]
+return function(who, params)
+    if Module.is(params, Module) then params = params:parameters() end
+    if type(params) ~= "table" or getmetatable(params) then
+        fail("%s: params: expected a list of tensors or a module, got %s", who, te._core.describe(params))
+    end
+    options.list(who, "params", params)
+    for i, parameter in ipairs(params) do
+        if not te.is_tensor(parameter) then
+            fail("%s: params[%d]: expected a tensor, got %s", who, i, te._core.describe(parameter))
+        end
+    end
+    return params
+end

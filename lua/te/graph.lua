@@ -90,7 +90,7 @@ end
 -- `device`, or where the first tensor lies.
 local function device_of(who, samples, device)
     for i, sample in ipairs(samples) do
-        if options.tensor(who, ("sample_inputs[%d]"):format(i), sample) then device = device or sample.device end
+        if options.tensor(who, "sample_inputs", sample, i) then device = device or sample.device end
     end
     return device or te.get_default_device()
 end

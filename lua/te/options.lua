@@ -245,11 +245,13 @@ end
 
 --- Whether it is a tensor; raises where it was released.
 ---@param value any
+---@param index integer|nil  in the list of that name
 ---@return boolean
-function options.tensor(who, name, value)
-    local te = require "te"
-    if not te.is_tensor(value) then return false end
-    if not pcall(value.dim, value) then fail("%s: %s: tensor was released", who, name) end
+function options.tensor(who, name, value, index)
+    if not require("te").is_tensor(value) then return false end
+    if not pcall(value.dim, value) then
+        fail("%s: %s%s: tensor was released", who, name, index and ("[%d]"):format(index) or "")
+    end
     return true
 end
 

@@ -16,7 +16,7 @@ return function(who, params)
     end
     options.list(who, "params", params)
     for i, parameter in ipairs(params) do
-        if not te.is_tensor(parameter) then
+        if not options.tensor(who, "params", parameter, i) then
             fail("%s: params[%d]: expected a tensor, got %s", who, i, te._core.describe(parameter))
         end
     end

@@ -102,10 +102,10 @@ void te_lua_push_quantizer(lua_State *L, const te_quantizer *q)
 static int check_quantizer(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
-    te_quantizer q = te_lua_read_quantizer(L, 1, "recipe");
-    te_lua_enter(rt, L, "recipe");
+    te_quantizer q = te_lua_read_quantizer(L, 1, "recipe.Quantizer");
+    te_lua_enter(rt, L, "recipe.Quantizer");
     te_status status = te_quantizer_check(rt->ctx, &q);
-    return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe", status);
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "recipe.Quantizer", status);
 }
 
 /* Both directions, where the quantizer has both, unless the options leave one out. */

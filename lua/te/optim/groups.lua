@@ -34,6 +34,7 @@ local function as_parameters(who, params)
             groups.described(params))
     end
     options.list(who, "params", params)
+    for i, parameter in ipairs(params) do options.tensor(who, "params", parameter, i) end
     return params
 end
 

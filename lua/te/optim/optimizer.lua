@@ -64,8 +64,15 @@ function Optimizer.define(name, declared, slots)
         if first then return first[key] end
         return class[key]
     end
+    local fields = {} -- names of no option, and of none misspelt
     function class.__newindex(self, key, value)
-        if declared[key] then self:set_option(key, value) else rawset(self, key, value) end
+        if declared[key] then return self:set_option(key, value) end
+        if not fields[key] then
+            local near = type(key) == "string" and options.nearest(key, options.names(declared))
+            if near then fail("te.optim.%s: no option %s; did you mean %q?", name, key, near) end
+            fields[key] = true
+        end
+        rawset(self, key, value)
     end
     options.declare(class, declared)
     return setmetatable(class, {

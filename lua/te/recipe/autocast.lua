@@ -109,6 +109,11 @@ for name, declared in pairs(OPTIONS) do OLDER[name] = declared end
 ---@return any ...
 function autocast.fp8_autocast(opts, fn, ...)
     opts = options.check("te.fp8_autocast", opts, OLDER)
+    for _, name in ipairs { "recipe", "group" } do
+        if opts[name] ~= nil and opts["fp8_" .. name] ~= nil then
+            fail("te.fp8_autocast: options %s and fp8_%s are the same", name, name)
+        end
+    end
     opts.recipe = opts.recipe or opts.fp8_recipe or opts.enabled and default_recipe() or nil
     opts.group, opts.dtype = opts.group or opts.fp8_group, opts.dtype or core.compute_dtype()
     opts.fp8_recipe, opts.fp8_group = nil, nil

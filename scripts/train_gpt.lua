@@ -43,12 +43,12 @@ local command_line = train.command_line {
     { "bias", "boolean", false, help = "biases in linear layers and norms" },
     { "init-std", "number", 0.05, min = 0, max = 1, help = "of the weights at the start; narrower models want more" },
 
-    { "steps", "size", 2000, section = "Training", help = "optimizer steps" },
+    { "steps", "size", 2000, section = "Training", max = 2 ^ 40, help = "optimizer steps" },
     { "batch", "size", 12, help = "rows of a batch, for each process where mpirun starts several" },
     { "grad-accumulation", "size", 1, help = "batches per step" },
     { "lr", "number", 1e-3, min = 0, max = 10, help = "highest learning rate" },
     { "min-lr", "number", min = 0, max = 10, help = "at the end of the cosine, a tenth of --lr unless given" },
-    { "warmup", "integer", 100, min = 0, help = "steps of linear warm-up" },
+    { "warmup", "integer", 100, min = 0, max = 2 ^ 40, help = "steps of linear warm-up" },
     { "beta1", "number", 0.9, min = 0, max = 0.9999, help = "AdamW" },
     { "beta2", "number", 0.99, min = 0, max = 0.99999, help = "AdamW" },
     { "weight-decay", "number", 0.1, min = 0, max = 10, help = "of matrices" },
@@ -244,6 +244,7 @@ end
 
 local function main(words)
     local o, given = command_line:parse(words)
+    o.out = o.out:gsub("(.)/+$", "%1")
     te._core.interrupt_flag() -- whoever asks is not interrupted: from here on Ctrl-C waits for the end of a step
     local run = open_run(o, given, words[0])
     local ranks = run.ranks

@@ -62,7 +62,8 @@ describe("train_gpt.lua", function()
         refuses("--n-head=3", "--n-embd=16 is no multiple of --n-head=3")
         refuses("--device=gpu",
             '--device=gpu: device "gpu": no such device; known are "cpu", "cuda" and "cuda:1" to "cuda:7"')
-        refuses("--warmup=9e15", "--warmup: expected integer from 0 to 1099511627776, got 9e+15 (--help lists the options)")
+        refuses("--warmup=9e15",
+            "--warmup: expected integer from 0 to 1099511627776, got 9e+15 (--help lists the options)")
         refuses("--fp8-params", "--fp8-params needs a --recipe")
         refuses("--n-kv-head=1", "--n-kv-head needs --model=llama")
         refuses("--n-expert=4", "--n-expert needs --model=llama")

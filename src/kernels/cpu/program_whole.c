@@ -184,14 +184,15 @@ static void block_int32_t(int op, int32_t *y, const int32_t *a, const int32_t *b
 IN_BLOCKS(int64_t, uint64_t, 52)
 IN_BLOCKS(int32_t, uint32_t, 30)
 
-/* Their product and the smaller one are true where both are, their sum and the larger one where one is. */
+/* Their product and the smaller one are true where both are, their sum and the larger one where one is. A host's
+ * memory may hold bytes that are neither 0 nor 1. */
 static void block_bool(const whole_job *job, uint8_t *y, const uint8_t *a, const uint8_t *b, int64_t n)
 {
     switch (job->op) {
-    case TE_PW_EQ: EACH y[i] = a[i] == b[i]; break;
-    case TE_PW_NE: EACH y[i] = a[i] != b[i]; break;
-    case TE_PW_LT: EACH y[i] = a[i] < b[i]; break;
-    case TE_PW_LE: EACH y[i] = a[i] <= b[i]; break;
+    case TE_PW_EQ: EACH y[i] = (a[i] != 0) == (b[i] != 0); break;
+    case TE_PW_NE: EACH y[i] = (a[i] != 0) != (b[i] != 0); break;
+    case TE_PW_LT: EACH y[i] = (a[i] == 0) & (b[i] != 0); break;
+    case TE_PW_LE: EACH y[i] = (a[i] == 0) | (b[i] != 0); break;
     case TE_PW_MUL:
     case TE_PW_MIN: EACH y[i] = (a[i] != 0) & (b[i] != 0); break;
     default: EACH y[i] = (a[i] | b[i]) != 0;

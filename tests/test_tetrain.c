@@ -159,6 +159,28 @@ static void test_tensors(void)
     te_tensor_release(result);
 }
 
+/* Any byte but 0 is true, as in the host's C. */
+static void test_bools(void)
+{
+    tetrain      *rt = tetrain_open(NULL);
+    unsigned char bytes[4096];
+    for (int i = 0; i < 4096; i++) bytes[i] = (unsigned char)(i % 4 * 85);
+    te_tensor *x = te_tensor_from_data(tetrain_context(rt), bytes, TE_BOOL, 1, (int64_t[]){4096}, NULL, NULL);
+    CHECK(tetrain_set_tensor(rt, "x", x) == TETRAIN_OK);
+    CHECK(run(rt, "local te = require 'te' local function n(t) return te.sum(t:to 'int64'):item() end\n"
+                  "for b, wanted in pairs { [0] = { 1024, 3072, 0, 1024 }, { 3072, 1024, 1024, 4096 } } do\n"
+                  "  local y = te.full({ 4096 }, b == 1)\n"
+                  "  for _, y in ipairs { y, b } do\n"
+                  "    for i, name in ipairs { 'eq', 'ne', 'lt', 'le' } do\n"
+                  "      local found = n(te[name](x, y))\n"
+                  "      assert(found == wanted[i], name .. b .. ': ' .. found)\n"
+                  "    end\n"
+                  "  end\n"
+                  "end") == TETRAIN_OK);
+    te_tensor_release(x);
+    tetrain_close(rt);
+}
+
 /* A graph with a Lua operation in it, used after the interpreter is gone. */
 static void test_graph_outlives(void)
 {
@@ -270,6 +292,7 @@ int main(void)
     test_no_runtime();
     test_null_arguments();
     test_tensors();
+    test_bools();
     test_graph_outlives();
     test_limits();
     test_restricted();

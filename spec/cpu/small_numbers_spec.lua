@@ -164,6 +164,30 @@ describe("conversions", function()
     end)
 end)
 
+describe("Comparisons of bools", function()
+    local OPS = {
+        eq = function(a, b) return a == b end, ne = function(a, b) return a ~= b end,
+        lt = function(a, b) return a < b end, le = function(a, b) return a <= b end,
+        gt = function(a, b) return a > b end, ge = function(a, b) return a >= b end,
+    }
+
+    it("are those of 0 and 1, also with numbers that are neither", function()
+        local a, b = {}, {}
+        for i = 1, 3001 do a[i], b[i] = i % 2, math.floor(i / 2) % 2 end
+        local x, y = te.tensor(a, { dtype = "bool" }), te.tensor(b, { dtype = "bool" })
+        for name, op in pairs(OPS) do
+            for _, other in ipairs { y, 0, 1, 2, -1, 0.5 } do
+                local found = te[name](x, other)
+                assert.equal("bool", found.dtype)
+                for i, v in ipairs(found:to("int64"):totable()) do
+                    local wanted = op(a[i], other == y and b[i] or other) and 1 or 0
+                    if v ~= wanted then error(("%s of %d: %d"):format(name, i, v)) end
+                end
+            end
+        end
+    end)
+end)
+
 describe("te.arange", function()
     it("counts the same in every type", function()
         for _, case in ipairs { { 0, 70000, 1 }, { 5, -70000, -3 }, { 2 ^ 24 - 5, 2 ^ 24 + 9, 2 },

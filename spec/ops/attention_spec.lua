@@ -83,11 +83,12 @@ describe("attention modules", function()
     end)
 
     it("DotProductAttention takes a bias of the scores", function()
-        local q, k, v, bias = te.randn({ 1, 2, 3, 4 }), te.randn({ 1, 2, 5, 4 }), te.randn({ 1, 2, 5, 4 }),
-            te.randn({ 3, 5 })
-        local expected = te.matmul(te.softmax(te.matmul(q, k:transpose(-2, -1)) / 2 + bias), v)
+        local q, k, v = te.randn({ 1, 2, 3, 4 }), te.randn({ 1, 2, 5, 4 }), te.randn({ 1, 2, 5, 4 })
         local m = te.DotProductAttention({ bias = true })
-        assert.is_true(close(expected, m(q, k, v, bias):view({ 1, 2, 3, 4 })))
+        for _, bias in ipairs { te.randn({ 3, 5 }), te.randn({ 5, 3 }):transpose(1, 2), te.randn { 3, 1 } } do
+            local expected = te.matmul(te.softmax(te.matmul(q, k:transpose(-2, -1)) / 2 + bias), v)
+            assert.is_true(close(expected, m(q, k, v, bias):view({ 1, 2, 3, 4 })))
+        end
         assert.error_matches(function() m(q, k, v) end, "takes 3 extra inputs, got 2")
     end)
 

@@ -186,7 +186,8 @@ static void T(add_bias)(REAL *scores, const te_attention *a, const te_attention_
     int64_t offset = seq->batch * b->stride[0] + head * b->stride[1] + (seq->q_start + i) * b->stride[2] +
                      (seq->kv_start + key) * b->stride[3];
     REAL x[TE_ATTENTION_KEYS];
-    for (int j = first; j < end; j++) x[j] = (REAL)te_load_f64(b->data, b->dtype, offset + j * b->stride[3]);
+    te_convert(te_copy_blocks_of(seq->exec), x + first, sizeof(REAL) == sizeof(float) ? TE_F32 : TE_F64, 1,
+               te_element(b->data, b->dtype, offset + first * b->stride[3]), b->dtype, b->stride[3], end - first);
     _Pragma("omp simd") for (int j = first; j < end; j++)
     {
         REAL sum = scores[j] + x[j];

@@ -23,8 +23,9 @@
 enum {
     MOST_INSNS = 40,
     MOST_OPERANDS = 6,
-    LEAST = 1 << 14,      /* elements of a run */
-    BESIDE = 8,           /* rows that lie side by side */
+    APART = 8,            /* elements of a row, at least */
+    BESIDE = 64,          /* rows that lie side by side: fewer are transposed sooner (program_straight.c) */
+    BESIDE_MADE = 32,     /* the same where elements are made, which would have to be transposed, too */
     TILE = 2048,          /* elements of a tile */
     TILE_POSITIONS = 16,  /* a divisor of TE_FOLD_LANES */
     LINE = 16,            /* rows of a unit are a multiple */
@@ -114,10 +115,13 @@ static bool takes_operands(across *a, const te_run *run)
 static bool find_beside(across *a)
 {
     const te_program *p = a->program;
+    int64_t           least = BESIDE;
+    for (int o = 0; o < p->n_outputs; o++)
+        if (p->outputs[o].kind == TE_OUT_ELEM) least = BESIDE_MADE;
     for (int i = 0; i < p->n_inputs; i++) {
-        if (p->input_rates[i] != TE_RATE_ELEM || a->operand[i].stride[a->axis] < BESIDE) continue;
+        if (p->input_rates[i] != TE_RATE_ELEM || a->operand[i].stride[a->axis] < APART) continue;
         for (int d = 0; d < a->axis; d++)
-            if (a->operand[i].stride[d] == 1 && a->shape[d] >= BESIDE) {
+            if (a->operand[i].stride[d] == 1 && a->shape[d] >= least) {
                 a->beside = d;
                 return true;
             }
@@ -620,7 +624,7 @@ bool te_program_across_run(te_exec *exec, const te_program *program, const te_ru
     for (int d = 0; d < run->ndim; d++)
         if (run->shape[d] < 1 || __builtin_mul_overflow(elements, run->shape[d], &elements)) return false;
     merge(&a, run);
-    if (elements < LEAST || a.n < 2 || !find_beside(&a) || !find_levels(&a) || !outputs_apart(&a)) return false;
+    if (a.n < 2 || !find_beside(&a) || !find_levels(&a) || !outputs_apart(&a)) return false;
     a.blocks = te_job_blocks(exec, run->compute_f64);
     a.copy = te_copy_blocks_of(exec);
     choose_width(&a);

@@ -184,13 +184,19 @@ static void block_int32_t(int op, int32_t *y, const int32_t *a, const int32_t *b
 IN_BLOCKS(int64_t, uint64_t, 52)
 IN_BLOCKS(int32_t, uint32_t, 30)
 
-/* Their product and the smaller one are true where both are, their sum and the larger one where one is. */
+/* Their product and the smaller one are true where both are, their sum and the larger one where one is. A host's
+ * memory may hold bytes that are neither 0 nor 1. */
 static void block_bool(const whole_job *job, uint8_t *y, const uint8_t *a, const uint8_t *b, int64_t n)
 {
-    if (job->op == TE_PW_MUL || job->op == TE_PW_MIN)
-        EACH y[i] = (a[i] != 0) & (b[i] != 0);
-    else
-        EACH y[i] = (a[i] | b[i]) != 0;
+    switch (job->op) {
+    case TE_PW_EQ: EACH y[i] = (a[i] != 0) == (b[i] != 0); break;
+    case TE_PW_NE: EACH y[i] = (a[i] != 0) != (b[i] != 0); break;
+    case TE_PW_LT: EACH y[i] = (a[i] == 0) & (b[i] != 0); break;
+    case TE_PW_LE: EACH y[i] = (a[i] == 0) | (b[i] != 0); break;
+    case TE_PW_MUL:
+    case TE_PW_MIN: EACH y[i] = (a[i] != 0) & (b[i] != 0); break;
+    default: EACH y[i] = (a[i] | b[i]) != 0;
+    }
 }
 
 static bool is_comparison(int op) { return op == TE_PW_LT || op == TE_PW_LE || op == TE_PW_EQ || op == TE_PW_NE; }
@@ -207,8 +213,12 @@ static __attribute__((noinline)) void fill(int64_t *room, int64_t number, int64_
     }
 }
 
-/* A number of 32 bits twice. */
-static int64_t two_of(int64_t number) { return (int64_t)((uint64_t)(uint32_t)number * 0x100000001u); }
+/* A number of so many bytes as often as 64 bits hold it; a bool is 0 or 1. */
+static int64_t repeated(int64_t number, size_t size)
+{
+    if (size == 8) return number;
+    return size == 4 ? (int64_t)((uint64_t)(uint32_t)number * 0x100000001u) : number * 0x101010101010101;
+}
 
 /* Blocks end where a side's numbers begin anew, unless they would be short. */
 static int64_t up_to_border(const side *s, int64_t at, int64_t n)
@@ -261,18 +271,18 @@ static void pairs_in_parts(void *context, int64_t first, int64_t end, int thread
     int64_t          room[2][BLOCK], last = end * PART < job->n ? end * PART : job->n;
     (void)thread;
     for (int k = 0; k < 2; k++)
-        if (!job->side[k].from) fill(room[k], size == 8 ? job->side[k].number : two_of(job->side[k].number), BLOCK);
+        if (!job->side[k].from) fill(room[k], repeated(job->side[k].number, size), BLOCK);
     for (int64_t at = first * PART, n; at < last && !te_cpu_stopping(job->exec); at += n) {
         n = last - at < BLOCK ? last - at : BLOCK;
         for (int k = 0; k < 2; k++) n = up_to_border(&job->side[k], at, n);
         const void *a = numbers_of(&job->side[0], at, n, size, room[0]);
         const void *b = numbers_of(&job->side[1], at, n, size, room[1]);
         void       *to = job->to + (size_t)at * (is_comparison(job->op) ? 1 : size);
-        if (is_comparison(job->op) && size == 8) compare_int64_t(job, to, a, b, n);
+        if (size == 1) block_bool(job, to, a, b, n);
+        else if (is_comparison(job->op) && size == 8) compare_int64_t(job, to, a, b, n);
         else if (is_comparison(job->op)) compare_int32_t(job, to, a, b, n);
         else if (size == 8) whole_block(job, to, a, b, n);
-        else if (size == 4) block_int32_t(job->op, to, a, b, n);
-        else block_bool(job, to, a, b, n);
+        else block_int32_t(job->op, to, a, b, n);
     }
 }
 
@@ -327,7 +337,7 @@ static bool take_number(const whole_job *job, const te_program *program, const t
     else if (insn->op != TE_PW_CONST) return false;
     if (!(number > -limit && number < limit) || number != (double)(int64_t)number) return false;
     *to = (int64_t)number;
-    return true;
+    return job->dtype != TE_BOOL || number == 0 || number == 1;
 }
 
 /* Of a tensor, which may be repeated; whether its strides are those of a side. */
@@ -379,14 +389,14 @@ bool te_program_whole_run(te_exec *exec, const te_program *program, const te_run
                      .dtype = program->n_inputs ? runs->inputs[0].dtype : TE_F32};
     for (int d = 0; d < runs->ndim; d++) job.n *= runs->shape[d];
     bool    compares = !sum && is_comparison(last->op);
-    bool    of_bools = job.dtype == TE_BOOL && !sum && is_pair(last->op) && last->op != TE_PW_SUB && !compares;
+    bool    of_bools = job.dtype == TE_BOOL && !sum && is_pair(last->op) && last->op != TE_PW_SUB;
     bool    of_whole = (job.dtype == TE_I64 || job.dtype == TE_I32) && runs->compute_f64;
     if (!(of_bools || of_whole) || job.n < BLOCK) return false;
     te_dtype made = sum ? TE_I64 : compares ? TE_BOOL : job.dtype;
     if (out->dtype != made || !is_dense(runs, out, sum ? 0 : runs->ndim)) return false;
     if (sum && !take_side(&job, 0, program, runs, program->outputs[0].value)) return false;
     if (!sum && !take_operation(&job, program, runs, program->outputs[0].value)) return false;
-    if (of_bools && !(job.side[0].from && job.side[1].from)) return false;
+    if (of_bools && !compares && !(job.side[0].from && job.side[1].from)) return false;
     int64_t parts = (job.n + PART - 1) / PART;
     int     threads = parts > 4 ? exec->threads : 1;
     if (!sum) {

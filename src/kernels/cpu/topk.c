@@ -25,20 +25,25 @@ typedef struct rows_job {
 
 /* --- by a heap -------------------------------------------------------------------------------------------------- */
 
-static bool worse(candidate a, candidate b) { return a.key < b.key || (a.key == b.key && a.index > b.index); }
+/* Not by && and ||: a branch that nobody can foretell takes longer than comparing twice. */
+static bool worse(candidate a, candidate b) { return (a.key < b.key) | ((a.key == b.key) & (a.index > b.index)); }
 
-/* Restores the heap with the worst candidate on top, below position i. */
+/* Restores the heap with the worst candidate on top, below position i. What stands there mostly belongs near the
+ * leaves, so the way down goes there along the worse children, and then up to its place. */
 static void sift_down(candidate *heap, int64_t n, int64_t i)
 {
     candidate moving = heap[i];
-    for (;;) {
-        int64_t child = 2 * i + 1;
-        if (child >= n) break;
-        if (child + 1 < n && worse(heap[child + 1], heap[child])) child++;
-        if (!worse(heap[child], moving)) break;
+    int64_t   top = i, child = 2 * i + 2;
+    for (; child < n; child = 2 * i + 2) {
+        child -= worse(heap[child - 1], heap[child]);
         heap[i] = heap[child];
         i = child;
     }
+    if (child == n) {
+        heap[i] = heap[n - 1];
+        i = n - 1;
+    }
+    for (; i > top && worse(moving, heap[(i - 1) / 2]); i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
     heap[i] = moving;
 }
 

@@ -1,6 +1,7 @@
 /* attention_blocks.c - vectors of this instruction set, and the attention loops over them in float and in double; where
  * there are products of bfloat16 pairs, of vectors or in a matrix unit, the loops with those instead. */
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/copy.h"
 #include "kernels/cpu/transpose.h"
 
 #include "kernels/dtype.h"

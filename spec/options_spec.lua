@@ -10,6 +10,14 @@ describe("te.options", function()
         assert.same({ eps = 1e-5, bias = false, mode = "a" }, options.check("f", { bias = false }, declared))
     end)
 
+    it("tells what can be called, also where a metatable hides", function()
+        local function callable(value) return options.reason({ "callable" }, value) == nil end
+        local core = te._core
+        assert.is_true(callable(print) and callable(setmetatable({}, { __call = print })))
+        assert.is_true(callable(core.define("once(x)", "y = x")))
+        assert.is_false(callable(core.group_new()) or callable(nil) or callable {} or callable(te.ones(1)))
+    end)
+
     it("names the nearest option", function()
         assert.error_matches(function() options.check("te.f", { epz = 1 }, declared) end,
             'te%.f: unknown option "epz"; did you mean "eps"')

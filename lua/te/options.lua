@@ -36,10 +36,7 @@ local function type_matches(kind, value)
         return type(value) == "number" and value == math.floor(value) and math.abs(value) < 2 ^ 53
             and (kind == "integer" or value >= 1)
     end
-    if kind == "callable" then
-        local mt = getmetatable(value) -- false of an operation (te._core.define)
-        return type(value) == "function" or mt == false or type(mt) == "table" and mt.__call ~= nil
-    end
+    if kind == "callable" then return require("te")._core.is_callable(value) end
     return type(value) == kind and value == value
 end
 

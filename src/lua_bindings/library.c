@@ -67,6 +67,14 @@ static int describe(lua_State *L)
     return 1;
 }
 
+/* is_callable(value): whether it can be called, also where its metatable hides. */
+static int is_callable(lua_State *L)
+{
+    luaL_checkany(L, 1);
+    lua_pushboolean(L, lua_isfunction(L, 1) || luaL_getmetafield(L, 1, "__call"));
+    return 1;
+}
+
 /* fail(message): raises it at the line of the nearest caller outside the library. */
 static int fail(lua_State *L) { return te_lua_fail(L, NULL, "%s", luaL_checkstring(L, 1)); }
 
@@ -80,7 +88,7 @@ static int fail_io(lua_State *L)
 
 const luaL_Reg te_lua_library_functions[] = {
     {"library_sources", library_sources}, {"nearest", nearest}, {"dtype_hint", dtype_hint},
-    {"describe", describe}, {"fail", fail}, {"fail_io", fail_io}, {NULL, NULL},
+    {"describe", describe}, {"is_callable", is_callable}, {"fail", fail}, {"fail_io", fail_io}, {NULL, NULL},
 };
 
 /* Loads the module named at 1, upvalue 1 is its source. A script may take it out of package.loaded: it stays the same

@@ -252,7 +252,7 @@ const te_op_def te_ops_linear[] = {
      .formula = "y = x + scale * bias"},
     {.signature = "matmul(a, b)",
      .doc = "Matrix product over the last two dimensions; leading ones are batches and broadcast; a vector counts as a "
-            "row (a) or a column (b). Whole numbers give float32.",
+            "row (a) or a column (b). Dtypes as for linear.",
      .flags = TE_OP_METHOD,
      .forward = matmul_forward},
     {.signature = "matmul_matrices(a, b)",

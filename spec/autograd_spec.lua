@@ -278,6 +278,17 @@ describe("a result that nothing came back for", function()
     end)
 end)
 
+describe("te.cast", function()
+    it("says at which dtypes gradients end", function()
+        local x = te.ones({ 2 }, { requires_grad = true })
+        for _, dtype in ipairs { "bfloat16", "float16", "float64" } do assert.is_true(x:to(dtype).requires_grad) end
+        for _, dtype in ipairs { "int64", "int32", "uint8", "bool", "float8_e4m3", "float8_e5m2" } do
+            assert.is_false(x:to(dtype):to("float32").requires_grad)
+        end
+        assert.is_truthy(te.help("cast"):find("Gradients end at whole numbers, bool and float8", 1, true))
+    end)
+end)
+
 describe("positions and truth values among results", function()
     it("have no gradient, so they are targets and inputs like any other", function()
         local x = te.tensor({ { 3, 1, 2 }, { 0, 5, 4 } }, { requires_grad = true })

@@ -86,6 +86,15 @@ local function gradients(op, changed)
     return found, #tensors
 end
 
+local docs = {}
+for _, op in ipairs(te.ops_list()) do docs[op.name] = op.doc end
+
+-- Whether an operation's sentences, or those that they refer to, speak of te.autocast.
+local function says_autocast(doc)
+    local other = docs[doc:match "as for ([%w_]+)" or doc:match "^([%w_]+) with "]
+    return doc:find("te.autocast", 1, true) ~= nil or other ~= nil and says_autocast(other)
+end
+
 describe("te.help", function()
     it("knows what is no operation as well", function()
         assert.equal("te.Linear(in_features, out_features, opts)", te.help("Linear"):match "^[^\n]*")
@@ -105,6 +114,14 @@ describe("every operation", function()
                 assert.is_true(#op.doc > 3)
                 assert.is_truthy(op.doc:find("[%.%)]$"), op.doc)
                 assert.is_truthy(te.help(op.name):find(op.name, 1, true))
+            end)
+
+            it("says whether te.autocast sets the dtype of its result", function()
+                local function result(opts)
+                    te.manual_seed(7)
+                    return (te.autocast(opts, call, op, (support.arguments(op, "float32")))).dtype
+                end
+                assert.equal(says_autocast(op.doc), result { dtype = "bfloat16" } ~= result { enabled = false })
             end)
 
             if op.differentiable and not random_results[op.name] then

@@ -161,6 +161,23 @@ describe("te.pointwise", function()
             "one value per row")
     end)
 
+    it("keeps dtypes under te.autocast, whatever its arguments' shapes", function()
+        local norm = te.pointwise(function(a, b) return te.layer_norm(b), a end)
+        local ids = te.arange(1, 12):view { 3, 4 }
+        for _, dtype in ipairs { "float32", "float16" } do
+            local x, narrow, row = draw({ 3, 4 }):to(dtype), draw({ 3, 1 }):to(dtype), draw({ 4 }):to(dtype)
+            for _, args in ipairs { { x, x }, { x, narrow }, { row, x }, { x, ids } } do
+                local y, plain = te.autocast({ dtype = "bfloat16" }, norm, unpack(args)), norm(unpack(args))
+                assert.equal(args[2] == ids and "float32" or dtype, y.dtype)
+                assert.same(plain:totable(), y:totable())
+            end
+        end
+        te.autocast({ dtype = "bfloat16" }, function()
+            norm(draw({ 3, 4 }), ids)
+            assert.equal("bfloat16", te._core.compute_dtype())
+        end)
+    end)
+
     it("gives one value per row where it is made of those alone, as plain tensors do", function()
         local x = draw({ 3, 4 })
         for _, fn in ipairs {

@@ -135,7 +135,7 @@ TE_API te_status te_recipe_quantizer(te_recipe *recipe, const te_operand_role *o
 typedef struct te_autocast {
     size_t      struct_size; /* sizeof(te_autocast) */
     te_recipe  *recipe;      /* NULL: that of the scope around */
-    const char *dtype;       /* of linear, norm, attention, embedding: "float32", "bfloat16", "float16"; NULL: as is */
+    const char *dtype;       /* of product, norm, attention, embedding: "float32", "bfloat16", "float16"; NULL: as is */
     bool        disabled;    /* nothing is quantized, and operations compute in the dtype of their operands */
     bool        calibrating; /* with disabled: amaxes are collected, and scales follow from them at the end */
 } te_autocast;

@@ -91,7 +91,7 @@ TE_API void te_context_set_rng_state(te_context *ctx, uint64_t seed, uint64_t of
 /* Whether ops record gradients; returns the setting before. */
 TE_API bool te_context_set_grad_enabled(te_context *ctx, bool enabled);
 TE_API bool te_context_grad_enabled(const te_context *ctx);
-/* Compute dtype of linear, norm, attention and embedding ops (autocast); TE_DTYPE_COUNT: that of their operands.
+/* Compute dtype of matrix products, norms, attention and embedding (autocast); TE_DTYPE_COUNT: that of their operands.
  * Returns the setting before; what is no dtype changes nothing. */
 TE_API te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype);
 

@@ -14,6 +14,7 @@ local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local trace = require "te.pointwise.trace"
+local core = te._core
 
 local Pointwise = {}
 
@@ -72,8 +73,9 @@ function Pointwise:__call(...)
         end
     end
     local op, along = operation(self, count)
-    if whole or truth and not float or not suits(along, count, ...) then return self.fn(...) end
-    return op(...)
+    if not (whole or truth and not float) and suits(along, count, ...) then return op(...) end
+    if not core.compute_dtype() then return self.fn(...) end
+    return core.pass(core.under(core.set_compute_dtype, nil, self.fn, ...)) -- as the program, which keeps dtypes
 end
 
 --- f.formula: what the function computes, as far as its number of arguments is known.
@@ -94,16 +96,17 @@ function Pointwise:__tostring()
 end
 
 --- One operation from a function of up to six tensors that returns one or a few. Results have the shape that the
---- arguments broadcast to and the dtype that they promote to, bool where all of them are comparisons; numbers may stand
---- for tensors. What lies between is float32, or float64 where an argument is, and rounded only where the function
---- casts. Where an argument is int64, int32 or uint8, or bool and none is of floats, the function runs on the arguments
---- themselves, one operation after the other; so it does where it reduces along rows what has one value per row, or
---- rows that the first argument does not have, and where a result has one value per row. fn runs once, with symbols in
---- place of tensors: numbers from outside stay what they are then, so pass numbers that change as arguments.
+--- arguments broadcast to and the dtype that they promote to, also under te.autocast, bool where all of them are
+--- comparisons; numbers may stand for tensors. What lies between is float32, or float64 where an argument is, and
+--- rounded only where the function casts. Where an argument is int64, int32 or uint8, or bool and none is of floats,
+--- the function runs on the arguments themselves, one operation after the other; so it does where it reduces along rows
+--- what has one value per row, or rows that the first argument does not have, and where a result has one value per row.
+--- fn runs once, with symbols in place of tensors: numbers from outside stay what they are then,
+--- so pass numbers that change as arguments.
 ---@param fn function
 local function pointwise(fn, ...)
     options.last("te.pointwise", 1, ...)
-    if type(fn) ~= "function" then fail("te.pointwise: fn: expected a function, got %s", te._core.describe(fn)) end
+    if type(fn) ~= "function" then fail("te.pointwise: fn: expected a function, got %s", core.describe(fn)) end
     local by_count = known[fn] or {}
     known[fn] = by_count
     return setmetatable({ fn = fn, by_count = by_count }, Pointwise)

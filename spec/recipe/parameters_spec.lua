@@ -343,6 +343,38 @@ describe("te.quantized_model_init", function()
         end
     end)
 
+    it("multiplies outside of recipes to the same bits fused and by itself, and has the same gradients", function()
+        local sizes = te.tensor({ 3, 2 }, { dtype = "int32" })
+        local function results(model, dtype, trains, wanted, ...)
+            te.manual_seed(9)
+            local x = te.randn({ 5, 48 }, { requires_grad = wanted })
+            for _, p in ipairs(model:parameters()) do p.grad = nil end
+            local run = trains and te.enable_grad or te.no_grad
+            local y = run(te.autocast, { enabled = dtype ~= "float32", dtype = dtype }, model, x, ...)
+            local found = { y:detach() }
+            if trains then y:to("float32"):square():sum():backward() end
+            found[2] = x.grad
+            for _, p in ipairs(model:parameters()) do found[#found + 1] = p.grad end
+            return found
+        end
+        for name, recipe in pairs(RECIPES) do
+            for _, made in ipairs { { te.Linear, 48, 21 }, { te.GroupedLinear, 2, 48, 21 } } do
+                local extra = made[1] == te.GroupedLinear and sizes or nil
+                local model = te.quantized_model_init({ recipe = recipe }, unpack(made))
+                local container = te.Sequential(model)
+                for _, dtype in ipairs { "float32", "bfloat16" } do
+                    for _, mode in ipairs { { false, false }, { true, false }, { true, true } } do
+                        local by_itself = results(model, dtype, mode[1], mode[2], extra)
+                        local fused = results(container, dtype, mode[1], mode[2], extra)
+                        for i, expected in ipairs(by_itself) do
+                            assert.is_true(same(expected, fused[i]), ("%s %s %d"):format(name, dtype, i))
+                        end
+                    end
+                end
+            end
+        end
+    end)
+
     it("leave no amax to a weight that takes their place", function()
         local recipe, x, weight = te.recipe.DelayedScaling {}, te.randn { 4, 32 }, te.randn { 16, 32 }
         local sizes = te.tensor({ 4 }, { dtype = "int32" })

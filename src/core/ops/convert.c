@@ -34,7 +34,7 @@ static te_status to_device_backward(te_call *call)
 const te_op_def te_ops_convert[] = {
     {.signature = "cast(x, dtype: dtype)",
      .doc = "x in another dtype: floating point rounded to nearest, ties to even, whole numbers without the fraction; "
-            "x itself when it has that dtype.",
+            "x itself when it has that dtype. Gradients end at whole numbers, bool and float8.",
      .flags = TE_OP_METHOD,
      .forward = cast_forward,
      .backward = cast_backward},

@@ -449,7 +449,8 @@ static te_status multinomial_forward(te_call *call)
 
 const te_op_def te_ops_index[] = {
     {.signature = "embedding(table, ids)",
-     .doc = "Rows of table {entries, width} by ids {...}: {..., width}. ids may come first.",
+     .doc = "Rows of table {entries, width} by ids {...}: {..., width}, in the compute dtype of "
+            "te.autocast, otherwise the table's. ids may come first.",
      .forward = embedding_forward,
      .backward = embedding_backward},
     {.signature = "gather(x, dim: dim, index)",

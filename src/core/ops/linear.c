@@ -3,6 +3,7 @@
 
 #include "../autograd.h"
 #include "../product.h"
+#include "../quantized_parameter.h"
 
 /* A matrix (and leading batch dimensions) as a view with the last two exchanged. */
 static te_view transposed(te_view v)
@@ -37,22 +38,25 @@ te_status te_linear_check(te_call *call)
     return TE_OK;
 }
 
-/* y = x W^T + b, x {.., in}, W {out, in}. Saved: x and W in the compute dtype. */
+/* y = x W^T + b, x {.., in}, W {out, in}. Saved: x and W in the compute dtype, W not where it is multiplied as it is
+ * stored quantized. */
 static te_status linear_forward(te_call *call)
 {
     te_tensor *x = call->in[0], *w = call->in[1];
     te_status status = te_linear_check(call);
     if (status != TE_OK) return status;
     te_dtype dtype = te_product_dtype(call->ctx, x->dtype, w->dtype);
-    te_tensor *xc = te_tensor_cast(x, dtype), *wc = xc ? te_product_weight(w, dtype, call->record) : NULL;
+    bool kept = call->record && te_needs_grad(x); /* x's gradient is a product with W */
+    te_tensor *xc = te_tensor_cast(x, dtype), *wc = xc ? te_product_weight(w, dtype, kept) : NULL;
     int64_t shape[TE_MAX_DIMS];
     memcpy(shape, x->shape, sizeof shape);
     shape[x->ndim - 1] = w->shape[0];
     te_tensor *y = wc ? te_tensor_new(call->ctx, x->storage->device, dtype, x->ndim, shape) : NULL;
     call->out[0] = y;
     status = y ? te_linear_product(y, xc, wc, call->in[2]) : call->ctx->status;
-    if (status == TE_OK && call->record && (te_call_save(call, xc) < 0 || te_call_save(call, wc) < 0))
-        status = call->ctx->status;
+    bool saved = status != TE_OK || !call->record ||
+                 (te_call_save(call, xc) >= 0 && (te_tensor_is_quantized(wc) || te_call_save(call, wc) >= 0));
+    if (!saved) status = call->ctx->status;
     te_tensor_release(xc);
     te_tensor_release(wc);
     return status;
@@ -77,9 +81,10 @@ static te_status product_into_grad(te_call *call, int i, product *multiply, te_t
 
 static te_status linear_backward(te_call *call)
 {
-    te_tensor *x = call->saved[0], *w = call->saved[1], *dy = te_tensor_cast(call->dout[0], w->dtype);
+    te_tensor *x = call->saved[0], *dy = te_tensor_cast(call->dout[0], x->dtype);
     te_status status = dy ? TE_OK : call->ctx->status;
-    if (status == TE_OK && te_grad_wanted(call, 0)) status = product_into_grad(call, 0, te_linear_dgrad, dy, w);
+    if (status == TE_OK && te_grad_wanted(call, 0))
+        status = product_into_grad(call, 0, te_linear_dgrad, dy, call->saved[1]);
     if (status == TE_OK && te_grad_wanted(call, 1)) status = product_into_grad(call, 1, te_linear_wgrad, dy, x);
     if (status == TE_OK && call->node->n_edges > 2 && te_grad_wanted(call, 2)) {
         bool accumulate;
@@ -227,6 +232,7 @@ const te_op_def te_ops_linear[] = {
     {.signature = "linear(x, weight, bias = nil)",
      .doc = "x W^T + b for x {..., in}, weight {out, in}, bias {out}. In the compute dtype of te.autocast, otherwise "
             "the operands'; float32 accumulation. Whole numbers give float32.",
+     .flags = TE_OP_QUANTIZED,
      .forward = linear_forward,
      .backward = linear_backward},
     {.signature = "grouped_linear(x, sizes)",
@@ -246,7 +252,7 @@ const te_op_def te_ops_linear[] = {
      .formula = "y = x + scale * bias"},
     {.signature = "matmul(a, b)",
      .doc = "Matrix product over the last two dimensions; leading ones are batches and broadcast; a vector counts as a "
-            "row (a) or a column (b). Whole numbers give float32.",
+            "row (a) or a column (b). Dtypes as for linear.",
      .flags = TE_OP_METHOD,
      .forward = matmul_forward},
     {.signature = "matmul_matrices(a, b)",

@@ -30,11 +30,12 @@ static te_status log_softmax_forward(te_call *call) { return along_dim(call, "lo
 const te_op_def te_ops_norm[] = {
     {.signature = "layer_norm(x, weight = 1, bias = 0; eps: number = 1e-5)",
      .doc = "(x - mean) / sqrt(var + eps) * weight + bias over the last dimension, var biased (Ba et al. 2016). weight "
-            "and bias: that dimension's size.",
+            "and bias: that dimension's size. The result is in the compute dtype of te.autocast, otherwise x's.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
      .formula = "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * weight + bias"},
     {.signature = "rms_norm(x, weight = 1; eps: number = 1e-5)",
-     .doc = "x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).",
+     .doc = "x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019); dtype as for "
+            "layer_norm.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
      .formula = "rstd = rsqrt(rowmean(x * x) + eps); y = x * rstd * weight"},
     {.signature = "layer_norm_zero_centered(x, weight, bias = 0; eps: number = 1e-5)",
@@ -47,7 +48,7 @@ const te_op_def te_ops_norm[] = {
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
      .formula = "rstd = rsqrt(rowmean(x * x) + eps); y = x * rstd * (1 + weight)"},
     {.signature = "l2_normalize(x; eps: number = 1e-6)",
-     .doc = "x / sqrt(sum(x^2) + eps) over the last dimension.",
+     .doc = "x / sqrt(sum(x^2) + eps) over the last dimension; dtype as for layer_norm.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
      .formula = "r = rsqrt(rowsum(x * x) + eps); y = x * r"},
     {.signature = "softmax(x, dim: dim = -1)",

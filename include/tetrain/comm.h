@@ -34,7 +34,7 @@ typedef struct te_comm te_comm;
 typedef enum te_reduction { TE_REDUCE_SUM, TE_REDUCE_AVERAGE, TE_REDUCE_MAX, TE_REDUCE_MIN } te_reduction;
 
 /* The group of all processes that were started together. It is made once; every call returns a further reference. A
- * process that was started alone is a group of one, which opens no library. NULL, with a message, when the messenger
+ * process that was started alone is a group of one, which opens no library. NULL, with a message, when the MPI
  * module cannot be opened, or another context of this process has joined. */
 TE_API te_comm *te_comm_world(te_context *ctx);
 /* The group of the processes that pass the same color (0 or more), ordered by key and then by rank. All processes of

@@ -60,7 +60,7 @@ TE_API int         te_context_threads(const te_context *ctx);
 TE_API void        te_context_set_tf32(te_context *ctx, bool on);
 TE_API bool        te_context_tf32(const te_context *ctx);
 /* Whether sums may be taken in an order that changes from call to call, where that is faster: gradients of attention in
- * 16 bits on a GPU then need less time and memory, but are not bit-identical from run to run. Off by default. */
+ * 16 bits on a GPU then need less time and memory, but their bits may differ from call to call. Off by default. */
 TE_API void te_context_set_any_order(te_context *ctx, bool on);
 TE_API bool te_context_any_order(const te_context *ctx);
 /* Sets the function, NULL for none, that is called when tensor memory runs out, before the last attempt; it may release
@@ -134,7 +134,7 @@ TE_API te_tensor *te_tensor_grad(const te_tensor *t);               /* borrowed;
 /* t's gradient becomes a view of all of `grad`, outside the graph: a tensor of its own on the same memory, so that a
  * write to one shows in the other. NULL clears it. */
 TE_API te_status  te_tensor_set_grad(te_tensor *t, te_tensor *grad);
-/* The tensor that backward adds a leaf's gradients to instead of making it a .grad: contiguous, of the leaf's shape, of
+/* The tensor that backward adds a leaf's gradients to instead of giving it a .grad: contiguous, of the leaf's shape, of
  * its dtype or float32; other tensors may be views into it. Optimizers use it in place of .grad, too. */
 TE_API te_tensor *te_tensor_main_grad(const te_tensor *t); /* borrowed; NULL when there is none */
 TE_API te_status  te_tensor_set_main_grad(te_tensor *t, te_tensor *grad); /* likewise a view */

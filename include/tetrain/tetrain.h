@@ -37,8 +37,8 @@
  * Errors
  *   A function that can fail returns a tetrain_status, and tetrain_error then holds the message: "file:line:
  *   te.function: argument: what is wrong with which value", and the Lua traceback. Nothing aborts, exits, prints or
- *   installs signal handlers. After any failure the runtime is ready for the next call: garbage of a script that ran
- *   out of memory has been collected, limits count anew, and the interrupt is over.
+ *   installs signal handlers. After any failure the runtime is ready for the next call: the garbage of a script that
+ *   ran out of memory has been collected, limits count anew, and the interrupt is over.
  *
  * Threads
  *   A runtime is used by one thread at a time, which may be a different one for each call. Two runtimes are independent
@@ -68,8 +68,7 @@
  *   not the time that operations take: a host that must be sure also calls tetrain_interrupt from a timer. An operation
  *   that runs on the CPU is abandoned, usually within a fifth of a second, and fails. It returns no results; but
  *   tensors that it was changing in place, such as gradients that a backward pass was adding to, are left partly
- *   updated. The update of an optimizer step is always completed. Work on other devices, and on files, is not
- *   interrupted.
+ *   updated. An optimizer's update is never left half done. Work on other devices, and on files, is not interrupted.
  *
  * Chunks are always text: LuaJIT bytecode is never accepted, since damaged bytecode crashes the process.
  */

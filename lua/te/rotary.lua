@@ -87,8 +87,7 @@ function scale.llama3(f, o)
 end
 
 --- base ^ (-2 k / size) for k from 0, as a float32 tensor {size / 2}. `scaling` stretches the context that a model was
---- trained with: { type = "linear", "llama3" or "yarn", factor = }, for llama3 low_freq_factor and high_freq_factor,
---- for yarn beta_fast, beta_slow and truncate, for both original_max_position_embeddings.
+--- trained with: { type = "linear", "llama3" or "yarn", factor = … }, with further fields for llama3 and yarn.
 ---@param size integer     features that turn, even, at most 2^20
 ---@param opts table|nil   base (10000), scaling, device
 ---@return te.Tensor frequencies

@@ -79,7 +79,7 @@ local command_line = train.command_line {
     { "eval-batches", "size", 50, help = "batches per validation, spread over its data" },
     { "sample-tokens", "integer", 200, min = 0, help = "length of samples; 0: none" },
     { "keep", "size", 2, help = "how many of the newest checkpoints to keep" },
-    { "watch-numerics", "integer", 0, min = 0, help = "steps between checks of quantization errors; 0: none" },
+    { "watch-numerics", "integer", 0, min = 0, help = "steps between quantization statistics; 0: none" },
     { "log-interval", "size", 100, help = "steps between progress lines when not on a terminal" },
 
     presets = {

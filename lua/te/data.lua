@@ -264,19 +264,19 @@ local function wrong_tokenizer(value)
 end
 
 local OPEN = {
-    path = { "string", help = "file, folder or shards; the project's own text unless given" },
-    tokens = { "any", help = "ids instead: a list or a tensor {n} of whole numbers" },
-    except = { "string", help = "a folder within path that is left out: the one that a run writes into" },
-    script = { "string", help = "path of the running script, for finding that text" },
-    tokenizer = { "any", "char", wrong = wrong_tokenizer, help = "of text: byte, char, or a tokenizer" },
-    vocab_size = { "size", help = "of shards and ids: a batch with another id is an error that says where it stands" },
+    path = { "string", help = "file, folder or shards; default: the project's own text" },
+    tokens = { "any", help = "ids in place of path: a list or a tensor {n} of integers" },
+    except = { "string", help = "a folder in path to skip: the one that a run writes into" },
+    script = { "string", help = "path of the running script, to find that text" },
+    tokenizer = { "any", "char", wrong = wrong_tokenizer, help = "tokenizer of text: byte, char, or a tokenizer" },
+    vocab_size = { "size", help = "for shards and ids: an id out of range is an error that says where" },
     batch = { "size", 1, help = "rows for each process" },
-    rank = { "integer", 0, min = 0, help = "of this process" },
-    ranks = { "size", 1, help = "processes that share batches" },
-    block = { "size", 64, help = "tokens of a row" },
-    seed = { "integer", 1, min = 0, help = "of the order of batches" },
+    rank = { "integer", 0, min = 0, help = "rank of this process" },
+    ranks = { "size", 1, help = "number of processes that share batches" },
+    block = { "size", 64, help = "tokens per row" },
+    seed = { "integer", 1, min = 0, help = "seed of the order of batches" },
     val_fraction = { "number", 0.1, min = 0, max = 0.9,
-        help = "the end of the stream, for validation, unless shards are named val" },
+        help = "fraction at the end of the stream for validation, unless shards are named val" },
 }
 
 local function loader(set, source, first, last, sequential)
@@ -285,7 +285,7 @@ local function loader(set, source, first, last, sequential)
         prefetch = sequential and 0 or 3, vocab_size = set.vocab_size }
 end
 
---- Opens a training and a validation part.
+--- Opens data as a training and a validation part.
 ---@param opts table|nil  path, of a text file, a folder or shards, or tokens, a list or tensor {n} of ids; tokenizer:
 ---  "char" (of the text's characters), "byte", or one of te.tokenizer.char, byte or load, or with its methods; batch,
 ---  block, seed, val_fraction; vocab_size, which ids of shards are below; except, a folder to leave out; rank and ranks
@@ -370,10 +370,10 @@ function Set:validation_loss(batches, loss)
     return sum / n
 end
 
-local WRITE = { dtype = { "string", "uint16", choices = { "uint16", "uint32" }, help = "of the ids in the file" } }
+local WRITE = { dtype = { "string", "uint16", choices = { "uint16", "uint32" }, help = "dtype of the stored ids" } }
 
 --- Writes ids as a shard that te.data.open reads: a header of 256 int32, which begins with a magic number, a version
---- and how many there are, then the ids. The file appears whole or not at all.
+--- and the number of ids, then the ids. The file is written atomically.
 ---@param path string  one that ends in .bin
 ---@param ids table|te.Tensor  a list or a tensor {n} of whole numbers
 ---@param opts table|nil

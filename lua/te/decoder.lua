@@ -29,11 +29,11 @@ local recipes = {}
 for i, names in ipairs(te._core.recipe_names()) do recipes[i] = names[1] end
 
 local SHARED = {
-    vocab_size = { "size", help = "tokens that there are; needed" },
+    vocab_size = { "size", help = "number of different tokens; required" },
     n_layer = { "size", 12, help = "blocks" },
-    n_head = { "size", 12, help = "heads of attention" },
+    n_head = { "size", 12, help = "attention heads" },
     n_embd = { "size", 768, help = "width of the hidden states" },
-    dropout = { "number", 0, min = 0, below = 1, help = "of embeddings, attention probabilities and branches" },
+    dropout = { "number", 0, min = 0, below = 1, help = "dropout of embeddings, attention probabilities and branches" },
     init_std = { "number", 0.02, min = 0, help = "standard deviation of initial weights" },
     quantized = { "string", choices = recipes,
         help = "the recipe in whose format the blocks' weights are stored" },
@@ -125,13 +125,13 @@ end
 
 local FORWARD = {
     logits = { "string", nil, choices = { "last", "all" },
-        help = "without targets: of which positions; last unless given" },
+        help = "without targets: positions to return logits for; default: last" },
 }
 
---- With targets {batch, seq}: logits {batch * seq, vocab_size} and the mean cross entropy, and what balances experts
---- where it is trained. Without: the logits {batch, vocab_size} after the last token only, or with { logits = "all" }
---- those after every token, {batch, seq, vocab_size}, for a loss of one's own. In a te.KVCache's run ids go on from the
---- tokens that it holds.
+--- With targets {batch, seq}: logits {batch * seq, vocab_size} and the mean cross entropy, in training plus the
+--- load-balancing loss of experts. Without: logits {batch, vocab_size} after the last token only, or with
+--- { logits = "all" } after every token, {batch, seq, vocab_size}, for a custom loss. Within a te.KVCache's run, ids
+--- continue the tokens that it holds.
 ---@param ids te.Tensor           {batch, seq}
 ---@param targets te.Tensor|nil   {batch, seq}
 ---@param opts table|nil
@@ -174,8 +174,8 @@ function Decoder:explain(ids)
 end
 
 --- Continues texts by `count` tokens each, without gradients and dropout: ids {batch, seq}, or prompts of different
---- lengths as a list of lists of ids or of tensors {seq}. With context_parallel, too, ids are whole and this process
---- goes on by itself.
+--- lengths as a list of lists of ids or of tensors {seq}. With context_parallel, too, ids are whole sequences, and each
+--- process generates by itself.
 ---@param ids te.Tensor|table
 ---@param count integer
 ---@param opts table|nil

@@ -24,15 +24,15 @@ local function wrong_top_p(p)
 end
 
 generate.OPTIONS = {
-    temperature = { "number", 1, min = 0, help = "0: always the likeliest token" },
-    top_k = { "size", help = "choose among this many likeliest tokens; all unless given" },
+    temperature = { "number", 1, min = 0, help = "0: always the most likely token" },
+    top_k = { "size", help = "sample from this many most likely tokens; default: all" },
     top_p = { "number", nil, min = 0, max = 1, wrong = wrong_top_p,
-        help = "choose among the likeliest tokens that together have this probability, above 0; all unless given" },
+        help = "sample from the most likely tokens that together have this probability, above 0; default: all" },
     eos = { "any", help = "the id, or a list of ids, after which a row has ended; generation stops when all have" },
-    use_cache = { "boolean", true, help = "keep keys and values of the tokens before, up to block_size tokens" },
-    graph = { "boolean", true, help = "record the step of a token as a graph, where a device has them" },
-    on_token = { "callable", help = "called with the tokens {batch, 1} at every new position, those of prompts that "
-        .. "go on and the padding of ended rows included; returning false stops" },
+    use_cache = { "boolean", true, help = "keep keys and values of previous tokens, up to block_size tokens" },
+    graph = { "boolean", true, help = "record the step of a token as a graph, on devices that have graphs" },
+    on_token = { "callable", help = "called with the tokens {batch, 1} at every new position, including those of "
+        .. "longer prompts and the padding of ended rows; returning false stops" },
 }
 
 -- Choosing --------------------------------------------------------------------------------------------------------

@@ -103,8 +103,8 @@ local function detached(results)
 end
 
 local OPTIONS = {
-    device = { "string", nil, help = "where to record; that of the first sample unless given" },
-    warmup = { "size", 2, help = "calls that run the function before one records it" },
+    device = { "string", nil, help = "device to record on; default: that of the first sample" },
+    warmup = { "size", 2, help = "calls that run the function before the one that records it" },
 }
 
 local Graph = {}
@@ -146,7 +146,7 @@ function Graph:__tostring()
         or ("%d of %d calls before recording"):format(self.calls, self.warmup))
 end
 
---- fn as a graph: call the result like fn. A whole training step may stand in it, zero_grad included; its results are
+--- fn as a graph: call the result like fn. It may hold a whole training step, including zero_grad; its results are
 --- detached tensors that the next call overwrites.
 ---@param fn function
 ---@param sample_inputs table  tensors like those of the calls, or values that stay the same
@@ -264,8 +264,8 @@ local function warm_up(fn, inputs, parameters, times)
     return differentiable
 end
 
---- A module or function whose forward and backward are a graph each, for training steps that cannot be one graph as a
---- whole. Parameters collect their gradients as usual. The results are overwritten by the next call.
+--- A module or function whose forward and backward are one graph each, for training steps that cannot be a single
+--- graph. Parameters collect gradients as usual. The next call overwrites the results.
 ---@param callable any  a module, or a function of at most three results
 ---@param sample_inputs table  tensors like those of the calls, requires_grad as there
 ---@param opts table|nil

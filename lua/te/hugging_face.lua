@@ -349,10 +349,10 @@ local function read_weights(folder)
 end
 
 local OPTIONS = {
-    block_size = { "size", help = "instead of the longest sequence that the file allows" },
+    block_size = { "size", help = "in place of the longest sequence that the file allows" },
     dropout = { "number", 0, min = 0, below = 1, help = "as in te.models.llama" },
     dtype = { "string", "float32", choices = { "float32", "bfloat16", "float16", "float64" },
-        help = "of the parameters" },
+        help = "dtype of the parameters" },
 }
 
 local hugging_face = {}

@@ -1,5 +1,5 @@
---- te.KVCache: the keys and values of tokens that self-attention has seen, so that later tokens attend to them without
---- their being computed again.
+--- te.KVCache: keeps the keys and values of tokens that self-attention has seen, so that later tokens can attend to
+--- them without recomputing them.
 --
 --     local cache = te.KVCache()
 --     local y = cache:run(model, prompt)      -- all tokens of the prompt
@@ -30,7 +30,7 @@ local core = te._core
 
 local OPTIONS = {
     max_sequence_length = { "size",
-        help = "memory is taken at once for so many tokens, and no more fit; it grows unless given" },
+        help = "capacity in tokens, allocated at once; default: grows as needed" },
 }
 
 local KVCache = { active = nil } -- the cache in force

@@ -97,24 +97,28 @@ end
 local MoE = te.Module:extend("MoE")
 
 local OPTIONS = {
-    topk = { "size", 2, help = "experts of a token" },
+    topk = { "size", 2, help = "experts per token" },
     score_function = { "string", "softmax", choices = { "softmax", "sigmoid", "sqrtsoftplus" },
-        help = "from logits to probabilities" },
-    use_pre_softmax = { "boolean", false, help = "probabilities over all experts, not over the chosen ones" },
+        help = "function from logits to probabilities" },
+    use_pre_softmax = { "boolean", false, help = "probabilities over all experts, not just the selected" },
     num_groups = { "size", help = "groups of experts, of which group_topk take part" },
     group_topk = { "size", help = "see num_groups" },
-    scaling_factor = { "number", 1, help = "of the probabilities" },
+    scaling_factor = { "number", 1, help = "factor of the probabilities" },
     expert_bias = { "boolean", false,
-        help = "a buffer {experts} that is added where experts are chosen; not beside softmax" },
-    aux_loss_coeff = { "number", 0, min = 0, help = "of the loss that balances experts, field aux_loss after forward" },
-    activation = { "string", "SwiGLU", choices = { "SwiGLU", "GEGLU", "ClampedSwiGLU" }, help = "inside experts" },
-    bias = { "boolean", false, help = "of the experts' products" },
-    router_bias = { "boolean", false, help = "of the router's product" },
-    shared = { "size", help = "inner width of an expert that sees every token; none unless given" },
-    shared_gate = { "boolean", false, help = "its result times sigmoid(linear(x)), one number for a token" },
+        help = "a buffer {experts} added to the scores when selecting experts; not with softmax" },
+    aux_loss_coeff = { "number", 0, min = 0,
+        help = "coefficient of the load-balancing loss, field aux_loss after forward" },
+    activation = { "string", "SwiGLU", choices = { "SwiGLU", "GEGLU", "ClampedSwiGLU" }, help = "of experts" },
+    bias = { "boolean", false, help = "bias of the experts' products" },
+    router_bias = { "boolean", false, help = "bias of the router's product" },
+    shared = { "size", help = "inner width of a shared expert, which sees every token; default: none" },
+    shared_gate = { "boolean", false,
+        help = "multiply the shared expert by sigmoid(linear(x)), one number per token" },
     init_method = declared.INIT,
-    output_layer_init_method = { "callable", help = "of the experts' second products; init_method unless given" },
-    group = { "any", help = "of te.distributed: processes that have some experts each; all are here unless given" },
+    output_layer_init_method = { "callable",
+        help = "for the experts' second products; default: init_method" },
+    group = { "any",
+        help = "group of te.distributed that experts are split over; default: not split" },
 }
 
 -- The experts of this process: how many there are, and what fills them with their part of what fills all.
@@ -128,7 +132,7 @@ local function share_experts(self, who, group)
     return here, function(init) return experts.initializer(init, before, here, all - before - here) end
 end
 
---- A mixture of experts in an MLP's place: a router gives every token to topk of num_experts gated MLPs.
+--- A mixture of experts in place of an MLP: a router sends every token to topk of num_experts gated MLPs.
 ---@param hidden number  width of tokens
 ---@param inner number   width inside an expert
 function MoE:init(hidden, inner, num_experts, opts)

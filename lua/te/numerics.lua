@@ -144,12 +144,12 @@ end
 local numerics = {}
 
 local WATCH = {
-    every = { "size", 1, help = "of so many steps one is looked at" },
-    done = { "integer", 0, min = 0, help = "steps made before, where a run goes on" },
-    roles = { "table", ROLES, help = "which operands" },
+    every = { "size", 1, help = "look at every n-th step" },
+    done = { "integer", 0, min = 0, help = "steps made before, in a resumed run" },
+    roles = { "table", ROLES, help = "operands to look at" },
 }
 
---- Begins to look at the products of a model, until its stop() is called.
+--- Watches the products of a model until stop() is called on the result.
 ---@param model table
 ---@param opts table|nil
 ---@return te.Watch watch

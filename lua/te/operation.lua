@@ -57,7 +57,7 @@ local script = require "te.fuser.script"
 
 local BasicOperation = Module:extend("BasicOperation")
 
-BasicOperation.sentence = "The base of operations of one's own, which write op_forward and, where they can, "
+BasicOperation.sentence = "The base of custom operations, which define op_forward and, where possible, "
     .. "op_backward and lower."
 BasicOperation.is_operation = true
 BasicOperation.num_extra_inputs = 0
@@ -114,8 +114,8 @@ end
 
 local FusedOperation = Module:extend("FusedOperation")
 
-FusedOperation.sentence = "The base of what stands for several basic operations, as rules of "
-    .. "te.register_forward_fusion put in their place."
+FusedOperation.sentence = "The base of operations that replace several basic operations, as rules of "
+    .. "te.register_forward_fusion make them."
 FusedOperation.is_operation = true
 
 --- Says which basic operations this one stands for, in their order.

@@ -51,8 +51,8 @@ delayed.amax_compute_algo = { "any", "max", help = delayed.amax_compute_algo.hel
     end
 end }
 delayed.scaling_factor_compute_algo = { "callable",
-    help = "function(amax, old_scale, largest, recipe) that gives a factor" }
-recipes.Custom.qfactory = { "callable", help = "function(role) that gives a quantizer, a recipe, or HighPrecision" }
+    help = "function(amax, old_scale, largest, recipe) that returns a factor" }
+recipes.Custom.qfactory = { "callable", help = "function(role) that returns a quantizer, a recipe, or HighPrecision" }
 
 -- Recipes as values -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
---- te.Residual: x + what its modules make of x. A Sequential in every other respect.
+--- te.Residual: x + modules(x). A Sequential in every other respect.
 --
 --     te.Residual(norm, linear)                       x + linear(norm(x))
 --     te.Residual(norm, linear, { drop_path = 0.1 })  while training, the branch of a whole sequence is left out with
@@ -18,11 +18,11 @@ Residual.parallel = false
 
 local OPTIONS = {
     drop_path = { "number", 0, min = 0, max = 1,
-        help = "the probability to leave a sequence's branch out while training (stochastic depth)" },
-    parallel = { "boolean", false, help = "every module is a branch of its own, and all are added" },
+        help = "probability of skipping a sequence's branch in training (stochastic depth)" },
+    parallel = { "boolean", false, help = "every module is a branch of its own; all are added" },
 }
 
---- x + what its modules make of x, one after the other. Options come last, in a table.
+--- x plus the result of its modules, applied to x one after the other. Options come last, in a table.
 function Residual:init(...)
     local modules, n = { ... }, select("#", ...)
     if type(modules[n]) == "table" and getmetatable(modules[n]) == nil then

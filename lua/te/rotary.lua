@@ -13,9 +13,9 @@ local declared = require "te.ops.declared"
 
 local rotary = {}
 
-local TYPE = { "string", "linear", choices = { "linear", "llama3", "yarn" }, help = "which pairs are slowed down" }
+local TYPE = { "string", "linear", choices = { "linear", "llama3", "yarn" }, help = "selects which pairs slow down" }
 local FACTOR = { "number", 1, wrong = function(v) if v <= 0 then return "factor: expected a number above 0" end end,
-    help = "how much longer the context gets" }
+    help = "factor by which the context grows" }
 local ORIGINAL = { "size", 8192, help = "llama3, yarn: the context that the model was trained with" }
 
 -- What each type of scaling takes.
@@ -31,16 +31,16 @@ local SCALING = {
         type = TYPE, factor = FACTOR,
         beta_fast = { "number", 32, help = "yarn: pairs that turn more often are left alone" },
         beta_slow = { "number", 1, help = "yarn: pairs that turn less often are slowed down" },
-        truncate = { "boolean", true, help = "yarn: the range between is one of whole pairs" },
+        truncate = { "boolean", true, help = "yarn: round the range between the betas to whole pairs" },
         original_max_position_embeddings = ORIGINAL,
     },
 }
 
 local FREQUENCIES = {
     base = { "number", 10000, wrong = function(v) if v <= 0 then return "base: expected a number above 0" end end,
-        help = "pair k of n turns by base ^ (-k / n) a position" },
+        help = "pair k of n turns by base ^ (-k / n) per position" },
     scaling = { "table", help = "stretches the context", fields = declared.join(SCALING.llama3, SCALING.yarn) },
-    device = { "string", help = "of the result" },
+    device = { "string", help = "device of the result" },
 }
 
 local function check_scaling(who, given)
@@ -86,9 +86,8 @@ function scale.llama3(f, o)
     return (1 - kept) * f / o.factor + kept * f
 end
 
---- base ^ (-2 k / size) for k from 0, as a float32 tensor {size / 2}; `scaling` stretches the context that a model was
---- trained with: { type = "linear", "llama3" or "yarn", factor = }, for llama3 low_freq_factor and high_freq_factor,
---- for yarn beta_fast, beta_slow and truncate, for both original_max_position_embeddings.
+--- base ^ (-2 k / size) for k from 0, as a float32 tensor {size / 2}. `scaling` stretches the context that a model was
+--- trained with: { type = "linear", "llama3" or "yarn", factor = … }, with further fields for llama3 and yarn.
 ---@param size integer     features that turn, even, at most 2^20
 ---@param opts table|nil   base (10000), scaling, device
 ---@return te.Tensor frequencies
@@ -112,13 +111,13 @@ options.declare(rotary.frequencies, FREQUENCIES)
 
 local MODULE = {
     base = FREQUENCIES.base, scaling = FREQUENCIES.scaling,
-    size = { "size", help = "features of a head that turn, the first ones; all unless given" },
-    interleaved = { "boolean", false, help = "pairs are neighbours, not one feature of each half" },
+    size = { "size", help = "rotate only this many features of a head, the first ones; default: all" },
+    interleaved = { "boolean", false, help = "pair neighbouring features, not one of each half" },
     frequencies = { "any", help = "a tensor {pairs}, instead of base, scaling and size" },
 }
 
 --- The declaration of that option.
-rotary.OPTION = { "any", help = "true, or a table: queries and keys are turned by their positions", fields = MODULE }
+rotary.OPTION = { "any", help = "true, or a table: rotate queries and keys by their positions", fields = MODULE }
 
 --- The option `rope` of attention modules, true or a table: frequencies, and whether pairs are neighbours.
 ---@param who string

@@ -107,8 +107,8 @@ describe("te.help", function()
         local text = te.help "MultiHeadedSelfAttention"
         assert.equal("te.MultiHeadedSelfAttention(hidden_size, num_heads, opts)", text:match "^[^\n]*")
         has(text, "\nSelf-attention: ")
-        has(text, "\n  window_left (integer, at least -1, default -1): how many tokens back one sees")
-        has(text, "\n  dropout (number from 0 to below 1, default 0): of attention probabilities")
+        has(text, "\n  window_left (integer, at least -1, default -1): how many tokens back a token attends")
+        has(text, "\n  dropout (number from 0 to below 1, default 0): dropout of attention probabilities")
         has(text, "\n  init_method (function): ")
         has(text, "\n  softmax_type (one of vanilla, off-by-one, learnable, default vanilla): ")
         has(text, "\n  rope.scaling.factor (number, default 1): ")
@@ -116,7 +116,7 @@ describe("te.help", function()
         has(te.help "optim.SGD", "\n  momentum (number, at least 0, default 0): ")
         has(te.help "GELU", "Gaussian error linear unit")
         has(te.help "AllReduce", "The sum over all processes.")
-        has(te.help "Pointwise", "stay what they are then")
+        has(te.help "Pointwise", "are fixed then")
         has(te.help "pointwise", "pass numbers that change as arguments")
         has(te.help "data.open", "\n  returns te.DataSet set: n_tokens, n_train")
     end)
@@ -156,18 +156,18 @@ describe("te.help", function()
                 has(te.help(name), "\n  " .. option .. " (")
             end
         end
-        has(te.help "arange", "te.arange(n) is 1 to n. int64 where first and step are whole, else float32.")
+        has(te.help "arange", "te.arange(n) is 1 to n. int64 if first and step are integers, else float32.")
         assert.equal("int64 float32 int64 bool float32", table.concat({ te.arange(3).dtype, te.arange(0, 1, 0.5).dtype,
             te.randint(0, 1, { 1 }).dtype, te.tensor({ true }).dtype, te.tensor({ 1 }).dtype }, " "))
-        has(te.help "swiglu", "x {..., 2 n} holds a, then b; y is {..., n}.")
+        has(te.help "swiglu", "x {..., 2 n} holds a, then b; y {..., n}.")
     end)
 
     it("lists what te.ops has", function() has(te.help "ops", "\nmembers: AddExtraInput AllGather ") end)
 
     it("knows what classes of one's own write", function()
-        has(te.help "BasicOperation", "The base of operations of one's own, ")
+        has(te.help "BasicOperation", "The base of custom operations, ")
         has(te.help "BasicOperation", "\nmethods: lower op_backward op_forward")
-        has(te.help "FusedOperation", "The base of what stands for several basic operations, ")
+        has(te.help "FusedOperation", "The base of operations that replace several basic operations, ")
         for _, name in ipairs { "BasicOperation:op_forward", "BasicOperation:op_backward", "BasicOperation:lower",
             "FusedOperation:fuser_forward", "FusedOperation:fuser_backward" } do
             assert.equal("te." .. name .. "(", te.help(name):match "^[^\n(]*%(")
@@ -289,7 +289,7 @@ describe("tetrain.d.lua", function()
             end
         end
         has(text, '---@field approximate? "tanh"|"none" ')
-        has(text, "---@field bias? boolean whether a bias is added (true)")
+        has(text, "---@field bias? boolean add a bias (true)")
         has(text, "---@param opts? te.Linear.Options\n---@return te.Linear\nfunction te.Linear(")
         has(text, "---@return te.Optimizer\nfunction te.optim.AdamW(params, opts) end")
         has(text, "---@param opts te.autocast.Options\n---@param fn function\n")

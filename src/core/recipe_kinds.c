@@ -26,17 +26,17 @@ enum { NO_TENSORS, WEIGHTS, ACTIVATIONS, ALL_TENSORS };
 #define FP8_FORMAT(i) CHOICE("fp8_format", formats, i, "elements; HYBRID: E5M2 for gradients, E4M3 for the rest")
 #define BACKWARD_OVERRIDE                                                                                              \
     CHOICE("backward_override", precisions, -1,                                                                        \
-           "backward multiplies in high precision, from operands before they were quantized or as forward multiplied " \
-           "them")
+           "backward multiplies in high precision: operands as they were before quantization, or the dequantized "     \
+           "ones")
 #define FAST_ACCUMULATION                                                                                              \
     CHOICE("fast_accumulation", te_fast_accumulation_names, 1,                                                         \
-           "products whose sums tensor cores may take in fewer bits than float32 has")
+           "products whose sums tensor cores may accumulate in fewer bits than float32 has")
 #define FP8_ATTENTION \
-    SWITCH("fp8_dpa", false, "forward of attention multiplies E4M3"), \
+    SWITCH("fp8_dpa", false, "attention multiplies in E4M3 in forward"), \
     SWITCH("fp8_mha", false, \
-           "forward of attention multiplies E4M3, and its projection the bytes that it leaves; under MXFP8, whose " \
-           "projection multiplies blocks, as fp8_dpa")
-#define AMAX_EPSILON {"amax_epsilon", TE_OPTION_NUMBER, 0, 0, FLT_MAX, NULL, "smaller amaxes count as this"}
+           "attention multiplies in E4M3 in forward, and its projection takes the E4M3 result as it is; under MXFP8, " \
+           "whose projection multiplies blocks, the same as fp8_dpa")
+#define AMAX_EPSILON {"amax_epsilon", TE_OPTION_NUMBER, 0, 0, FLT_MAX, NULL, "smaller amaxes count as this value"}
 
 double te_recipe_setting(const te_recipe_settings *s, const char *name, double otherwise)
 {
@@ -73,8 +73,8 @@ static const te_option_info delayed_options[] = {
     FP8_FORMAT(HYBRID),
     INTEGER("amax_history_len", 1024, 1, INFINITY, "steps whose amaxes are kept, the one in progress included"),
     CHOICE("amax_compute_algo", amax_algorithms, 0,
-           "the amax that a factor follows from: the largest of the history, the last one, or what a function says"),
-    SWITCH("reduce_amax", true, "processes that train together share amaxes; one alone has nothing to share"),
+           "the amax that a factor is computed from: the largest of the history, the last one, or a function's result"),
+    SWITCH("reduce_amax", true, "processes that train together share amaxes; no effect with one process"),
     FAST_ACCUMULATION,
     FP8_ATTENTION,
     {0},
@@ -119,9 +119,9 @@ static const te_option_info block_options[] = {
     FP8_FORMAT(E4M3),
     SWITCH("use_f32_scales", false, "factors are not rounded to powers of two"),
     AMAX_EPSILON,
-    INTEGER("x_block_scaling_dim", 1, 1, 2, "blocks of the input: 1 x 128, or with 2 128 x 128"),
-    INTEGER("w_block_scaling_dim", 2, 1, 2, "blocks of the weight: 1 x 128, or with 2 128 x 128"),
-    INTEGER("grad_block_scaling_dim", 1, 1, 2, "blocks of the gradient: 1 x 128, or with 2 128 x 128"),
+    INTEGER("x_block_scaling_dim", 1, 1, 2, "blocks of the input; 1: 1 x 128, 2: 128 x 128"),
+    INTEGER("w_block_scaling_dim", 2, 1, 2, "blocks of the weight; 1: 1 x 128, 2: 128 x 128"),
+    INTEGER("grad_block_scaling_dim", 1, 1, 2, "blocks of the gradient; 1: 1 x 128, 2: 128 x 128"),
     BACKWARD_OVERRIDE,
     {0},
 };
@@ -170,12 +170,12 @@ static void mxfp8(const te_recipe_settings *s, te_role role, te_quantizer *q)
 static const te_option_info nvfp4_options[] = {
     CHOICE("fp4_format", only_e2m1, 0, "elements"),
     CHOICE("fp8_format", only_e4m3, E4M3, "factors of blocks"),
-    SWITCH("disable_rht", false, "no random Hadamard transform of what the weight gradient multiplies"),
+    SWITCH("disable_rht", false, "no random Hadamard transform of the operands of the weight gradient"),
     SWITCH("disable_stochastic_rounding", false, "gradients are rounded to nearest"),
     SWITCH("disable_2d_quantization", false, "weights in blocks of 1 x 16, not 16 x 16"),
-    SWITCH("row_scaled_activation", false, "inputs have an amax per row, not one"),
+    SWITCH("row_scaled_activation", false, "inputs have an amax per row, not one per tensor"),
     CHOICE("nvfp4_4over6", tensors, NO_TENSORS,
-           "blocks map to 4 or to 6, whichever errs less; activations need disable_rht"),
+           "blocks map to 4 or to 6, whichever has the smaller error; activations need disable_rht"),
     CHOICE("nvfp4_4over6_e4m3_use_256", tensors, ALL_TENSORS,
            "with nvfp4_4over6: the largest factor of a block is 256, not 448"),
     CHOICE("nvfp4_4over6_err_mode", errors, 0, "with nvfp4_4over6: errors are added up as magnitudes or squares"),

@@ -7,16 +7,16 @@
 
 /* X(enumerator, name, meaning) */
 #define TE_ENVIRONMENT_OWN(X)                                                                                         \
-    X(DEVICE, "TE_DEVICE", "where the executable makes tensors unless --device says otherwise")                       \
-    X(TRACE, "TE_TRACE", "comma list of what to report on standard error: dispatch")                                  \
-    X(CPU_ISA, "TE_CPU_ISA", "portable, avx2 or avx512: the most that the CPU backend may use")                       \
+    X(DEVICE, "TE_DEVICE", "device of new tensors unless --device says otherwise")                                    \
+    X(TRACE, "TE_TRACE", "comma-separated list of what to report on standard error: dispatch")                        \
+    X(CPU_ISA, "TE_CPU_ISA", "portable, avx2 or avx512: the highest level that the CPU backend may use")              \
     X(CUDA_MODULE, "TETRAIN_CUDA_MODULE", "path of libtetrain_cuda.so, instead of searching for it")                  \
     X(MPI_MODULE, "TETRAIN_MPI_MODULE", "path of libtetrain_mpi.so, instead of searching for it")                     \
-    X(CUDA_LIBRARIES, "TETRAIN_CUDA_LIBRARIES", "the one folder to load NVIDIA's libraries from")                     \
-    X(CACHE, "TETRAIN_CACHE", "folder of compiled kernels and tuning; otherwise tetrain in the user's cache folder")  \
-    X(CUDNN, "TETRAIN_CUDNN", "0: attention never goes through cuDNN")                                                \
-    X(CUDNN_WORKSPACE, "TETRAIN_CUDNN_WORKSPACE", "MiB that attention may work in before its batch is split")          \
-    X(GEMM_CANDIDATES, "TETRAIN_GEMM_CANDIDATES", "algorithms of cuBLASLt that are timed for each product; 8")
+    X(CUDA_LIBRARIES, "TETRAIN_CUDA_LIBRARIES", "the only folder to load NVIDIA's libraries from")                    \
+    X(CACHE, "TETRAIN_CACHE", "folder of compiled kernels and tuning (default: tetrain in the user's cache folder)")  \
+    X(CUDNN, "TETRAIN_CUDNN", "0: attention never uses cuDNN")                                                        \
+    X(CUDNN_WORKSPACE, "TETRAIN_CUDNN_WORKSPACE", "MiB of workspace for attention before its batch is split")          \
+    X(GEMM_CANDIDATES, "TETRAIN_GEMM_CANDIDATES", "cuBLASLt algorithms that are timed for each product (default: 8)")
 
 /* Those of other programs. */
 #define TE_ENVIRONMENT_FOREIGN(X)                                                                                     \

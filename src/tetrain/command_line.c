@@ -12,18 +12,18 @@
 enum { EXIT_WRONG = 2, NOT_DONE = -1 };
 
 const option_row command_line_options[] = {
-    {OPTION_EXECUTE, "-e", "CODE", "run CODE first, with te at hand"},
-    {OPTION_REQUIRE, "-l", "MODULE", "require MODULE first; a global of its name holds it"},
-    {OPTION_INTERACTIVE, "-i", NULL, "prompt after the script; also without script or code on a terminal"},
-    {OPTION_DEVICE, "--device", "NAME", "where new tensors are made: cpu, cuda, cuda:N (default: $TE_DEVICE, or cpu)"},
+    {OPTION_EXECUTE, "-e", "CODE", "run CODE first, with te as a global"},
+    {OPTION_REQUIRE, "-l", "MODULE", "require MODULE first, as a global of that name"},
+    {OPTION_INTERACTIVE, "-i", NULL, "prompt after the script (default on a terminal without script or code)"},
+    {OPTION_DEVICE, "--device", "NAME", "device of new tensors: cpu, cuda, cuda:N (default: $TE_DEVICE, or cpu)"},
     {OPTION_THREADS, "--threads", "N", "CPU threads (default: OMP_NUM_THREADS, or all cores)"},
     {OPTION_SEED, "--seed", "N", "seed of the random numbers (default: 0)"},
-    {OPTION_MEM_LIMIT, "--mem-limit", "SIZE", "most memory for tensors, as in 512M or 8G (default: no limit)"},
+    {OPTION_MEM_LIMIT, "--mem-limit", "SIZE", "memory limit for tensors, such as 512M or 8G (default: no limit)"},
     {OPTION_MAN, "--man", NULL, "print the manual page"},
     {OPTION_COMPLETION, "--completion", NULL, "print the completion script for bash"},
     {OPTION_VERSION, "--version", NULL, "print the version"},
     {OPTION_HELP, "--help", NULL, "print this"},
-    {OPTION_HELP, "-h", NULL, "print this, too"},
+    {OPTION_HELP, "-h", NULL, "the same as --help"},
     {OPTION_HELP, NULL, NULL, NULL},
 };
 
@@ -33,8 +33,8 @@ const tool_row command_line_tools[] = {
     {"generate", "[options]", "continue a text with a trained model"},
     {"inspect", "FILE...", "list the tensors and metadata of safetensors files"},
     {"plan", "SCRIPT [arguments]", "print how the model that SCRIPT returns will run"},
-    {"bench", "[options]", "measure the engine's kernels beside what the machine allows"},
-    {"doctor", "", "say what was found on this machine, and why something is off"},
+    {"bench", "[options]", "measure the engine's kernels against the limits of the machine"},
+    {"doctor", "", "report what was found on this machine, and why something is unavailable"},
     {"plot", "RUN...", "draw loss, throughput and gradient norm of training runs"},
     {NULL, NULL, NULL},
 };

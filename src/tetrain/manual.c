@@ -16,7 +16,7 @@ static void each_variable(FILE *out, void (*row)(FILE *, const char *, const cha
     TE_ENVIRONMENT_OWN(PUT_VARIABLE)
     row(out, "OMP_NUM_THREADS", NULL, "CPU threads unless --threads says otherwise");
     row(out, "TETRAIN_HISTORY", NULL,
-        "file of the prompt's history (default: ~/.tetrain_history); empty: none is kept");
+        "file of the prompt's history (default: ~/.tetrain_history); empty: no history");
 }
 
 static void print_row(FILE *out, const char *name, const char *value, const char *help)
@@ -30,11 +30,11 @@ void manual_print_help(FILE *out)
 {
     fputs("usage: tetrain [options] [script [arguments]]\n"
           "       tetrain [options] TOOL [arguments]\n\n", out);
-    print_row(out, "script", NULL, "a Lua file; also the name of one of tetrain's own, like train_gpt.lua");
+    print_row(out, "script", NULL, "a Lua file, or the name of one of tetrain's own, such as train_gpt.lua");
     print_row(out, "-", NULL, "run standard input");
     for (const option_row *row = command_line_options; row->spelling; row++)
         print_row(out, row->spelling, row->value, row->help);
-    fputs("\nTools (\"tetrain TOOL --help\" says more; a file of such a name is run as ./NAME)\n", out);
+    fputs("\nTools (\"tetrain TOOL --help\" says more; run a file of such a name as ./NAME)\n", out);
     for (const tool_row *row = command_line_tools; row->name; row++)
         print_row(out, row->name, row->arguments, row->help);
     fputs("\nEnvironment\n", out);
@@ -74,9 +74,9 @@ void manual_print_man(FILE *out)
           "[arguments]\n"
           ".SH DESCRIPTION\nRuns a Lua script, which gets the library by \\fBlocal te = require \"te\"\\fR; for "
           "\\fB\\-e\\fR and at the prompt it is the global \\fBte\\fR.\nEverything after the script goes to "
-          "it untouched, as the\n"
-          "table \\fBarg\\fR and as the values of \\fB...\\fR. A script that is not found is looked for among those "
-          "installed.\n"
+          "it unchanged, as the\n"
+          "table \\fBarg\\fR and as the values of \\fB...\\fR. A script that is not found is looked for among the "
+          "installed ones.\n"
           ".SH OPTIONS\n", out);
     for (const option_row *row = command_line_options; row->spelling; row++)
         put_entry(out, row->spelling, row->value, row->help);

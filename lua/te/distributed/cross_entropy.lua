@@ -19,12 +19,12 @@ local core = te._core
 local WHO = "te.parallel_cross_entropy"
 
 local OPTIONS = {
-    group = { "any", help = "of te.distributed: who has the classes; all processes unless given" },
+    group = { "any", help = "group of te.distributed that holds the classes; default: all processes" },
     vocab_start = { "integer", min = 0,
-        help = "the first class of this process's logits; they follow the ranks unless given" },
-    ignore_index = { "integer", -100, help = "targets that do not count" },
-    label_smoothing = { "number", 0, min = 0, max = 1, help = "the part of a target that all classes share" },
-    reduction = { "string", "mean", choices = { "mean", "sum", "none" }, help = "of the rows' losses" },
+        help = "first class of these logits; default: by the order of the ranks" },
+    ignore_index = { "integer", -100, help = "targets that are ignored" },
+    label_smoothing = { "number", 0, min = 0, max = 1, help = "share of a target that is spread over all classes" },
+    reduction = { "string", "mean", choices = { "mean", "sum", "none" }, help = "reduction of the rows' losses" },
 }
 local MEAN, SUM, NONE = 0, 1, 2
 local REDUCTIONS = { mean = MEAN, sum = SUM, none = NONE }
@@ -114,10 +114,10 @@ local function alone(logits, targets, o)
         { ignore_index = o.ignore_index, label_smoothing = o.label_smoothing, reduction = o.reduction })
 end
 
---- Cross entropy of logits {..., classes} that are split between the processes of a group: each has the logits of some
---- classes, one part after the other in the order of the ranks, or from vocab_start on, and all the same targets {...}.
---- The parts may differ in size. The loss, on every process, is that of te.cross_entropy on the joined logits, and each
---- gets the gradient of its part. All processes of the group call it. In a group of one it is te.cross_entropy.
+--- Cross entropy of logits {..., classes} that are split over the processes of a group: each has the logits of some
+--- classes, in the order of the ranks or from vocab_start on, and all have the same targets {...}. The parts may differ
+--- in size. On every process the loss is that of te.cross_entropy on the joined logits, and each gets the gradient of
+--- its part. All processes of the group must call it. In a group of one it is te.cross_entropy.
 ---@param logits te.Tensor   {..., classes here}
 ---@param targets te.Tensor  {...}, whole numbers from 0, of all classes
 ---@param opts table|nil

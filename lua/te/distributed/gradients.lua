@@ -185,16 +185,16 @@ local function scale_list(list, factor)
     end)
 end
 
-local GROUP = { "any", help = "te.distributed.world() unless given" }
+local GROUP = { "any", help = "default: te.distributed.world()" }
 local AVERAGE = { group = GROUP,
-    bucket_bytes = { "number", 25e6, min = 1, help = "small gradients are averaged together up to so many" } }
-local BROADCAST = { group = GROUP, root = { "integer", 0, min = 0, help = "the rank whose values they are" } }
+    bucket_bytes = { "number", 25e6, min = 1, help = "small gradients are averaged together, up to this many bytes" } }
+local BROADCAST = { group = GROUP, root = { "integer", 0, min = 0, help = "rank whose values are sent" } }
 
---- Replaces the gradients by their averages over the processes of a group, which all call it with the same parameters
---- in the same order. A gradient that only some processes have counts as zeros in the others, and gets there; one that
---- none has stays away, and one that is a main_grad in some process becomes one in all. On the CPU averages have the
---- same bits in all processes. Parts of split layers are averaged over those that have the same; gradients of experts
---- that are split become those of the average loss.
+--- Replaces gradients by their averages over the processes of a group, which must all call it with the same parameters
+--- in the same order. A gradient that only some processes have counts as zeros in the others, which get the average;
+--- one that none has stays absent, and one that is a main_grad in some process becomes one in all. On the CPU, averages
+--- have the same bits in all processes. Parts of split layers are averaged over the processes with the same part;
+--- gradients of split experts become those of the average loss.
 ---@param params table  a list of parameters, or a module
 ---@param opts table|nil
 function gradients.average_gradients(params, opts)
@@ -257,9 +257,8 @@ local function broadcast_parts(who, all, part_of, tensor, root)
     broadcast(same, tensor, all:broadcast_(place, root):item())
 end
 
---- Gives all processes of a group the values that one of them has: of a module parameters, buffers and what its recipe
---- remembers, of a list its tensors. Of layers and experts that are split the processes keep what they have, or get it
---- from one that has the same parts.
+--- Gives all processes of a group the values of one of them: of a module its parameters, buffers and recipe state, of a
+--- list its tensors. Processes keep their parts of split layers and experts, or get them from one with the same parts.
 ---@param params table  a module, or a list of tensors
 ---@param opts table|nil
 function gradients.broadcast_parameters(params, opts)

@@ -51,7 +51,7 @@ local function place_of(fn)
     return info and ("%s:%d"):format(info.short_src, info.linedefined) or tostring(fn)
 end
 
-local RULE = { name = { "string", help = "in messages, instead of the place where the rule was written" } }
+local RULE = { name = { "string", help = "name in messages; default: the place where the rule was written" } }
 
 local function register(kind, fn, opts)
     local who, list = ("te.register_%s_fusion"):format(kind), registered[kind]

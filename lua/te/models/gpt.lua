@@ -46,8 +46,8 @@ GPT.KIND = "gpt"
 GPT.takes_positions = true
 GPT.CONFIG = Decoder.shared {
     block_size = { "size", 1024, help = "the longest sequence" },
-    bias = { "boolean", false, help = "of norms and products" },
-    gelu = { "string", "none", choices = { "none", "tanh" }, help = "exact, or GPT-2's approximation" },
+    bias = { "boolean", false, help = "bias of norms and products" },
+    gelu = { "string", "none", choices = { "none", "tanh" }, help = "none: exact; tanh: GPT-2's approximation" },
 }
 
 --- The decoder-only Transformer of GPT-2: learned positions, LayerNorm, GELU, a head tied to the embedding. Ids

@@ -9,20 +9,20 @@ local BasicOperation = require("te.operation").BasicOperation
 
 -- What is said of options beyond the attributes' declarations, by attribute; `option` where the name is another one.
 local SAID = {
-    approximate = { help = "none: with erf, exact" },
-    limit = { min = 0, help = "what is activated is at most that, the factor between -limit and limit" },
-    alpha = { help = "of sigmoid(alpha x)" },
-    offset = { option = "glu_linear_offset", help = "is added to the factor" },
+    approximate = { help = "none: exact, with erf" },
+    limit = { min = 0, help = "upper limit of the activated half; the factor is limited to [-limit, limit]" },
+    alpha = { help = "alpha of sigmoid(alpha x)" },
+    offset = { option = "glu_linear_offset", help = "added to the factor" },
     beta1 = { help = "bound of the activated half" },
     beta2 = { help = "bound of the other half" },
     -- Features stored as blocks, a's, b's, a's …, are read where they are.
     interleave = { option = "glu_interleave_size", "size",
-        help = "features come in blocks of so many, of both halves in turn; as two halves unless given" },
+        help = "the halves alternate in blocks of this many features; default: two whole halves" },
 }
 local TYPES = { number = "number", int = "integer", bool = "boolean", choice = "string" }
 
 local CACHED = { cache_quantized_input = { "boolean", false,
-    help = "what is saved for backward is E4M3, a byte a value; fused with what makes x, nothing need be saved" } }
+    help = "save the input for backward in E4M3, one byte per value; nothing is saved if fused with what makes x" } }
 
 -- How te.options declares an attribute of an operation (te.ops_list).
 local function declaration(attribute, said)

@@ -26,24 +26,24 @@ local BasicOperation = operation.BasicOperation
 
 -- Of both kinds of modules.
 local ATTENTION = declared.join(context_parallel.OPTIONS, {
-    causal = { "boolean", true, help = "a token sees none after it" },
-    dropout = { "number", 0, min = 0, below = 1, help = "of attention probabilities, while training" },
-    scale = { "number", help = "of scores; 1 / sqrt(head size) unless given" },
-    window_left = { "integer", -1, min = -1, help = "how many tokens back one sees; -1: to the start" },
+    causal = { "boolean", true, help = "a token does not attend to later ones" },
+    dropout = { "number", 0, min = 0, below = 1, help = "dropout of attention probabilities, in training" },
+    scale = { "number", help = "factor of scores; default: 1 / sqrt(head size)" },
+    window_left = { "integer", -1, min = -1, help = "how many tokens back a token attends; -1: to the start" },
     window_right = { "integer", nil, min = -1,
-        help = "how many tokens ahead; -1: to the end, which it is unless given, 0 when causal" },
+        help = "how many tokens ahead; -1: to the end; default: -1, or 0 when causal" },
     softmax_type = { "string", "vanilla", choices = { "vanilla", "off-by-one", "learnable" },
-        help = "off-by-one adds 1 to the denominator, learnable exp(softmax_offset), a parameter of each head" },
+        help = "off-by-one adds 1 to the denominator; learnable adds exp(softmax_offset), a parameter per head" },
 })
 
 local SELF_ATTENTION = declared.join(declared.join(qk_norm.OPTIONS, ATTENTION), {
-    head_size = { "size", help = "features of a head; hidden_size / num_heads unless given" },
+    head_size = { "size", help = "features per head; default: hidden_size / num_heads" },
     rope = rotary.OPTION,
-    bias = { "boolean", true, help = "of both projections, unless one of its own says otherwise" },
-    qkv_bias = { "boolean", help = "of the projection to Q, K and V" },
-    proj_bias = { "boolean", help = "of the projection back" },
+    bias = { "boolean", true, help = "bias of both projections, unless qkv_bias or proj_bias is given" },
+    qkv_bias = { "boolean", help = "bias of the projection to Q, K and V" },
+    proj_bias = { "boolean", help = "bias of the output projection" },
     init_method = declared.INIT,
-    output_layer_init_method = { "callable", help = "of the projection back; init_method unless given" },
+    output_layer_init_method = { "callable", help = "for the output projection; default: init_method" },
     params_dtype = declared.PLACE.params_dtype,
     device = declared.PLACE.device,
 })
@@ -263,7 +263,7 @@ local MultiHeadedSelfAttention = SelfAttention:extend("MultiHeadedSelfAttention"
 MultiHeadedSelfAttention.pure, MultiHeadedSelfAttention.takes = true, 3
 
 --- Self-attention: projects to queries, keys and values in one product, attends, and projects back. x is {batch, seq,
---- hidden_size}, {tokens, hidden_size}, one sequence, or that with seq_lens {batch} for packed sequences.
+--- hidden_size}; or {tokens, hidden_size}: one sequence, or with seq_lens {batch} packed sequences.
 function MultiHeadedSelfAttention:init(hidden_size, num_heads, opts)
     init_heads(self, hidden_size, num_heads, num_heads, opts)
 end
@@ -300,9 +300,9 @@ DotProductAttention.product_keys = SelfAttention.product_keys
 
 local DOT_PRODUCT = declared.join(ATTENTION, {
     causal = { "boolean", false, help = ATTENTION.causal.help },
-    bottom_right = { "boolean", false, help = "the last query sees the last key, whatever their numbers" },
-    bias = { "boolean", false, help = "a third extra input, a mask, is added to the scores; its gradient: on the CPU" },
-    num_heads = { "size", help = "of queries; needed where softmax_type is not vanilla" },
+    bottom_right = { "boolean", false, help = "aligns the last query with the last key, whatever their numbers" },
+    bias = { "boolean", false, help = "a third extra input, a mask added to the scores; gradient only on the CPU" },
+    num_heads = { "size", help = "query heads; required where softmax_type is not vanilla" },
 })
 
 --- attention(q, k, v) on {batch, heads, seq, head size}; k and v are extra inputs.

@@ -129,9 +129,9 @@ function StochasticDepth:describe() return ("p=%g"):format(self.p) end
 -- without being asked: the option changes nothing. channel is a name: inside one container an
 -- AddExtraInput takes what the MakeExtraOutput of that name before it gave, and the caller sees neither.
 local EXTRA = {
-    in_place = { "boolean", false, help = "changes nothing: what nobody can see is written in place anyway" },
-    channel = { "string", help = "an AddExtraInput takes what the MakeExtraOutput of the same channel before it in the "
-        .. "container gave; the caller sees neither" },
+    in_place = { "boolean", false, help = "no effect: unobservable results are written in place anyway" },
+    channel = { "string", help = "an AddExtraInput takes the extra output of the preceding MakeExtraOutput of the "
+        .. "same channel in the container; the caller sees neither" },
 }
 
 local function set_extra(self, opts)

@@ -77,7 +77,7 @@ local reduce_both = differentiable(sum, sum)
 
 -- Operations --------------------------------------------------------------------------------------------------------
 
-local GROUP = { group = { "any", help = "of te.distributed; all processes unless given" } }
+local GROUP = { group = { "any", help = "group of te.distributed; default: all processes" } }
 
 -- An operation that runs `way` in a group of several, and is not there in a group of one.
 local function define(name, sentence, way, declarations)
@@ -109,7 +109,7 @@ end
 
 -- Its gradient goes back as it is, which is right where all of them go on alike.
 collective.AllReduce = define("AllReduce", "The sum over all processes.", collective.reduce,
-    { reduce_in_backward = { "boolean", false, help = "gradients are added over the processes, too" } })
+    { reduce_in_backward = { "boolean", false, help = "sum gradients over the processes, too" } })
 collective.AllGather = define("AllGather", "The rows of all processes, one after the other.", collective.gather)
 collective.ReduceScatter = define("ReduceScatter", "This process's part of the rows of the sum.", collective.scatter)
 collective.CopyToGroup = define("CopyToGroup", "What it is given; gradients are added.", collective.copy)
@@ -118,9 +118,9 @@ collective.CopyToGroup = define("CopyToGroup", "What it is given; gradients are 
 
 local PARALLEL = {
     tensor_parallel_mode = { "string", choices = { "column", "row" },
-        help = "what of the layer each process holds a part of; the layer is whole unless given" },
-    tensor_parallel_group = { "any", help = "of te.distributed: who has the parts; all processes unless given" },
-    sequence_parallel = { "boolean", false, help = "the rows outside of the layer are split between the processes" },
+        help = "dimension of the weight that is split over processes; default: not split" },
+    tensor_parallel_group = { "any", help = "group of te.distributed with the parts; default: all processes" },
+    sequence_parallel = { "boolean", false, help = "outside the layer, rows are split between the processes" },
 }
 collective.PARALLEL = PARALLEL
 

@@ -32,8 +32,8 @@ local function wrong_comm_type(value)
 end
 
 context_parallel.OPTIONS = {
-    cp_group = { "any", help = "of te.distributed: processes between which sequences are cut" },
-    cp_comm_type = { "string", wrong = wrong_comm_type, help = "all_gather (unless given) or a2a" },
+    cp_group = { "any", help = "group of te.distributed that sequences are split over" },
+    cp_comm_type = { "string", wrong = wrong_comm_type, help = "all_gather (default) or a2a" },
 }
 
 --- The group, nil for one of one, and the way; raises where they are none.

@@ -53,14 +53,14 @@ declared.PLACE = {
     params_dtype = { "string", "float32", choices = { "float32", "bfloat16", "float16", "float64" },
         help = "dtype of the parameters" },
     device = { "string", wrong = wrong_device,
-        help = "where the parameters are made; te.get_default_device() unless given" },
+        help = "device of the parameters; default: te.get_default_device()" },
 }
 
 --- What fills a weight.
 declared.INIT = { "callable",
-    help = "function(weight) that fills it, such as te.initializers.normal(0, 0.02); N(0, 0.023) unless given" }
+    help = "function(weight) that fills it, such as te.initializers.normal(0, 0.02); default: N(0, 0.023)" }
 
 --- The bias of a layer.
-declared.BIAS = { "boolean", true, help = "whether a bias is added" }
+declared.BIAS = { "boolean", true, help = "add a bias" }
 
 return declared

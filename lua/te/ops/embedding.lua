@@ -22,7 +22,7 @@ local EMBEDDING = {
     params_dtype = declared.PLACE.params_dtype,
     device = declared.PLACE.device,
     tensor_parallel_mode = { "string", choices = { "vocab" },
-        help = "each process holds some rows; the table is whole unless given" },
+        help = "each process holds some rows; default: the table is not split" },
     tensor_parallel_group = collective.PARALLEL.tensor_parallel_group,
     sequence_parallel = { "boolean", false, help = "each process gets its part of the rows of the result" },
 }

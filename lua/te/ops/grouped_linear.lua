@@ -1,4 +1,4 @@
---- te.GroupedLinear: rows in contiguous groups, each with a weight of its own (mixture of experts).
+--- te.GroupedLinear: rows in contiguous groups, each with its own weight (mixture of experts).
 
 local te = require "te"
 local fail = require "te.fail"
@@ -13,7 +13,7 @@ GroupedLinear.pure, GroupedLinear.takes = true, 4
 
 local GROUPED = declared.join(declared.PLACE, {
     bias = declared.BIAS,
-    scale_bias = { "boolean", false, help = "a second extra input {rows} multiplies the bias, row by row" },
+    scale_bias = { "boolean", false, help = "a second extra input {rows} scales the bias, row by row" },
     init_method = declared.INIT,
 })
 

@@ -20,7 +20,7 @@ local BasicOperation = require("te.operation").BasicOperation
 local WEIGHT = declared.join(declared.join(declared.PLACE, collective.PARALLEL), { init_method = declared.INIT })
 local LINEAR = declared.join(WEIGHT, {
     bias = declared.BIAS,
-    return_bias = { "boolean", false, help = "the bias is not added but returned, as an extra output" },
+    return_bias = { "boolean", false, help = "the bias is not added but returned as an extra output" },
 })
 local REFUSED = {
     "rng_state_tracker_function", "accumulate_into_main_grad", "userbuffers_options", "delay_wgrad_compute",
@@ -162,12 +162,12 @@ local Bias = BasicOperation:extend("Bias")
 Bias.pure, Bias.takes = true, 2
 
 local BIAS = declared.join(declared.PLACE, {
-    tensor_parallel = { "boolean", false, help = "each process of the group holds its part" },
+    tensor_parallel = { "boolean", false, help = "each process of the group holds its part of the bias" },
     tensor_parallel_group = collective.PARALLEL.tensor_parallel_group,
 })
 
 --- Adds a vector to the last dimension; the result has the dtype that both promote to. With tensor_parallel each
---- process of the group holds its part of it.
+--- process of the group holds its part of the vector.
 function Bias:init(size, opts)
     opts = declared.check("te.Bias", opts, BIAS)
     self.size = options.argument("te.Bias", "size", size, { "size" })

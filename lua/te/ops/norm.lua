@@ -10,11 +10,11 @@ local initializers = require "te.initializers"
 local BasicOperation = require("te.operation").BasicOperation
 
 local NORM = declared.join(declared.PLACE, {
-    eps = { "number", 1e-5, min = 0, help = "is added to the variance or mean square" },
-    zero_centered_gamma = { "boolean", false, help = "the weight is stored less 1" },
+    eps = { "number", 1e-5, min = 0, help = "added to the variance or mean square" },
+    zero_centered_gamma = { "boolean", false, help = "the weight is stored minus 1" },
 })
 local LAYER_NORM = declared.join(NORM, { bias = declared.BIAS })
-local L2 = { eps = { "number", 1e-6, min = 0, help = "is added to the sum of squares" } }
+local L2 = { eps = { "number", 1e-6, min = 0, help = "added to the sum of squares" } }
 
 -- A size or a list of sizes as a list.
 local function shape_of(self, size)
@@ -90,8 +90,8 @@ end
 local LayerNorm = BasicOperation:extend("LayerNorm")
 LayerNorm.pure, LayerNorm.takes, LayerNorm.describe, LayerNorm.plan_fields = true, 2, describe, FIELDS
 
---- te.LayerNorm(size), or te.LayerNorm({ sizes of the last dimensions }): less the mean, over the standard deviation,
---- times a weight, plus a bias.
+--- te.LayerNorm(size), or te.LayerNorm({ sizes of the last dimensions }): subtracts the mean, divides by the standard
+--- deviation, multiplies by a weight and adds a bias.
 function LayerNorm:init(size, opts)
     opts = declared.check("te.LayerNorm", opts, LAYER_NORM, { "sm_margin" })
     init_norm(self, size, opts)
@@ -117,7 +117,8 @@ end
 local RMSNorm = BasicOperation:extend("RMSNorm")
 RMSNorm.pure, RMSNorm.takes, RMSNorm.describe, RMSNorm.plan_fields = true, 2, describe, FIELDS
 
---- te.RMSNorm(size), or te.RMSNorm({ sizes of the last dimensions }): over the root mean square, times a weight.
+--- te.RMSNorm(size), or te.RMSNorm({ sizes of the last dimensions }): divides by the root mean square, multiplies by a
+--- weight.
 function RMSNorm:init(size, opts)
     init_norm(self, size, declared.check("te.RMSNorm", opts, NORM, { "sm_margin" }))
 end

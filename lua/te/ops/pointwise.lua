@@ -15,8 +15,8 @@ Pointwise.pure, Pointwise.takes = true, 2
 
 local POINTWISE = {
     params = { "table", help = "tensors by name: parameters, and fields of the function's last argument" },
-    extra_inputs = { "integer", 0, min = 0, help = "arguments of the function that follow x" },
-    name = { "string", "pointwise", help = "in profiles and messages" },
+    extra_inputs = { "integer", 0, min = 0, help = "number of arguments of the function after x" },
+    name = { "string", "pointwise", help = "name in profiles and messages" },
 }
 
 -- Sorted names of parameters that may be fields of the module.
@@ -33,10 +33,9 @@ local function check_params(params)
 end
 
 --- The first result of fn(x, extra inputs …, params) is passed on, others are extra outputs. fn runs once, with symbols
---- in place of tensors: numbers that it reads from outside stay what they are then, so pass what changes as an extra
---- input or a parameter. The result has the dtype of x, float32 where that is whole
---- numbers or bool, or that of te.autocast. Whole numbers are computed with as float32, exact up to 2^24, or as float64
---- where an argument is.
+--- in place of tensors: numbers that it reads from outside are fixed then, so pass changing ones as an extra input or a
+--- parameter. The result has the dtype of x (float32 if that is an integer or bool), or that of te.autocast. Integers
+--- are computed in float32, exact up to 2^24, or in float64 if an argument is float64.
 ---@overload fun(fn: function)
 function Pointwise:init(opts, fn)
     if type(opts) == "function" then opts, fn = fn, opts end -- options may come last, as everywhere

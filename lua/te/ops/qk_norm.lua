@@ -15,10 +15,10 @@ local EPS = 1e-6
 
 qk_norm.OPTIONS = {
     qk_norm = { "string", "none", choices = { "none", "L2Normalization", "RMSNorm", "LayerNorm" },
-        help = "of queries and keys, head by head" },
-    qk_norm_eps = { "number", EPS, min = 0, help = "of the norms" },
-    qk_norm_before_rope = { "boolean", false, help = "normalized before they are turned, not after" },
-    qk_norm_zero_centered_gamma = { "boolean", false, help = "the weights are stored less 1" },
+        help = "normalization of queries and keys, head by head" },
+    qk_norm_eps = { "number", EPS, min = 0, help = "eps of the norms" },
+    qk_norm_before_rope = { "boolean", false, help = "normalize before rotating, not after" },
+    qk_norm_zero_centered_gamma = { "boolean", false, help = "the weights are stored minus 1" },
 }
 
 --- Gives an attention module its norms, fields q_norm and k_norm.

@@ -12,10 +12,10 @@ local BasicOperation = require("te.operation").BasicOperation
 local Quantize = BasicOperation:extend("Quantize")
 Quantize.takes = 1
 
-local OPTIONS = { forward = { "boolean", true, help = "quantizes values" },
-    backward = { "boolean", false, help = "quantizes gradients" } }
+local OPTIONS = { forward = { "boolean", true, help = "quantize values" },
+    backward = { "boolean", false, help = "quantize gradients" } }
 
---- Values as the recipe's format holds them, where a product is not next to what makes them.
+--- Quantizes values in the recipe's format, for products that do not directly follow.
 function Quantize:init(opts)
     opts = options.check("te.Quantize", opts, OPTIONS)
     self.quantizes_forward, self.quantizes_backward = opts.forward, opts.backward

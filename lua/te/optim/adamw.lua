@@ -18,9 +18,9 @@ local AdamW = Optimizer.define("AdamW", {
     betas = { "table", { 0.9, 0.999 }, wrong = wrong_betas,
         help = "decay rates of the means of gradients and of their squares" },
     eps = { "number", 1e-8, min = 0, wrong = Optimizer.finite "eps",
-        help = "is added to the root of the mean of squares" },
+        help = "added to the root of the mean of squares" },
     weight_decay = { "number", 0.01, min = 0, wrong = Optimizer.finite "weight_decay",
-        help = "a step takes lr times that of each weight away" },
+        help = "a step subtracts lr * weight_decay * weight" },
 }, function() return { "exp_avg", "exp_avg_sq" } end)
 
 function AdamW.describe(group, batch)

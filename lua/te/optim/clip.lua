@@ -62,14 +62,14 @@ function clip.grad_norm(params)
 end
 
 local CLIP = {
-    max = { "number", 0, min = 0, help = "of the norm; 0: no limit" },
-    scale = { "number", 1, help = "1 / the number of batches that the gradients are sums of" },
-    loss = { "any", help = "a tensor of one element, which must be finite, too" },
+    max = { "number", 0, min = 0, help = "largest norm; 0: no limit" },
+    scale = { "number", 1, help = "1 / the number of batches that the gradients sum over" },
+    loss = { "any", help = "a tensor of one element, which must be finite as well" },
 }
 
---- The norm of all gradients together, and what to multiply them with, on the device: a float64 tensor {3} of the norm
---- times `scale`; the factor, `scale` or less so that the norm is at most `max`; and 1 where the norm, and the loss if
---- given, are finite, else 0. For `opt:step{ clip = … }`, which changes nothing when it is 0.
+--- The norm of all gradients together and the factor to multiply them by, on the device: a float64 tensor {3} of the
+--- norm times `scale`; the factor, `scale` or less so that the norm is at most `max`; and 1 if the norm, and the loss
+--- if given, are finite, else 0. For `opt:step{ clip = … }`, which changes nothing if the last is 0.
 ---@param params table  a list of parameters, or a module
 ---@param opts table
 function clip.grad_clip(params, opts)

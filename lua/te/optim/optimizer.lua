@@ -37,11 +37,11 @@ end
 local SHARED = {
     lr = { "number", 1e-3, min = 0, wrong = Optimizer.finite "lr", help = "learning rate" },
     lr_scale = { "number", 1, min = 0, wrong = Optimizer.finite "lr_scale",
-        help = "what lr is multiplied by, whether the group's, set_lr's or that of step{ lr = … }" },
+        help = "factor of lr, whether the group's, set_lr's or that of step{ lr = … }" },
     master_weights = { "boolean", false,
-        help = "parameters in 16 bits get the rounding of copies, which are what is updated" },
+        help = "16-bit parameters get the rounded values of copies, which are updated" },
     master_dtype = { "string", "float32", choices = { "float32", "bfloat16" },
-        help = "of the copies, and of those that parameters stored quantized always have" },
+        help = "dtype of the copies, which quantized parameters always have" },
 }
 
 local function text_of(self)
@@ -153,10 +153,10 @@ function Optimizer:take_back()
 end
 
 local STEP = {
-    grad_scale = { "number", 1, help = "multiplies every gradient, so clipping and averaging cost no pass" },
-    clip = { "any", help = "te.optim.grad_clip's result, whose factor stays on the device; AdamW's alone" },
+    grad_scale = { "number", 1, help = "factor of every gradient: clips or averages without an extra pass" },
+    clip = { "any", help = "te.optim.grad_clip's result, whose factor stays on the device; AdamW only" },
     lr = { "number", nil, min = 0, wrong = Optimizer.finite "lr",
-        help = "instead of the groups' own; times their lr_scale" },
+        help = "in place of the groups' own; multiplied by their lr_scale" },
 }
 
 --- Updates the parameters from their gradients: all of them, or none when something fails.

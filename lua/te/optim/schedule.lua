@@ -6,10 +6,10 @@ local options = require "te.options"
 local schedule = {}
 
 local COSINE = {
-    max = { "number", nil, min = 0, help = "after the warm-up; needed" },
-    min = { "number", 0, min = 0, help = "from the last step on" },
-    warmup = { "integer", 0, min = 0, help = "steps of linear growth before the one at max" },
-    steps = { "size", help = "when min is reached; needed" },
+    max = { "number", nil, min = 0, help = "learning rate after the warm-up; required" },
+    min = { "number", 0, min = 0, help = "learning rate from the last step on" },
+    warmup = { "integer", 0, min = 0, help = "steps of linear growth before the first at max" },
+    steps = { "size", help = "step at which min is reached; required" },
 }
 
 --- Linear warm-up to max, then half a cosine down to min, which is reached at step `steps` and kept.

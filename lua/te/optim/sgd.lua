@@ -6,11 +6,11 @@ local Optimizer = require "te.optim.optimizer"
 
 local SGD = Optimizer.define("SGD", {
     momentum = { "number", 0, min = 0, wrong = Optimizer.finite "momentum",
-        help = "how much of the last update goes into the next" },
+        help = "fraction of the last update that goes into the next" },
     dampening = { "number", 0, wrong = Optimizer.finite "dampening",
-        help = "the gradient enters the momentum times 1 - dampening" },
+        help = "the momentum adds 1 - dampening times the gradient" },
     weight_decay = { "number", 0, min = 0, wrong = Optimizer.finite "weight_decay",
-        help = "times the weight, is added to the gradient" },
+        help = "factor of the weight that is added to the gradient" },
     nesterov = { "boolean", false, help = "looks one update ahead" },
 }, function(group) return group.momentum > 0 and { "momentum_buffer" } or {} end)
 

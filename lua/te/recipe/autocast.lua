@@ -11,16 +11,16 @@ local options = require "te.options"
 local core = te._core
 
 local OPTIONS = {
-    enabled = { "boolean", true, help = "false: tensors' own dtypes and no recipe" },
-    dtype = { "string", help = "what products, norms, attention and embeddings compute in" },
-    recipe = { "any", help = "how products quantize their operands; that of the te.autocast around it unless given, or "
+    enabled = { "boolean", true, help = "false: compute in the tensors' own dtypes, without a recipe" },
+    dtype = { "string", help = "compute dtype of products, norms, attention and embeddings" },
+    recipe = { "any", help = "how products quantize their operands; that of the enclosing te.autocast unless given, or "
         .. "where there is none and no dtype either, te.recipe.DelayedScaling {}" },
     when = { "string", choices = { "always", "faster" },
-        help = "faster leaves products in dtype that the recipe makes no faster on this device" },
+        help = "faster: products that the recipe does not make faster on this device stay in dtype" },
     calibrating = { "boolean", false,
-        help = "with enabled = false: amaxes are collected, and scales follow when the function ends" },
-    group = { "any", help = "of te.distributed: processes that share the amaxes of delayed scaling; that of the "
-        .. "te.autocast around it unless given" },
+        help = "with enabled = false: amaxes are collected, and scales are updated when the function ends" },
+    group = { "any", help = "group of te.distributed whose processes share the amaxes of delayed scaling; that of "
+        .. "the enclosing te.autocast unless given" },
 }
 
 local CALLABLE = { "callable" }
@@ -97,7 +97,7 @@ end
 
 local autocast = {}
 
---- Runs fn(...) with the dtype and the recipe that operations compute under; returns what it returns.
+--- Runs fn(...), in which operations compute with this dtype and recipe; returns its results.
 ---@return any ...
 function autocast.autocast(opts, fn, ...) return run("te.autocast", opts, fn, ...) end
 options.declare(autocast.autocast, OPTIONS)
@@ -105,7 +105,7 @@ options.declare(autocast.autocast, OPTIONS)
 local OLDER = { fp8_recipe = { "any", help = "recipe" }, fp8_group = { "any", help = "group" } }
 for name, declared in pairs(OPTIONS) do OLDER[name] = declared end
 
---- The older name: fp8_recipe and fp8_group are recipe and group; without a recipe it is delayed scaling.
+--- The older name of te.autocast: fp8_recipe and fp8_group are recipe and group; the default is delayed scaling.
 ---@return any ...
 function autocast.fp8_autocast(opts, fn, ...)
     opts = options.check("te.fp8_autocast", opts, OLDER)

@@ -32,11 +32,11 @@ function parameters.quantized(product, tensor, init)
 end
 
 local OPTIONS = {
-    enabled = { "boolean", true, help = "false: weights are stored in full" },
-    recipe = { "any", help = "te.recipe.DelayedScaling {} unless given" },
-    preserve_high_precision_init_val = { "boolean", false, help = "what the weights were before is kept on the cpu, "
-        .. "for weight:get_high_precision_init_val(), and is what an optimizer starts its master copy from, until "
-        .. "something is written to the weight" },
+    enabled = { "boolean", true, help = "false: weights are stored unquantized" },
+    recipe = { "any", help = "default: te.recipe.DelayedScaling {}" },
+    preserve_high_precision_init_val = { "boolean", false, help = "keep the unquantized initial weights on the CPU, "
+        .. "for weight:get_high_precision_init_val(); an optimizer's master copy starts from them, unless the weight "
+        .. "was written to" },
 }
 
 local function swap(init)
@@ -57,8 +57,7 @@ local function run(who, opts, fn, ...)
     return core.pass(core.under(swap, init, fn, ...))
 end
 
---- Runs fn(...), which makes a model whose weights are stored in the recipe's format alone, and returns what it
---- returns.
+--- Runs fn(...), which makes a model whose weights are stored only in the recipe's format, and returns its results.
 ---@param opts table
 ---@return any ...
 function parameters.quantized_model_init(opts, fn, ...) return run("te.quantized_model_init", opts, fn, ...) end

@@ -189,7 +189,7 @@ local Bpe = { kind = "bpe" }
 Bpe.__index = Bpe
 options.kinds.Tokenizer = Bpe
 
-local ENCODE = { special = { "boolean", false, help = "the special tokens that the file puts around a text as well" } }
+local ENCODE = { special = { "boolean", false, help = "add the special tokens that the file puts around a text" } }
 
 --- Ids of a text. Special tokens that stand in it are found; none are added unless `special` asks for them.
 ---@param text string
@@ -208,7 +208,7 @@ function Bpe:encode(text, opts)
     return all
 end
 
-local DECODE = { continues = { "boolean", false, help = "the ids follow others: a space in front is one" } }
+local DECODE = { continues = { "boolean", false, help = "the ids continue others: keep a leading space" } }
 
 --- The bytes that ids stand for, special tokens as they are written. A token may end inside a character. Some files put
 --- a space in front of a text: it is left out unless the ids continue one. A tensor {batch, n} gives a list of texts.

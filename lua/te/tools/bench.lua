@@ -9,11 +9,11 @@ local clock = te._core.clock
 
 local command_line = train.command_line {
     script = "bench",
-    about = "Measures the engine's kernels beside what the machine allows.",
-    { "dtype", "string", "float32", choices = { "float32", "bfloat16" }, help = "of the operands" },
+    about = "Measures the engine's kernels against the limits of the machine.",
+    { "dtype", "string", "float32", choices = { "float32", "bfloat16" }, help = "dtype of the operands" },
     { "rows", "size", 16384, max = 2 ^ 20, help = "rows of the operands" },
     { "width", "size", 1024, max = 2 ^ 16, help = "columns" },
-    { "seconds", "number", 0.2, min = 0.001, max = 60, help = "per kernel" },
+    { "seconds", "number", 0.2, min = 0.001, max = 60, help = "seconds per kernel" },
     { "threads", "integer", 0, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
 }
 

@@ -5,7 +5,7 @@ local core = te._core
 
 local command_line = te.train.command_line {
     script = "doctor",
-    about = "Says what was found on this machine, and why something is off.",
+    about = "Reports what was found on this machine, and why something is unavailable.",
 }
 
 local FEATURES = { "avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16" }

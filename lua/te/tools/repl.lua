@@ -196,6 +196,6 @@ function repl.complete(before) return require("te.tools.complete").complete(befo
 
 -- `tetrain repl` with words behind it; without any the executable reads lines itself.
 return setmetatable(repl, { __call = function(_, words)
-    te.train.command_line({ script = "repl", about = "The prompt: takes Lua, prints what it gives; :help says more." })
+    te.train.command_line({ script = "repl", about = "The prompt: runs Lua and prints the results; :help says more." })
         :parse(words)
 end })

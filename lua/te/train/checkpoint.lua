@@ -65,15 +65,15 @@ end
 local MOST_STEPS = 2 ^ 40
 
 local SAVE = {
-    folder = { "string", help = "of the run; needed" },
-    step = { "integer", min = 0, max = MOST_STEPS, help = "the last one that was made; needed" },
-    model = { "any", help = "needed" },
-    optimizer = { "any", help = "needed" },
-    metadata = { "table", {}, help = "a list of tables of texts, which are kept as well" },
-    keep = { "size", 2, help = "how many checkpoints stay" },
+    folder = { "string", help = "folder of the run; required" },
+    step = { "integer", min = 0, max = MOST_STEPS, help = "last completed step; required" },
+    model = { "any", help = "required" },
+    optimizer = { "any", help = "required" },
+    metadata = { "table", {}, help = "list of tables of strings, saved as well" },
+    keep = { "size", 2, help = "how many checkpoints to keep" },
 }
 
---- Writes a checkpoint and removes those of the lowest other steps.
+--- Writes a checkpoint and removes the others with the lowest steps.
 ---@param opts table
 ---@return string path
 function checkpoint.save(opts)

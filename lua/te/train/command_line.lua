@@ -43,7 +43,7 @@ local function new(declared)
     for i, row in ipairs(declared) do self.rows[i] = row end
     if self.presets then
         table.insert(self.rows, 1, { "preset", "string", choices = options.names(self.presets),
-            help = "a set of options; others may follow" })
+            help = "a set of options; further options may follow" })
     end
     for _, row in ipairs(self.rows) do
         local check = { row[2], row[3], min = row.min, max = row.max, choices = row.choices }

@@ -14,8 +14,8 @@
     "g = where(a > limit, limit, a); l = where(b > limit, limit, where(b < -limit, -limit, b)); " \
     "y = g * sigmoid(alpha * g) * (l + offset)"
 #define SITUGLU        "beta1 * tanh(a / beta1) * sigmoid(a) * (beta2 * tanh(b / beta2))"
-#define HALVES         " x {..., 2 n} holds a, then b; y is {..., n}."
-#define BLOCKS         HALVES " Where interleave is not 0, a and b alternate in blocks of so many features."
+#define HALVES         " x {..., 2 n} holds a, then b; y {..., n}."
+#define BLOCKS         HALVES " If interleave is not 0, a and b alternate in blocks of that many features."
 /* 0.5 + 0.5 tanh(u) is sigmoid(2 u), which keeps its relative accuracy where it is small. The numbers are
  * 2 sqrt(2 / pi) and 0.044715 times it, to float64's last digit. */
 #define GELU(v)        v " * sigmoid(" v " * (1.5957691216057308 + 0.07135481627260025 * (" v " * " v ")))"
@@ -61,8 +61,8 @@ const te_op_def te_ops_activation[] = {
      .formula = "y = max(x, 0)"},
     {.signature = "gelu(x; approximate: tanh|none = tanh)",
      .module = "GELU",
-     .doc = "Gaussian error linear unit, x Phi(x); the tanh form by default, with approximate = \"none\" through erf "
-            "(Hendrycks and Gimpel 2016).",
+     .doc = "Gaussian error linear unit, x Phi(x) (Hendrycks and Gimpel 2016); the tanh approximation by default, "
+            "exact by erf with approximate = \"none\".",
      .flags = ACTIVATION,
      .resolve = gelu_resolve},
     {.signature = "gelu_tanh(x)",
@@ -170,8 +170,8 @@ const te_op_def te_ops_activation[] = {
      .formula = "y = " SITUGLU " * scale"},
 
     {.signature = "glu_deinterleave(x, size: int)",
-     .doc = "Features stored as blocks a0 b0 a1 b1 … of `size` in the order a0 a1 … b0 b1 …, as gated activations take "
-            "them.",
+     .doc = "Reorders features stored as blocks a0 b0 a1 b1 … of `size` to a0 a1 … b0 b1 …, the order that gated "
+            "activations take.",
      .flags = TE_OP_METHOD,
      .forward = deinterleave_forward},
     {0},

@@ -253,28 +253,28 @@ static te_status pad_backward(te_call *call)
 
 const te_op_def te_ops_arrange[] = {
     {.signature = "nonzero(x)",
-     .doc = "Positions (from 0, int64) of the elements that are not 0: {n, dimensions of x}, in order. Waits for a "
+     .doc = "Positions (from 0, int64) of the elements that are not 0: {n, dimensions of x}, in order. Waits for the "
             "device.",
      .flags = TE_OP_METHOD | TE_OP_NOGRAD,
      .forward = nonzero_forward},
     {.signature = "masked_select(x, mask)",
-     .doc = "The elements of x where mask (bool) holds, in order, in one dimension; both broadcast. Waits for a "
-            "device.",
+     .doc = "The elements of x where mask (bool) is true, in order, in one dimension; x and mask broadcast. Waits for "
+            "the device.",
      .flags = TE_OP_METHOD,
      .forward = masked_select_forward},
     {.signature = "flip(x, dims: dims)",
-     .doc = "x with the positions of dims in reverse.",
+     .doc = "x with the positions along dims reversed.",
      .flags = TE_OP_METHOD,
      .forward = flip_forward,
      .backward = flip_backward},
     {.signature = "roll(x, shifts: shape, dims: dims = nil)",
-     .doc = "x with positions of dims moved up by shifts, those at the end to the front; without dims in the flattened "
-            "tensor.",
+     .doc = "x with its elements shifted up along dims by shifts, wrapping around at the end; without dims, in the "
+            "flattened tensor.",
      .flags = TE_OP_METHOD,
      .forward = roll_forward},
     {.signature = "pad(x, pad: shape, value: number = 0)",
-     .doc = "x with a border of value: pad has how many positions come before and behind the last dimension, then the "
-            "one before it, and so on; negative ones take away.",
+     .doc = "x with a border of value: pad gives how many positions to add before and after the last dimension, then "
+            "the one before it, and so on; negative numbers remove positions.",
      .flags = TE_OP_METHOD,
      .forward = pad_forward,
      .backward = pad_backward},

@@ -186,31 +186,31 @@ const te_op_def te_ops_attention[] = {
      .doc = "softmax(scale q k^T + bias) v for q {batch, heads, seq_q, dim}, k and v {batch, kv_heads, seq_kv, dim}; "
             "dim at most 512; scale 1/sqrt(dim) when absent. In the compute dtype of te.autocast, otherwise the "
             "operands'. "
-            "causal hides later positions, window_left and window_right how far one sees (-1: all), bottom_right "
-            "aligns the last query with the last key. "
-            "A fully masked row gives zeros. Scores are not stored (Dao et al. 2022), but in backward where the bias, "
-            "which broadcasts to {batch, heads, seq_q, seq_kv}, has a gradient; a bias of bool says which scores take "
-            "part. "
-            "sinks {heads} are one more score of every row, which has no value (Xiao et al. 2023; of zeros: softmax "
-            "off by one). The result is laid out as {batch, seq_q, heads, dim}, so that heads are joined without a "
+            "causal hides later positions, window_left and window_right limit how far a query sees (-1: no limit), "
+            "bottom_right aligns the last query with the last key. "
+            "A fully masked row gives zeros. The bias broadcasts to {batch, heads, seq_q, seq_kv}; a bool bias says "
+            "which scores take part. Scores are not stored (Dao et al. 2022), except in backward where the bias has a "
+            "gradient. "
+            "sinks {heads} add to every row one more score without a value (Xiao et al. 2023; zeros: off-by-one "
+            "softmax). The result is laid out as {batch, seq_q, heads, dim}, so that heads are joined without a "
             "copy, and contiguous() copies it.",
      .forward = te_attention_separate_forward,
      .backward = te_attention_separate_backward},
     {.signature = "rope(x, frequencies, positions = nil; interleaved: bool = false, offset: int = 0)",
-     .doc = "Rotary position embedding (Su et al. 2021) of x {..., seq, dim}: pair k of a row's features turns by "
-            "(position + offset) frequencies[k]. frequencies {pairs} of float32, as te.rope_frequencies gives them, "
-            "turn the first 2 pairs features, k with k + pairs, or where interleaved is true 2k with 2k + 1. "
-            "positions, which broadcast to {..., seq}, count from 0 along seq unless given. Angles are float32, "
-            "float64 where x is.",
+     .doc = "Rotary position embedding (Su et al. 2021) of x {..., seq, dim}: pair k of a row's features is rotated by "
+            "(position + offset) frequencies[k]. The float32 frequencies {pairs}, from te.rope_frequencies, "
+            "rotate the first 2 pairs features: k pairs with k + pairs, or, if interleaved, 2k with 2k + 1. "
+            "positions broadcast to {..., seq}; by default they count from 0 along seq. Angles are float32, "
+            "or float64 where x is.",
      .flags = TE_OP_METHOD,
      .forward = te_rope_forward,
      .backward = te_rope_backward},
     {.signature = "self_attention(qkv, seq_lens = nil, frequencies = nil, sinks = nil; " TE_ATTENTION_SIGNATURE
                   ", heads: int = 1, kv_heads: int = nil, interleaved: bool = false)",
-     .doc = "Attention on a packed projection: {tokens, width} one sequence, {batch, seq, width}, or {tokens, width} "
+     .doc = "Attention on a packed projection: one sequence {tokens, width}, {batch, seq, width}, or {tokens, width} "
             "with seq_lens {batch}; "
             "width = (heads + 2 kv_heads) dim in blocks Q | K | V. Result {..., heads dim}. With frequencies Q and K "
-            "are turned by their position in the sequence, as te.rope does; dtype and sinks as for "
+            "are rotated by their position in the sequence, as by te.rope; dtype and sinks as for "
             "scaled_dot_product_attention.",
      .forward = te_attention_packed_forward,
      .backward = te_attention_packed_backward},

@@ -33,13 +33,13 @@ static te_status to_device_backward(te_call *call)
 
 const te_op_def te_ops_convert[] = {
     {.signature = "cast(x, dtype: dtype)",
-     .doc = "x in another dtype: floating point rounded to nearest, ties to even, whole numbers without the fraction; "
-            "x itself when it has that dtype. Gradients end at whole numbers, bool and float8.",
+     .doc = "x in another dtype: floating point rounds to nearest, ties to even; integers drop the fraction; x "
+            "itself when it has that dtype. Gradients end at integers, bool and float8.",
      .flags = TE_OP_METHOD,
      .forward = cast_forward,
      .backward = cast_backward},
     {.signature = "to_device(x, device: device)",
-     .doc = "x on another device, connected to x in the graph; x itself when it is there.",
+     .doc = "x on another device, connected to x in the graph; x itself when it is already there.",
      .flags = TE_OP_METHOD,
      .forward = to_device_forward,
      .backward = to_device_backward},

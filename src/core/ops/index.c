@@ -449,7 +449,7 @@ static te_status multinomial_forward(te_call *call)
 
 const te_op_def te_ops_index[] = {
     {.signature = "embedding(table, ids)",
-     .doc = "Rows of table {entries, width} by ids {...}: {..., width}, in the compute dtype of "
+     .doc = "Rows of table {entries, width} selected by ids {...}: {..., width}, in the compute dtype of "
             "te.autocast, otherwise the table's. ids may come first.",
      .forward = embedding_forward,
      .backward = embedding_backward},
@@ -459,7 +459,7 @@ const te_op_def te_ops_index[] = {
      .forward = gather_forward,
      .backward = gather_backward},
     {.signature = "index_select(x, dim: dim, index)",
-     .doc = "Positions of dim named by index {n}, counting from 0.",
+     .doc = "The positions along dim that index {n} lists, counting from 0.",
      .flags = TE_OP_METHOD,
      .forward = index_select_forward},
     {.signature = "cat(list: tensors, dim: dim = 0)",
@@ -479,8 +479,8 @@ const te_op_def te_ops_index[] = {
      .flags = TE_OP_METHOD | TE_OP_NOGRAD,
      .forward = argmin_forward},
     {.signature = "topk(x, k: int, dim: dim = -1; largest: bool = true)",
-     .doc = "The k largest values along dim, sorted, and their positions (from 0, int64). Equal ones stay in order; "
-            "NaN comes first, also where the smallest are wanted.",
+     .doc = "The k largest values along dim, sorted, and their positions (from 0, int64). Equal values keep their "
+            "order; NaN comes first, also when the smallest are asked for.",
      .flags = TE_OP_METHOD,
      .outputs = "values indices",
      .forward = topk_forward,
@@ -511,7 +511,7 @@ const te_op_def te_ops_index[] = {
      .rows = "row",
      .formula = "y = where(column() >= row + diagonal, x, 0)"},
     {.signature = "multinomial(x, n: int = 1, replacement: bool = false)",
-     .doc = "n class ids (from 0, int64) drawn by the weights in each row of x.",
+     .doc = "n class ids (from 0, int64) per row of x, drawn with the row as weights.",
      .flags = TE_OP_METHOD | TE_OP_NOGRAD,
      .forward = multinomial_forward},
     {0},

@@ -231,18 +231,16 @@ static te_status grouped_forward(te_call *call)
 const te_op_def te_ops_linear[] = {
     {.signature = "linear(x, weight, bias = nil)",
      .doc = "x W^T + b for x {..., in}, weight {out, in}, bias {out}. In the compute dtype of te.autocast, otherwise "
-            "the operands'; float32 accumulation. Whole numbers give float32.",
+            "the operands'; float32 accumulation. Integers give float32.",
      .flags = TE_OP_QUANTIZED,
      .forward = linear_forward,
      .backward = linear_backward},
     {.signature = "grouped_linear(x, sizes)",
-     .doc = "Rows of x in contiguous groups of so many, each times a weight of its own. Stands in plans alone, where "
-            "it has weights.",
+     .doc = "Rows of x in contiguous groups of given sizes, each times its own weight. Only in plans, with weights.",
      .flags = TE_OP_HIDDEN,
      .forward = grouped_forward},
     {.signature = "grouped_biases(scale, sizes)",
-     .doc = "For every row the bias of its group, rows in contiguous groups of so many. Stands in plans alone, where "
-            "it has biases.",
+     .doc = "For every row the bias of its group, in contiguous groups of given sizes. Only in plans, with biases.",
      .flags = TE_OP_HIDDEN | TE_OP_NOGRAD,
      .forward = grouped_forward},
     {.signature = "addcmul_rows(x, scale, bias)",

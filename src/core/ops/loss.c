@@ -256,11 +256,11 @@ const te_op_def te_ops_loss[] = {
      .doc =
          "Cross entropy of softmax(logits) with class ids from 0: (1-a) (lse - x[target]) + a (lse - mean(x)), a = "
          "label_smoothing. logits {..., classes}, targets {...}. "
-         "Rows whose target is ignore_index count nothing; mean divides by the others. With weight {classes} each "
-         "class's term has its weight, and mean divides by the sum of the targets' weights. Floating point targets "
-         "are probabilities of all classes, in the shape of logits: sum(weight ((1-a) target + a / classes) (lse - "
-         "x)), and mean divides by the number of rows. Arithmetic and result in float32, of float64 logits in "
-         "float64.",
+         "Rows whose target is ignore_index are ignored; mean divides by the number of the others. With weight "
+         "{classes} each class's term is weighted, and mean divides by the sum of the targets' weights. "
+         "Floating-point targets are probabilities of all classes, in the shape of logits: sum(weight ((1-a) target + "
+         "a / classes) (lse - x)), and mean divides by the number of rows. Arithmetic and result are float32, or "
+         "float64 for float64 logits.",
      .forward = cross_entropy_forward,
      .domain = "-2 2"},
     {.signature = "cross_entropy_row(x, target; ignore: number = -100)",
@@ -312,13 +312,13 @@ const te_op_def te_ops_loss[] = {
                  "dx = dy * (rowsum(p) * exp_below(x - m - s) - p); dtarget = (1 - smoothing) * weight * g; "
                  "dweight = q * g"},
     {.signature = "parallel_cross_entropy(logits, targets; first: int = 0, classes: int = 0, ignore_index: int = -100)",
-     .doc = "Of every row of logits whose classes count from first: maximum, sum of exp(x - maximum), the target's "
+     .doc = "For every row of logits whose classes start at first: maximum, sum of exp(x - maximum), the target's "
             "logit or 0, sum of x - maximum.",
      .flags = TE_OP_HIDDEN | TE_OP_NOGRAD,
      .outputs = "m s picked total",
      .forward = parallel_forward},
     {.signature = "cross_entropy_statistics(x, target; first: number = 0)",
-     .doc = "The same of targets that are classes.",
+     .doc = "The same for targets that are classes.",
      .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN | TE_OP_NOGRAD,
      .rows = "target",
      .outputs = "m s picked total",
@@ -326,7 +326,7 @@ const te_op_def te_ops_loss[] = {
                 "picked = rowsum(where(column() == target - first, x, 0))"},
     {.signature = "cross_entropy_of_part(x, target, m, s, picked, total = 0; first: number = 0, classes: number = 1, "
                   "ignore: number = -100, smoothing: number = 0)",
-     .doc = "Cross entropy of every row from what all parts of the row gave; its gradient is that of the part x.",
+     .doc = "Cross entropy of every row from the results of all its parts; its gradient is that of the part x.",
      .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN,
      .rows = "target m s picked total",
      .formula = "smooth = where(smoothing == 0, 0, smoothing * (s - total / classes)); "
@@ -334,7 +334,7 @@ const te_op_def te_ops_loss[] = {
      .gradient = "dx = where(target == ignore, 0, dy * (exp_below(x - m - s) - "
                  "where(column() == target - first, 1 - smoothing, 0) - smoothing / classes))"},
     {.signature = "loss_of_class(x, target; classes: number = 1, ignore: number = -100, otherwise: number = 0)",
-     .doc = "x where its target is a class or ignored.",
+     .doc = "x where its target is a valid class or ignored.",
      .flags = TE_OP_HIDDEN,
      .formula = "y = where((target >= 0 and target < classes) or target == ignore, x, otherwise)"},
     {.signature = "mean_counted(x, target; ignore: number = -100)",
@@ -346,7 +346,7 @@ const te_op_def te_ops_loss[] = {
      .flags = TE_OP_LASTROW | TE_OP_HIDDEN,
      .formula = "y = rowsum(x)"},
     {.signature = "mse_loss(x, target; reduction: mean|sum|none = mean)",
-     .doc = "Squared difference of tensors of one shape; whole numbers give float32.",
+     .doc = "Squared difference of tensors of the same shape; integers give float32.",
      .forward = mse_forward},
     {.signature = "squared_difference(x, target)",
      .doc = "The same of every element.",
@@ -363,8 +363,8 @@ const te_op_def te_ops_loss[] = {
      .formula = TE_LOG1P_EXP
      "y = weight * (pos_weight * target * (l - min(x, 0)) + (1 - target) * (max(x, 0) + l))"},
     {.signature = "kl_div(x, target; reduction: mean|sum|none|batchmean = mean, log_target: bool = false)",
-     .doc = "Kullback-Leibler divergence target (log(target) - x) of log-probabilities x from probabilities in x's "
-            "shape, or with log_target their logarithms. batchmean divides the sum by the first extent.",
+     .doc = "Kullback-Leibler divergence target (log(target) - x) for log-probabilities x and probabilities target "
+            "in x's shape, or with log_target their logarithms. batchmean divides the sum by the first extent.",
      .forward = kl_div_forward,
      .domain = "0.1 2"},
     {.signature = "kl_div_of(x, target)",
@@ -372,7 +372,7 @@ const te_op_def te_ops_loss[] = {
      .flags = TE_OP_F32 | TE_OP_HIDDEN,
      .formula = "y = where(target == 0, 0, target * (log(target) - x))"},
     {.signature = "kl_div_of_logs(x, target)",
-     .doc = "The same of logarithms.",
+     .doc = "The same for logarithms.",
      .flags = TE_OP_F32 | TE_OP_HIDDEN,
      .formula = "y = where(target == -inf, 0, exp(target) * (target - x))"},
     {0},

@@ -420,30 +420,30 @@ static te_status moe_unpermute_backward(te_call *call)
 
 const te_op_def te_ops_moe[] = {
     {.signature = "moe_permute(x, routing_map, num_out_tokens: int = -1)",
-     .doc = "Rows of x {tokens, width} sorted by expert, and row_id_map, with which te.moe_unpermute brings them back. "
+     .doc = "Rows of x {tokens, width} sorted by expert, and row_id_map, with which te.moe_unpermute restores them. "
             "routing_map is a mask {tokens, experts} (bool, uint8) or ids {tokens, slots} (int64, int32); an expert's "
-            "tokens keep their order. num_out_tokens is the number of rows: more are dropped, missing ones are 0; -1: "
-            "as many as there are, which a mask has to be counted for.",
+            "tokens keep their order. num_out_tokens is the number of rows: further ones are dropped, missing ones "
+            "are 0; -1: as many as are routed, for which a mask must be counted.",
      .outputs = "y row_id_map",
      .forward = moe_permute_forward,
      .backward = permute_backward},
     {.signature = "moe_permute_with_probs(x, probs, routing_map, num_out_tokens: int = -1)",
-     .doc = "te.moe_permute with probs, which have routing_map's shape: permuted_probs are the rows' ones, and a row "
-            "whose probability is exactly 0 is 0.",
+     .doc = "te.moe_permute with probs in routing_map's shape: permuted_probs are those of the rows, and a row whose "
+            "probability is exactly 0 is 0.",
      .outputs = "y permuted_probs row_id_map",
      .forward = moe_permute_probs_forward,
      .backward = permute_backward},
     {.signature = "moe_permute_and_pad_with_probs(x, probs, routing_map, tokens_per_expert, align: int)",
-     .doc = "te.moe_permute_with_probs by a mask, with rows of zeros after each expert's up to a multiple of align. "
+     .doc = "te.moe_permute_with_probs by a mask, with each expert's rows padded with zeros to a multiple of align. "
             "tokens_per_expert {experts} are routing_map's sums; pad_offsets say by how many rows each expert's were "
             "moved (for te.moe_unpermute), padded_tokens_per_expert how many it has now.",
      .outputs = "y permuted_probs row_id_map pad_offsets padded_tokens_per_expert",
      .forward = moe_permute_pad_forward,
      .backward = permute_backward},
     {.signature = "moe_unpermute(x, row_id_map, merging_probs = nil, pad_offsets = nil, restore_shape: shape = nil)",
-     .doc = "Tokens {tokens, width} as sums over their rows in x, times merging_probs {tokens, experts}, or {tokens, "
-            "slots} where ids made row_id_map, if given. restore_shape says how many tokens there are where only that "
-            "tells. Sums are taken in float32.",
+     .doc = "Tokens {tokens, width} as sums over their rows in x, times merging_probs if given: {tokens, experts}, or "
+            "{tokens, slots} where row_id_map was made from ids. restore_shape gives the number of tokens where "
+            "nothing else does. Sums are taken in float32.",
      .forward = moe_unpermute_forward,
      .backward = moe_unpermute_backward},
     {0},

@@ -134,17 +134,17 @@ const te_op_def te_ops_moe_router[] = {
     {.signature = "fused_topk_with_score_function(logits, topk: int, expert_bias = nil; num_groups: int = nil, "
                   "group_topk: int = nil, use_pre_softmax: bool = false, scaling_factor: number = 1, " SCORE_FUNCTIONS
                   ")",
-     .doc = "The topk experts of every token by logits {tokens, experts}: probs, 0 elsewhere, and the mask of the "
-            "chosen. softmax over the chosen, with use_pre_softmax over all; sigmoid and sqrtsoftplus, sqrt(log(1 + "
-            "exp(x))), over their sum if topk > 1. expert_bias {experts} acts on the choice alone (Wang et al. 2024). "
-            "Experts in num_groups groups: only those of the group_topk with the largest sum of topk / group_topk "
-            "scores (DeepSeek-AI 2024). Computed in float32, "
-            "float64 logits in float64, but chosen by what float32 tells apart.",
+     .doc = "Selects the topk experts of every token by logits {tokens, experts}: probs, 0 elsewhere, and the mask of "
+            "the selected. softmax is over the selected, or with use_pre_softmax over all; sigmoid and sqrtsoftplus, "
+            "sqrt(log(1 + exp(x))), are divided by their sum if topk > 1. expert_bias {experts} affects only the "
+            "selection (Wang et al. 2024). With num_groups, only experts of the group_topk groups with "
+            "the largest sum of topk / group_topk scores take part (DeepSeek-AI 2024). Computed in float32, "
+            "float64 logits in float64, but selected at float32 precision.",
      .outputs = "probs map",
      .forward = fused_topk_forward},
     {.signature = "fused_compute_score_for_moe_aux_loss(logits, topk: int; " SCORE_FUNCTIONS ")",
-     .doc = "The mask of the topk experts of every token, and scores of all, in float32 (float64 of float64): "
-            "softmax, or sigmoid or sqrtsoftplus over their sum.",
+     .doc = "The mask of the topk experts of every token, and the scores of all, in float32 (float64 for float64): "
+            "softmax, or sigmoid or sqrtsoftplus divided by their sum.",
      .outputs = "map scores",
      .forward = fused_scores_forward},
     {.signature = "sqrt_softplus(x)",
@@ -152,25 +152,28 @@ const te_op_def te_ops_moe_router[] = {
      .flags = TE_OP_HIDDEN | TE_OP_FLOAT,
      .formula = SOFTPLUS "y = sqrt(p)",
      .gradient = "dx = where(y > 0, dy * sigmoid(x) / (2 * y), 0)"},
-    {.signature = "moe_shares(x)", .doc = "x over its sum.", .flags = HIDDEN, .formula = "y = x / (rowsum(x) + 1e-20)"},
+    {.signature = "moe_shares(x)",
+     .doc = "x divided by its sum.",
+     .flags = HIDDEN,
+     .formula = "y = x / (rowsum(x) + 1e-20)"},
     {.signature = "moe_softmax_all(x, map; scale: number = 1)",
-     .doc = "Softmax over all, of the chosen.",
+     .doc = "Softmax over all, at the selected.",
      .flags = HIDDEN,
      .formula = "e = exp(x - rowmax(x)); y = where(map, e / rowsum(e), 0) * scale",
      .gradient = "e = exp(x - rowmax(x)); p = e / rowsum(e); g = where(map, dy * scale, 0); "
                  "dx = p * (g - rowsum(g * p))"},
     {.signature = "moe_softmax_chosen(x, map; scale: number = 1)",
-     .doc = "Softmax over the chosen.",
+     .doc = "Softmax over the selected.",
      .flags = HIDDEN,
      .formula = "e = where(map, exp(x - rowmax(where(map, x, -inf))), 0); y = e / rowsum(e) * scale",
      .gradient = "e = where(map, exp(x - rowmax(where(map, x, -inf))), 0); p = e / rowsum(e); "
                  "dx = p * scale * (dy - rowsum(dy * p))"},
     {.signature = "moe_sigmoid(x, map; scale: number = 1, shares: number = 0)",
-     .doc = "Sigmoids of the chosen, over their sum where shares is not 0.",
+     .doc = "Sigmoids of the selected, divided by their sum where shares is not 0.",
      .flags = HIDDEN,
      .formula = "s = where(map, sigmoid(x), 0); y = s / where(shares ~= 0, rowsum(s) + 1e-20, 1) * scale"},
     {.signature = "moe_sqrt_softplus(x, map; scale: number = 1, shares: number = 0)",
-     .doc = "sqrt(softplus) of the chosen, over their sum where shares is not 0.",
+     .doc = "sqrt(softplus) of the selected, divided by their sum where shares is not 0.",
      .flags = HIDDEN,
      .formula = SOFTPLUS
      "s = where(map, sqrt(p), 0); y = s / where(shares ~= 0, rowsum(s) + 1e-20, 1) * scale",

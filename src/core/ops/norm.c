@@ -29,8 +29,9 @@ static te_status log_softmax_forward(te_call *call) { return along_dim(call, "lo
 
 const te_op_def te_ops_norm[] = {
     {.signature = "layer_norm(x, weight = 1, bias = 0; eps: number = 1e-5)",
-     .doc = "(x - mean) / sqrt(var + eps) * weight + bias over the last dimension, var biased (Ba et al. 2016). weight "
-            "and bias: that dimension's size. The result is in the compute dtype of te.autocast, otherwise x's.",
+     .doc = "(x - mean) / sqrt(var + eps) * weight + bias over the last dimension, with biased var (Ba et al. 2016). "
+            "weight and bias have that dimension's size. The result is in the compute dtype of te.autocast, otherwise "
+            "x's.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
      .formula = "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * weight + bias"},
     {.signature = "rms_norm(x, weight = 1; eps: number = 1e-5)",
@@ -39,12 +40,12 @@ const te_op_def te_ops_norm[] = {
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
      .formula = "rstd = rsqrt(rowmean(x * x) + eps); y = x * rstd * weight"},
     {.signature = "layer_norm_zero_centered(x, weight, bias = 0; eps: number = 1e-5)",
-     .doc = "layer_norm with 1 + weight in weight's place: weight decay then pulls the factor to 1.",
+     .doc = "layer_norm with 1 + weight in place of weight: weight decay then pulls the factor towards 1.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
      .formula =
          "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * (1 + weight) + bias"},
     {.signature = "rms_norm_zero_centered(x, weight; eps: number = 1e-5)",
-     .doc = "rms_norm with 1 + weight in weight's place.",
+     .doc = "rms_norm with 1 + weight in place of weight.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
      .formula = "rstd = rsqrt(rowmean(x * x) + eps); y = x * rstd * (1 + weight)"},
     {.signature = "l2_normalize(x; eps: number = 1e-6)",
@@ -52,7 +53,7 @@ const te_op_def te_ops_norm[] = {
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
      .formula = "r = rsqrt(rowsum(x * x) + eps); y = x * r"},
     {.signature = "softmax(x, dim: dim = -1)",
-     .doc = "exp(x) over its sum along dim, shifted by the maximum.",
+     .doc = "exp(x) divided by its sum along dim, shifted by the maximum.",
      .flags = TE_OP_METHOD,
      .forward = softmax_forward},
     {.signature = "softmax_row(x)",

@@ -82,8 +82,8 @@ static te_status sort_forward(te_call *call)
 
 const te_op_def te_ops_order[] = {
     {.signature = "sort(x, dim: dim = -1, descending: bool = false)",
-     .doc = "The values along dim in ascending order, and their positions (from 0, int64). Equal ones stay in order, "
-            "NaN is the largest. Rows of more than 4096 on a GPU are sorted by the host.",
+     .doc = "The values along dim in ascending order, and their positions (from 0, int64). Equal values keep their "
+            "order; NaN is the largest. On a GPU, rows of more than 4096 are sorted by the host.",
      .flags = TE_OP_METHOD,
      .outputs = "values indices",
      .forward = sort_forward},

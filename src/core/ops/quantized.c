@@ -162,7 +162,7 @@ const te_op_def te_ops_quantized[] = {
      .forward = dequantize_forward,
      .backward = dequantize_backward},
     {.signature = "quantized_linear(x, weight, bias = nil)",
-     .doc = "linear under the recipe of te.autocast, with the state that the context was given for it.",
+     .doc = "linear under the recipe of te.autocast, with the state that the context holds for it.",
      .flags = TE_OP_HIDDEN | TE_OP_QUANTIZED,
      .forward = forward,
      .backward = backward},

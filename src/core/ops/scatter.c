@@ -177,8 +177,8 @@ const te_op_def te_ops_scatter[] = {
      .flags = TE_OP_METHOD | TE_OP_INPLACE,
      .forward = index_add_forward},
     {.signature = "index_copy(x, dim: dim, index, src)",
-     .doc = "x with the slices of src along dim in place of those at the positions in index {n}, which count from 0 "
-            "and differ.",
+     .doc = "x with its slices at the positions in index {n} along dim replaced by those of src; positions count from "
+            "0 and must differ.",
      .flags = TE_OP_METHOD | TE_OP_INPLACE,
      .forward = index_copy_forward,
      .backward = index_copy_backward},

@@ -285,7 +285,7 @@ describe("te.cast", function()
         for _, dtype in ipairs { "int64", "int32", "uint8", "bool", "float8_e4m3", "float8_e5m2" } do
             assert.is_false(x:to(dtype):to("float32").requires_grad)
         end
-        assert.is_truthy(te.help("cast"):find("Gradients end at whole numbers, bool and float8", 1, true))
+        assert.is_truthy(te.help("cast"):find("Gradients end at integers, bool and float8", 1, true))
     end)
 end)
 

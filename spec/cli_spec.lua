@@ -423,7 +423,8 @@ describe("tetrain", function()
     it("lets a script finish that listens", function()
         local text = "te._core.interrupt_flag()\nready(...)\n"
             .. "while not te._core.interrupt_flag() do te.ones(3):sum() end\nos.exit(75)"
-        for _, signal in ipairs { "TERM", "HUP", "HUP $pid; kill -HUP" } do -- one of the terminal and one of its shell
+        for _, signal in ipairs { "TERM", "HUP", "HUP $pid; kill -HUP", -- one of the terminal and one of its shell
+            "TERM $pid; kill -HUP", "HUP $pid; kill -TERM" } do -- both, of what ends a session
             local _, _, status = run_and_signal(text, signal)
             assert.equal(75, status)
         end

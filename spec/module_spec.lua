@@ -217,6 +217,16 @@ describe("te.Module", function()
         state["1.weight"], state["2.weight"] = state["2.weight"], state["1.weight"]:view { 2, 2 }
         net:load_state_dict(state)
         assert.same({ second, first }, { net[1].weight:totable(), net[2].weight:totable() })
+        local recipe, x = te.recipe.DelayedScaling {}, te.randn { 16, 16 }
+        net = te.Sequential(te.Linear(16, 16), te.ReLU(), te.Linear(16, 16))
+        te.autocast({ dtype = "bfloat16", recipe = recipe }, net, x)
+        state = net:state_dict()
+        local a, b = state["1.input_scale"]:item(), state["3.input_scale"]:item()
+        assert.not_equal(a, b)
+        state["1.input_scale"], state["3.input_scale"] = state["3.input_scale"], state["1.input_scale"]
+        net:load_state_dict(state)
+        state = net:state_dict()
+        assert.same({ b, a }, { state["1.input_scale"]:item(), state["3.input_scale"]:item() })
     end)
 
     it("says what does not fit, and changes nothing then", function()

@@ -98,6 +98,23 @@ local function find_source(plan, name, tensor, module)
     end
 end
 
+-- The state, with copies of the module's own tensors that it has under other names: loading writes those.
+local function apart(self, state)
+    local own, written, copies = module_state.of(self), {}, nil
+    for _, tensor in pairs(own) do written[tensor:storage_id()] = true end
+    for name, given in pairs(state) do
+        if te.is_tensor(given) and not rawequal(given, own[name]) and written[given:storage_id()] then
+            copies = copies or {}
+            copies[name] = given:clone()
+        end
+    end
+    if not copies then return state end
+    for name, given in pairs(state) do
+        if copies[name] == nil then copies[name] = given end
+    end
+    return copies
+end
+
 -- What taking over `state` comes to: names that are known, what each tensor gets (source), what gets nothing (absent),
 -- and further steps. Raises where something does not fit.
 local function make_plan(self, who, state)
@@ -170,6 +187,7 @@ end
 ---@return string[] unexpected  sorted names that only the state has
 function module_state.load(self, who, state, strict)
     check_unreleased(who, state)
+    state = te.no_grad(apart, self, state)
     local plan = make_plan(self, who, state)
     local missing, unexpected = differences(plan)
     local problem = strict and disagreement(missing, unexpected, plan.names)

@@ -5,6 +5,11 @@ local fail = require "te.fail"
 local Module = require "te.module"
 local options = require "te.options"
 
+local function look_at(params)
+    local dim = te._core.tensor_methods.dim
+    for i = 1, #params do dim(params[i]) end
+end
+
 --- The list, checked.
 ---@param who string  for messages
 ---@param params table
@@ -15,6 +20,7 @@ return function(who, params)
         fail("%s: params: expected a list of tensors or a module, got %s", who, te._core.describe(params))
     end
     options.list(who, "params", params)
+    if pcall(look_at, params) then return params end
     for i, parameter in ipairs(params) do
         if not options.tensor(who, "params", parameter, i) then
             fail("%s: params[%d]: expected a tensor, got %s", who, i, te._core.describe(parameter))

@@ -81,6 +81,13 @@ describe("te.train.checkpoint", function()
         refuses("te.train.checkpoint.save: option step: expected integer from 0 to 1099511627776, got -1", -1, 1)
         refuses("te.train.checkpoint.save: option keep: expected positive integer, got 0", 4, 0)
         refuses("te.train.checkpoint.save: option step is needed", nil, 1)
+        for message, opts in pairs { ["option model: expected a module, got 1"] = { model = 1 },
+            ["option metadata: a list has no entry"] = { metadata = { a = "b" } },
+            ["option metadata[1]: expected table, got 1"] = { metadata = { 1 } } } do
+            local all = { folder = folder, step = 4, model = model, optimizer = optimizer }
+            for name, value in pairs(opts) do all[name] = value end
+            assert.error_matches(function() checkpoint.save(all) end, message, 1, true)
+        end
     end)
 
     it("writes the optimizer's own tensors, not copies", function()

@@ -71,7 +71,7 @@ static int describe(lua_State *L)
 static int is_callable(lua_State *L)
 {
     luaL_checkany(L, 1);
-    lua_pushboolean(L, lua_isfunction(L, 1) || luaL_getmetafield(L, 1, "__call"));
+    lua_pushboolean(L, lua_isfunction(L, 1) || (luaL_getmetafield(L, 1, "__call") && lua_isfunction(L, -1)));
     return 1;
 }
 

@@ -99,11 +99,14 @@ static int interrupt_flag(lua_State *L)
     return 1;
 }
 
-/* ignore_sigpipe(): a pipe whose reader has left fails a write from here on, where the process is the script's, as a
- * full disk does; else it would end the process, with what the script has yet to save. */
+/* ignore_sigpipe(): a pipe whose reader has left fails a write from here on, where the process is the script's and
+ * nobody handles the signal, as a full disk does; else it would end the process, with what the script has yet to
+ * save. */
 static int ignore_sigpipe(lua_State *L)
 {
-    if (owns_process(te_lua_runtime(L))) signal(SIGPIPE, SIG_IGN);
+    struct sigaction now;
+    if (!owns_process(te_lua_runtime(L)) || sigaction(SIGPIPE, NULL, &now) != 0 || now.sa_handler != SIG_DFL) return 0;
+    signal(SIGPIPE, SIG_IGN);
     return 0;
 }
 

@@ -70,9 +70,15 @@ static void catch_signals(void);
  * not end a write that waits (interrupt_flag in system.c), the next signal does. */
 static void on_signal(int number)
 {
+    static volatile sig_atomic_t asked; /* the request: at the end of a session SIGTERM and SIGHUP may come together */
+    if ((number == SIGHUP && asked) || (number == SIGTERM && asked == SIGHUP)) {
+        asked = SIGTERM;
+        return;
+    }
     if (tetrain_request_stop(running)) {
+        asked = number;
         catch_signals();
-        if (number == SIGHUP) signal(SIGHUP, SIG_IGN); /* a shell passes on what the terminal sends, too */
+        signal(SIGHUP, SIG_IGN); /* a shell passes on what the terminal sends, too */
         return;
     }
     last_signal = number;
@@ -84,6 +90,8 @@ static void on_signal(int number)
 static void catch_signals(void)
 {
     struct sigaction handler = {.sa_handler = on_signal}, look = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
+    sigaddset(&handler.sa_mask, SIGHUP);
+    sigaddset(&handler.sa_mask, SIGTERM);
     sigaction(SIGINT, &handler, NULL);
     sigaction(SIGTERM, &handler, NULL);
     line_editor_catch_hangup(&handler);

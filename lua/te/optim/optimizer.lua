@@ -67,9 +67,10 @@ function Optimizer.define(name, declared, slots)
     local fields = {} -- names of no option, and of none misspelt
     function class.__newindex(self, key, value)
         if declared[key] then return self:set_option(key, value) end
-        if not fields[key] then
-            local near = type(key) == "string" and options.nearest(key, options.names(declared))
-            if near then fail("te.optim.%s: no option %s; did you mean %q?", name, key, near) end
+        if type(key) == "string" and not fields[key] then
+            local near = options.nearest(key, options.names(declared))
+            local alike = near and near:sub(1, 1) == key:sub(1, 1) and math.abs(#near - #key) <= 2
+            if alike then fail("te.optim.%s: no option %s; did you mean %q?", name, key, near) end
             fields[key] = true
         end
         rawset(self, key, value)

@@ -81,6 +81,12 @@ function checkpoint.save(opts)
     for _, name in ipairs { "folder", "step", "model", "optimizer" } do
         if opts[name] == nil then fail("te.train.checkpoint.save: option %s is needed", name) end
     end
+    if not te.Module.is(opts.model, te.Module) then
+        fail("te.train.checkpoint.save: option model: expected a module, got %s", options.shown(opts.model))
+    end
+    for i = 1, options.list("te.train.checkpoint.save", "option metadata", opts.metadata) do
+        options.argument("te.train.checkpoint.save", ("option metadata[%d]"):format(i), opts.metadata[i], { "table" })
+    end
     local tensors, metadata = {}, { step = tostring(opts.step), rng = te.rng_state() }
     for _, texts in ipairs(opts.metadata) do
         for name, value in pairs(texts) do metadata[name] = value end

@@ -25,7 +25,7 @@ enum {
     MOST_OPERANDS = 6,
     APART = 8,            /* elements of a row, at least */
     BESIDE = 64,          /* rows that lie side by side: fewer are transposed sooner (program_straight.c) */
-    BESIDE_MADE = 32,     /* the same where elements are made, which would have to be transposed, too */
+    BESIDE_MADE = 24,     /* the same where elements are made, which would have to be transposed, too */
     TILE = 2048,          /* elements of a tile */
     TILE_POSITIONS = 16,  /* a divisor of TE_FOLD_LANES */
     LINE = 16,            /* rows of a unit are a multiple */

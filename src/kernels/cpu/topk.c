@@ -25,17 +25,36 @@ typedef struct rows_job {
 
 /* --- by a heap -------------------------------------------------------------------------------------------------- */
 
-/* Not by && and ||: a branch that nobody can foretell takes longer than comparing twice. */
-static bool worse(candidate a, candidate b) { return (a.key < b.key) | ((a.key == b.key) & (a.index > b.index)); }
+static bool worse(candidate a, candidate b) { return a.key < b.key || (a.key == b.key && a.index > b.index); }
+
+/* Where a branch cannot be foretold, comparing twice takes less time. */
+static bool is_worse(candidate a, candidate b) { return (a.key < b.key) | ((a.key == b.key) & (a.index > b.index)); }
+
+/* Of a small heap, where most stop early. */
+static void sift_down_few(candidate *heap, int64_t n, int64_t i)
+{
+    candidate moving = heap[i];
+    for (int64_t child; (child = 2 * i + 1) < n; i = child) {
+        if (child + 1 < n && worse(heap[child + 1], heap[child])) child++;
+        if (!worse(heap[child], moving)) break;
+        heap[i] = heap[child];
+    }
+    heap[i] = moving;
+}
 
 /* Restores the heap with the worst candidate on top, below position i. What stands there mostly belongs near the
  * leaves, so the way down goes there along the worse children, and then up to its place. */
 static void sift_down(candidate *heap, int64_t n, int64_t i)
 {
+    enum { FEW = 64 };
+    if (n <= FEW) {
+        sift_down_few(heap, n, i);
+        return;
+    }
     candidate moving = heap[i];
     int64_t   top = i, child = 2 * i + 2;
     for (; child < n; child = 2 * i + 2) {
-        child -= worse(heap[child - 1], heap[child]);
+        child -= is_worse(heap[child - 1], heap[child]);
         heap[i] = heap[child];
         i = child;
     }
@@ -43,7 +62,7 @@ static void sift_down(candidate *heap, int64_t n, int64_t i)
         heap[i] = heap[n - 1];
         i = n - 1;
     }
-    for (; i > top && worse(moving, heap[(i - 1) / 2]); i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
+    for (; i > top && is_worse(moving, heap[(i - 1) / 2]); i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
     heap[i] = moving;
 }
 

@@ -16,6 +16,7 @@ describe("te.options", function()
         assert.is_true(callable(print) and callable(setmetatable({}, { __call = print })))
         assert.is_true(callable(core.define("once(x)", "y = x")))
         assert.is_false(callable(core.group_new()) or callable(nil) or callable {} or callable(te.ones(1)))
+        assert.is_false(callable(setmetatable({}, { __call = 5 })))
     end)
 
     it("names the nearest option", function()

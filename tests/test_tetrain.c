@@ -3,6 +3,7 @@
 
 #include "tetrain/tetrain.h"
 
+#include <signal.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -181,6 +182,22 @@ static void test_bools(void)
     tetrain_close(rt);
 }
 
+static void on_pipe(int number) { (void)number; }
+
+/* A script that owns the process ignores SIGPIPE, unless the host handles it. */
+static void test_pipes(void)
+{
+    tetrain_options  options = {.struct_size = sizeof options, .flags = TETRAIN_MAY_EXIT};
+    tetrain         *owner = tetrain_open(&options), *guest = tetrain_open(NULL);
+    static const char code[] = "require('te')._core.ignore_sigpipe()";
+    void (*before)(int) = signal(SIGPIPE, on_pipe);
+    CHECK(run(owner, code) == TETRAIN_OK && signal(SIGPIPE, SIG_DFL) == on_pipe);
+    CHECK(run(guest, code) == TETRAIN_OK && signal(SIGPIPE, SIG_DFL) == SIG_DFL);
+    CHECK(run(owner, code) == TETRAIN_OK && signal(SIGPIPE, before) == SIG_IGN);
+    tetrain_close(owner);
+    tetrain_close(guest);
+}
+
 /* A graph with a Lua operation in it, used after the interpreter is gone. */
 static void test_graph_outlives(void)
 {
@@ -293,6 +310,7 @@ int main(void)
     test_null_arguments();
     test_tensors();
     test_bools();
+    test_pipes();
     test_graph_outlives();
     test_limits();
     test_restricted();

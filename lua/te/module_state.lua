@@ -101,6 +101,7 @@ end
 -- The state, with copies of the module's own tensors that it has under other names: loading writes those.
 local function apart(self, state)
     local own, written, copies = module_state.of(self), {}, nil
+    walk(self, "", function(name, tensor) own[name] = tensor end) -- those stored quantized as a whole, too
     for _, tensor in pairs(own) do written[tensor:storage_id()] = true end
     for name, given in pairs(state) do
         if te.is_tensor(given) and not rawequal(given, own[name]) and written[given:storage_id()] then
@@ -145,18 +146,7 @@ local function differences(plan)
     return missing, unexpected
 end
 
--- What is written here is read before: a state may have the module's own tensors under each other's names.
-local function copy_own(source)
-    local written = {}
-    for tensor in pairs(source) do written[tensor:storage_id()] = true end
-    for tensor, given in pairs(source) do
-        local own = te.is_tensor(given) and not rawequal(tensor, given) and written[given:storage_id()]
-        if own then source[tensor] = given:clone() end
-    end
-end
-
 local function copy_all(source)
-    copy_own(source)
     for tensor, given in pairs(source) do
         if rows.are(given) then
             given:copy_to(tensor)

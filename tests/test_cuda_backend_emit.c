@@ -194,6 +194,45 @@ static void check_small_device(void)
     fake.set_shared(0);
 }
 
+/* What is looked up, of many elements; some lie beyond the tables. */
+static void check_tables(te_context *ctx, const te_quantizer *q)
+{
+    enum { EDGE = 4096 };
+    static built b;
+    te_device *cpu = te_context_device(ctx, "cpu"), *gpu = te_context_device(ctx, "cuda");
+    te_tensor *x = tensor(cpu, TE_BF16, EDGE, EDGE), *y = tensor(cpu, TE_BF16, EDGE, EDGE);
+    uint16_t *codes = te_tensor_data(x);
+    te_quantize_options options = {.want = {true, true}, .scale = 11};
+    te_quantized want = {0}, got = {0};
+    begin(&b, "looked_up");
+    int in = input(&b, TE_RATE_ELEM);
+    output(&b, TE_OUT_ELEM, emit(&b, TE_PW_MUL, in, emit(&b, TE_PW_SIGMOID, in, -1, -1), -1));
+    for (int i = 0; i < EDGE * EDGE; i++) codes[i] = te_f32_to_bf16((float)test_uniform(&seed, -3, 3));
+    for (int i = 0; i < 65536; i++) codes[test_random(&seed) % (EDGE * EDGE)] = te_f32_to_bf16((float)i * 0.001f);
+    te_tensor *there = te_tensor_on_device(x, gpu);
+    te_operand from = whole(x, EDGE, 1), to = whole(y, EDGE, 1);
+    te_run r = {.ndim = 2, .shape = {EDGE, EDGE}, .inputs = &from, .outputs = &to};
+    CHECK(cpu->exec.backend->program_run(&cpu->exec, &b.program, &r, 1) == TE_OK);
+    CHECK_MSG(te_quantize(y, q, &options, &want) == TE_OK, "%s", te_context_error(ctx));
+    if (te_quantized_open(gpu, q, TE_BF16, 2, x->shape, options.want, false, &got) != TE_OK) abort();
+    te_tensor *factor = te_tensor_scalar(ctx, gpu, TE_F32, 11), *amaxes = tensor(gpu, TE_F32, 1, 2);
+    te_quantize_job job = te_quantized_job(&got, factor, NULL);
+    job.amaxes = te_tensor_pointer(amaxes);
+    from = whole(there, EDGE, 1);
+    to = (te_operand){.quantized = &job};
+    CHECK_MSG(gpu->exec.backend->program_run(&gpu->exec, &b.program, &r, 1) == TE_OK, "%s", gpu->exec.message);
+    for (int s = 0; s < 2; s++) {
+        CHECK_MSG(same_tensor(want.side[s].data, got.side[s].data), "looked up: data of side %d", s);
+        CHECK_MSG(same_tensor(want.side[s].amax, got.side[s].amax), "looked up: amax of side %d", s);
+    }
+    te_tensor *const all[] = {x, y, there, factor, amaxes};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) te_tensor_release(all[i]);
+    te_quantized_close(&want);
+    te_quantized_close(&got);
+    if (b.program.release_device_compiled) b.program.release_device_compiled(&b.program);
+    release(&b);
+}
+
 int main(void)
 {
     static const int64_t sizes[][2] = {{37, 50}, {130, 160}, {128, 257}, {300, 520}};
@@ -213,6 +252,7 @@ int main(void)
     for (int i = 0; i < 2 * 4 * 2; i++) /* one factor for all, known beforehand: delayed and current scaling */
         check(ctx, quantizer_recipes[i / 8].name, &quantizer_recipes[i / 8].q[2], TE_BF16, sizes[i % 4][0],
               sizes[i % 4][1], i / 4 % 2, wants[0]);
+    check_tables(ctx, &quantizer_recipes[0].q[2]);
     check_refusals(ctx);
     te_context_release(ctx);
     check_small_device();

@@ -104,6 +104,7 @@ static bool tiles_fit(const te_cuda_device *d, const te_program *program, const 
                       const te_run *run)
 {
     uint32_t variables = shape->kind == TE_CUDA_ROWS ? TE_CUDA_BAND_VARIABLES : TE_CUDA_SQUARE_VARIABLES;
+    if (shape->tables) variables += TE_CUDA_TABLE_VARIABLES;
     return !te_program_leaves_quantized(program, run) ||
            te_cuda_program_shared(program, shape, run) + variables <= (uint32_t)d->shared_most;
 }

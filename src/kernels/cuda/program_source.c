@@ -5,6 +5,7 @@
 
 extern const char te_cuda_program_prelude[]; /* device headers up to where te_real is known, made by the build */
 extern const char te_cuda_program_device[];  /* and those that use it */
+extern const char te_cuda_program_tables[];
 extern const char te_cuda_program_quantize[];
 
 /* --- analysis ---------------------------------------------------------------------------------------------------- */
@@ -65,11 +66,7 @@ static void find_levels(te_emitter *e)
 /* Worth a register from one pass to the next. */
 static bool dear(int op)
 {
-    switch (op) {
-    case TE_PW_EXP: case TE_PW_LOG: case TE_PW_SIN: case TE_PW_COS: case TE_PW_TANH: case TE_PW_SIGMOID: case TE_PW_ERF:
-    case TE_PW_POW: case TE_PW_RANDOM: case TE_PW_KEEP: case TE_PW_NORMAL: return true;
-    default: return false;
-    }
+    return te_opcode_is_dear(op) || te_opcode_is_random(op);
 }
 
 /* A sum rounded to bfloat16 takes half a register and one instruction to unpack, its operands more of both. */
@@ -137,6 +134,7 @@ te_status te_cuda_program_source(const te_program *program, const te_cuda_progra
             shape->compute_f64 ? "double" : "float", !shape->compute_f64, shape->wide ? "int64_t" : "int32_t",
             shape->vector);
     emit_text(&e, te_cuda_program_device);
+    if (shape->tables) emit_text(&e, te_cuda_program_tables);
     if (te_shape_quantized(program, shape)) emit_quantizing(&e);
     te_emit_arguments(&e);
     emit_kernel(&e);

@@ -84,6 +84,7 @@ typedef struct te_cuda_program_shape {
     uint8_t               direct;            /* COLUMNS: sums are whole when a block is done, and leave no parts */
     uint8_t               full; /* ROWS, SQUARES: a row is as many units as its threads hold */
     uint8_t               band; /* ROWS: so many at a time are left quantized; 0: none is */
+    uint8_t               tables; /* what is dear of one bfloat16 input alone is looked up */
     uint16_t              lanes;             /* ROWS, SQUARES: threads per row; COLUMNS: units side by side */
     te_cuda_operand_shape operand[TE_CUDA_MAX_OPERANDS];
 } te_cuda_program_shape;
@@ -110,7 +111,11 @@ bool te_program_leaves_quantized(const te_program *program, const te_run *run);
 
 /* Bytes of dynamic shared memory that the kernel of a run wants which leaves results quantized, and at most so many of
  * shared variables beside them. */
-enum { TE_CUDA_SQUARE_VARIABLES = 9 << 10, TE_CUDA_BAND_VARIABLES = 18 << 10 };
+enum {
+    TE_CUDA_SQUARE_VARIABLES = 9 << 10,
+    TE_CUDA_BAND_VARIABLES = 18 << 10,
+    TE_CUDA_TABLE_VARIABLES = 32 << 10
+};
 uint32_t te_cuda_program_shared(const te_program *program, const te_cuda_program_shape *shape, const te_run *run);
 
 /* The launches, of arguments that are written to `args`, that serve the runs, in order: values of rows where SQUARES

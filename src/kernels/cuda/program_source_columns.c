@@ -32,6 +32,7 @@ static void emit_opening(te_emitter *e)
                "    const te_index down = (te_index)blockIdx.x / across, step = (te_index)a.n_column_parts * %d;\n",
             lanes * unit, lanes * unit - 1, lanes * unit, lanes, lanes, unit, at_once);
     te_emit_uniform(e);
+    te_emit_tables(e);
     te_emit_sums(e);
     for (int o = 0; o < e->program->n_outputs; o++)
         if (te_emit_sums_columns(e, o)) te_emit(e, "    te_real c%d[%d] = {};\n", o, unit);

@@ -231,6 +231,7 @@ static void mark_arguments(te_emitter *e)
             e->values[v].need = false; /* it lies ready */
             continue;
         }
+        if (te_emit_looks_up(e, v)) continue;
         for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) e->values[insn->arg[k]].need = true;
     }
 }
@@ -387,6 +388,11 @@ static void emit_element_value(te_emitter *e, int v)
         return;
     }
     te_emit(e, "                const te_real v%d = ", v);
+    if (te_emit_looks_up(e, v)) {
+        te_emit_looked_up(e, v);
+        te_emit(e, ";\n");
+        return;
+    }
     switch (insn->op) {
     case TE_PW_LOAD: emit_element_load(e, insn->slot); break;
     case TE_PW_COLUMN: te_emit(e, "(te_real)(column + k)"); break;
@@ -461,7 +467,7 @@ static void emit_unit_reductions(te_emitter *e)
 static bool rounds_as_stored(const te_emitter *e, int i, int v)
 {
     return e->program->insns[v].op == TE_PW_TO_BF16 && !e->values[v].held && !e->shape->compute_f64 &&
-           e->shape->operand[i].dtype == TE_BF16 && !e->shape->operand[i].accumulate;
+           !te_emit_looks_up(e, v) && e->shape->operand[i].dtype == TE_BF16 && !e->shape->operand[i].accumulate;
 }
 
 static void emit_element_output(te_emitter *e, int o, const char *count)
@@ -532,13 +538,15 @@ static void emit_unit_stores(te_emitter *e, const char *count)
     }
 }
 
-void te_emit_unit(te_emitter *e, const char *position, const char *count)
+void te_emit_needed(te_emitter *e)
 {
-    bool last = e->pass == e->passes - 1;
-    emit_loads(e, count);
-    emit_random_words(e, position);
-    if (last) emit_output_units(e, count);
-    emit_unit_values(e);
+    mark_arguments(e);
+    for (int v = 0; v < e->program->n_insns; v++)
+        if (e->values[v].need) emit_element_value(e, v);
+}
+
+static void emit_elements(te_emitter *e, bool last, const char *count)
+{
     te_emit(e, "#pragma unroll\n            for (int k = 0; k < %d; k++) {\n", e->shape->vector);
     for (int v = 0; v < e->program->n_insns; v++)
         if (e->values[v].need) emit_element_value(e, v);
@@ -547,6 +555,26 @@ void te_emit_unit(te_emitter *e, const char *position, const char *count)
         if (e->program->outputs[o].kind != TE_OUT_ROW && te_shape_wants(e->program, e->shape, o))
             emit_element_output(e, o, count);
     te_emit(e, "            }\n");
+}
+
+void te_emit_unit(te_emitter *e, const char *position, const char *count)
+{
+    bool last = e->pass == e->passes - 1;
+    emit_loads(e, count);
+    emit_random_words(e, position);
+    if (last) emit_output_units(e, count);
+    emit_unit_values(e);
+    if (e->n_tables) {
+        te_emit_table_places(e);
+        e->looking_up = true;
+        te_emit_mark(e, e->pass);
+        emit_elements(e, last, count);
+        e->looking_up = false;
+        te_emit_mark(e, e->pass);
+        te_emit(e, "            } else {\n");
+    }
+    emit_elements(e, last, count);
+    if (e->n_tables) te_emit(e, "            }\n");
     emit_unit_reductions(e);
     if (last) emit_unit_stores(e, count);
 }

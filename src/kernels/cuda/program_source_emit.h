@@ -3,7 +3,8 @@
  * Names in the source: rN the run's arguments, vN the value of instruction N, qN the coordinates of the row at hand,
  * oN the offset of operand N at it, xN its elements, wN random words, yN values about to be stored and zN the unit that
  * they become or the tile that is quantized, hN values held from one pass to a later one, mN what a thread has of
- * reduction N, uN a unit's values for it, sN and cN sums and column sums of output N.
+ * reduction N, uN a unit's values for it, sN and cN sums and column sums of output N, tableN functions of operand N and
+ * atN where a unit's values are in it.
  */
 #ifndef TE_KERNELS_CUDA_PROGRAM_SOURCE_EMIT_H
 #define TE_KERNELS_CUDA_PROGRAM_SOURCE_EMIT_H
@@ -33,6 +34,9 @@ typedef struct te_emitter {
     int                          pass;                         /* being written */
     const char                  *item;                         /* "" or "[i]": behind what is held for several units */
     bool                         loaded[TE_CUDA_MAX_OPERANDS]; /* held inputs that are loaded */
+    te_cuda_table                tables[TE_CUDA_TABLES];
+    int                          n_tables;
+    bool                         looking_up; /* values come from tables where they have one */
 } te_emitter;
 
 #define te_emit(e, ...) te_text_print((e)->out, __VA_ARGS__)
@@ -66,6 +70,16 @@ void te_emit_held_loads(te_emitter *e, bool all);
 /* The elements of one unit: loads, values, what is done with them, stores. `position` is the row-major position of its
  * first element, `count` the number of its elements, NULL when it is whole. */
 void te_emit_unit(te_emitter *e, const char *position, const char *count);
+
+/* program_source_tables.c: the tables' making, once per block; the condition, opening a block, that all of a unit's
+ * numbers are in them; whether a value is looked up there, and the looking up. */
+void te_emit_tables(te_emitter *e);
+void te_emit_table_places(te_emitter *e);
+bool te_emit_looks_up(const te_emitter *e, int v);
+void te_emit_looked_up(te_emitter *e, int v);
+
+/* The values that are marked as needed, and what they are made from, for one element. */
+void te_emit_needed(te_emitter *e);
 
 /* `te_real s0 = 0;` and the writing of a block's parts at the end. */
 void te_emit_sums(te_emitter *e);

@@ -4,8 +4,11 @@
 static void emit_opening(te_emitter *e)
 {
     bool sums = te_shape_sums(e->program, e->shape) > 0;
-    te_emit(e, "extern \"C\" __global__ void __launch_bounds__(%d) te_program(const __grid_constant__ te_args a)\n{\n",
-            te_shape_threads(e->shape));
+    char blocks[16] = "";
+    if (e->shape->tables) snprintf(blocks, sizeof blocks, ", %d", te_shape_table_blocks(e->program, e->shape));
+    te_emit(e,
+            "extern \"C\" __global__ void __launch_bounds__(%d%s) te_program(const __grid_constant__ te_args a)\n{\n",
+            te_shape_threads(e->shape), blocks);
     if (sums) te_emit(e, "    __shared__ te_real places[32];\n");
     if (e->shape->runs > 1)
         te_emit(e, "    int at = 0, beyond = (int)a.n_runs;\n    while (beyond - at > 1) {\n"
@@ -16,6 +19,7 @@ static void emit_opening(te_emitter *e)
     else te_emit(e, "    const te_run_args &r = a.run[0];\n");
     te_emit(e, "    const te_index columns = (te_index)r.columns;\n");
     te_emit_uniform(e);
+    te_emit_tables(e);
     te_emit_sums(e);
 }
 
@@ -30,14 +34,14 @@ static void emit_closing(te_emitter *e)
  * first row by a division, and each further one by adding. */
 void te_emit_flat(te_emitter *e)
 {
-    int         unit = e->shape->vector;
+    int         unit = e->shape->vector, threads = te_shape_threads(e->shape);
     bool        rows = e->shape->n_outer > 0;
     const char *position = rows ? "(uint64_t)row * (uint64_t)columns + (uint64_t)column" : "(uint64_t)column";
     emit_opening(e);
     te_emit(e,
             "    const te_index units = (columns + %d) / %d, step = (te_index)r.blocks * %d;\n"
             "    const te_index begin = (te_index)(blockIdx.x - r.first_block) * %d + (te_index)threadIdx.x;\n",
-            unit - 1, unit, TE_CUDA_FLAT_THREADS, TE_CUDA_FLAT_THREADS);
+            unit - 1, unit, threads, threads);
     if (rows) {
         te_emit(e,
                 "    const te_index width = units > 0 ? units : 1, rows = units > 0 ? (te_index)r.rows : 0;\n"

@@ -4,7 +4,8 @@
 
 #include "program_source.h"
 
-enum { TE_CUDA_FLAT_THREADS = 256, TE_CUDA_SQUARE = 128, TE_CUDA_TILE = 32, TE_CUDA_JOIN_THREADS = 1024 };
+enum { TE_CUDA_FLAT_THREADS = 256, TE_CUDA_TABLE_THREADS = 512, TE_CUDA_JOIN_THREADS = 1024 };
+enum { TE_CUDA_SQUARE = 128, TE_CUDA_TILE = 32 };
 enum { TE_CUDA_BAND = 32 }; /* rows at most */
 enum { TE_CUDA_MAX_RUNS = 240, TE_CUDA_RUNS_STEP = 16 };
 
@@ -41,6 +42,16 @@ int te_shape_tile_pitch(const te_cuda_program_shape *shape, size_t element);
 bool te_shape_has_row_kernel(const te_program *program, const te_cuda_program_shape *shape);
 int  te_program_row_values(const te_program *program);
 
+/* Whether an elementary function or its like, of many instructions. */
+bool te_opcode_is_dear(int op);
+
+/* Values that are looked up where the shape has tables, each a function of one input. Returns how many. */
+enum { TE_CUDA_TABLES = 2 };
+typedef struct te_cuda_table {
+    int value, input;
+} te_cuda_table;
+int te_cuda_tables(const te_program *program, const te_cuda_program_shape *shape, te_cuda_table tables[TE_CUDA_TABLES]);
+
 /* Threads of a block, of one that walks rows, and the rows that works on at a time. */
 static inline int te_shape_row_threads(const te_cuda_program_shape *shape)
 {
@@ -49,7 +60,19 @@ static inline int te_shape_row_threads(const te_cuda_program_shape *shape)
 
 static inline int te_shape_threads(const te_cuda_program_shape *shape)
 {
+    if (shape->kind == TE_CUDA_FLAT && shape->tables) return TE_CUDA_TABLE_THREADS;
     return shape->kind == TE_CUDA_ROWS ? te_shape_row_threads(shape) : TE_CUDA_FLAT_THREADS;
+}
+
+/* Blocks per multiprocessor that make a table each: no more than run at once, since all of them do so. FLAT reads one
+ * input with all the threads that there are; of two, half of them ask for as much, with registers for it. The codes of
+ * SQUARES share their memory with the tables. */
+static inline int te_shape_table_blocks(const te_program *program, const te_cuda_program_shape *shape)
+{
+    int inputs = 0;
+    for (int i = 0; i < program->n_inputs; i++) inputs += program->input_rates[i] == TE_RATE_ELEM;
+    if (shape->kind == TE_CUDA_SQUARES) return te_shape_quantized(program, shape) > 1 ? 3 : 4;
+    return inputs > 1 ? 2 : 4;
 }
 
 static inline int te_shape_rows_at_once(const te_cuda_program_shape *shape)

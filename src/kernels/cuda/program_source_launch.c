@@ -181,6 +181,7 @@ static int64_t blocks_of(const writer *w, int multiprocessors)
     const te_cuda_program_shape *shape = w->shape;
     int     sums = te_shape_sums(w->program, shape), columns = te_shape_column_sums(w->program, shape);
     int64_t full = (int64_t)bounded(multiprocessors, 512) * PER_MULTIPROCESSOR;
+    if (shape->tables) full = (int64_t)multiprocessors * te_shape_table_blocks(w->program, shape);
     if (shape->kind == TE_CUDA_ROWS) {
         int64_t blocks = divided_up(w->rows, shape->band ? shape->band : te_shape_rows_at_once(shape));
         int64_t each = te_shape_column_blocks(w->program, shape); /* so many run at once, and none waits for another */
@@ -191,6 +192,7 @@ static int64_t blocks_of(const writer *w, int multiprocessors)
     if (shape->kind == TE_CUDA_SQUARES) {
         int64_t squares = divided_up(w->rows, TE_CUDA_SQUARE) * divided_up(w->columns, TE_CUDA_SQUARE);
         if (sums) return bounded(squares, SUM_BLOCKS); /* column sums have parts per row of squares */
+        if (shape->tables) return bounded(squares, full);
         int64_t each = bounded(divided_up(squares, full / 2), INT64_MAX); /* of many, each block has several */
         return bounded(divided_up(squares, each), full);
     }
@@ -201,7 +203,7 @@ static int64_t blocks_of(const writer *w, int multiprocessors)
     }
     int64_t units = w->rows * divided_up(w->columns, shape->vector);
     if (sums) return bounded(divided_up(units, UNITS_PER_SUM * TE_CUDA_FLAT_THREADS), SUM_BLOCKS);
-    return bounded(divided_up(units, TE_CUDA_FLAT_THREADS), full);
+    return bounded(divided_up(units, te_shape_threads(shape)), full);
 }
 
 static writer writer_for(const te_program *program, const te_cuda_program_shape *shape, const te_run *run)

@@ -390,6 +390,24 @@ static void turn_tiles(sketch *s)
     }
 }
 
+/* --- tables ------------------------------------------------------------------------------------------------------ */
+
+/* Whether making tables takes little of the time that they save. Tiles of values that are quantized leave them no
+ * room; how sums are shared among blocks is not to depend on them. */
+static bool wants_tables(const sketch *s)
+{
+    enum { MANY = 1 << 24 };
+    const te_cuda_program_shape *shape = s->shape;
+    te_cuda_table tables[TE_CUDA_TABLES];
+    bool fits = shape->kind == TE_CUDA_FLAT || shape->kind == TE_CUDA_COLUMNS || shape->kind == TE_CUDA_SQUARES;
+    if (!fits || te_shape_sums(s->program, shape) > 0 || s->rows == 0 || s->columns < MANY / s->rows) return false;
+    for (int o = 0; o < s->program->n_outputs; o++) {
+        const te_quantize_job *job = s->run->outputs[o].quantized;
+        if (job && !te_cuda_quantizes_whole(te_cuda_quantize_variant(job->quantizer))) return false;
+    }
+    return te_cuda_tables(s->program, shape, tables) > 0;
+}
+
 /* --- checks ------------------------------------------------------------------------------------------------------ */
 
 static te_status check_quantized(te_exec *exec, const te_program *program, const te_run *run, int o)
@@ -443,6 +461,7 @@ te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, c
         if (squares && rows && fits_bands(&s)) shape->kind = TE_CUDA_ROWS;
         reach_operands(&s); /* units may have changed */
     }
+    shape->tables = wants_tables(&s);
     int quantized = te_shape_quantized(program, shape) * (int)(sizeof(te_quantize_args) / 8);
     if (2 * TE_CUDA_TAIL_WORDS + te_cuda_run_words(program, shape) + quantized > TE_CUDA_ARGS / 8)
         return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "program %s: too many operands for one CUDA kernel",

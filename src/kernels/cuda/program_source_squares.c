@@ -80,6 +80,7 @@ static void emit_opening(te_emitter *e)
                "    const te_index wide = (columns + 127) / 128, squares = (rows + 127) / 128 * wide;\n"
                "    const int x = threadIdx.x %% %d * %d;\n", across(e), e->shape->vector);
     te_emit_uniform(e);
+    te_emit_tables(e);
     te_emit_sums(e);
     emit_tiles(e);
     te_emit(e, "    for (te_index square = blockIdx.x; square < squares; square += (te_index)r.blocks) {\n"

@@ -2,14 +2,17 @@
 --- bench/peers/operations.py. Prints one JSON line a case.
 ---
 ---     tetrain bench/operations.lua [--only="sum|max"] [--dtypes="fp32 bf16"] [--sizes="16x64 1024x768 4096x3072"]
----                                  [--threads=2] [--seconds=0.03]
+---                                  [--threads=2] [--seconds=0.03] [--device=cpu]
 ---
---- A figure is the time of a call in the fastest of several rounds; what the collector takes is in it.
+--- A figure is the time of a call in the fastest of several rounds; what the collector takes is in it. On another
+--- device a round ends when that has finished. A case that fails is named on the standard error, and the exit status is
+--- then 1.
 
 local te = require "te"
 local here = arg[0]:match("^(.*)/[^/]*$") or "."
 local measure = dofile(here .. "/measure.lua")
-local options = { only = "", dtypes = "fp32 bf16", sizes = "16x64 1024x768 4096x3072", threads = "2", seconds = "0.03" }
+local options = { only = "", dtypes = "fp32 bf16", sizes = "16x64 1024x768 4096x3072", threads = "2", seconds = "0.03",
+    device = "cpu" }
 for _, option in ipairs(arg) do
     local name, value = option:match("^%-%-(%w+)=(.*)$")
     if not name or not options[name] then
@@ -23,10 +26,34 @@ if not threads or not seconds then
     io.stderr:write("operations.lua: --threads and --seconds want numbers\n")
     os.exit(2)
 end
+local device = options.device
+local there, problem = pcall(te.empty, { 1 }, { device = device })
+if not there then
+    io.stderr:write("operations.lua: --device=", device, ": ", (tostring(problem):gsub("^.-te%.empty: ", "")), "\n")
+    os.exit(2)
+end
 te.set_num_threads(threads)
 te.manual_seed(1)
 
 local NAMES = { fp32 = "float32", bf16 = "bfloat16" }
+
+local on = { device = device }
+
+--- The library as the expressions see it: what it makes is on the device.
+local library = te
+if te.get_default_device() ~= device then
+    library = setmetatable({}, { __index = te })
+    for _, name in ipairs { "arange", "zeros", "rand", "randn" } do
+        local make = te[name]
+        library[name] = function(shape) return make(shape, on) end -- of arange: how many
+    end
+    function library.randint(low, high, shape) return te.randint(low, high, shape, on) end
+end
+
+--- Waits until a device that works on its own has finished.
+local function settle()
+    if device ~= "cpu" then te.synchronize(device) end
+end
 
 --- What the expressions see: each maker remembers its tensors.
 local function environment(dtype)
@@ -38,24 +65,24 @@ local function environment(dtype)
             return made[key]
         end
     end
-    local function normal(...) return te.randn({ ... }):to(dtype) end
+    local function normal(...) return te.randn({ ... }, on):to(dtype) end
     local function leaf(tensor)
         tensor.requires_grad = true
         leaves[#leaves + 1] = tensor
         return tensor
     end
     return {
-        te = te,
+        te = library,
         other = dtype == "float32" and "bfloat16" or "float32",
         r = maker("r", normal),
         r2 = maker("r2", normal),
         w = maker("w", normal),
         g = maker("g", function(...) return leaf(normal(...)) end),
-        p = maker("p", function(...) return (te.randn({ ... }):abs() + 0.5):to(dtype) end),
-        m = maker("m", function(...) return te.randn({ ... }):gt(0) end),
-        i = maker("i", function(n, ...) return te.randint(0, n - 1, { ... }) end),
+        p = maker("p", function(...) return (te.randn({ ... }, on):abs() + 0.5):to(dtype) end),
+        m = maker("m", function(...) return te.randn({ ... }, on):gt(0) end),
+        i = maker("i", function(n, ...) return te.randint(0, n - 1, { ... }, on) end),
         mod = maker("mod", function(name, ...)
-            local module = te[name](...):to(dtype)
+            local module = te[name](...):to(device):to(dtype)
             for _, parameter in ipairs(module:parameters()) do leaves[#leaves + 1] = parameter end
             return module
         end),
@@ -95,30 +122,34 @@ local function warm_up(call, loop)
     local reserved, since = -1, 0
     repeat
         loop(call, 1)
-        local now = te.memory_stats().reserved
+        settle()
+        local now = te.memory_stats(device).reserved
         reserved, since = now, now == reserved and since + 1 or 0
     until te._core.clock() > most or (since > 16 and te._core.clock() > enough)
 end
 
 local LOOP = "local call, n = ... for _ = 1, n do call() end"
 
+--- The time of a call in the fastest of five rounds of `calls`, or of fewer where these take long.
+local function fastest(call, loop, calls)
+    local clock, best = te._core.clock, math.huge
+    local enough, rounds = clock() + 10 * seconds, 0
+    repeat
+        local before = clock()
+        loop(call, calls)
+        settle()
+        best, rounds = math.min(best, (clock() - before) / calls), rounds + 1
+    until rounds == 5 or clock() > enough
+    return best
+end
+
 local function run(name, size, dtype, expression, names)
     local chunk = assert(loadstring("return " .. prepared(expression, names), "=" .. name))
     local call = setfenv(chunk, names)
     local loop = assert(loadstring(LOOP)) -- of this case alone: one for all would be compiled for the first
-    local clock, once = te._core.clock, math.huge
     warm_up(call, loop)
-    for _ = 1, 5 do
-        local before = clock()
-        call()
-        once = math.min(once, clock() - before)
-    end
-    local calls, rounds, best = math.max(1, math.floor(seconds / 5 / once)), 5, math.huge
-    for _ = 1, rounds do
-        local before = clock()
-        loop(call, calls)
-        best = math.min(best, (clock() - before) / calls)
-    end
+    local once = fastest(call, loop, 1)
+    local best = fastest(call, loop, math.max(1, math.floor(seconds / 5 / once)))
     print(measure.json { "name", name, "size", size, "dtype", dtype, "us", best * 1e6 })
     io.flush()
 end
@@ -145,6 +176,16 @@ local function cases()
     return list
 end
 
+local status = 0
+
+--- Runs a case; says so where it fails.
+local function try(case, size, ...)
+    local done, problem = pcall(run, case.name, size, ...)
+    if done then return end
+    io.stderr:write("operations.lua: ", case.name, ", ", size, ": ", tostring(problem), "\n")
+    status = 1
+end
+
 for dtype in options.dtypes:gmatch("%S+") do
     for _, case in ipairs(cases()) do
         local sized = case.expression:find("%f[%w][RC]%f[%W]")
@@ -153,12 +194,14 @@ for dtype in options.dtypes:gmatch("%S+") do
             local expression = case.expression:gsub("%f[%w]R%f[%W]", rows or "R"):gsub("%f[%w]C%f[%W]", columns or "C")
             if wanted(case.name) then
                 local names = environment(assert(NAMES[dtype], "operations.lua: no dtype " .. dtype))
+                collectgarbage() -- the tensors of earlier cases
                 if case.name:find("backward") then
-                    run(case.name, size, dtype, expression, names)
+                    try(case, size, dtype, expression, names)
                 else
-                    te.no_grad(function() run(case.name, size, dtype, expression, names) end)
+                    te.no_grad(function() try(case, size, dtype, expression, names) end)
                 end
             end
         end
     end
 end
+if status ~= 0 then os.exit(status) end

@@ -2,11 +2,14 @@
 """Times the single operations of bench/operations.txt in PyTorch, eager: the peer of bench/operations.lua."""
 
 import argparse
+import functools
 import gc
 import json
 import pathlib
 import re
+import sys
 import time
+import types
 
 import torch
 from torch.nn import functional as F
@@ -14,7 +17,14 @@ from torch.nn import functional as F
 NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def environment(dtype):
+def library(device):
+    """PyTorch as the expressions see it: what it makes is on the device. A default device would slow every call."""
+    makers = {name: functools.partial(getattr(torch, name), device=device)
+              for name in ("arange", "zeros", "rand", "randn", "randint")}
+    return torch if device == "cpu" else types.SimpleNamespace(**{**vars(torch), **makers})
+
+
+def environment(dtype, device):
     """What the expressions see: each maker remembers its tensors."""
     made, leaves = {}, []
 
@@ -26,14 +36,14 @@ def environment(dtype):
         return get
 
     def normal(*shape):
-        return torch.randn(shape).to(dtype)
+        return torch.randn(shape, device=device).to(dtype)
 
     def leaf(*shape):
         leaves.append(normal(*shape).requires_grad_())
         return leaves[-1]
 
     def module(name, *sizes):
-        result = getattr(torch.nn, name)(*sizes).to(dtype)
+        result = getattr(torch.nn, name)(*sizes).to(device, dtype)
         leaves.extend(result.parameters())
         return result
 
@@ -49,13 +59,13 @@ def environment(dtype):
     def attend(q, k, v, is_causal=False):
         return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
-    return {"torch": torch, "F": F, "gated": gated, "back": back, "attend": attend, "causal": True,
+    return {"torch": library(device), "F": F, "gated": gated, "back": back, "attend": attend, "causal": True,
             "many": lambda x: [x] * 64,
             "other": torch.bfloat16 if dtype == torch.float32 else torch.float32,
             "r": maker("r", normal), "r2": maker("r2", normal), "w": maker("w", normal), "g": maker("g", leaf),
-            "p": maker("p", lambda *shape: (torch.randn(shape).abs() + 0.5).to(dtype)),
-            "m": maker("m", lambda *shape: torch.randn(shape) > 0),
-            "i": maker("i", lambda n, *shape: torch.randint(0, n, shape)),
+            "p": maker("p", lambda *shape: (torch.randn(shape, device=device).abs() + 0.5).to(dtype)),
+            "m": maker("m", lambda *shape: torch.randn(shape, device=device) > 0),
+            "i": maker("i", lambda n, *shape: torch.randint(0, n, shape, device=device)),
             "mod": maker("mod", module)}
 
 
@@ -68,21 +78,31 @@ def prepared(expression, names):
     return re.sub(r"\b(?:r2|r|w|g|p|m|i|mod)\([^()]*\)", make, expression)
 
 
-def time_of(call, seconds):
-    for _ in range(3):
-        call()
-    clock, once = time.perf_counter, float("inf")
-    for _ in range(5):
-        before = clock()
-        call()
-        once = min(once, clock() - before)
-    calls, best = max(1, int(seconds / 5 / once)), float("inf")
-    for _ in range(5):
+def settle(device):
+    """Waits until a device that works on its own has finished."""
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def fastest(call, calls, seconds, device):
+    """The time of a call in the fastest of five rounds of `calls`, or of fewer where these take long."""
+    clock, best, rounds = time.perf_counter, float("inf"), 0
+    enough = clock() + 10 * seconds
+    while rounds < 5 and (rounds == 0 or clock() < enough):
         before = clock()
         for _ in range(calls):
             call()
-        best = min(best, (clock() - before) / calls)
+        settle(device)
+        best, rounds = min(best, (clock() - before) / calls), rounds + 1
     return best
+
+
+def time_of(call, seconds, device):
+    for _ in range(3):
+        call()
+    settle(device)
+    once = fastest(call, 1, seconds, device)
+    return fastest(call, max(1, int(seconds / 5 / once)), seconds, device)
 
 
 def cases():
@@ -103,9 +123,15 @@ def main():
     parser.add_argument("--sizes", default="16x64 1024x768 4096x3072")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=0.03)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
+    try:
+        torch.zeros(1, device=options.device)
+    except (RuntimeError, AssertionError) as problem: # the latter from a PyTorch without CUDA
+        parser.error("--device=%s: %s" % (options.device, problem))
     torch.set_num_threads(options.threads)
     torch.manual_seed(1)
+    status = 0
     for dtype in options.dtypes.split():
         for name, expression in cases():
             if not any(part in name for part in options.only.split("|")):
@@ -116,12 +142,18 @@ def main():
                     filled = re.sub(r"\bC\b", columns, re.sub(r"\bR\b", rows, expression))
                 else:
                     filled = expression
-                names = environment(NAMES[dtype])
-                call = eval("lambda: " + prepared(filled, names), names)
+                names = environment(NAMES[dtype], options.device)
                 gc.collect()
-                with torch.set_grad_enabled("backward" in name):
-                    us = time_of(call, options.seconds) * 1e6
+                try:
+                    call = eval("lambda: " + prepared(filled, names), names)
+                    with torch.set_grad_enabled("backward" in name):
+                        us = time_of(call, options.seconds, options.device) * 1e6
+                except RuntimeError as problem:
+                    print("operations.py: %s, %s: %s" % (name, size, problem), file=sys.stderr)
+                    status = 1
+                    continue
                 print(json.dumps({"name": name, "size": size, "dtype": dtype, "us": us}), flush=True)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -15,20 +15,30 @@ typedef struct te_philox_words {
     uint32_t word[4];
 } te_philox_words;
 
+/* One of ten rounds, and the keys of the next. */
+TE_HD static inline te_philox_words te_philox_round(te_philox_words c, uint32_t k0, uint32_t k1)
+{
+    uint64_t        a = (uint64_t)0xd2511f53u * c.word[0], b = (uint64_t)0xcd9e8d57u * c.word[2];
+    te_philox_words next = {
+        {(uint32_t)(b >> 32) ^ c.word[1] ^ k0, (uint32_t)b, (uint32_t)(a >> 32) ^ c.word[3] ^ k1, (uint32_t)a}};
+    return next;
+}
+
+TE_HD static inline void te_philox_next(uint32_t *k0, uint32_t *k1)
+{
+    *k0 += 0x9e3779b9u;
+    *k1 += 0xbb67ae85u;
+}
+
 TE_HD static inline te_philox_words te_philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0,
                                               uint32_t k1)
 {
+    te_philox_words c = {{c0, c1, c2, c3}};
     for (int round = 0; round < 10; round++) {
-        uint64_t a = (uint64_t)0xd2511f53u * c0, b = (uint64_t)0xcd9e8d57u * c2;
-        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
-        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
-        c1 = (uint32_t)b;
-        c3 = (uint32_t)a;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
+        c = te_philox_round(c, k0, k1);
+        te_philox_next(&k0, &k1);
     }
-    te_philox_words words = {{c0, c1, c2, c3}};
-    return words;
+    return c;
 }
 
 /* The four words of elements 4 * group … 4 * group + 3. */

@@ -187,13 +187,18 @@ __device__ static inline bool te_dropout_aligned(const te_attention_args &a, con
     return ((a.k.shape[2] | s.kv_start) & 3) == 0;
 }
 
-/* Bits of the elements 4 group … 4 group + 3: whether each is kept. */
-__device__ static inline uint32_t te_kept_group(const te_dropout &z, uint64_t group)
+/* Whether the element of each of four words is kept. */
+__device__ static inline uint32_t te_kept_of_words(const te_dropout &z, const te_philox_words &four)
 {
-    te_philox_words four = te_rng_group(z.rng, group);
-    uint32_t        kept = (uint32_t)(four.word[0] >= z.threshold) | (uint32_t)(four.word[1] >= z.threshold) << 1 |
+    uint32_t kept = (uint32_t)(four.word[0] >= z.threshold) | (uint32_t)(four.word[1] >= z.threshold) << 1 |
                     (uint32_t)(four.word[2] >= z.threshold) << 2 | (uint32_t)(four.word[3] >= z.threshold) << 3;
     return kept & z.all;
+}
+
+/* Bits of the elements 4 group … 4 group + 3. */
+__device__ static inline uint32_t te_kept_group(const te_dropout &z, uint64_t group)
+{
+    return te_kept_of_words(z, te_rng_group(z.rng, group));
 }
 
 /* Whether an element is kept. */

@@ -7,11 +7,30 @@
  * rows or, by the transposing form of ldmatrix, along its columns. While a tile is multiplied the next one is on its
  * way to shared memory.
  *
+ * Scores are kept times log2 e, so that a weight takes the device's 2^x, one instruction: what it errs by, 2^-22, and
+ * what the multiplication does are far below what rounding weights to 16 bits does.
+ *
  * TE_DIM and TE_DIM_V are the head sizes, rounded up to a multiple of 16; the rest is 0. Rows of a tile lie 8 elements
  * further apart than that: an odd number of 16-byte units, so that eight of them lie in different banks.
  */
 
 enum { TE_PITCH = TE_DIM + 8, TE_PITCH_V = TE_DIM_V + 8 };
+
+#define TE_LOG2_E 1.44269502f
+#define TE_LN_2   0.693147182f
+
+/* Below 2^-126 it is 0. */
+__device__ static inline float te_exp2(float x)
+{
+    float power;
+#if TE_MMA_DEVICE
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+#else
+    power = __builtin_exp2f(x);
+    power = power < 0x1p-126f ? 0.0f : power;
+#endif
+    return power;
+}
 
 /* --- products ---------------------------------------------------------------------------------------------------- */
 
@@ -256,8 +275,8 @@ template <int N> __device__ static inline bool te_mma_whole(const te_span (&span
 }
 
 #if TE_HAS_BIAS
-/* The bias of scores of queries (rows) and keys, where these are seen; `row`: of the lane's two queries at the tile's
- * first key. */
+/* The bias of scores of queries (rows) and keys, as those are kept, where they are seen; `row`: of the lane's two
+ * queries at the tile's first key. */
 template <int N>
 __device__ static inline void te_mma_load_bias(float (&bias)[N / 8][4], const te_c *const (&row)[2], int64_t step,
                                                const te_span (&span)[2])
@@ -267,7 +286,7 @@ __device__ static inline void te_mma_load_bias(float (&bias)[N / 8][4], const te
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             int column = n * 8 + threadIdx.x % 4 * 2 + e % 2;
-            bias[n][e] = te_in_span(span[e / 2], column) ? te_from_c(row[e / 2][column * step]) : 0.0f;
+            bias[n][e] = te_in_span(span[e / 2], column) ? te_from_c(row[e / 2][column * step]) * TE_LOG2_E : 0.0f;
         }
 }
 
@@ -318,14 +337,29 @@ __device__ static inline void te_mma_store_dbias(const float (&ds)[N / 8][4], fl
 
 /* --- dropout ----------------------------------------------------------------------------------------------------- */
 
-/* Draws for four keys in each of N products: bits 4 n … 4 n + 3, from the element first + n step on. */
+/* Draws for four keys in each of N products: bits 4 n … 4 n + 3, from the element first + n step on. Counters of all
+ * products go through a round together, which has one pair of keys: made for each counter anew, keys are a third of the
+ * instructions. */
 template <int N>
 __device__ static inline uint32_t te_mma_draw(const te_dropout &z, uint64_t first, uint64_t step, bool aligned)
 {
     uint32_t drawn = 0;
     if (aligned) {
+        te_philox_words c[N];
+        uint32_t        k0 = (uint32_t)z.rng.seed, k1 = (uint32_t)(z.rng.seed >> 32);
 #pragma unroll
-        for (int n = 0; n < N; n++) drawn |= te_kept_group(z, (first + n * step) / 4) << 4 * n;
+        for (int n = 0; n < N; n++) {
+            const uint64_t at = z.rng.offset + first / 4 + n * (step / 4);
+            c[n] = {{(uint32_t)at, (uint32_t)(at >> 32), (uint32_t)z.rng.stream, (uint32_t)(z.rng.stream >> 32)}};
+        }
+#pragma unroll
+        for (int round = 0; round < 10; round++) {
+#pragma unroll
+            for (int n = 0; n < N; n++) c[n] = te_philox_round(c[n], k0, k1);
+            te_philox_next(&k0, &k1);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++) drawn |= te_kept_of_words(z, c[n]) << 4 * n;
     } else {
 #pragma unroll 1
         for (int n = 0; n < N; n++) drawn |= te_kept_four(z, first + n * step) << 4 * n;
@@ -359,21 +393,28 @@ __device__ static inline uint32_t te_mma_kept_turned(const te_dropout &z, uint64
     return kept;
 }
 
-/* 0, or scaled up. */
-template <int N> __device__ static inline void te_mma_drop(float (&c)[N][4], uint32_t kept, float scale)
+/* What is dropped becomes 0. */
+template <int N> __device__ static inline void te_mma_drop(float (&c)[N][4], uint32_t kept)
 {
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) c[n][e] = kept >> (4 * n + e) & 1 ? c[n][e] * scale : 0.0f;
+        for (int e = 0; e < 4; e++) c[n][e] = kept >> (4 * n + e) & 1 ? c[n][e] : 0.0f;
+}
+
+/* The larger number; a NaN is none. */
+TE_HD static inline float te_larger(float x, float y)
+{
+#if TE_MMA_DEVICE
+    return fmaxf(x, y);
+#else
+    return y > x || x != x ? y : x;
+#endif
 }
 
 TE_HD static inline float te_quad_max(float x)
 {
-    for (int by = 1; by < 4; by *= 2) {
-        float other = __shfl_xor_sync(0xffffffffu, x, by);
-        x = other > x ? other : x;
-    }
+    for (int by = 1; by < 4; by *= 2) x = te_larger(x, __shfl_xor_sync(0xffffffffu, x, by));
     return x;
 }
 
@@ -396,9 +437,9 @@ __device__ static inline void te_mma_softmax(float (&c)[N / 8][4], float (&out)[
 #pragma unroll
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
-            for (int e = 0; e < 2; e++) most = c[n][2 * upper + e] > most ? c[n][2 * upper + e] : most;
+            for (int e = 0; e < 2; e++) most = te_larger(most, c[n][2 * upper + e]);
         most = te_quad_max(most);
-        float from = most == TE_LOWEST ? 0.0f : most, shrink = te_exp(top[upper] - from);
+        float from = most == TE_LOWEST ? 0.0f : most, shrink = te_exp2(top[upper] - from);
         top[upper] = most;
         sum[upper] *= shrink;
 #pragma unroll
@@ -407,7 +448,7 @@ __device__ static inline void te_mma_softmax(float (&c)[N / 8][4], float (&out)[
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                float weight = te_exp(c[n][2 * upper + e] - from);
+                float weight = te_exp2(c[n][2 * upper + e] - from);
                 sum[upper] += weight;
                 c[n][2 * upper + e] = weight;
             }
@@ -417,6 +458,7 @@ __device__ static inline void te_mma_softmax(float (&c)[N / 8][4], float (&out)[
 /* Scores: scaled; -inf where nothing is seen. */
 template <int N> __device__ static inline void te_mma_scale(float (&c)[N][4], float scale)
 {
+    scale *= TE_LOG2_E;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll

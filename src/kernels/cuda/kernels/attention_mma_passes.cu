@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(128, TE_MMA_FORWARD_BLOCKS)
     int      g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, mine = (int)te_clamp(rows - warp, 0, 16);
     int64_t  query = first + (mine ? warp : 0);
     uint32_t q[TE_DIM / 16][4];
-    float    sink = te_sink_of(a, head), part = t == 0 ? te_sink_weight(sink) : 0.0f; /* of four lanes' sums */
+    float    sink = te_sink_of(a, head) * TE_LOG2_E, part = t == 0 ? te_sink_weight(sink) : 0.0f; /* of four lanes' sums */
     float    out[TE_DIM_V / 8][4], top[2] = {sink, sink}, sum[2] = {part, part};
     te_mma_load_left<TE_DIM>(q, te_rows_of(a.q, s.batch, head, s.q_start + query), mine);
     te_mma_clear(out);
@@ -86,17 +86,17 @@ extern "C" __global__ void __launch_bounds__(128, TE_MMA_FORWARD_BLOCKS)
 #endif
         if (!te_mma_whole<N>(span, true)) te_mma_hide(c, span);
         te_mma_softmax<N>(c, out, top, sum);
-        if (a.dropout) te_mma_drop(c, te_mma_kept<N / 8>(z, drawn + key, aligned), a.kept_scale_f32);
+        if (a.dropout) te_mma_drop(c, te_mma_kept<N / 8>(z, drawn + key, aligned));
         te_mma_left<N>(p, c);
         te_mma_tile<false, TE_DIM_V, N>(out, p, v[place], TE_PITCH_V);
     }
-    float factor[2];
+    float factor[2], kept_scale = a.dropout ? a.kept_scale_f32 : 1.0f;
 #pragma unroll
     for (int upper = 0; upper < 2; upper++) {
         float total = te_quad_sum(sum[upper]);
-        factor[upper] = total == 0 ? 0.0f : 1.0f / total;
+        factor[upper] = total == 0 ? 0.0f : kept_scale / total;
         if (!a.lse.data || t != 0 || g + 8 * upper >= mine) continue;
-        te_store_lse(a, s, head, query + g + 8 * upper, total == 0 ? TE_LOWEST : top[upper] + te_log(total));
+        te_store_lse(a, s, head, query + g + 8 * upper, total == 0 ? TE_LOWEST : top[upper] * TE_LN_2 + te_log(total));
     }
     te_mma_store<TE_DIM_V>(te_rows_of(a.out, s.batch, head, s.q_start + query), mine, out, factor[0], factor[1]);
 }
@@ -104,23 +104,24 @@ extern "C" __global__ void __launch_bounds__(128, TE_MMA_FORWARD_BLOCKS)
 /* --- backward ---------------------------------------------------------------------------------------------------- */
 
 /* From S and dP of a tile P Z and dS, element e of product n having the numbers lse(n, e) and d(n, e) of its query;
- * `whole`: all of them are seen and have an lse. */
+ * `whole`: all of them are seen and have an lse. What is kept counts `scale` times, in P Z only when it is stored. */
 template <int N, class LSE, class D>
 __device__ static inline void te_mma_gradients(float (&c)[N][4], float (&dp)[N][4], const te_span (&span)[2],
                                                bool whole, bool drops, uint32_t kept, float scale, const LSE &lse,
                                                const D &d)
 {
-    if (drops) te_mma_drop(dp, kept, scale);
+    if (drops) te_mma_drop(dp, kept);
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             bool  hidden = TE_HAS_BIAS && c[n][e] == TE_LOWEST; /* by the bias: 0 whatever lse, dP and D are */
-            float power = hidden ? TE_LOWEST : c[n][e] - lse(n, e), less = hidden ? 0.0f : dp[n][e] - d(n, e);
-            c[n][e] = te_exp(power);
+            float power = hidden ? TE_LOWEST : TE_FMA(lse(n, e), -TE_LOG2_E, c[n][e]);
+            float less = hidden ? 0.0f : TE_FMA(dp[n][e], scale, -d(n, e));
+            c[n][e] = te_exp2(power);
             dp[n][e] = c[n][e] * less;
         }
-    if (drops) te_mma_drop(c, kept, scale);
+    if (drops) te_mma_drop(c, kept);
     if (whole) return;
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -149,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) te_attention_mma_dq(const _
     int      g = threadIdx.x % 32 / 4, mine = (int)te_clamp(rows - warp, 0, 16);
     int64_t  query = first + (mine ? warp : 0);
     uint32_t q[TE_DIM / 16][4], dout[TE_DIM_V / 16][4];
-    float    dq[TE_DIM / 8][4], lse[2], d[2];
+    float    dq[TE_DIM / 8][4], lse[2], d[2], kept_scale = a.dropout ? a.kept_scale_f32 : 1.0f;
     te_mma_load_left<TE_DIM>(q, te_rows_of(a.q, s.batch, head, s.q_start + query), mine);
     te_mma_load_left<TE_DIM_V>(dout, te_rows_of(a.dout, s.batch, head, s.q_start + query), mine);
     te_mma_clear(dq);
@@ -191,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) te_attention_mma_dq(const _
             te_mma_add_bias<STEP>(c, bias, a.bias.stride[3], span);
 #endif
             if (a.dropout) kept = te_mma_kept<STEP / 8>(z, drawn + at, aligned);
-            te_mma_gradients(c, dp, span, te_mma_whole<STEP>(span, weighs), a.dropout != 0, kept, a.kept_scale_f32,
+            te_mma_gradients(c, dp, span, te_mma_whole<STEP>(span, weighs), a.dropout != 0, kept, kept_scale,
                              [&](int, int e) { return lse[e / 2]; }, [&](int, int e) { return d[e / 2]; });
 #if TE_HAS_BIAS
             if (a.dbias.data) {
@@ -246,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) te_attention_mma_dkv(const 
     int      g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, mine = (int)te_clamp(keys - warp, 0, 16);
     int64_t  key = first + (mine ? warp : 0);
     uint32_t k[TE_DIM / 16][4], v[TE_DIM_V / 16][4];
-    float    dk[TE_DIM / 8][4], dv[TE_DIM_V / 8][4];
+    float    dk[TE_DIM / 8][4], dv[TE_DIM_V / 8][4], kept_scale = a.dropout ? a.kept_scale_f32 : 1.0f;
     te_mma_load_left<TE_DIM>(k, te_rows_of(a.k, s.batch, kv_head, s.kv_start + key), mine);
     te_mma_load_left<TE_DIM_V>(v, te_rows_of(a.v, s.batch, kv_head, s.kv_start + key), mine);
     te_mma_clear(dk);
@@ -290,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) te_attention_mma_dkv(const 
             }
 #pragma unroll
             for (int n = 0; n < STEP / 8; n++) weighs &= lse[n * 8] != TE_LOWEST && lse[n * 8 + 1] != TE_LOWEST;
-            te_mma_gradients(c, dp, span, te_mma_whole<STEP>(span, weighs), a.dropout != 0, kept, a.kept_scale_f32,
+            te_mma_gradients(c, dp, span, te_mma_whole<STEP>(span, weighs), a.dropout != 0, kept, kept_scale,
                              [&](int n, int e) { return lse[n * 8 + e % 2]; },
                              [&](int n, int e) { return d[n * 8 + e % 2]; });
             te_mma_left<STEP>(left, c);
@@ -301,5 +302,6 @@ extern "C" __global__ void __launch_bounds__(128, 2) te_attention_mma_dkv(const 
         at = next;
     }
     te_mma_store<TE_DIM>(te_rows_of(a.dk, s.batch, kv_head, s.kv_start + key), mine, dk, a.scale_f32, a.scale_f32);
-    te_mma_store<TE_DIM_V>(te_rows_of(a.dv, s.batch, kv_head, s.kv_start + key), mine, dv, 1.0f, 1.0f);
+    te_mma_store<TE_DIM_V>(te_rows_of(a.dv, s.batch, kv_head, s.kv_start + key), mine, dv, kept_scale,
+                           kept_scale);
 }

@@ -3,6 +3,8 @@
 #include "cuda_device.h"
 #include "program_scene.h"
 
+#include <sys/mman.h>
+
 static cuda_device cuda;
 static int         n_shared;
 
@@ -282,6 +284,36 @@ static void check_many_rows(void)
     release(&b);
 }
 
+/* Rows so far apart that offsets need 64 bits, in memory of which little is touched. */
+static void check_far_rows(void)
+{
+    const int64_t columns = 300000, apart = (int64_t)1 << 31;
+    static built  b;
+    size_t        bytes = (size_t)(apart + columns);
+    float         sums[2] = {0};
+    uint8_t      *x = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (x == MAP_FAILED) {
+        fprintf(stderr, "no address space for rows that are far apart\n");
+        return;
+    }
+    double want[2] = {0, 0};
+    for (int64_t i = 0; i < 2 * columns; i++) {
+        uint8_t value = (uint8_t)(i % 13);
+        x[i / columns * apart + i % columns] = value;
+        want[i / columns] += value;
+    }
+    begin(&b, "far");
+    build_sum(&b);
+    te_operand in = {.data = x, .dtype = TE_U8, .stride = {apart, 1}};
+    te_operand out = {.data = sums, .dtype = TE_F32, .stride = {1, 0}};
+    te_run     run = {.ndim = 2, .shape = {2, columns}, .inputs = &in, .outputs = &out};
+    CHECK(levels_of(&b, &run) == 1);
+    CHECK(cuda_program_run(&cuda, &b.program, &run, 1) == TE_OK);
+    CHECK(sums[0] == want[0] && sums[1] == want[1]);
+    munmap(x, bytes);
+    release(&b);
+}
+
 /* --- random programs --------------------------------------------------------------------------------------------- */
 
 /* Without the sums over more than a row, beside which rows are not shared. */
@@ -343,6 +375,7 @@ int main(int argc, char **argv)
     check("in place", build_in_place, 3, 66664, IN_PLACE, 2);
     check("dropout", build_dropout, 3, 70002, 0, 1);
     check_many_rows();
+    check_far_rows();
     for (int i = 0; i < first + count; i++) check_random_program(i, i >= first, &state);
     fprintf(stderr, "%d with shared rows; %d sources through NVRTC\n", n_shared, cuda.nvrtc.compiled);
     CHECK(count < 16 || n_shared > 24);

@@ -96,6 +96,27 @@ describe("a CUDA device", function()
         end)
     end
 
+    it("reduces few long rows, which several kernels share, as the CPU does", function()
+        local long = 70001
+        local function results(device, dtype)
+            te.manual_seed(6)
+            local x = (te.randn({ 2, long }, { device = "cpu" }) * 2):to(dtype):to(device)
+            local y = te.sin(x)
+            local leaf = x:detach()
+            leaf.requires_grad = true
+            te.sum(te.log_softmax(leaf) * y):backward()
+            return { te.sum(x), te.mean(x), te.max(x), te.min(x), te.norm(x), te.var(x), te.var(x, -1),
+                te.mse_loss(x, y), te.softmax(x), te.logsumexp(x, -1), te.layer_norm(x), leaf.grad }
+        end
+        for dtype, tolerance in pairs { float32 = 3e-6, float64 = 1e-12 } do
+            local here, there, again = results("cpu", dtype), results("cuda", dtype), results("cuda", dtype)
+            for i = 1, #here do
+                same(here[i], there[i], i == 1 and 100 * tolerance or tolerance, "result " .. i)
+                same(there[i], again[i], 0, "result " .. i)
+            end
+        end
+    end)
+
     it("draws the same random numbers", function()
         for _, make in ipairs { te.rand, te.randn } do
             te.manual_seed(3)

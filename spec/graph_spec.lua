@@ -365,6 +365,18 @@ describe("te.graph on a CUDA device", function()
         end)
     end)
 
+    it("records reductions of rows so long that several kernels share them", function()
+        local function standardized(x) return (x - te.mean(x)) / te.std(x), te.log_softmax(x) end
+        local recorded = te.graph(standardized, { te.zeros({ 1, 70000 }, { device = "cuda" }) })
+        for i = 1, 3 do
+            local x = te.randn({ 1, 70000 }, { device = "cuda" }) * i
+            local y, z = standardized(x)
+            local ry, rz = recorded(x)
+            equal_bits(values(y), values(ry))
+            equal_bits(values(z), values(rz))
+        end
+    end)
+
     it("lets go of a recording, and records again", function()
         local scale = 2
         local graph = te.graph(function(v) return v * scale end, { te.ones { 4 }:to "cuda" }, { warmup = 1 })

@@ -38,6 +38,10 @@ static const sample samples[] = {
      "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * gamma + beta",
      3, 1, 3, {"x", "gamma", "beta"}, {"eps"}, {"y", "mean", "rstd"}, {ELEM, ELEM, ELEM}, 6,
      {TE_OUT_ELEM, TE_OUT_ROW, TE_OUT_ROW}, TE_BF16, 4096, 12288, PLAIN, 1},
+    {"layer_norm_shared",
+     "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * gamma + beta",
+     3, 1, 3, {"x", "gamma", "beta"}, {"eps"}, {"y", "mean", "rstd"}, {ELEM, ELEM, ELEM}, 6,
+     {TE_OUT_ELEM, TE_OUT_ROW, TE_OUT_ROW}, TE_BF16, 2, 1 << 20, PLAIN, 1},
     {"layer_norm_backward", "h = (x - mean) * rstd; g = dy * gamma; dx = rstd * (g - rowmean(g) - h * rowmean(g * h)); "
      "dgamma = dy * h; dbeta = dy",
      5, 0, 3, {"x", "dy", "gamma", "mean", "rstd"}, {0}, {"dx", "dgamma", "dbeta"}, {ELEM, ELEM, ELEM, ROW, ROW}, 4,
@@ -49,6 +53,9 @@ static const sample samples[] = {
      {TE_OUT_ELEM, TE_OUT_COLSUM, TE_OUT_COLSUM}, TE_BF16, 4096, 12288, PLAIN, 1},
     {"softmax", "e = exp(x - rowmax(x)); y = e / rowsum(e)", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_ELEM},
      TE_BF16, 4096, 1024, PLAIN, 1},
+    {"softmax_shared", "e = exp(x - rowmax(x)); y = e / rowsum(e)", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0,
+     {TE_OUT_ELEM}, TE_BF16, 2, 1 << 20, PLAIN, 1},
+    {"sum_shared", "y = rowsum(x)", 1, 0, 1, {"x"}, {0}, {"y"}, {ELEM}, 0, {TE_OUT_ROW}, TE_F32, 1, 1 << 24, PLAIN, 1},
     {"cross_entropy", "m = rowmax(x); s = log(rowsum(exp(x - m))); "
      "loss = where(t >= 0, s - (rowsum(where(column() == t, x, 0)) - m), 0)",
      2, 0, 3, {"x", "t"}, {0}, {"loss", "m", "s"}, {ELEM, ROW}, 0, {TE_OUT_ROW, TE_OUT_ROW, TE_OUT_ROW}, TE_F32, 4096,

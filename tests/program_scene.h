@@ -129,12 +129,13 @@ static int64_t random_strides(const te_run *run, te_operand *operand, bool broad
     return stride;
 }
 
-static void make_scene(scene *s, built *b, uint64_t *state)
+/* Operands for a run of the shape. */
+static void fill_scene(scene *s, built *b, const te_run *shape, uint64_t *state)
 {
     te_program *p = &b->program;
     bool        taken[MAX_SLOTS] = {false};
     memset(s, 0, sizeof *s);
-    random_shape(&s->run, state);
+    s->run = *shape;
     s->run.compute_f64 = test_random(state) % 5 == 0;
     te_dtype usual = s->run.compute_f64 ? TE_F64 : TE_F32;
     for (int i = 0; i < p->n_inputs; i++) {
@@ -177,6 +178,13 @@ static void make_scene(scene *s, built *b, uint64_t *state)
     s->run.outputs = s->outputs;
     s->run.params = s->params;
     s->run.rngs = s->rngs;
+}
+
+static inline void make_scene(scene *s, built *b, uint64_t *state)
+{
+    te_run shape = {0};
+    random_shape(&shape, state);
+    fill_scene(s, b, &shape, state);
 }
 
 /* What should come out. */

@@ -6,6 +6,7 @@
 extern const char te_cuda_program_prelude[]; /* device headers up to where te_real is known, made by the build */
 extern const char te_cuda_program_device[];  /* and those that use it */
 extern const char te_cuda_program_tables[];
+extern const char te_cuda_program_shares[];
 extern const char te_cuda_program_quantize[];
 
 /* --- analysis ---------------------------------------------------------------------------------------------------- */
@@ -63,6 +64,12 @@ static void find_levels(te_emitter *e)
     }
 }
 
+void te_emit_analyze(te_emitter *e)
+{
+    mark_live(e);
+    find_levels(e);
+}
+
 /* Worth a register from one pass to the next. */
 static bool dear(int op)
 {
@@ -115,7 +122,9 @@ static void emit_kernel(te_emitter *e)
     case TE_CUDA_TILED: te_emit_tiled(e); break;
     case TE_CUDA_SQUARES: te_emit_squares(e); break;
     case TE_CUDA_COLUMNS: te_emit_columns(e); break;
-    default: te_emit_rows(e);
+    default:
+        if (e->shape->levels) te_emit_shared_rows(e);
+        else te_emit_rows(e);
     }
 }
 
@@ -126,8 +135,7 @@ te_status te_cuda_program_source(const te_program *program, const te_cuda_progra
     te_emit_value *values = te_mem_zalloc(out->mem, bytes);
     te_emitter     e = {.out = out, .program = program, .shape = shape, .values = values, .item = ""};
     if (!values) return TE_ERROR_MEMORY;
-    mark_live(&e);
-    find_levels(&e);
+    te_emit_analyze(&e);
     if (shape->items > 0) choose_held(&e);
     emit_text(&e, te_cuda_program_prelude);
     te_emit(&e, "\ntypedef %s te_real;\n#define TE_REAL_IS_F32 %d\ntypedef %s te_index;\n#define TE_WHOLE %d\n\n",
@@ -135,6 +143,7 @@ te_status te_cuda_program_source(const te_program *program, const te_cuda_progra
             shape->vector);
     emit_text(&e, te_cuda_program_device);
     if (shape->tables) emit_text(&e, te_cuda_program_tables);
+    if (shape->levels) emit_text(&e, te_cuda_program_shares);
     if (te_shape_quantized(program, shape)) emit_quantizing(&e);
     te_emit_arguments(&e);
     emit_kernel(&e);

@@ -16,7 +16,8 @@
  *              more: the whole block). Up to `items` units of a row stay in a thread's registers; rows too long for
  *              that (items 0) are read anew in each pass. Where results are left quantized with one factor for all, a
  *              block takes `band` rows at a time, of which it has the codes in shared memory before it stores them
- *              transposed (kernels/quantize_whole.cu).
+ *              transposed (kernels/quantize_whole.cu). Few rows that are long are shared by blocks: a kernel per level
+ *              of reductions leaves their parts, which the next one joins (program_source_shared.c).
  *      COLUMNS column sums where nothing is reduced along a row: a thread keeps to its unit of the columns, `lanes` of
  *              them side by side, and walks down the rows. Where that fills a device, or rows are few, the sums go
  *              straight to the result (`direct`).
@@ -37,7 +38,8 @@
 #include "../kernels.h"
 #include "program_source_text.h"
 
-enum { TE_CUDA_MAX_OPERANDS = 48, TE_CUDA_ARGS = 32752, TE_CUDA_LAUNCHES = 3 };
+enum { TE_CUDA_MAX_OPERANDS = 48, TE_CUDA_ARGS = 32752 };
+enum { TE_CUDA_MAX_LEVELS = 6, TE_CUDA_LAUNCHES = TE_CUDA_MAX_LEVELS + 2 }; /* see `levels` */
 
 /* One launch. The kernel takes one struct by value, whose bytes are `args`, at most TE_CUDA_ARGS as drivers for CUDA
  * 12.1 and later take them: cuLaunchKernel's kernelParams is the array of the one pointer `args`, which is borrowed. */
@@ -85,6 +87,8 @@ typedef struct te_cuda_program_shape {
     uint8_t               full; /* ROWS, SQUARES: a row is as many units as its threads hold */
     uint8_t               band; /* ROWS: so many at a time are left quantized; 0: none is */
     uint8_t               tables; /* what is dear of one bfloat16 input alone is looked up */
+    uint8_t               levels; /* ROWS that blocks share: of reductions, a kernel each; 0: a block has whole rows */
+    uint8_t               none;   /* no hole before what follows */
     uint16_t              lanes;             /* ROWS, SQUARES: threads per row; COLUMNS: units side by side */
     te_cuda_operand_shape operand[TE_CUDA_MAX_OPERANDS];
 } te_cuda_program_shape;
@@ -103,7 +107,7 @@ int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_prog
                           int n_runs);
 
 /* Bytes of device memory, 64-byte aligned, that the launch of these runs needs for parts of sums and
- * values of rows; 0: none. */
+ * reductions and for values of rows; 0: none. */
 size_t te_cuda_program_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                              int n_runs);
 
@@ -119,8 +123,8 @@ enum {
 uint32_t te_cuda_program_shared(const te_program *program, const te_cuda_program_shape *shape, const te_run *run);
 
 /* The launches, of arguments that are written to `args`, that serve the runs, in order: values of rows where SQUARES
- * needs them, the program, the joining of sums. n_runs as te_cuda_program_batch gave; `multiprocessors` of the device,
- * `parts` as te_cuda_program_parts asks. Returns the number of launches. */
+ * needs them or the levels of shared rows, the program, the joining of sums. n_runs as te_cuda_program_batch gave;
+ * `multiprocessors` of the device, `parts` as te_cuda_program_parts asks. Returns the number of launches. */
 int te_cuda_program_launch(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                            int n_runs, int multiprocessors, void *parts, uint64_t args[TE_CUDA_ARGS / 8],
                            te_cuda_launch launches[TE_CUDA_LAUNCHES]);

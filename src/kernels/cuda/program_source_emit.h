@@ -43,6 +43,9 @@ typedef struct te_emitter {
 
 const char *te_emit_type(const te_emitter *e, int operand); /* of an element in memory */
 
+/* Which values are live and what level they have; how many passes there are. `values` are zero before. */
+void te_emit_analyze(te_emitter *e);
+
 /* The struct of arguments. */
 void te_emit_arguments(te_emitter *e);
 
@@ -94,6 +97,12 @@ void te_emit_flat(te_emitter *e); /* program_source_flat.c: FLAT and TILED */
 void te_emit_tiled(te_emitter *e);
 void te_emit_rows(te_emitter *e); /* program_source_rows.c */
 void te_emit_row_kernel(te_emitter *e); /* values of rows, for SQUARES */
+void te_emit_shared_rows(te_emitter *e); /* program_source_shared.c */
+
+/* One pass over a row, whose reductions it leaves in the threads' values, and the stores of values of the row. */
+void te_emit_pass(te_emitter *e, int pass);
+void te_emit_row_outputs(te_emitter *e);
+
 void te_emit_squares(te_emitter *e);    /* program_source_squares.c */
 
 /* The same for ROWS that leave results quantized, in bands: the values of a unit at a place, "y, x", of the tile; what

@@ -114,6 +114,13 @@ static inline int te_shape_column_blocks(const te_program *program, const te_cud
     return (held <= FEW_HELD ? THREADS_FEW : THREADS) / te_shape_row_threads(shape);
 }
 
+/* ROWS that blocks share: levels of a program's reductions, 0 where those are too many; blocks per row, which depend on
+ * the run's shape alone; whether elements are stored, and whether values of rows are stored by a kernel behind that. */
+int     te_shape_levels(const te_program *program, const te_cuda_program_shape *shape);
+int64_t te_shape_shares(const te_cuda_program_shape *shape, int64_t rows, int64_t columns);
+bool    te_shape_stores_elements(const te_program *program, const te_cuda_program_shape *shape);
+bool    te_shape_stores_rows_apart(const te_program *program, const te_cuda_program_shape *shape);
+
 /* --- arguments ---------------------------------------------------------------------------------------------------- */
 
 /* The members of a kernel's te_run_args, 8 bytes each: the source declares them, the launch fills them, both in the
@@ -147,8 +154,8 @@ typedef void (*te_field_visitor)(void *user, te_field field);
 void te_cuda_visit_fields(const te_program *program, const te_cuda_program_shape *shape, te_field_visitor visit,
                           void *user);
 
-/* Behind the runs: n_runs, blocks of all runs, column parts, sum parts, how many rows of column parts, values of rows;
- * then a te_quantize_args for each quantized output. */
+/* Behind the runs: n_runs, blocks of all runs, column parts, sum parts, how many rows of column parts or shares of a
+ * row, values of rows or parts of their reductions; then a te_quantize_args for each quantized output. */
 enum { TE_CUDA_TAIL_WORDS = 6 };
 
 /* Words of one run. */

@@ -182,6 +182,7 @@ static int64_t blocks_of(const writer *w, int multiprocessors)
     int     sums = te_shape_sums(w->program, shape), columns = te_shape_column_sums(w->program, shape);
     int64_t full = (int64_t)bounded(multiprocessors, 512) * PER_MULTIPROCESSOR;
     if (shape->tables) full = (int64_t)multiprocessors * te_shape_table_blocks(w->program, shape);
+    if (shape->levels) return w->rows * te_shape_shares(shape, w->rows, w->columns);
     if (shape->kind == TE_CUDA_ROWS) {
         int64_t blocks = divided_up(w->rows, shape->band ? shape->band : te_shape_rows_at_once(shape));
         int64_t each = te_shape_column_blocks(w->program, shape); /* so many run at once, and none waits for another */
@@ -245,12 +246,20 @@ int te_cuda_program_batch(te_exec *exec, const te_program *program, te_cuda_prog
     return n;
 }
 
+static int reductions(const te_program *program)
+{
+    int n = 0;
+    for (int v = 0; v < program->n_insns; v++) n += te_opcode_reduces(program->insns[v].op);
+    return n;
+}
+
 /* Rows of parts that a column sum is joined from: one per block, in TILED and SQUARES one per row of tiles, in COLUMNS
- * one per row of blocks. */
+ * one per row of blocks. Of shared rows it is the number of shares. */
 static int64_t column_parts(const te_program *program, const te_cuda_program_shape *shape, const te_run *run,
                             int64_t blocks)
 {
     writer w = writer_for(program, shape, run);
+    if (shape->levels) return te_shape_shares(shape, w.rows, w.columns);
     if (shape->kind == TE_CUDA_SQUARES) return divided_up(w.rows, TE_CUDA_SQUARE);
     if (shape->kind == TE_CUDA_COLUMNS) return te_shape_blocks_down(shape, w.rows, w.columns);
     if (shape->kind != TE_CUDA_TILED) return blocks;
@@ -268,11 +277,13 @@ static size_t column_bytes(const te_program *program, const te_cuda_program_shap
     return (bytes + 63) / 64 * 64;
 }
 
-/* Values of rows come last. */
+/* Values of rows come last, or the parts of their reductions, a number per block. */
 static size_t row_value_bytes(const te_program *program, const te_cuda_program_shape *shape, const te_run *run)
 {
-    if (!te_shape_has_row_kernel(program, shape)) return 0;
+    if (!shape->levels && !te_shape_has_row_kernel(program, shape)) return 0;
     writer w = writer_for(program, shape, run);
+    if (shape->levels)
+        return (size_t)reductions(program) * (size_t)blocks_of(&w, 1) * (shape->compute_f64 ? 8u : 4u);
     return (size_t)te_program_row_values(program) * (size_t)w.rows * sizeof(float);
 }
 
@@ -339,6 +350,23 @@ static te_cuda_launch *same_arguments(te_cuda_launch *launches, int i)
     return &launches[i];
 }
 
+/* A kernel per level of reductions, one for elements, one for values of rows. */
+static int launch_shared(const te_program *program, const te_cuda_program_shape *shape, int64_t rows, int64_t blocks,
+                         te_cuda_launch launches[TE_CUDA_LAUNCHES])
+{
+    static const char *const levels[TE_CUDA_MAX_LEVELS] = {"te_program_level0", "te_program_level1",
+                                                           "te_program_level2", "te_program_level3",
+                                                           "te_program_level4", "te_program_level5"};
+    int threads = te_shape_row_threads(shape), n = 0;
+    for (int level = 0; level < shape->levels; level++)
+        set_geometry(same_arguments(launches, n++), levels[level], blocks, threads);
+    if (te_shape_stores_elements(program, shape))
+        set_geometry(same_arguments(launches, n++), "te_program", blocks, threads);
+    if (te_shape_stores_rows_apart(program, shape))
+        set_geometry(same_arguments(launches, n++), "te_program_rows", rows, threads);
+    return n;
+}
+
 int te_cuda_program_launch(const te_program *program, const te_cuda_program_shape *shape, const te_run *runs,
                            int n_runs, int multiprocessors, void *parts, uint64_t args[TE_CUDA_ARGS / 8],
                            te_cuda_launch launches[TE_CUDA_LAUNCHES])
@@ -370,6 +398,8 @@ int te_cuda_program_launch(const te_program *program, const te_cuda_program_shap
     }
     launches[0].args = args;
     launches[0].args_bytes = (uint32_t)((size_t)(end - args) * sizeof *args);
+    if (shape->levels)
+        return launch_shared(program, shape, blocks / (int64_t)tail[4], blocks, launches);
     int n = 0;
     if (te_shape_has_row_kernel(program, shape)) {
         writer w = writer_for(program, shape, &runs[0]);

@@ -143,9 +143,11 @@ static int batch(const te_emitter *e)
 /* Their loads; the inputs of a pass are read anew in each. */
 static void emit_batch(te_emitter *e)
 {
-    int n = batch(e);
-    te_emit(e, "        for (te_index first = 0; first < columns; first += %d) {\n",
-            n * e->shape->lanes * e->shape->vector);
+    int n = batch(e), width = n * e->shape->lanes * e->shape->vector;
+    if (e->shape->levels)
+        te_emit(e, "        for (te_index first = share * %d; first < columns; first += shares * %d) {\n", width,
+                width);
+    else te_emit(e, "        for (te_index first = 0; first < columns; first += %d) {\n", width);
     e->item = "[i]";
     for (int i = 0; i < e->program->n_inputs; i++) {
         e->loaded[i] = false;
@@ -198,7 +200,7 @@ static const char *neutral(int op)
     return op == TE_PW_ROWSUM ? "0" : op == TE_PW_ROWMAX ? "-(te_real)TE_INFINITY" : "(te_real)TE_INFINITY";
 }
 
-static void emit_pass(te_emitter *e, int pass)
+void te_emit_pass(te_emitter *e, int pass)
 {
     const te_program *p = e->program;
     bool              any = false;
@@ -215,14 +217,17 @@ static void emit_pass(te_emitter *e, int pass)
         if (!te_opcode_reduces(p->insns[v].op) || !e->values[v].live || e->values[v].level != pass + 1) continue;
         te_emit(e, "        const te_real v%d = te_row_%s<%d>(m%d", v, te_opcode_name((te_opcode)p->insns[v].op),
                 e->shape->lanes, v);
+        /* a part of a row may hold nothing but -infinity where the row does not */
+        const char *below = e->shape->levels ? " * te_row_exp(m%d - te_row_max(v%d, (te_real)TE_LOWEST))"
+                                             : " * te_row_exp(m%d - v%d)";
         if (e->values[v].online && p->insns[v].op == TE_PW_ROWSUM)
-            te_emit(e, " * te_row_exp(m%d - v%d)", te_emit_maximum_of(e, v), te_emit_maximum_of(e, v));
+            te_emit(e, below, te_emit_maximum_of(e, v), te_emit_maximum_of(e, v));
         te_emit(e, ", places);\n");
     }
 }
 
 /* Row outputs may lie where row inputs do, which all threads of the row read at its beginning. */
-static void emit_row_outputs(te_emitter *e)
+void te_emit_row_outputs(te_emitter *e)
 {
     const te_program *p = e->program;
     bool              any = false;
@@ -231,7 +236,8 @@ static void emit_row_outputs(te_emitter *e)
         int         i = p->n_inputs + o;
         const char *dtype = te_dtype_name((te_dtype)e->shape->operand[i].dtype);
         if (!any) te_emit(e, "        %s();\n        if (%slane == 0) {\n",
-                          e->shape->lanes > 32 ? "__syncthreads" : "__syncwarp", may_idle(e) ? "live && " : "");
+                          e->shape->lanes > 32 ? "__syncthreads" : "__syncwarp",
+                          e->shape->levels ? "share == 0 && " : may_idle(e) ? "live && " : "");
         any = true;
         te_emit(e, "            r.p%d[o%d] = te_as_%s(", i, i, dtype);
         if (e->shape->operand[i].accumulate) te_emit(e, "te_from_%s(r.p%d[o%d]) + ", dtype, i, i);
@@ -300,10 +306,10 @@ void te_emit_row_kernel(te_emitter *e)
     emit_beginning(e, "te_program_rows");
     for (int pass = 0; pass < e->passes; pass++) {
         te_emit_row_values(e, pass);
-        if (pass + 1 < e->passes) emit_pass(e, pass);
+        if (pass + 1 < e->passes) te_emit_pass(e, pass);
     }
     emit_row_values_stored(e);
-    emit_row_outputs(e);
+    te_emit_row_outputs(e);
     te_emit(e, "    }\n}\n");
 }
 
@@ -312,9 +318,9 @@ void te_emit_rows(te_emitter *e)
     emit_beginning(e, "te_program");
     for (int pass = 0; pass < e->passes; pass++) {
         te_emit_row_values(e, pass);
-        emit_pass(e, pass);
+        te_emit_pass(e, pass);
     }
-    emit_row_outputs(e);
+    te_emit_row_outputs(e);
     te_emit(e, "    }\n");
     if (in_bands(e)) te_emit_band_end(e);
     emit_column_room(e);

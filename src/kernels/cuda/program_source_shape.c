@@ -278,6 +278,27 @@ static void share_row(sketch *s)
     }
 }
 
+/* Blocks share rows that are not held where one block would be busy with a row for long: it reads 100 to 200 GB/s, so
+ * LONG bytes in about the time of the launch that a level takes in addition. Where there are many rows the blocks of
+ * one row each read nearly as fast as memory is, and sharing gains less, so rows have to be longer; from MOST_ROWS on
+ * there is a block for every second multiprocessor without it. */
+static void share_long_rows(sketch *s)
+{
+    enum { MOST_ROWS = 64, LONG = 256 << 10, LONG_FOR_EACH = 32 << 10, THREADS = 256 };
+    te_cuda_program_shape *shape = s->shape;
+    int64_t                bytes = 0;
+    if (shape->items > 0 || s->rows < 1 || s->rows > MOST_ROWS) return;
+    if (te_shape_sums(s->program, shape) + te_shape_column_sums(s->program, shape) > 0) return;
+    for (int i = 0; i < s->program->n_inputs; i++) {
+        int access = shape->operand[i].access;
+        if (rate_of(s, i) == TE_RATE_ELEM && access != TE_CUDA_ABSENT && access != TE_CUDA_SAME)
+            bytes += (int64_t)te_dtype_size((te_dtype)shape->operand[i].dtype) * s->columns;
+    }
+    if (bytes < LONG || bytes < s->rows * LONG_FOR_EACH) return;
+    shape->levels = (uint8_t)te_shape_levels(s->program, shape);
+    if (shape->levels) shape->lanes = THREADS;
+}
+
 /* Whether rows that results are quantized of are held, and the codes of several fit in shared memory beside those of
  * other blocks: inputs are then read once. */
 static bool fits_bands(const sketch *s)
@@ -457,6 +478,7 @@ te_status te_cuda_program_shape_make(te_exec *exec, const te_program *program, c
         share_columns(&s);
     } else if (shape->kind == TE_CUDA_ROWS || squares) {
         share_row(&s);
+        if (shape->kind == TE_CUDA_ROWS) share_long_rows(&s);
         shape->full = s.columns > 0 && s.columns == (int64_t)shape->lanes * shape->items * shape->vector;
         if (squares && rows && fits_bands(&s)) shape->kind = TE_CUDA_ROWS;
         reach_operands(&s); /* units may have changed */

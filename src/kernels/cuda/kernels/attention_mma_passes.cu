@@ -18,8 +18,9 @@
 
 enum {
     TE_MMA_ROWS = 64,     /* queries (keys) of a block */
-    TE_MMA_FORWARD = TE_DIM + TE_DIM_V >= 128 ? 32 : 64, /* keys of a tile in forward, as registers allow */
-    TE_MMA_FORWARD_BLOCKS = TE_DIM + TE_DIM_V > 128 || TE_HAS_BIAS ? 2 : 3, /* of a processor, as registers allow */
+    /* keys of a tile in forward, and blocks of a processor, as registers allow */
+    TE_MMA_FORWARD = TE_DIM + TE_DIM_V > 128 || TE_HAS_BIAS ? 32 : 64,
+    TE_MMA_FORWARD_BLOCKS = TE_DIM + TE_DIM_V > 128 || TE_HAS_BIAS ? 2 : 3,
     TE_MMA_BACKWARD = 32, /* keys or queries of a tile in backward */
     TE_MMA_STEP = TE_DIM + TE_DIM_V > 128 ? 16 : 32 /* of these at a time, as registers allow */
 };

@@ -159,11 +159,12 @@ static void emit_batch(te_emitter *e)
     te_emit(e, "        }\n");
 }
 
-/* Where few warps are there to wait for memory, the next row is brought as near as the L2 while this one is worked
- * on. */
+/* Where few warps are there to wait for memory, as where blocks have a row at a time of a band, the next row is brought
+ * as near as the L2 while this one is worked on. */
 static void emit_prefetches(te_emitter *e)
 {
-    if (!shares(e) || e->pass > 0 || e->shape->n_outer != 1) return;
+    bool few = shares(e) || (in_bands(e) && e->shape->lanes > 32);
+    if (!few || e->pass > 0 || e->shape->n_outer != 1) return;
     int at_once = te_shape_rows_at_once(e->shape);
     if (in_bands(e))
         te_emit(e, "        const te_index step = base + %d < band + %d ? %d : (te_index)gridDim.x * %d - %d;\n",

@@ -87,8 +87,9 @@ local function environment(dtype)
             return module
         end),
         causal = true,
-        attend = function(q, k, v, causal)
-            return te.scaled_dot_product_attention(q, k, v, { causal = causal or false })
+        whole = false,
+        attend = function(q, k, v, causal, dropout, bias)
+            return te.scaled_dot_product_attention(q, k, v, bias, { causal = causal or false, dropout = dropout or 0 })
         end,
         many = function(x)
             local list = {}

@@ -56,10 +56,11 @@ def environment(dtype, device):
         a, b = x.chunk(2, -1)
         return activation(a) * b
 
-    def attend(q, k, v, is_causal=False):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+    def attend(q, k, v, is_causal=False, dropout_p=0.0, attn_mask=None):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal)
 
-    return {"torch": library(device), "F": F, "gated": gated, "back": back, "attend": attend, "causal": True,
+    return {"torch": library(device), "F": F, "gated": gated, "back": back, "attend": attend,
+            "causal": True, "whole": False,
             "many": lambda x: [x] * 64,
             "other": torch.bfloat16 if dtype == torch.float32 else torch.float32,
             "r": maker("r", normal), "r2": maker("r2", normal), "w": maker("w", normal), "g": maker("g", leaf),

@@ -58,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(128, TE_MMA_BLOCKS)
     int      g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, mine = (int)te_clamp(rows - warp, 0, 16);
     int64_t  query = first + (mine ? warp : 0);
     uint32_t q[TE_DIM / 16][4];
-    float    sink = te_sink_of(a, head) * TE_LOG2_E, part = t == 0 ? te_sink_weight(sink) : 0.0f; /* of four lanes' sums */
+    float    sink = te_sink_of(a, head) * TE_LOG2_E;
+    float    part = t == 0 ? te_sink_weight(sink) : 0.0f; /* of four lanes' sums */
     float    out[TE_DIM_V / 8][4], top[2] = {sink, sink}, sum[2] = {part, part};
     te_mma_load_left<TE_DIM>(q, te_rows_of(a.q, s.batch, head, s.q_start + query), mine);
     te_mma_clear(out);

@@ -16,6 +16,28 @@ enum {
 };
 typedef te_unit<te_real, TE_UNIT> te_numbers;
 
+/* --- row sums ---------------------------------------------------------------------------------------------------- */
+
+__device__ static inline te_real te_warp_sum(te_real x)
+{
+    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(0xffffffffu, x, by);
+    return x;
+}
+
+/* D of every query, a warp each. */
+extern "C" __global__ void __launch_bounds__(128) te_attention_rows(const __grid_constant__ te_attention_args a)
+{
+    int64_t  heads = a.q.shape[1], seq = a.q.shape[2], n = a.q.shape[0] * heads * seq;
+    int64_t  row = (int64_t)blockIdx.x * 4 + threadIdx.x / 32, at = row < n ? row : n - 1;
+    te_a    *dout = te_row_of(a.dout, at / seq / heads, at / seq % heads, at % seq);
+    te_a    *out = te_row_of(a.out, at / seq / heads, at / seq % heads, at % seq);
+    te_real  sum = 0;
+    for (int64_t d = threadIdx.x % 32; d < a.v.shape[3]; d += 32)
+        sum = TE_ATTENTION_FMA(te_from_a(dout[d]), te_from_a(out[d]), sum);
+    sum = te_warp_sum(sum);
+    if (row < n && threadIdx.x % 32 == 0) ((te_real *)a.bound.scratch)[row] = sum;
+}
+
 /* --- memory ------------------------------------------------------------------------------------------------------ */
 
 /* Units of a row in shared memory, the last one filled up with zeros; and how far apart rows lie that lanes read side

@@ -1,6 +1,5 @@
 /* attention_common.cu - what both families of attention kernels share: sequences and masks, where rows lie, bias,
- * dropout, lse, and the row sums that backward begins with.
- */
+ * dropout, lse. */
 
 enum { TE_ATTENTION_THREADS = 128 };
 
@@ -238,26 +237,4 @@ TE_HD static inline void te_store_lse(const te_attention_args &a, const te_seque
     int64_t at = te_lse_offset(a, s, head, i);
     if (a.lse_wide) ((double *)a.lse.data)[at] = (double)lse;
     else ((float *)a.lse.data)[at] = (float)lse;
-}
-
-/* --- row sums ---------------------------------------------------------------------------------------------------- */
-
-__device__ static inline te_real te_warp_sum(te_real x)
-{
-    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(0xffffffffu, x, by);
-    return x;
-}
-
-/* D of every query, a warp each. */
-extern "C" __global__ void __launch_bounds__(128) te_attention_rows(const __grid_constant__ te_attention_args a)
-{
-    int64_t  heads = a.q.shape[1], seq = a.q.shape[2], n = a.q.shape[0] * heads * seq;
-    int64_t  row = (int64_t)blockIdx.x * 4 + threadIdx.x / 32, at = row < n ? row : n - 1;
-    te_a    *dout = te_row_of(a.dout, at / seq / heads, at / seq % heads, at % seq);
-    te_a    *out = te_row_of(a.out, at / seq / heads, at / seq % heads, at % seq);
-    te_real  sum = 0;
-    for (int64_t d = threadIdx.x % 32; d < a.v.shape[3]; d += 32)
-        sum = TE_ATTENTION_FMA(te_from_a(dout[d]), te_from_a(out[d]), sum);
-    sum = te_warp_sum(sum);
-    if (row < n && threadIdx.x % 32 == 0) ((te_real *)a.bound.scratch)[row] = sum;
 }

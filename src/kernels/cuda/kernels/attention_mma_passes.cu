@@ -24,6 +24,7 @@ enum {
     TE_MMA_FORWARD = TE_DIM + TE_DIM_V > 128 || TE_HAS_BIAS ? 32 : 64,
     TE_MMA_STEP = TE_DIM + TE_DIM_V > 128 ? 16 : 32,
     TE_MMA_BLOCKS = 3,
+    TE_MMA_DQ_BLOCKS = TE_HAS_BIAS ? 2 : 3,
     TE_MMA_DKV_BLOCKS = TE_DIM + TE_DIM_V > 128 ? 2 : 3
 };
 
@@ -135,13 +136,34 @@ __device__ static inline void te_mma_gradients(float (&c)[N][4], float (&dp)[N][
                 c[n][e] = dp[n][e] = 0;
 }
 
+/* D of every query; lanes side by side have units of a row. */
+extern "C" __global__ void __launch_bounds__(128)
+    te_attention_mma_rows(const __grid_constant__ te_attention_args a)
+{
+    const int LANES = TE_DIM_V > 64 ? 16 : 8;
+    int64_t   heads = a.q.shape[1], seq = a.q.shape[2], n = a.q.shape[0] * heads * seq;
+    int64_t   row = (int64_t)blockIdx.x * (128 / LANES) + threadIdx.x / LANES, at = row < n ? row : n - 1;
+    te_a     *dout = te_row_of(a.dout, at / seq / heads, at / seq % heads, at % seq);
+    te_a     *out = te_row_of(a.out, at / seq / heads, at / seq % heads, at % seq);
+    float     sum = 0;
+    for (int d = threadIdx.x % LANES * TE_VECTOR; d < (int)a.v.shape[3]; d += LANES * TE_VECTOR) {
+        const te_unit<te_a, TE_VECTOR> x = te_unit_load<te_a, TE_VECTOR>(dout + d);
+        const te_unit<te_a, TE_VECTOR> y = te_unit_load<te_a, TE_VECTOR>(out + d);
+#pragma unroll
+        for (int k = 0; k < TE_VECTOR; k++) sum = TE_FMA(te_from_a(x.e[k]), te_from_a(y.e[k]), sum);
+    }
+#pragma unroll
+    for (int by = LANES / 2; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
+    if (row < n && threadIdx.x % LANES == 0) ((float *)a.bound.scratch)[row] = sum;
+}
+
 /* D of a query. */
 TE_HD static inline const float *te_d_of(const te_attention_args &a, const te_sequence &s, int64_t head, int64_t i)
 {
     return (const float *)a.bound.scratch + (s.batch * a.q.shape[1] + head) * a.q.shape[2] + s.q_start + i;
 }
 
-extern "C" __global__ void __launch_bounds__(128, TE_MMA_BLOCKS)
+extern "C" __global__ void __launch_bounds__(128, TE_MMA_DQ_BLOCKS)
     te_attention_mma_dq(const __grid_constant__ te_attention_args a)
 {
     const int N = TE_MMA_BACKWARD, STEP = TE_MMA_STEP;

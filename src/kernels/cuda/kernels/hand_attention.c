@@ -112,8 +112,8 @@ static te_cuda_kernel kernel_for(const te_attention *a, const te_attention_grad 
     if (!uses_mma(a)) return kernel;
     kernel.vector = (uint16_t)unit_of(forward, 4);
     if (g) {
-        const te_view *backward[] = {&a->q, &a->k, &a->v, &g->dout, &g->dq, &g->dk, &g->dv};
-        kernel.vector = (uint16_t)unit_of(backward, 7);
+        const te_view *backward[] = {&a->q, &a->k, &a->v, &a->out, &g->dout, &g->dq, &g->dk, &g->dv};
+        kernel.vector = (uint16_t)unit_of(backward, 8);
     }
     kernel.dim[0] = (uint16_t)((a->q.shape[3] + 15) / 16 * 16);
     kernel.dim[1] = (uint16_t)((a->v.shape[3] + 15) / 16 * 16);
@@ -312,10 +312,11 @@ te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, con
     args.dbias = te_cuda_view_of(&g->dbias);
     if (queries > 0) {
         plan->scratch_bytes = (size_t)queries * 8;
-        te_cuda_call *rows =
-            te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, "te_attention_rows",
-                             (queries + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK, THREADS, &args, sizeof args);
-        rows->kernel = kernel_for(a, g);
+        te_cuda_kernel kernel = kernel_for(a, g);
+        int            each = !kernel.dim[0] ? ROWS_PER_BLOCK : THREADS / (kernel.dim[1] > 64 ? 16 : 8);
+        te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, kernel.dim[0] ? "te_attention_mma_rows" : "te_attention_rows",
+                         (queries + each - 1) / each, THREADS, &args, sizeof args)
+            ->kernel = kernel;
         status =
             add_call(exec, plan, "te_attention_dq", "te_attention_mma_dq", &args, a->q.shape[2], a->q.shape[1], a, g);
     }

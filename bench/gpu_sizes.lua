@@ -322,9 +322,9 @@ case("attention with a bias", 1.5e-2, function()
         randn({ 2, 4, n(256), 64 }, "bfloat16"), randn({ 4, n(256), n(256) }) }, te.scaled_dot_product_attention, ALL)
 end)
 
--- A bias that takes no gradient goes another way: of `bias.shape`, whose extents are of the scores or 1, with keys that
--- are hidden in a share of all places, and rows or batch entries in which all of them are. The gradients are those of
--- the operands. `mask`: a bool of what is seen.
+-- A bias that takes no gradient goes another way: `of` the dimensions of the scores that it names, with keys that are
+-- hidden in a share of all places, and rows or batch entries in which all of them are. The gradients are those of the
+-- operands. A dtype of bool: a mask of what is seen.
 local function biased(name, opts, sizes, bias)
     for _, dtype in ipairs(sizes.dtypes or HALF) do
         local own = bias.dtype == "like" and dtype or bias.dtype
@@ -341,7 +341,8 @@ local function biased(name, opts, sizes, bias)
                     for i = 2, shape[of], of do seen:narrow(of, i, 1):fill_(0) end
                 end)
             end
-            local given = bias.dtype == "bool" and te.gt(seen, 0) or (b + te.log(seen)):to(own)
+            local added = bias.lowest and (seen - 1) * bias.lowest or te.log(seen)
+            local given = bias.dtype == "bool" and te.gt(seen, 0) or (b + added):to(own)
             local inputs = { randn({ batch, heads, seq, dim }, dtype), randn({ batch, kv, keys, dim }, dtype),
                 randn({ batch, kv, keys, dim }, dtype), given }
             return compare(inputs, function(q, k, v, added)
@@ -379,6 +380,11 @@ biased("bias with hidden rows, grouped, window", { causal = true, window_left = 
     { dim = 64, heads = 8, kv = 2, seq = 512 }, { of = "qk", dtype = "like", hidden = 0.8, rows = true })
 biased("bias in float32 with hidden rows, odd", {}, { dim = 64, seq = 333, keys = 777 },
     { of = "hqk", dtype = "float32", hidden = 0.5, rows = true })
+-- Hidden by large numbers: rows in which all keys are see them all alike.
+biased("bias with rows of -1e9", {}, { dim = 64, seq = 512 },
+    { of = "hqk", dtype = "like", hidden = 0.5, rows = true, lowest = 1e9 })
+biased("bias with rows of -3e38", {}, { dim = 64, seq = 512 },
+    { of = "hqk", dtype = "like", hidden = 0.5, rows = true, lowest = 3e38 })
 biased("mask of batch entries", {}, { dim = 64, seq = 1024, batch = 4 }, { of = "bk", dtype = "bool", hidden = 0.3 })
 biased("mask of batch entries, hidden ones", {}, { dim = 64, seq = 512, batch = 4 },
     { of = "bk", dtype = "bool", hidden = 0.3, rows = true })

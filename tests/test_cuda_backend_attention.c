@@ -58,6 +58,7 @@ static const scene scenes[] = {
     {"sinks, a window", TE_F16, 1, 2, 2, 24, 16, 0, {0}, 5, 0, 0, false, {.sinks = true}},
 };
 
+enum { BIASED = 9 }; /* the first scene with a bias */
 enum { QKV, OUT, LSE, DOUT, DQKV, BIAS, SINKS, N_TENSORS };
 
 typedef struct run {
@@ -268,6 +269,8 @@ static void test_split(void)
     CHECK_MSG(scenes[0].batch > 1, "%s", scenes[0].name);
     uint64_t runs = check_scene(ctx, &scenes[0]);
     CHECK_MSG(runs == 2 * (uint64_t)scenes[0].batch, "cuDNN ran %d times", (int)runs);
+    runs = check_scene(ctx, &scenes[BIASED + 1]); /* all entries of the batch have the same bias */
+    CHECK_MSG(runs == 2 * (uint64_t)scenes[BIASED + 1].batch, "cuDNN ran %d times", (int)runs);
     unsetenv("TETRAIN_CUDNN_WORKSPACE");
     te_context_release(ctx);
 }
@@ -358,10 +361,10 @@ static void test_in_a_graph(void)
     scene own = scenes[4]; /* by the backend's own kernels */
     own.dtype = TE_F32;
     own.name = "packed, float32";
-    const scene *recorded[] = {&scenes[0], &scenes[4], &own};
+    const scene *recorded[] = {&scenes[0], &scenes[4], &own, &scenes[BIASED], &scenes[BIASED + 1]};
     te_context  *ctx = te_context_open(NULL);
     te_device   *device = te_context_device(ctx, "cuda");
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof recorded / sizeof *recorded; i++) {
         const scene *s = recorded[i];
         run          cpu = open_run(te_context_device(ctx, "cpu"), s), cuda = open_run(device, s);
         te_graph    *graph;

@@ -62,6 +62,8 @@ static const char *decline_quantized(te_exec *exec, const te_attention *a)
  * a plan for each. */
 enum { FEW_QUERIES = 16 };
 
+/* Until 9.19 at least the gradient of a bias comes in 16 bits alone, summed over what has the same bias; what is wanted
+ * is float32 of every score. */
 static const char *decline_bias(const te_attention *a, const te_attention_grad *g)
 {
     const te_view *bias = &a->bias;

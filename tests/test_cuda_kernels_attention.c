@@ -439,7 +439,7 @@ static void check_unseen(void)
             const uint16_t *out = (uint16_t *)a->out.data + row / queries / 3 * a->out.stride[0] +
                                   row / queries % 3 * a->out.stride[1] + row % queries * a->out.stride[2];
             CHECK_MSG(memcmp(&lse[row], &wanted, 4) == 0, "%g in row %d", (double)lse[row], (int)row);
-            CHECK_MSG(isnan(wanted) || raised[row] == (wanted == -INFINITY ? 1e30f : wanted), "%g raised in row %d",
+            CHECK_MSG(isnan(wanted) || raised[row] == (wanted < -1e8f ? 1e30f : wanted), "%g raised in row %d",
                       (double)raised[row], (int)row);
             for (int64_t d = 0; d < 24; d++) CHECK(out[d] == (unseen ? 0 : 0x7f7f));
             CHECK(out[24] == 0x7f7f); /* between rows */

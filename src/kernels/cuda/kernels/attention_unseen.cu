@@ -1,9 +1,14 @@
 /* attention_unseen.cu - rows of attention whose bias hides every key that they see, for cuDNN, which takes the
  * difference of two infinities there: what is made of them in forward is replaced, and in backward they get an lse from
  * which every weight is 0. A thread has a row; a warp together looks at those that may be such.
+ *
+ * Rows hidden by finite numbers, as -1e9 or the lowest of a dtype, give in forward what they give. In backward their
+ * weights would be powers of two by chance, since an exponential takes scores and lse times log2 e, each rounded to what
+ * float32 has room for, or no numbers where that overflows: they are left out, too.
  */
 
-#define TE_UNSEEN 1e30f /* no score is so large */
+#define TE_UNSEEN  1e30f /* no score is so large */
+#define TE_LOWERED (-1e8f) /* an lse below is of a row hidden by finite numbers */
 
 __device__ static inline int64_t te_unseen_at(const te_cuda_view &v, int64_t row)
 {
@@ -42,5 +47,5 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_raised(const __gr
     int64_t row = (int64_t)blockIdx.x * 128 + threadIdx.x;
     if (row >= a.lse.shape[0] * a.lse.shape[1] * a.lse.shape[2]) return;
     float lse = ((const float *)a.lse.data)[te_unseen_at(a.lse, row)];
-    a.raised[row] = lse == TE_LOWEST ? TE_UNSEEN : lse;
+    a.raised[row] = lse < TE_LOWERED ? TE_UNSEEN : lse;
 }

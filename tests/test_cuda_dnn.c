@@ -91,6 +91,8 @@ static te_dnn_attention at_the_end(te_dnn_attention a, int64_t queries)
 {
     a.seq_q = queries;
     a.shift = a.seq_kv - queries;
+    a.stride[TE_DNN_LSE][0] = a.heads * queries;
+    a.stride[TE_DNN_LSE][1] = queries;
     return a;
 }
 
@@ -303,6 +305,9 @@ static void check_more_rules(void)
     CHECK(te_dnn_attention_fault(91900, 90, &b) != NULL);
     b.seq_kv = 200;
     CHECK(!te_dnn_attention_fault(91900, 90, &b));
+    b = attention(2, 4, 4, 192, 64);
+    b.stride[TE_DNN_LSE][1]++;
+    CHECK(te_dnn_attention_fault(91900, 90, &b) && !te_dnn_attention_fault(92600, 90, &b));
     b = at_the_end(attention(2, 4, 4, 192, 64), 100);
     b.type = CUDNN_DATA_FP8_E4M3;
     CHECK(te_dnn_attention_fault(91900, 90, &b) && !te_dnn_attention_fault(91900, 100, &b));

@@ -51,13 +51,13 @@ static void add_bias(te_dnn_attention *key, const te_view *bias)
 static void add_rows(te_dnn_attention *key, const te_attention *a)
 {
     int64_t *stride = key->stride[TE_DNN_LSE];
-    if (key->packed || (key->backward && key->bias_dim[0])) {
-        stride[0] = key->seq_q * key->heads;
-        stride[1] = key->packed ? 1 : key->seq_q;
-        stride[2] = key->packed ? key->heads : 1;
-        return;
-    }
-    for (int i = 0; i < 3 && key->lse; i++) stride[i] = a->lse.stride[i];
+    bool copied = key->packed || (key->backward && key->bias_dim[0]);
+    if (!key->lse && !copied) return;
+    stride[0] = key->seq_q * key->heads;
+    stride[1] = key->packed ? 1 : key->seq_q;
+    stride[2] = key->packed ? key->heads : 1;
+    for (int i = 0; i < 3 && !copied; i++)
+        if (a->lse.shape[i] > 1) stride[i] = a->lse.stride[i];
 }
 
 void te_dnn_attention_key(te_dnn_attention *key, const te_attention *a, const te_attention_grad *g, bool any_order)

@@ -56,11 +56,19 @@ static const char *quantized_fault(size_t version, int major, const te_dnn_atten
     return key->packed && major == 12 ? "no fp8 of packed sequences on this device" : NULL;
 }
 
+/* Other numbers of rows are written wrongly in forward (cudnn-frontend, pull request 642). */
+static bool rows_are_dense(const te_dnn_attention *key)
+{
+    const int64_t *stride = key->stride[TE_DNN_LSE];
+    return stride[2] == 1 && stride[1] == key->seq_q && stride[0] == key->heads * key->seq_q;
+}
+
 const char *te_dnn_attention_fault(size_t version, int capability, const te_dnn_attention *key)
 {
     int major = capability / 10;
     if (version == 91400 && key->window >= 0 && !key->causal && key->seq_kv > 1024)
         return "9.14.0 errs in such windows";
+    if (version < 92600 && !key->packed && key->lse && !rows_are_dense(key)) return "before 9.26 no lse with gaps";
     if (key->sinks && version < 91301) return "before 9.13.1 no sinks";
     if (key->packed && capability < 90 && version < 91801) return "before 9.18.1 no packed sequences on this device";
     if (key->type == CUDNN_DATA_FP8_E4M3) return quantized_fault(version, major, key);

@@ -3,8 +3,8 @@
  * which every weight is 0. A thread has a row; a warp together looks at those that may be such.
  *
  * Rows hidden by finite numbers, as -1e9 or the lowest of a dtype, give in forward what they give. In backward their
- * weights would be powers of two by chance, since an exponential takes scores and lse times log2 e, each rounded to what
- * float32 has room for, or no numbers where that overflows: they are left out, too.
+ * weights would be powers of two by chance, since an exponential takes scores and lse times log2 e, each rounded to
+ * what float32 has room for, or no numbers where that overflows: they are left out, too.
  */
 
 #define TE_UNSEEN  1e30f /* no score is so large */

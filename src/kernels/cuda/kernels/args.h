@@ -128,7 +128,7 @@ typedef struct te_attention_args {
  * what is not there. raised: float32, dense. */
 typedef struct te_unseen_args {
     te_cuda_bound bound;
-    te_cuda_view  out, lse, bias;
+    te_cuda_view  v, out, lse, bias;
     int64_t       keys, left, right;
     float        *raised;
 } te_unseen_args;

@@ -295,11 +295,115 @@ attention("window", { causal = true, window_left = 100 }, { dim = 64 })
 attention("dropout", { causal = true, dropout = 0.1 }, { dim = 64 })
 attention("dropout", { causal = true, dropout = 0.1 }, { dim = 128, heads = 8, kv = 2 })
 attention("dropout", { dropout = 0.1 }, { dim = 64, dtypes = { "float32" } })
+
+local HALF = { "bfloat16" }
+attention("window that own kernels are faster with", { causal = true, window_left = 64 },
+    { dim = 64, seq = 4096, heads = 2, dtypes = HALF })
+attention("window of 64", { causal = true, window_left = 64 }, { dim = 64, seq = 1024, dtypes = HALF })
+attention("window of 200, grouped", { causal = true, window_left = 200 },
+    { dim = 128, seq = 4096, heads = 4, kv = 2, batch = 1, dtypes = HALF })
+attention("window, own kernels, odd", { causal = true, window_left = 64 },
+    { dim = 64, seq = 3001, heads = 2, dtypes = HALF })
+attention("last position", { causal = true, bottom_right = true }, { dim = 64, seq = 256, keys = 2048, dtypes = HALF })
+attention("last position", { causal = true, bottom_right = true }, { dim = 128, seq = 512, keys = 1024, dtypes = HALF })
+attention("last position, odd", { causal = true, bottom_right = true },
+    { dim = 64, seq = 333, keys = 777, dtypes = HALF })
+attention("last position, as many keys, odd", { causal = true, bottom_right = true },
+    { dim = 64, seq = 777, dtypes = HALF })
+attention("last position, more queries", { causal = true, bottom_right = true },
+    { dim = 64, seq = 777, keys = 333, dtypes = HALF })
+attention("last position, window", { causal = true, bottom_right = true, window_left = 100 },
+    { dim = 64, seq = 300, keys = 1000, dtypes = HALF })
+attention("last position, grouped", { causal = true, bottom_right = true },
+    { dim = 128, heads = 8, kv = 2, seq = 200, keys = 1111, dtypes = HALF })
 attention("decoding", {}, { dim = 128, seq = 16, keys = 4096, heads = 8, kv = 2, forward = true })
 case("attention with a bias", 1.5e-2, function()
     return compare({ randn({ 2, 4, n(256), 64 }, "bfloat16"), randn({ 2, 4, n(256), 64 }, "bfloat16"),
         randn({ 2, 4, n(256), 64 }, "bfloat16"), randn({ 4, n(256), n(256) }) }, te.scaled_dot_product_attention, ALL)
 end)
+
+-- A bias that takes no gradient goes another way: `of` the dimensions of the scores that it names, with keys that are
+-- hidden in a share of all places, and rows or batch entries in which all of them are. The gradients are those of the
+-- operands. A dtype of bool: a mask of what is seen.
+local function biased(name, opts, sizes, bias)
+    for _, dtype in ipairs(sizes.dtypes or HALF) do
+        local own = bias.dtype == "like" and dtype or bias.dtype
+        case(("attention %s, head %d %s"):format(name, sizes.dim, dtype), 1.5e-2, function()
+            local batch, heads, dim, seq = sizes.batch or 2, sizes.heads or 4, sizes.dim, n(sizes.seq or 512)
+            local kv, keys = sizes.kv or heads, n(sizes.keys or sizes.seq or 512)
+            local full, shape = { batch, heads, seq, keys }, {}
+            for i = 1, 4 do shape[i] = bias.of:find(("bhqk"):sub(i, i), 1, true) and full[i] or 1 end
+            local b = randn(shape)
+            local seen = te.ge(te.rand(shape, { device = "cpu" }), bias.hidden or 0):to "float32"
+            if bias.rows then -- all keys of every third row, or of every batch entry but the first
+                local of = shape[3] > 1 and 3 or 1
+                te.no_grad(function()
+                    for i = 2, shape[of], of do seen:narrow(of, i, 1):fill_(0) end
+                end)
+            end
+            local added = bias.lowest and (seen - 1) * bias.lowest or te.log(seen)
+            local given = bias.dtype == "bool" and te.gt(seen, 0) or (b + added):to(own)
+            local inputs = { randn({ batch, heads, seq, dim }, dtype), randn({ batch, kv, keys, dim }, dtype),
+                randn({ batch, kv, keys, dim }, dtype), given }
+            return compare(inputs, function(q, k, v, added)
+                return te.scaled_dot_product_attention(q, k, v, added, opts)
+            end, not (bias.lowest and bias.rows) and { true, true, true, false } or nil)
+        end)
+    end
+end
+
+biased("bias of all", {}, { dim = 64, seq = 512 }, { of = "bhqk", dtype = "like" })
+biased("bias of heads and queries", {},
+    { dim = 128, seq = 1024, dtypes = { "float16" } }, { of = "hqk", dtype = "like" })
+biased("bias of queries, causal", { causal = true }, { dim = 64, seq = 1024 }, { of = "qk", dtype = "like" })
+biased("bias of batch entries", {}, { dim = 64, seq = 1024 }, { of = "bk", dtype = "like" })
+biased("bias of heads", {}, { dim = 64, seq = 512 }, { of = "hk", dtype = "like" })
+biased("bias of keys", {}, { dim = 64, seq = 512 }, { of = "k", dtype = "like" })
+biased("bias in float32", {}, { dim = 64, seq = 512 }, { of = "bhqk", dtype = "float32" })
+biased("bias of heads in float32", {}, { dim = 128, seq = 512 }, { of = "hqk", dtype = "float32" })
+biased("bias, grouped", { causal = true }, { dim = 128, heads = 8, kv = 2, seq = 640 }, { of = "hqk", dtype = "like" })
+biased("bias, window", { causal = true, window_left = 64 }, { dim = 64, seq = 1024 }, { of = "hqk", dtype = "like" })
+biased("bias, odd", {}, { dim = 64, seq = 333, keys = 777 }, { of = "bhqk", dtype = "like" })
+biased("bias, odd, causal", { causal = true }, { dim = 128, seq = 1001 }, { of = "hqk", dtype = "like" })
+biased("bias in float32, odd", {}, { dim = 64, seq = 333, keys = 777 }, { of = "qk", dtype = "float32" })
+biased("bias of batch entries, odd", {}, { dim = 64, seq = 130, keys = 131 }, { of = "bk", dtype = "like" })
+biased("bias at lengths that cuDNN errs in", {}, { dim = 64, seq = 704 }, { of = "qk", dtype = "like" })
+biased("bias at the last position", { causal = true, bottom_right = true }, { dim = 64, seq = 256, keys = 512 },
+    { of = "qk", dtype = "like" })
+biased("bias with hidden keys", {}, { dim = 64, seq = 512 }, { of = "bhqk", dtype = "like", hidden = 0.5 })
+biased("bias with hidden rows", {},
+    { dim = 64, seq = 512, dtypes = { "bfloat16", "float16" } },
+    { of = "hqk", dtype = "like", hidden = 0.5, rows = true })
+biased("bias with hidden rows, causal", { causal = true }, { dim = 128, seq = 640 },
+    { of = "bhqk", dtype = "like", hidden = 0.9, rows = true }) -- also rows that see nothing by both
+biased("bias with hidden rows, grouped, window", { causal = true, window_left = 10 },
+    { dim = 64, heads = 8, kv = 2, seq = 512 }, { of = "qk", dtype = "like", hidden = 0.8, rows = true })
+biased("bias in float32 with hidden rows, odd", {}, { dim = 64, seq = 333, keys = 777 },
+    { of = "hqk", dtype = "float32", hidden = 0.5, rows = true })
+-- Hidden by large numbers: rows in which all keys are see them all alike. Their gradients are nobody's.
+biased("bias with keys at -1e9", {}, { dim = 64, seq = 512 },
+    { of = "hqk", dtype = "like", hidden = 0.5, lowest = 1e9 })
+biased("bias with rows of -1e9", {}, { dim = 64, seq = 512 },
+    { of = "hqk", dtype = "like", hidden = 0.5, rows = true, lowest = 1e9 })
+biased("bias with rows of -3e38", {}, { dim = 64, seq = 512 },
+    { of = "hqk", dtype = "like", hidden = 0.5, rows = true, lowest = 3e38 })
+biased("mask of batch entries", {}, { dim = 64, seq = 1024, batch = 4 }, { of = "bk", dtype = "bool", hidden = 0.3 })
+biased("mask of batch entries, hidden ones", {}, { dim = 64, seq = 512, batch = 4 },
+    { of = "bk", dtype = "bool", hidden = 0.3, rows = true })
+biased("mask of all, hidden rows", {}, { dim = 128, seq = 512 },
+    { of = "bhqk", dtype = "bool", hidden = 0.5, rows = true })
+for _, dim in ipairs { 64, 128 } do
+    for _, window in ipairs { 0, 100 } do
+        local opts = { causal = true, window_left = window > 0 and window or nil }
+        case(("attention sinks, window %d, head %d bfloat16"):format(window, dim), 1.5e-2, function()
+            local heads, kv, seq = 8, dim == 128 and 2 or 8, n(dim == 128 and 777 or 1024)
+            return compare({ randn({ 2, heads, seq, dim }, "bfloat16"), randn({ 2, kv, seq, dim }, "bfloat16"),
+                randn({ 2, kv, seq, dim }, "bfloat16"), randn({ heads }) }, function(q, k, v, sinks)
+                return te.scaled_dot_product_attention(q, k, v, nil, sinks, opts)
+            end, ALL)
+        end)
+    end
+end
 case("attention of packed sequences", 1.5e-2, function()
     local lens = te.tensor({ n(300), 1, n(17), n(512) }, { dtype = "int32", device = "cpu" })
     local tokens = te.sum(lens):item()

@@ -204,6 +204,8 @@ int main(int argc, char **argv)
                            (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_F16, TE_F16}, 8, {128, 128}, 0, 0});
     failed += write_kernel(argv[1], "attention_mma_bias",
                            (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {64, 64}, 1 + TE_F32, 0});
+    failed += write_kernel(argv[1], "attention_unseen",
+                           (te_cuda_kernel){TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 0, {0}, 1 + TE_F16, 0});
     for (int warps = 4; warps <= 16; warps *= 2) {
         te_cuda_kernel decode = {TE_CUDA_FILE_ATTENTION, 0, {TE_BF16, TE_BF16}, 8, {64, 64}, 1 + TE_BF16, 0};
         char           name[32];

@@ -7,6 +7,13 @@
 
 enum { MOST = 5 };
 
+/* What few scenes have. Numbers of a bias, also minus infinity, which hides all keys of some rows. */
+typedef struct extra {
+    int64_t keys; /* 0: as many as queries */
+    bool bottom_right, sinks, bias, of_batch, of_heads, of_queries; /* of: it differs by these */
+    te_dtype bias_dtype;
+} extra;
+
 typedef struct scene {
     const char *name;
     te_dtype    dtype;
@@ -16,21 +23,43 @@ typedef struct scene {
     int64_t     left, right;
     double      dropout;
     bool        declined;
+    extra       with;
 } scene;
 
 static const scene scenes[] = {
-    {"causal", TE_BF16, 2, 3, 3, 13, 8, 0, {0}, -1, 0, 0, false},
-    {"all positions", TE_F16, 2, 2, 2, 9, 16, 0, {0}, -1, -1, 0, false},
-    {"grouped query", TE_BF16, 2, 4, 2, 11, 8, 0, {0}, -1, 0, 0, false},
-    {"window", TE_BF16, 1, 2, 1, 20, 8, 0, {0}, 4, 0, 0, false},
-    {"packed", TE_BF16, 1, 4, 2, 21, 16, 4, {0, 5, 5, 14, 21}, -1, 0, 0, false},
-    {"packed, all positions", TE_F16, 1, 2, 2, 12, 16, 3, {0, 1, 7, 12}, -1, -1, 0, false},
-    {"dropout", TE_BF16, 1, 2, 2, 10, 8, 0, {0}, -1, 0, 0.25, true},
-    {"float32", TE_F32, 1, 2, 2, 10, 8, 0, {0}, -1, 0, 0, true},
-    {"heads of 12", TE_BF16, 1, 2, 2, 10, 12, 0, {0}, -1, 0, 0, true},
+    {"causal", TE_BF16, 2, 3, 3, 13, 8, 0, {0}, -1, 0, 0, false, {0}},
+    {"all positions", TE_F16, 2, 2, 2, 9, 16, 0, {0}, -1, -1, 0, false, {0}},
+    {"grouped query", TE_BF16, 2, 4, 2, 11, 8, 0, {0}, -1, 0, 0, false, {0}},
+    {"window", TE_BF16, 1, 2, 1, 20, 8, 0, {0}, 4, 0, 0, false, {0}},
+    {"packed", TE_BF16, 1, 4, 2, 21, 16, 4, {0, 5, 5, 14, 21}, -1, 0, 0, false, {0}},
+    {"packed, all positions", TE_F16, 1, 2, 2, 12, 16, 3, {0, 1, 7, 12}, -1, -1, 0, false, {0}},
+    {"dropout", TE_BF16, 1, 2, 2, 10, 8, 0, {0}, -1, 0, 0.25, true, {0}},
+    {"float32", TE_F32, 1, 2, 2, 10, 8, 0, {0}, -1, 0, 0, true, {0}},
+    {"heads of 12", TE_BF16, 1, 2, 2, 10, 12, 0, {0}, -1, 0, 0, true, {0}},
+    {"a bias of all", TE_BF16, 2, 3, 3, 19, 8, 0, {0}, -1, -1, 0, false,
+     {.bias = true, .bias_dtype = TE_BF16, .of_batch = true, .of_heads = true, .of_queries = true}},
+    {"a bias of heads and queries, causal", TE_F16, 2, 4, 2, 21, 16, 0, {0}, -1, 0, 0, false,
+     {.bias = true, .bias_dtype = TE_F32, .of_heads = true, .of_queries = true}},
+    {"a bias of batch entries, other keys", TE_BF16, 2, 2, 2, 18, 16, 0, {0}, -1, -1, 0, false,
+     {.keys = 27, .bias = true, .bias_dtype = TE_BF16, .of_batch = true}},
+    {"a bias of queries, a window", TE_BF16, 2, 2, 1, 24, 8, 0, {0}, 4, 0, 0, false,
+     {.bias = true, .bias_dtype = TE_F32, .of_queries = true}},
+    {"a bias of another dtype", TE_BF16, 1, 2, 2, 18, 8, 0, {0}, -1, 0, 0, true,
+     {.bias = true, .bias_dtype = TE_F16, .of_queries = true}},
+    {"a bias for few queries", TE_BF16, 1, 2, 2, 9, 8, 0, {0}, -1, 0, 0, true,
+     {.bias = true, .bias_dtype = TE_BF16, .of_queries = true}},
+    {"the last position", TE_BF16, 2, 4, 2, 20, 8, 0, {0}, -1, 0, 0, false, {.keys = 33, .bottom_right = true}},
+    {"the last position, a window", TE_F16, 2, 2, 2, 18, 16, 0, {0}, 7, 0, 0, false,
+     {.keys = 31, .bottom_right = true}},
+    {"the last position, few queries", TE_BF16, 1, 2, 2, 5, 8, 0, {0}, -1, 0, 0, true,
+     {.keys = 33, .bottom_right = true}},
+    {"more queries than keys", TE_BF16, 1, 2, 2, 33, 8, 0, {0}, -1, 0, 0, true, {.keys = 20, .bottom_right = true}},
+    {"sinks", TE_BF16, 2, 4, 2, 20, 8, 0, {0}, -1, 0, 0, false, {.sinks = true}},
+    {"sinks, a window", TE_F16, 1, 2, 2, 24, 16, 0, {0}, 5, 0, 0, false, {.sinks = true}},
 };
 
-enum { QKV, OUT, LSE, DOUT, DQKV, N_TENSORS };
+enum { BIASED = 9 }; /* the first scene with a bias */
+enum { QKV, OUT, LSE, DOUT, DQKV, BIAS, SINKS, N_TENSORS };
 
 typedef struct run {
     te_tensor        *tensors[N_TENSORS];
@@ -47,28 +76,53 @@ static te_tensor *filled(te_device *device, te_dtype dtype, int64_t n, uint64_t 
     return t;
 }
 
-/* [batch, heads, seq, dim] inside rows of `width`. The stride of a single sequence is 1, which must not matter. */
-static te_view part(const te_tensor *t, const scene *s, int64_t first, int64_t heads, int64_t width)
+static int64_t keys_of(const scene *s) { return s->with.keys ? s->with.keys : s->seq; }
+static int64_t most_rows(const scene *s) { return keys_of(s) > s->seq ? keys_of(s) : s->seq; }
+
+/* [batch, heads, rows, dim] inside rows of `width`. The stride of a single sequence is 1, which must not matter. */
+static te_view part(const te_tensor *t, const scene *s, int64_t first, int64_t heads, int64_t rows, int64_t width)
 {
     te_view v = {.data = (char *)te_tensor_pointer(t) + (size_t)first * te_dtype_size(t->dtype), .dtype = t->dtype,
-                 .ndim = 4, .shape = {s->batch, heads, s->seq, s->dim},
-                 .stride = {s->batch > 1 ? s->seq * width : 1, s->dim, width, 1}};
+                 .ndim = 4, .shape = {s->batch, heads, rows, s->dim},
+                 .stride = {s->batch > 1 ? most_rows(s) * width : 1, s->dim, width, 1}};
     return v;
+}
+
+/* A third of the keys is hidden, and of every third row, or batch entry but the first where rows have one bias, all. */
+static te_view bias_view(te_device *device, const scene *s, te_tensor **t)
+{
+    const extra *with = &s->with;
+    int64_t n[4] = {with->of_batch ? s->batch : 1, with->of_heads ? s->heads : 1, with->of_queries ? s->seq : 1,
+                    keys_of(s)},
+            numel = n[0] * n[1] * n[2] * n[3];
+    *t = te_tensor_new(device->ctx, device, with->bias_dtype, 1, &numel);
+    double *values = malloc((size_t)numel * sizeof *values);
+    uint64_t seed = 13;
+    for (int64_t i = 0; i < numel; i++) {
+        int64_t row = i / n[3], which = n[2] > 1 ? row % n[2] % 3 == 1 : row / n[1] > 0;
+        values[i] = which || (i % n[3] + row) % 3 == 2 ? -INFINITY : (double)(int32_t)test_random(&seed) / 1073741824.0;
+    }
+    if (!*t || te_tensor_write(*t, TE_F64, values) != TE_OK) abort();
+    free(values);
+    return (te_view){.data = te_tensor_pointer(*t), .dtype = with->bias_dtype, .ndim = 4,
+                     .shape = {s->batch, s->heads, s->seq, n[3]},
+                     .stride = {with->of_batch ? n[1] * n[2] * n[3] : 0, with->of_heads ? n[2] * n[3] : 0,
+                                with->of_queries ? n[3] : 0, 1}};
 }
 
 static run open_run(te_device *device, const scene *s)
 {
-    int64_t rows = s->batch * s->seq, width = (s->heads + 2 * s->kv_heads) * s->dim, out = s->heads * s->dim;
+    int64_t rows = s->batch * most_rows(s), width = (s->heads + 2 * s->kv_heads) * s->dim, out = s->heads * s->dim;
     run     r = {.tensors = {filled(device, s->dtype, rows * width, 11), filled(device, s->dtype, rows * out, 0),
                              filled(device, TE_F32, rows * s->heads, 0), filled(device, s->dtype, rows * out, 12),
                              filled(device, s->dtype, rows * width, 0)}};
     te_attention      *a = &r.grad.forward;
     te_attention_grad *g = &r.grad;
     int64_t            k = s->heads * s->dim, v = k + s->kv_heads * s->dim;
-    a->q = part(r.tensors[QKV], s, 0, s->heads, width);
-    a->k = part(r.tensors[QKV], s, k, s->kv_heads, width);
-    a->v = part(r.tensors[QKV], s, v, s->kv_heads, width);
-    a->out = part(r.tensors[OUT], s, 0, s->heads, out);
+    a->q = part(r.tensors[QKV], s, 0, s->heads, s->seq, width);
+    a->k = part(r.tensors[QKV], s, k, s->kv_heads, keys_of(s), width);
+    a->v = part(r.tensors[QKV], s, v, s->kv_heads, keys_of(s), width);
+    a->out = part(r.tensors[OUT], s, 0, s->heads, s->seq, out);
     a->lse = te_tensor_view(r.tensors[LSE]);
     a->lse.ndim = 3;
     memcpy(a->lse.shape, (int64_t[]){s->batch, s->heads, s->seq}, 3 * sizeof(int64_t));
@@ -76,14 +130,20 @@ static run open_run(te_device *device, const scene *s)
     a->scale = 0.6;
     a->window_left = s->left;
     a->window_right = s->right;
+    a->bottom_right = s->with.bottom_right;
+    if (s->with.bias) a->bias = bias_view(device, s, &r.tensors[BIAS]);
+    if (s->with.sinks) {
+        r.tensors[SINKS] = filled(device, TE_F32, s->heads, 14);
+        a->sinks = te_tensor_view(r.tensors[SINKS]);
+    }
     a->dropout = s->dropout;
     a->rng = (te_rng){7, 1, 0, NULL};
     a->n_seqs = s->n_seqs;
     a->cu_seqlens_q = a->cu_seqlens_kv = s->n_seqs ? s->at : NULL;
-    g->dout = part(r.tensors[DOUT], s, 0, s->heads, out);
-    g->dq = part(r.tensors[DQKV], s, 0, s->heads, width);
-    g->dk = part(r.tensors[DQKV], s, k, s->kv_heads, width);
-    g->dv = part(r.tensors[DQKV], s, v, s->kv_heads, width);
+    g->dout = part(r.tensors[DOUT], s, 0, s->heads, s->seq, out);
+    g->dq = part(r.tensors[DQKV], s, 0, s->heads, s->seq, width);
+    g->dk = part(r.tensors[DQKV], s, k, s->kv_heads, keys_of(s), width);
+    g->dv = part(r.tensors[DQKV], s, v, s->kv_heads, keys_of(s), width);
     return r;
 }
 
@@ -110,7 +170,7 @@ static void compare(const scene *s, const run *cpu, const run *cuda, int which, 
                 te_tensor_read(cuda->tensors[which], TE_F64, b) == TE_OK;
     CHECK_MSG(read, "%s: %s", s->name, te_context_error(cuda->tensors[which]->ctx));
     for (int64_t i = 0; i < n && read; i++) {
-        double off = fabs(a[i] - b[i]) / (1 + fabs(a[i]));
+        double off = a[i] == b[i] ? 0 : fabs(a[i] - b[i]) / (1 + fabs(a[i])); /* both may be minus infinity */
         if (!(off <= worst)) worst = off;
     }
     CHECK_MSG(worst <= tolerance, "%s: %s is off by %g", s->name, what, worst);
@@ -209,6 +269,8 @@ static void test_split(void)
     CHECK_MSG(scenes[0].batch > 1, "%s", scenes[0].name);
     uint64_t runs = check_scene(ctx, &scenes[0]);
     CHECK_MSG(runs == 2 * (uint64_t)scenes[0].batch, "cuDNN ran %d times", (int)runs);
+    runs = check_scene(ctx, &scenes[BIASED + 1]); /* all entries of the batch have the same bias */
+    CHECK_MSG(runs == 2 * (uint64_t)scenes[BIASED + 1].batch, "cuDNN ran %d times", (int)runs);
     unsetenv("TETRAIN_CUDNN_WORKSPACE");
     te_context_release(ctx);
 }
@@ -299,10 +361,10 @@ static void test_in_a_graph(void)
     scene own = scenes[4]; /* by the backend's own kernels */
     own.dtype = TE_F32;
     own.name = "packed, float32";
-    const scene *recorded[] = {&scenes[0], &scenes[4], &own};
+    const scene *recorded[] = {&scenes[0], &scenes[4], &own, &scenes[BIASED], &scenes[BIASED + 1]};
     te_context  *ctx = te_context_open(NULL);
     te_device   *device = te_context_device(ctx, "cuda");
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof recorded / sizeof *recorded; i++) {
         const scene *s = recorded[i];
         run          cpu = open_run(te_context_device(ctx, "cpu"), s), cuda = open_run(device, s);
         te_graph    *graph;

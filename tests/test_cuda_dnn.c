@@ -75,6 +75,27 @@ static te_dnn_attention packed(te_dnn_attention a)
     return a;
 }
 
+/* Dense, with these extents. */
+static te_dnn_attention with_bias(te_dnn_attention a, cudnnDataType_t type, int64_t batch, int64_t heads,
+                                  int64_t queries)
+{
+    memcpy(a.bias_dim, (int64_t[]){batch, heads, queries}, sizeof a.bias_dim);
+    a.bias_stride[2] = a.seq_kv;
+    a.bias_stride[1] = queries * a.seq_kv;
+    a.bias_stride[0] = heads * a.bias_stride[1];
+    a.bias_type = type;
+    return a;
+}
+
+static te_dnn_attention at_the_end(te_dnn_attention a, int64_t queries)
+{
+    a.seq_q = queries;
+    a.shift = a.seq_kv - queries;
+    a.stride[TE_DNN_LSE][0] = a.heads * queries;
+    a.stride[TE_DNN_LSE][1] = queries;
+    return a;
+}
+
 /* Returns the bytes it works in. */
 static int64_t accepts(cudnnBackendDescriptor_t device, const te_dnn_attention *a, const char *what)
 {
@@ -128,6 +149,33 @@ static void forward_quantized(cudnnBackendDescriptor_t device)
     accepts_quantized(device, attention(2, 12, 12, 1024, 32), "fp8, narrow heads");
 }
 
+/* What own kernels do where the library refuses it. */
+static void with_more(cudnnBackendDescriptor_t device)
+{
+    te_dnn_attention a = attention(4, 16, 16, 1024, 64), other = attention(2, 32, 8, 1000, 128);
+    both_ways(device, with_bias(a, CUDNN_DATA_BFLOAT16, 4, 16, 1024), "causal, a bias of all");
+    a.causal = 0;
+    both_ways(device, with_bias(a, CUDNN_DATA_BFLOAT16, 1, 16, 1024), "a bias of heads and queries");
+    both_ways(device, with_bias(a, CUDNN_DATA_FLOAT, 1, 1, 1024), "a bias of queries in float32");
+    both_ways(device, with_bias(a, CUDNN_DATA_BFLOAT16, 4, 1, 1), "a bias of batch entries");
+    a = with_bias(a, CUDNN_DATA_FLOAT, 4, 1, 1);
+    a.backward = a.any_order = 1;
+    accepts(device, &a, "a bias of batch entries in float32, sums in any order");
+    both_ways(device, with_bias(other, CUDNN_DATA_BFLOAT16, 1, 32, 1000), "grouped query, a bias");
+    other.window = 128;
+    both_ways(device, with_bias(other, CUDNN_DATA_BFLOAT16, 2, 1, 1), "grouped query, a window, a bias");
+    both_ways(device, at_the_end(other, 300), "a window at the last position");
+    other.sinks = 1;
+    accepts(device, &other, "a window, sinks");
+    a = at_the_end(attention(4, 16, 16, 2048, 64), 256);
+    both_ways(device, a, "the last position");
+    a.backward = a.any_order = 1;
+    accepts(device, &a, "the last position, sums in any order");
+    a = attention(4, 16, 16, 1024, 64);
+    a.sinks = 1;
+    accepts(device, &a, "sinks");
+}
+
 static void on_hopper(cudnnBackendDescriptor_t device)
 {
     te_dnn_attention a = attention(32, 12, 12, 1024, 64);
@@ -152,6 +200,7 @@ static void on_hopper(cudnnBackendDescriptor_t device)
     both_ways(device, packed(attention(8, 12, 12, 512, 64)), "packed");
     both_ways(device, packed(attention(8, 32, 8, 512, 128)), "packed, grouped query");
     forward_quantized(device);
+    with_more(device);
 }
 
 /* Its own engine for gradients; a plan takes half a second, so not all forms again. */
@@ -164,6 +213,14 @@ static void on_blackwell(cudnnBackendDescriptor_t device)
     a.backward = 1;
     accepts(device, &a, "packed, grouped query");
     accepts_quantized(device, attention(32, 12, 12, 1024, 64), "fp8, causal");
+    a = with_bias(attention(2, 12, 12, 1000, 64), CUDNN_DATA_BFLOAT16, 1, 12, 1000);
+    accepts(device, &a, "a bias");
+    a.backward = a.any_order = 1;
+    accepts(device, &a, "a bias, sums in any order");
+    both_ways(device, at_the_end(attention(2, 12, 12, 2048, 64), 256), "the last position");
+    a = attention(2, 12, 12, 1024, 64);
+    a.sinks = 1;
+    accepts(device, &a, "sinks");
 }
 
 static void on(const char *json, int its_capability, void (*check)(cudnnBackendDescriptor_t device))
@@ -219,6 +276,97 @@ static void check_rules(void)
     }
 }
 
+/* Of the rules for masks, biases and sinks. */
+static void check_more_rules(void)
+{
+    te_dnn_attention a = attention(2, 4, 4, 8192, 64), b = a;
+    a.backward = a.window = 1;
+    CHECK(te_dnn_attention_fault(91900, 90, &a) && !te_dnn_attention_fault(91900, 100, &a));
+    a.window = 256; /* 353 of 4096 keys, as long as 2133 of them take cuDNN */
+    CHECK(te_dnn_attention_fault(91900, 90, &a));
+    a.window = 1024; /* as 6773 */
+    CHECK(!te_dnn_attention_fault(91900, 90, &a));
+    a.window = 256;
+    a.dim = a.dim_v = 128;
+    CHECK(te_dnn_attention_fault(91900, 90, &a));
+    a.backward = 0;
+    CHECK(!te_dnn_attention_fault(91900, 90, &a));
+    a.backward = a.packed = 1;
+    CHECK(!te_dnn_attention_fault(91900, 90, &a));
+    a = attention(2, 4, 4, 1024, 64);
+    a.backward = 1;
+    a.window = 64;
+    CHECK(!te_dnn_attention_fault(91900, 90, &a)); /* 161 of 512 keys */
+    b.sinks = 1;
+    CHECK(te_dnn_attention_fault(91300, 90, &b) && !te_dnn_attention_fault(91301, 90, &b));
+    b = with_bias(attention(2, 4, 4, 192, 64), CUDNN_DATA_FLOAT, 2, 1, 1);
+    CHECK(!te_dnn_attention_fault(91900, 90, &b));
+    b.backward = 1;
+    CHECK(te_dnn_attention_fault(91900, 90, &b) != NULL);
+    b.seq_kv = 200;
+    CHECK(!te_dnn_attention_fault(91900, 90, &b));
+    b = attention(2, 4, 4, 192, 64);
+    b.stride[TE_DNN_LSE][1]++;
+    CHECK(te_dnn_attention_fault(91900, 90, &b) && !te_dnn_attention_fault(92600, 90, &b));
+    b = at_the_end(attention(2, 4, 4, 192, 64), 100);
+    b.type = CUDNN_DATA_FP8_E4M3;
+    CHECK(te_dnn_attention_fault(91900, 90, &b) && !te_dnn_attention_fault(91900, 100, &b));
+}
+
+static te_view view_of(te_dtype dtype, int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    static double somewhere;
+    return (te_view){.data = &somewhere, .dtype = dtype, .ndim = 4, .shape = {a, b, c, d},
+                     .stride = {b * c * d, c * d, d, 1}};
+}
+
+static te_dnn_attention key_of(const te_attention *a)
+{
+    te_dnn_attention key;
+    te_dnn_attention_key(&key, a, NULL, false);
+    return key;
+}
+
+static bool same(te_dnn_attention a, te_dnn_attention b) { return memcmp(&a, &b, sizeof a) == 0; }
+
+/* Two attentions of different graphs have different keys. */
+static void check_keys(void)
+{
+    te_attention a = {.q = view_of(TE_BF16, 2, 4, 32, 64), .k = view_of(TE_BF16, 2, 4, 48, 64),
+                      .v = view_of(TE_BF16, 2, 4, 48, 64), .out = view_of(TE_BF16, 2, 4, 32, 64),
+                      .lse = view_of(TE_F32, 2, 4, 32, 1), .window_left = -1, .window_right = -1};
+    te_dnn_attention plain = key_of(&a);
+    te_attention biased = a;
+    biased.bias = view_of(TE_BF16, 2, 4, 32, 48);
+    te_dnn_attention of_all = key_of(&biased);
+    CHECK(!same(plain, of_all) && same(of_all, key_of(&biased)));
+    CHECK(of_all.bias_dim[0] == 2 && of_all.bias_dim[1] == 4 && of_all.bias_dim[2] == 32);
+    for (int i = 0; i < 3; i++) { /* the same for all batch entries, heads, queries */
+        te_attention broadcast = biased;
+        broadcast.bias.stride[i] = 0;
+        te_dnn_attention key = key_of(&broadcast);
+        CHECK(!same(key, of_all) && !same(key, plain) && key.bias_dim[i] == 1);
+    }
+    te_attention wide = biased, longer = biased;
+    wide.bias.dtype = TE_F32;
+    longer.bias.stride[2] = 64;
+    CHECK(!same(key_of(&wide), of_all) && !same(key_of(&longer), of_all));
+    biased.bias.stride[0] = biased.bias.stride[1] = biased.bias.stride[2] = 0;
+    te_dnn_attention row = key_of(&biased);
+    CHECK(row.bias_stride[0] == 48 && row.bias_stride[1] == 48 && row.bias_stride[2] == 48);
+    te_attention last = a;
+    last.bottom_right = true;
+    CHECK(same(key_of(&last), plain)); /* nothing is masked */
+    last.window_right = 0;
+    te_dnn_attention at_last = key_of(&last);
+    last.bottom_right = false;
+    CHECK(at_last.shift == 16 && !same(at_last, key_of(&last)));
+    last.sinks = view_of(TE_F32, 1, 1, 1, 4);
+    te_dnn_attention sunk = key_of(&last);
+    last.sinks.data = NULL;
+    CHECK(!same(sunk, key_of(&last)));
+}
+
 static void check_engines(void)
 {
     te_dnn_attention a = attention(2, 4, 4, 1024, 64);
@@ -235,6 +383,8 @@ static void check_engines(void)
 int main(void)
 {
     check_rules();
+    check_more_rules();
+    check_keys();
     check_engines();
     const char *missing = load();
     if (missing) {

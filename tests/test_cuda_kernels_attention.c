@@ -404,6 +404,61 @@ static void check_all_quantized(void)
     release(&g);
 }
 
+/* Rows that see nothing, whatever a library has made of them; other rows keep even what is no number. */
+static void check_unseen(void)
+{
+    const float made[] = {NAN, -INFINITY, INFINITY, 0, -3.0e38f};
+    const int64_t queries = 23, keys = 70;
+    te_attention_grad g = problem(TE_BF16, (extents){2, 3, 1, queries, keys, 16, 24});
+    te_attention *a = &g.forward;
+    int64_t shape[4] = {1, 3, queries, keys};
+    float *lse = a->lse.data, raised[2 * 3 * 23];
+    a->bias = test_view(test_scratch(&cuda.exec, 3 * 23 * 70 * 4), TE_F32, 4, shape);
+    a->bias.shape[0] = 2;
+    a->bias.stride[0] = 0;
+    a->window_left = 4;
+    a->window_right = 3;
+    a->bottom_right = true; /* row i sees the keys i + 43 to i + 50 */
+    for (int64_t row = 0; row < 3 * queries; row++)
+        for (int64_t key = 0; key < keys; key++) {
+            bool visible = key >= row % queries + 43 && key <= row % queries + 50;
+            /* of every fifth row nothing, of the one after it the first key alone, and all that nobody looks at */
+            bool shown = row % 5 == 0 ? !visible : row % 5 == 1 ? key == row % queries + 43 || !visible : true;
+            /* and of the next all by large numbers, two of them least */
+            ((float *)a->bias.data)[row * keys + key] =
+                row % 5 == 2 ? key % 4 == 1 ? -2.0e38f : -3.0e38f : shown ? 0.5f : -INFINITY;
+        }
+    for (size_t k = 0; k < sizeof made / sizeof *made; k++) {
+        memset(a->out.data, 0x7f, (size_t)(2 * queries * a->out.stride[2]) * 2);
+        for (int64_t row = 0; row < 2 * 3 * queries; row++) lse[row] = row % (3 * queries) % 5 < 3 ? made[k] : 1.5f;
+        te_cuda_plan_attention_unseen(&plan, a);
+        CHECK_MSG(cuda_plan_run(&cuda, &plan) == TE_OK, "%s", cuda.exec.message);
+        te_cuda_plan_attention_raised(&plan, &a->lse, raised);
+        CHECK_MSG(cuda_plan_run(&cuda, &plan) == TE_OK, "%s", cuda.exec.message);
+        for (int64_t row = 0; row < 2 * 3 * queries; row++) {
+            int kind = (int)(row % (3 * queries) % 5);
+            bool unseen = kind == 0, mean = kind == 2 && !(fabsf(made[k]) <= 3.0e38f);
+            float wanted = unseen ? -INFINITY : mean ? -2.0e38f : kind < 3 ? made[k] : 1.5f;
+            const uint16_t *out = (uint16_t *)a->out.data + row / queries / 3 * a->out.stride[0] +
+                                  row / queries % 3 * a->out.stride[1] + row % queries * a->out.stride[2];
+            CHECK_MSG(memcmp(&lse[row], &wanted, 4) == 0, "%g in row %d", (double)lse[row], (int)row);
+            CHECK_MSG(isnan(wanted) || raised[row] == (wanted < -1e8f ? 1e30f : wanted), "%g raised in row %d",
+                      (double)raised[row], (int)row);
+            for (int64_t d = 0; d < 24; d++) {
+                const uint16_t *v = (uint16_t *)a->v.data + row / queries / 3 * a->v.stride[0] + d;
+                int64_t key = row % queries + 43, end = key + 8 < keys ? key + 8 : keys;
+                double sum = 0, n = 0;
+                for (; key < end; key++)
+                    if (key % 4 == 1) sum += te_bf16_to_f32(v[key * a->v.stride[2]]), n++;
+                double off = mean ? fabs(te_bf16_to_f32(out[d]) - sum / n) : 0;
+                CHECK_MSG(mean ? off < 0.01 : out[d] == (unseen ? 0 : 0x7f7f), "%g off in row %d", off, (int)row);
+            }
+            CHECK(out[24] == 0x7f7f); /* between rows */
+        }
+    }
+    release(&g);
+}
+
 int main(void)
 {
     cuda = (cuda_device){.exec = test_exec_open(1), .multiprocessors = 2};
@@ -423,6 +478,7 @@ int main(void)
     check_hostile();
     check_grids();
     check_tiles();
+    check_unseen();
     fprintf(stderr, "%d sources through NVRTC\n", cuda.nvrtc.compiled);
     test_exec_close(&cuda.exec);
     return TEST_END();

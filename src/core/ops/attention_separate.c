@@ -27,13 +27,18 @@ static te_status check_separate(te_call *call)
     return TE_OK;
 }
 
-/* Where a mask is true a score stays, elsewhere it becomes minus infinity: the logarithm of 1 and 0. */
-static te_tensor *bias_of_mask(te_context *ctx, te_tensor *mask)
+/* Where a mask is true a score stays, elsewhere it becomes minus infinity: the logarithm of 1 and 0. Both are exact in
+ * 16 bits, of which there are fewer to read, and beside operands of 16 bits some libraries take no other dtype. */
+static te_tensor *bias_of_mask(te_context *ctx, te_tensor *mask, te_dtype operands)
 {
-    te_tensor *ones = te_tensor_cast(mask, TE_F32), *bias = NULL;
+    te_dtype dtype = operands == TE_BF16 || operands == TE_F16 ? operands : TE_F32;
+    te_tensor *ones = te_tensor_cast(mask, dtype), *bias = NULL;
     if (ones) te_op_run(ctx, te_op_find(ctx, "log"), &TE_A_TENSOR(ones), 1, &bias, 1);
     te_tensor_release(ones);
-    return bias;
+    if (!bias || bias->dtype == dtype) return bias;
+    te_tensor *cast = te_tensor_cast(bias, dtype); /* autocast has logarithms in float32 */
+    te_tensor_release(bias);
+    return cast;
 }
 
 static te_status bias_view(te_call *call, te_tensor *bias, te_attention *a)
@@ -72,10 +77,6 @@ te_status te_attention_separate_forward(te_call *call)
     te_context *ctx = call->ctx;
     te_tensor *bias = te_tensor_retain(call->in[BIAS]), *qkv[3] = {NULL}, *out = NULL, *lse = NULL, *sinks = NULL;
     te_status status = check_separate(call);
-    if (status == TE_OK && bias && bias->dtype == TE_BOOL) {
-        te_tensor_release(bias);
-        if (!(bias = bias_of_mask(ctx, call->in[BIAS]))) status = ctx->status;
-    }
     te_attention_state *s = status == TE_OK ? te_attention_open(call, 0) : NULL;
     if (!s) {
         te_tensor_release(bias);
@@ -87,6 +88,10 @@ te_status te_attention_separate_forward(te_call *call)
     if (status == TE_OK) {
         separate_views(s, qkv);
         status = te_attention_options(call, &s->a);
+    }
+    if (status == TE_OK && bias && bias->dtype == TE_BOOL) {
+        te_tensor_release(bias);
+        if (!(bias = bias_of_mask(ctx, call->in[BIAS], qkv[0]->dtype))) status = ctx->status;
     }
     if (status == TE_OK && bias) status = bias_view(call, bias, &s->a);
     if (status == TE_OK && call->in[SINKS])

@@ -5,7 +5,12 @@
  * Numbers of rows (lse) of packed sequences are [position, head] in cuDNN and copied from and to ours.
  *
  * Declined is what would have other bits than elsewhere (dropout draws from Philox by position), what has no form there
- * (a bias, float32) and what the library refuses; own kernels do it then. TE_TRACE=dispatch says which and why.
+ * (float32) and what the library refuses; own kernels do it then. TE_TRACE=dispatch says which and why.
+ *
+ * A bias is added as it lies in memory, its extents of 1 where it is the same for all batch entries, heads or queries.
+ * Minus infinity hides a score, and so may hide all of a row: then the library's maximum is minus infinity, too, and
+ * its differences are no numbers. Whatever it makes of them, forward finds such rows by lse and the bias and writes
+ * zeros and minus infinity, and backward reads an lse so large that all their weights are 0 (attention_unseen.cu).
  *
  * E4M3 operands are multiplied from Hopper on, where the result is E4M3, too: with 16-bit results Hopper has no engine.
  *
@@ -58,6 +63,7 @@ typedef struct call {
     void *pointers[MAX_TENSORS];
     int n;
     float numbers[TE_DNN_WINDOW + 1];
+    int32_t counts[2];
     te_view rows;  /* packed: lse as cuDNN lays it out */
     void *lent[6]; /* scratch */
     int n_lent;
@@ -134,57 +140,6 @@ void te_cuda_dnn_close(te_exec *exec)
     te_cuda(exec)->dnn = NULL;
 }
 
-/* --- shapes ------------------------------------------------------------------------------------------------------- */
-
-static int64_t power_of_two(int64_t n, int64_t least)
-{
-    while (least < n) least *= 2;
-    return least;
-}
-
-static int64_t longest(const te_attention *a)
-{
-    int64_t most = 1;
-    if (a->longest > 0) return a->longest;
-    for (int i = 0; i < a->n_seqs; i++) {
-        int64_t length = a->cu_seqlens_q[i + 1] - a->cu_seqlens_q[i];
-        if (length > most) most = length;
-    }
-    return most;
-}
-
-static void fill_key(te_dnn_attention *key, const te_attention *a, const te_attention_grad *g, bool any_order)
-{
-    memset(key, 0, sizeof *key);
-    key->packed = a->cu_seqlens_q != NULL;
-    key->batch = key->packed ? power_of_two(a->n_seqs, 1) : a->q.shape[0];
-    key->heads = a->q.shape[1];
-    key->kv_heads = a->k.shape[1];
-    key->seq_q = key->packed ? power_of_two(longest(a), 64) : a->q.shape[2];
-    key->seq_kv = key->packed ? key->seq_q : a->k.shape[2];
-    key->dim = a->q.shape[3];
-    key->dim_v = a->v.shape[3];
-    key->type = a->q.quant ? CUDNN_DATA_FP8_E4M3 : a->q.dtype == TE_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
-    key->causal = a->window_right == 0;
-    key->window = a->window_left < 0 || a->window_left >= key->seq_q ? -1 : a->window_left;
-    key->backward = g != NULL;
-    key->any_order = g && any_order && !key->packed;
-    key->lse = te_view_present(&a->lse);
-    for (int uid = TE_DNN_Q; uid <= (g ? TE_DNN_DV : TE_DNN_OUT); uid++) {
-        const te_view *v = te_dnn_attention_view(a, g, uid);
-        int64_t unit = 16 / (int64_t)te_dtype_size(v->dtype);
-        for (int i = 0; i < 3; i++) /* that of an extent of 1 may be any, also one that cuDNN would not take */
-            key->stride[uid][i] = v->shape[i] > 1 || v->stride[i] % unit == 0 ? v->stride[i] : v->shape[3];
-        if (key->packed) key->stride[uid][0] = key->seq_q * v->stride[2];
-    }
-    for (int i = 0; i < 3 && key->lse && !key->packed; i++) key->stride[TE_DNN_LSE][i] = a->lse.stride[i];
-    if (key->packed) {
-        key->stride[TE_DNN_LSE][0] = key->seq_q * key->heads;
-        key->stride[TE_DNN_LSE][1] = 1;
-        key->stride[TE_DNN_LSE][2] = key->heads;
-    }
-}
-
 /* --- plans -------------------------------------------------------------------------------------------------------- */
 
 /* false: out of host memory, which says nothing about the shape. */
@@ -257,11 +212,16 @@ static void bind_numbers(call *c)
     c->numbers[TE_DNN_SCALE] = (float)c->a->scale;
     c->numbers[TE_DNN_MASKED] = -INFINITY;
     c->numbers[TE_DNN_ONE] = 1;
-    c->numbers[TE_DNN_WINDOW] = (float)(key->window + 1);
+    c->numbers[TE_DNN_WINDOW] = (float)(key->window + 1 - key->shift);
+    c->counts[0] = (int32_t)key->seq_kv;
+    c->counts[1] = (int32_t)key->seq_q;
     bind(c, TE_DNN_SCALE, &c->numbers[TE_DNN_SCALE]);
     if (key->packed || key->causal || key->window >= 0) bind(c, TE_DNN_MASKED, &c->numbers[TE_DNN_MASKED]);
     if (key->backward) bind(c, TE_DNN_ONE, &c->numbers[TE_DNN_ONE]);
     if (key->window >= 0) bind(c, TE_DNN_WINDOW, &c->numbers[TE_DNN_WINDOW]);
+    if (!key->causal || key->shift == 0) return;
+    bind(c, TE_DNN_KEYS, &c->counts[0]);
+    bind(c, TE_DNN_QUERIES, &c->counts[1]);
 }
 
 /* By how much one position moves in every tensor that is packed, whose numbers of offsets go to `uids`. */
@@ -329,12 +289,22 @@ static te_status bind_offsets(call *c)
     return TE_OK;
 }
 
+/* lse for the gradient of scores with a bias. */
+static te_status bind_raised(call *c)
+{
+    const te_view *lse = &c->a->lse;
+    float *raised = lend(c, (size_t)te_view_numel(lse) * sizeof *raised);
+    bind(c, TE_DNN_LSE, raised);
+    return raised ? te_cuda_attention_raised(c->exec, lse, raised) : TE_ERROR_MEMORY;
+}
+
 /* lse, or its stand-in for packed sequences, [1, heads, positions] over memory that runs [position, head]. */
 static te_status bind_rows(call *c)
 {
     const te_view *lse = &c->a->lse;
     c->rows = *lse;
     if (!c->key.lse) return TE_OK;
+    if (c->key.backward && c->key.bias_dim[0]) return bind_raised(c);
     if (c->key.packed) {
         c->rows.data = lend(c, (size_t)te_view_numel(lse) * sizeof(float));
         c->rows.stride[0] = c->rows.stride[1] = 1;
@@ -382,6 +352,8 @@ static te_status bind_tensors(call *c)
 {
     for (int uid = TE_DNN_Q; uid <= (c->grad ? TE_DNN_DV : TE_DNN_OUT); uid++)
         bind(c, uid, te_dnn_attention_view(c->a, c->grad, uid)->data);
+    if (c->key.bias_dim[0]) bind(c, TE_DNN_BIAS, c->a->bias.data);
+    if (c->key.sinks) bind(c, TE_DNN_SINKS, c->a->sinks.data);
     te_status status = bind_rows(c);
     if (status == TE_OK && c->key.packed) status = bind_offsets(c);
     if (status == TE_OK && c->a->q.quant) status = bind_factors(c);
@@ -420,6 +392,7 @@ static te_status run(call *c, struct te_cuda_dnn *dnn, known_plan *known, const 
     if (status == TE_OK) status = execute(c, dnn, known, operation, workspace);
     if (status == TE_OK && c->key.packed && c->key.lse && !c->key.backward)
         status = te_cuda_copy(c->exec, &c->a->lse, &c->rows);
+    if (status == TE_OK && c->key.bias_dim[0] && !c->key.backward) status = te_cuda_attention_unseen(c->exec, c->a);
     while (c->n_lent > 0) c->exec->scratch_free(c->exec, c->lent[--c->n_lent]);
     return status;
 }
@@ -442,8 +415,8 @@ static bool in_halves(te_exec *exec, const te_attention *a, const te_attention_g
         int64_t first = i ? batch / 2 : 0, n = i ? batch - batch / 2 : batch / 2;
         te_attention_grad g = {.forward = *a};
         if (grad) g = *grad;
-        te_view *views[] = {&g.forward.q, &g.forward.k, &g.forward.v, &g.forward.out, &g.forward.lse,
-                            &g.dout,      &g.dq,        &g.dk,        &g.dv};
+        te_view *views[] = {&g.forward.q,    &g.forward.k, &g.forward.v, &g.forward.out, &g.forward.lse,
+                            &g.forward.bias, &g.dout,      &g.dq,        &g.dk,          &g.dv};
         for (size_t k = 0; k < sizeof views / sizeof *views; k++) *views[k] = half_of(views[k], first, n);
         taken = te_cuda_attention_dnn(exec, &g.forward, grad ? &g : NULL, status);
     }
@@ -459,7 +432,7 @@ bool te_cuda_attention_dnn(te_exec *exec, const te_attention *a, const te_attent
     call c = {.exec = exec, .a = a, .grad = grad};
     if (!reason) reason = !dnn ? "out of host memory" : dnn->reason[0] ? dnn->reason : NULL;
     if (!reason) {
-        fill_key(&c.key, a, grad, exec->any_order);
+        te_dnn_attention_key(&c.key, a, grad, exec->any_order);
         reason = te_dnn_attention_fault(dnn->library.cudnnGetVersion(), te_cuda(exec)->capability, &c.key);
     }
     if (!reason) {

@@ -4,14 +4,6 @@
 #include "attention_dnn.h"
 #include "cuda_backend.h"
 
-const te_view *te_dnn_attention_view(const te_attention *a, const te_attention_grad *g, int uid)
-{
-    const te_view *forward[] = {&a->q, &a->k, &a->v, &a->out};
-    if (uid <= TE_DNN_OUT) return forward[uid - TE_DNN_Q];
-    const te_view *gradient[] = {&g->dout, &g->dq, &g->dk, &g->dv};
-    return gradient[uid - TE_DNN_DOUT];
-}
-
 /* Sixteen bytes at a time. */
 static bool aligned(const te_view *v)
 {
@@ -66,20 +58,61 @@ static const char *decline_quantized(te_exec *exec, const te_attention *a)
     return a->q.shape[3] % 16 || a->v.shape[3] % 16 ? "fp8 with heads that are no multiple of 16" : NULL;
 }
 
+/* So many queries own kernels answer by splitting the keys, of which there is one more at every step of generation, and
+ * a plan for each. */
+enum { FEW_QUERIES = 16 };
+
+/* Until 9.19 at least the gradient of a bias comes in 16 bits alone, summed over what has the same bias; what is wanted
+ * is float32 of every score. */
+static const char *decline_bias(const te_attention *a, const te_attention_grad *g)
+{
+    const te_view *bias = &a->bias;
+    if (!te_view_present(bias)) return NULL;
+    if (g && te_view_present(&g->dbias)) return "the gradient of a bias";
+    if (a->q.quant || a->cu_seqlens_q) return "a bias of packed sequences or fp8";
+    if (bias->dtype != a->q.dtype && bias->dtype != TE_F32) return "a bias neither of float32 nor like the operands";
+    if (bias->stride[3] != 1 || (uintptr_t)bias->data % 16) return "a bias whose rows do not lie as keys do";
+    if (te_view_present(&a->sinks)) return "a bias beside sinks";
+    return te_view_present(&a->lse) ? NULL : "a bias without lse, by which rows are found that see nothing";
+}
+
+/* As NVIDIA's front end has it: at the last position only where all rows see something, and without a bias. */
+static const char *decline_alignment(const te_attention *a)
+{
+    int64_t sq = a->q.shape[2], skv = a->k.shape[2];
+    bool matters = a->bottom_right && sq != skv && (a->window_left >= 0 || a->window_right >= 0);
+    if (!matters) return a->window_left >= 0 && sq > skv ? "rows that see nothing" : NULL;
+    if (sq > skv) return "alignment at the last position of rows that see nothing";
+    return te_view_present(&a->bias) ? "alignment at the last position beside a bias" : NULL;
+}
+
+static const char *decline_sinks(const te_attention *a, const te_attention_grad *g)
+{
+    if (!te_view_present(&a->sinks) || g) return NULL; /* backward has them in lse */
+    return a->q.quant || a->cu_seqlens_q ? "sinks of packed sequences or fp8" : NULL;
+}
+
+/* What generation asks for at every step. */
+static bool decodes(const te_attention *a)
+{
+    bool aligned_last = a->bottom_right && a->q.shape[2] != a->k.shape[2];
+    return a->q.shape[2] <= FEW_QUERIES && (aligned_last || te_view_present(&a->bias) || te_view_present(&a->sinks));
+}
+
 const char *te_dnn_attention_decline(te_exec *exec, const te_attention *a, const te_attention_grad *g)
 {
     int64_t sq = a->q.shape[2], skv = a->k.shape[2], d = a->q.shape[3], dv = a->v.shape[3];
     const char *reason = a->q.quant ? decline_quantized(exec, a) : NULL;
+    if (!reason) reason = decline_bias(a, g);
+    if (!reason) reason = decline_alignment(a);
+    if (!reason) reason = decline_sinks(a, g);
     if (reason) return reason;
     if (!a->q.quant && a->q.dtype != TE_BF16 && a->q.dtype != TE_F16) return "neither bfloat16 nor float16";
     if (a->dropout > 0) return "dropout would draw other bits";
-    if (te_view_present(&a->bias)) return "a bias";
-    if (te_view_present(&a->sinks)) return "sinks";
+    if (decodes(a)) return "few queries";
     if (te_view_numel(&a->q) == 0 || te_view_numel(&a->k) == 0 || dv == 0 || (sq == 1 && skv == 1)) return "too small";
     if (d % 8 != 0 || dv % 8 != 0 || d > 256 || dv > 256) return "heads that are no multiple of 8 or larger than 256";
     if (a->window_right > 0) return "a window to the right";
-    if (a->bottom_right && sq != skv) return "alignment at the last position";
-    if (a->window_left >= 0 && sq > skv) return "rows that see nothing";
     if (te_view_present(&a->lse) ? a->lse.dtype != TE_F32 : g != NULL) return "lse is not float32";
     for (int uid = TE_DNN_Q; uid <= (g ? TE_DNN_DV : TE_DNN_OUT); uid++) {
         const te_view *v = te_dnn_attention_view(a, g, uid);

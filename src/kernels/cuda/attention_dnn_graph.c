@@ -6,7 +6,9 @@
  *   out = softmax(s) v             dv = p^T dout                 ds = scale p (dout v^T - d)
  *   lse = log of the sum           dk = ds^T q                   dq = ds k
  *
- On E4M3, with fq and fk the factors of q and k and the numbers of v and out their bytes,
+ * A bias is added to scaled scores. A sink is a score more in the sum and in lse: so backward need not know of it.
+ *
+ * On E4M3, with fq and fk the factors of q and k and the numbers of v and out their bytes,
  *
  *   s = scale fq fk q k^T, masked         p = E4M3(448 softmax(s))       out = E4M3(p v / 448)
  *
@@ -126,11 +128,23 @@ static te_dnn_tensor mask_padding(writer *w, te_dnn_tensor scores, te_dnn_tensor
     return keep_where(w, scores, inside, masked);
 }
 
-/* Nothing after the row's own position, nor further before it than the window. */
+static te_dnn_tensor count(writer *w, cudnnPointwiseMode_t mode, te_dnn_tensor x, int uid)
+{
+    te_dnn_tensor y = new_scores(w, CUDNN_DATA_INT32);
+    te_dnn_pointwise(w->g, mode, CUDNN_DATA_INT32, x, te_dnn_number(w->g, uid, CUDNN_DATA_INT32), TE_DNN_NONE, y, 0);
+    return y;
+}
+
+/* Nothing after the row's own position, nor further before it than the window. A row's position is its number, plus
+ * shift: for the first mask keys - queries, as the library knows it, for the second in the number that is added. */
 static te_dnn_tensor mask_band(writer *w, te_dnn_tensor scores, te_dnn_tensor masked)
 {
     if (w->a->causal) {
         te_dnn_tensor row = position(w, scores, 2, CUDNN_DATA_FLOAT), column = position(w, scores, 3, CUDNN_DATA_FLOAT);
+        if (w->a->shift > 0) {
+            row = count(w, CUDNN_POINTWISE_ADD, row, TE_DNN_KEYS);
+            row = count(w, CUDNN_POINTWISE_SUB, row, TE_DNN_QUERIES);
+        }
         scores = keep_where(w, scores, compare(w, CUDNN_POINTWISE_CMP_GE, row, column), masked);
     }
     if (w->a->window >= 0) {
@@ -152,20 +166,40 @@ static te_dnn_tensor scaled_scores(writer *w, te_dnn_tensor q, te_dnn_tensor k_t
 {
     te_dnn_tensor scores = new_scores(w, CUDNN_DATA_FLOAT);
     product(w, q, k_turned, scores, true, true, false);
-    return on_scores(w, CUDNN_POINTWISE_MUL, scores, w->scale);
+    scores = on_scores(w, CUDNN_POINTWISE_MUL, scores, w->scale);
+    if (w->a->bias_dim[0] == 0) return scores;
+    const int64_t *n = w->a->bias_dim, *step = w->a->bias_stride;
+    te_dnn_description bias = {.type = w->a->bias_type,
+                               .dim = {n[0], n[1], n[2], w->a->seq_kv},
+                               .stride = {step[0], step[1], step[2], 1},
+                               .ragged = TE_DNN_NONE};
+    return on_scores(w, CUDNN_POINTWISE_ADD, scores, te_dnn_add(w->g, TE_DNN_BIAS, &bias));
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
+
+static te_dnn_tensor sinks_of(writer *w)
+{
+    int64_t heads = w->a->heads;
+    te_dnn_description sinks = {.type = CUDNN_DATA_FLOAT, .dim = {1, heads, 1, 1}, .stride = {heads, 1, 1, 1},
+                                .ragged = TE_DNN_NONE};
+    return w->a->sinks ? te_dnn_add(w->g, TE_DNN_SINKS, &sinks) : TE_DNN_NONE;
+}
 
 /* Probabilities of masked scores in a tensor of `type`; lse where it is wanted. */
 static te_dnn_tensor softmax(writer *w, te_dnn_tensor scores, cudnnDataType_t type)
 {
     const te_dnn_attention *a = w->a;
-    te_dnn_tensor largest = new_rows(w), sum = new_rows(w);
+    te_dnn_tensor largest = new_rows(w), sum = new_rows(w), sinks = sinks_of(w);
     te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_MAX, scores, largest);
+    if (a->sinks) largest = on_rows(w, CUDNN_POINTWISE_MAX, largest, sinks);
     te_dnn_tensor shares =
         on_scores(w, CUDNN_POINTWISE_EXP, on_scores(w, CUDNN_POINTWISE_SUB, scores, largest), TE_DNN_NONE);
+    te_dnn_tensor share = TE_DNN_NONE; /* of the sink */
+    if (a->sinks)
+        share = on_rows(w, CUDNN_POINTWISE_EXP, on_rows(w, CUDNN_POINTWISE_SUB, sinks, largest), TE_DNN_NONE);
     te_dnn_reduce(w->g, CUDNN_REDUCE_TENSOR_ADD, shares, sum);
+    if (a->sinks) sum = on_rows(w, CUDNN_POINTWISE_ADD, sum, share);
     if (a->lse) {
         te_dnn_tensor logarithm = on_rows(w, CUDNN_POINTWISE_LOG, sum, TE_DNN_NONE);
         te_dnn_pointwise(w->g, CUDNN_POINTWISE_ADD, CUDNN_DATA_FLOAT, largest, logarithm, TE_DNN_NONE,

@@ -189,6 +189,10 @@ te_status te_cuda_pack(te_exec *, int32_t *offsets, const te_view *lens, int64_t
 /* What cuDNN reads of packed sequences (te_packed_args); device pointers. */
 struct te_packed_args;
 te_status te_cuda_ragged(te_exec *, const struct te_packed_args *);
+/* Rows whose bias hides all keys: out becomes 0 and lse minus infinity, whatever cuDNN has made of them. And lse for
+ * its gradients, dense, with a large number in their place and that of rows hidden by finite numbers. */
+te_status te_cuda_attention_unseen(te_exec *, const te_attention *);
+te_status te_cuda_attention_raised(te_exec *, const te_view *lse, float *raised);
 /* attention_dnn.c: whether cuDNN has taken it (grad NULL: forward), with the status of that;
  * own kernels do the rest. */
 #ifdef TE_HAVE_CUDNN

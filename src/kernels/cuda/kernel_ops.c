@@ -333,6 +333,20 @@ te_status te_cuda_ragged(te_exec *exec, const te_packed_args *args)
     return run_plan(exec, &plan, "attention");
 }
 
+te_status te_cuda_attention_unseen(te_exec *exec, const te_attention *attention)
+{
+    te_cuda_plan plan;
+    te_cuda_plan_attention_unseen(&plan, attention);
+    return run_plan(exec, &plan, "attention");
+}
+
+te_status te_cuda_attention_raised(te_exec *exec, const te_view *lse, float *raised)
+{
+    te_cuda_plan plan;
+    te_cuda_plan_attention_raised(&plan, lse, raised);
+    return run_plan(exec, &plan, "attention.backward");
+}
+
 /* Offsets of packed sequences, lent on the device; both null where nothing is packed or they lie there already. */
 typedef struct offsets {
     int32_t *q, *kv;

@@ -152,6 +152,8 @@ static float apply(int mode, float x, float b, float t, int64_t index)
         return x - b;
     case CUDNN_POINTWISE_MUL:
         return x * b;
+    case CUDNN_POINTWISE_MAX:
+        return fmaxf(x, b);
     case CUDNN_POINTWISE_DIV:
         return x / b;
     case CUDNN_POINTWISE_IDENTITY:

@@ -124,6 +124,15 @@ typedef struct te_attention_args {
     int64_t        codes;             /* out is, too, with v's factor */
 } te_attention_args;
 
+/* Views as in te_attention, of 16 bits and float32; keys that row i sees without the bias: i - left to i + right, less
+ * what is not there. raised: float32, dense. */
+typedef struct te_unseen_args {
+    te_cuda_bound bound;
+    te_cuda_view  v, out, lse, bias;
+    int64_t       keys, left, right;
+    float        *raised;
+} te_unseen_args;
+
 /* A te_quantized_side. */
 typedef struct te_quantize_place {
     uint8_t *data;

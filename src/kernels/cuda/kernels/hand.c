@@ -6,7 +6,7 @@
 extern const char te_cuda_program_prelude[], te_cuda_hand_device[], te_cuda_hand_index[], te_cuda_hand_select[],
     te_cuda_hand_attention_common[], te_cuda_hand_attention[], te_cuda_hand_mma[], te_cuda_hand_attention_mma[],
     te_cuda_hand_attention_mma_passes[], te_cuda_hand_attention_mma_decode[], te_cuda_hand_attention_rounded[],
-    te_cuda_hand_quantize[], te_cuda_hand_quantized[], te_cuda_hand_routes[],
+    te_cuda_hand_attention_unseen[], te_cuda_hand_quantize[], te_cuda_hand_quantized[], te_cuda_hand_routes[],
     te_cuda_hand_product_few[]; /* made by the build */
 
 /* --- views ------------------------------------------------------------------------------------------------------- */
@@ -130,6 +130,8 @@ te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out)
             parts[0] = te_cuda_hand_mma;
             parts[1] = te_cuda_hand_attention_mma;
             parts[2] = kernel->decode ? te_cuda_hand_attention_mma_decode : te_cuda_hand_attention_mma_passes;
+        } else if (kernel->vector == 0) {
+            parts[0] = te_cuda_hand_attention_unseen;
         } else if (kernel->dtype[0] == TE_F8E4M3) {
             parts[1] = te_cuda_hand_attention_rounded;
         }

@@ -34,8 +34,8 @@ typedef struct te_cuda_kernel {
     uint8_t  file;     /* te_cuda_file */
     uint8_t  wide;     /* te_real is double */
     uint8_t  dtype[2]; /* te_a and te_b */
-    uint16_t vector;   /* INDEX: elements of a unit; ATTENTION: rows of a tile, on tensor cores elements of a unit;
-                        * PRODUCT: warps of a block */
+    uint16_t vector;   /* INDEX: elements of a unit; ATTENTION: rows of a tile, on tensor cores elements of a unit,
+                        * 0: the kernels for rows that see nothing; PRODUCT: warps of a block */
     uint16_t dim[2];   /* ATTENTION on tensor cores: head sizes rounded up to 16; QUANTIZE: a quantizer's variant, 0
                         * for the kernels that serve all; else 0 */
     uint8_t  third;    /* 1 + the dtype te_c, 0: there is none; ATTENTION: of a bias, PRODUCT: of the result */
@@ -118,6 +118,9 @@ void      te_cuda_plan_ragged(te_cuda_plan *plan, const te_packed_args *args);
 /* The cu_seqlens of a te_attention are device pointers here; that they ascend is the caller's to check. */
 te_status te_cuda_plan_attention(te_exec *exec, te_cuda_plan *plan, const te_attention *attention);
 te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, const te_attention_grad *grad);
+/* After and before cuDNN's, of scores with a bias: te_cuda_attention_unseen. */
+void te_cuda_plan_attention_unseen(te_cuda_plan *plan, const te_attention *attention);
+void te_cuda_plan_attention_raised(te_cuda_plan *plan, const te_view *lse, float *raised);
 
 /* For kernels that quantize tiles (quantize_tile.cu): a job as an argument, the variant of a quantizer (args.h), and
  * shared memory in elements of a program's tile, bytes of codes, bytes of numbers for the lines of blocks. */

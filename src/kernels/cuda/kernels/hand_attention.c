@@ -1,4 +1,4 @@
-/* hand_attention.c - plans of attention forward and backward. */
+/* hand_attention.c - plans of attention forward and backward, and of what stands around cuDNN's. */
 #include "hand_internal.h"
 
 #include "kernels/philox.h"
@@ -324,4 +324,33 @@ te_status te_cuda_plan_attention_backward(te_exec *exec, te_cuda_plan *plan, con
         status =
             add_call(exec, plan, "te_attention_dkv", "te_attention_mma_dkv", &args, a->k.shape[2], a->k.shape[1], a, g);
     return status;
+}
+
+/* --- rows that see nothing --------------------------------------------------------------------------------------- */
+
+static void add_unseen(te_cuda_plan *plan, const char *name, te_dtype dtype, te_dtype bias, const te_view *lse,
+                       const te_unseen_args *args)
+{
+    int64_t rows = te_view_numel(lse);
+    te_cuda_plan_open(plan);
+    te_cuda_plan_add(plan, TE_CUDA_FILE_ATTENTION, name, (rows + THREADS - 1) / THREADS, THREADS, args, sizeof *args)
+        ->kernel = (te_cuda_kernel){.file = TE_CUDA_FILE_ATTENTION, .dtype = {(uint8_t)dtype, (uint8_t)dtype},
+                                    .third = (uint8_t)(1 + bias)};
+}
+
+void te_cuda_plan_attention_unseen(te_cuda_plan *plan, const te_attention *a)
+{
+    int64_t delta = a->bottom_right ? a->k.shape[2] - a->q.shape[2] : 0, open = a->q.shape[2] + a->k.shape[2];
+    te_unseen_args args = {.v = te_cuda_view_of(&a->v), .out = te_cuda_view_of(&a->out),
+                           .lse = te_cuda_view_of(&a->lse), .bias = te_cuda_view_of(&a->bias),
+                           .keys = a->k.shape[2], .left = open, .right = open};
+    if (a->window_left >= 0) args.left = a->window_left - delta;
+    if (a->window_right >= 0) args.right = a->window_right + delta;
+    add_unseen(plan, "te_attention_unseen", a->out.dtype, a->bias.dtype, &a->lse, &args);
+}
+
+void te_cuda_plan_attention_raised(te_cuda_plan *plan, const te_view *lse, float *raised)
+{
+    te_unseen_args args = {.lse = te_cuda_view_of(lse), .raised = raised};
+    add_unseen(plan, "te_attention_raised", TE_BF16, TE_BF16, lse, &args);
 }

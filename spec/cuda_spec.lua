@@ -255,6 +255,39 @@ describe("a CUDA device", function()
         assert.is_true(te.memory_stats("cuda").reserved >= te.memory_stats("cuda").current)
     end)
 
+    it("draws the whole numbers that the CPU draws", function()
+        local function drawn(device)
+            te.manual_seed(9)
+            local list = {}
+            for _, dtype in ipairs { "int64", "int32", "uint8", "bool", "float32", "bfloat16", "float64" } do
+                for _, n in ipairs { 0, 1, 2, 1001 } do
+                    list[#list + 1] = te.randint(0, dtype == "bool" and 1 or 100, { n },
+                        { dtype = dtype, device = device })
+                    assert.equal(dtype, list[#list].dtype)
+                end
+            end
+            list[#list + 1] = te.randint(-2 ^ 53, 2 ^ 53, { 7, 5 }, { device = device })
+            list[#list + 1] = te.rand({ 3 }, { device = device })
+            return list
+        end
+        local expected, actual = drawn "cpu", drawn "cuda"
+        for i = 1, #expected do same(expected[i], actual[i], 0, "draw " .. i) end
+    end)
+
+    it("draws other whole numbers in each launch of a graph, those of the steps themselves", function()
+        local function run(graphed)
+            te.manual_seed(3)
+            local function step(x) return te.randint(1, 6, { 40 }, { device = "cuda" }) + x end
+            local none = te.zeros({ 1 }, { dtype = "int64", device = "cuda" })
+            local call, list = graphed and te.graph(step, { none }, { device = "cuda", warmup = 1 }) or step, {}
+            for i = 1, 4 do list[i] = values(call(none)) end
+            return list
+        end
+        local seen = run(true)
+        assert.same(run(false), seen)
+        assert.is_false(table.concat(seen[3]) == table.concat(seen[4]))
+    end)
+
     it("saves and loads", function()
         local path = os.tmpname()
         finally(function() os.remove(path) end)

@@ -348,6 +348,38 @@ static void check_multinomial(te_dtype dtype, layout l, int64_t n, int64_t draws
     twins_free(&src), twins_free(&out);
 }
 
+/* To the last element of dtypes of 8, 4 and 1 bytes, and nothing behind it. */
+static void check_integers(te_dtype dtype, int64_t n, int64_t low, uint64_t range)
+{
+    int64_t     shape[1] = {n + 1};
+    twins       got = twins_new(dtype, DENSE, 1, shape), want = twins_new(TE_I64, DENSE, 1, shape);
+    te_integers drawn = {{77, 5, 0xfffffffeu, NULL}, low, range};
+    int64_t    *whole = want.cpu.data;
+    CHECK_PLAN(te_cuda_plan_integers(&plan, got.gpu.data, dtype, n, &drawn));
+    CHECK(te_cpu_integers(&cuda.exec, whole, n, &drawn) == TE_OK);
+    for (int64_t i = 0; i < n; i++) {
+        if (dtype == TE_I64) ((int64_t *)got.cpu.data)[i] = whole[i];
+        if (dtype == TE_I32) ((int32_t *)got.cpu.data)[i] = (int32_t)whole[i];
+        if (dtype == TE_U8 || dtype == TE_BOOL) ((uint8_t *)got.cpu.data)[i] = (uint8_t)whole[i];
+    }
+    CHECK_MSG(memcmp(got.gpu.data, got.cpu.data, got.bytes) == 0, "%lld whole numbers of %s", (long long)n,
+              te_dtype_name(dtype));
+    twins_free(&got), twins_free(&want);
+}
+
+static void check_all_integers(void)
+{
+    static const uint64_t ranges[] = {1, 2, 50257, UINT32_MAX, (uint64_t)1 << 32, ((uint64_t)1 << 54) + 1};
+    static const int64_t  counts[] = {0, 1, 2, 3, 511, 512, 1025};
+    for (int c = 0; c < 7; c++) {
+        for (int r = 0; r < 6; r++) check_integers(TE_I64, counts[c], r % 2 ? -((int64_t)1 << 53) : 3, ranges[r]);
+        check_integers(TE_I32, counts[c], INT32_MIN, (uint64_t)1 << 32);
+        check_integers(TE_I32, counts[c], -7, 15);
+        check_integers(TE_U8, counts[c], 0, 256);
+        check_integers(TE_BOOL, counts[c], 0, 2);
+    }
+}
+
 static void check_selects(void)
 {
     static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F64, TE_I64, TE_U8, TE_F16};
@@ -362,6 +394,7 @@ static void check_selects(void)
     check_cumsum(TE_F32, TE_F64, DENSE, 9001, true);
     check_cumsum(TE_I64, TE_I64, PADDED, 513, false);
     check_all_topk();
+    check_all_integers();
     check_multinomial(TE_F32, DENSE, 1000, 20, true);
     check_multinomial(TE_BF16, SWAPPED, 300, 20, false);
     check_multinomial(TE_F64, PADDED, 33, 1, false);

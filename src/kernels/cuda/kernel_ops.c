@@ -173,6 +173,11 @@ te_status te_cuda_multinomial(te_exec *exec, const te_view *out, const te_view *
     RUN("multinomial", te_cuda_plan_multinomial(exec, &plan, out, src, replacement, rng));
 }
 
+te_status te_cuda_integers(te_exec *exec, void *values, te_dtype dtype, int64_t n, const te_integers *drawn)
+{
+    RUN("randint", te_cuda_plan_integers(&plan, values, dtype, n, drawn));
+}
+
 te_status te_cuda_route_map(te_exec *exec, const te_view *map, const te_view *counts, const te_view *routing,
                             int64_t rows)
 {

@@ -75,6 +75,14 @@ typedef struct te_select_args {
     uint64_t      rng[4];
 } te_select_args;
 
+/* A te_integers to n elements of `bytes` bytes. */
+typedef struct te_integers_args {
+    te_cuda_bound bound;
+    void         *to;
+    int64_t       n, bytes, low;
+    uint64_t      range, rng[4];
+} te_integers_args;
+
 /* te_backend.route_map: counts for masks, a sort's scratch for ids below `experts`, of int64 where `wide`. Masks are
  * counted by `tiles` tiles of `tile` tokens; scratch is int32 places {tokens, columns}, how many tokens of each expert
  * are in a tile, later before it, {tiles, columns}, and before each expert {columns}. */

@@ -98,6 +98,8 @@ te_status te_cuda_plan_topk(te_exec *exec, te_cuda_plan *plan, const te_view *va
 te_status te_cuda_plan_cumsum(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src, bool reverse);
 te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
                                    bool replacement, te_rng rng);
+/* Whole numbers of a dtype that holds them. */
+te_status te_cuda_plan_integers(te_cuda_plan *plan, void *values, te_dtype dtype, int64_t n, const te_integers *drawn);
 
 /* Mixtures of experts: te_backend.route_map and what follows it. */
 te_status te_cuda_plan_route_map(te_exec *exec, te_cuda_plan *plan, const te_view *map, const te_view *counts,

@@ -1,4 +1,4 @@
-/* hand_select.c - plans of arg_reduce, topk, cumsum and multinomial. */
+/* hand_select.c - plans of arg_reduce, topk, cumsum, multinomial and of whole numbers at random. */
 #include "hand_internal.h"
 
 enum {
@@ -32,6 +32,14 @@ static void add_call(te_cuda_plan *plan, const char *name, const te_select_args 
                          threads_for(args->n, most_threads), args, sizeof *args);
     call->kernel.dtype[0] = (uint8_t)a;
     call->kernel.dtype[1] = (uint8_t)b;
+}
+
+static void put_rng(uint64_t *words, te_rng rng)
+{
+    words[0] = rng.seed;
+    words[1] = rng.stream;
+    words[2] = rng.offset;
+    words[3] = (uint64_t)(uintptr_t)rng.base;
 }
 
 te_status te_cuda_plan_arg_reduce(te_exec *exec, te_cuda_plan *plan, const te_view *index, const te_view *src,
@@ -102,13 +110,26 @@ te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_v
     args.flag = replacement;
     args.leaves = 1;
     while (args.leaves < args.n) args.leaves *= 2;
-    args.rng[0] = rng.seed;
-    args.rng[1] = rng.stream;
-    args.rng[2] = rng.offset;
-    args.rng[3] = (uint64_t)(uintptr_t)rng.base;
+    put_rng(args.rng, rng);
     plan->check = (te_cuda_check){TE_CUDA_CHECK_WEIGHTS, "multinomial", 0, 0};
     plan->scratch_bytes = (size_t)(args.rows < TREES ? args.rows : TREES) * (size_t)args.leaves * 2 * sizeof(double);
     add_call(plan, "te_multinomial", &args, TREES, TREE_THREADS, src->dtype, src->dtype);
     plan->calls[0].kernel.wide = true;
+    return TE_OK;
+}
+
+te_status te_cuda_plan_integers(te_cuda_plan *plan, void *values, te_dtype dtype, int64_t n, const te_integers *drawn)
+{
+    te_cuda_plan_open(plan);
+    te_integers_args args = {.to = values,
+                             .n = n,
+                             .bytes = (int64_t)te_dtype_size(dtype),
+                             .low = drawn->low,
+                             .range = drawn->range};
+    if (n == 0) return TE_OK;
+    put_rng(args.rng, drawn->rng);
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_SELECT, "te_integers", te_blocks_for((n + 1) / 2),
+                                          TE_HAND_THREADS, &args, sizeof args);
+    call->kernel.dtype[0] = call->kernel.dtype[1] = TE_F32; /* the types of the selections that the build compiles */
     return TE_OK;
 }

@@ -1,4 +1,5 @@
 /* select.cu - what looks at whole rows to choose or accumulate: arg_reduce, topk, cumsum, multinomial; a block per row.
+ * And whole numbers at random.
  *
  * Blocks have as many threads as suit the rows' length (hand_select.c): a warp up to 1024.
  *
@@ -328,4 +329,50 @@ extern "C" __global__ void __launch_bounds__(1024) te_multinomial(const __grid_c
         }
         __syncthreads();
     }
+}
+/* --- whole numbers at random ------------------------------------------------------------------------------------- */
+
+/* The upper half of the product. */
+TE_HD static inline uint64_t te_product_above(uint64_t x, uint64_t y)
+{
+    uint64_t x0 = (uint32_t)x, x1 = x >> 32, y0 = (uint32_t)y, y1 = y >> 32, upper = x1 * y0, lower = x0 * y1;
+    uint64_t middle = (x0 * y0 >> 32) + (uint32_t)upper + (uint32_t)lower;
+    return x1 * y1 + (upper >> 32) + (lower >> 32) + (middle >> 32);
+}
+
+/* Of words of 64 bits those of te_integers, two at a time; NARROW: with a range of 32 bits. */
+template <class T, bool NARROW> __device__ static inline void te_draw_integers(const te_integers_args &a)
+{
+    te_rng   rng = te_rng_begin(te_rng{a.rng[0], a.rng[1], a.rng[2], (const uint64_t *)a.rng[3]});
+    uint64_t range = NARROW ? (uint32_t)a.range : a.range;
+    for (int64_t i = TE_FIRST; 2 * i < a.n; i += TE_STEP) {
+        te_philox_words four = te_rng_group(rng, (uint64_t)i);
+        te_unit<T, 2>   both;
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            both.e[k] = (T)((uint64_t)a.low +
+                            te_product_above((uint64_t)four.word[2 * k] << 32 | four.word[2 * k + 1], range));
+        if (2 * i + 1 < a.n)
+            te_unit_store<T, 2>((T *)a.to + 2 * i, both);
+        else
+            ((T *)a.to)[2 * i] = both.e[0];
+    }
+}
+
+template <class T> __device__ static inline void te_draw_integers_of(const te_integers_args &a)
+{
+    if (a.range >> 32)
+        te_draw_integers<T, false>(a);
+    else
+        te_draw_integers<T, true>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(256) te_integers(const __grid_constant__ te_integers_args a)
+{
+    if (a.bytes == 8)
+        te_draw_integers_of<int64_t>(a);
+    else if (a.bytes == 4)
+        te_draw_integers_of<int32_t>(a);
+    else
+        te_draw_integers_of<uint8_t>(a);
 }

@@ -37,10 +37,11 @@ te_embed_text(te_cuda_program_tables ${TE_KERNELS}/cuda/device/tables.h)
 set(TE_CUDA_HAND ${TE_KERNELS}/cuda/kernels)
 te_embed_text(te_cuda_hand_device ${TE_KERNELS}/quant.h ${TE_KERNELS}/cuda/device/elements.h
   ${TE_CUDA_HAND}/args.h ${TE_CUDA_HAND}/common.h)
-foreach(file index select routes mma product_few attention_common attention attention_mma attention_mma_passes
+foreach(file index routes mma product_few attention_common attention attention_mma attention_mma_passes
     attention_mma_decode attention_rounded)
   te_embed_text(te_cuda_hand_${file} ${TE_CUDA_HAND}/${file}.cu)
 endforeach()
+te_embed_text(te_cuda_hand_select ${TE_CUDA_HAND}/keys.cu ${TE_CUDA_HAND}/select.cu)
 set(TE_CUDA_TILES ${TE_CUDA_HAND}/quantize_tile.cu ${TE_CUDA_HAND}/quantize_codes.cu)
 te_embed_text(te_cuda_hand_quantize ${TE_CUDA_TILES} ${TE_CUDA_HAND}/quantize.cu)
 te_embed_text(te_cuda_hand_quantized ${TE_CUDA_TILES} ${TE_CUDA_HAND}/quantized.cu)

@@ -313,6 +313,59 @@ static void check_topk(te_dtype dtype, int64_t rows, int64_t n, int64_t k, ranki
     twins_free(&src), twins_free(&values), twins_free(&indices), twins_free(&best);
 }
 
+/* The best of rows in dense views of three dimensions, along each; `kind` as for topk, and the best in several places
+ * where a part of a row or a unit begins or ends. */
+static void check_best(te_dtype dtype, const int64_t *shape, int dim, ranking kind)
+{
+    twins src = twins_new(dtype, DENSE, 3, shape), best = twins_new(TE_I64, DENSE, 3, shape);
+    for (int64_t i = 0; i < shape[0] * shape[1] * shape[2] && kind != ANY_VALUE; i++) {
+        bool edge = i % 8192 == 8191 || i % 64 == 0 || i % 512 == 511;
+        te_store_f64(src.gpu.data, dtype, i,
+                     kind == ONE_VALUE    ? 1.0
+                     : kind == FEW_VALUES ? (double)(test_random(&state) % 2)
+                     : edge               ? (dtype == TE_F32 && test_random(&state) % 2 ? -(double)NAN : 3.0)
+                                          : (double)(test_random(&state) % 3));
+    }
+    memcpy(src.cpu.data, src.gpu.data, src.bytes);
+    te_view *views[] = {&src.gpu, &src.cpu, &best.gpu, &best.cpu};
+    for (int v = 0; v < 4; v++) {
+        int64_t extent = shape[dim], stride = views[v]->stride[dim];
+        for (int i = dim; i < 2; i++) {
+            views[v]->shape[i] = views[v]->shape[i + 1];
+            views[v]->stride[i] = views[v]->stride[i + 1];
+        }
+        views[v]->shape[2] = extent;
+        views[v]->stride[2] = stride;
+        if (v >= 2) views[v]->ndim = 2;
+    }
+    for (int largest = 0; largest < 2; largest++) {
+        CHECK_PLAN(te_cuda_plan_arg_reduce(&cuda.exec, &plan, &best.gpu, &src.gpu, largest));
+        CHECK(te_cpu_arg_reduce(&cuda.exec, &best.cpu, &src.cpu, largest) == TE_OK);
+        CHECK_MSG(same(&best, 0), "best of %s along %d of {%lld, %lld, %lld}, kind %d", te_dtype_name(dtype), dim,
+                  (long long)shape[0], (long long)shape[1], (long long)shape[2], kind);
+    }
+    twins_free(&src), twins_free(&best);
+}
+
+static void check_all_best(void)
+{
+    static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F64, TE_I64, TE_U8, TE_F16, TE_I32, TE_BOOL, TE_F8E4M3,
+                                      TE_F8E5M2};
+    static const int64_t shapes[][3] = {{1, 1, 70001}, {1, 3, 32768}, {2, 1, 255}, {1, 5, 33},   {1, 700, 40},
+                                        {2, 513, 9},   {9, 2, 3},     {1, 1, 1},   {2100, 1, 33}, {1, 40000, 8}};
+    for (int d = 0; d < 10; d++)
+        for (int s = 0; s < 10; s++)
+            for (int dim = 0; dim < 3; dim++)
+                if (d < 3 || s != 9) check_best(dtypes[d], shapes[s], dim, (ranking)((d + s + dim) % 4));
+    for (int kind = ANY_VALUE; kind <= ASCENDING; kind++)
+        for (int s = 0; s < 10; s += 4) check_best(TE_F32, shapes[s], s == 4 ? 1 : 2, (ranking)kind);
+    CHECK(plan.n_calls == 1);
+    te_view long_row = test_view(NULL, TE_F32, 1, &(int64_t){INT64_C(1) << 33});
+    te_view one = test_view(NULL, TE_I64, 0, NULL);
+    CHECK(te_cuda_plan_arg_reduce(&cuda.exec, &plan, &one, &long_row, true) == TE_OK);
+    CHECK(plan.n_calls == 2 && plan.calls[0].launch.grid[0] == 1024 && plan.scratch_bytes == 16384);
+}
+
 static void check_all_topk(void)
 {
     static const int64_t lengths[] = {31, 512, 513, 8192, 8193};
@@ -393,6 +446,7 @@ static void check_selects(void)
     for (int n = 255; n <= 257; n++) check_cumsum(TE_U8, TE_I64, DENSE, n, n % 2);
     check_cumsum(TE_F32, TE_F64, DENSE, 9001, true);
     check_cumsum(TE_I64, TE_I64, PADDED, 513, false);
+    check_all_best();
     check_all_topk();
     check_all_integers();
     check_multinomial(TE_F32, DENSE, 1000, 20, true);

@@ -71,7 +71,9 @@ typedef struct te_select_args {
     te_cuda_view  src, out, indices;
     int64_t       rows, n, k; /* k: of topk; draws of multinomial */
     int64_t       flag;       /* largest, reverse, replacement */
-    int64_t       leaves;     /* multinomial: of its tree */
+    int64_t       leaves;     /* multinomial: of its tree; te_arg_short: log2 of a row's threads */
+    int64_t       parts;      /* arg_reduce: of `part` elements each, of a row that several blocks share */
+    int64_t       part;
     uint64_t      rng[4];
 } te_select_args;
 

@@ -1,39 +1,9 @@
 /* select.cu - what looks at whole rows to choose or accumulate: arg_reduce, topk, cumsum, multinomial; a block per row.
  * And whole numbers at random.
  *
- * Blocks have as many threads as suit the rows' length (hand_select.c): a warp up to 1024.
- *
- * Comparisons are made on 64-bit keys that order as the values do: any type, NaN above everything (below everything
- * when the smallest is wanted, so it is always the extreme), -0 equal to +0. Ties go to the lower index.
+ * Blocks have as many threads as suit the rows' length (hand_select.c): a warp up to 1024. Comparisons are made on keys
+ * (keys.cu). Ties go to the lower index.
  */
-
-#define TE_HAS_SHORT_KEY (TE_REAL_IS_F32 && !TE_A_IS_INTEGER)
-
-#if TE_HAS_SHORT_KEY /* of few GPUs arithmetic in float64 is quick */
-TE_HD static inline uint32_t te_short_key(te_a x, bool largest)
-{
-    float value = te_from_a(x);
-    if (value != value) return ~(uint32_t)0;
-    uint32_t bits = te_f32_bits(value + 0.0f), key = bits >> 31 ? ~bits : bits | (uint32_t)1 << 31;
-    return largest ? key : ~key;
-}
-#endif
-
-TE_HD static inline uint64_t te_key(te_a x, bool largest)
-{
-#if TE_HAS_SHORT_KEY
-    return te_short_key(x, largest);
-#else
-# if TE_A_IS_INTEGER
-    uint64_t key = (uint64_t)(int64_t)x ^ (uint64_t)1 << 63;
-# else
-    double value = (double)te_from_a(x);
-    if (value != value) return ~(uint64_t)0;
-    uint64_t bits = te_f64_bits(value + 0.0), key = bits >> 63 ? ~bits : bits | (uint64_t)1 << 63;
-# endif
-    return largest ? key : ~key;
-#endif
-}
 
 struct te_choice {
     uint64_t key;
@@ -100,52 +70,153 @@ template <int N> __device__ static inline void te_collect(te_choice (&best)[N], 
     }
 }
 
+/* The best of the elements first, first + step, … below end, of a thread that meets them in order: the first of equals
+ * stays. */
+__device__ static inline te_choice te_best_along(const te_a *row, int64_t stride, int64_t first, int64_t end,
+                                                 int64_t step, bool largest)
+{
+    enum { AHEAD = 8 };
+    te_key_word best = 0;
+    int64_t     at = -1;
+    for (; first + (AHEAD - 1) * step < end; first += AHEAD * step) {
+        te_a x[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) x[k] = row[(first + k * step) * stride];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            te_key_word key = te_key(x[k], largest);
+            if (key > best || at < 0) best = key, at = first + k * step;
+        }
+    }
+    te_a x[AHEAD];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++)
+        if (first + k * step < end) x[k] = row[(first + k * step) * stride];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+        if (first + k * step >= end) break;
+        te_key_word key = te_key(x[k], largest);
+        if (key > best || at < 0) best = key, at = first + k * step;
+    }
+    return te_choice{best, at};
+}
+
 #if TE_HAS_SHORT_KEY
-/* The best of a thread's units of 16 bytes, every blockDim-th of a row that begins with one, and of the elements behind
- * the last unit. A thread meets elements in order, so the first of equals stays. */
-__device__ static inline te_choice te_best_of_units(const te_a *row, int64_t n, bool largest)
+/* The same of a thread's units of 16 bytes, every blockDim-th from `begin`, which begins one, and of the elements
+ * behind the last unit. */
+__device__ static inline te_choice te_best_of_units(const te_a *row, int64_t begin, int64_t end, bool largest)
 {
     enum { AHEAD = 8, UNIT = 16 / sizeof(te_a) };
-    int64_t  units = n / UNIT, step = blockDim.x, at = -1;
+    int64_t  units = (end - begin) / UNIT, step = blockDim.x, at = -1;
     uint32_t best = 0;
     for (int64_t first = threadIdx.x; first < units; first += AHEAD * step) {
         te_unit<te_a, UNIT> x[AHEAD];
 #pragma unroll
         for (int k = 0; k < AHEAD; k++)
-            if (first + k * step < units) x[k] = te_unit_load<te_a, UNIT>(row + (first + k * step) * UNIT);
+            if (first + k * step < units) x[k] = te_unit_load<te_a, UNIT>(row + begin + (first + k * step) * UNIT);
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             if (first + k * step >= units) break;
 #pragma unroll
             for (int i = 0; i < UNIT; i++) {
-                uint32_t key = te_short_key(x[k].e[i], largest);
-                if (key > best || at < 0) best = key, at = (first + k * step) * UNIT + i;
+                uint32_t key = te_key(x[k].e[i], largest);
+                if (key > best || at < 0) best = key, at = begin + (first + k * step) * UNIT + i;
             }
         }
     }
     te_choice mine = {best, at};
-    int64_t   tail = units * UNIT + threadIdx.x;
-    if (tail < n) {
-        te_choice c = {te_short_key(row[tail], largest), tail};
+    int64_t   tail = begin + units * UNIT + threadIdx.x;
+    if (tail < end) {
+        te_choice c = {te_key(row[tail], largest), tail};
         if (te_worse(mine, c)) mine = c;
     }
     return mine;
 }
 #endif
 
+/* The best of a part of row r: the result where there is no other, else for te_arg_join. */
+__device__ static inline void te_arg_put(const te_select_args &a, int64_t r, int64_t part, te_choice best)
+{
+    if (a.parts > 1)
+        ((te_choice *)a.bound.scratch)[r * a.parts + part] = best;
+    else
+        ((int64_t *)a.indices.data)[te_offset(a.indices, a.indices.ndim, r)] = best.index;
+}
+
+/* A block for each part of a row. */
 extern "C" __global__ void __launch_bounds__(512) te_arg_reduce(const __grid_constant__ te_select_args a)
 {
-    for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
+    for (int64_t b = blockIdx.x; b < a.rows * a.parts; b += gridDim.x) {
+        int64_t     r = b / a.parts, part = b - r * a.parts, begin = part * a.part, end = begin + a.part;
         const te_a *row = (const te_a *)a.src.data + te_offset(a.src, a.src.ndim - 1, r);
-        te_choice   own[1];
+        te_choice   own;
+        if (end > a.n) end = a.n;
 #if TE_HAS_SHORT_KEY
         if (a.src.stride[a.src.ndim - 1] == 1 && (uint64_t)row % 16 == 0)
-            own[0] = te_best_of_units(row, a.n, a.flag != 0);
+            own = te_best_of_units(row, begin, end, a.flag != 0);
         else
 #endif
-            te_collect(own, a, row, te_choice{0, -1});
-        te_choice best = te_best(own[0]);
-        if (threadIdx.x == 0) ((int64_t *)a.indices.data)[te_offset(a.indices, a.indices.ndim, r)] = best.index;
+            own = te_best_along(row, a.src.stride[a.src.ndim - 1], begin + threadIdx.x, end, blockDim.x, a.flag != 0);
+        te_choice best = te_best(own);
+        if (threadIdx.x == 0) te_arg_put(a, r, part, best);
+    }
+}
+
+/* 1 << a.leaves threads of a warp for each row. */
+extern "C" __global__ void __launch_bounds__(256) te_arg_short(const __grid_constant__ te_select_args a)
+{
+    int64_t lanes = (int64_t)1 << a.leaves, at_once = blockDim.x >> a.leaves;
+    for (int64_t first = blockIdx.x * at_once; first < a.rows; first += gridDim.x * at_once) {
+        int64_t   r = first + (threadIdx.x >> a.leaves);
+        te_choice mine = {0, -1};
+        if (r < a.rows)
+            mine = te_best_along((const te_a *)a.src.data + te_offset(a.src, a.src.ndim - 1, r),
+                                 a.src.stride[a.src.ndim - 1], threadIdx.x & (lanes - 1), a.n, lanes, a.flag != 0);
+        for (int by = (int)lanes / 2; by > 0; by /= 2) {
+            te_choice other = {__shfl_xor_sync(0xffffffffu, mine.key, by),
+                               __shfl_xor_sync(0xffffffffu, mine.index, by)};
+            if (te_worse(mine, other)) mine = other;
+        }
+        if (r < a.rows && (threadIdx.x & (lanes - 1)) == 0) te_arg_put(a, r, 0, mine);
+    }
+}
+
+/* Of rows whose elements are apart, beside those of their neighbours: a thread of a warp for each, and the warps of a
+ * block share their part of the rows. */
+extern "C" __global__ void __launch_bounds__(256) te_arg_columns(const __grid_constant__ te_select_args a)
+{
+    enum { ACROSS = 32, DOWN = 8 };
+    __shared__ te_choice held[DOWN][ACROSS];
+    int64_t              groups = (a.rows + ACROSS - 1) / ACROSS;
+    int                  lane = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
+    for (int64_t b = blockIdx.x; b < groups * a.parts; b += gridDim.x) {
+        int64_t   part = b / groups, r = (b - part * groups) * ACROSS + lane, begin = part * a.part;
+        int64_t   end = begin + a.part < a.n ? begin + a.part : a.n;
+        te_choice mine = {0, -1};
+        if (r < a.rows)
+            mine = te_best_along((const te_a *)a.src.data + te_offset(a.src, a.src.ndim - 1, r),
+                                 a.src.stride[a.src.ndim - 1], begin + down, end, DOWN, a.flag != 0);
+        __syncthreads();
+        held[down][lane] = mine;
+        __syncthreads();
+        if (down != 0 || r >= a.rows) continue;
+        for (int d = 1; d < DOWN; d++)
+            if (te_worse(mine, held[d][lane])) mine = held[d][lane];
+        te_arg_put(a, r, part, mine);
+    }
+}
+
+/* A warp for each row that several blocks have shared. */
+extern "C" __global__ void __launch_bounds__(256) te_arg_join(const __grid_constant__ te_select_args a)
+{
+    for (int64_t r = TE_FIRST / 32; r < a.rows; r += TE_STEP / 32) {
+        const te_choice *parts = (const te_choice *)a.bound.scratch + r * a.parts;
+        te_choice        mine = {0, -1};
+        for (int64_t p = threadIdx.x % 32; p < a.parts; p += 32)
+            if (te_worse(mine, parts[p])) mine = parts[p];
+        mine = te_best_of_warp(mine);
+        if (threadIdx.x % 32 == 0)
+            ((int64_t *)a.indices.data)[te_offset(a.indices, a.indices.ndim, r)] = mine.index;
     }
 }
 

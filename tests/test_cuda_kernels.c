@@ -377,11 +377,68 @@ static void check_all_topk(void)
     check_topk(TE_F16, 2, 40004, 2, ANY_VALUE);
     check_topk(TE_I64, 2, 700, 650, ANY_VALUE);
     check_topk(TE_F32, 8200, 3, 2, FEW_VALUES); /* more rows than blocks */
+    /* whole tiles in order: of one and of several, with the last one short, in two and three rounds, and whole rows */
+    static const int64_t sizes[][3] = {{3, 4096, 33},    {2, 4096, 4096},  {1, 4097, 65},
+                                       {3, 4100, 10},    {2, 12289, 1000}, {1, 20000, 1024},
+                                       {1, 9000, 1025},  {1, 70000, 900},  {300, 257, 40}};
+    for (int i = 0; i < 9; i++)
+        for (int kind = ANY_VALUE; kind <= ONE_THREAD; kind += 1 + i % 2)
+            check_topk(kind % 2 ? TE_F32 : TE_F16, sizes[i][0], sizes[i][1], sizes[i][2], (ranking)kind);
+    check_topk(TE_I64, 2, 5000, 100, FEW_VALUES);
+    check_topk(TE_F64, 2, 5000, 3000, ANY_VALUE);
+    check_topk(TE_U8, 2, 5000, 1030, ANY_VALUE);
+    check_topk(TE_BOOL, 2, 5000, 100, FEW_VALUES);
     for (int i = 0; i < 6; i++) {
         int64_t n = 1 + (int64_t)(test_random(&state) % 9000), k = 1 + (int64_t)(test_random(&state) % 20);
         check_topk(i % 2 ? TE_F16 : TE_F64, 2, n, k < n ? k : n, i % 3 ? ANY_VALUE : FEW_VALUES);
         check_cumsum(TE_I32, TE_I64, DENSE, n, i % 2);
     }
+}
+
+/* Bits of every kind: no digit of a key is the same for all. */
+static double any_number(double x) { return x * exp2((double)(int)(test_random(&state) % 60) - 30); }
+
+static void check_order(te_dtype dtype, layout l, int64_t rows, int64_t n, ranking kind)
+{
+    int64_t shape[2] = {rows, n};
+    twins   src = twins_new(dtype, l, 2, shape), order = twins_new(TE_I64, l, 2, shape);
+    int64_t all = (int64_t)(src.bytes / te_dtype_size(dtype));
+    if (kind == ANY_VALUE) each(&src, any_number, 0);
+    for (int64_t i = 0; i < all && kind != ANY_VALUE; i++)
+        te_store_f64(src.gpu.data, dtype, i,
+                     kind == ONE_VALUE    ? 1.0
+                     : kind == FEW_VALUES ? (test_random(&state) % 2 ? -0.0 : 0.0)
+                     : kind == ASCENDING  ? (double)(i % 100)
+                     : i % 7 == 0         ? (double)NAN
+                                          : (double)(test_random(&state) % 3));
+    memcpy(src.cpu.data, src.gpu.data, src.bytes);
+    for (int descending = 0; descending < 2; descending++) {
+        CHECK_PLAN(te_cuda_plan_order(&cuda.exec, &plan, &order.gpu, &src.gpu, descending));
+        CHECK(te_cpu_sort(&cuda.exec, &order.cpu, &src.cpu, descending) == TE_OK);
+        CHECK_MSG(same(&order, 0), "order of {%lld, %lld} %s, kind %d", (long long)rows, (long long)n,
+                  te_dtype_name(dtype), kind);
+    }
+    twins_free(&src), twins_free(&order);
+}
+
+static void check_all_orders(void)
+{
+    static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F64, TE_I64, TE_U8, TE_F16, TE_I32, TE_BOOL, TE_F8E4M3,
+                                      TE_F8E5M2};
+    static const int64_t sizes[][2] = {{3, 1}, {5, 31}, {4, 256}, {2, 257}, {2, 1000}, {1, 4096}, {2, 4097}, {1, 9001}};
+    for (int d = 0; d < 10; d++)
+        for (int s = 0; s < 8; s++)
+            check_order(dtypes[d], (layout)((d + s) % 3), sizes[s][0], sizes[s][1], (ranking)((d + s) % 5));
+    for (int kind = ANY_VALUE; kind <= ONE_THREAD; kind++)
+        for (int s = 2; s < 8; s += 2) check_order(TE_F32, DENSE, sizes[s][0], sizes[s][1], (ranking)kind);
+    check_order(TE_F32, DENSE, 0, 5, ANY_VALUE);
+    check_order(TE_F32, DENSE, 5, 0, ANY_VALUE);
+    check_order(TE_I32, DENSE, 3, 6200, ANY_VALUE); /* several tiles of several rows */
+    te_view src = test_view(NULL, TE_I64, 1, &(int64_t){UINT32_MAX}), order = src; /* nothing is run */
+    CHECK(te_cuda_plan_order(&cuda.exec, &plan, &order, &src, false) == TE_OK && plan.n_calls == 25);
+    CHECK(plan.n_words <= TE_CUDA_PLAN_WORDS);
+    order.shape[0] = ++src.shape[0];
+    CHECK(te_cuda_plan_order(&cuda.exec, &plan, &order, &src, false) == TE_ERROR_UNSUPPORTED);
 }
 
 static void check_multinomial(te_dtype dtype, layout l, int64_t n, int64_t draws, bool replacement)
@@ -449,6 +506,7 @@ static void check_selects(void)
     check_all_best();
     check_all_topk();
     check_all_integers();
+    check_all_orders();
     check_multinomial(TE_F32, DENSE, 1000, 20, true);
     check_multinomial(TE_BF16, SWAPPED, 300, 20, false);
     check_multinomial(TE_F64, PADDED, 33, 1, false);

@@ -77,6 +77,17 @@ typedef struct te_select_args {
     uint64_t      rng[4];
 } te_select_args;
 
+/* order.cu: the first k of rows of n elements in the order of their keys (te_key of `largest`, `turned` round), less
+ * than 2^32. Of a tile k are kept, of the last one k_last. `from` and `to` are where in scratch memory what is chosen
+ * so far lies, -1: in src, and where it is wanted. In long rows a block has a stretch of so many elements. */
+enum { TE_ORDER_EACH = 8, TE_ORDER_BITS = 8, TE_ORDER_DIGITS = 1 << TE_ORDER_BITS };
+typedef struct te_order_args {
+    te_cuda_bound bound;
+    te_cuda_view  src, out, indices; /* out: values, or no data */
+    int64_t       rows, n, k, k_last, largest, turned, from, to;
+    int64_t       pass, blocks, stretch;
+} te_order_args;
+
 /* A te_integers to n elements of `bytes` bytes. */
 typedef struct te_integers_args {
     te_cuda_bound bound;

@@ -120,6 +120,9 @@ te_status te_cuda_plan_topk(te_exec *exec, te_cuda_plan *plan, const te_view *va
     args.out = te_cuda_view_of(values);
     args.indices = te_cuda_view_of(indices);
     args.flag = largest;
+    te_order_args order = {.src = args.src, .out = args.out, .indices = args.indices, .rows = args.rows, .n = args.n,
+                           .k = args.k, .largest = largest, .turned = 1};
+    if (te_cuda_plan_best(plan, &order, src->dtype)) return TE_OK;
     add_call(plan, "te_topk", &args, FULL, CHOICE_THREADS, src->dtype, src->dtype);
     plan->calls[0].kernel.wide = src->dtype == TE_F64;
     return TE_OK;

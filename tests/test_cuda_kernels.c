@@ -508,6 +508,14 @@ static void check_selects(void)
     check_all_integers();
     check_all_orders();
     check_multinomial(TE_F32, DENSE, 1000, 20, true);
+    check_multinomial(TE_F32, DENSE, 1000, 64, true);
+    for (int n = 255; n <= 257; n++) check_multinomial(n == 256 ? TE_BF16 : TE_F16, (layout)(n % 3), n, 32, true);
+    check_multinomial(TE_F32, DENSE, 50304, 1, false);
+    check_multinomial(TE_F64, SWAPPED, 3000, 1, false);
+    check_multinomial(TE_F32, PADDED, 8193, 30, true);
+    CHECK(plan.calls[0].launch.shared == 64 * 2 * sizeof(double));
+    check_multinomial(TE_BF16, DENSE, 600000, 2, true); /* more leaves than its tree has room for */
+    CHECK(plan.calls[0].launch.shared == 0);
     check_multinomial(TE_BF16, SWAPPED, 300, 20, false);
     check_multinomial(TE_F64, PADDED, 33, 1, false);
     check_multinomial(TE_F32, DENSE, 1, 3, true);

@@ -148,6 +148,7 @@ te_status te_cuda_plan_cumsum(te_exec *exec, te_cuda_plan *plan, const te_view *
 te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
                                    bool replacement, te_rng rng)
 {
+    enum { LEAVES = 256, MOST_NODES = 2048, FEW_DRAWS = 32 };
     te_cuda_plan_open(plan);
     te_status status = te_check_rows(exec, "multinomial", out, src);
     if (status != TE_OK) return status;
@@ -161,6 +162,14 @@ te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_v
     while (args.leaves < args.n) args.leaves *= 2;
     put_rng(args.rng, rng);
     plan->check = (te_cuda_check){TE_CUDA_CHECK_WEIGHTS, "multinomial", 0, 0};
+    int64_t nodes = (args.leaves + LEAVES - 1) / LEAVES; /* as te_multinomial_few keeps them */
+    if (args.k <= (replacement ? FEW_DRAWS : 1) && nodes <= MOST_NODES) {
+        args.leaves = nodes * LEAVES;
+        add_call(plan, "te_multinomial_few", &args, FULL, TREE_THREADS, src->dtype, src->dtype);
+        plan->calls[0].launch.shared = (uint32_t)((size_t)nodes * 2 * sizeof(double));
+        plan->calls[0].kernel.wide = true;
+        return TE_OK;
+    }
     plan->scratch_bytes = (size_t)(args.rows < TREES ? args.rows : TREES) * (size_t)args.leaves * 2 * sizeof(double);
     add_call(plan, "te_multinomial", &args, TREES, TREE_THREADS, src->dtype, src->dtype);
     plan->calls[0].kernel.wide = true;

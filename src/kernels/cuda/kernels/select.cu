@@ -315,6 +315,18 @@ extern "C" __global__ void __launch_bounds__(256) te_cumsum(const __grid_constan
 
 /* --- multinomial ------------------------------------------------------------------------------------------------- */
 
+/* What is wrong with the weights of row r. */
+__device__ static inline void te_weights_report(const te_select_args &a, int64_t r, bool bad,
+                                                unsigned long long positive, double sum)
+{
+    int64_t fault = -1;
+    if ((int64_t)positive < (a.flag ? 1 : a.k)) fault = 3;
+    if (positive == 0) fault = 2;
+    if (!(sum <= 1.7976931348623157e308)) fault = 1;
+    if (bad) fault = 0;
+    if (fault >= 0) atomicMin((unsigned long long *)a.bound.fault, (unsigned long long)(r * 4 + fault));
+}
+
 /* As on the CPU: a tree of sums, tree[1] the total, tree[leaves + i] weight i. AHEAD nodes of a thread at a time. */
 __device__ static inline void te_tree_load(const te_select_args &a, double *tree, const te_a *row, int64_t r)
 {
@@ -353,13 +365,7 @@ __device__ static inline void te_tree_load(const te_select_args &a, double *tree
         }
     }
     __syncthreads();
-    if (threadIdx.x != 0) return;
-    int64_t fault = -1;
-    if ((int64_t)positive < (a.flag ? 1 : a.k)) fault = 3;
-    if (positive == 0) fault = 2;
-    if (!(tree[1] <= 1.7976931348623157e308)) fault = 1;
-    if (bad) fault = 0;
-    if (fault >= 0) atomicMin((unsigned long long *)a.bound.fault, (unsigned long long)(r * 4 + fault));
+    if (threadIdx.x == 0) te_weights_report(a, r, bad != 0, positive, tree[1]);
 }
 
 /* The leaf in which the share u of the total falls; never one of weight 0. */
@@ -401,6 +407,114 @@ extern "C" __global__ void __launch_bounds__(1024) te_multinomial(const __grid_c
         __syncthreads();
     }
 }
+
+/* Few draws that leave the weights as they are: of the tree only the nodes over TE_LEAVES leaves each stay, in shared
+ * memory, and a warp adds up again those below one. As many leaves as there are too many, of weight 0, are behind the
+ * others and change no draw. */
+enum { TE_EACH_LEAVES = 8 /* of a thread */, TE_LEAVES = 32 * TE_EACH_LEAVES };
+
+/* A thread's leaves of the warp's TE_LEAVES from `first` on. */
+__device__ static inline void te_leaves_load(const te_select_args &a, double (&weight)[TE_EACH_LEAVES],
+                                             const te_a *row, int64_t first)
+{
+    enum { WHOLE = sizeof(te_a) * TE_EACH_LEAVES < 16 ? sizeof(te_a) * TE_EACH_LEAVES : 16 };
+    int64_t stride = a.src.stride[a.src.ndim - 1], at = first + threadIdx.x % 32 * TE_EACH_LEAVES;
+    if (stride == 1 && (uint64_t)row % WHOLE == 0 && at + TE_EACH_LEAVES <= a.n) {
+        te_unit<te_a, TE_EACH_LEAVES> x = te_unit_load<te_a, TE_EACH_LEAVES>(row + at);
+#pragma unroll
+        for (int k = 0; k < TE_EACH_LEAVES; k++) weight[k] = (double)te_from_a(x.e[k]);
+    } else {
+#pragma unroll
+        for (int k = 0; k < TE_EACH_LEAVES; k++)
+            weight[k] = at + k < a.n ? (double)te_from_a(row[(at + k) * stride]) : 0.0;
+    }
+}
+
+__device__ static inline double te_leaves_sum(const double (&weight)[TE_EACH_LEAVES])
+{
+    return ((weight[0] + weight[1]) + (weight[2] + weight[3])) + ((weight[4] + weight[5]) + (weight[6] + weight[7]));
+}
+
+/* The leaf below the warp's node in which the rest of the target falls; in one thread, -1 in the others. */
+__device__ static inline int64_t te_leaves_find(const te_select_args &a, const te_a *row, int64_t first, double target)
+{
+    double weight[TE_EACH_LEAVES], sum[5];
+    te_leaves_load(a, weight, row, first);
+    sum[0] = te_leaves_sum(weight);
+#pragma unroll
+    for (int i = 1; i < 5; i++) sum[i] = sum[i - 1] + __shfl_xor_sync(0xffffffffu, sum[i - 1], 1 << (i - 1));
+    int lane = 0;
+#pragma unroll
+    for (int i = 4; i >= 0; i--) {
+        double left = __shfl_sync(0xffffffffu, sum[i], lane), right = __shfl_sync(0xffffffffu, sum[i], lane + (1 << i));
+        bool   go_right = target >= left && right > 0.0;
+        if (go_right) target -= left, lane += 1 << i;
+    }
+    double left = (weight[0] + weight[1]) + (weight[2] + weight[3]),
+           right = (weight[4] + weight[5]) + (weight[6] + weight[7]);
+    bool   upper = target >= left && right > 0.0;
+    if (upper) target -= left;
+    double four[4]; /* no index that is not a constant: they stay in registers */
+#pragma unroll
+    for (int k = 0; k < 4; k++) four[k] = upper ? weight[k + 4] : weight[k];
+    bool second = target >= four[0] + four[1] && four[2] + four[3] > 0.0;
+    if (second) target -= four[0] + four[1];
+    bool last = target >= (second ? four[2] : four[0]) && (second ? four[3] : four[1]) > 0.0;
+    return (int)threadIdx.x % 32 == lane ? first + lane * TE_EACH_LEAVES + upper * 4 + second * 2 + last : -1;
+}
+
+extern "C" __global__ void __launch_bounds__(1024) te_multinomial_few(const __grid_constant__ te_select_args a)
+{
+    TE_DYNAMIC_SHARED(double, tree);
+    __shared__ unsigned long long positive;
+    __shared__ int                bad;
+    te_rng  rng = {a.rng[0], a.rng[1], a.rng[2], (const uint64_t *)a.rng[3]};
+    int64_t last = a.src.ndim - 1, nodes = a.leaves / TE_LEAVES, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
+        const te_a        *row = (const te_a *)a.src.data + te_offset(a.src, last, r);
+        int64_t           *sample = (int64_t *)a.indices.data + te_offset(a.indices, last, r);
+        unsigned long long count = 0;
+        __syncthreads();
+        if (threadIdx.x == 0) bad = 0, positive = 0;
+        __syncthreads();
+        for (int64_t node = warp; node < nodes; node += warps) {
+            double weight[TE_EACH_LEAVES];
+            te_leaves_load(a, weight, row, node * TE_LEAVES);
+            bool fits = true;
+#pragma unroll
+            for (int k = 0; k < TE_EACH_LEAVES; k++) {
+                fits &= weight[k] >= 0.0;
+                count += weight[k] > 0.0;
+            }
+            if (!fits) bad = 1;
+            double sum = te_leaves_sum(weight);
+#pragma unroll
+            for (int by = 1; by < 32; by *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
+            if (threadIdx.x % 32 == 0) tree[nodes + node] = sum;
+        }
+        if (count) atomicAdd(&positive, count);
+        for (int64_t level = nodes / 2; level > 0; level /= 2) {
+            __syncthreads();
+            for (int64_t i = level + threadIdx.x; i < 2 * level; i += blockDim.x)
+                tree[i] = tree[2 * i] + tree[2 * i + 1];
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) te_weights_report(a, r, bad != 0, positive, tree[1]);
+        for (int64_t d = warp; d < a.k; d += warps) {
+            double  target = te_unit_words<1>(rng, (uint64_t)(r * a.k + d)).e[0] * 0x1p-32 * tree[1];
+            int64_t node = 1;
+            while (node < nodes) {
+                double left = tree[2 * node], right = tree[2 * node + 1];
+                bool   go_right = target >= left && right > 0.0;
+                if (go_right) target -= left;
+                node = 2 * node + go_right;
+            }
+            int64_t drawn = te_leaves_find(a, row, (node - nodes) * TE_LEAVES, target);
+            if (drawn >= 0) sample[d * a.indices.stride[last]] = drawn;
+        }
+    }
+}
+
 /* --- whole numbers at random ------------------------------------------------------------------------------------- */
 
 /* The upper half of the product. */

@@ -402,6 +402,7 @@ static void check_order(te_dtype dtype, layout l, int64_t rows, int64_t n, ranki
 {
     int64_t shape[2] = {rows, n};
     twins   src = twins_new(dtype, l, 2, shape), order = twins_new(TE_I64, l, 2, shape);
+    twins   values = twins_new(dtype, l, 2, shape);
     int64_t all = (int64_t)(src.bytes / te_dtype_size(dtype));
     if (kind == ANY_VALUE) each(&src, any_number, 0);
     for (int64_t i = 0; i < all && kind != ANY_VALUE; i++)
@@ -413,12 +414,15 @@ static void check_order(te_dtype dtype, layout l, int64_t rows, int64_t n, ranki
                                           : (double)(test_random(&state) % 3));
     memcpy(src.cpu.data, src.gpu.data, src.bytes);
     for (int descending = 0; descending < 2; descending++) {
-        CHECK_PLAN(te_cuda_plan_order(&cuda.exec, &plan, &order.gpu, &src.gpu, descending));
-        CHECK(te_cpu_sort(&cuda.exec, &order.cpu, &src.cpu, descending) == TE_OK);
-        CHECK_MSG(same(&order, 0), "order of {%lld, %lld} %s, kind %d", (long long)rows, (long long)n,
-                  te_dtype_name(dtype), kind);
+        CHECK_PLAN(te_cuda_plan_order(&cuda.exec, &plan, descending ? &values.gpu : NULL, &order.gpu, &src.gpu,
+                                      descending));
+        CHECK(te_cpu_sort(&cuda.exec, NULL, &order.cpu, &src.cpu, descending) == TE_OK);
+        if (descending && n > 0)
+            CHECK(te_cpu_gather(&cuda.exec, &values.cpu, &src.cpu, &order.cpu, 1) == TE_OK);
+        CHECK_MSG(same(&order, 0) && same(&values, 0), "order of {%lld, %lld} %s, kind %d", (long long)rows,
+                  (long long)n, te_dtype_name(dtype), kind);
     }
-    twins_free(&src), twins_free(&order);
+    twins_free(&src), twins_free(&order), twins_free(&values);
 }
 
 static void check_all_orders(void)
@@ -435,10 +439,10 @@ static void check_all_orders(void)
     check_order(TE_F32, DENSE, 5, 0, ANY_VALUE);
     check_order(TE_I32, DENSE, 3, 6200, ANY_VALUE); /* several tiles of several rows */
     te_view src = test_view(NULL, TE_I64, 1, &(int64_t){UINT32_MAX}), order = src; /* nothing is run */
-    CHECK(te_cuda_plan_order(&cuda.exec, &plan, &order, &src, false) == TE_OK && plan.n_calls == 25);
+    CHECK(te_cuda_plan_order(&cuda.exec, &plan, NULL, &order, &src, false) == TE_OK && plan.n_calls == 25);
     CHECK(plan.n_words <= TE_CUDA_PLAN_WORDS);
     order.shape[0] = ++src.shape[0];
-    CHECK(te_cuda_plan_order(&cuda.exec, &plan, &order, &src, false) == TE_ERROR_UNSUPPORTED);
+    CHECK(te_cuda_plan_order(&cuda.exec, &plan, NULL, &order, &src, false) == TE_ERROR_UNSUPPORTED);
 }
 
 static void check_multinomial(te_dtype dtype, layout l, int64_t n, int64_t draws, bool replacement)

@@ -163,9 +163,10 @@ te_status te_cuda_topk(te_exec *exec, const te_view *values, const te_view *indi
     RUN("topk", te_cuda_plan_topk(exec, &plan, values, indices, src, largest));
 }
 
-te_status te_cuda_sort(te_exec *exec, const te_view *indices, const te_view *src, bool descending)
+te_status te_cuda_sort(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src,
+                       bool descending)
 {
-    RUN("sort", te_cuda_plan_order(exec, &plan, indices, src, descending));
+    RUN("sort", te_cuda_plan_order(exec, &plan, values, indices, src, descending));
 }
 
 te_status te_cuda_cumsum(te_exec *exec, const te_view *dst, const te_view *src, bool reverse)

@@ -96,8 +96,8 @@ te_status te_cuda_plan_arg_reduce(te_exec *exec, te_cuda_plan *plan, const te_vi
                                   bool largest);
 te_status te_cuda_plan_topk(te_exec *exec, te_cuda_plan *plan, const te_view *values, const te_view *indices,
                             const te_view *src, bool largest);
-te_status te_cuda_plan_order(te_exec *exec, te_cuda_plan *plan, const te_view *indices, const te_view *src,
-                             bool descending);
+te_status te_cuda_plan_order(te_exec *exec, te_cuda_plan *plan, const te_view *values, const te_view *indices,
+                             const te_view *src, bool descending);
 te_status te_cuda_plan_cumsum(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src, bool reverse);
 te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
                                    bool replacement, te_rng rng);

@@ -95,8 +95,8 @@ bool te_cuda_plan_best(te_cuda_plan *plan, te_order_args *args, te_dtype dtype)
     return true;
 }
 
-te_status te_cuda_plan_order(te_exec *exec, te_cuda_plan *plan, const te_view *indices, const te_view *src,
-                             bool descending)
+te_status te_cuda_plan_order(te_exec *exec, te_cuda_plan *plan, const te_view *values, const te_view *indices,
+                             const te_view *src, bool descending)
 {
     te_cuda_plan_open(plan);
     te_status status = te_check_rows(exec, "sort", indices, src);
@@ -110,6 +110,10 @@ te_status te_cuda_plan_order(te_exec *exec, te_cuda_plan *plan, const te_view *i
     if (n > UINT32_MAX)
         return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "sort: a device sorts rows of %lld elements at most, not %lld",
                             (long long)UINT32_MAX, (long long)n);
+    if (values && (status = te_check_rows(exec, "sort", values, src)) != TE_OK) return status;
+    if (values && (values->shape[values->ndim - 1] != n || values->dtype != src->dtype))
+        return te_exec_fail(exec, TE_ERROR_ARGUMENT, "sort: values must be of the source's dtype and shape");
+    if (values) args.out = te_cuda_view_of(values);
     if (args.rows > 0 && n > 0) add_order(plan, &args, src->dtype);
     return TE_OK;
 }

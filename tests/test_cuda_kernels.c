@@ -379,7 +379,7 @@ static void check_all_topk(void)
     check_topk(TE_F32, 8200, 3, 2, FEW_VALUES); /* more rows than blocks */
     /* whole tiles in order: of one and of several, with the last one short, in two and three rounds, and whole rows */
     static const int64_t sizes[][3] = {{3, 4096, 33},    {2, 4096, 4096},  {1, 4097, 65},
-                                       {3, 4100, 10},    {2, 12289, 1000}, {1, 20000, 1024},
+                                       {3, 33000, 10},   {2, 12289, 1000}, {1, 20000, 1024},
                                        {1, 9000, 1025},  {1, 70000, 900},  {300, 257, 40}};
     for (int i = 0; i < 9; i++)
         for (int kind = ANY_VALUE; kind <= ONE_THREAD; kind += 1 + i % 2)

@@ -71,9 +71,10 @@ static void add_order(te_cuda_plan *plan, te_order_args *args, te_dtype dtype)
 
 bool te_cuda_plan_best(te_cuda_plan *plan, te_order_args *args, te_dtype dtype)
 {
-    enum { FEW = 32, SOME = 64, ROWS = 256, FEW_OF_TILE = 1024 };
-    bool one_tile = args->n <= TILE;
-    if (args->n > UINT32_MAX || (one_tile ? args->k <= FEW : args->k <= SOME && args->rows >= ROWS)) return false;
+    enum { FEW = 32, SOME = 64, ROWS = 32, LONG = 32768, FEW_OF_TILE = 1024 };
+    bool one_tile = args->n <= TILE, few = args->k <= FEW;
+    bool one_by_one = one_tile ? few : args->k <= SOME && (args->rows >= ROWS || (few && args->n < LONG));
+    if (args->n > UINT32_MAX || one_by_one) return false;
     if (one_tile || args->k > FEW_OF_TILE) {
         add_order(plan, args, dtype);
         return true;

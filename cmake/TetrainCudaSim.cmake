@@ -25,6 +25,7 @@ function(te_embed_text name)
     COMMAND ${CMAKE_COMMAND} -DNAME=${name} -DOUTPUT=${CMAKE_BINARY_DIR}/${name}.c -DFILES=${files}
             -P ${TE_CUDA_SIM_CMAKE}
     DEPENDS ${ARGN} ${TE_CUDA_SIM_CMAKE} COMMENT "Embedding ${name}")
+  set_property(GLOBAL APPEND PROPERTY TE_CUDA_TEXTS ${CMAKE_BINARY_DIR}/${name}.c)
 endfunction()
 
 set(TE_KERNELS ${CMAKE_SOURCE_DIR}/src/kernels)
@@ -38,25 +39,23 @@ te_embed_text(te_cuda_program_shares ${TE_KERNELS}/cuda/device/shares.h)
 set(TE_CUDA_HAND ${TE_KERNELS}/cuda/kernels)
 te_embed_text(te_cuda_hand_device ${TE_KERNELS}/quant.h ${TE_KERNELS}/cuda/device/elements.h
   ${TE_CUDA_HAND}/args.h ${TE_CUDA_HAND}/common.h)
-foreach(file index select routes mma product_few attention_common attention attention_mma attention_mma_passes
+foreach(file index routes mma product_few attention_common attention attention_mma attention_mma_passes
     attention_mma_decode attention_rounded attention_unseen)
   te_embed_text(te_cuda_hand_${file} ${TE_CUDA_HAND}/${file}.cu)
 endforeach()
+te_embed_text(te_cuda_hand_order ${TE_CUDA_HAND}/keys.cu ${TE_CUDA_HAND}/order.cu)
+te_embed_text(te_cuda_hand_select ${TE_CUDA_HAND}/keys.cu ${TE_CUDA_HAND}/select.cu)
 set(TE_CUDA_TILES ${TE_CUDA_HAND}/quantize_tile.cu ${TE_CUDA_HAND}/quantize_codes.cu)
 te_embed_text(te_cuda_hand_quantize ${TE_CUDA_TILES} ${TE_CUDA_HAND}/quantize.cu)
 te_embed_text(te_cuda_hand_quantized ${TE_CUDA_TILES} ${TE_CUDA_HAND}/quantized.cu)
 te_embed_text(te_cuda_program_quantize ${TE_KERNELS}/quant.h ${TE_CUDA_HAND}/args.h ${TE_CUDA_TILES}
   ${TE_CUDA_HAND}/quantize_whole.cu)
-te_embed_text(te_cuda_sim_prelude ${TE_KERNELS}/cuda_sim/abi.h ${TE_KERNELS}/cuda_sim/device.h)
 
 # What the CUDA module needs beside src/kernels/cuda/*.c.
 file(GLOB TE_CUDA_TEXT_SOURCES CONFIGURE_DEPENDS ${TE_CUDA_HAND}/*.c)
-foreach(name program_prelude program_device program_tables program_shares program_quantize hand_device hand_index
-    hand_select hand_routes hand_mma hand_product_few hand_attention_common hand_attention hand_attention_mma
-    hand_attention_mma_passes hand_attention_mma_decode hand_attention_rounded hand_attention_unseen hand_quantize
-    hand_quantized)
-  list(APPEND TE_CUDA_TEXT_SOURCES ${CMAKE_BINARY_DIR}/te_cuda_${name}.c)
-endforeach()
+get_property(texts GLOBAL PROPERTY TE_CUDA_TEXTS)
+list(APPEND TE_CUDA_TEXT_SOURCES ${texts})
+te_embed_text(te_cuda_sim_prelude ${TE_KERNELS}/cuda_sim/abi.h ${TE_KERNELS}/cuda_sim/device.h)
 file(GLOB TE_CUDA_PROGRAM_SOURCES CONFIGURE_DEPENDS ${TE_KERNELS}/cuda/program_source*.c)
 add_library(te_cuda_program STATIC ${TE_CUDA_PROGRAM_SOURCES} ${TE_CUDA_TEXT_SOURCES})
 target_include_directories(te_cuda_program PUBLIC ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)

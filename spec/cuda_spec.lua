@@ -276,6 +276,63 @@ describe("a CUDA device", function()
         assert.is_true(te.memory_stats("cuda").reserved >= te.memory_stats("cuda").current)
     end)
 
+    it("draws the whole numbers that the CPU draws", function()
+        local function drawn(device)
+            te.manual_seed(9)
+            local list = {}
+            for _, dtype in ipairs { "int64", "int32", "uint8", "bool", "float32", "bfloat16", "float64" } do
+                for _, n in ipairs { 0, 1, 2, 1001 } do
+                    list[#list + 1] = te.randint(0, dtype == "bool" and 1 or 100, { n },
+                        { dtype = dtype, device = device })
+                    assert.equal(dtype, list[#list].dtype)
+                end
+            end
+            list[#list + 1] = te.randint(-2 ^ 53, 2 ^ 53, { 7, 5 }, { device = device })
+            list[#list + 1] = te.rand({ 3 }, { device = device })
+            return list
+        end
+        local expected, actual = drawn "cpu", drawn "cuda"
+        for i = 1, #expected do same(expected[i], actual[i], 0, "draw " .. i) end
+    end)
+
+    it("draws other whole numbers in each launch of a graph, those of the steps themselves", function()
+        local function run(graphed)
+            te.manual_seed(3)
+            local function step(x) return te.randint(1, 6, { 40 }, { device = "cuda" }) + x end
+            local none = te.zeros({ 1 }, { dtype = "int64", device = "cuda" })
+            local call, list = graphed and te.graph(step, { none }, { device = "cuda", warmup = 1 }) or step, {}
+            for i = 1, 4 do list[i] = values(call(none)) end
+            return list
+        end
+        local seen = run(true)
+        assert.same(run(false), seen)
+        assert.is_false(table.concat(seen[3]) == table.concat(seen[4]))
+    end)
+
+    it("chooses and sorts as the CPU does, whatever the rows are like", function()
+        te.manual_seed(4)
+        for _, shape in ipairs { { 40000 }, { 3, 5000 }, { 700, 40 }, { 2, 300, 9 }, { 65, 1 }, { 0, 5 } } do
+            for _, dtype in ipairs { "float32", "bfloat16", "int64", "bool" } do
+                local x = te.randint(0, dtype == "bool" and 1 or 30, shape, { device = "cpu" }):to(dtype)
+                if dtype == "float32" then x = te.where(te.eq(x, 29), 0 / 0, te.where(te.eq(x, 3), -0.0, x)) end
+                for dim = 1, #shape do
+                    local function all(t)
+                        local values_, order = te.sort(t, dim, true)
+                        local best, at = te.topk(t, math.min(70, t:size(dim)), dim, { largest = false })
+                        local found = { te.argsort(t, dim), values_, order, best, at }
+                        if t:size(dim) > 0 then
+                            found[6], found[7] = te.argmax(t, dim), te.argmin(t, dim, true)
+                        end
+                        return found
+                    end
+                    local expected, actual = all(x), all(x:to "cuda")
+                    for i = 1, #expected do same(expected[i], actual[i], 0, dtype .. " " .. i) end
+                end
+                if x:numel() > 0 then same(te.argmax(x), te.argmax(x:to "cuda"), 0, dtype) end
+            end
+        end
+    end)
+
     it("saves and loads", function()
         local path = os.tmpname()
         finally(function() os.remove(path) end)

@@ -188,6 +188,10 @@ int main(int argc, char **argv)
                            (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_I64, TE_I64}, 1, {0}, 0, 0});
     failed += write_kernel(argv[1], "select_bfloat16",
                            (te_cuda_kernel){TE_CUDA_FILE_SELECT, 0, {TE_BF16, TE_BF16}, 1, {0}, 0, 0});
+    failed += write_kernel(argv[1], "order_float32",
+                           (te_cuda_kernel){TE_CUDA_FILE_ORDER, 0, {TE_F32, TE_F32}, 1, {0}, 0, 0});
+    failed += write_kernel(argv[1], "order_int64",
+                           (te_cuda_kernel){TE_CUDA_FILE_ORDER, 0, {TE_I64, TE_I64}, 1, {0}, 0, 0});
     failed += write_kernel(argv[1], "routes_bfloat16",
                            (te_cuda_kernel){TE_CUDA_FILE_ROUTES, 0, {TE_BF16, TE_BF16}, 1, {0}, 0, 0});
     failed += write_kernel(argv[1], "product_few_bfloat16",

@@ -313,6 +313,59 @@ static void check_topk(te_dtype dtype, int64_t rows, int64_t n, int64_t k, ranki
     twins_free(&src), twins_free(&values), twins_free(&indices), twins_free(&best);
 }
 
+/* The best of rows in dense views of three dimensions, along each; `kind` as for topk, and the best in several places
+ * where a part of a row or a unit begins or ends. */
+static void check_best(te_dtype dtype, const int64_t *shape, int dim, ranking kind)
+{
+    twins src = twins_new(dtype, DENSE, 3, shape), best = twins_new(TE_I64, DENSE, 3, shape);
+    for (int64_t i = 0; i < shape[0] * shape[1] * shape[2] && kind != ANY_VALUE; i++) {
+        bool edge = i % 8192 == 8191 || i % 64 == 0 || i % 512 == 511;
+        te_store_f64(src.gpu.data, dtype, i,
+                     kind == ONE_VALUE    ? 1.0
+                     : kind == FEW_VALUES ? (double)(test_random(&state) % 2)
+                     : edge               ? (dtype == TE_F32 && test_random(&state) % 2 ? -(double)NAN : 3.0)
+                                          : (double)(test_random(&state) % 3));
+    }
+    memcpy(src.cpu.data, src.gpu.data, src.bytes);
+    te_view *views[] = {&src.gpu, &src.cpu, &best.gpu, &best.cpu};
+    for (int v = 0; v < 4; v++) {
+        int64_t extent = shape[dim], stride = views[v]->stride[dim];
+        for (int i = dim; i < 2; i++) {
+            views[v]->shape[i] = views[v]->shape[i + 1];
+            views[v]->stride[i] = views[v]->stride[i + 1];
+        }
+        views[v]->shape[2] = extent;
+        views[v]->stride[2] = stride;
+        if (v >= 2) views[v]->ndim = 2;
+    }
+    for (int largest = 0; largest < 2; largest++) {
+        CHECK_PLAN(te_cuda_plan_arg_reduce(&cuda.exec, &plan, &best.gpu, &src.gpu, largest));
+        CHECK(te_cpu_arg_reduce(&cuda.exec, &best.cpu, &src.cpu, largest) == TE_OK);
+        CHECK_MSG(same(&best, 0), "best of %s along %d of {%lld, %lld, %lld}, kind %d", te_dtype_name(dtype), dim,
+                  (long long)shape[0], (long long)shape[1], (long long)shape[2], kind);
+    }
+    twins_free(&src), twins_free(&best);
+}
+
+static void check_all_best(void)
+{
+    static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F64, TE_I64, TE_U8, TE_F16, TE_I32, TE_BOOL, TE_F8E4M3,
+                                      TE_F8E5M2};
+    static const int64_t shapes[][3] = {{1, 1, 70001}, {1, 3, 32768}, {2, 1, 255}, {1, 5, 33},   {1, 700, 40},
+                                        {2, 513, 9},   {9, 2, 3},     {1, 1, 1},   {2100, 1, 33}, {1, 40000, 8}};
+    for (int d = 0; d < 10; d++)
+        for (int s = 0; s < 10; s++)
+            for (int dim = 0; dim < 3; dim++)
+                if (d < 3 || s != 9) check_best(dtypes[d], shapes[s], dim, (ranking)((d + s + dim) % 4));
+    for (int kind = ANY_VALUE; kind <= ASCENDING; kind++)
+        for (int s = 0; s < 10; s += 4) check_best(TE_F32, shapes[s], s == 4 ? 1 : 2, (ranking)kind);
+    CHECK(plan.n_calls == 1);
+    te_view long_row = test_view(NULL, TE_F32, 1, &(int64_t){INT64_C(1) << 33});
+    te_view one = test_view(NULL, TE_I64, 0, NULL);
+    CHECK(te_cuda_plan_arg_reduce(&cuda.exec, &plan, &one, &long_row, true) == TE_OK);
+    CHECK(plan.n_calls == 2 && plan.calls[0].launch.grid[0] == 1024 && plan.scratch_bytes == 16384);
+}
+
 static void check_all_topk(void)
 {
     static const int64_t lengths[] = {31, 512, 513, 8192, 8193};
@@ -324,11 +377,72 @@ static void check_all_topk(void)
     check_topk(TE_F16, 2, 40004, 2, ANY_VALUE);
     check_topk(TE_I64, 2, 700, 650, ANY_VALUE);
     check_topk(TE_F32, 8200, 3, 2, FEW_VALUES); /* more rows than blocks */
+    /* whole tiles in order: of one and of several, with the last one short, in two and three rounds, and whole rows */
+    static const int64_t sizes[][3] = {{3, 4096, 33},    {2, 4096, 4096},  {1, 4097, 65},
+                                       {3, 33000, 10},   {2, 12289, 1000}, {1, 20000, 1024},
+                                       {1, 9000, 1025},  {1, 70000, 900},  {300, 257, 40}};
+    for (int i = 0; i < 9; i++)
+        for (int kind = ANY_VALUE; kind <= ONE_THREAD; kind += 1 + i % 2)
+            check_topk(kind % 2 ? TE_F32 : TE_F16, sizes[i][0], sizes[i][1], sizes[i][2], (ranking)kind);
+    check_topk(TE_I64, 2, 5000, 100, FEW_VALUES);
+    check_topk(TE_F64, 2, 5000, 3000, ANY_VALUE);
+    check_topk(TE_U8, 2, 5000, 1030, ANY_VALUE);
+    check_topk(TE_BOOL, 2, 5000, 100, FEW_VALUES);
     for (int i = 0; i < 6; i++) {
         int64_t n = 1 + (int64_t)(test_random(&state) % 9000), k = 1 + (int64_t)(test_random(&state) % 20);
         check_topk(i % 2 ? TE_F16 : TE_F64, 2, n, k < n ? k : n, i % 3 ? ANY_VALUE : FEW_VALUES);
         check_cumsum(TE_I32, TE_I64, DENSE, n, i % 2);
     }
+}
+
+/* Bits of every kind: no digit of a key is the same for all. */
+static double any_number(double x) { return x * exp2((double)(int)(test_random(&state) % 60) - 30); }
+
+static void check_order(te_dtype dtype, layout l, int64_t rows, int64_t n, ranking kind)
+{
+    int64_t shape[2] = {rows, n};
+    twins   src = twins_new(dtype, l, 2, shape), order = twins_new(TE_I64, l, 2, shape);
+    twins   values = twins_new(dtype, l, 2, shape);
+    int64_t all = (int64_t)(src.bytes / te_dtype_size(dtype));
+    if (kind == ANY_VALUE) each(&src, any_number, 0);
+    for (int64_t i = 0; i < all && kind != ANY_VALUE; i++)
+        te_store_f64(src.gpu.data, dtype, i,
+                     kind == ONE_VALUE    ? 1.0
+                     : kind == FEW_VALUES ? (test_random(&state) % 2 ? -0.0 : 0.0)
+                     : kind == ASCENDING  ? (double)(i % 100)
+                     : i % 7 == 0         ? (double)NAN
+                                          : (double)(test_random(&state) % 3));
+    memcpy(src.cpu.data, src.gpu.data, src.bytes);
+    for (int descending = 0; descending < 2; descending++) {
+        CHECK_PLAN(te_cuda_plan_order(&cuda.exec, &plan, descending ? &values.gpu : NULL, &order.gpu, &src.gpu,
+                                      descending));
+        CHECK(te_cpu_sort(&cuda.exec, NULL, &order.cpu, &src.cpu, descending) == TE_OK);
+        if (descending && n > 0)
+            CHECK(te_cpu_gather(&cuda.exec, &values.cpu, &src.cpu, &order.cpu, 1) == TE_OK);
+        CHECK_MSG(same(&order, 0) && same(&values, 0), "order of {%lld, %lld} %s, kind %d", (long long)rows,
+                  (long long)n, te_dtype_name(dtype), kind);
+    }
+    twins_free(&src), twins_free(&order), twins_free(&values);
+}
+
+static void check_all_orders(void)
+{
+    static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F64, TE_I64, TE_U8, TE_F16, TE_I32, TE_BOOL, TE_F8E4M3,
+                                      TE_F8E5M2};
+    static const int64_t sizes[][2] = {{3, 1}, {5, 31}, {4, 256}, {2, 257}, {2, 1000}, {1, 4096}, {2, 4097}, {1, 9001}};
+    for (int d = 0; d < 10; d++)
+        for (int s = 0; s < 8; s++)
+            check_order(dtypes[d], (layout)((d + s) % 3), sizes[s][0], sizes[s][1], (ranking)((d + s) % 5));
+    for (int kind = ANY_VALUE; kind <= ONE_THREAD; kind++)
+        for (int s = 2; s < 8; s += 2) check_order(TE_F32, DENSE, sizes[s][0], sizes[s][1], (ranking)kind);
+    check_order(TE_F32, DENSE, 0, 5, ANY_VALUE);
+    check_order(TE_F32, DENSE, 5, 0, ANY_VALUE);
+    check_order(TE_I32, DENSE, 3, 6200, ANY_VALUE); /* several tiles of several rows */
+    te_view src = test_view(NULL, TE_I64, 1, &(int64_t){UINT32_MAX}), order = src; /* nothing is run */
+    CHECK(te_cuda_plan_order(&cuda.exec, &plan, NULL, &order, &src, false) == TE_OK && plan.n_calls == 25);
+    CHECK(plan.n_words <= TE_CUDA_PLAN_WORDS);
+    order.shape[0] = ++src.shape[0];
+    CHECK(te_cuda_plan_order(&cuda.exec, &plan, NULL, &order, &src, false) == TE_ERROR_UNSUPPORTED);
 }
 
 static void check_multinomial(te_dtype dtype, layout l, int64_t n, int64_t draws, bool replacement)
@@ -348,6 +462,38 @@ static void check_multinomial(te_dtype dtype, layout l, int64_t n, int64_t draws
     twins_free(&src), twins_free(&out);
 }
 
+/* To the last element of dtypes of 8, 4 and 1 bytes, and nothing behind it. */
+static void check_integers(te_dtype dtype, int64_t n, int64_t low, uint64_t range)
+{
+    int64_t     shape[1] = {n + 1};
+    twins       got = twins_new(dtype, DENSE, 1, shape), want = twins_new(TE_I64, DENSE, 1, shape);
+    te_integers drawn = {{77, 5, 0xfffffffeu, NULL}, low, range};
+    int64_t    *whole = want.cpu.data;
+    CHECK_PLAN(te_cuda_plan_integers(&plan, got.gpu.data, dtype, n, &drawn));
+    CHECK(te_cpu_integers(&cuda.exec, whole, n, &drawn) == TE_OK);
+    for (int64_t i = 0; i < n; i++) {
+        if (dtype == TE_I64) ((int64_t *)got.cpu.data)[i] = whole[i];
+        if (dtype == TE_I32) ((int32_t *)got.cpu.data)[i] = (int32_t)whole[i];
+        if (dtype == TE_U8 || dtype == TE_BOOL) ((uint8_t *)got.cpu.data)[i] = (uint8_t)whole[i];
+    }
+    CHECK_MSG(memcmp(got.gpu.data, got.cpu.data, got.bytes) == 0, "%lld whole numbers of %s", (long long)n,
+              te_dtype_name(dtype));
+    twins_free(&got), twins_free(&want);
+}
+
+static void check_all_integers(void)
+{
+    static const uint64_t ranges[] = {1, 2, 50257, UINT32_MAX, (uint64_t)1 << 32, ((uint64_t)1 << 54) + 1};
+    static const int64_t  counts[] = {0, 1, 2, 3, 511, 512, 1025};
+    for (int c = 0; c < 7; c++) {
+        for (int r = 0; r < 6; r++) check_integers(TE_I64, counts[c], r % 2 ? -((int64_t)1 << 53) : 3, ranges[r]);
+        check_integers(TE_I32, counts[c], INT32_MIN, (uint64_t)1 << 32);
+        check_integers(TE_I32, counts[c], -7, 15);
+        check_integers(TE_U8, counts[c], 0, 256);
+        check_integers(TE_BOOL, counts[c], 0, 2);
+    }
+}
+
 static void check_selects(void)
 {
     static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F64, TE_I64, TE_U8, TE_F16};
@@ -361,8 +507,19 @@ static void check_selects(void)
     for (int n = 255; n <= 257; n++) check_cumsum(TE_U8, TE_I64, DENSE, n, n % 2);
     check_cumsum(TE_F32, TE_F64, DENSE, 9001, true);
     check_cumsum(TE_I64, TE_I64, PADDED, 513, false);
+    check_all_best();
     check_all_topk();
+    check_all_integers();
+    check_all_orders();
     check_multinomial(TE_F32, DENSE, 1000, 20, true);
+    check_multinomial(TE_F32, DENSE, 1000, 64, true);
+    for (int n = 255; n <= 257; n++) check_multinomial(n == 256 ? TE_BF16 : TE_F16, (layout)(n % 3), n, 32, true);
+    check_multinomial(TE_F32, DENSE, 50304, 1, false);
+    check_multinomial(TE_F64, SWAPPED, 3000, 1, false);
+    check_multinomial(TE_F32, PADDED, 8193, 30, true);
+    CHECK(plan.calls[0].launch.shared == 64 * 2 * sizeof(double));
+    check_multinomial(TE_BF16, DENSE, 600000, 2, true); /* more leaves than its tree has room for */
+    CHECK(plan.calls[0].launch.shared == 0);
     check_multinomial(TE_BF16, SWAPPED, 300, 20, false);
     check_multinomial(TE_F64, PADDED, 33, 1, false);
     check_multinomial(TE_F32, DENSE, 1, 3, true);

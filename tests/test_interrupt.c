@@ -118,7 +118,7 @@ static te_status run_topk(te_exec *exec)
 static te_status run_sort(te_exec *exec)
 {
     te_view from = matrix(x, TE_F32), indices = matrix(ids, TE_I64);
-    return te_cpu_sort(exec, &indices, &from, true);
+    return te_cpu_sort(exec, NULL, &indices, &from, true);
 }
 
 static te_status run_cumsum(te_exec *exec)

@@ -39,17 +39,42 @@ generate.OPTIONS = {
 
 local SORTED, HALVINGS = 1024, 30 -- so many candidates are put in order; among more, a bound is sought
 
--- The probabilities, 0 where likelier tokens together have top_p: what is above a bound that lies within 2^-30 of the
--- largest below the right one.
-local function nucleus(p, top_p)
-    local high = te.max(p, -1, true)
+-- On a device the ends of 2^BITS parts of the stretch where the bound lies are tried at a time: their sums are made
+-- beside each other, which takes hardly longer than one.
+local BITS = 5
+local mass = te._core.define("mass(p, high, done, part; scale: number = 1)",
+    "sums = rowsum(where(p > high * (done + part * scale), p, 0))", { outputs = "sums" })
+local parts_with = te._core.define("parts_with(sums, done; top_p: number = 1, scale: number = 1)",
+    "more = rowmax(done) + scale * rowsum(where(sums >= top_p, 1, 0))", { outputs = "more" })
+
+local function bound_by_parts(p, high, top_p)
+    local rows, parts = p:size(1), 2 ^ BITS
+    local part = te.arange(1, parts - 1, { device = p.device }):view { 1, parts - 1, 1 }
+    local wide, most = p:view { rows, 1, -1 }, high:view { rows, 1, 1 }
+    local done, scale = high * 0, 1
+    for _ = 1, HALVINGS / BITS do
+        scale = scale / parts
+        local sums = mass(wide, most, done:view { rows, 1, 1 }, part, { scale = scale })
+        done = parts_with(sums, done, { top_p = top_p, scale = scale }):view { rows, 1 }
+    end
+    return te.minimum(high * done, high * (1 - 2 ^ -24)) -- a part may be rounded to all of it
+end
+
+local function bound_by_halves(p, high, top_p)
     local low = high * 0
     for _ = 1, HALVINGS do
         local middle = (low + high) / 2
         local enough = te.ge(te.sum(te.where(te.gt(p, middle), p, 0), -1, true), top_p)
         low, high = te.where(enough, middle, low), te.where(enough, high, middle)
     end
-    return te.where(te.gt(p, low), p, 0)
+    return low
+end
+
+-- The probabilities, 0 where likelier tokens together have top_p: what is above a bound that lies within 2^-30 of the
+-- largest below the right one.
+local function nucleus(p, top_p)
+    local bound_of = p.device == "cpu" and bound_by_halves or bound_by_parts
+    return te.where(te.gt(p, bound_of(p, te.max(p, -1, true), top_p)), p, 0)
 end
 
 -- Probabilities, 0 where a token is not among those to choose from. Of equal ones all stay.

@@ -40,7 +40,6 @@ describe("bench/operations.lua", function()
         assert.truthy(text:find('{"name": "arange", "size": "-"', 1, true), text)
     end)
 
-    -- te.randint, which is not among these, draws on the host.
     it("makes all tensors on the device", function()
         if not te._core.stat(build .. "/cuda_fake") then
             pending("this build has no simulated GPU")
@@ -48,13 +47,14 @@ describe("bench/operations.lua", function()
         end
         local text, status = run([[-e 'local te = require "te"
                 arg = { [0] = "bench/operations.lua", "--device=cuda", "--seconds=0.0001", "--dtypes=fp32",
-                    "--sizes=1024x768", "--only=zeros|randn|arange|any|embedding and backward|LayerNorm and backward" }
+                    "--sizes=1024x768",
+                    "--only=zeros|randn|randint|arange|any|embedding and backward|LayerNorm and backward" }
                 dofile(arg[0])
                 print(te.memory_stats("cpu").peak, te.memory_stats("cuda").peak)']],
             ("TE_FAKE_IDLE=1 TE_DEVICE= TETRAIN_CUDA_LIBRARIES='%s/cuda_fake'"):format(build))
         assert.equal(0, status, text)
         local _, lines = text:gsub('"size"', "")
-        assert.equal(6, lines, text)
+        assert.equal(7, lines, text)
         local host, device = text:match "\n(%d+)%s+(%d+)\n$"
         assert.is_true(tonumber(host) < 2 ^ 18, text) -- each case makes 800000 bytes and more
         assert.is_true(tonumber(device) > 2 ^ 22, text)

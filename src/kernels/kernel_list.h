@@ -79,9 +79,12 @@ TE_KERNEL(arg_reduce, (te_exec *exec, const te_view *index, const te_view *src, 
 TE_KERNEL(topk, (te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool largest),
           (exec, values, indices, src, largest), view_bytes(src) + view_bytes(values) + view_bytes(indices))
 /* Along the last dimension: positions (int64) of the elements in order; equal ones stay in order, NaN is the largest.
- * NULL: by topk. */
-TE_KERNEL_OPTIONAL(sort, (te_exec *exec, const te_view *indices, const te_view *src, bool descending),
-                   (exec, indices, src, descending), view_bytes(src) + view_bytes(indices))
+ * Where memory is not the host's, rows may have less than 2^32 elements, which come to `values`, too, if that is not
+ * NULL. */
+TE_KERNEL(sort,
+          (te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool descending),
+          (exec, values, indices, src, descending),
+          view_bytes(src) + view_bytes(indices) + (values ? view_bytes(values) : 0))
 /* Along the last dimension: sums of the elements so far, with `reverse` of those from there on. */
 TE_KERNEL(cumsum, (te_exec *exec, const te_view *dst, const te_view *src, bool reverse), (exec, dst, src, reverse),
           view_bytes(src) + view_bytes(dst))

@@ -281,8 +281,9 @@ struct te_backend {
      * waits; int64, int32 or uint8. NULL where memory is the host's. */
     te_status (*check_classes)(te_exec *exec, const te_view *targets, int64_t classes, double ignored);
 
-    /* n of them, one after the other, by the device whose memory is the host's; NULL elsewhere. */
-    te_status (*integers)(te_exec *exec, int64_t *values, int64_t n, const te_integers *drawn);
+    /* n of them, one after the other: int64, and where memory is not the host's any dtype of whole numbers that holds
+     * them. */
+    te_status (*integers)(te_exec *exec, void *values, te_dtype dtype, int64_t n, const te_integers *drawn);
 
     /* Graphs; NULL where the device has none. From capture_begin to capture_end calls are recorded, with the addresses
      * they were given, and nothing runs; a call that the host would have to wait for or to bring memory to fails.

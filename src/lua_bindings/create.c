@@ -1,7 +1,7 @@
 /* create.c - making tensors: from Lua values, filled, counted and drawn; create_file.c makes them from files.
  *
- * Shapes are tables or numbers in a row; the options dtype, device and requires_grad come last. Whole numbers are
- * computed on the host, since programs compute in floating point.
+ * Shapes are tables or numbers in a row; the options dtype, device and requires_grad come last. Whole numbers that a
+ * program's floating point might not hold are counted on the host, and drawn by a kernel of their own.
  */
 #include "create.h"
 
@@ -111,7 +111,10 @@ static int finish_buffer(te_lua *rt, lua_State *L, const te_lua_creation *c)
         return te_lua_finish_created(rt, L, c, TE_OK);
     te_tensor *t = te_lua_push_created(rt, L, c, buffer->ndim, buffer->shape);
     te_lua_call call = te_lua_begin(rt, L);
-    te_status  status = te_tensor_numel(t) ? te_tensor_write(t, buffer->dtype, te_tensor_data(buffer)) : TE_OK;
+    te_status   status = TE_OK;
+    if (te_tensor_numel(t))
+        status = buffer->storage->device == c->device ? te_tensor_copy_data(t, buffer)
+                                                      : te_tensor_write(t, buffer->dtype, te_tensor_data(buffer));
     te_lua_end(rt, call);
     te_lua_to_tensor(L, -2)->t = NULL;
     te_tensor_release(buffer);
@@ -394,7 +397,7 @@ static int create_randint(lua_State *L)
 {
     te_lua  *rt = te_lua_runtime(L);
     int      ndim;
-    int64_t  shape[TE_MAX_DIMS], numel;
+    int64_t  shape[TE_MAX_DIMS];
     int64_t  low = te_lua_check_int(L, 1, "randint", "low"), high = te_lua_check_int(L, 2, "randint", "high");
     te_lua_creation c = read_shape(rt, L, 3, "randint", TE_I64, &ndim, shape);
     if (high < low)
@@ -402,11 +405,16 @@ static int create_randint(lua_State *L)
     if (!holds(c.dtype, low, high))
         return te_lua_fail(L, "randint", "dtype: %s does not hold all numbers from %lld to %lld",
                            te_dtype_name(c.dtype), (long long)low, (long long)high);
-    int64_t *values = push_buffer(rt, L, "randint", TE_I64, ndim, shape, &numel);
+    te_exec        *exec = &c.device->exec;
+    te_lua_creation made = c;
+    if (exec->backend->host_memory || te_dtype_is_float(c.dtype)) made.dtype = TE_I64;
+    te_tensor  *t = te_lua_push_created(rt, L, &made, ndim, shape);
+    int64_t     numel = te_tensor_numel(t);
     te_integers drawn = {te_context_draw(rt->ctx, 2 * (uint64_t)numel), low, (uint64_t)(high - low) + 1};
-    te_exec    *host = &te_lua_to_tensor(L, -1)->t->storage->device->exec;
-    te_status   status = host->backend->integers(host, values, numel, &drawn);
-    if (status != TE_OK) return te_lua_raise(rt, L, "randint", te_fail_exec(rt->ctx, status, host, "randint"));
+    te_lua_call call = te_lua_begin(rt, L);
+    te_status   status = exec->backend->integers(exec, te_tensor_pointer(t), made.dtype, numel, &drawn);
+    te_lua_end(rt, call);
+    if (status != TE_OK) return te_lua_raise(rt, L, "randint", te_fail_exec(rt->ctx, status, exec, "randint"));
     return finish_buffer(rt, L, &c);
 }
 

@@ -117,8 +117,9 @@ static te_status cpu_synchronize(te_exec *exec)
     }
 #include "../kernel_list.h"
 
-static te_status cpu_integers(te_exec *exec, int64_t *values, int64_t n, const te_integers *drawn)
+static te_status cpu_integers(te_exec *exec, void *values, te_dtype dtype, int64_t n, const te_integers *drawn)
 {
+    (void)dtype;
     te_float_mode mode = te_float_mode_begin();
     te_status status = te_cpu_integers(exec, values, n, drawn);
     te_float_mode_end(&mode);

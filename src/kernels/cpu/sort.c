@@ -110,8 +110,9 @@ static void sort_rows(void *context, int64_t first, int64_t end, int thread)
     }
 }
 
-te_status te_cpu_sort(te_exec *exec, const te_view *indices, const te_view *src, bool descending)
+te_status te_cpu_sort(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src, bool descending)
 {
+    (void)values; /* NULL */
     te_status status = te_check_rows(exec, "sort", indices, src);
     if (status != TE_OK) return status;
     int64_t rows = te_rows_of(src), n = te_row_length(src);

@@ -23,6 +23,7 @@ static const te_backend backend = {
     .pack = te_cuda_pack,
     .delayed_update = te_cuda_delayed_update,
     .check_classes = te_cuda_check_classes,
+    .integers = te_cuda_integers,
     .capture_begin = te_cuda_capture_begin,
     .capture_end = te_cuda_capture_end,
     .graph_launch = te_cuda_graph_launch,

@@ -207,6 +207,7 @@ void te_cuda_dnn_close(te_exec *);
 #endif
 te_status te_cuda_delayed_update(te_exec *, const te_delayed *tensors, int64_t n, uint64_t *skipped);
 te_status te_cuda_check_classes(te_exec *, const te_view *targets, int64_t classes, double ignored);
+te_status te_cuda_integers(te_exec *, void *values, te_dtype dtype, int64_t n, const te_integers *drawn);
 
 static inline CUdeviceptr te_cuda_address(const void *ptr) { return (CUdeviceptr)(uintptr_t)ptr; }
 

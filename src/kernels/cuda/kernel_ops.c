@@ -163,6 +163,12 @@ te_status te_cuda_topk(te_exec *exec, const te_view *values, const te_view *indi
     RUN("topk", te_cuda_plan_topk(exec, &plan, values, indices, src, largest));
 }
 
+te_status te_cuda_sort(te_exec *exec, const te_view *values, const te_view *indices, const te_view *src,
+                       bool descending)
+{
+    RUN("sort", te_cuda_plan_order(exec, &plan, values, indices, src, descending));
+}
+
 te_status te_cuda_cumsum(te_exec *exec, const te_view *dst, const te_view *src, bool reverse)
 {
     RUN("cumsum", te_cuda_plan_cumsum(exec, &plan, dst, src, reverse));
@@ -171,6 +177,11 @@ te_status te_cuda_cumsum(te_exec *exec, const te_view *dst, const te_view *src, 
 te_status te_cuda_multinomial(te_exec *exec, const te_view *out, const te_view *src, bool replacement, te_rng rng)
 {
     RUN("multinomial", te_cuda_plan_multinomial(exec, &plan, out, src, replacement, rng));
+}
+
+te_status te_cuda_integers(te_exec *exec, void *values, te_dtype dtype, int64_t n, const te_integers *drawn)
+{
+    RUN("randint", te_cuda_plan_integers(&plan, values, dtype, n, drawn));
 }
 
 te_status te_cuda_route_map(te_exec *exec, const te_view *map, const te_view *counts, const te_view *routing,

@@ -71,9 +71,30 @@ typedef struct te_select_args {
     te_cuda_view  src, out, indices;
     int64_t       rows, n, k; /* k: of topk; draws of multinomial */
     int64_t       flag;       /* largest, reverse, replacement */
-    int64_t       leaves;     /* multinomial: of its tree */
+    int64_t       leaves;     /* multinomial: of its tree; te_arg_short: log2 of a row's threads */
+    int64_t       parts;      /* arg_reduce: of `part` elements each, of a row that several blocks share */
+    int64_t       part;
     uint64_t      rng[4];
 } te_select_args;
+
+/* order.cu: the first k of rows of n elements in the order of their keys (te_key of `largest`, `turned` round), less
+ * than 2^32. Of a tile k are kept, of the last one k_last. `from` and `to` are where in scratch memory what is chosen
+ * so far lies, -1: in src, and where it is wanted. In long rows a block has a stretch of so many elements. */
+enum { TE_ORDER_EACH = 8, TE_ORDER_BITS = 8, TE_ORDER_DIGITS = 1 << TE_ORDER_BITS };
+typedef struct te_order_args {
+    te_cuda_bound bound;
+    te_cuda_view  src, out, indices; /* out: values, or no data */
+    int64_t       rows, n, k, k_last, largest, turned, from, to;
+    int64_t       pass, blocks, stretch;
+} te_order_args;
+
+/* A te_integers to n elements of `bytes` bytes. */
+typedef struct te_integers_args {
+    te_cuda_bound bound;
+    void         *to;
+    int64_t       n, bytes, low;
+    uint64_t      range, rng[4];
+} te_integers_args;
 
 /* te_backend.route_map: counts for masks, a sort's scratch for ids below `experts`, of int64 where `wide`. Masks are
  * counted by `tiles` tiles of `tile` tokens; scratch is int32 places {tokens, columns}, how many tokens of each expert

@@ -24,6 +24,7 @@ typedef enum te_cuda_file {
     TE_CUDA_FILE_QUANTIZE,
     TE_CUDA_FILE_ROUTES,
     TE_CUDA_FILE_PRODUCT,
+    TE_CUDA_FILE_ORDER,
     TE_CUDA_FILE_COUNT
 } te_cuda_file;
 
@@ -66,9 +67,9 @@ typedef struct te_cuda_check {
     int64_t            count;     /* of lengths */
 } te_cuda_check;
 
-/* Calls: two for each digit of a sort, and what stands around it. Words: three calls with the most arguments, which is
+/* Calls: three for each digit of a sort, and what stands around it. Words: four calls with the most arguments, which is
  * more than many with few. */
-enum { TE_CUDA_MAX_CALLS = 18, TE_CUDA_PLAN_WORDS = 3 * TE_CUDA_HAND_ARGS / 8 };
+enum { TE_CUDA_MAX_CALLS = 25, TE_CUDA_PLAN_WORDS = 4 * TE_CUDA_HAND_ARGS / 8 };
 
 typedef struct te_cuda_plan {
     int           n_calls; /* 0: there is nothing to do */
@@ -95,9 +96,13 @@ te_status te_cuda_plan_arg_reduce(te_exec *exec, te_cuda_plan *plan, const te_vi
                                   bool largest);
 te_status te_cuda_plan_topk(te_exec *exec, te_cuda_plan *plan, const te_view *values, const te_view *indices,
                             const te_view *src, bool largest);
+te_status te_cuda_plan_order(te_exec *exec, te_cuda_plan *plan, const te_view *values, const te_view *indices,
+                             const te_view *src, bool descending);
 te_status te_cuda_plan_cumsum(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src, bool reverse);
 te_status te_cuda_plan_multinomial(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
                                    bool replacement, te_rng rng);
+/* Whole numbers of a dtype that holds them. */
+te_status te_cuda_plan_integers(te_cuda_plan *plan, void *values, te_dtype dtype, int64_t n, const te_integers *drawn);
 
 /* Mixtures of experts: te_backend.route_map and what follows it. */
 te_status te_cuda_plan_route_map(te_exec *exec, te_cuda_plan *plan, const te_view *map, const te_view *counts,

@@ -31,6 +31,10 @@ static inline int64_t te_blocks_for(int64_t elements)
  */
 int te_cuda_plan_sort(te_cuda_plan *plan, int64_t n, uint64_t largest);
 
+/* Adds what puts the first k of each row in order, by whole tiles where there are many of them; false where a block for
+ * each row that looks for them one after the other is quicker, or the rows are too long. */
+bool te_cuda_plan_best(te_cuda_plan *plan, te_order_args *args, te_dtype dtype);
+
 static inline te_dtype te_storage_dtype(te_dtype dtype) /* some dtype of that size, for elements that are only moved */
 {
     switch (te_dtype_size(dtype)) {

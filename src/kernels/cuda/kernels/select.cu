@@ -1,38 +1,9 @@
 /* select.cu - what looks at whole rows to choose or accumulate: arg_reduce, topk, cumsum, multinomial; a block per row.
+ * And whole numbers at random.
  *
- * Blocks have as many threads as suit the rows' length (hand_select.c): a warp up to 1024.
- *
- * Comparisons are made on 64-bit keys that order as the values do: any type, NaN above everything (below everything
- * when the smallest is wanted, so it is always the extreme), -0 equal to +0. Ties go to the lower index.
+ * Blocks have as many threads as suit the rows' length (hand_select.c): a warp up to 1024. Comparisons are made on keys
+ * (keys.cu). Ties go to the lower index.
  */
-
-#define TE_HAS_SHORT_KEY (TE_REAL_IS_F32 && !TE_A_IS_INTEGER)
-
-#if TE_HAS_SHORT_KEY /* of few GPUs arithmetic in float64 is quick */
-TE_HD static inline uint32_t te_short_key(te_a x, bool largest)
-{
-    float value = te_from_a(x);
-    if (value != value) return ~(uint32_t)0;
-    uint32_t bits = te_f32_bits(value + 0.0f), key = bits >> 31 ? ~bits : bits | (uint32_t)1 << 31;
-    return largest ? key : ~key;
-}
-#endif
-
-TE_HD static inline uint64_t te_key(te_a x, bool largest)
-{
-#if TE_HAS_SHORT_KEY
-    return te_short_key(x, largest);
-#else
-# if TE_A_IS_INTEGER
-    uint64_t key = (uint64_t)(int64_t)x ^ (uint64_t)1 << 63;
-# else
-    double value = (double)te_from_a(x);
-    if (value != value) return ~(uint64_t)0;
-    uint64_t bits = te_f64_bits(value + 0.0), key = bits >> 63 ? ~bits : bits | (uint64_t)1 << 63;
-# endif
-    return largest ? key : ~key;
-#endif
-}
 
 struct te_choice {
     uint64_t key;
@@ -99,52 +70,153 @@ template <int N> __device__ static inline void te_collect(te_choice (&best)[N], 
     }
 }
 
+/* The best of the elements first, first + step, … below end, of a thread that meets them in order: the first of equals
+ * stays. */
+__device__ static inline te_choice te_best_along(const te_a *row, int64_t stride, int64_t first, int64_t end,
+                                                 int64_t step, bool largest)
+{
+    enum { AHEAD = 8 };
+    te_key_word best = 0;
+    int64_t     at = -1;
+    for (; first + (AHEAD - 1) * step < end; first += AHEAD * step) {
+        te_a x[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) x[k] = row[(first + k * step) * stride];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            te_key_word key = te_key(x[k], largest);
+            if (key > best || at < 0) best = key, at = first + k * step;
+        }
+    }
+    te_a x[AHEAD];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++)
+        if (first + k * step < end) x[k] = row[(first + k * step) * stride];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+        if (first + k * step >= end) break;
+        te_key_word key = te_key(x[k], largest);
+        if (key > best || at < 0) best = key, at = first + k * step;
+    }
+    return te_choice{best, at};
+}
+
 #if TE_HAS_SHORT_KEY
-/* The best of a thread's units of 16 bytes, every blockDim-th of a row that begins with one, and of the elements behind
- * the last unit. A thread meets elements in order, so the first of equals stays. */
-__device__ static inline te_choice te_best_of_units(const te_a *row, int64_t n, bool largest)
+/* The same of a thread's units of 16 bytes, every blockDim-th from `begin`, which begins one, and of the elements
+ * behind the last unit. */
+__device__ static inline te_choice te_best_of_units(const te_a *row, int64_t begin, int64_t end, bool largest)
 {
     enum { AHEAD = 8, UNIT = 16 / sizeof(te_a) };
-    int64_t  units = n / UNIT, step = blockDim.x, at = -1;
+    int64_t  units = (end - begin) / UNIT, step = blockDim.x, at = -1;
     uint32_t best = 0;
     for (int64_t first = threadIdx.x; first < units; first += AHEAD * step) {
         te_unit<te_a, UNIT> x[AHEAD];
 #pragma unroll
         for (int k = 0; k < AHEAD; k++)
-            if (first + k * step < units) x[k] = te_unit_load<te_a, UNIT>(row + (first + k * step) * UNIT);
+            if (first + k * step < units) x[k] = te_unit_load<te_a, UNIT>(row + begin + (first + k * step) * UNIT);
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             if (first + k * step >= units) break;
 #pragma unroll
             for (int i = 0; i < UNIT; i++) {
-                uint32_t key = te_short_key(x[k].e[i], largest);
-                if (key > best || at < 0) best = key, at = (first + k * step) * UNIT + i;
+                uint32_t key = te_key(x[k].e[i], largest);
+                if (key > best || at < 0) best = key, at = begin + (first + k * step) * UNIT + i;
             }
         }
     }
     te_choice mine = {best, at};
-    int64_t   tail = units * UNIT + threadIdx.x;
-    if (tail < n) {
-        te_choice c = {te_short_key(row[tail], largest), tail};
+    int64_t   tail = begin + units * UNIT + threadIdx.x;
+    if (tail < end) {
+        te_choice c = {te_key(row[tail], largest), tail};
         if (te_worse(mine, c)) mine = c;
     }
     return mine;
 }
 #endif
 
+/* The best of a part of row r: the result where there is no other, else for te_arg_join. */
+__device__ static inline void te_arg_put(const te_select_args &a, int64_t r, int64_t part, te_choice best)
+{
+    if (a.parts > 1)
+        ((te_choice *)a.bound.scratch)[r * a.parts + part] = best;
+    else
+        ((int64_t *)a.indices.data)[te_offset(a.indices, a.indices.ndim, r)] = best.index;
+}
+
+/* A block for each part of a row. */
 extern "C" __global__ void __launch_bounds__(512) te_arg_reduce(const __grid_constant__ te_select_args a)
 {
-    for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
+    for (int64_t b = blockIdx.x; b < a.rows * a.parts; b += gridDim.x) {
+        int64_t     r = b / a.parts, part = b - r * a.parts, begin = part * a.part, end = begin + a.part;
         const te_a *row = (const te_a *)a.src.data + te_offset(a.src, a.src.ndim - 1, r);
-        te_choice   own[1];
+        te_choice   own;
+        if (end > a.n) end = a.n;
 #if TE_HAS_SHORT_KEY
         if (a.src.stride[a.src.ndim - 1] == 1 && (uint64_t)row % 16 == 0)
-            own[0] = te_best_of_units(row, a.n, a.flag != 0);
+            own = te_best_of_units(row, begin, end, a.flag != 0);
         else
 #endif
-            te_collect(own, a, row, te_choice{0, -1});
-        te_choice best = te_best(own[0]);
-        if (threadIdx.x == 0) ((int64_t *)a.indices.data)[te_offset(a.indices, a.indices.ndim, r)] = best.index;
+            own = te_best_along(row, a.src.stride[a.src.ndim - 1], begin + threadIdx.x, end, blockDim.x, a.flag != 0);
+        te_choice best = te_best(own);
+        if (threadIdx.x == 0) te_arg_put(a, r, part, best);
+    }
+}
+
+/* 1 << a.leaves threads of a warp for each row. */
+extern "C" __global__ void __launch_bounds__(256) te_arg_short(const __grid_constant__ te_select_args a)
+{
+    int64_t lanes = (int64_t)1 << a.leaves, at_once = blockDim.x >> a.leaves;
+    for (int64_t first = blockIdx.x * at_once; first < a.rows; first += gridDim.x * at_once) {
+        int64_t   r = first + (threadIdx.x >> a.leaves);
+        te_choice mine = {0, -1};
+        if (r < a.rows)
+            mine = te_best_along((const te_a *)a.src.data + te_offset(a.src, a.src.ndim - 1, r),
+                                 a.src.stride[a.src.ndim - 1], threadIdx.x & (lanes - 1), a.n, lanes, a.flag != 0);
+        for (int by = (int)lanes / 2; by > 0; by /= 2) {
+            te_choice other = {__shfl_xor_sync(0xffffffffu, mine.key, by),
+                               __shfl_xor_sync(0xffffffffu, mine.index, by)};
+            if (te_worse(mine, other)) mine = other;
+        }
+        if (r < a.rows && (threadIdx.x & (lanes - 1)) == 0) te_arg_put(a, r, 0, mine);
+    }
+}
+
+/* Of rows whose elements are apart, beside those of their neighbours: a thread of a warp for each, and the warps of a
+ * block share their part of the rows. */
+extern "C" __global__ void __launch_bounds__(256) te_arg_columns(const __grid_constant__ te_select_args a)
+{
+    enum { ACROSS = 32, DOWN = 8 };
+    __shared__ te_choice held[DOWN][ACROSS];
+    int64_t              groups = (a.rows + ACROSS - 1) / ACROSS;
+    int                  lane = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
+    for (int64_t b = blockIdx.x; b < groups * a.parts; b += gridDim.x) {
+        int64_t   part = b / groups, r = (b - part * groups) * ACROSS + lane, begin = part * a.part;
+        int64_t   end = begin + a.part < a.n ? begin + a.part : a.n;
+        te_choice mine = {0, -1};
+        if (r < a.rows)
+            mine = te_best_along((const te_a *)a.src.data + te_offset(a.src, a.src.ndim - 1, r),
+                                 a.src.stride[a.src.ndim - 1], begin + down, end, DOWN, a.flag != 0);
+        __syncthreads();
+        held[down][lane] = mine;
+        __syncthreads();
+        if (down != 0 || r >= a.rows) continue;
+        for (int d = 1; d < DOWN; d++)
+            if (te_worse(mine, held[d][lane])) mine = held[d][lane];
+        te_arg_put(a, r, part, mine);
+    }
+}
+
+/* A warp for each row that several blocks have shared. */
+extern "C" __global__ void __launch_bounds__(256) te_arg_join(const __grid_constant__ te_select_args a)
+{
+    for (int64_t r = TE_FIRST / 32; r < a.rows; r += TE_STEP / 32) {
+        const te_choice *parts = (const te_choice *)a.bound.scratch + r * a.parts;
+        te_choice        mine = {0, -1};
+        for (int64_t p = threadIdx.x % 32; p < a.parts; p += 32)
+            if (te_worse(mine, parts[p])) mine = parts[p];
+        mine = te_best_of_warp(mine);
+        if (threadIdx.x % 32 == 0)
+            ((int64_t *)a.indices.data)[te_offset(a.indices, a.indices.ndim, r)] = mine.index;
     }
 }
 
@@ -243,6 +315,18 @@ extern "C" __global__ void __launch_bounds__(256) te_cumsum(const __grid_constan
 
 /* --- multinomial ------------------------------------------------------------------------------------------------- */
 
+/* What is wrong with the weights of row r. */
+__device__ static inline void te_weights_report(const te_select_args &a, int64_t r, bool bad,
+                                                unsigned long long positive, double sum)
+{
+    int64_t fault = -1;
+    if ((int64_t)positive < (a.flag ? 1 : a.k)) fault = 3;
+    if (positive == 0) fault = 2;
+    if (!(sum <= 1.7976931348623157e308)) fault = 1;
+    if (bad) fault = 0;
+    if (fault >= 0) atomicMin((unsigned long long *)a.bound.fault, (unsigned long long)(r * 4 + fault));
+}
+
 /* As on the CPU: a tree of sums, tree[1] the total, tree[leaves + i] weight i. AHEAD nodes of a thread at a time. */
 __device__ static inline void te_tree_load(const te_select_args &a, double *tree, const te_a *row, int64_t r)
 {
@@ -281,13 +365,7 @@ __device__ static inline void te_tree_load(const te_select_args &a, double *tree
         }
     }
     __syncthreads();
-    if (threadIdx.x != 0) return;
-    int64_t fault = -1;
-    if ((int64_t)positive < (a.flag ? 1 : a.k)) fault = 3;
-    if (positive == 0) fault = 2;
-    if (!(tree[1] <= 1.7976931348623157e308)) fault = 1;
-    if (bad) fault = 0;
-    if (fault >= 0) atomicMin((unsigned long long *)a.bound.fault, (unsigned long long)(r * 4 + fault));
+    if (threadIdx.x == 0) te_weights_report(a, r, bad != 0, positive, tree[1]);
 }
 
 /* The leaf in which the share u of the total falls; never one of weight 0. */
@@ -328,4 +406,158 @@ extern "C" __global__ void __launch_bounds__(1024) te_multinomial(const __grid_c
         }
         __syncthreads();
     }
+}
+
+/* Few draws that leave the weights as they are: of the tree only the nodes over TE_LEAVES leaves each stay, in shared
+ * memory, and a warp adds up again those below one. As many leaves as there are too many, of weight 0, are behind the
+ * others and change no draw. */
+enum { TE_EACH_LEAVES = 8 /* of a thread */, TE_LEAVES = 32 * TE_EACH_LEAVES };
+
+/* A thread's leaves of the warp's TE_LEAVES from `first` on. */
+__device__ static inline void te_leaves_load(const te_select_args &a, double (&weight)[TE_EACH_LEAVES],
+                                             const te_a *row, int64_t first)
+{
+    enum { WHOLE = sizeof(te_a) * TE_EACH_LEAVES < 16 ? sizeof(te_a) * TE_EACH_LEAVES : 16 };
+    int64_t stride = a.src.stride[a.src.ndim - 1], at = first + threadIdx.x % 32 * TE_EACH_LEAVES;
+    if (stride == 1 && (uint64_t)row % WHOLE == 0 && at + TE_EACH_LEAVES <= a.n) {
+        te_unit<te_a, TE_EACH_LEAVES> x = te_unit_load<te_a, TE_EACH_LEAVES>(row + at);
+#pragma unroll
+        for (int k = 0; k < TE_EACH_LEAVES; k++) weight[k] = (double)te_from_a(x.e[k]);
+    } else {
+#pragma unroll
+        for (int k = 0; k < TE_EACH_LEAVES; k++)
+            weight[k] = at + k < a.n ? (double)te_from_a(row[(at + k) * stride]) : 0.0;
+    }
+}
+
+__device__ static inline double te_leaves_sum(const double (&weight)[TE_EACH_LEAVES])
+{
+    return ((weight[0] + weight[1]) + (weight[2] + weight[3])) + ((weight[4] + weight[5]) + (weight[6] + weight[7]));
+}
+
+/* The leaf below the warp's node in which the rest of the target falls; in one thread, -1 in the others. */
+__device__ static inline int64_t te_leaves_find(const te_select_args &a, const te_a *row, int64_t first, double target)
+{
+    double weight[TE_EACH_LEAVES], sum[5];
+    te_leaves_load(a, weight, row, first);
+    sum[0] = te_leaves_sum(weight);
+#pragma unroll
+    for (int i = 1; i < 5; i++) sum[i] = sum[i - 1] + __shfl_xor_sync(0xffffffffu, sum[i - 1], 1 << (i - 1));
+    int lane = 0;
+#pragma unroll
+    for (int i = 4; i >= 0; i--) {
+        double left = __shfl_sync(0xffffffffu, sum[i], lane), right = __shfl_sync(0xffffffffu, sum[i], lane + (1 << i));
+        bool   go_right = target >= left && right > 0.0;
+        if (go_right) target -= left, lane += 1 << i;
+    }
+    double left = (weight[0] + weight[1]) + (weight[2] + weight[3]),
+           right = (weight[4] + weight[5]) + (weight[6] + weight[7]);
+    bool   upper = target >= left && right > 0.0;
+    if (upper) target -= left;
+    double four[4]; /* no index that is not a constant: they stay in registers */
+#pragma unroll
+    for (int k = 0; k < 4; k++) four[k] = upper ? weight[k + 4] : weight[k];
+    bool second = target >= four[0] + four[1] && four[2] + four[3] > 0.0;
+    if (second) target -= four[0] + four[1];
+    bool last = target >= (second ? four[2] : four[0]) && (second ? four[3] : four[1]) > 0.0;
+    return (int)threadIdx.x % 32 == lane ? first + lane * TE_EACH_LEAVES + upper * 4 + second * 2 + last : -1;
+}
+
+extern "C" __global__ void __launch_bounds__(1024) te_multinomial_few(const __grid_constant__ te_select_args a)
+{
+    TE_DYNAMIC_SHARED(double, tree);
+    __shared__ unsigned long long positive;
+    __shared__ int                bad;
+    te_rng  rng = {a.rng[0], a.rng[1], a.rng[2], (const uint64_t *)a.rng[3]};
+    int64_t last = a.src.ndim - 1, nodes = a.leaves / TE_LEAVES, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
+        const te_a        *row = (const te_a *)a.src.data + te_offset(a.src, last, r);
+        int64_t           *sample = (int64_t *)a.indices.data + te_offset(a.indices, last, r);
+        unsigned long long count = 0;
+        __syncthreads();
+        if (threadIdx.x == 0) bad = 0, positive = 0;
+        __syncthreads();
+        for (int64_t node = warp; node < nodes; node += warps) {
+            double weight[TE_EACH_LEAVES];
+            te_leaves_load(a, weight, row, node * TE_LEAVES);
+            bool fits = true;
+#pragma unroll
+            for (int k = 0; k < TE_EACH_LEAVES; k++) {
+                fits &= weight[k] >= 0.0;
+                count += weight[k] > 0.0;
+            }
+            if (!fits) bad = 1;
+            double sum = te_leaves_sum(weight);
+#pragma unroll
+            for (int by = 1; by < 32; by *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
+            if (threadIdx.x % 32 == 0) tree[nodes + node] = sum;
+        }
+        if (count) atomicAdd(&positive, count);
+        for (int64_t level = nodes / 2; level > 0; level /= 2) {
+            __syncthreads();
+            for (int64_t i = level + threadIdx.x; i < 2 * level; i += blockDim.x)
+                tree[i] = tree[2 * i] + tree[2 * i + 1];
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) te_weights_report(a, r, bad != 0, positive, tree[1]);
+        for (int64_t d = warp; d < a.k; d += warps) {
+            double  target = te_unit_words<1>(rng, (uint64_t)(r * a.k + d)).e[0] * 0x1p-32 * tree[1];
+            int64_t node = 1;
+            while (node < nodes) {
+                double left = tree[2 * node], right = tree[2 * node + 1];
+                bool   go_right = target >= left && right > 0.0;
+                if (go_right) target -= left;
+                node = 2 * node + go_right;
+            }
+            int64_t drawn = te_leaves_find(a, row, (node - nodes) * TE_LEAVES, target);
+            if (drawn >= 0) sample[d * a.indices.stride[last]] = drawn;
+        }
+    }
+}
+
+/* --- whole numbers at random ------------------------------------------------------------------------------------- */
+
+/* The upper half of the product. */
+TE_HD static inline uint64_t te_product_above(uint64_t x, uint64_t y)
+{
+    uint64_t x0 = (uint32_t)x, x1 = x >> 32, y0 = (uint32_t)y, y1 = y >> 32, upper = x1 * y0, lower = x0 * y1;
+    uint64_t middle = (x0 * y0 >> 32) + (uint32_t)upper + (uint32_t)lower;
+    return x1 * y1 + (upper >> 32) + (lower >> 32) + (middle >> 32);
+}
+
+/* Of words of 64 bits those of te_integers, two at a time; NARROW: with a range of 32 bits. */
+template <class T, bool NARROW> __device__ static inline void te_draw_integers(const te_integers_args &a)
+{
+    te_rng   rng = te_rng_begin(te_rng{a.rng[0], a.rng[1], a.rng[2], (const uint64_t *)a.rng[3]});
+    uint64_t range = NARROW ? (uint32_t)a.range : a.range;
+    for (int64_t i = TE_FIRST; 2 * i < a.n; i += TE_STEP) {
+        te_philox_words four = te_rng_group(rng, (uint64_t)i);
+        te_unit<T, 2>   both;
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            both.e[k] = (T)((uint64_t)a.low +
+                            te_product_above((uint64_t)four.word[2 * k] << 32 | four.word[2 * k + 1], range));
+        if (2 * i + 1 < a.n)
+            te_unit_store<T, 2>((T *)a.to + 2 * i, both);
+        else
+            ((T *)a.to)[2 * i] = both.e[0];
+    }
+}
+
+template <class T> __device__ static inline void te_draw_integers_of(const te_integers_args &a)
+{
+    if (a.range >> 32)
+        te_draw_integers<T, false>(a);
+    else
+        te_draw_integers<T, true>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(256) te_integers(const __grid_constant__ te_integers_args a)
+{
+    if (a.bytes == 8)
+        te_draw_integers_of<int64_t>(a);
+    else if (a.bytes == 4)
+        te_draw_integers_of<int32_t>(a);
+    else
+        te_draw_integers_of<uint8_t>(a);
 }

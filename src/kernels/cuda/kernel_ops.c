@@ -153,6 +153,20 @@ te_status te_cuda_scatter_add(te_exec *exec, const te_view *dst, const te_view *
     RUN("scatter_add", te_cuda_plan_scatter_add(exec, &plan, dst, src, index, dim));
 }
 
+te_status te_cuda_copy_all(te_exec *exec, const te_view *dst, const te_view *src, int n)
+{
+    te_cuda_plan plan;
+    te_status status = te_cuda_enter(exec);
+    for (int i = 0, done; i < n && status == TE_OK; i += done) {
+        status = te_cuda_plan_copy_all(&plan, dst + i, src + i, n - i, &done);
+        if (status == TE_OK && done > 0) status = run_plan(exec, &plan, "copy");
+        if (status != TE_OK || done > 0) continue;
+        status = te_cuda_copy(exec, dst + i, src + i);
+        done = 1;
+    }
+    return status;
+}
+
 te_status te_cuda_arg_reduce(te_exec *exec, const te_view *index, const te_view *src, bool largest)
 {
     RUN("arg_reduce", te_cuda_plan_arg_reduce(exec, &plan, index, src, largest));

@@ -65,6 +65,20 @@ typedef struct te_index_args {
     int64_t       sorted; /* as in te_embedding_args */
 } te_index_args;
 
+/* Rows of elements from one memory to another: `run` units side by side, rows `pitch` units apart. The piece has the
+ * blocks from `first` on, and `units` in all. */
+enum { TE_COPY_PIECES = 64, TE_COPY_THREADS = 256, TE_COPY_EACH = 4 };
+typedef struct te_copy_piece {
+    void       *dst;
+    const void *src;
+    int64_t     run, units, dst_pitch, src_pitch, first;
+} te_copy_piece;
+typedef struct te_copy_args {
+    te_cuda_bound bound;
+    int64_t       n;
+    te_copy_piece piece[TE_COPY_PIECES];
+} te_copy_args;
+
 /* Rows along the last dimension. */
 typedef struct te_select_args {
     te_cuda_bound bound;

@@ -50,9 +50,9 @@ te_embed_text(te_cuda_sim_prelude ${TE_KERNELS}/cuda_sim/abi.h ${TE_KERNELS}/cud
 
 # What the CUDA module needs beside src/kernels/cuda/*.c.
 file(GLOB TE_CUDA_TEXT_SOURCES CONFIGURE_DEPENDS ${TE_CUDA_HAND}/*.c)
-foreach(name program_prelude program_device program_tables program_quantize hand_device hand_index hand_move hand_select
-    hand_routes hand_mma hand_product_few hand_attention_common hand_attention hand_attention_mma hand_attention_mma_passes
-    hand_attention_mma_decode hand_attention_rounded hand_quantize hand_quantized)
+foreach(name program_prelude program_device program_tables program_quantize hand_device hand_index hand_move
+    hand_select hand_routes hand_mma hand_product_few hand_attention_common hand_attention hand_attention_mma
+    hand_attention_mma_passes hand_attention_mma_decode hand_attention_rounded hand_quantize hand_quantized)
   list(APPEND TE_CUDA_TEXT_SOURCES ${CMAKE_BINARY_DIR}/te_cuda_${name}.c)
 endforeach()
 file(GLOB TE_CUDA_PROGRAM_SOURCES CONFIGURE_DEPENDS ${TE_KERNELS}/cuda/program_source*.c)

@@ -63,12 +63,122 @@ static void check_joins(void)
     check_join(TE_U8, PADDED, 5, 2, (int64_t[3]){1, 300001, 1}, false, "te_copy_mixed");
     check_join(TE_F64, DENSE, 7, 2, (int64_t[3]){1, 7001, 3}, false, "te_copy_mixed");
     /* what is no copy of rows */
-    twins a = twins_new(TE_F32, DENSE, 3, (int64_t[3]){4, 5, 6}), b = twins_new(TE_BF16, DENSE, 3, (int64_t[3]){4, 5, 6});
-    twins c = twins_new(TE_F32, SWAPPED, 3, (int64_t[3]){4, 5, 6});
+    const int64_t shape[3] = {4, 5, 6};
+    twins a = twins_new(TE_F32, DENSE, 3, shape), b = twins_new(TE_BF16, DENSE, 3, shape);
+    twins c = twins_new(TE_F32, SWAPPED, 3, shape);
     int   done = 1;
     CHECK(te_cuda_plan_copy_all(&plan, &a.gpu, &b.gpu, 1, &done) == TE_OK && done == 0 && plan.n_calls == 0);
     CHECK(te_cuda_plan_copy_all(&plan, &a.gpu, &c.gpu, 1, &done) == TE_OK && done == 0 && plan.n_calls == 0);
     twins_free(&a), twins_free(&b), twins_free(&c);
+}
+
+/* --- gather of lines --------------------------------------------------------------------------------------------- */
+
+/* Of `n` indices along dim, the same for all other dimensions; expects the kernel. */
+static void check_lines(te_dtype dtype, layout l, te_dtype index_dtype, int dim, const int64_t *shape, int64_t n,
+                        const char *kernel)
+{
+    int64_t part_shape[3] = {shape[0], shape[1], shape[2]}, step = 2, list_shape[1] = {step * n};
+    part_shape[dim] = n;
+    twins whole = twins_new(dtype, l, 3, shape), part = twins_new(dtype, l, 3, part_shape);
+    twins list = twins_new(index_dtype, DENSE, 1, list_shape);
+    each(&list, NULL, (double)shape[dim]);
+    te_view gpu = part.gpu, cpu = part.cpu;
+    for (int i = 0; i < 3; i++) gpu.stride[i] = cpu.stride[i] = i == dim ? step : 0;
+    gpu.dtype = cpu.dtype = index_dtype;
+    gpu.data = list.gpu.data, cpu.data = list.cpu.data;
+    CHECK_PLAN(te_cuda_plan_gather(&cuda.exec, &plan, &part.gpu, &whole.gpu, &gpu, dim));
+    CHECK_MSG(strcmp(plan.calls[0].launch.name, kernel) == 0, "%s", plan.calls[0].launch.name);
+    CHECK(te_cpu_gather(&cuda.exec, &part.cpu, &whole.cpu, &cpu, dim) == TE_OK);
+    CHECK_MSG(same(&part, 0), "%lld of %s along %d", (long long)n, te_dtype_name(dtype), dim);
+    /* what is outside is skipped, and the first is named by its first element */
+    int64_t bad = n / 2, inner = 1;
+    for (int i = dim + 1; i < 3; i++) inner *= shape[i];
+    te_store_f64(list.gpu.data, index_dtype, step * bad, -1);
+    te_store_f64(list.gpu.data, index_dtype, step * (n - 1), (double)shape[dim]);
+    CHECK(te_cuda_plan_gather(&cuda.exec, &plan, &part.gpu, &whole.gpu, &gpu, dim) == TE_OK);
+    char message[64];
+    snprintf(message, sizeof message, "gather: index -1 at position %lld is", (long long)(bad * inner + 1));
+    if (bad < n - 1)
+        CHECK_MSG(cuda_plan_run(&cuda, &plan) == TE_ERROR_ARGUMENT && strstr(cuda.exec.message, message), "%s, not %s",
+                  cuda.exec.message, message);
+    CHECK(same(&part, 0));
+    twins_free(&whole), twins_free(&part), twins_free(&list);
+}
+
+static void check_all_lines(void)
+{
+    static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F64, TE_I64, TE_U8, TE_BOOL};
+    for (int i = 0; i < 6; i++) {
+        te_dtype ids = i % 2 ? TE_I32 : TE_I64;
+        check_lines(dtypes[i], DENSE, ids, 0, (int64_t[3]){9, 4, 32}, 30, "te_gather_rows");
+        check_lines(dtypes[i], PADDED, ids, 1, (int64_t[3]){3, 9, 37}, 20, "te_gather_rows");
+        check_lines(dtypes[i], DENSE, ids, 2, (int64_t[3]){2, 3, 64}, 160, "te_gather_columns");
+        check_lines(dtypes[i], PADDED, ids, 2, (int64_t[3]){3, 2, 77}, 131, "te_gather_columns");
+    }
+    check_lines(TE_F32, DENSE, TE_I64, 0, (int64_t[3]){5, 1, 5000}, 3, "te_gather_rows"); /* several rounds of a row */
+    check_lines(TE_BF16, DENSE, TE_I64, 1, (int64_t[3]){2, 300, 2}, 3000, "te_gather_rows");
+    check_lines(TE_F32, DENSE, TE_I64, 2, (int64_t[3]){2, 2, 300}, 8300, "te_gather_columns"); /* two tiles of them */
+    check_lines(TE_BF16, DENSE, TE_I32, 2, (int64_t[3]){2, 2, 4001}, 4004, "te_gather_columns");
+    check_lines(TE_U8, DENSE, TE_I32, 2, (int64_t[3]){1, 1030, 129}, 128, "te_gather_columns"); /* blocks go round */
+    check_lines(TE_F32, SWAPPED, TE_I64, 2, (int64_t[3]){2, 5, 30}, 140, "te_gather");
+    check_lines(TE_F32, SWAPPED, TE_I64, 0, (int64_t[3]){2, 5, 30}, 9, "te_gather");
+    check_lines(TE_F32, DENSE, TE_I64, 2, (int64_t[3]){1, 2, 30000}, 140, "te_gather"); /* few of long rows */
+}
+
+/* --- turned round, triangles ------------------------------------------------------------------------------------- */
+
+static void check_turned(te_dtype dtype, layout l, const int64_t *shape, int dims)
+{
+    twins   from = twins_new(dtype, l, 3, shape), to = twins_new(dtype, DENSE, 3, shape);
+    int64_t last[2] = {0};
+    te_view view[2] = {from.gpu, from.cpu};
+    for (int s = 0; s < 2; s++) {
+        for (int i = 0; i < 3; i++) {
+            if (!(dims >> i & 1)) continue;
+            last[s] += (shape[i] - 1) * view[s].stride[i];
+            view[s].stride[i] = -view[s].stride[i];
+        }
+        view[s].data = (char *)view[s].data + last[s] * (int64_t)te_dtype_size(dtype);
+    }
+    CHECK_PLAN(te_cuda_plan_turn(&cuda.exec, &plan, &to.gpu, &view[0]));
+    CHECK(te_cpu_copy(&cuda.exec, &to.cpu, &view[1]) == TE_OK);
+    CHECK_MSG(same(&to, 0), "%s turned round along %d", te_dtype_name(dtype), dims);
+    twins_free(&from), twins_free(&to);
+}
+
+static void check_triangle(te_dtype dtype, layout l, const int64_t *shape, int64_t diagonal, bool upper)
+{
+    twins from = twins_new(dtype, l, 3, shape), to = twins_new(dtype, DENSE, 3, shape);
+    CHECK_PLAN(te_cuda_plan_triangle(&cuda.exec, &plan, &to.gpu, &from.gpu, diagonal, upper));
+    CHECK(te_cpu_triangle(&cuda.exec, &to.cpu, &from.cpu, diagonal, upper) == TE_OK);
+    CHECK_MSG(same(&to, 0), "%s cut at %lld", te_dtype_name(dtype), (long long)diagonal);
+    twins_free(&from), twins_free(&to);
+}
+
+static void check_shapes(void)
+{
+    static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F64, TE_I64, TE_U8};
+    for (int i = 0; i < 5; i++)
+        for (int dims = 1; dims < 8; dims++) {
+            check_turned(dtypes[i], DENSE, (int64_t[3]){3, 5, 64}, dims);
+            if (dims % 2 == 0) check_turned(dtypes[i], PADDED, (int64_t[3]){2, 3, 7 + dims}, dims);
+        }
+    check_turned(TE_F32, DENSE, (int64_t[3]){1, 1, 9001}, 4);
+    check_turned(TE_F32, DENSE, (int64_t[3]){1, 3, 1}, 6);
+    check_turned(TE_F32, SWAPPED, (int64_t[3]){4, 5, 6}, 5);
+    check_turned(TE_BF16, DENSE, (int64_t[3]){4, 0, 6}, 5);
+    for (int i = 0; i < 5; i++)
+        for (int upper = 0; upper < 2; upper++) {
+            check_triangle(dtypes[i], DENSE, (int64_t[3]){2, 40, 64}, 0, upper);
+            check_triangle(dtypes[i], PADDED, (int64_t[3]){3, 9, 7}, i - 2, upper);
+            check_triangle(dtypes[i], DENSE, (int64_t[3]){1, 100, 48}, 5, upper);
+        }
+    check_triangle(TE_F32, DENSE, (int64_t[3]){2, 9, 8}, -(INT64_C(1) << 40), false);
+    check_triangle(TE_F32, DENSE, (int64_t[3]){2, 9, 8}, -(INT64_C(1) << 40), true);
+    check_triangle(TE_F32, DENSE, (int64_t[3]){2, 9, 8}, INT64_C(1) << 40, false);
+    check_triangle(TE_F32, DENSE, (int64_t[3]){2, 9, 8}, INT64_C(1) << 40, true);
+    check_triangle(TE_F32, DENSE, (int64_t[3]){2, 0, 8}, 0, true);
 }
 
 int main(void)
@@ -76,6 +186,8 @@ int main(void)
     cuda = (cuda_device){.exec = test_exec_open(1), .multiprocessors = 2};
     nvrtc_open(&cuda.nvrtc);
     check_joins();
+    check_all_lines();
+    check_shapes();
     fprintf(stderr, "%d sources through NVRTC\n", cuda.nvrtc.compiled);
     test_exec_close(&cuda.exec);
     return TEST_END();

@@ -65,6 +65,26 @@ typedef struct te_index_args {
     int64_t       sorted; /* as in te_embedding_args */
 } te_index_args;
 
+/* n units of views of one shape, whose last dimension counts units. A source that is walked `back` along it begins a
+ * unit less one element before. The diagonal counts columns. */
+typedef struct te_move_args {
+    te_cuda_bound bound;
+    te_cuda_view  dst, src;
+    int64_t       n, back;
+    int64_t       diagonal, upper; /* of a triangle */
+} te_move_args;
+
+/* Lines of `run` elements that share an index: n of them, with the index's dimensions but for that of the run. Or, for
+ * te_gather_columns, n rows of `run` elements with the same indices, where dim is the last: a thread has TE_COLUMN_IDS
+ * of those, of elements that lie within a row of at most TE_COLUMN_BYTES. */
+enum { TE_COLUMN_IDS = 16, TE_COLUMN_THREADS = 512, TE_COLUMN_BYTES = 96 << 10 };
+typedef struct te_lines_args {
+    te_cuda_bound bound;
+    te_cuda_view  whole, part, index;
+    int64_t       n, dim, index_wide, run;
+    int64_t       lanes_bits; /* as in te_embedding_args */
+} te_lines_args;
+
 /* Rows of elements from one memory to another: `run` units side by side, rows `pitch` units apart. The piece has the
  * blocks from `first` on, and `units` in all. */
 enum { TE_COPY_PIECES = 64, TE_COPY_THREADS = 256, TE_COPY_EACH = 4 };

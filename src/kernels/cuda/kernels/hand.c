@@ -3,8 +3,9 @@
 
 #include <string.h>
 
-extern const char te_cuda_program_prelude[], te_cuda_hand_device[], te_cuda_hand_index[], te_cuda_hand_select[], te_cuda_hand_move[],
-    te_cuda_hand_attention_common[], te_cuda_hand_attention[], te_cuda_hand_mma[], te_cuda_hand_attention_mma[],
+extern const char te_cuda_program_prelude[], te_cuda_hand_device[], te_cuda_hand_index[], te_cuda_hand_select[],
+    te_cuda_hand_move[], te_cuda_hand_attention_common[], te_cuda_hand_attention[],
+    te_cuda_hand_mma[], te_cuda_hand_attention_mma[],
     te_cuda_hand_attention_mma_passes[], te_cuda_hand_attention_mma_decode[], te_cuda_hand_attention_rounded[],
     te_cuda_hand_quantize[], te_cuda_hand_quantized[], te_cuda_hand_routes[],
     te_cuda_hand_product_few[]; /* made by the build */

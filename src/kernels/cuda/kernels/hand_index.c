@@ -174,7 +174,8 @@ static te_index_args index_args(const te_view *whole, const te_view *part, const
                            .index_wide = index->dtype == TE_I64};
 }
 
-/* A kernel that moves elements as they are, a thread for each line of `line` of them. */
+/* A kernel that moves elements as they are, a thread for each line of `line` of them; 0: a gather's single ones, or
+ * more where an index serves them. */
 static te_status plan_moves(te_exec *exec, te_cuda_plan *plan, const char *op, const char *kernel, const te_view *whole,
                             const te_view *part, const te_view *index, int dim, int64_t line)
 {
@@ -182,8 +183,11 @@ static te_status plan_moves(te_exec *exec, te_cuda_plan *plan, const char *op, c
     te_status status = te_check_index(exec, op, whole, part, index, dim);
     if (status != TE_OK || te_view_numel(index) == 0) return status;
     te_index_args args = index_args(whole, part, index, dim);
+    te_cuda_join_index(&args);
     te_dtype type = te_storage_dtype(whole->dtype);
     plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, op, whole->shape[dim], 0};
+    if (line == 0 && te_cuda_plan_gather_lines(plan, &args, type)) return TE_OK;
+    if (line == 0) line = 1;
     set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, kernel, te_blocks_for(args.n / line), THREADS, &args,
                                sizeof args),
               type, type);
@@ -193,7 +197,7 @@ static te_status plan_moves(te_exec *exec, te_cuda_plan *plan, const char *op, c
 te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
                               const te_view *index, int dim)
 {
-    return plan_moves(exec, plan, "gather", "te_gather", src, out, index, dim, 1);
+    return plan_moves(exec, plan, "gather", "te_gather", src, out, index, dim, 0);
 }
 
 te_status te_cuda_plan_scatter(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,

@@ -31,6 +31,11 @@ static inline int64_t te_blocks_for(int64_t elements)
  */
 int te_cuda_plan_sort(te_cuda_plan *plan, int64_t n, uint64_t largest);
 
+/* Joins the dimensions of an index that lie behind one another in all three views; dim stays by itself. */
+void te_cuda_join_index(te_index_args *args);
+/* A gather whose indices are the same for many elements; false: it is none. */
+bool te_cuda_plan_gather_lines(te_cuda_plan *plan, const te_index_args *args, te_dtype dtype);
+
 static inline te_dtype te_storage_dtype(te_dtype dtype) /* some dtype of that size, for elements that are only moved */
 {
     switch (te_dtype_size(dtype)) {

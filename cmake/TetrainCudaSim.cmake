@@ -37,7 +37,7 @@ te_embed_text(te_cuda_program_tables ${TE_KERNELS}/cuda/device/tables.h)
 set(TE_CUDA_HAND ${TE_KERNELS}/cuda/kernels)
 te_embed_text(te_cuda_hand_device ${TE_KERNELS}/quant.h ${TE_KERNELS}/cuda/device/elements.h
   ${TE_CUDA_HAND}/args.h ${TE_CUDA_HAND}/common.h)
-foreach(file index move select routes mma product_few attention_common attention attention_mma attention_mma_passes
+foreach(file index move add select routes mma product_few attention_common attention attention_mma attention_mma_passes
     attention_mma_decode attention_rounded)
   te_embed_text(te_cuda_hand_${file} ${TE_CUDA_HAND}/${file}.cu)
 endforeach()
@@ -50,7 +50,7 @@ te_embed_text(te_cuda_sim_prelude ${TE_KERNELS}/cuda_sim/abi.h ${TE_KERNELS}/cud
 
 # What the CUDA module needs beside src/kernels/cuda/*.c.
 file(GLOB TE_CUDA_TEXT_SOURCES CONFIGURE_DEPENDS ${TE_CUDA_HAND}/*.c)
-foreach(name program_prelude program_device program_tables program_quantize hand_device hand_index hand_move
+foreach(name program_prelude program_device program_tables program_quantize hand_device hand_index hand_move hand_add
     hand_select hand_routes hand_mma hand_product_few hand_attention_common hand_attention hand_attention_mma
     hand_attention_mma_passes hand_attention_mma_decode hand_attention_rounded hand_quantize hand_quantized)
   list(APPEND TE_CUDA_TEXT_SOURCES ${CMAKE_BINARY_DIR}/te_cuda_${name}.c)

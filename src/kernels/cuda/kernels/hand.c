@@ -4,7 +4,7 @@
 #include <string.h>
 
 extern const char te_cuda_program_prelude[], te_cuda_hand_device[], te_cuda_hand_index[], te_cuda_hand_select[],
-    te_cuda_hand_move[], te_cuda_hand_attention_common[], te_cuda_hand_attention[],
+    te_cuda_hand_move[], te_cuda_hand_add[], te_cuda_hand_attention_common[], te_cuda_hand_attention[],
     te_cuda_hand_mma[], te_cuda_hand_attention_mma[],
     te_cuda_hand_attention_mma_passes[], te_cuda_hand_attention_mma_decode[], te_cuda_hand_attention_rounded[],
     te_cuda_hand_quantize[], te_cuda_hand_quantized[], te_cuda_hand_routes[],
@@ -109,7 +109,7 @@ te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out)
     static const char *const files[TE_CUDA_FILE_COUNT] = {te_cuda_hand_index, te_cuda_hand_select,
                                                           te_cuda_hand_attention_common,
                                                           te_cuda_hand_quantized, te_cuda_hand_routes,
-                                                          te_cuda_hand_mma, te_cuda_hand_move};
+                                                          te_cuda_hand_mma, te_cuda_hand_move, te_cuda_hand_add};
     bool tiles = kernel->file == TE_CUDA_FILE_QUANTIZE && kernel->dim[0];
     const char *text = tiles ? te_cuda_hand_quantize : files[kernel->file];
     te_text_write(out, te_cuda_program_prelude, strlen(te_cuda_program_prelude));

@@ -25,6 +25,7 @@ typedef enum te_cuda_file {
     TE_CUDA_FILE_ROUTES,
     TE_CUDA_FILE_PRODUCT,
     TE_CUDA_FILE_MOVE,
+    TE_CUDA_FILE_ADD,
     TE_CUDA_FILE_COUNT
 } te_cuda_file;
 
@@ -35,7 +36,7 @@ typedef struct te_cuda_kernel {
     uint8_t  file;     /* te_cuda_file */
     uint8_t  wide;     /* te_real is double */
     uint8_t  dtype[2]; /* te_a and te_b */
-    uint16_t vector;   /* INDEX, MOVE: elements of a unit; ATTENTION: rows of a tile, on tensor cores
+    uint16_t vector;   /* INDEX, MOVE, ADD: elements of a unit; ATTENTION: rows of a tile, on tensor cores
                         * elements of a unit; PRODUCT: warps of a block */
     uint16_t dim[2];   /* ATTENTION on tensor cores: head sizes rounded up to 16; QUANTIZE: a quantizer's variant, 0
                         * for the kernels that serve all; else 0 */

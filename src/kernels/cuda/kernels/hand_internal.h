@@ -36,6 +36,10 @@ void te_cuda_join_index(te_index_args *args);
 /* A gather whose indices are the same for many elements; false: it is none. */
 bool te_cuda_plan_gather_lines(te_cuda_plan *plan, const te_index_args *args, te_dtype dtype);
 
+/* Sums of single elements where the result, or stretches of it, have room in shared memory; false: they have not, or
+ * it would not be faster. Sets the plan's scratch memory. */
+bool te_cuda_plan_add_elements(te_cuda_plan *plan, const te_index_args *args, te_dtype dtype);
+
 static inline te_dtype te_storage_dtype(te_dtype dtype) /* some dtype of that size, for elements that are only moved */
 {
     switch (te_dtype_size(dtype)) {

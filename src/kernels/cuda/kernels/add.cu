@@ -99,12 +99,20 @@ static __device__ inline int64_t te_long_begin(const te_embedding_args &a, const
     return begin + TE_ADD_LONG <= a.n && keys[begin + TE_ADD_LONG - 1] == key ? begin : -1;
 }
 
+enum { TE_ADD_STEP = 16 };
+static __device__ inline void te_add_step(te_sum &sum, const te_sum (&x)[TE_ADD_STEP])
+{
+#pragma unroll
+    for (int k = 0; k < TE_ADD_STEP; k++) sum += x[k];
+}
+
 /* Groups of TE_ADD_LONG pairs or more, 32 columns a block. Their sums are one addition after the other, so all else has
  * to be faster: while one warp adds the rows that lie in shared memory, the next ones are under way to the registers of
  * all warps, and the positions of those after them. */
-extern "C" __global__ void __launch_bounds__(256) te_add_long(const __grid_constant__ te_embedding_args a)
+extern "C" __global__ void __launch_bounds__(256, 2) te_add_long(const __grid_constant__ te_embedding_args a)
 {
-    enum { WARPS = 8, EACH = 32 * 4 / sizeof(te_sum), ROWS = WARPS * EACH, SLOTS = TE_ADD_SLOTS };
+    enum { WARPS = 8, EACH = 32 * 4 / sizeof(te_sum), ROWS = WARPS * EACH, SLOTS = TE_ADD_SLOTS,
+           STEP = TE_ADD_STEP };
     __shared__ te_sum  terms[ROWS][32];
     __shared__ int64_t begins[SLOTS];
     int64_t         half = te_sort_half(a.bound, a.n, a.sorted), last = a.ids.ndim;
@@ -141,9 +149,16 @@ extern "C" __global__ void __launch_bounds__(256) te_add_long(const __grid_const
                 place = lane < EACH && later < end ? te_offset(a.rows, last, positions[later]) : 0;
                 if (warp == 0 && tile > begin) {
                     int count = end - (tile - ROWS) < ROWS ? (int)(end - (tile - ROWS)) : (int)ROWS, r = 0;
-                    for (; r + 16 <= count; r += 16)
+                    te_sum y[STEP] = {};
+                    for (; r + STEP <= count; r += STEP) { /* those of the step before; at first there is none */
+                        te_sum z[STEP];
 #pragma unroll
-                        for (int k = 0; k < 16; k++) sum += terms[r + k][lane];
+                        for (int k = 0; k < STEP; k++) z[k] = terms[r + k][lane];
+                        if (r > 0) te_add_step(sum, y);
+#pragma unroll
+                        for (int k = 0; k < STEP; k++) y[k] = z[k];
+                    }
+                    if (r > 0) te_add_step(sum, y);
                     for (; r < count; r++) sum += terms[r][lane];
                 }
                 __syncthreads();
@@ -253,6 +268,12 @@ TE_HD static inline int64_t te_ratio(int64_t x, int64_t by)
     return x / by;
 }
 
+/* An element and its place in its bucket's stretch, which one access moves. */
+struct __align__(sizeof(te_a) < 4 ? 4 : 2 * sizeof(te_a)) te_placed {
+    te_a     x;
+    uint16_t place;
+};
+
 /* The slot that element u goes to, from its index; -1: none. */
 static __device__ inline int64_t te_slot(const te_buckets_args &a, int64_t u, int64_t id, bool report)
 {
@@ -350,8 +371,7 @@ extern "C" __global__ void __launch_bounds__(256) te_bucket_move(const __grid_co
     int64_t  end = a.n - begin < a.share ? a.n : begin + a.share;
     unsigned below = (1u << lane) - 1;
     const uint32_t *counts = (const uint32_t *)(a.bound.scratch + a.counts_at);
-    uint16_t       *places = (uint16_t *)(a.bound.scratch + a.places_at);
-    te_a           *elements = (te_a *)(a.bound.scratch + a.elements_at);
+    te_placed      *placed = (te_placed *)(a.bound.scratch + a.placed_at);
     te_bucket_starts(a, starts);
     for (int i = lane; i < a.buckets && w < a.warps; i += 32) next[warp][i] = starts[i] + counts[i * a.warps + w];
     __syncwarp();
@@ -379,8 +399,7 @@ extern "C" __global__ void __launch_bounds__(256) te_bucket_move(const __grid_co
             if (slot >= 0 && (alike & below) == 0) next[warp][bucket] = to + (uint32_t)__popc(alike);
             __syncwarp();
             if (slot < 0) continue;
-            places[to] = (uint16_t)(slot & ((1 << a.stretch_bits) - 1));
-            elements[to] = x[k];
+            placed[to] = te_placed{x[k], (uint16_t)(slot & ((1 << a.stretch_bits) - 1))};
         }
     }
 }
@@ -392,28 +411,25 @@ extern "C" __global__ void __launch_bounds__(256) te_bucket_add(const __grid_con
     __shared__ uint32_t   starts[TE_BUCKETS];
     int64_t         low = (int64_t)blockIdx.x << a.stretch_bits, stretch = 1 << a.stretch_bits;
     int             count = (int)(a.slots - low < stretch ? a.slots - low : stretch), lane = threadIdx.x;
-    const uint16_t *places = (const uint16_t *)(a.bound.scratch + a.places_at);
-    const te_a     *elements = (const te_a *)(a.bound.scratch + a.elements_at);
+    const te_placed *placed = (const te_placed *)(a.bound.scratch + a.placed_at);
 #pragma unroll 4
     for (int i = threadIdx.x; i < count; i += 256)
         s.sum[i] = ((const te_a *)a.whole.data)[te_offset(a.whole, a.whole.ndim, low + i)];
     te_bucket_starts(a, starts);
     if (threadIdx.x < 32) {
         int64_t begin = starts[blockIdx.x], end = begin + ((const uint32_t *)a.bound.scratch)[blockIdx.x];
-        int     place[TE_ADD_AHEAD], next_place[TE_ADD_AHEAD] = {};
-        te_a    x[TE_ADD_AHEAD], next_x[TE_ADD_AHEAD] = {};
+        te_placed now[TE_ADD_AHEAD], next[TE_ADD_AHEAD] = {};
         for (int64_t first = begin - 32 * TE_ADD_AHEAD; first < end; first += 32 * TE_ADD_AHEAD) {
 #pragma unroll
             for (int k = 0; k < TE_ADD_AHEAD; k++) {
                 int64_t i = first + (TE_ADD_AHEAD + k) * 32 + lane;
-                place[k] = next_place[k];
-                x[k] = next_x[k];
-                next_place[k] = i < end ? (int)places[i] : -1;
-                next_x[k] = i < end ? elements[i] : (te_a)0;
+                now[k] = next[k];
+                if (i < end) next[k] = placed[i];
             }
             if (first < begin) continue;
 #pragma unroll
-            for (int k = 0; k < TE_ADD_AHEAD; k++) te_add_places(s, place[k], x[k]);
+            for (int k = 0; k < TE_ADD_AHEAD; k++)
+                te_add_places(s, first + k * 32 + lane < end ? (int)now[k].place : -1, now[k].x);
         }
     }
     __syncthreads();

@@ -68,13 +68,14 @@ typedef struct te_index_args {
 /* Sums by buckets of 1 << stretch_bits places of `slots`, which number the elements of `whole`, of index's shape but
  * for dim, where it has `extent` and the index `taken`; behind dim there are `inner`. Each of `warps` warps has a share
  * of the n elements. Scratch memory: uint32 numbers of elements of the buckets, from counts_at on those of each
- * bucket and warp, places within the buckets (uint16) and elements. All views have their dimensions joined. */
+ * bucket and warp, from placed_at on the elements with their places in the buckets. All views have their dimensions
+ * joined. */
 enum { TE_ADD_LONG = 128, TE_ADD_SLOTS = 16, TE_ADD_STRETCH_BYTES = 32 << 10, TE_BUCKETS = 1024 };
 typedef struct te_buckets_args {
     te_cuda_bound bound;
     te_cuda_view  whole, part, index;
     int64_t       n, index_wide, extent, taken, inner, slots, buckets, bits, stretch_bits;
-    int64_t       warps, share, counts_at, places_at, elements_at;
+    int64_t       warps, share, counts_at, placed_at;
 } te_buckets_args;
 
 /* n units of views of one shape, whose last dimension counts units. A source that is walked `back` along it begins a

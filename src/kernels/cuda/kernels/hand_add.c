@@ -48,7 +48,8 @@ static bool plan_lines(te_cuda_plan *plan, const te_index_args *args, te_dtype d
 
 static bool plan_buckets(te_cuda_plan *plan, const te_index_args *args, te_dtype dtype)
 {
-    enum { LEAST_BITS = 8, MOST_WARPS = 2048, LEAST_SHARE = 512, ROUND = 128, WARPS = TE_HAND_THREADS / 32, TIMES = 4 };
+    enum { USUAL = TE_BUCKETS / 2 /* since each warp counts for each */, LEAST_BITS = 8 };
+    enum { MOST_WARPS = 2048, LEAST_SHARE = 512, ROUND = 128, WARPS = TE_HAND_THREADS / 32, TIMES = 4 };
     int64_t         size = (int64_t)te_dtype_size(dtype), dim = args->dim;
     te_buckets_args b = {.whole = args->whole, .part = args->part, .index = args->index, .n = args->n,
                          .index_wide = args->index_wide, .extent = args->whole.shape[dim],
@@ -57,8 +58,9 @@ static bool plan_buckets(te_cuda_plan *plan, const te_index_args *args, te_dtype
     for (int64_t i = 0; i < args->index.ndim; i++) b.whole.shape[i] = i == dim ? b.extent : args->index.shape[i];
     if (b.n <= TE_SORT_TILE || b.n > UINT32_MAX || b.extent > TIMES * b.taken) return false;
     b.slots = b.n / b.taken * b.extent;
-    b.stretch_bits = bits_for((b.slots + TE_BUCKETS - 1) / TE_BUCKETS);
+    b.stretch_bits = bits_for((b.slots + USUAL - 1) / USUAL);
     if (b.stretch_bits < LEAST_BITS) b.stretch_bits = LEAST_BITS;
+    if (size << b.stretch_bits > TE_ADD_STRETCH_BYTES) b.stretch_bits--;
     if (size << b.stretch_bits > TE_ADD_STRETCH_BYTES) return false;
     b.buckets = (b.slots + (INT64_C(1) << b.stretch_bits) - 1) >> b.stretch_bits;
     b.bits = bits_for(b.buckets);
@@ -66,10 +68,8 @@ static bool plan_buckets(te_cuda_plan *plan, const te_index_args *args, te_dtype
     b.share = ((b.share > LEAST_SHARE ? b.share : LEAST_SHARE) + ROUND - 1) / ROUND * ROUND;
     b.warps = (b.n + b.share - 1) / b.share;
     b.counts_at = TE_BUCKETS * 4;
-    b.elements_at = b.counts_at + (b.buckets * b.warps + 1) / 2 * 8;
-    b.places_at = b.elements_at + b.n * size;
-    plan->scratch_bytes = (size_t)(b.places_at + b.places_at % 2 + b.n * 2);
-    b.places_at += b.places_at % 2;
+    b.placed_at = b.counts_at + (b.buckets * b.warps + 3) / 4 * 16;
+    plan->scratch_bytes = (size_t)(b.placed_at + b.n * (size < 4 ? 4 : 2 * size));
     join_view(&b.whole), join_view(&b.part), join_view(&b.index);
     static const char *const kernels[] = {"te_bucket_count", "te_bucket_scan", "te_bucket_move", "te_bucket_add"};
     int64_t blocks[] = {(b.warps + WARPS - 1) / WARPS, b.buckets, (b.warps + WARPS - 1) / WARPS, b.buckets};

@@ -124,7 +124,9 @@ static void plan_add_rows(te_cuda_plan *plan, const te_view *dtable, const te_vi
     te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_keys", te_blocks_for(args.n), THREADS, &args, sizeof args);
     args.sorted = te_cuda_plan_sort(plan, args.n, (uint64_t)dtable->shape[0]);
     int64_t tiles = (args.n + TILE - 1) / TILE, blocks[2] = {te_blocks_for(args.n * 32), tiles};
-    int     vector = embedding_vector(dy, dtable), columns[2] = {32 * vector, 32};
+    int     vector = embedding_vector(dy, dtable);
+    while (vector > 1 && args.width <= 16 * vector) vector /= 2; /* idle lanes hold registers, too */
+    int columns[2] = {32 * vector, 32};
     for (int i = 0; i < (args.n < TE_ADD_LONG ? 1 : 2); i++) {
         te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ADD, i ? "te_add_long" : "te_add_rows",
                                               blocks[i] < TE_HAND_FULL ? blocks[i] : TE_HAND_FULL, THREADS, &args,

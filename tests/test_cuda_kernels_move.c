@@ -91,19 +91,59 @@ static void check_lines(te_dtype dtype, layout l, te_dtype index_dtype, int dim,
     CHECK_MSG(strcmp(plan.calls[0].launch.name, kernel) == 0, "%s", plan.calls[0].launch.name);
     CHECK(te_cpu_gather(&cuda.exec, &part.cpu, &whole.cpu, &cpu, dim) == TE_OK);
     CHECK_MSG(same(&part, 0), "%lld of %s along %d", (long long)n, te_dtype_name(dtype), dim);
-    /* what is outside is skipped, and the first is named by its first element */
-    int64_t bad = n / 2, inner = 1;
-    for (int i = dim + 1; i < 3; i++) inner *= shape[i];
+    /* what is outside is skipped, and the first is named by its place among the indices */
+    int64_t bad = n / 2;
     te_store_f64(list.gpu.data, index_dtype, step * bad, -1);
     te_store_f64(list.gpu.data, index_dtype, step * (n - 1), (double)shape[dim]);
     CHECK(te_cuda_plan_gather(&cuda.exec, &plan, &part.gpu, &whole.gpu, &gpu, dim) == TE_OK);
     char message[64];
-    snprintf(message, sizeof message, "gather: index -1 at position %lld is", (long long)(bad * inner + 1));
+    snprintf(message, sizeof message, "gather: index -1 at position %lld is", (long long)(bad + 1));
     if (bad < n - 1)
         CHECK_MSG(cuda_plan_run(&cuda, &plan) == TE_ERROR_ARGUMENT && strstr(cuda.exec.message, message), "%s, not %s",
                   cuda.exec.message, message);
     CHECK(same(&part, 0));
     twins_free(&whole), twins_free(&part), twins_free(&list);
+}
+
+/* Scattered by a vector of indices, of which some come twice. */
+static void check_scatter(te_dtype dtype, layout l, te_dtype index_dtype, int dim, const int64_t *shape, int64_t n,
+                          const char *kernel)
+{
+    int64_t part_shape[3] = {shape[0], shape[1], shape[2]};
+    part_shape[dim] = n;
+    twins whole = twins_new(dtype, l, 3, shape), part = twins_new(dtype, l, 3, part_shape);
+    twins list = twins_new(index_dtype, DENSE, 1, &n);
+    each(&list, NULL, (double)shape[dim]);
+    te_view gpu = part.gpu, cpu = part.cpu;
+    for (int i = 0; i < 3; i++) gpu.stride[i] = cpu.stride[i] = i == dim;
+    gpu.dtype = cpu.dtype = index_dtype;
+    gpu.data = list.gpu.data, cpu.data = list.cpu.data;
+    CHECK_PLAN(te_cuda_plan_scatter(&cuda.exec, &plan, &whole.gpu, &part.gpu, &gpu, dim));
+    CHECK_MSG(strcmp(plan.calls[plan.n_calls - 1].launch.name, kernel) == 0, "%s", plan.calls[0].launch.name);
+    CHECK(te_cpu_scatter(&cuda.exec, &whole.cpu, &part.cpu, &cpu, dim) == TE_OK);
+    CHECK_MSG(same(&whole, 0), "%lld of %s put along %d", (long long)n, te_dtype_name(dtype), dim);
+    te_store_f64(list.gpu.data, index_dtype, n - 2, (double)shape[dim]);
+    CHECK(te_cuda_plan_scatter(&cuda.exec, &plan, &whole.gpu, &part.gpu, &gpu, dim) == TE_OK);
+    char message[64];
+    snprintf(message, sizeof message, "scatter: index %lld at position %lld is", (long long)shape[dim],
+             (long long)(n - 1));
+    CHECK_MSG(cuda_plan_run(&cuda, &plan) == TE_ERROR_ARGUMENT && strstr(cuda.exec.message, message), "%s, not %s",
+              cuda.exec.message, message);
+    twins_free(&whole), twins_free(&part), twins_free(&list);
+}
+
+static void check_scatters(void)
+{
+    static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F64, TE_I64, TE_U8, TE_BOOL};
+    for (int i = 0; i < 6; i++) {
+        te_dtype ids = i % 2 ? TE_I32 : TE_I64;
+        check_scatter(dtypes[i], DENSE, ids, 0, (int64_t[3]){90, 4, 32}, 100, "te_scatter_rows");
+        check_scatter(dtypes[i], PADDED, ids, 1, (int64_t[3]){3, 300, 37}, 200, "te_scatter_rows");
+        check_scatter(dtypes[i], DENSE, ids, 2, (int64_t[3]){2, 3, 64}, 160, "te_scatter_rows");
+    }
+    check_scatter(TE_F32, SWAPPED, TE_I64, 1, (int64_t[3]){2, 50, 3}, 70, "te_scatter_rows");
+    check_scatter(TE_BF16, PADDED, TE_I64, 0, (int64_t[3]){80, 3, 7}, 100, "te_scatter_rows");
+    check_scatter(TE_F32, DENSE, TE_I64, 0, (int64_t[3]){50, 2, 3}, 20, "te_scatter"); /* few of them */
 }
 
 static void check_all_lines(void)
@@ -187,6 +227,7 @@ int main(void)
     nvrtc_open(&cuda.nvrtc);
     check_joins();
     check_all_lines();
+    check_scatters();
     check_shapes();
     fprintf(stderr, "%d sources through NVRTC\n", cuda.nvrtc.compiled);
     test_exec_close(&cuda.exec);

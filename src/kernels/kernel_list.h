@@ -53,7 +53,7 @@ TE_KERNEL(copy, (te_exec *exec, const te_view *dst, const te_view *src), (exec, 
           view_bytes(dst) + read_bytes(src))
 /* n copies in one launch where possible: none may write what another one touches. */
 TE_KERNEL_DEVICE(copy_all, (te_exec *exec, const te_view *dst, const te_view *src, int n), (exec, dst, src, n),
-                 n * (view_bytes(dst) + read_bytes(src)))
+                 copies_bytes(dst, src, n))
 
 /* dst, contiguous: src with zeros in the columns of the last dimension right of its row's number, in the one before it,
  * plus `diagonal`, which is less than 2^62 in size; `upper`: left of it. NULL: by programs. */

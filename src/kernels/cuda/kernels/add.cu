@@ -109,7 +109,7 @@ static __device__ inline void te_add_step(te_sum &sum, const te_sum (&x)[TE_ADD_
 /* Groups of TE_ADD_LONG pairs or more, 32 columns a block. Their sums are one addition after the other, so all else has
  * to be faster: while one warp adds the rows that lie in shared memory, the next ones are under way to the registers of
  * all warps, and the positions of those after them. */
-extern "C" __global__ void __launch_bounds__(256, 2) te_add_long(const __grid_constant__ te_embedding_args a)
+extern "C" __global__ void __launch_bounds__(256) te_add_long(const __grid_constant__ te_embedding_args a)
 {
     enum { WARPS = 8, EACH = 32 * 4 / sizeof(te_sum), ROWS = WARPS * EACH, SLOTS = TE_ADD_SLOTS,
            STEP = TE_ADD_STEP };

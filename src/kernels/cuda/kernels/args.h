@@ -96,6 +96,7 @@ typedef struct te_lines_args {
     te_cuda_view  whole, part, index;
     int64_t       n, dim, index_wide, run;
     int64_t       lanes_bits; /* as in te_embedding_args */
+    int64_t       inner;      /* of a scatter: lines for each index, one after the other */
 } te_lines_args;
 
 /* Rows of elements from one memory to another: `run` units side by side, rows `pitch` units apart. The piece has the

@@ -82,8 +82,9 @@ te_status te_cuda_check_fault(te_exec *exec, const te_cuda_check *check, uint64_
     static const char *const found[][2] = {[TE_CUDA_CHECK_IDS] = {"id", "outside"},
                                            [TE_CUDA_CHECK_INDEX] = {"index", "outside"},
                                            [TE_CUDA_CHECK_CLASSES] = {"target", "not a class from"}};
+    uint64_t each = check->count > 1 ? (uint64_t)check->count : 1, place = (fault >> 32) / each;
     return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s %ld at position %lu is %s 0 to %lld", check->operation,
-                        found[check->kind][0], (long)(int32_t)(uint32_t)fault, (unsigned long)(fault >> 32) + 1,
+                        found[check->kind][0], (long)(int32_t)(uint32_t)fault, (unsigned long)place + 1,
                         found[check->kind][1], (long long)check->bound - 1);
 }
 

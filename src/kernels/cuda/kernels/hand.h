@@ -65,7 +65,7 @@ typedef struct te_cuda_check {
     te_cuda_check_kind kind;
     const char        *operation; /* a literal */
     int64_t            bound;     /* ids, indices and classes are below it; lengths add up to it */
-    int64_t            count;     /* of lengths */
+    int64_t            count;     /* of lengths; of elements that an index serves, one after the other; 0: one */
 } te_cuda_check;
 
 /* Calls: two for each digit of a sort, and what stands around it. Words: three calls with the most arguments, which is

@@ -1,7 +1,7 @@
 /* hand_index.c - plans of embedding, the check of classes, gather, scatter and scatter_add. */
 #include "hand_internal.h"
 
-enum { THREADS = TE_HAND_THREADS, MOST_COLUMN_BLOCKS = 65535 };
+enum { SHORT_LINE = 64 /* a thread can go along it */, THREADS = TE_HAND_THREADS, MOST_COLUMN_BLOCKS = 65535 };
 
 static int bits_of(uint64_t n)
 {
@@ -179,6 +179,16 @@ te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te
 
 /* --- gather, scatter and scatter_add ----------------------------------------------------------------------------- */
 
+/* The check of an index. Where it is a vector, spread over other dimensions, places are those in the vector. */
+static te_cuda_check check_of(const char *op, const te_view *whole, const te_view *index, int dim)
+{
+    te_cuda_check check = {TE_CUDA_CHECK_INDEX, op, whole->shape[dim], 1};
+    for (int i = dim + 1; i < index->ndim; i++) check.count *= index->shape[i];
+    for (int i = 0; i < index->ndim; i++)
+        if (i != dim && index->shape[i] != 1 && index->stride[i] != 0) check.count = 1;
+    return check;
+}
+
 static te_index_args index_args(const te_view *whole, const te_view *part, const te_view *index, int dim)
 {
     return (te_index_args){.whole = te_cuda_view_of(whole),
@@ -200,8 +210,9 @@ static te_status plan_moves(te_exec *exec, te_cuda_plan *plan, const char *op, c
     te_index_args args = index_args(whole, part, index, dim);
     te_cuda_join_index(&args);
     te_dtype type = te_storage_dtype(whole->dtype);
-    plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, op, whole->shape[dim], 0};
+    plan->check = check_of(op, whole, index, dim);
     if (line == 0 && te_cuda_plan_gather_lines(plan, &args, type)) return TE_OK;
+    if (line > SHORT_LINE && te_cuda_plan_scatter_lines(plan, &args, type)) return TE_OK;
     if (line == 0) line = 1;
     set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, kernel, te_blocks_for(args.n / line), THREADS, &args,
                                sizeof args),
@@ -241,7 +252,7 @@ static bool as_added_rows(const te_index_args *args, te_dtype dtype, te_view *ta
 te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,
                                    const te_view *index, int dim)
 {
-    enum { MANY_LINES = 256, SHORT_LINE = 64 };
+    enum { MANY_LINES = 256 };
     te_cuda_plan_open(plan);
     te_status status = te_check_index(exec, "scatter_add", dst, src, index, dim);
     if (status != TE_OK || te_view_numel(index) == 0) return status;
@@ -250,11 +261,12 @@ te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_v
     int64_t       lines = args.n / index->shape[dim];
     te_view       table, rows, ids;
     te_cuda_call *call;
-    plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "scatter_add", dst->shape[dim], 0};
+    plan->check = check_of("scatter_add", dst, index, dim);
     te_cuda_join_index(&args);
     if (index->shape[dim] > SHORT_LINE) {
         bool by_rows = as_added_rows(&args, dst->dtype, &table, &rows, &ids) && ids.shape[0] <= UINT32_MAX;
         if (by_rows) plan_add_rows(plan, &table, &rows, &ids);
+        if (by_rows) plan->check.count = 1; /* ids are looked at once each */
         if (by_rows || te_cuda_plan_add_elements(plan, &args, dst->dtype)) return TE_OK;
     }
     if (lines >= MANY_LINES || index->shape[dim] <= SHORT_LINE) {

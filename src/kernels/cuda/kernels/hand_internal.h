@@ -35,6 +35,8 @@ int te_cuda_plan_sort(te_cuda_plan *plan, int64_t n, uint64_t largest);
 void te_cuda_join_index(te_index_args *args);
 /* A gather whose indices are the same for many elements; false: it is none. */
 bool te_cuda_plan_gather_lines(te_cuda_plan *plan, const te_index_args *args, te_dtype dtype);
+/* A scatter by a vector of indices; of equal ones the last counts. */
+bool te_cuda_plan_scatter_lines(te_cuda_plan *plan, const te_index_args *args, te_dtype dtype);
 
 /* Sums of single elements where the result, or stretches of it, have room in shared memory; false: they have not, or
  * it would not be faster. Sets the plan's scratch memory. */

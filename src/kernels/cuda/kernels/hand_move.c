@@ -148,14 +148,14 @@ static int64_t steps_of(const te_lines_args *args)
     return steps;
 }
 
-static void plan_rows(te_cuda_plan *plan, te_lines_args *args, te_dtype dtype)
+static void plan_rows(te_cuda_plan *plan, const char *kernel, te_lines_args *args, te_dtype dtype)
 {
     enum { EACH = 4 /* units that a thread loads of a row at a time */ };
     int vector = vector_of(dtype, args->whole.data, args->part.data, steps_of(args) | args->run);
     while (args->lanes_bits < 8 && (int64_t)EACH * vector << args->lanes_bits < args->run) args->lanes_bits++;
     int64_t lanes = args->n <= INT64_MAX >> 8 ? args->n << args->lanes_bits : INT64_MAX - TE_HAND_THREADS;
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_MOVE, "te_gather_rows", te_blocks_for(lanes),
-                                          TE_HAND_THREADS, args, sizeof *args);
+    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_MOVE, kernel, te_blocks_for(lanes), TE_HAND_THREADS,
+                                          args, sizeof *args);
     call->kernel.dtype[0] = call->kernel.dtype[1] = (uint8_t)dtype;
     call->kernel.vector = (uint16_t)vector;
 }
@@ -202,7 +202,34 @@ bool te_cuda_plan_gather_lines(te_cuda_plan *plan, const te_index_args *args, te
         args->part.stride[last] != 1)
         return false;
     lines.whole.ndim = lines.part.ndim = --lines.index.ndim;
-    plan_rows(plan, &lines, dtype);
+    plan_rows(plan, "te_gather_rows", &lines, dtype);
+    return true;
+}
+
+bool te_cuda_plan_scatter_lines(te_cuda_plan *plan, const te_index_args *args, te_dtype dtype)
+{
+    te_lines_args lines = {.whole = args->whole, .part = args->part, .index = args->index, .dim = args->dim,
+                           .index_wide = args->index_wide, .run = 1, .inner = 1};
+    int64_t last = args->index.ndim - 1, bound = args->whole.shape[args->dim];
+    for (int64_t i = 0; i <= last; i++)
+        if (i != args->dim && args->index.stride[i] != 0) return false;
+    if (last == args->dim + 1 && args->whole.stride[last] == 1 && args->part.stride[last] == 1) {
+        lines.run = args->index.shape[last];
+        lines.whole.ndim = lines.part.ndim = lines.index.ndim = last;
+    } else {
+        for (int64_t i = args->dim + 1; i <= last; i++) lines.inner *= args->index.shape[i];
+    }
+    lines.n = args->n / lines.run;
+    plan->scratch_bytes = (size_t)bound * sizeof(int64_t);
+    const char *kernels[] = {"te_scatter_clear", "te_scatter_claim"};
+    int64_t     work[] = {bound, args->index.shape[args->dim]};
+    for (int i = 0; i < 2; i++) {
+        te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_MOVE, kernels[i], te_blocks_for(work[i]),
+                                              TE_HAND_THREADS, &lines, sizeof lines);
+        call->kernel.dtype[0] = call->kernel.dtype[1] = (uint8_t)TE_I32; /* which the build compiles */
+        call->kernel.vector = 4;
+    }
+    plan_rows(plan, "te_scatter_rows", &lines, dtype);
     return true;
 }
 

@@ -100,6 +100,50 @@ extern "C" __global__ void __launch_bounds__(256) te_gather_rows(const __grid_co
     }
 }
 
+/* --- scatter of lines -------------------------------------------------------------------------------------------- */
+
+/* Scratch memory has a number for each position along dim: of the last index that names it, -1 for none. */
+extern "C" __global__ void __launch_bounds__(256) te_scatter_clear(const __grid_constant__ te_lines_args a)
+{
+    for (int64_t i = TE_FIRST; i < a.whole.shape[a.dim]; i += TE_STEP) ((long long *)a.bound.scratch)[i] = -1;
+}
+
+extern "C" __global__ void __launch_bounds__(256) te_scatter_claim(const __grid_constant__ te_lines_args a)
+{
+    for (int64_t i = TE_FIRST; i < a.index.shape[a.dim]; i += TE_STEP) {
+        int64_t id = te_whole_at(a.index, a.index_wide, i * a.index.stride[a.dim]);
+        if (id < 0 || id >= a.whole.shape[a.dim]) te_report_id(a.bound, i * a.run * a.inner, id);
+        else atomicMax((long long *)a.bound.scratch + id, (long long)i);
+    }
+}
+
+/* As te_gather_rows, the other way. */
+extern "C" __global__ void __launch_bounds__(256) te_scatter_rows(const __grid_constant__ te_lines_args a)
+{
+    enum { AHEAD = 4 };
+    int     bits = (int)a.lanes_bits, lanes = 1 << bits, across = (int)threadIdx.x & (lanes - 1);
+    int64_t rows = blockDim.x >> bits, units = a.run / TE_VECTOR, ndim = a.index.ndim, extent = a.index.shape[a.dim];
+    for (int64_t i = blockIdx.x * rows + (threadIdx.x >> bits); i < a.n; i += gridDim.x * rows) {
+        int64_t line = te_quotient(i, a.inner), at = line - te_quotient(line, extent) * extent;
+        int64_t id = te_whole_at(a.index, a.index_wide, at * a.index.stride[a.dim]);
+        if (id < 0 || id >= a.whole.shape[a.dim] || ((const long long *)a.bound.scratch)[id] != at) continue;
+        const te_a *from = (const te_a *)a.part.data + te_offset(a.part, ndim, i);
+        te_a       *to = (te_a *)a.whole.data + id * a.whole.stride[a.dim] +
+            te_offset_without(a.index.shape, a.whole.stride, ndim, i, a.dim);
+        for (int64_t u = across; u < units; u += AHEAD * lanes) {
+            te_unit<te_a, TE_VECTOR> x[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+                if (u + k * lanes < units) x[k] = te_unit_load<te_a, TE_VECTOR>(from + (u + k * lanes) * TE_VECTOR);
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++)
+                if (u + k * lanes < units) te_unit_store<te_a, TE_VECTOR>(to + (u + k * lanes) * TE_VECTOR, x[k]);
+        }
+    }
+}
+
+/* --- gather of columns ------------------------------------------------------------------------------------------- */
+
 /* The same elements of every row: each row of `whole` comes to shared memory in one piece, since its elements are
  * wanted in any order, and the block's indices stay in registers for all of its rows. */
 extern "C" __global__ void __launch_bounds__(512) te_gather_columns(const __grid_constant__ te_lines_args a)

@@ -106,69 +106,75 @@ static __device__ inline void te_add_step(te_sum &sum, const te_sum (&x)[TE_ADD_
     for (int k = 0; k < TE_ADD_STEP; k++) sum += x[k];
 }
 
-/* Groups of TE_ADD_LONG pairs or more, 32 columns a block. Their sums are one addition after the other, so all else has
- * to be faster: while one warp adds the rows that lie in shared memory, the next ones are under way to the registers of
- * all warps, and the positions of those after them. */
+/* All rows of a group, whose pairs have these positions, 32 columns a block. Their sums are one addition after the
+ * other, so all else has to be faster: while one warp adds the rows that lie in shared memory, the next ones are under
+ * way to the registers of all warps, and the positions of those after them. */
+static __device__ inline void te_add_group(const te_embedding_args &a, const int64_t *positions, int64_t key,
+                                           int64_t begin, int64_t end)
+{
+    enum { WARPS = 8, EACH = 32 * 4 / sizeof(te_sum), ROWS = WARPS * EACH, STEP = TE_ADD_STEP };
+    __shared__ te_sum terms[ROWS][32];
+    int64_t last = a.ids.ndim;
+    int     lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int64_t block = blockIdx.y; block * 32 < a.width; block += gridDim.y) {
+        int64_t     column = block * 32 + lane;
+        bool        inside = column < a.width;
+        const te_a *rows = (const te_a *)a.rows.data + column * a.rows.stride[last];
+        te_b       *target = (te_b *)a.table.data + key * a.table.stride[0] + column * a.table.stride[1];
+        te_sum      sum = inside ? TE_SUM_FROM(*target) : (te_sum)0;
+        int64_t     next = begin + warp * EACH + lane;
+        int64_t     place = lane < EACH && next < end ? te_offset(a.rows, last, positions[next]) : 0;
+        for (int64_t tile = begin; tile < end + ROWS; tile += ROWS) { /* the last round only adds */
+            te_a    x[EACH];
+            int64_t left = end - tile - warp * EACH, later = tile + ROWS + warp * EACH + lane;
+#pragma unroll
+            for (int k = 0; k < EACH; k++) {
+                int64_t from = __shfl_sync(0xffffffffu, place, k);
+                if (k < left && inside) x[k] = rows[from];
+            }
+            place = lane < EACH && later < end ? te_offset(a.rows, last, positions[later]) : 0;
+            if (warp == 0 && tile > begin) {
+                int    count = end - (tile - ROWS) < ROWS ? (int)(end - (tile - ROWS)) : (int)ROWS, r = 0;
+                te_sum y[STEP] = {};
+                for (; r + STEP <= count; r += STEP) { /* those of the step before; at first there is none */
+                    te_sum z[STEP];
+#pragma unroll
+                    for (int k = 0; k < STEP; k++) z[k] = terms[r + k][lane];
+                    if (r > 0) te_add_step(sum, y);
+#pragma unroll
+                    for (int k = 0; k < STEP; k++) y[k] = z[k];
+                }
+                if (r > 0) te_add_step(sum, y);
+                for (; r < count; r++) sum += terms[r][lane];
+            }
+            __syncthreads();
+#pragma unroll
+            for (int k = 0; k < EACH; k++)
+                if (k < left && inside) terms[warp * EACH + k][lane] = TE_TERM(x[k]);
+            __syncthreads();
+        }
+        if (warp == 0 && inside) *target = TE_SUM_AS(sum);
+    }
+}
+
+/* Groups of TE_ADD_LONG pairs or more. A block looks for them at TE_ADD_SLOTS indices of pairs. */
 extern "C" __global__ void __launch_bounds__(256) te_add_long(const __grid_constant__ te_embedding_args a)
 {
-    enum { WARPS = 8, EACH = 32 * 4 / sizeof(te_sum), ROWS = WARPS * EACH, SLOTS = TE_ADD_SLOTS,
-           STEP = TE_ADD_STEP };
-    __shared__ te_sum  terms[ROWS][32];
-    __shared__ int64_t begins[SLOTS];
-    int64_t         half = te_sort_half(a.bound, a.n, a.sorted), last = a.ids.ndim;
+    __shared__ int64_t begins[TE_ADD_SLOTS], ends[TE_ADD_SLOTS];
+    int64_t         half = te_sort_half(a.bound, a.n, a.sorted);
     const uint64_t *keys = (const uint64_t *)a.bound.scratch + half * a.n;
     const int64_t  *positions = (const int64_t *)a.bound.scratch + (2 + half) * a.n;
-    int             lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int64_t         slots = (a.n + TE_ADD_LONG - 1) / TE_ADD_LONG, round = (int64_t)gridDim.x * SLOTS;
-    for (int64_t slot = (int64_t)blockIdx.x * SLOTS; slot < slots; slot += round) for (int s = 0; s < SLOTS; s++) {
-        if (s == 0) {
-            __syncthreads();
-            if (threadIdx.x < SLOTS) begins[threadIdx.x] = te_long_begin(a, keys, (slot + threadIdx.x) * TE_ADD_LONG);
-            __syncthreads();
+    for (int64_t slot = (int64_t)blockIdx.x * TE_ADD_SLOTS; slot * TE_ADD_LONG < a.n;
+         slot += (int64_t)gridDim.x * TE_ADD_SLOTS) {
+        __syncthreads();
+        if (threadIdx.x < TE_ADD_SLOTS) { /* each load waits for the one before it: so for all groups together */
+            int64_t begin = te_long_begin(a, keys, (slot + threadIdx.x) * TE_ADD_LONG);
+            begins[threadIdx.x] = begin;
+            if (begin >= 0) ends[threadIdx.x] = te_key_search(keys, begin + TE_ADD_LONG, a.n, keys[begin], false);
         }
-        int64_t begin = begins[s];
-        if (begin < 0) continue;
-        uint64_t key = keys[begin];
-        int64_t  end = te_key_search(keys, begin + TE_ADD_LONG, a.n, key, false);
-        for (int64_t block = blockIdx.y; block * 32 < a.width; block += gridDim.y) {
-            int64_t     column = block * 32 + lane;
-            bool        inside = column < a.width;
-            const te_a *rows = (const te_a *)a.rows.data + column * a.rows.stride[last];
-            te_b       *target = (te_b *)a.table.data + (int64_t)key * a.table.stride[0] + column * a.table.stride[1];
-            te_sum      sum = inside ? TE_SUM_FROM(*target) : (te_sum)0;
-            int64_t     next = begin + warp * EACH + lane;
-            int64_t     place = lane < EACH && next < end ? te_offset(a.rows, last, positions[next]) : 0;
-            for (int64_t tile = begin; tile < end + ROWS; tile += ROWS) { /* the last round only adds */
-                te_a    x[EACH];
-                int64_t left = end - tile - warp * EACH, later = tile + ROWS + warp * EACH + lane;
-#pragma unroll
-                for (int k = 0; k < EACH; k++) {
-                    int64_t from = __shfl_sync(0xffffffffu, place, k);
-                    if (k < left && inside) x[k] = rows[from];
-                }
-                place = lane < EACH && later < end ? te_offset(a.rows, last, positions[later]) : 0;
-                if (warp == 0 && tile > begin) {
-                    int count = end - (tile - ROWS) < ROWS ? (int)(end - (tile - ROWS)) : (int)ROWS, r = 0;
-                    te_sum y[STEP] = {};
-                    for (; r + STEP <= count; r += STEP) { /* those of the step before; at first there is none */
-                        te_sum z[STEP];
-#pragma unroll
-                        for (int k = 0; k < STEP; k++) z[k] = terms[r + k][lane];
-                        if (r > 0) te_add_step(sum, y);
-#pragma unroll
-                        for (int k = 0; k < STEP; k++) y[k] = z[k];
-                    }
-                    if (r > 0) te_add_step(sum, y);
-                    for (; r < count; r++) sum += terms[r][lane];
-                }
-                __syncthreads();
-#pragma unroll
-                for (int k = 0; k < EACH; k++)
-                    if (k < left && inside) terms[warp * EACH + k][lane] = TE_TERM(x[k]);
-                __syncthreads();
-            }
-            if (warp == 0 && inside) *target = TE_SUM_AS(sum);
-        }
+        __syncthreads();
+        for (int s = 0; s < TE_ADD_SLOTS; s++)
+            if (begins[s] >= 0) te_add_group(a, positions, (int64_t)keys[begins[s]], begins[s], ends[s]);
     }
 }
 

@@ -39,7 +39,7 @@ te_embed_text(te_cuda_program_shares ${TE_KERNELS}/cuda/device/shares.h)
 set(TE_CUDA_HAND ${TE_KERNELS}/cuda/kernels)
 te_embed_text(te_cuda_hand_device ${TE_KERNELS}/quant.h ${TE_KERNELS}/cuda/device/elements.h
   ${TE_CUDA_HAND}/args.h ${TE_CUDA_HAND}/common.h)
-foreach(file index routes mma product_few attention_common attention attention_mma attention_mma_passes
+foreach(file index move add routes mma product_few attention_common attention attention_mma attention_mma_passes
     attention_mma_decode attention_rounded attention_unseen)
   te_embed_text(te_cuda_hand_${file} ${TE_CUDA_HAND}/${file}.cu)
 endforeach()

@@ -182,6 +182,16 @@ int main(int argc, char **argv)
                            (te_cuda_kernel){TE_CUDA_FILE_INDEX, 0, {TE_F32, TE_F32}, 4, {0}, 0, 0});
     failed += write_kernel(argv[1], "index_bfloat16",
                            (te_cuda_kernel){TE_CUDA_FILE_INDEX, 0, {TE_BF16, TE_F32}, 4, {0}, 0, 0});
+    failed += write_kernel(argv[1], "move_int32",
+                           (te_cuda_kernel){TE_CUDA_FILE_MOVE, 0, {TE_I32, TE_I32}, 4, {0}, 0, 0});
+    failed += write_kernel(argv[1], "move_bfloat16",
+                           (te_cuda_kernel){TE_CUDA_FILE_MOVE, 0, {TE_BF16, TE_BF16}, 8, {0}, 0, 0});
+    failed += write_kernel(argv[1], "add_float32",
+                           (te_cuda_kernel){TE_CUDA_FILE_ADD, 0, {TE_F32, TE_F32}, 4, {0}, 0, 0});
+    failed += write_kernel(argv[1], "add_bfloat16",
+                           (te_cuda_kernel){TE_CUDA_FILE_ADD, 0, {TE_BF16, TE_F32}, 4, {0}, 0, 0});
+    failed += write_kernel(argv[1], "add_float64",
+                           (te_cuda_kernel){TE_CUDA_FILE_ADD, 1, {TE_F64, TE_F64}, 2, {0}, 0, 0});
     failed += write_kernel(argv[1], "select_float32",
                            (te_cuda_kernel){TE_CUDA_FILE_SELECT, 1, {TE_F32, TE_F32}, 1, {0}, 0, 0});
     failed += write_kernel(argv[1], "select_int64",

@@ -94,6 +94,13 @@ static double read_bytes(const te_view *v)
     return bytes;
 }
 
+static double copies_bytes(const te_view *dst, const te_view *src, int n)
+{
+    double bytes = 0;
+    for (int i = 0; i < n; i++) bytes += view_bytes(&dst[i]) + read_bytes(&src[i]);
+    return bytes;
+}
+
 static const char *view_type(const te_view *v)
 {
     return v->quant ? te_element_names[v->quant->element] : te_dtype_name(v->dtype);

@@ -526,6 +526,16 @@ static te_status copy_quantized(te_tensor *dst, te_tensor *src)
     return status;
 }
 
+/* The part of `fresh` at the offset that has src's shape. */
+static te_view part_view(te_tensor *fresh, const int64_t *stride, int64_t offset, const te_view *src)
+{
+    te_view d = *src;
+    d.data = (char *)te_tensor_pointer(fresh) + offset * (int64_t)te_dtype_size(fresh->dtype);
+    d.dtype = fresh->dtype;
+    memcpy(d.stride, stride, (size_t)src->ndim * sizeof *stride);
+    return d;
+}
+
 te_status te_tensor_copy_part(te_tensor *fresh, const int64_t *stride, int64_t offset, te_tensor *src)
 {
     if (te_tensor_is_quantized(src) || src->storage->device != fresh->storage->device) {
@@ -534,11 +544,35 @@ te_status te_tensor_copy_part(te_tensor *fresh, const int64_t *stride, int64_t o
         te_tensor_release(part);
         return status;
     }
-    te_view s = te_tensor_view(src), d = s;
-    d.data = (char *)te_tensor_pointer(fresh) + offset * (int64_t)te_dtype_size(fresh->dtype);
-    d.dtype = fresh->dtype;
-    memcpy(d.stride, stride, (size_t)src->ndim * sizeof *stride);
+    te_view s = te_tensor_view(src), d = part_view(fresh, stride, offset, &s);
     return copy_views(fresh->storage->device, &d, &s);
+}
+
+te_status te_tensor_copy_parts(te_tensor *fresh, const int64_t *stride, int dim, bool stacked, te_tensor *const *list,
+                               int n)
+{
+    enum { MOST = 64 };
+    te_device *device = fresh->storage->device;
+    te_view dst[MOST], src[MOST];
+    int64_t offset = 0;
+    te_status status = TE_OK;
+    for (int k = 0, m = 0; k < n && status == TE_OK; k++) {
+        te_tensor *t = list[k];
+        bool plain = !te_tensor_is_quantized(t) && t->storage->device == device;
+        if (device->exec.backend->copy_all && plain) {
+            src[m] = te_tensor_view(t);
+            dst[m] = part_view(fresh, stride, offset, &src[m]);
+            m++;
+        } else {
+            status = te_tensor_copy_part(fresh, stride, offset, t);
+        }
+        offset += (stacked ? 1 : t->shape[dim]) * fresh->stride[dim];
+        if (status != TE_OK || m == 0 || (m < MOST && k < n - 1)) continue;
+        status = device->exec.backend->copy_all(&device->exec, dst, src, m);
+        if (status != TE_OK) te_fail_exec(fresh->ctx, status, &device->exec, "copy");
+        m = 0;
+    }
+    return status;
 }
 
 te_status te_tensor_copy_data(te_tensor *dst, te_tensor *src)

@@ -96,6 +96,10 @@ te_tensor *te_tensor_cast_cached(te_tensor *t, te_dtype dtype);
 te_status  te_tensor_copy_data(te_tensor *dst, te_tensor *src); /* dst = src, broadcasting; bumps dst's version */
 /* The same for a part, of src's shape, of a tensor that nobody has seen yet; the offset counts elements. */
 te_status  te_tensor_copy_part(te_tensor *fresh, const int64_t *stride, int64_t offset, te_tensor *src);
+/* Likewise for parts that follow one another along dim of `fresh`; stacked: each is one position of it, and stride is
+ * that of the other dimensions. */
+te_status  te_tensor_copy_parts(te_tensor *fresh, const int64_t *stride, int dim, bool stacked, te_tensor *const *list,
+                                int n);
 te_status  te_tensor_copy_across(te_tensor *dst, te_tensor *src); /* likewise, where they are on different devices */
 te_tensor *te_tensor_on_device(te_tensor *t, te_device *device); /* a contiguous copy there; t itself when it is
                                                                     there */

@@ -6,6 +6,7 @@
  *     TE_KERNEL(name, parameters, arguments, moved)             every backend has it
  *     TE_KERNEL_OPTIONAL(name, parameters, arguments, moved)    NULL where a backend leaves the work to other kernels
  *     TE_KERNEL_COUNTED(name, parameters, arguments)            every backend has it; profile.c counts its work
+ *     TE_KERNEL_DEVICE(name, parameters, arguments, moved)      NULL where memory is the host's
  *
  * name       of the member; te_cpu_NAME and te_cuda_NAME are the functions
  * parameters of the function
@@ -24,6 +25,9 @@
 #endif
 #ifndef TE_KERNEL_COUNTED
 #define TE_KERNEL_COUNTED(name, parameters, arguments) TE_KERNEL(name, parameters, arguments, 0)
+#endif
+#ifndef TE_KERNEL_DEVICE
+#define TE_KERNEL_DEVICE(name, parameters, arguments, moved) TE_KERNEL(name, parameters, arguments, moved)
 #endif
 
 /* Runs the program once per te_run, as one kernel. */
@@ -47,6 +51,9 @@ TE_KERNEL(dequantize, (te_exec *exec, const te_quantize_job *job, int side), (ex
 /* dst = src with conversion; equal shapes, any strides. Fast where either side is transposed. */
 TE_KERNEL(copy, (te_exec *exec, const te_view *dst, const te_view *src), (exec, dst, src),
           view_bytes(dst) + read_bytes(src))
+/* n copies in one launch where possible: none may write what another one touches. */
+TE_KERNEL_DEVICE(copy_all, (te_exec *exec, const te_view *dst, const te_view *src, int n), (exec, dst, src, n),
+                 copies_bytes(dst, src, n))
 
 /* dst, contiguous: src with zeros in the columns of the last dimension right of its row's number, in the one before it,
  * plus `diagonal`, which is less than 2^62 in size; `upper`: left of it. NULL: by programs. */
@@ -116,6 +123,7 @@ TE_KERNEL(route_choose,
           (te_exec *exec, const te_view *map, const te_view *scores, int64_t k, int64_t groups, int64_t best_groups),
           (exec, map, scores, k, groups, best_groups), view_bytes(map) + view_bytes(scores))
 
+#undef TE_KERNEL_DEVICE
 #undef TE_KERNEL_COUNTED
 #undef TE_KERNEL_OPTIONAL
 #undef TE_KERNEL

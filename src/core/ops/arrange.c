@@ -108,25 +108,6 @@ static te_tensor *turned_round(te_call *call, te_tensor *t)
     return NULL;
 }
 
-/* The same by positions, where there are no such copies; recorded. */
-static te_tensor *turned_by_index(te_call *call, te_tensor *x)
-{
-    te_context *ctx = call->ctx;
-    te_tensor *y = te_tensor_retain(x);
-    for (int i = 0; i < x->ndim && y; i++) {
-        if (!(call->memo[0] >> i & 1)) continue;
-        te_tensor *now = y, *index = te_tensor_new(ctx, x->storage->device, TE_I64, 1, &x->shape[i]);
-        te_arg count[] = {TE_A_TENSOR(index), TE_A_NUMBER((double)(x->shape[i] - 1)), TE_A_NUMBER(-1)};
-        te_arg args[] = {TE_A_TENSOR(now), TE_A_NUMBER(i), TE_A_TENSOR(index)};
-        y = index && te_op_run_inplace(ctx, te_op_find(ctx, "sequence"), count, 3) == TE_OK
-                ? te_op_call(ctx, "index_select", 3, args)
-                : NULL;
-        te_tensor_release(index);
-        te_tensor_release(now);
-    }
-    return y;
-}
-
 /* flip(x, dims): positions in reverse. */
 static te_status flip_forward(te_call *call)
 {
@@ -139,7 +120,6 @@ static te_status flip_forward(te_call *call)
             return te_call_fail(call, TE_ERROR_ARGUMENT, "dimension %lld is named twice", te_counted(call->ctx, dim));
         call->memo[0] |= 1 << dim;
     }
-    if (!te_call_exec(call, x)->backend->host_memory) return give_moved(call, turned_by_index(call, x));
     call->out[0] = turned_round(call, x);
     return call->out[0] ? TE_OK : call->ctx->status;
 }

@@ -181,14 +181,8 @@ static te_status cat_forward(te_call *call)
     }
     te_tensor *y = call->out[0] = te_tensor_new(call->ctx, first->storage->device, dtype, first->ndim, shape);
     if (!y) return call->ctx->status;
-    int64_t start = 0;
-    for (int k = 0; k < call->n_list; k++) {
-        te_status status = te_tensor_copy_part(y, y->stride, start * y->stride[dim], call->list[k]);
-        if (status != TE_OK) return status;
-        start += call->list[k]->shape[dim];
-    }
     call->memo[0] = dim;
-    return TE_OK;
+    return te_tensor_copy_parts(y, y->stride, dim, false, call->list, call->n_list);
 }
 
 static te_status cat_backward(te_call *call)
@@ -240,13 +234,11 @@ static te_status stack_forward(te_call *call)
     int64_t shape[TE_MAX_DIMS];
     for (int i = 0; i <= first->ndim; i++) shape[i] = i == dim ? n : first->shape[i - (i > dim)];
     te_tensor *y = call->out[0] = te_tensor_new(ctx, first->storage->device, dtype, first->ndim + 1, shape);
-    te_status status = y ? TE_OK : ctx->status;
+    if (!y) return ctx->status;
     int64_t stride[TE_MAX_DIMS];
-    for (int i = 0; i < first->ndim && y; i++) stride[i] = y->stride[i + (i >= dim)];
-    for (int i = 0; i < n && status == TE_OK; i++)
-        status = te_tensor_copy_part(y, stride, i * y->stride[dim], call->list[i]);
+    for (int i = 0; i < first->ndim; i++) stride[i] = y->stride[i + (i >= dim)];
     call->memo[0] = dim;
-    return status;
+    return te_tensor_copy_parts(y, stride, dim, true, call->list, n);
 }
 
 static te_status stack_backward(te_call *call)

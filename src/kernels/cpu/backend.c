@@ -107,6 +107,7 @@ static te_status cpu_synchronize(te_exec *exec)
 }
 
 /* What the table calls: kernels run in the default floating-point mode, whatever the host's is; workers have it too. */
+#define TE_KERNEL_DEVICE(name, parameters, arguments, moved)
 #define TE_KERNEL(name, parameters, arguments, moved) \
     static te_status cpu_##name parameters            \
     {                                                 \
@@ -136,6 +137,7 @@ const te_backend te_backend_cpu = {
     .memory_free = te_cpu_memory_free,
     .memory_copy = cpu_memory_copy,
     .synchronize = cpu_synchronize,
+#define TE_KERNEL_DEVICE(name, parameters, arguments, moved)
 #define TE_KERNEL(name, parameters, arguments, moved) .name = cpu_##name,
 #include "../kernel_list.h"
     .adds_halves = true,

@@ -67,6 +67,7 @@ void *te_cpu_memory_alloc(te_exec *, size_t bytes);
 void  te_cpu_memory_free(te_exec *, void *ptr, size_t bytes);
 
 /* Entries of the backend's table: te_cpu_NAME, in files of their names or families. */
+#define TE_KERNEL_DEVICE(name, parameters, arguments, moved)
 #define TE_KERNEL(name, parameters, arguments, moved) te_status te_cpu_##name parameters;
 #include "../kernel_list.h"
 te_status te_cpu_integers(te_exec *, int64_t *values, int64_t n, const te_integers *drawn); /* integers.c */

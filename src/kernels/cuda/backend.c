@@ -18,6 +18,7 @@ static const te_backend backend = {
 #define TE_KERNEL_OPTIONAL(name, parameters, arguments, moved)
 #define TE_KERNEL(name, parameters, arguments, moved) .name = te_cuda_##name,
 #include "../kernel_list.h"
+    .triangle = te_cuda_triangle,
     .gemm_decline = te_cuda_decline_narrow,
     .forget = te_cuda_forget,
     .pack = te_cuda_pack,

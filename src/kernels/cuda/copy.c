@@ -59,6 +59,9 @@ te_status te_cuda_copy(te_exec *exec, const te_view *dst, const te_view *src)
         return te_cuda_memory_copy(exec, dst->data, src->data, (size_t)n * te_dtype_size(dst->dtype),
                                    TE_COPY_DEVICE_TO_DEVICE);
     }
+    bool backwards = false;
+    for (int i = 0; i < src->ndim; i++) backwards |= src->stride[i] < 0;
+    if (backwards && dst->dtype == src->dtype) return te_cuda_turn(exec, dst, src);
     bool bits = dst->dtype == TE_I64 && src->dtype == TE_I64; /* a float64 is no int64 beyond 2^53, but moves as well */
     te_operand in = {.data = src->data, .dtype = bits ? TE_F64 : src->dtype};
     te_operand out = {.data = dst->data, .dtype = bits ? TE_F64 : dst->dtype};

@@ -205,6 +205,9 @@ void te_cuda_dnn_close(te_exec *);
 #define te_cuda_dnn_missing(exec, version)                    ((void)(exec), *(version) = 0, "built without cudnn.h")
 #define te_cuda_dnn_close(exec)                              ((void)(exec))
 #endif
+/* A copy that walks src backwards somewhere. */
+te_status te_cuda_turn(te_exec *, const te_view *dst, const te_view *src);
+te_status te_cuda_triangle(te_exec *, const te_view *dst, const te_view *src, int64_t diagonal, bool upper);
 te_status te_cuda_delayed_update(te_exec *, const te_delayed *tensors, int64_t n, uint64_t *skipped);
 te_status te_cuda_check_classes(te_exec *, const te_view *targets, int64_t classes, double ignored);
 te_status te_cuda_integers(te_exec *, void *values, te_dtype dtype, int64_t n, const te_integers *drawn);

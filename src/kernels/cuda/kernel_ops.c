@@ -153,6 +153,33 @@ te_status te_cuda_scatter_add(te_exec *exec, const te_view *dst, const te_view *
     RUN("scatter_add", te_cuda_plan_scatter_add(exec, &plan, dst, src, index, dim));
 }
 
+te_status te_cuda_copy_all(te_exec *exec, const te_view *dst, const te_view *src, int n)
+{
+    te_cuda_plan plan;
+    te_status status = te_cuda_enter(exec);
+    for (int i = 0, done; i < n && status == TE_OK; i += done) {
+        status = te_cuda_plan_copy_all(&plan, dst + i, src + i, n - i, &done);
+        if (status == TE_OK && done > 0) status = run_plan(exec, &plan, "copy");
+        if (status != TE_OK || done > 0) continue;
+        status = te_cuda_copy(exec, dst + i, src + i);
+        done = 1;
+    }
+    return status;
+}
+
+te_status te_cuda_turn(te_exec *exec, const te_view *dst, const te_view *src)
+{
+    RUN("copy", te_cuda_plan_turn(exec, &plan, dst, src));
+}
+
+te_status te_cuda_triangle(te_exec *exec, const te_view *dst, const te_view *src, int64_t diagonal, bool upper)
+{
+    bool turned = src->ndim > 0 && src->stride[src->ndim - 1] != 1 && te_view_numel(dst) > 0;
+    te_status before = turned ? te_cuda_copy(exec, dst, src) : TE_OK; /* which knows how to turn tiles */
+    if (before != TE_OK) return before;
+    RUN("triangle", te_cuda_plan_triangle(exec, &plan, dst, turned ? dst : src, diagonal, upper));
+}
+
 te_status te_cuda_arg_reduce(te_exec *exec, const te_view *index, const te_view *src, bool largest)
 {
     RUN("arg_reduce", te_cuda_plan_arg_reduce(exec, &plan, index, src, largest));

@@ -65,6 +65,54 @@ typedef struct te_index_args {
     int64_t       sorted; /* as in te_embedding_args */
 } te_index_args;
 
+/* Sums by buckets of 1 << stretch_bits places of `slots`, which number the elements of `whole`, of index's shape but
+ * for dim, where it has `extent` and the index `taken`; behind dim there are `inner`. Each of `warps` warps has a share
+ * of the n elements. Scratch memory: uint32 numbers of elements of the buckets, from counts_at on those of each
+ * bucket and warp, from placed_at on the elements with their places in the buckets. All views have their dimensions
+ * joined. */
+enum { TE_ADD_LONG = 128, TE_ADD_SLOTS = 16, TE_ADD_STRETCH_BYTES = 32 << 10, TE_BUCKETS = 1024 };
+typedef struct te_buckets_args {
+    te_cuda_bound bound;
+    te_cuda_view  whole, part, index;
+    int64_t       n, index_wide, extent, taken, inner, slots, buckets, bits, stretch_bits;
+    int64_t       warps, share, counts_at, placed_at;
+} te_buckets_args;
+
+/* n units of views of one shape, whose last dimension counts units. A source that is walked `back` along it begins a
+ * unit less one element before. The diagonal counts columns. */
+typedef struct te_move_args {
+    te_cuda_bound bound;
+    te_cuda_view  dst, src;
+    int64_t       n, back;
+    int64_t       diagonal, upper; /* of a triangle */
+} te_move_args;
+
+/* Lines of `run` elements that share an index: n of them, with the index's dimensions but for that of the run. Or, for
+ * te_gather_columns, n rows of `run` elements with the same indices, where dim is the last: a thread has TE_COLUMN_IDS
+ * of those, of elements that lie within a row of at most TE_COLUMN_BYTES. */
+enum { TE_COLUMN_IDS = 16, TE_COLUMN_THREADS = 512, TE_COLUMN_BYTES = 96 << 10 };
+typedef struct te_lines_args {
+    te_cuda_bound bound;
+    te_cuda_view  whole, part, index;
+    int64_t       n, dim, index_wide, run;
+    int64_t       lanes_bits; /* as in te_embedding_args */
+    int64_t       inner;      /* of a scatter: lines for each index, one after the other */
+} te_lines_args;
+
+/* Rows of elements from one memory to another: `run` units side by side, rows `pitch` units apart. The piece has the
+ * blocks from `first` on, and `units` in all. */
+enum { TE_COPY_PIECES = 64, TE_COPY_THREADS = 256, TE_COPY_EACH = 4 };
+typedef struct te_copy_piece {
+    void       *dst;
+    const void *src;
+    int64_t     run, units, dst_pitch, src_pitch, first;
+} te_copy_piece;
+typedef struct te_copy_args {
+    te_cuda_bound bound;
+    int64_t       n;
+    te_copy_piece piece[TE_COPY_PIECES];
+} te_copy_args;
+
 /* Rows along the last dimension. */
 typedef struct te_select_args {
     te_cuda_bound bound;

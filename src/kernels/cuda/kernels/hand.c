@@ -4,7 +4,8 @@
 #include <string.h>
 
 extern const char te_cuda_program_prelude[], te_cuda_hand_device[], te_cuda_hand_index[], te_cuda_hand_select[],
-    te_cuda_hand_attention_common[], te_cuda_hand_attention[], te_cuda_hand_mma[], te_cuda_hand_attention_mma[],
+    te_cuda_hand_move[], te_cuda_hand_add[], te_cuda_hand_attention_common[], te_cuda_hand_attention[],
+    te_cuda_hand_mma[], te_cuda_hand_attention_mma[],
     te_cuda_hand_attention_mma_passes[], te_cuda_hand_attention_mma_decode[], te_cuda_hand_attention_rounded[],
     te_cuda_hand_attention_unseen[], te_cuda_hand_quantize[], te_cuda_hand_quantized[], te_cuda_hand_routes[],
     te_cuda_hand_product_few[], te_cuda_hand_order[]; /* made by the build */
@@ -81,8 +82,9 @@ te_status te_cuda_check_fault(te_exec *exec, const te_cuda_check *check, uint64_
     static const char *const found[][2] = {[TE_CUDA_CHECK_IDS] = {"id", "outside"},
                                            [TE_CUDA_CHECK_INDEX] = {"index", "outside"},
                                            [TE_CUDA_CHECK_CLASSES] = {"target", "not a class from"}};
+    uint64_t each = check->count > 1 ? (uint64_t)check->count : 1, place = (fault >> 32) / each;
     return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: %s %ld at position %lu is %s 0 to %lld", check->operation,
-                        found[check->kind][0], (long)(int32_t)(uint32_t)fault, (unsigned long)(fault >> 32) + 1,
+                        found[check->kind][0], (long)(int32_t)(uint32_t)fault, (unsigned long)place + 1,
                         found[check->kind][1], (long long)check->bound - 1);
 }
 
@@ -108,7 +110,8 @@ te_status te_cuda_kernel_source(const te_cuda_kernel *kernel, te_text *out)
     static const char *const files[TE_CUDA_FILE_COUNT] = {te_cuda_hand_index, te_cuda_hand_select,
                                                           te_cuda_hand_attention_common,
                                                           te_cuda_hand_quantized, te_cuda_hand_routes,
-                                                          te_cuda_hand_mma, te_cuda_hand_order};
+                                                          te_cuda_hand_mma, te_cuda_hand_order, te_cuda_hand_move,
+                                                          te_cuda_hand_add};
     bool tiles = kernel->file == TE_CUDA_FILE_QUANTIZE && kernel->dim[0];
     const char *text = tiles ? te_cuda_hand_quantize : files[kernel->file];
     te_text_write(out, te_cuda_program_prelude, strlen(te_cuda_program_prelude));

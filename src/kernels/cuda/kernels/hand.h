@@ -25,6 +25,8 @@ typedef enum te_cuda_file {
     TE_CUDA_FILE_ROUTES,
     TE_CUDA_FILE_PRODUCT,
     TE_CUDA_FILE_ORDER,
+    TE_CUDA_FILE_MOVE,
+    TE_CUDA_FILE_ADD,
     TE_CUDA_FILE_COUNT
 } te_cuda_file;
 
@@ -35,8 +37,8 @@ typedef struct te_cuda_kernel {
     uint8_t  file;     /* te_cuda_file */
     uint8_t  wide;     /* te_real is double */
     uint8_t  dtype[2]; /* te_a and te_b */
-    uint16_t vector;   /* INDEX: elements of a unit; ATTENTION: rows of a tile, on tensor cores elements of a unit,
-                        * 0: the kernels for rows that see nothing; PRODUCT: warps of a block */
+    uint16_t vector;   /* INDEX, MOVE, ADD: elements of a unit; ATTENTION: rows of a tile, on tensor cores
+                        * elements of a unit, 0: the kernels for rows that see nothing; PRODUCT: warps of a block */
     uint16_t dim[2];   /* ATTENTION on tensor cores: head sizes rounded up to 16; QUANTIZE: a quantizer's variant, 0
                         * for the kernels that serve all; else 0 */
     uint8_t  third;    /* 1 + the dtype te_c, 0: there is none; ATTENTION: of a bias, PRODUCT: of the result */
@@ -64,7 +66,7 @@ typedef struct te_cuda_check {
     te_cuda_check_kind kind;
     const char        *operation; /* a literal */
     int64_t            bound;     /* ids, indices and classes are below it; lengths add up to it */
-    int64_t            count;     /* of lengths */
+    int64_t            count;     /* of lengths; of elements that an index serves, one after the other; 0: one */
 } te_cuda_check;
 
 /* Calls: three for each digit of a sort, and what stands around it. Words: four calls with the most arguments, which is
@@ -92,6 +94,14 @@ te_status te_cuda_plan_scatter(te_exec *exec, te_cuda_plan *plan, const te_view 
                                const te_view *index, int dim);
 te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,
                                    const te_view *index, int dim);
+/* Copies of as many of n pairs of views as fit one launch, from the first on: *done; the others are for later. A pair
+ * that is no rows of elements of one dtype, or large, is left to a copy of its own: *done is 0 where the first is. */
+te_status te_cuda_plan_copy_all(te_cuda_plan *plan, const te_view *dst, const te_view *src, int n, int *done);
+/* A copy from memory that is walked backwards along some dimensions, of one dtype; and te_backend.triangle, but for a
+ * source whose rows are no neighbours in memory. */
+te_status te_cuda_plan_turn(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src);
+te_status te_cuda_plan_triangle(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,
+                                int64_t diagonal, bool upper);
 te_status te_cuda_plan_arg_reduce(te_exec *exec, te_cuda_plan *plan, const te_view *index, const te_view *src,
                                   bool largest);
 te_status te_cuda_plan_topk(te_exec *exec, te_cuda_plan *plan, const te_view *values, const te_view *indices,

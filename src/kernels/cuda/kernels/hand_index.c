@@ -1,7 +1,7 @@
 /* hand_index.c - plans of embedding, the check of classes, gather, scatter and scatter_add. */
 #include "hand_internal.h"
 
-enum { THREADS = TE_HAND_THREADS, MOST_COLUMN_BLOCKS = 65535 };
+enum { SHORT_LINE = 64 /* a thread can go along it */, THREADS = TE_HAND_THREADS, MOST_COLUMN_BLOCKS = 65535 };
 
 static int bits_of(uint64_t n)
 {
@@ -115,27 +115,42 @@ te_status te_cuda_plan_embedding(te_exec *exec, te_cuda_plan *plan, const te_vie
     return TE_OK;
 }
 
+/* Adds rows of dy to those of dtable: their positions are sorted by id, a warp adds the rows of an id that has few and
+ * blocks those of one that has many. */
+static void plan_add_rows(te_cuda_plan *plan, const te_view *dtable, const te_view *dy, const te_view *ids)
+{
+    enum { TILE = TE_ADD_LONG * TE_ADD_SLOTS };
+    te_embedding_args args = embedding_args(dy, dtable, ids);
+    te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_keys", te_blocks_for(args.n), THREADS, &args, sizeof args);
+    args.sorted = te_cuda_plan_sort(plan, args.n, (uint64_t)dtable->shape[0]);
+    int64_t tiles = (args.n + TILE - 1) / TILE, blocks[2] = {te_blocks_for(args.n * 32), tiles};
+    int     vector = embedding_vector(dy, dtable);
+    while (vector > 1 && args.width <= 16 * vector) vector /= 2; /* idle lanes hold registers, too */
+    int columns[2] = {32 * vector, 32};
+    for (int i = 0; i < (args.n < TE_ADD_LONG ? 1 : 2); i++) {
+        te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_ADD, i ? "te_add_long" : "te_add_rows",
+                                              blocks[i] < TE_HAND_FULL ? blocks[i] : TE_HAND_FULL, THREADS, &args,
+                                              sizeof args);
+        int64_t column_blocks = (args.width + columns[i] - 1) / columns[i];
+        call->launch.grid[1] = (uint32_t)(column_blocks < MOST_COLUMN_BLOCKS ? column_blocks : MOST_COLUMN_BLOCKS);
+        set_types(call, dy->dtype, dtable->dtype);
+        call->kernel.wide = dtable->dtype == TE_F64;
+        call->kernel.vector = (uint16_t)vector;
+    }
+}
+
 te_status te_cuda_plan_embedding_backward(te_exec *exec, te_cuda_plan *plan, const te_view *dtable, const te_view *dy,
                                           const te_view *ids)
 {
     te_cuda_plan_open(plan);
     te_status status = te_check_embedding(exec, "embedding backward", dy, dtable, ids);
-    te_embedding_args args = embedding_args(dy, dtable, ids);
-    if (status != TE_OK || args.n == 0 || args.width == 0) return status;
+    int64_t   n = te_view_numel(ids);
+    if (status != TE_OK || n == 0 || dtable->shape[1] == 0) return status;
     if (te_is_whole(dtable->dtype) || te_is_whole(dy->dtype))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "embedding backward: gradients must be floats");
-    if ((status = check_sort(exec, "embedding backward", args.n)) != TE_OK) return status;
+    if ((status = check_sort(exec, "embedding backward", n)) != TE_OK) return status;
     plan->check = (te_cuda_check){TE_CUDA_CHECK_IDS, "embedding backward", dtable->shape[0], 0};
-    te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_keys", te_blocks_for(args.n), THREADS, &args, sizeof args);
-    args.sorted = te_cuda_plan_sort(plan, args.n, (uint64_t)dtable->shape[0]);
-    te_cuda_call *call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_embedding_add", te_blocks_for(args.n * 32),
-                                          THREADS, &args, sizeof args);
-    int     vector = embedding_vector(dy, dtable);
-    int64_t column_blocks = (args.width + 32 * vector - 1) / (32 * vector);
-    call->launch.grid[1] = (uint32_t)(column_blocks < MOST_COLUMN_BLOCKS ? column_blocks : MOST_COLUMN_BLOCKS);
-    set_types(call, dy->dtype, dtable->dtype);
-    call->kernel.wide = dtable->dtype == TE_F64;
-    call->kernel.vector = (uint16_t)vector;
+    plan_add_rows(plan, dtable, dy, ids);
     return TE_OK;
 }
 
@@ -164,6 +179,16 @@ te_status te_cuda_plan_check_classes(te_exec *exec, te_cuda_plan *plan, const te
 
 /* --- gather, scatter and scatter_add ----------------------------------------------------------------------------- */
 
+/* The check of an index. Where it is a vector, spread over other dimensions, places are those in the vector. */
+static te_cuda_check check_of(const char *op, const te_view *whole, const te_view *index, int dim)
+{
+    te_cuda_check check = {TE_CUDA_CHECK_INDEX, op, whole->shape[dim], 1};
+    for (int i = dim + 1; i < index->ndim; i++) check.count *= index->shape[i];
+    for (int i = 0; i < index->ndim; i++)
+        if (i != dim && index->shape[i] != 1 && index->stride[i] != 0) check.count = 1;
+    return check;
+}
+
 static te_index_args index_args(const te_view *whole, const te_view *part, const te_view *index, int dim)
 {
     return (te_index_args){.whole = te_cuda_view_of(whole),
@@ -174,7 +199,8 @@ static te_index_args index_args(const te_view *whole, const te_view *part, const
                            .index_wide = index->dtype == TE_I64};
 }
 
-/* A kernel that moves elements as they are, a thread for each line of `line` of them. */
+/* A kernel that moves elements as they are, a thread for each line of `line` of them; 0: a gather's single ones, or
+ * more where an index serves them. */
 static te_status plan_moves(te_exec *exec, te_cuda_plan *plan, const char *op, const char *kernel, const te_view *whole,
                             const te_view *part, const te_view *index, int dim, int64_t line)
 {
@@ -182,8 +208,12 @@ static te_status plan_moves(te_exec *exec, te_cuda_plan *plan, const char *op, c
     te_status status = te_check_index(exec, op, whole, part, index, dim);
     if (status != TE_OK || te_view_numel(index) == 0) return status;
     te_index_args args = index_args(whole, part, index, dim);
+    te_cuda_join_index(&args);
     te_dtype type = te_storage_dtype(whole->dtype);
-    plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, op, whole->shape[dim], 0};
+    plan->check = check_of(op, whole, index, dim);
+    if (line == 0 && te_cuda_plan_gather_lines(plan, &args, type)) return TE_OK;
+    if (line > SHORT_LINE && te_cuda_plan_scatter_lines(plan, &args, type)) return TE_OK;
+    if (line == 0) line = 1;
     set_types(te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, kernel, te_blocks_for(args.n / line), THREADS, &args,
                                sizeof args),
               type, type);
@@ -193,7 +223,7 @@ static te_status plan_moves(te_exec *exec, te_cuda_plan *plan, const char *op, c
 te_status te_cuda_plan_gather(te_exec *exec, te_cuda_plan *plan, const te_view *out, const te_view *src,
                               const te_view *index, int dim)
 {
-    return plan_moves(exec, plan, "gather", "te_gather", src, out, index, dim, 1);
+    return plan_moves(exec, plan, "gather", "te_gather", src, out, index, dim, 0);
 }
 
 te_status te_cuda_plan_scatter(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,
@@ -202,18 +232,43 @@ te_status te_cuda_plan_scatter(te_exec *exec, te_cuda_plan *plan, const te_view 
     return plan_moves(exec, plan, "scatter", "te_scatter", dst, src, index, dim, index->shape[dim]);
 }
 
+/* The operands of a scatter_add as rows added to rows; false: its indices differ within rows, or narrow sums, which are
+ * rounded after every addition, are asked for. */
+static bool as_added_rows(const te_index_args *args, te_dtype dtype, te_view *table, te_view *rows, te_view *ids)
+{
+    const te_cuda_view *whole = &args->whole, *part = &args->part, *index = &args->index;
+    bool narrow = te_dtype_is_float(dtype) && dtype != TE_F32 && dtype != TE_F64;
+    if (narrow || index->ndim != 2 || args->dim != 0 || index->stride[1] != 0) return false;
+    int64_t n = index->shape[0], width = index->shape[1];
+    *table = (te_view){.data = whole->data, .dtype = dtype, .ndim = 2, .shape = {whole->shape[0], width},
+                       .stride = {whole->stride[0], whole->stride[1]}};
+    *rows = (te_view){.data = part->data, .dtype = dtype, .ndim = 2, .shape = {n, width},
+                      .stride = {part->stride[0], part->stride[1]}};
+    *ids = (te_view){.data = index->data, .dtype = args->index_wide ? TE_I64 : TE_I32, .ndim = 1, .shape = {n},
+                     .stride = {index->stride[0]}};
+    return true;
+}
+
 te_status te_cuda_plan_scatter_add(te_exec *exec, te_cuda_plan *plan, const te_view *dst, const te_view *src,
                                    const te_view *index, int dim)
 {
-    enum { MANY_LINES = 256, SHORT_LINE = 64 };
+    enum { MANY_LINES = 256 };
     te_cuda_plan_open(plan);
     te_status status = te_check_index(exec, "scatter_add", dst, src, index, dim);
     if (status != TE_OK || te_view_numel(index) == 0) return status;
     if (dst->dtype == TE_BOOL) return te_exec_fail(exec, TE_ERROR_ARGUMENT, "scatter_add: bool values cannot be added");
     te_index_args args = index_args(dst, src, index, dim);
     int64_t       lines = args.n / index->shape[dim];
+    te_view       table, rows, ids;
     te_cuda_call *call;
-    plan->check = (te_cuda_check){TE_CUDA_CHECK_INDEX, "scatter_add", dst->shape[dim], 0};
+    plan->check = check_of("scatter_add", dst, index, dim);
+    te_cuda_join_index(&args);
+    if (index->shape[dim] > SHORT_LINE) {
+        bool by_rows = as_added_rows(&args, dst->dtype, &table, &rows, &ids) && ids.shape[0] <= UINT32_MAX;
+        if (by_rows) plan_add_rows(plan, &table, &rows, &ids);
+        if (by_rows) plan->check.count = 1; /* ids are looked at once each */
+        if (by_rows || te_cuda_plan_add_elements(plan, &args, dst->dtype)) return TE_OK;
+    }
     if (lines >= MANY_LINES || index->shape[dim] <= SHORT_LINE) {
         call = te_cuda_plan_add(plan, TE_CUDA_FILE_INDEX, "te_scatter_lines", te_blocks_for(lines), THREADS, &args,
                                 sizeof args);

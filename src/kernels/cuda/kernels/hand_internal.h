@@ -35,6 +35,17 @@ int te_cuda_plan_sort(te_cuda_plan *plan, int64_t n, uint64_t largest);
  * each row that looks for them one after the other is quicker, or the rows are too long. */
 bool te_cuda_plan_best(te_cuda_plan *plan, te_order_args *args, te_dtype dtype);
 
+/* Joins the dimensions of an index that lie behind one another in all three views; dim stays by itself. */
+void te_cuda_join_index(te_index_args *args);
+/* A gather whose indices are the same for many elements; false: it is none. */
+bool te_cuda_plan_gather_lines(te_cuda_plan *plan, const te_index_args *args, te_dtype dtype);
+/* A scatter by a vector of indices; of equal ones the last counts. */
+bool te_cuda_plan_scatter_lines(te_cuda_plan *plan, const te_index_args *args, te_dtype dtype);
+
+/* Sums of single elements where the result, or stretches of it, have room in shared memory; false: they have not, or
+ * it would not be faster. Sets the plan's scratch memory. */
+bool te_cuda_plan_add_elements(te_cuda_plan *plan, const te_index_args *args, te_dtype dtype);
+
 static inline te_dtype te_storage_dtype(te_dtype dtype) /* some dtype of that size, for elements that are only moved */
 {
     switch (te_dtype_size(dtype)) {

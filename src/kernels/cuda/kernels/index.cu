@@ -1,4 +1,4 @@
-/* index.cu - embedding, gather, scatter_add, and the sort that gives their sums an order.
+/* index.cu - embedding, gather, scatter_add, and the sort that gives their sums an order; rows are added in add.cu.
  *
  * Where several sources add to one target, the sources' positions are sorted by target, stably; then the first of each
  * group adds all of them, in the order of their positions. So nothing is written twice at the same time and sums repeat
@@ -157,63 +157,6 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding_keys(const __grid
         if (!inside) te_report_id(a.bound, i, id);
         keys[i] = (uint64_t)(inside ? id : a.table.shape[0]);
         positions[i] = i;
-    }
-}
-
-/* Adds to sums the elements of as many rows, at most AHEAD, whose offsets lanes from `lane` on have in `place`: all
- * loads are under way together, and their elements are added in order. */
-template <int AHEAD> static __device__ inline void te_embedding_sum(te_real *sums, const te_a *rows, int64_t place,
-                                                                    int lane, int count, bool inside)
-{
-    te_unit<te_a, TE_VECTOR> x[AHEAD];
-#pragma unroll
-    for (int k = 0; k < AHEAD; k++) {
-        int64_t at = __shfl_sync(0xffffffffu, place, lane + k);
-        if (k < count && inside) x[k] = te_unit_load<te_a, TE_VECTOR>(rows + at);
-    }
-#pragma unroll
-    for (int k = 0; k < AHEAD; k++)
-        if (k < count && inside)
-#pragma unroll
-            for (int v = 0; v < TE_VECTOR; v++) sums[v] += te_from_a(x[k].e[v]);
-}
-
-/* A warp per sorted pair and TE_VECTOR columns a lane: it makes the sums of the group that begins there, if one does.
- * Its lanes find the places of 32 rows at a time. Most groups are short. */
-extern "C" __global__ void __launch_bounds__(256, 2) te_embedding_add(const __grid_constant__ te_embedding_args a)
-{
-    enum { WARPS = 8, ACROSS = 32 * TE_VECTOR, AHEAD = 8, FEW = 2 };
-    int64_t         half = te_sort_half(a.bound, a.n, a.sorted), last = a.ids.ndim;
-    const uint64_t *keys = (const uint64_t *)a.bound.scratch + half * a.n;
-    const int64_t  *positions = (const int64_t *)a.bound.scratch + (2 + half) * a.n;
-    int             lane = threadIdx.x % 32;
-    for (int64_t first = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; first < a.n;
-         first += (int64_t)gridDim.x * WARPS) {
-        uint64_t key = keys[first], before = first > 0 ? keys[first - 1] : UINT64_MAX;
-        if (key >= (uint64_t)a.table.shape[0] || before == key) continue;
-        for (int64_t block = blockIdx.y; block * ACROSS < a.width; block += gridDim.y) {
-            int64_t     column = block * ACROSS + lane * TE_VECTOR;
-            bool        inside = column < a.width;
-            const te_a *rows = (const te_a *)a.rows.data + column * a.rows.stride[last];
-            te_b       *target = (te_b *)a.table.data + (int64_t)key * a.table.stride[0] + column * a.table.stride[1];
-            te_unit<te_b, TE_VECTOR> sum;
-            te_real                  sums[TE_VECTOR];
-            if (inside) sum = te_unit_load<te_b, TE_VECTOR>(target);
-#pragma unroll
-            for (int v = 0; v < TE_VECTOR; v++) sums[v] = inside ? te_from_b(sum.e[v]) : (te_real)0;
-            for (int64_t at = first + lane, count = 32; count == 32; at += 32) {
-                bool    here = at < a.n && keys[at] == key; /* equal keys are neighbours */
-                int64_t place = here ? te_offset(a.rows, last, positions[at]) : 0;
-                count = __popc(__ballot_sync(0xffffffffu, here));
-                int j = 0, left = (int)count;
-                for (; left - j > FEW; j += AHEAD)
-                    te_embedding_sum<AHEAD>(sums, rows, place, j, left - j, inside);
-                if (j < left) te_embedding_sum<FEW>(sums, rows, place, j, left - j, inside);
-            }
-#pragma unroll
-            for (int v = 0; v < TE_VECTOR; v++) sum.e[v] = te_as_b(sums[v]);
-            if (inside) te_unit_store<te_b, TE_VECTOR>(target, sum);
-        }
     }
 }
 

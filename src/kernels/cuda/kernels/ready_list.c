@@ -14,9 +14,11 @@
 
 const te_cuda_kernel te_cuda_ready_list[] = {
     {TE_CUDA_FILE_INDEX, 0, {TE_F32, TE_F32}, 1, {0, 0}, 0, 0},
-    {TE_CUDA_FILE_INDEX, 0, {TE_F32, TE_F32}, 4, {0, 0}, 0, 0},
     {TE_CUDA_FILE_INDEX, 0, {TE_BF16, TE_F32}, 4, {0, 0}, 0, 0},
     {TE_CUDA_FILE_INDEX, 0, {TE_I32, TE_I32}, 4, {0, 0}, 0, 0},
+    {TE_CUDA_FILE_MOVE, 0, {TE_I32, TE_I32}, 4, {0, 0}, 0, 0},
+    {TE_CUDA_FILE_ADD, 0, {TE_F32, TE_F32}, 4, {0, 0}, 0, 0},
+    {TE_CUDA_FILE_ADD, 0, {TE_BF16, TE_F32}, 4, {0, 0}, 0, 0},
     {TE_CUDA_FILE_SELECT, 0, {TE_F32, TE_F32}, 1, {0, 0}, 0, 0},
     {TE_CUDA_FILE_SELECT, 1, {TE_F32, TE_F32}, 1, {0, 0}, 0, 0},
     {TE_CUDA_FILE_ORDER, 0, {TE_F32, TE_F32}, 1, {0, 0}, 0, 0},

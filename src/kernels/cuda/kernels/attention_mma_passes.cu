@@ -24,7 +24,7 @@ enum {
     TE_MMA_FORWARD = TE_DIM + TE_DIM_V > 128 || TE_HAS_BIAS ? 32 : 64,
     TE_MMA_STEP = TE_DIM + TE_DIM_V > 128 ? 16 : 32,
     TE_MMA_BLOCKS = 3,
-    TE_MMA_DQ_BLOCKS = TE_HAS_BIAS ? 2 : 3,
+    TE_MMA_DQ_BLOCKS = TE_DIM + TE_DIM_V > 192 || TE_HAS_BIAS ? 2 : 3,
     TE_MMA_DKV_BLOCKS = TE_DIM + TE_DIM_V > 128 ? 2 : 3
 };
 

@@ -218,6 +218,11 @@ against_cpu() {
         tetrain bench/gpu_sizes.lua --list | while read -r name; do
             echo "'$bin/tetrain' bench/gpu_sizes.lua $1 '$name'"
             case $name in attention*) echo "TETRAIN_CUDNN=0 '$bin/tetrain' bench/gpu_sizes.lua $1 '$name'" ;; esac
+            case $name in
+            attention*bias* | attention*mask* | attention*sinks* | attention*last*)
+                echo "TETRAIN_CUDNN=all '$bin/tetrain' bench/gpu_sizes.lua $1 '$name'"
+                ;;
+            esac
         done
     } | together
 }

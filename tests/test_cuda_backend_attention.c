@@ -327,6 +327,20 @@ static void test_named_engine(void)
 }
 
 /* A library that does not start, refuses a graph, or has no memory to work in: own kernels. */
+/* A bias is asked for where the environment says so. */
+static void test_asked(void)
+{
+    static const char *const wishes[] = {"1", "all"};
+    for (int i = 0; i < 2; i++) {
+        te_context *ctx = te_context_open(NULL);
+        setenv("TETRAIN_CUDNN", wishes[i], 1);
+        uint64_t biased = check_scene(ctx, &scenes[BIASED]), plain = check_scene(ctx, &scenes[0]);
+        CHECK_MSG(biased == (i ? 2u : 0u), "%s: cuDNN ran %d times", wishes[i], (int)biased);
+        CHECK_MSG(plain == 2, "%s: cuDNN ran %d times", wishes[i], (int)plain);
+        te_context_release(ctx);
+    }
+}
+
 static void test_without(void)
 {
     static const char *const calls[] = {"cudnnCreate", "cudnnSetStream"};
@@ -444,9 +458,10 @@ static void test_failing_run(void)
 
 int main(void)
 {
+    setenv("TETRAIN_CUDNN", "all", 1);
     fake_open();
     void (*tests[])(void) = {test_scenes, test_any_order, test_plans_are_kept, test_plans_go, test_split,
-                             test_packed_workspace, test_memory_refused, test_named_engine, test_without,
+                             test_packed_workspace, test_memory_refused, test_named_engine, test_asked, test_without,
                              test_failing_run, test_in_a_graph, test_description, test_host_memory};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         tests[i]();

@@ -14,7 +14,7 @@
     X(MPI_MODULE, "TETRAIN_MPI_MODULE", "path of libtetrain_mpi.so, instead of searching for it")                     \
     X(CUDA_LIBRARIES, "TETRAIN_CUDA_LIBRARIES", "the only folder to load NVIDIA's libraries from")                    \
     X(CACHE, "TETRAIN_CACHE", "folder of compiled kernels and tuning (default: tetrain in the user's cache folder)")  \
-    X(CUDNN, "TETRAIN_CUDNN", "0: attention never uses cuDNN")                                                        \
+    X(CUDNN, "TETRAIN_CUDNN", "0: attention never uses cuDNN; all: with a bias and sinks, too")                       \
     X(CUDNN_WORKSPACE, "TETRAIN_CUDNN_WORKSPACE", "MiB of workspace for attention before its batch is split")          \
     X(GEMM_CANDIDATES, "TETRAIN_GEMM_CANDIDATES", "cuBLASLt algorithms that are timed for each product (default: 8)")
 

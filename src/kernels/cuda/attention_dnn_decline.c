@@ -3,6 +3,9 @@
  */
 #include "attention_dnn.h"
 #include "cuda_backend.h"
+#include "../environment.h"
+
+#include <string.h>
 
 /* Sixteen bytes at a time. */
 static bool aligned(const te_view *v)
@@ -92,6 +95,18 @@ static const char *decline_sinks(const te_attention *a, const te_attention_grad 
     return a->q.quant || a->cu_seqlens_q ? "sinks of packed sequences or fp8" : NULL;
 }
 
+/* That of which no card's results have been compared with the CPU's yet, as bench/gpu_sizes.lua does: asked for only
+ * where somebody wants it. */
+static const char *decline_untried(const te_attention *a)
+{
+    const char *wish = te_environment(TE_ENV_CUDNN);
+    bool        last = a->bottom_right && a->q.shape[2] != a->k.shape[2];
+    if (wish && strcmp(wish, "all") == 0) return NULL;
+    if (te_view_present(&a->bias)) return "a bias, without TETRAIN_CUDNN=all";
+    if (te_view_present(&a->sinks)) return "sinks, without TETRAIN_CUDNN=all";
+    return last ? "alignment at the last position, without TETRAIN_CUDNN=all" : NULL;
+}
+
 /* What generation asks for at every step. */
 static bool decodes(const te_attention *a)
 {
@@ -106,6 +121,7 @@ const char *te_dnn_attention_decline(te_exec *exec, const te_attention *a, const
     if (!reason) reason = decline_bias(a, g);
     if (!reason) reason = decline_alignment(a);
     if (!reason) reason = decline_sinks(a, g);
+    if (!reason) reason = decline_untried(a);
     if (reason) return reason;
     if (!a->q.quant && a->q.dtype != TE_BF16 && a->q.dtype != TE_F16) return "neither bfloat16 nor float16";
     if (a->dropout > 0) return "dropout would draw other bits";

@@ -70,6 +70,17 @@ static void check_joins(void)
     CHECK(te_cuda_plan_copy_all(&plan, &a.gpu, &b.gpu, 1, &done) == TE_OK && done == 0 && plan.n_calls == 0);
     CHECK(te_cuda_plan_copy_all(&plan, &a.gpu, &c.gpu, 1, &done) == TE_OK && done == 0 && plan.n_calls == 0);
     twins_free(&a), twins_free(&b), twins_free(&c);
+    /* a large piece is copied by itself, and none has smaller units because of a small one beside it */
+    static char    memory[16];
+    static uint8_t odd[3];
+    const int64_t  sizes[] = {16, 40 << 20, 2 << 20, 1};
+    void *const    data[] = {memory, memory, memory, odd + 1};
+    te_view        to[4];
+    for (int i = 0; i < 4; i++)
+        to[i] = (te_view){.data = data[i], .dtype = TE_U8, .ndim = 1, .shape = {sizes[i]}, .stride = {1}};
+    CHECK(te_cuda_plan_copy_all(&plan, to, to, 4, &done) == TE_OK && done == 1 && plan.n_calls == 1);
+    CHECK(te_cuda_plan_copy_all(&plan, to + 1, to + 1, 3, &done) == TE_OK && done == 0 && plan.n_calls == 0);
+    CHECK(te_cuda_plan_copy_all(&plan, to + 2, to + 2, 2, &done) == TE_OK && done == 1 && plan.n_calls == 1);
 }
 
 /* --- gather of lines --------------------------------------------------------------------------------------------- */
@@ -144,6 +155,7 @@ static void check_scatters(void)
     check_scatter(TE_F32, SWAPPED, TE_I64, 1, (int64_t[3]){2, 50, 3}, 70, "te_scatter_rows");
     check_scatter(TE_BF16, PADDED, TE_I64, 0, (int64_t[3]){80, 3, 7}, 100, "te_scatter_rows");
     check_scatter(TE_F32, DENSE, TE_I64, 0, (int64_t[3]){50, 2, 3}, 20, "te_scatter"); /* few of them */
+    check_scatter(TE_F32, DENSE, TE_I64, 0, (int64_t[3]){6500, 1, 1}, 100, "te_scatter"); /* among many */
 }
 
 static void check_all_lines(void)

@@ -168,4 +168,30 @@ describe("Gradients of attention whose sums come in any order", function()
             end
         end
     end)
+
+    it("gives rows hidden by any finite number what the CPU gives", function()
+        local function results(device, low, dtype)
+            te.manual_seed(1)
+            local list = {}
+            for i, rows in ipairs { 20, 40, 40 } do
+                list[i] = te.randn({ 1, 2, rows, 64 }, { device = "cpu" }):to("bfloat16"):to(device)
+                list[i].requires_grad = true
+            end
+            local bias = te.full({ 1, 1, 20, 40 }, 0, { device = "cpu" })
+            bias:narrow(3, 5, 2):fill_(low)
+            local q, k, v = unpack(list)
+            local y = te.scaled_dot_product_attention(q, k, v, bias:to(dtype):to(device))
+            te.sum(y:to "float32" * y:to "float32"):backward()
+            return { y, q.grad, k.grad, v.grad }
+        end
+        for _, low in ipairs { -60000, -1e9, -3.8e10, -3.2e12, -1e25, -1e38, -3e38, -3.38e38 } do
+            for _, dtype in ipairs { "float32", "bfloat16" } do
+                local expected, seen = results("cpu", low, dtype), results("cuda", low, dtype)
+                for i = 1, 4 do
+                    local off = distance(seen[i], expected[i])
+                    assert.is_true(off < 1e-2, ("%g in %s: result %d is off by %g"):format(low, dtype, i, off))
+                end
+            end
+        end
+    end)
 end)

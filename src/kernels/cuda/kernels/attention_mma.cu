@@ -7,8 +7,9 @@
  * rows or, by the transposing form of ldmatrix, along its columns. While a tile is multiplied the next one is on its
  * way to shared memory.
  *
- * Scores are kept times log2 e, so that a weight takes the device's 2^x, one instruction: what it errs by, 2^-22, and
- * what the multiplication does are far below what rounding weights to 16 bits does.
+ * Weights are the device's 2^x, two instructions with the factor of x: what it errs by, 2^-22, and what the
+ * multiplication does are far below what rounding weights to 16 bits does. Scores are not kept times that factor: of a
+ * row that a bias of -1e9 hides, they would no longer be as large as its lse.
  *
  * TE_DIM and TE_DIM_V are the head sizes, rounded up to a multiple of 16; the rest is 0. Rows of a tile lie 8 elements
  * further apart than that: an odd number of 16-byte units, so that eight of them lie in different banks.
@@ -16,17 +17,14 @@
 
 enum { TE_PITCH = TE_DIM + 8, TE_PITCH_V = TE_DIM_V + 8 };
 
-#define TE_LOG2_E 1.44269502f
-#define TE_LN_2   0.693147182f
-
-/* Below 2^-126 it is 0. */
-__device__ static inline float te_exp2(float x)
+/* e^x; below 2^-126 it is 0. */
+__device__ static inline float te_weight(float x)
 {
-    float power;
+    float power, h = x * 1.44269502f;
 #if TE_MMA_DEVICE
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(h));
 #else
-    power = __builtin_exp2f(x);
+    power = __builtin_exp2f(h);
     power = power < 0x1p-126f ? 0.0f : power;
 #endif
     return power;
@@ -275,8 +273,8 @@ template <int N> __device__ static inline bool te_mma_whole(const te_span (&span
 }
 
 #if TE_HAS_BIAS
-/* The bias of scores of queries (rows) and keys, as those are kept, where they are seen; `row`: of the lane's two
- * queries at the tile's first key. */
+/* The bias of scores of queries (rows) and keys, where these are seen; `row`: of the lane's two queries at the tile's
+ * first key. */
 template <int N>
 __device__ static inline void te_mma_load_bias(float (&bias)[N / 8][4], const te_c *const (&row)[2], int64_t step,
                                                const te_span (&span)[2])
@@ -286,7 +284,7 @@ __device__ static inline void te_mma_load_bias(float (&bias)[N / 8][4], const te
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             int column = n * 8 + threadIdx.x % 4 * 2 + e % 2;
-            bias[n][e] = te_in_span(span[e / 2], column) ? te_from_c(row[e / 2][column * step]) * TE_LOG2_E : 0.0f;
+            bias[n][e] = te_in_span(span[e / 2], column) ? te_from_c(row[e / 2][column * step]) : 0.0f;
         }
 }
 
@@ -439,7 +437,7 @@ __device__ static inline void te_mma_softmax(float (&c)[N / 8][4], float (&out)[
 #pragma unroll
             for (int e = 0; e < 2; e++) most = te_larger(most, c[n][2 * upper + e]);
         most = te_quad_max(most);
-        float from = most == TE_LOWEST ? 0.0f : most, shrink = te_exp2(top[upper] - from);
+        float from = most == TE_LOWEST ? 0.0f : most, shrink = te_weight(top[upper] - from);
         top[upper] = most;
         sum[upper] *= shrink;
 #pragma unroll
@@ -448,7 +446,7 @@ __device__ static inline void te_mma_softmax(float (&c)[N / 8][4], float (&out)[
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                float weight = te_exp2(c[n][2 * upper + e] - from);
+                float weight = te_weight(c[n][2 * upper + e] - from);
                 sum[upper] += weight;
                 c[n][2 * upper + e] = weight;
             }
@@ -458,7 +456,6 @@ __device__ static inline void te_mma_softmax(float (&c)[N / 8][4], float (&out)[
 /* Scores: scaled; -inf where nothing is seen. */
 template <int N> __device__ static inline void te_mma_scale(float (&c)[N][4], float scale)
 {
-    scale *= TE_LOG2_E;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll

@@ -59,14 +59,14 @@ struct te_decode_end {
 __device__ static inline te_decode_end te_decode_end_of(float sink, float most)
 {
     float from = most == TE_LOWEST ? 0.0f : most;
-    return {from, te_sink_weight(sink) * te_exp2(sink - from)};
+    return {from, te_sink_weight(sink) * te_weight(sink - from)};
 }
 
 __device__ static inline void te_decode_lse(const te_attention_args &a, const te_sequence &s, int64_t head,
                                             int64_t query, const te_decode_end &end)
 {
     if (a.lse.data && threadIdx.x % 32 == 0)
-        te_store_lse(a, s, head, query, end.total == 0 ? TE_LOWEST : end.from * TE_LN_2 + te_log(end.total));
+        te_store_lse(a, s, head, query, end.total == 0 ? TE_LOWEST : end.from + te_log(end.total));
 }
 
 /* What the block's warps found, to scratch memory, or where there is a single split the result. top and sum: of the
@@ -96,14 +96,14 @@ __device__ static inline void te_decode_merge(const te_attention_args &a, float 
         float   most = TE_LOWEST, total = 0;
         int     one = threadIdx.x % TE_DECODE_WARPS; /* warp whose weight the lane makes */
         for (int w = 0; w < TE_DECODE_WARPS; w++) most = tops[w][r] > most ? tops[w][r] : most;
-        float own = te_exp2(tops[one][r] - (most == TE_LOWEST ? 0.0f : most));
+        float own = te_weight(tops[one][r] - (most == TE_LOWEST ? 0.0f : most));
         __syncwarp();
         if (threadIdx.x % 32 < TE_DECODE_WARPS) tops[one][r] = own; /* weights now */
         __syncwarp();
         for (int w = 0; w < TE_DECODE_WARPS; w++) total += tops[w][r] * sums[w][r];
-        float         sink = te_sink_of(a, at.head) * TE_LOG2_E;
+        float         sink = te_sink_of(a, at.head);
         te_decode_end end = te_decode_end_of(sink, most > sink ? most : sink);
-        float         part = te_exp2(most - end.from), factor;
+        float         part = te_weight(most - end.from), factor;
         bool          whole = a.splits == 1;
         te_a         *to = te_row_of(a.out, s.batch, at.head, at.query);
         end.total += part * total;
@@ -204,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_decoded(const __g
     te_sequence s = te_sequence_at(a, row / seq / heads);
     int         lane = threadIdx.x % 32, dim = (int)a.v.shape[3];
     if (row >= n) return;
-    float sink = te_sink_of(a, head) * TE_LOG2_E, most = sink, x[(TE_DIM_V + 31) / 32] = {};
+    float sink = te_sink_of(a, head), most = sink, x[(TE_DIM_V + 31) / 32] = {};
     for (int64_t i = 0; i < splits; i++) {
         float top = te_decode_sums(a, row, i)[0];
         most = top > most ? top : most;
@@ -213,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_decoded(const __g
 #pragma unroll 4
     for (int64_t i = 0; i < splits; i++) {
         const float *sums = te_decode_sums(a, row, i), *found = te_decode_result(a, row, i);
-        float        weight = te_exp2(sums[0] - end.from);
+        float        weight = te_weight(sums[0] - end.from);
         end.total += weight * sums[1];
 #pragma unroll
         for (int d = 0; d < TE_DIM_V; d += 32)

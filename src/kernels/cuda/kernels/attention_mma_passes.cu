@@ -23,9 +23,9 @@ enum {
      * has at once, of which three hide more of what each waits for. */
     TE_MMA_FORWARD = TE_DIM + TE_DIM_V > 128 || TE_HAS_BIAS ? 32 : 64,
     TE_MMA_STEP = TE_DIM + TE_DIM_V > 128 ? 16 : 32,
-    TE_MMA_BLOCKS = 3,
+    TE_MMA_BLOCKS = TE_DIM + TE_DIM_V > 128 && TE_HAS_BIAS ? 2 : 3,
     TE_MMA_DQ_BLOCKS = TE_DIM + TE_DIM_V > 192 || TE_HAS_BIAS ? 2 : 3,
-    TE_MMA_DKV_BLOCKS = TE_DIM + TE_DIM_V > 128 ? 2 : 3
+    TE_MMA_DKV_BLOCKS = 2
 };
 
 /* The two tiles of a step to their places; they may be beyond the last. */
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(128, TE_MMA_BLOCKS)
     int      g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, mine = (int)te_clamp(rows - warp, 0, 16);
     int64_t  query = first + (mine ? warp : 0);
     uint32_t q[TE_DIM / 16][4];
-    float    sink = te_sink_of(a, head) * TE_LOG2_E;
+    float    sink = te_sink_of(a, head);
     float    part = t == 0 ? te_sink_weight(sink) : 0.0f; /* of four lanes' sums */
     float    out[TE_DIM_V / 8][4], top[2] = {sink, sink}, sum[2] = {part, part};
     te_mma_load_left<TE_DIM>(q, te_rows_of(a.q, s.batch, head, s.q_start + query), mine);
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(128, TE_MMA_BLOCKS)
         float total = te_quad_sum(sum[upper]);
         factor[upper] = total == 0 ? 0.0f : kept_scale / total;
         if (!a.lse.data || t != 0 || g + 8 * upper >= mine) continue;
-        te_store_lse(a, s, head, query + g + 8 * upper, total == 0 ? TE_LOWEST : top[upper] * TE_LN_2 + te_log(total));
+        te_store_lse(a, s, head, query + g + 8 * upper, total == 0 ? TE_LOWEST : top[upper] + te_log(total));
     }
     te_mma_store<TE_DIM_V>(te_rows_of(a.out, s.batch, head, s.q_start + query), mine, out, factor[0], factor[1]);
 }
@@ -121,9 +121,9 @@ __device__ static inline void te_mma_gradients(float (&c)[N][4], float (&dp)[N][
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             bool  hidden = TE_HAS_BIAS && c[n][e] == TE_LOWEST; /* by the bias: 0 whatever lse, dP and D are */
-            float power = hidden ? TE_LOWEST : TE_FMA(lse(n, e), -TE_LOG2_E, c[n][e]);
+            float power = hidden ? TE_LOWEST : c[n][e] - lse(n, e);
             float less = hidden ? 0.0f : TE_FMA(dp[n][e], scale, -d(n, e));
-            c[n][e] = te_exp2(power);
+            c[n][e] = te_weight(power);
             dp[n][e] = c[n][e] * less;
         }
     if (drops) te_mma_drop(c, kept);

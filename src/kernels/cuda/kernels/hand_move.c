@@ -57,10 +57,26 @@ static bool are_mixed(const te_copy_args *a, int64_t size)
     return mixed;
 }
 
+/* How many of the pieces are copied together, and by which units: no large one, which a copy of its own moves best, and
+ * where there is much to copy, those whose units are the same. */
+static int together(const te_copy_args *args, int64_t *unit)
+{
+    enum { LARGE = 32 << 20 /* bytes, beside which a launch is nothing */, MUCH = 1 << 20 };
+    int64_t most = 0;
+    for (int i = 0; i < args->n; i++) {
+        const te_copy_piece *p = &args->piece[i];
+        int64_t              bytes = p->run * p->units, own = unit_of(p);
+        if (bytes > most) most = bytes;
+        if (bytes >= LARGE || (i > 0 && own != *unit && most >= MUCH)) return i;
+        if (i == 0 || own < *unit) *unit = own;
+    }
+    return args->n;
+}
+
 te_status te_cuda_plan_copy_all(te_cuda_plan *plan, const te_view *dst, const te_view *src, int n, int *done)
 {
-    enum { LARGE = 32 << 20 /* bytes, beside which a launch is nothing */ };
     te_copy_args args = {.n = 0};
+    int          place[TE_COPY_PIECES]; /* of a piece among the copies */
     int64_t      unit = UNIT, blocks = 0, size = (int64_t)te_dtype_size(dst->dtype);
     te_cuda_plan_open(plan);
     *done = 0;
@@ -68,8 +84,7 @@ te_status te_cuda_plan_copy_all(te_cuda_plan *plan, const te_view *dst, const te
         te_copy_piece *p = &args.piece[args.n];
         if (dst[*done].dtype != dst->dtype || !as_rows(&dst[*done], &src[*done], p)) break;
         if (te_view_numel(&dst[*done]) == 0) continue;
-        if (unit_of(p) < unit) unit = unit_of(p);
-        args.n++;
+        place[args.n++] = *done;
     }
     if (args.n == 0) return TE_OK;
     if (are_mixed(&args, size)) {
@@ -84,10 +99,10 @@ te_status te_cuda_plan_copy_all(te_cuda_plan *plan, const te_view *dst, const te
                  size, UNIT);
         return TE_OK;
     }
-    if (te_view_numel(dst) * size >= LARGE) {
-        *done = 0;
-        return TE_OK;
-    }
+    int first = together(&args, &unit);
+    if (first < args.n) *done = place[first];
+    args.n = first;
+    if (first == 0) return TE_OK;
     for (int i = 0; i < args.n; i++) {
         enum { TILE = TE_COPY_THREADS * TE_COPY_EACH };
         te_copy_piece *p = &args.piece[i];
@@ -210,6 +225,7 @@ bool te_cuda_plan_scatter_lines(te_cuda_plan *plan, const te_index_args *args, t
 {
     te_lines_args lines = {.whole = args->whole, .part = args->part, .index = args->index, .dim = args->dim,
                            .index_wide = args->index_wide, .run = 1, .inner = 1};
+    enum { TIMES = 64 };
     int64_t last = args->index.ndim - 1, bound = args->whole.shape[args->dim];
     for (int64_t i = 0; i <= last; i++)
         if (i != args->dim && args->index.stride[i] != 0) return false;
@@ -220,6 +236,7 @@ bool te_cuda_plan_scatter_lines(te_cuda_plan *plan, const te_index_args *args, t
         for (int64_t i = args->dim + 1; i <= last; i++) lines.inner *= args->index.shape[i];
     }
     lines.n = args->n / lines.run;
+    if (bound > TIMES * args->index.shape[args->dim]) return false; /* claims would take more memory than they save */
     plan->scratch_bytes = (size_t)bound * sizeof(int64_t);
     const char *kernels[] = {"te_scatter_clear", "te_scatter_claim"};
     int64_t     work[] = {bound, args->index.shape[args->dim]};

@@ -19,13 +19,11 @@
 enum {
     TE_MMA_ROWS = 64,     /* queries (keys) of a block */
     TE_MMA_BACKWARD = 32, /* keys or queries of a tile in backward */
-    /* As registers allow: keys of a tile in forward, keys or queries at a time in backward, and blocks that a processor
-     * has at once, of which three hide more of what each waits for. */
-    TE_MMA_FORWARD = TE_DIM + TE_DIM_V > 128 || TE_HAS_BIAS ? 32 : 64,
-    TE_MMA_STEP = TE_DIM + TE_DIM_V > 128 ? 16 : 32,
-    TE_MMA_BLOCKS = TE_DIM + TE_DIM_V > 128 && TE_HAS_BIAS ? 2 : 3,
-    TE_MMA_DQ_BLOCKS = TE_DIM + TE_DIM_V > 192 || TE_HAS_BIAS ? 2 : 3,
-    TE_MMA_DKV_BLOCKS = 2
+    /* As registers allow: keys of a tile in forward, blocks that a processor then has at once, keys or queries at a
+     * time in backward. */
+    TE_MMA_FORWARD = TE_DIM + TE_DIM_V > 128 || TE_HAS_BIAS || (TE_DIM + TE_DIM_V == 128 && TE_VECTOR < 8) ? 32 : 64,
+    TE_MMA_FORWARD_BLOCKS = TE_DIM + TE_DIM_V > 128 || TE_HAS_BIAS ? 2 : 3,
+    TE_MMA_STEP = TE_DIM + TE_DIM_V > 128 ? 16 : 32
 };
 
 /* The two tiles of a step to their places; they may be beyond the last. */
@@ -45,7 +43,7 @@ __device__ static inline void te_mma_send_keys(te_a *k, te_a *v, const te_rows &
 
 /* --- forward ----------------------------------------------------------------------------------------------------- */
 
-extern "C" __global__ void __launch_bounds__(128, TE_MMA_BLOCKS)
+extern "C" __global__ void __launch_bounds__(128, TE_MMA_FORWARD_BLOCKS)
     te_attention_mma(const __grid_constant__ te_attention_args a)
 {
     const int N = TE_MMA_FORWARD;
@@ -163,7 +161,7 @@ TE_HD static inline const float *te_d_of(const te_attention_args &a, const te_se
     return (const float *)a.bound.scratch + (s.batch * a.q.shape[1] + head) * a.q.shape[2] + s.q_start + i;
 }
 
-extern "C" __global__ void __launch_bounds__(128, TE_MMA_DQ_BLOCKS)
+extern "C" __global__ void __launch_bounds__(128, 2)
     te_attention_mma_dq(const __grid_constant__ te_attention_args a)
 {
     const int N = TE_MMA_BACKWARD, STEP = TE_MMA_STEP;
@@ -260,7 +258,7 @@ __device__ static inline void te_mma_send_queries(const te_attention_args &a, co
         numbers[i] = 0; /* of no query */
 }
 
-extern "C" __global__ void __launch_bounds__(128, TE_MMA_DKV_BLOCKS)
+extern "C" __global__ void __launch_bounds__(128, 2)
     te_attention_mma_dkv(const __grid_constant__ te_attention_args a)
 {
     const int N = TE_MMA_BACKWARD, STEP = TE_MMA_STEP;

@@ -106,7 +106,7 @@ __device__ static inline te_choice te_best_along(const te_a *row, int64_t stride
  * behind the last unit. */
 __device__ static inline te_choice te_best_of_units(const te_a *row, int64_t begin, int64_t end, bool largest)
 {
-    enum { AHEAD = 8, UNIT = 16 / sizeof(te_a) };
+    enum { UNIT = 16 / sizeof(te_a), AHEAD = UNIT > 8 ? 4 : 8 }; /* more elements would take more registers */
     int64_t  units = (end - begin) / UNIT, step = blockDim.x, at = -1;
     uint32_t best = 0;
     for (int64_t first = threadIdx.x; first < units; first += AHEAD * step) {

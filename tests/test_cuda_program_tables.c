@@ -77,7 +77,7 @@ static void check(const char *name, bool sums, int64_t pitch, te_cuda_program_ki
     }
     te_cuda_program_shape shape;
     CHECK(te_cuda_program_shape_make(&cuda.exec, &b.program, &run[0], &shape) == TE_OK && shape.tables);
-    te_cuda_table tables[TE_CUDA_TABLES];
+    te_program_table tables[TE_CUDA_TABLES];
     CHECK(te_cuda_tables(&b.program, &shape, tables) == 2 && tables[0].input == 1 && tables[1].input == 1);
     CHECK_MSG(cuda_program_run(&cuda, &b.program, &run[0], 1) == TE_OK, "%s: %s", name, cuda.exec.message);
     CHECK_MSG(te_cpu_program_run(&cuda.exec, &b.program, &run[1], 1) == TE_OK, "%s: %s", name, cuda.exec.message);

@@ -1,6 +1,7 @@
 /* test_program_diff.c - derived gradients: every opcode, choices at ties, every broadcast, random programs. */
 #include "program_gradient.h"
 #include "core/program_internal.h"
+#include "kernels/program_tables.h"
 
 /* --- every opcode ------------------------------------------------------------------------------------------------- */
 
@@ -158,6 +159,45 @@ static void test_joints(void)
         request.joints = NULL;
         CHECK(te_program_differentiate(&request, &gradient, NULL) == TE_OK);
         CHECK(count_opcode(gradient.backward, TE_PW_TO_BF16) == 0);
+        te_gradient_clear(&gradient);
+        te_program_free(p);
+    }
+}
+
+/* The gradient of f(x) y is f'(x) by itself times what comes from outside, so that f and f' may be looked up; where f
+ * makes a choice, what comes from outside stays away from the side that was not chosen. */
+static void test_slopes(void)
+{
+    bool wanted[] = {true, true}, narrow[TE_GRAD_MAX_SOURCES] = {false}, all[] = {true, true};
+    te_output_kind reduce[] = {TE_OUT_ELEM, TE_OUT_ELEM};
+    for (int chooses = 0; chooses < 2; chooses++) {
+        te_program *p = te_program_new(&te_mem_libc, "slope");
+        int x = te_program_input(p, TE_RATE_ELEM), y = te_program_input(p, TE_RATE_ELEM);
+        int base = chooses ? emit(p, TE_PW_MAX, x, te_program_const(p, 0)) : x;
+        int bent = emit(p, TE_PW_ERF, emit(p, TE_PW_MUL, base, te_program_const(p, 0.7)), -1);
+        int f = emit(p, TE_PW_MUL, emit(p, TE_PW_ADD, bent, te_program_const(p, 1)), base);
+        te_program_output(p, TE_OUT_ELEM, emit(p, TE_PW_MUL, f, y));
+        te_gradient_request request = {.forward = p, .wanted = wanted, .reduce = reduce};
+        te_gradient gradient;
+        CHECK(te_program_differentiate(&request, &gradient, NULL) == TE_OK);
+        const te_program *backward = gradient.backward;
+        te_program_table tables[4];
+        double from_y[] = {-1, 3}, from_x[] = {-2, 2}, from_out[] = {INFINITY, 1}, dx[2], dy[2], *outputs[] = {dx, dy};
+        eval_operand sources[3];
+        for (int k = 0; k < gradient.n_sources; k++) {
+            te_grad_source source = gradient.sources[k];
+            narrow[k] = source.kind != TE_GRAD_FROM_DOUT && source.index == 0;
+            double *values = source.kind == TE_GRAD_FROM_DOUT ? from_out : narrow[k] ? from_x : from_y;
+            sources[k] = (eval_operand){values, 2, 1};
+        }
+        int n = te_program_tables(backward, narrow, all, tables, 4);
+        const te_insn *insn = &backward->insns[backward->outputs[0].value];
+        bool last = n == 2 && (insn->arg[0] == tables[0].value || insn->arg[0] == tables[1].value ||
+                               insn->arg[1] == tables[0].value || insn->arg[1] == tables[1].value);
+        CHECK(chooses || (insn->op == TE_PW_MUL && last));
+        program_eval(backward, &(eval_space){1, 2, sources, NULL, false}, outputs);
+        double h = 1.4, slope = 1 + erf(h) + 2 * 0.7 * 2 / sqrt(acos(-1)) * exp(-h * h);
+        CHECK(fabs(dx[1] - 3 * slope) < 1e-12 && (chooses ? dx[0] == 0 : isinf(dx[0])));
         te_gradient_clear(&gradient);
         te_program_free(p);
     }
@@ -361,6 +401,7 @@ int main(void)
     test_choices();
     test_choices_of_constants();
     test_joints();
+    test_slopes();
     test_broadcasts();
     test_without();
     test_random_programs();

@@ -77,6 +77,7 @@ bool te_program_op_quick(te_context *ctx, const te_op *op, const te_arg *args, i
     run.rngs = NULL;
     run.compute_f64 = false;
     run.small = NULL;
+    run.tables = NULL;
     te_exec *exec = &y->storage->device->exec;
     *status = exec->backend->program_run(exec, v->gradient.forward, &run, 1);
     if (*status == TE_OK) {

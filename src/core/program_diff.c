@@ -47,11 +47,12 @@ static te_status open_diff(te_diff *diff)
     size_t n = (size_t)diff->n_values;
     diff->mapped = te_mem_alloc(mem, n * sizeof *diff->mapped);
     diff->adjoints = te_mem_alloc(mem, n * sizeof *diff->adjoints);
+    diff->slopes = te_mem_alloc(mem, n * sizeof *diff->slopes);
     diff->flags = te_mem_zalloc(mem, n);
     diff->pending = te_mem_alloc(mem, n * sizeof *diff->pending);
     diff->opaque = te_mem_alloc(mem, 2 * n * sizeof *diff->opaque);
-    if (!diff->forward || !diff->backward || !diff->mapped || !diff->adjoints || !diff->flags || !diff->pending ||
-        !diff->opaque)
+    if (!diff->forward || !diff->backward || !diff->mapped || !diff->adjoints || !diff->slopes || !diff->flags ||
+        !diff->pending || !diff->opaque)
         return te_diff_fail_memory(diff);
     diff->backward->n_params = forward->n_params;
     diff->backward->n_rngs = forward->n_rngs;
@@ -70,6 +71,7 @@ static void close_diff(te_diff *diff)
     size_t n = (size_t)diff->n_values;
     te_mem_free(mem, diff->mapped, n * sizeof *diff->mapped);
     te_mem_free(mem, diff->adjoints, n * sizeof *diff->adjoints);
+    te_mem_free(mem, diff->slopes, n * sizeof *diff->slopes);
     te_mem_free(mem, diff->flags, n);
     te_mem_free(mem, diff->pending, n * sizeof *diff->pending);
     te_mem_free(mem, diff->opaque, 2 * n * sizeof *diff->opaque);
@@ -162,7 +164,7 @@ static void propagate(te_diff *diff, int i)
     if (!(diff->flags[i] & TE_DIFF_ACTIVE) || diff->forward->insns[i].op == TE_PW_LOAD) return;
     add_pending(diff, i);
     if ((diff->flags[i] & TE_DIFF_TENSOR) && *adjoint >= 0) *adjoint = as_stored(diff, i, *adjoint);
-    te_diff_propagate(diff, i);
+    if (!te_diff_by_slope(diff, i)) te_diff_propagate(diff, i);
 }
 
 static te_status derive(te_diff *diff)

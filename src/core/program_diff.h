@@ -26,7 +26,8 @@ enum {
     TE_DIFF_REDUCED = 1, /* depends on a row reduction, so backward does not compute it anew when it is per row */
     TE_DIFF_ACTIVE = 2,  /* depends on an input whose gradient is wanted */
     TE_DIFF_MARK = 4,    /* to be computed by the te_diff_value in progress */
-    TE_DIFF_TENSOR = 8   /* the joints say so */
+    TE_DIFF_TENSOR = 8,  /* the joints say so */
+    TE_DIFF_CONE = 16    /* the te_diff_by_slope in progress goes over it */
 };
 
 typedef struct te_diff {
@@ -35,9 +36,9 @@ typedef struct te_diff {
     te_build_error            *error;              /* never NULL */
     te_status                  status;             /* once it is not TE_OK, nothing more is emitted */
 
-    int         n_values; /* of the forward program; the length of the next three */
+    int         n_values; /* of the forward program; the length of the next four arrays */
     int32_t    *mapped;   /* value of the backward program, or TE_VALUE_NONE */
-    te_adjoint *adjoints;
+    te_adjoint *adjoints, *slopes;
     uint8_t    *flags;
     int32_t    *pending; /* of tensors: what the program in progress has contributed */
     int32_t    *opaque;  /* values of the backward program that the algebra must not look into */
@@ -71,6 +72,13 @@ int te_diff_rowsum(te_diff *diff, int a);
 
 /* Adds what forward value `value` contributes to its arguments. */
 void te_diff_propagate(te_diff *diff, int value);
+
+/* Adds to what forward value `value` is computed from a part of its adjoint. */
+void te_diff_contribute(te_diff *diff, int value, int part, bool per_elem);
+
+/* The same as te_diff_propagate, down to the one input that a value follows from; false: it is not so.
+ * program_diff_slope.c */
+bool te_diff_by_slope(te_diff *diff, int value);
 
 /* Gradients from the request's gradient_text. */
 te_status te_diff_explicit(te_diff *diff);

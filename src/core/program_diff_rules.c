@@ -20,7 +20,7 @@ static int  argument(const rule *r, int k) { return te_diff_value(r->diff, r->in
 static int  result(const rule *r) { return te_diff_value(r->diff, r->value); }
 static int  one(const rule *r, te_opcode op, int a) { return te_diff_emit(r->diff, op, a, -1, -1); }
 
-static void contribute(te_diff *diff, int forward_value, int value, bool per_elem)
+void te_diff_contribute(te_diff *diff, int forward_value, int value, bool per_elem)
 {
     te_adjoint *adjoint = &diff->adjoints[forward_value];
     int32_t *part = per_elem ? &adjoint->per_elem : &adjoint->per_row;
@@ -28,7 +28,7 @@ static void contribute(te_diff *diff, int forward_value, int value, bool per_ele
     *part = te_diff_add(diff, *part, value);
 }
 
-static void give(const rule *r, int k, int value) { contribute(r->diff, r->insn.arg[k], value, r->per_elem); }
+static void give(const rule *r, int k, int value) { te_diff_contribute(r->diff, r->insn.arg[k], value, r->per_elem); }
 
 /* --- one argument ------------------------------------------------------------------------------------------------- */
 
@@ -203,7 +203,7 @@ static void reduction_rule(const rule *r)
         int share = te_diff_div(diff, d, te_diff_emit(diff, TE_PW_ROWSUM, extreme, -1, -1));
         d = te_diff_where(diff, extreme, share, TE_VALUE_NONE);
     }
-    contribute(diff, r->insn.arg[0], d, true);
+    te_diff_contribute(diff, r->insn.arg[0], d, true);
 }
 
 /* --- dispatch ----------------------------------------------------------------------------------------------------- */

@@ -104,7 +104,8 @@ typedef struct te_run {
     const double     *params;  /* program->n_params */
     const te_rng     *rngs;    /* program->n_rngs */
     bool              compute_f64; /* float64 instead of float32 values */
-    struct te_small  *small;       /* the CPU backend's own; NULL to callers */
+    struct te_small  *small;       /* the CPU backend's own; NULL to callers, */
+    const float *const *tables;    /* and so are these, one per input */
 } te_run;
 
 /* --- matrix product --------------------------------------------------------------------------------------------- */

@@ -72,9 +72,7 @@ const te_op_def te_ops_activation[] = {
     {.signature = "gelu_erf(x)",
      .doc = "GELU through erf.",
      .flags = TE_OP_FLOAT | TE_OP_HIDDEN,
-     .formula = "y = 0.5 * x * (1 + erf(x * 0.70710678118654752))",
-     .gradient = "h = x * 0.70710678118654752; "
-                 "dx = dy * (0.5 * (1 + erf(h)) + x * (0.3989422804014327 * exp(-(h * h))))"},
+     .formula = "y = 0.5 * x * (1 + erf(x * 0.70710678118654752))"},
     {.signature = "quick_gelu(x)",
      .module = "QuickGELU QGELU",
      .doc = "x sigmoid(1.702 x).",

@@ -88,6 +88,7 @@ static void cpu_close(te_exec *exec)
     te_cpu_workers_free(exec);
     if (device->gemm_release) device->gemm_release(exec, device->gemm);
     te_quantize_close(exec, device);
+    te_tables_free(exec, device);
     te_mem_free(exec->mem, device, sizeof *device);
     exec->device = NULL;
 }

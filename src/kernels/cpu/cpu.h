@@ -28,6 +28,7 @@ typedef struct te_cpu_device {
     const struct te_attention_blocks *tiled_attention; /* of bfloat16, in a matrix unit, once products know of one */
     int64_t    quantize_keeps_from; /* bytes of a source and its codes that are in no cache when they are needed */
     int64_t    quantize_ahead; /* bytes by which rows in memory are asked for; 0: the machine foresees them better */
+    struct te_tables *tables; /* of functions, program_lookup.c; NULL: none so far */
     atomic_int stopped; /* a unit of the call that runs was left out */
     void      *gemm;   /* caches of the matrix product (primitives, packed weights), owned by gemm.c */
     void     (*gemm_release)(te_exec *exec, void *gemm);
@@ -58,6 +59,9 @@ te_status te_cpu_finish(te_exec *exec, te_status status);
 /* What quantizing keeps in the device. quantize_panel.c */
 te_status te_quantize_open(te_exec *, te_cpu_device *);
 void      te_quantize_close(te_exec *, te_cpu_device *);
+
+/* Frees the device's tables. program_lookup.c */
+void te_tables_free(te_exec *, te_cpu_device *);
 
 te_cpu_isa  te_cpu_isa_detect(void);
 const char *te_cpu_isa_name(te_cpu_isa isa);

@@ -63,6 +63,7 @@ size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base)
         case TE_SLOT_SCALAR: w->slot[i] = scalars + index * scalar_bytes; break;
         case TE_SLOT_REGISTER: w->slot[i] = te_walker_register(w, i); break;
         case TE_SLOT_SUMS: w->slot[i] = NULL; break;
+        case TE_SLOT_TABLE: w->slot[i] = (char *)(uintptr_t)job->run->tables[index]; break;
         default: w->slot[i] = w->kept + index * w->kept_bytes;
         }
     }

@@ -24,7 +24,8 @@ typedef enum te_pair_second {
 enum {
     TE_BLOCK_PAIRS = TE_PW_COUNT,
     TE_BLOCK_PAIR_COUNT = TE_FIRST_COUNT * TE_SECOND_COUNT,
-    TE_BLOCK_OPS = TE_BLOCK_PAIRS + TE_BLOCK_PAIR_COUNT
+    TE_BLOCK_LOOK_UP = TE_BLOCK_PAIRS + TE_BLOCK_PAIR_COUNT, /* of a: b is a table, c none (program_lookup.c) */
+    TE_BLOCK_OPS
 };
 
 static inline int te_block_pair(te_pair_first first, te_pair_second second)
@@ -32,7 +33,8 @@ static inline int te_block_pair(te_pair_first first, te_pair_second second)
     return TE_BLOCK_PAIRS + (int)first * TE_SECOND_COUNT + (int)second;
 }
 
-/* dst[i] = op(a[i], b[i], c[i]); an argument whose bit is set in the table's second index is one number instead. */
+/* dst[i] = op(a[i], b[i], c[i]); an argument whose bit is set in the table's second index is one number instead; of
+ * TE_BLOCK_LOOK_UP it is a table, for all numbers of bfloat16 by their bits. */
 typedef void (*te_block_op)(void *dst, const void *a, const void *b, const void *c, size_t n);
 
 /* Conversion between values and elements of a type, `stride` elements apart (0: the same one). */

@@ -13,7 +13,11 @@ const te_blocks TE_BLOCKS_TABLE = {
            TE_ROW_PAIR(ADD, ADD, add_add), TE_ROW_PAIR(ADD, SUB, add_sub), TE_ROW_PAIR(ADD, FROM, add_from),
            TE_ROW_PAIR(ADD, MUL, add_mul), TE_ROW_PAIR(SUB, ADD, sub_add), TE_ROW_PAIR(SUB, SUB, sub_sub),
            TE_ROW_PAIR(SUB, FROM, sub_from), TE_ROW_PAIR(SUB, MUL, sub_mul), TE_ROW_PAIR(MUL, ADD, mul_add),
-           TE_ROW_PAIR(MUL, SUB, mul_sub), TE_ROW_PAIR(MUL, FROM, mul_from), TE_ROW_PAIR(MUL, MUL, mul_mul)},
+           TE_ROW_PAIR(MUL, SUB, mul_sub), TE_ROW_PAIR(MUL, FROM, mul_from), TE_ROW_PAIR(MUL, MUL, mul_mul),
+#if TE_REAL_IS_F32
+           [TE_BLOCK_LOOK_UP] = {[2] = op_look_up},
+#endif
+    },
     .load = {[TE_F32] = load_f32, [TE_BF16] = load_bf16, [TE_F16] = load_f16, [TE_F64] = load_f64, [TE_I64] = load_i64,
              [TE_I32] = load_i32, [TE_U8] = load_u8, [TE_BOOL] = load_bool, [TE_F8E4M3] = load_f8e4m3,
              [TE_F8E5M2] = load_f8e5m2},

@@ -55,7 +55,7 @@ enum {
     TE_LINK_COLUMNS_DOT, /* the product of two */
     TE_LINK_END,
     TE_LINK_WAYS = TE_FROM_COUNT * TE_FROM_COUNT * TE_FROM_COUNT, /* of taking three arguments */
-    TE_LINK_COUNT = TE_BLOCK_OPS * TE_LINK_WAYS,
+    TE_LINK_COUNT = TE_BLOCK_OPS * TE_LINK_WAYS, /* TE_BLOCK_LOOK_UP takes a number that is a table */
     TE_CHAIN_MAX = 48 /* links of a chain */
 };
 

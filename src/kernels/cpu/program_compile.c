@@ -31,6 +31,7 @@ static void release_compiled(te_program *program)
     if (!compiled) return;
     for (int k = 0; k < TE_PLAN_COUNT; k++) te_plan_free(program->mem, compiled->plans[k]);
     for (int i = 0; i < TE_AGAIN_COUNT; i++) te_again_free(program->mem, compiled->again[i]);
+    te_lookup_free(compiled->lookup);
     te_mem_free(program->mem, compiled, sizeof *compiled);
     program->compiled = NULL;
     program->release_compiled = NULL;

@@ -53,6 +53,13 @@ static bool reduces(const te_maker *m, int v)
 
 /* rowsum(where(column() == at, x, 0)) with `at` one number per row, as cross entropy looks up its target: reading the
  * one element gives the same bits. */
+/* Whether what is loaded stands for a value in a table. */
+static bool is_tabled(const te_maker *m, const te_insn *insn)
+{
+    const te_compiled *compiled = m->program->compiled;
+    return insn->op == TE_PW_LOAD && compiled->tabled && compiled->tabled >> insn->slot & 1;
+}
+
 static void find_picks(te_maker *m)
 {
     const te_program *p = m->program;
@@ -61,8 +68,8 @@ static void find_picks(te_maker *m)
         const te_insn *where = p->insns[v].op == TE_PW_ROWSUM ? &p->insns[p->insns[v].arg[0]] : NULL;
         if (!where || where->op != TE_PW_WHERE) continue;
         const te_insn *is = &p->insns[where->arg[0]], *x = &p->insns[where->arg[1]], *other = &p->insns[where->arg[2]];
-        if (is->op != TE_PW_EQ || x->op != TE_PW_LOAD || x->rate != TE_RATE_ELEM || other->op != TE_PW_CONST ||
-            other->imm != 0)
+        if (is->op != TE_PW_EQ || x->op != TE_PW_LOAD || x->rate != TE_RATE_ELEM || is_tabled(m, x) ||
+            other->op != TE_PW_CONST || other->imm != 0)
             continue;
         for (int k = 0; k < 2; k++)
             if (p->insns[is->arg[k]].op == TE_PW_COLUMN && p->insns[is->arg[1 - k]].rate != TE_RATE_ELEM) {
@@ -249,6 +256,14 @@ static void emit_element(te_maker *m, int v)
     if (insn->op == TE_PW_LOAD) step.kind = TE_STEP_LOAD;
     if (insn->op == TE_PW_COLUMN) step.kind = TE_STEP_COLUMN;
     if (te_opcode_is_random(insn->op)) step.kind = TE_STEP_RANDOM;
+    if (is_tabled(m, insn)) {
+        step.dst = add_slot(m, TE_SLOT_REGISTER);
+        add_step(m, step);
+        step = (te_step){.kind = TE_STEP_OP, .op = TE_BLOCK_LOOK_UP, .scalars = 2, .arg = TE_NO_ARGS};
+        step.arg[0] = m->plan->steps[m->plan->n_steps - 1].dst;
+        step.arg[1] = add_slot(m, TE_SLOT_TABLE);
+        if (!m->failed) m->plan->slots[step.arg[1]].index = insn->slot;
+    }
     step.dst = m->values[v].slot = add_slot(m, sweeps(m) && m->values[v].kept ? TE_SLOT_KEPT : TE_SLOT_REGISTER);
     add_step(m, step);
 }

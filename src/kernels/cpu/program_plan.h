@@ -73,13 +73,14 @@ typedef enum te_slot_kind {
     TE_SLOT_SCALAR,
     TE_SLOT_REGISTER,
     TE_SLOT_KEPT,
-    TE_SLOT_SUMS /* an output's column sums, to chains */
+    TE_SLOT_SUMS, /* an output's column sums, to chains */
+    TE_SLOT_TABLE /* of an input */
 } te_slot_kind;
 
 typedef struct te_slot {
     uint8_t kind;
     bool    brief; /* a register that is used within one chain only, so that rows of a band may share it */
-    int32_t index; /* of the scalar, register or kept row */
+    int32_t index; /* of the scalar, register, kept row or input */
     int32_t chain; /* while the plan is made: the first step of the chain that makes the value, -1: none does */
 } te_slot;
 
@@ -110,6 +111,10 @@ typedef struct te_plan {
     int        n_long; /* of bands: slots in registers that are not brief */
 } te_plan;
 
+/* program_lookup.c: the program with tables in the place of functions. */
+typedef struct te_lookup te_lookup;
+void te_lookup_free(te_lookup *lookup);
+
 /* program_again.c: a small run, bound to be done again with other operands. */
 typedef struct te_again te_again;
 
@@ -124,6 +129,8 @@ typedef struct te_compiled {
     int      n_sums;               /* SUM and AMAX outputs */
     int      cost;                 /* of an element, in additions */
     te_again *again[TE_AGAIN_COUNT];
+    uint32_t tabled;               /* inputs whose numbers stand for values in the run's tables */
+    te_lookup *lookup;             /* NULL: not asked for so far */
     unsigned  next_again;          /* the place that is used next, modulo their number */
 } te_compiled;
 

@@ -137,6 +137,11 @@ static void join_all(const call *c, int threads, char *parts)
 static te_status run_long(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
 {
     _Alignas(64) char stack[STACK_WORKSPACE], stack_parts[STACK_PARTS];
+    te_looking looking;
+    if (n_runs == 1 && te_program_look_up(exec, program, runs, &looking)) {
+        program = looking.program;
+        runs = &looking.run;
+    }
     call c = {.exec = exec, .program = program, .runs = runs, .n_runs = n_runs};
     te_status status = survey(&c);
     if (status != TE_OK) return status;

@@ -34,7 +34,7 @@ typedef struct te_emitter {
     int                          pass;                         /* being written */
     const char                  *item;                         /* "" or "[i]": behind what is held for several units */
     bool                         loaded[TE_CUDA_MAX_OPERANDS]; /* held inputs that are loaded */
-    te_cuda_table                tables[TE_CUDA_TABLES];
+    te_program_table             tables[TE_CUDA_TABLES];
     int                          n_tables;
     bool                         looking_up; /* values come from tables where they have one */
 } te_emitter;

@@ -4,6 +4,8 @@
 
 #include "program_source.h"
 
+#include "../program_tables.h"
+
 enum { TE_CUDA_FLAT_THREADS = 256, TE_CUDA_TABLE_THREADS = 512, TE_CUDA_JOIN_THREADS = 1024 };
 enum { TE_CUDA_SQUARE = 128, TE_CUDA_TILE = 32 };
 enum { TE_CUDA_BAND = 32 }; /* rows at most */
@@ -42,15 +44,10 @@ int te_shape_tile_pitch(const te_cuda_program_shape *shape, size_t element);
 bool te_shape_has_row_kernel(const te_program *program, const te_cuda_program_shape *shape);
 int  te_program_row_values(const te_program *program);
 
-/* Whether an elementary function or its like, of many instructions. */
-bool te_opcode_is_dear(int op);
-
 /* Values that are looked up where the shape has tables, each a function of one input. Returns how many. */
 enum { TE_CUDA_TABLES = 2 };
-typedef struct te_cuda_table {
-    int value, input;
-} te_cuda_table;
-int te_cuda_tables(const te_program *program, const te_cuda_program_shape *shape, te_cuda_table tables[TE_CUDA_TABLES]);
+int te_cuda_tables(const te_program *program, const te_cuda_program_shape *shape,
+                   te_program_table tables[TE_CUDA_TABLES]);
 
 /* Threads of a block, of one that walks rows, and the rows that works on at a time. */
 static inline int te_shape_row_threads(const te_cuda_program_shape *shape)

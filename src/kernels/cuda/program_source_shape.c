@@ -419,7 +419,7 @@ static bool wants_tables(const sketch *s)
 {
     enum { MANY = 1 << 24 };
     const te_cuda_program_shape *shape = s->shape;
-    te_cuda_table tables[TE_CUDA_TABLES];
+    te_program_table tables[TE_CUDA_TABLES];
     bool fits = shape->kind == TE_CUDA_FLAT || shape->kind == TE_CUDA_COLUMNS || shape->kind == TE_CUDA_SQUARES;
     if (!fits || te_shape_sums(s->program, shape) > 0 || s->rows == 0 || s->columns < MANY / s->rows) return false;
     for (int o = 0; o < s->program->n_outputs; o++) {

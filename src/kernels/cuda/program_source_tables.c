@@ -1,77 +1,19 @@
-/* program_source_tables.c - tables of functions of one bfloat16 input.
+/* program_source_tables.c - tables of functions of one bfloat16 input (../program_tables.h) in shared memory.
  *
- * GELU takes some thirty instructions an element, its gradient sixty: more time than memory takes. But a bfloat16 input
- * has few values, so where there are many elements each block computes what is dear for all that are likely, once, and
- * looks them up in shared memory (device/tables.h); a unit that holds another is computed. The bits are the same.
+ * Each block computes the values for all inputs that are likely, once (device/tables.h); a unit that holds another is
+ * computed.
  */
 #include "program_source_emit.h"
 
-bool te_opcode_is_dear(int op)
+int te_cuda_tables(const te_program *program, const te_cuda_program_shape *shape,
+                   te_program_table tables[TE_CUDA_TABLES])
 {
-    switch (op) {
-    case TE_PW_EXP: case TE_PW_LOG: case TE_PW_SIN: case TE_PW_COS: case TE_PW_TANH: case TE_PW_SIGMOID: case TE_PW_ERF:
-    case TE_PW_POW: return true;
-    default: return false;
-    }
-}
-
-/* --- which values ------------------------------------------------------------------------------------------------- */
-
-enum { NONE = -1, OTHERS = -2, INSNS = 96 };
-
-/* The input that a value of each element alone depends on, beside what is the same everywhere. */
-static int input_behind(const te_program *program, const te_cuda_program_shape *shape, const int8_t *behind, int v)
-{
-    const te_insn *insn = &program->insns[v];
-    int            input = NONE;
-    if (insn->rate != TE_RATE_ELEM) return insn->rate == TE_RATE_UNIFORM ? NONE : OTHERS;
-    if (insn->op == TE_PW_LOAD) {
-        const te_cuda_operand_shape *operand = &shape->operand[insn->slot];
-        return operand->dtype == TE_BF16 && operand->access == TE_CUDA_VECTOR ? insn->slot : OTHERS;
-    }
-    if (te_opcode_args((te_opcode)insn->op) == 0 || te_opcode_is_random(insn->op)) return OTHERS;
-    for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) {
-        int other = behind[insn->arg[k]];
-        if (other == NONE) continue;
-        if (other == OTHERS || (input != NONE && other != input)) return OTHERS;
-        input = other;
-    }
-    return input;
-}
-
-/* Which values the rest is made from, directly: outputs, and arguments of what depends on more than one input. */
-static void mark_asked(const te_program *program, const te_cuda_program_shape *shape, const int8_t *behind, bool *asked)
-{
-    bool live[INSNS] = {false};
-    for (int o = 0; o < program->n_outputs; o++) {
-        int value = program->outputs[o].value;
-        if (te_shape_wants(program, shape, o)) live[value] = asked[value] = true;
-    }
-    for (int v = program->n_insns - 1; v >= 0; v--)
-        for (int k = 0; live[v] && k < te_opcode_args((te_opcode)program->insns[v].op); k++) {
-            live[program->insns[v].arg[k]] = true;
-            asked[program->insns[v].arg[k]] |= behind[v] == OTHERS;
-        }
-}
-
-int te_cuda_tables(const te_program *program, const te_cuda_program_shape *shape, te_cuda_table tables[TE_CUDA_TABLES])
-{
-    int8_t behind[INSNS];
-    bool   asked[INSNS] = {false}, dear[INSNS] = {false}; /* dear: and not made from a table's values */
-    int    n = 0;
-    if (program->n_insns > INSNS || shape->compute_f64 || shape->vector % 2 != 0) return 0;
-    for (int v = 0; v < program->n_insns; v++) behind[v] = (int8_t)input_behind(program, shape, behind, v);
-    mark_asked(program, shape, behind, asked);
-    for (int v = 0; v < program->n_insns; v++) {
-        const te_insn *insn = &program->insns[v];
-        if (behind[v] < 0) continue;
-        dear[v] = te_opcode_is_dear(insn->op);
-        for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) dear[v] |= dear[insn->arg[k]];
-        if (!dear[v] || !asked[v] || n == TE_CUDA_TABLES) continue;
-        tables[n++] = (te_cuda_table){.value = v, .input = behind[v]};
-        dear[v] = false;
-    }
-    return n;
+    bool narrow[TE_CUDA_MAX_OPERANDS] = {false}, wanted[TE_CUDA_MAX_OPERANDS] = {false};
+    if (shape->compute_f64 || shape->vector % 2 != 0) return 0;
+    for (int i = 0; i < program->n_inputs; i++)
+        narrow[i] = shape->operand[i].dtype == TE_BF16 && shape->operand[i].access == TE_CUDA_VECTOR;
+    for (int o = 0; o < program->n_outputs; o++) wanted[o] = te_shape_wants(program, shape, o);
+    return te_program_tables(program, narrow, wanted, tables, TE_CUDA_TABLES);
 }
 
 /* --- source ------------------------------------------------------------------------------------------------------- */

@@ -70,7 +70,7 @@ static void build_pick(built *b)
     begin(b, "pick");
     int x = input(b, TE_RATE_ELEM), y = input(b, TE_RATE_ELEM), zero = number(b, 0);
     int column = emit_full(b, TE_PW_COLUMN, TE_RATE_ELEM, 0, 0, -1, -1, -1);
-    int value = emit(b, TE_PW_SIGMOID, x, -1, -1);
+    int value = emit(b, TE_PW_ADD, gelu(b, x), number(b, 0.5), -1);
     for (int at = 2; at <= 1 << 20; at = at == 2 ? 1 << 20 : 1 << 21) {
         int is = emit(b, TE_PW_EQ, column, number(b, at), -1);
         output(b, TE_OUT_ROW, reduce(b, TE_PW_ROWSUM, emit(b, TE_PW_WHERE, is, value, zero)));

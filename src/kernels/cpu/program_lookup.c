@@ -16,6 +16,7 @@ enum {
     CODES = 1 << 16,
     MOST_TABLES = 4, /* of a program */
     MOST_INSNS = 48, /* of a function */
+    WORTH = 18,      /* cycles that a look-up of sixteen elements must save */
     KEPT = 8         /* tables of the device, of 256 KB each */
 };
 
@@ -54,16 +55,6 @@ static bool function_of(const te_program *program, int v, const double *params, 
         f->insns[f->n++] = insn;
     }
     return true;
-}
-
-/* Whether looking a value up is quicker: an exponential alone, and what takes few instructions more, is not. */
-static bool is_dear(const function *f)
-{
-    int dear = 0;
-    for (int i = 0; i < f->n; i++)
-        if (f->insns[i].rate == TE_RATE_ELEM && te_opcode_is_dear(f->insns[i].op))
-            dear += f->insns[i].op == TE_PW_EXP ? 1 : 2;
-    return dear > 1;
 }
 
 static te_status tabulate(te_exec *exec, const function *f, float *values)
@@ -164,6 +155,34 @@ static int table_at(const te_lookup *lookup, int v)
     return -1;
 }
 
+static int cycles_of(te_opcode op)
+{
+    switch (op) {
+    case TE_PW_EXP: return 8;
+    case TE_PW_SIGMOID: return 16;
+    case TE_PW_TANH: case TE_PW_ERF: case TE_PW_LOG: return 22;
+    case TE_PW_SIN: case TE_PW_COS: return 28;
+    case TE_PW_POW: return 60;
+    case TE_PW_DIV: case TE_PW_SQRT: case TE_PW_RSQRT: case TE_PW_RECIP: return 5;
+    default: return 1;
+    }
+}
+
+/* Cycles that sixteen elements take, about, in values that outputs need; what is looked up is free. */
+static int cost_of(const te_program *program, const te_lookup *lookup)
+{
+    bool needed[TE_TABLES_INSNS] = {false};
+    int  cycles = 0;
+    for (int o = 0; o < program->n_outputs; o++) needed[program->outputs[o].value] = true;
+    for (int v = program->n_insns - 1; v >= 0; v--) {
+        const te_insn *insn = &program->insns[v];
+        if (!needed[v] || table_at(lookup, v) >= 0) continue;
+        for (int k = 0; k < te_opcode_args((te_opcode)insn->op); k++) needed[insn->arg[k]] = true;
+        if (insn->rate == TE_RATE_ELEM) cycles += cycles_of((te_opcode)insn->op);
+    }
+    return cycles;
+}
+
 /* The second program's input for one of the first's, or for a table of it; -1: there are too many. */
 static int input_for(te_lookup *lookup, int source, int t)
 {
@@ -226,7 +245,8 @@ static bool write_second(te_lookup *lookup, const te_program *first)
     return written;
 }
 
-/* Those tables whose functions are dear and short enough. */
+/* Those tables whose functions are short enough, if they save enough: a look-up takes some nine cycles for sixteen
+ * elements, and tables push other things out of L1. */
 static void find_tables(te_lookup *lookup, const te_program *first)
 {
     bool narrow[TE_LOOKUP_OPERANDS] = {false}, wanted[TE_LOOKUP_OPERANDS];
@@ -236,9 +256,10 @@ static void find_tables(te_lookup *lookup, const te_program *first)
     int n = te_program_tables(first, narrow, wanted, found, MOST_TABLES);
     for (int t = 0; t < n; t++) {
         function f;
-        if (function_of(first, found[t].value, NULL, &f) && is_dear(&f))
-            lookup->tables[lookup->n_tables++] = found[t];
+        if (function_of(first, found[t].value, NULL, &f)) lookup->tables[lookup->n_tables++] = found[t];
     }
+    te_lookup none = {.n_tables = 0};
+    if (cost_of(first, &none) - cost_of(first, lookup) < WORTH * lookup->n_tables) lookup->n_tables = 0;
 }
 
 /* What is looked up when these inputs are of bfloat16; NULL: there is no memory. */

@@ -39,11 +39,14 @@ te_embed_text(te_cuda_program_shares ${TE_KERNELS}/cuda/device/shares.h)
 set(TE_CUDA_HAND ${TE_KERNELS}/cuda/kernels)
 te_embed_text(te_cuda_hand_device ${TE_KERNELS}/quant.h ${TE_KERNELS}/cuda/device/elements.h
   ${TE_CUDA_HAND}/args.h ${TE_CUDA_HAND}/common.h)
-foreach(file index move add routes mma product_few attention_common attention attention_mma attention_mma_passes
+foreach(file move routes mma product_few attention_common attention attention_mma attention_mma_passes
     attention_mma_decode attention_rounded attention_unseen)
   te_embed_text(te_cuda_hand_${file} ${TE_CUDA_HAND}/${file}.cu)
 endforeach()
-te_embed_text(te_cuda_hand_order ${TE_CUDA_HAND}/keys.cu ${TE_CUDA_HAND}/order.cu)
+set(TE_CUDA_SCAN ${TE_KERNELS}/cuda/device/scan.h)
+te_embed_text(te_cuda_hand_index ${TE_CUDA_SCAN} ${TE_CUDA_HAND}/index.cu)
+te_embed_text(te_cuda_hand_add ${TE_CUDA_SCAN} ${TE_CUDA_HAND}/add.cu)
+te_embed_text(te_cuda_hand_order ${TE_CUDA_SCAN} ${TE_CUDA_HAND}/keys.cu ${TE_CUDA_HAND}/order.cu)
 te_embed_text(te_cuda_hand_select ${TE_CUDA_HAND}/keys.cu ${TE_CUDA_HAND}/select.cu)
 set(TE_CUDA_TILES ${TE_CUDA_HAND}/quantize_tile.cu ${TE_CUDA_HAND}/quantize_codes.cu)
 te_embed_text(te_cuda_hand_quantize ${TE_CUDA_TILES} ${TE_CUDA_HAND}/quantize.cu)

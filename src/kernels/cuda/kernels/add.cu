@@ -318,35 +318,13 @@ extern "C" __global__ void __launch_bounds__(256) te_bucket_count(const __grid_c
     for (int i = lane; i < a.buckets && w < a.warps; i += 32) to[i * a.warps + w] = counts[warp][i];
 }
 
-/* Of a value per thread of 256 the sum over the threads before; *all: over all of them. */
-static __device__ inline uint32_t te_sum_before(uint32_t x, uint32_t *all)
-{
-    __shared__ uint32_t sums[8];
-    int      lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint32_t sum = x;
-#pragma unroll
-    for (int by = 1; by < 32; by *= 2) {
-        uint32_t before = __shfl_up_sync(0xffffffffu, sum, by);
-        if (lane >= by) sum += before;
-    }
-    __syncthreads();
-    if (lane == 31) sums[warp] = sum;
-    __syncthreads();
-    *all = 0;
-    for (int i = 0; i < 8; i++) {
-        if (i < warp) sum += sums[i];
-        *all += sums[i];
-    }
-    return sum - x;
-}
-
 /* A bucket a block: counts become where each warp begins within the bucket; and its number of elements. */
 extern "C" __global__ void __launch_bounds__(256) te_bucket_scan(const __grid_constant__ te_buckets_args a)
 {
     uint32_t *counts = (uint32_t *)(a.bound.scratch + a.counts_at) + blockIdx.x * a.warps, before = 0, all;
     for (int64_t i = 0; i < a.warps; i += 256) {
         int64_t  at = i + threadIdx.x;
-        uint32_t count = at < a.warps ? counts[at] : 0, start = te_sum_before(count, &all);
+        uint32_t count = at < a.warps ? counts[at] : 0, start = te_sum_before<8>(count, &all);
         if (at < a.warps) counts[at] = before + start;
         before += all;
     }
@@ -360,7 +338,7 @@ static __device__ inline void te_bucket_starts(const te_buckets_args &a, uint32_
     for (int i = 0; i < a.buckets; i += 256) {
         int      at = i + (int)threadIdx.x;
         uint32_t count = at < a.buckets ? ((const uint32_t *)a.bound.scratch)[at] : 0;
-        uint32_t start = te_sum_before(count, &all);
+        uint32_t start = te_sum_before<8>(count, &all);
         if (at < a.buckets) starts[at] = before + start;
         before += all;
     }

@@ -215,24 +215,6 @@ __device__ static inline void te_sort_take(te_sort_pairs *pairs, uint32_t (*coun
     }
 }
 
-/* Of a value per thread the sum over the threads before. */
-__device__ static inline uint32_t te_sort_scan(uint32_t x)
-{
-    __shared__ uint32_t sums[TE_SORT_WARPS];
-    int      lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint32_t sum = x;
-#pragma unroll
-    for (int by = 1; by < 32; by *= 2) {
-        uint32_t before = __shfl_up_sync(0xffffffffu, sum, by);
-        if (lane >= by) sum += before;
-    }
-    __syncthreads();
-    if (lane == 31) sums[warp] = sum;
-    __syncthreads();
-    for (int w = 0; w < warp; w++) sum += sums[w];
-    return sum - x;
-}
-
 /* Moves the pairs that were taken: those of digit d, the thread's own, to `base` and behind it. Returns the end. */
 __device__ static inline uint32_t te_sort_move(const te_sort_pairs &pairs, uint32_t (*counts)[TE_SORT_DIGITS],
                                                uint64_t *keys, int64_t *positions, int64_t tile, int64_t end,
@@ -274,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(512) te_sort(const __grid_constant_
         __syncthreads();
         uint32_t total = 0;
         for (int w = 0; w < TE_SORT_WARPS; w++) total += counts[w][threadIdx.x];
-        te_sort_move(pairs, counts, keys + to, positions + to, 0, a.n, digit, te_sort_scan(total));
+        te_sort_move(pairs, counts, keys + to, positions + to, 0, a.n, digit, te_sum_before<TE_SORT_WARPS>(total));
     }
     if (threadIdx.x == 0) keys[4 * a.n + digit] = (uint64_t)(digit % 2);
 }
@@ -325,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(512) te_sort_pass(const __grid_cons
     __syncthreads();
     if (blockIdx.x == 0 && threadIdx.x == 0) keys[4 * a.n + a.digit + 1] = (uint64_t)(alike ? half : 1 - half);
     if (alike) return;
-    uint32_t base = before + te_sort_scan(total);
+    uint32_t base = before + te_sum_before<TE_SORT_WARPS>(total);
     for (int64_t tile = begin; tile < end; tile += TE_SORT_TILE) {
         te_sort_pairs pairs;
         te_sort_take(&pairs, counts, keys + from, positions + from, tile, end, a.digit, te_sort_bits(a, a.digit));

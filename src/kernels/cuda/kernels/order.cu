@@ -31,24 +31,6 @@ __device__ static inline unsigned te_order_digit(te_key_word key, int shift)
     return (unsigned)(key >> shift) & (TE_ORDER_DIGITS - 1);
 }
 
-/* Of a value per thread the sum over the threads before. */
-__device__ static inline uint32_t te_order_sum(uint32_t x)
-{
-    __shared__ uint32_t sums[TE_ORDER_WARPS];
-    unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint32_t sum = x;
-#pragma unroll
-    for (unsigned by = 1; by < 32; by *= 2) {
-        uint32_t before = __shfl_up_sync(0xffffffffu, sum, by);
-        if (lane >= by) sum += before;
-    }
-    __syncthreads();
-    if (lane == 31) sums[warp] = sum;
-    __syncthreads();
-    for (unsigned w = 0; w < warp; w++) sum += sums[w];
-    return sum - x;
-}
-
 /* The places of a tile's elements by one digit. counts[d] then is where those of digit d begin. */
 __device__ static inline void te_order_rank(const te_order_keys &key, te_order_places &place, int shift,
                                             uint32_t *counts)
@@ -77,7 +59,7 @@ __device__ static inline void te_order_rank(const te_order_keys &key, te_order_p
     uint32_t total = 0;
     for (unsigned d = first; d < end; d++)
         for (unsigned w = 0; w < warps; w++) total += counts[w * TE_ORDER_DIGITS + d];
-    uint32_t base = te_order_sum(total);
+    uint32_t base = te_sum_before<TE_ORDER_WARPS>(total);
     for (unsigned d = first; d < end; d++)
         for (unsigned w = 0; w < warps; w++) {
             uint32_t count = counts[w * TE_ORDER_DIGITS + d];
@@ -290,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(512) te_order_pass(const __grid_con
         if (count == a.n) all_alike = 1;
         total += count;
     }
-    uint32_t before = te_order_sum(total); /* has barriers */
+    uint32_t before = te_sum_before<TE_ORDER_WARPS>(total); /* has barriers */
     bool     stays = all_alike && a.pass > 0;
     uint32_t half = stays ? x.half : a.pass ? 1 - x.half : 0;
     if (block == 0 && threadIdx.x == 0) m.halves[r * (TE_ORDER_PASSES + 1) + a.pass + 1] = half;

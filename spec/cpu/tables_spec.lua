@@ -1,5 +1,5 @@
---- Large runs on bfloat16, in which functions of one input are looked up: the bits of the same numbers in pieces that are
---- too small for that, forward and backward, alone and with neighbours in a group.
+--- Large runs on bfloat16, in which functions of one input are looked up: the bits of the same numbers in pieces that
+--- are too small for that, forward and backward, alone and with neighbours in a group.
 
 local bits = require "spec.support.bits"
 local te = require "te"

@@ -5,7 +5,7 @@
 #include "kernels/cpu/cpu.h"
 #include "test.h"
 
-enum { MAX_INSNS = 96, MAX_SLOTS = 8 };
+enum { MAX_INSNS = 128, MAX_SLOTS = 8 };
 
 typedef struct built {
     te_program        program;

@@ -203,6 +203,36 @@ static void test_slopes(void)
     }
 }
 
+/* Of f(x) with f(x) read elsewhere, as in (x - e^x) y + e^x: what both contribute cancels before it is multiplied. And
+ * a small number divides an adjoint, not 1. */
+static void test_adjoints_first(void)
+{
+    bool wanted[] = {true, true};
+    te_output_kind reduce[] = {TE_OUT_ELEM, TE_OUT_ELEM};
+    for (int kind = 0; kind < 2; kind++) {
+        te_program *p = te_program_new(&te_mem_libc, "adjoints");
+        int x = te_program_input(p, TE_RATE_ELEM), y = te_program_input(p, TE_RATE_ELEM), e = emit(p, TE_PW_EXP, x, -1);
+        int gated = emit(p, TE_PW_ADD, emit(p, TE_PW_MUL, emit(p, TE_PW_SUB, x, e), y), e);
+        te_program_output(p, TE_OUT_ELEM, kind ? emit(p, TE_PW_ADD, emit(p, TE_PW_LOG, x, -1), y) : gated);
+        te_gradient_request request = {.forward = p, .wanted = wanted, .reduce = reduce};
+        te_gradient gradient;
+        CHECK(te_program_differentiate(&request, &gradient, NULL) == TE_OK);
+        double from_x[] = {kind ? 1e-310 : 80, kind ? 1e-310 : 5}, from_y[] = {1, 1};
+        double dx[2], dy[2], *outputs[] = {dx, dy};
+        double from_out[] = {kind ? 0 : 0.75, kind ? 1e-5 : 0.75};
+        eval_operand sources[3];
+        for (int k = 0; k < gradient.n_sources; k++) {
+            te_grad_source source = gradient.sources[k];
+            double *values = source.kind == TE_GRAD_FROM_DOUT ? from_out : source.index ? from_y : from_x;
+            sources[k] = (eval_operand){values, 2, 1};
+        }
+        program_eval(gradient.backward, &(eval_space){1, 2, sources, NULL, false}, outputs);
+        CHECK(kind ? dx[0] == 0 && isfinite(dx[1]) : dx[0] == 0.75 && dx[1] == 0.75);
+        te_gradient_clear(&gradient);
+        te_program_free(p);
+    }
+}
+
 /* As an output per element where the value is no output per row. */
 static void add_output(te_program *p, te_output_kind kind, int value)
 {
@@ -402,6 +432,7 @@ int main(void)
     test_choices_of_constants();
     test_joints();
     test_slopes();
+    test_adjoints_first();
     test_broadcasts();
     test_without();
     test_random_programs();

@@ -126,15 +126,15 @@ static inline bool te_run_exceeded(const te_run *run)
 
 /* A large run with tables in the place of functions of one input of bfloat16. program_lookup.c */
 enum { TE_LOOKUP_OPERANDS = 24 };
-typedef struct te_looking {
+typedef struct te_table_run {
     te_program  *program;
     te_run       run;
     te_operand   inputs[TE_LOOKUP_OPERANDS];
     const float *tables[TE_LOOKUP_OPERANDS];
-} te_looking;
+} te_table_run;
 
 /* false: there is nothing to look up, or no memory for it. */
-bool te_program_look_up(te_exec *exec, const te_program *program, const te_run *run, te_looking *looking);
+bool te_program_look_up(te_exec *exec, const te_program *program, const te_run *run, te_table_run *by);
 
 /* Does a run by `runner`, with dense copies of inputs that lie across, perhaps in pieces. program_straight.c */
 typedef te_status te_program_runner(te_exec *exec, te_program *program, const te_run *run);

@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum {
-    LEAST = 1 << 17, /* elements: making a table takes half as many */
+    LEAST = 1 << 18, /* elements: making a table takes a quarter as many */
     CODES = 1 << 16,
     MOST_TABLES = 4, /* of a program */
     MOST_INSNS = 48, /* of a function */
@@ -93,6 +93,7 @@ void te_tables_free(te_exec *exec, te_cpu_device *device)
     for (int i = 0; device->tables && i < KEPT; i++)
         te_mem_free(exec->mem, device->tables->table[i].values, CODES * sizeof(float));
     te_mem_free(exec->mem, device->tables, sizeof *device->tables);
+    device->tables = NULL;
 }
 
 static bool same_function(const function *a, const function *b)
@@ -100,8 +101,8 @@ static bool same_function(const function *a, const function *b)
     return a->n == b->n && memcmp(a->insns, b->insns, (size_t)a->n * sizeof *a->insns) == 0;
 }
 
-/* The function's table, made where there is none in the place of the one that was used last of all; NULL: there is no
- * memory for it, or the call is interrupted. */
+/* The function's table, made where there is none in the place of the one whose last use is longest ago; NULL: there is
+ * no memory for it, or the call is interrupted. */
 static const float *table_of(te_exec *exec, const function *f)
 {
     te_cpu_device *device = te_cpu(exec);
@@ -258,7 +259,17 @@ static void find_tables(te_lookup *lookup, const te_program *first)
         function f;
         if (function_of(first, found[t].value, NULL, &f)) lookup->tables[lookup->n_tables++] = found[t];
     }
+    if (lookup->n_tables == 0) return;
     te_lookup none = {.n_tables = 0};
+    for (int t = lookup->n_tables - 1; t >= 0; t--) { /* one of several may be worth it, and all together not */
+        te_program_table kept = lookup->tables[t];
+        int with = cost_of(first, lookup);
+        lookup->tables[t] = lookup->tables[--lookup->n_tables];
+        if (cost_of(first, lookup) - with >= WORTH) {
+            lookup->tables[lookup->n_tables++] = lookup->tables[t];
+            lookup->tables[t] = kept;
+        }
+    }
     if (cost_of(first, &none) - cost_of(first, lookup) < WORTH * lookup->n_tables) lookup->n_tables = 0;
 }
 
@@ -275,11 +286,25 @@ static te_lookup *lookup_of(const te_program *first, uint32_t narrow)
     lookup->program.mem = first->mem;
     memcpy(lookup->program.name, first->name, sizeof first->name);
     find_tables(lookup, first);
-    if (lookup->n_tables && !write_second(lookup, first)) lookup->n_tables = 0;
-    return lookup;
+    if (lookup->n_tables && !write_second(lookup, first)) {
+        te_lookup_free(lookup);
+        compiled->lookup = NULL;
+    }
+    return compiled->lookup;
 }
 
 /* --- runs --------------------------------------------------------------------------------------------------------- */
+
+/* Whether a power is but a product of two or three: the exponent may be a number of the run. */
+static bool is_short_power(const function *f)
+{
+    for (int i = 0; i < f->n; i++) {
+        const te_insn *insn = &f->insns[i], *exponent = insn->op == TE_PW_POW ? &f->insns[insn->arg[1]] : NULL;
+        double times = exponent && exponent->op == TE_PW_CONST ? exponent->imm : -1;
+        if (times == 0 || times == 1 || times == 2 || times == 3) return true;
+    }
+    return false;
+}
 
 /* Whether there are so many elements, whatever their number. */
 static bool is_large(const te_run *run)
@@ -290,7 +315,7 @@ static bool is_large(const te_run *run)
     return elements >= LEAST;
 }
 
-bool te_program_look_up(te_exec *exec, const te_program *program, const te_run *run, te_looking *looking)
+bool te_program_look_up(te_exec *exec, const te_program *program, const te_run *run, te_table_run *by)
 {
     uint32_t narrow = 0;
     if (!((const te_compiled *)program->compiled)->dear || run->compute_f64 || program->n_inputs > TE_LOOKUP_OPERANDS ||
@@ -303,17 +328,17 @@ bool te_program_look_up(te_exec *exec, const te_program *program, const te_run *
     te_lookup *lookup = narrow ? lookup_of(program, narrow) : NULL;
     if (!lookup || !lookup->n_tables || te_program_compile(exec, &lookup->program) != TE_OK) return false;
     ((te_compiled *)lookup->program.compiled)->tabled = lookup->tabled;
-    looking->program = &lookup->program;
-    looking->run = *run;
-    looking->run.inputs = looking->inputs;
-    looking->run.tables = looking->tables;
+    by->program = &lookup->program;
+    by->run = *run;
+    by->run.inputs = by->inputs;
+    by->run.tables = by->tables;
     for (int i = 0; i < lookup->program.n_inputs; i++) {
-        looking->inputs[i] = run->inputs[lookup->source[i]];
-        looking->tables[i] = NULL;
+        by->inputs[i] = run->inputs[lookup->source[i]];
+        by->tables[i] = NULL;
         if (lookup->looked_up[i] < 0) continue;
         function f;
         function_of(program, lookup->tables[lookup->looked_up[i]].value, run->params, &f);
-        if (!(looking->tables[i] = table_of(exec, &f))) return false;
+        if (is_short_power(&f) || !(by->tables[i] = table_of(exec, &f))) return false;
     }
     return true;
 }

@@ -51,8 +51,6 @@ static bool reduces(const te_maker *m, int v)
     return te_opcode_reduces(m->program->insns[v].op) && m->values[v].picks < 0;
 }
 
-/* rowsum(where(column() == at, x, 0)) with `at` one number per row, as cross entropy looks up its target: reading the
- * one element gives the same bits. */
 /* Whether what is loaded stands for a value in a table. */
 static bool is_tabled(const te_maker *m, const te_insn *insn)
 {
@@ -60,6 +58,8 @@ static bool is_tabled(const te_maker *m, const te_insn *insn)
     return insn->op == TE_PW_LOAD && compiled->tabled && compiled->tabled >> insn->slot & 1;
 }
 
+/* rowsum(where(column() == at, x, 0)) with `at` one number per row, as cross entropy looks up its target: reading the
+ * one element gives the same bits. */
 static void find_picks(te_maker *m)
 {
     const te_program *p = m->program;

@@ -137,10 +137,10 @@ static void join_all(const call *c, int threads, char *parts)
 static te_status run_long(te_exec *exec, te_program *program, const te_run *runs, int n_runs)
 {
     _Alignas(64) char stack[STACK_WORKSPACE], stack_parts[STACK_PARTS];
-    te_looking looking;
-    if (n_runs == 1 && te_program_look_up(exec, program, runs, &looking)) {
-        program = looking.program;
-        runs = &looking.run;
+    te_table_run by_table;
+    if (n_runs == 1 && te_program_look_up(exec, program, runs, &by_table)) {
+        program = by_table.program;
+        runs = &by_table.run;
     }
     call c = {.exec = exec, .program = program, .runs = runs, .n_runs = n_runs};
     te_status status = survey(&c);

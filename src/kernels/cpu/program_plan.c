@@ -257,10 +257,10 @@ static void emit_element(te_maker *m, int v)
     if (insn->op == TE_PW_COLUMN) step.kind = TE_STEP_COLUMN;
     if (te_opcode_is_random(insn->op)) step.kind = TE_STEP_RANDOM;
     if (is_tabled(m, insn)) {
-        step.dst = add_slot(m, TE_SLOT_REGISTER);
+        int32_t code = step.dst = add_slot(m, TE_SLOT_REGISTER);
         add_step(m, step);
         step = (te_step){.kind = TE_STEP_OP, .op = TE_BLOCK_LOOK_UP, .scalars = 2, .arg = TE_NO_ARGS};
-        step.arg[0] = m->plan->steps[m->plan->n_steps - 1].dst;
+        step.arg[0] = code;
         step.arg[1] = add_slot(m, TE_SLOT_TABLE);
         if (!m->failed) m->plan->slots[step.arg[1]].index = insn->slot;
     }

@@ -73,11 +73,11 @@ int te_diff_rowsum(te_diff *diff, int a);
 /* Adds what forward value `value` contributes to its arguments. */
 void te_diff_propagate(te_diff *diff, int value);
 
-/* Adds to what forward value `value` is computed from a part of its adjoint. */
+/* Adds a part to the adjoint of forward value `value`. */
 void te_diff_contribute(te_diff *diff, int value, int part, bool per_elem);
 
-/* The same as te_diff_propagate, down to the one input that a value follows from; false: it is not so.
- * program_diff_slope.c */
+/* The same as te_diff_propagate, but down to the one input that the value is a function of, at once; false: nothing was
+ * added, it is no such value. program_diff_slope.c */
 bool te_diff_by_slope(te_diff *diff, int value);
 
 /* Gradients from the request's gradient_text. */

@@ -3,9 +3,8 @@
  * Reverse mode multiplies an adjoint by one factor of the chain rule after the other. Where a value follows from one
  * input alone, and nothing else is made from what lies between, its derivative by that input does so too: it is
  * computed by itself, and the adjoint multiplied by it in the end. That takes no more products, and a backend may look
- * the derivative up (kernels/program_tables.h). So this is
- * done where elementary functions are taken; a choice (min, max, where) is none of an adjoint times 0, so there it is
- * not.
+ * the derivative up (kernels/program_tables.h). So this is done where elementary functions are taken; a choice (min,
+ * max, where) is none of an adjoint times 0, so there it is not.
  */
 #include "program_diff.h"
 

@@ -5,6 +5,7 @@
 
 #include "tetrain/tetrain.h"
 
+#include <lauxlib.h>
 #include <limits.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -106,6 +107,50 @@ static void test_little(void)
     tetrain_close(shared);
 }
 
+/* --- calls inside calls ------------------------------------------------------------------------------------------- */
+
+static tetrain *nested;
+static int      depth, refused;
+
+/* A function of the host whose frame is not small: it runs a script, or reads a field that a function computes. */
+static int again(lua_State *L)
+{
+    volatile char  frame[1024] = {0};
+    tetrain_status status = TETRAIN_OK;
+    if (depth++ % 2) te_tensor_release(tetrain_get_tensor(nested, "field.x"));
+    else status = run(nested, "again()");
+    refused += strstr(tetrain_error(nested), "the stack of this thread has") != NULL;
+    lua_pushinteger(L, status + frame[0]);
+    return 1;
+}
+
+static void *call_inside_calls(void *user)
+{
+    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .flags = TETRAIN_RESTRICTED};
+    nested = tetrain_open(&options);
+    lua_register(tetrain_lua_state(nested), "again", again);
+    CHECK(run(nested, "te = require 'te' field = setmetatable({}, {__index = function() again() end})") == TETRAIN_OK);
+    for (int i = 0; i < 2; i++) {
+        depth = 0;
+        (void)run(nested, "again()");
+        CHECK_MSG(depth > 8, "%d calls", depth);
+        CHECK_MSG(run(nested, "te.randn({64, 64}):sum()") == TETRAIN_OK, "%s", tetrain_error(nested));
+    }
+    tetrain_close(nested);
+    return user;
+}
+
+/* A function of the host that calls again goes down without end, past everything in Lua that looks. */
+static void test_inside(void)
+{
+    for (size_t stack = SMALL; stack <= 8 * SMALL; stack *= 2) {
+        refused = 0;
+        start(stack, call_inside_calls, NULL);
+        CHECK_MSG(refused > 0 || stack > 2 * SMALL, "%zu", stack);
+    }
+    call_inside_calls(NULL);
+}
+
 /* --- fibers ------------------------------------------------------------------------------------------------------- */
 
 #ifndef SANITIZED
@@ -144,6 +189,7 @@ int main(void)
 {
     test_little(); /* first: the C library gives a new thread the larger stack of one that has ended */
     test_threads();
+    test_inside();
     test_fibers();
     return TEST_END();
 }

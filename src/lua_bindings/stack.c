@@ -79,9 +79,11 @@ static bool is_same(stack_range range, const char *base, const char *here)
 bool tetrain_begin_stack(te_lua *rt, const char *here, size_t *left)
 {
     stack_range range = range_of_caller(rt);
-    *left = is_within(range, here) ? (size_t)(here - range.low) : SIZE_MAX;
-    if (rt->stack_base && is_same(range, rt->stack_base, here)) return true; /* each call in it looks */
-    if (*left < UNSEEN + KERNELS) return false;
+    bool        inside = rt->stack_base && is_same(range, rt->stack_base, here), known = is_within(range, here);
+    *left = known ? (size_t)(here - range.low) : SIZE_MAX;
+    if (inside && !known) *left = ELSEWHERE + KERNELS - (size_t)(rt->stack_base - here);
+    if (*left < (inside ? KERNELS : UNSEEN + KERNELS)) return false;
+    if (inside) return true; /* each function that it calls looks */
     rt->stack_base = here;
     rt->stack_room = 0;
     return true;

@@ -23,6 +23,7 @@ void te_allocator_open(te_allocator *allocator, te_exec *exec, size_t limit)
     memset(allocator, 0, sizeof *allocator);
     allocator->exec = exec;
     allocator->limit = limit;
+    allocator->kept = SIZE_MAX;
 }
 
 static void release_block(te_allocator *allocator, te_block *block)
@@ -79,6 +80,15 @@ bool te_allocator_count(te_allocator *allocator, size_t bytes)
 
 void te_allocator_discount(te_allocator *allocator, size_t bytes) { allocator->beside -= bytes; }
 
+static size_t most_of(size_t bytes) { return bytes - bytes / 4; }
+
+/* A request larger than all that there is says nothing of how much there could be. */
+static void note_refusal(te_allocator *allocator, size_t size)
+{
+    if (over_limit(allocator, size) || size > allocator->reserved) return;
+    allocator->kept = most_of(allocator->reserved);
+}
+
 /* A block fresh from the system, within the limit. */
 static te_block *reserve_block(te_allocator *allocator, size_t size)
 {
@@ -97,6 +107,7 @@ static te_block *reserve_block(te_allocator *allocator, size_t size)
     block->size = size;
     block->pool = NULL;
     allocator->reserved += size;
+    if (allocator->kept < most_of(allocator->reserved)) allocator->kept = most_of(allocator->reserved);
     return block;
 }
 
@@ -112,7 +123,10 @@ te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
         allocator->cached[class] = block->next;
     else if (!(block = reserve_block(allocator, size))) {
         te_allocator_empty_cache(allocator);
-        if (!(block = reserve_block(allocator, size))) return NULL;
+        if (!(block = reserve_block(allocator, size))) {
+            note_refusal(allocator, size);
+            return NULL;
+        }
     }
     block->next = NULL;
     if (allocator->pool && !block->pool) {
@@ -145,6 +159,8 @@ void te_allocator_free(te_allocator *allocator, te_block *block)
     allocator->current -= block->size;
     if (block->pool && block->pool->closed)
         return_to_cache(allocator, block->pool, block);
+    else if (!block->pool && allocator->reserved > allocator->kept)
+        release_block(allocator, block);
     else
         cache(block->pool ? block->pool->cached : allocator->cached, block);
 }

@@ -2,8 +2,9 @@
  *
  * Sizes are rounded up to one of eight steps per power of two (at most 1/8 is wasted); a freed block goes to its
  * class's list and the next request of that class takes it. Work on a device is ordered, so a block may be reused at
- * once. When the system or the limit refuses, the cache is emptied and the request tried again. Bookkeeping lives in
- * host memory: the blocks themselves are never touched.
+ * once. When the system or the limit refuses, the cache is emptied and the request tried again. A system that has
+ * refused gets back what the cache holds beyond three quarters of what it had given: others need memory, too, and some
+ * of them end the process without it. Bookkeeping lives in host memory: the blocks themselves are never touched.
  */
 #ifndef TE_CORE_ALLOCATOR_H
 #define TE_CORE_ALLOCATOR_H
@@ -35,6 +36,7 @@ typedef struct te_allocator {
     size_t    limit; /* 0: none */
     size_t    beside; /* bytes of host memory that count towards the limit: of tensors and recorded operations */
     size_t    current, peak, reserved;
+    size_t    kept; /* freed blocks are, up to so many reserved bytes */
     uint64_t  allocations;
     te_block *cached[TE_SIZE_CLASSES];
     te_block *spare; /* empty te_block structs */

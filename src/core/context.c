@@ -28,6 +28,7 @@ te_status te_fail(te_context *ctx, te_status status, const char *format, ...)
     va_end(args);
     memcpy(ctx->message, text, sizeof text);
     ctx->status = status;
+    if (status == TE_ERROR_MEMORY && ctx->devices[0].open) te_allocator_empty_cache(&ctx->devices[0].allocator);
     return status;
 }
 

@@ -108,7 +108,8 @@ struct te_context {
     char         message[1024];
 };
 
-/* Records the message and returns status. */
+/* Records the message and returns status. Where memory is short the host's cache is emptied: what comes next may need
+ * it for something else. */
 te_status te_fail(te_context *ctx, te_status status, const char *format, ...) TE_PRINTF(3, 4);
 /* Takes over the message of a kernel that failed in `op`. */
 te_status te_fail_exec(te_context *ctx, te_status status, const te_exec *exec, const char *op);

@@ -5,6 +5,7 @@
 
 #include <omp.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum { CAPACITY = 256, BUCKETS = 128, NONE = -1 };
 
@@ -90,6 +91,15 @@ static int take_place(te_exec *exec, te_gemm_onednn *lib)
     return oldest;
 }
 
+/* Whether the system has memory for another primitive. oneDNN ends the process where it has none: it throws, or writes
+ * to what it did not get. What is asked here it takes several times over. */
+static bool has_room(void)
+{
+    enum { BYTES = 16 << 20 };
+    void *trial = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return trial != MAP_FAILED && munmap(trial, BYTES) == 0;
+}
+
 const te_dnnl_matmul *te_gemm_onednn_primitive(te_exec *exec, te_gemm_onednn *lib, const te_dnnl_spec *spec)
 {
     int bucket = bucket_of(spec);
@@ -99,7 +109,7 @@ const te_dnnl_matmul *te_gemm_onednn_primitive(te_exec *exec, te_gemm_onednn *li
         e->used = ++lib->clock;
         return e->made ? &e->matmul : NULL;
     }
-    int place = take_place(exec, lib);
+    int place = has_room() ? take_place(exec, lib) : NONE;
     if (place == NONE) return NULL;
     entry *e = lib->entries[place];
     *e = (entry){.spec = *spec, .next = lib->bucket[bucket], .used = ++lib->clock};

@@ -6,7 +6,9 @@ include(CMakePackageConfigHelpers)
 
 set_target_properties(tetrain_shared PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${TE_SOVERSION}
   LINK_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/tetrain.map)
-target_link_options(tetrain_shared PRIVATE -Wl,--version-script=${CMAKE_SOURCE_DIR}/cmake/tetrain.map)
+# The library calls its own functions, whatever else the process has of the same names: a plugin may bring a copy.
+target_link_options(tetrain_shared PRIVATE -Wl,--version-script=${CMAKE_SOURCE_DIR}/cmake/tetrain.map
+  -Wl,-Bsymbolic-functions)
 
 # What a program needs beside libtetrain.a.
 set(TE_STATIC_FLAGS "-lluajit-5.1 -ljansson -lpcre2-8 -lutf8proc -fopenmp -pthread -lm")

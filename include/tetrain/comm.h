@@ -8,8 +8,9 @@
  * A call that is interrupted is abandoned, and its group cannot be used from then on. Memory that the call may still
  * write to is never freed: a few bytes for each process and, where tensors were in transit, these and their context.
  *
- * Processes know each other, not the contexts in them: only one context of a process may be a member at a time, and
- * te_comm_world is an error in any other until the first has released the group. To MPI it makes no difference that
+ * Processes know each other, not the contexts in them: where they were started together, only one context of a process
+ * may be a member at a time, and te_comm_world is an error in any other until the first has released the group (a
+ * process that was started alone has a group of one for each context). To MPI it makes no difference that
  * contexts of different times join. In MPI, groups made by a split take some KB each until the process ends, since
  * freeing one would wait for all its members: split once, not in every step (Open MPI has room for 65,530). One split
  * too many is an error in all processes, and the group that was to be split remains usable.

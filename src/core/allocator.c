@@ -18,12 +18,13 @@ static int size_class(size_t bytes, size_t *rounded)
     return 8 + (e - 9) * 8 + (int)(k - 9);
 }
 
-void te_allocator_open(te_allocator *allocator, te_exec *exec, size_t limit)
+void te_allocator_open(te_allocator *allocator, te_exec *exec, size_t limit, size_t idle)
 {
     memset(allocator, 0, sizeof *allocator);
     allocator->exec = exec;
     allocator->limit = limit;
     allocator->kept = SIZE_MAX;
+    allocator->idle = idle;
 }
 
 static void release_block(te_allocator *allocator, te_block *block)
@@ -111,6 +112,24 @@ static te_block *reserve_block(te_allocator *allocator, size_t size)
     return block;
 }
 
+static bool is_idle(const te_allocator *allocator)
+{
+    size_t cached = allocator->reserved - allocator->current;
+    return cached > allocator->idle && cached > allocator->peak;
+}
+
+/* A block of none of the lists. */
+static te_block *fresh_block(te_allocator *allocator, size_t size)
+{
+    if (is_idle(allocator)) te_allocator_empty_cache(allocator);
+    te_block *block = reserve_block(allocator, size);
+    if (block) return block;
+    te_allocator_empty_cache(allocator);
+    block = reserve_block(allocator, size);
+    if (!block) note_refusal(allocator, size);
+    return block;
+}
+
 te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
 {
     if (bytes > LARGEST) return NULL;
@@ -121,13 +140,8 @@ te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
         allocator->pool->cached[class] = block->next;
     else if ((block = allocator->cached[class]))
         allocator->cached[class] = block->next;
-    else if (!(block = reserve_block(allocator, size))) {
-        te_allocator_empty_cache(allocator);
-        if (!(block = reserve_block(allocator, size))) {
-            note_refusal(allocator, size);
-            return NULL;
-        }
-    }
+    else if (!(block = fresh_block(allocator, size)))
+        return NULL;
     block->next = NULL;
     if (allocator->pool && !block->pool) {
         block->pool = allocator->pool;

@@ -2,7 +2,9 @@
  *
  * Sizes are rounded up to one of eight steps per power of two (at most 1/8 is wasted); a freed block goes to its
  * class's list and the next request of that class takes it. Work on a device is ordered, so a block may be reused at
- * once. When the system or the limit refuses, the cache is emptied and the request tried again. A system that has
+ * once. When the system or the limit refuses, the cache is emptied and the request tried again. The host's is emptied,
+ * too, where nothing in it fits and it holds as much as was ever in use at a time, and more than a little: then sizes
+ * change, and those before do not come again. A system that has
  * refused gets back what the cache holds beyond three quarters of what it had given: others need memory, too, and some
  * of them end the process without it. Bookkeeping lives in host memory: the blocks themselves are never touched.
  */
@@ -37,6 +39,7 @@ typedef struct te_allocator {
     size_t    beside; /* bytes of host memory that count towards the limit: of tensors and recorded operations */
     size_t    current, peak, reserved;
     size_t    kept; /* freed blocks are, up to so many reserved bytes */
+    size_t    idle; /* bytes that the cache may hold where nothing in it fits, or as many as the peak has */
     uint64_t  allocations;
     te_block *cached[TE_SIZE_CLASSES];
     te_block *spare; /* empty te_block structs */
@@ -45,7 +48,7 @@ typedef struct te_allocator {
     bool      lasting; /* and what they hold is there in the next launch: none that the recording has used before */
 } te_allocator;
 
-void te_allocator_open(te_allocator *allocator, te_exec *exec, size_t limit);
+void te_allocator_open(te_allocator *allocator, te_exec *exec, size_t limit, size_t idle);
 void te_allocator_close(te_allocator *allocator);
 /* NULL when exhausted. The block is given back with te_allocator_free. */
 te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes);

@@ -54,6 +54,8 @@ static int thread_count(int asked)
     return asked < TE_MAX_THREADS ? asked : TE_MAX_THREADS;
 }
 
+enum { HOST_IDLE = 64 << 20 };
+
 /* --- devices ------------------------------------------------------------------------------------------------------ */
 
 static void *lend_scratch(te_exec *exec, size_t bytes)
@@ -96,7 +98,8 @@ static te_device *open_device(te_context *ctx, te_device *device, const te_backe
                       .scratch = lend_scratch,
                       .scratch_free = take_scratch,
                       .owner = device};
-    te_allocator_open(&device->allocator, exec, ctx->tensor_memory_limit);
+    size_t idle = backend == &te_backend_cpu ? HOST_IDLE : SIZE_MAX; /* nobody else wants a device's memory */
+    te_allocator_open(&device->allocator, exec, ctx->tensor_memory_limit, idle);
     te_status status = backend->device_open(exec, index);
     if (status != TE_OK) {
         te_fail(ctx, status, "%s: %s", name, exec->message);

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Another project builds against the install prefix and the build folder: find_package and pkg-config, shared and
-# static, C and C++. The exported symbols are the headers' and no others. The Debian package unpacks into a tetrain that
-# runs.
+# static, C and C++. Two copies of the library work in one process. The exported symbols are the headers' and no others.
+# The Debian package unpacks into a tetrain that runs.
 #
 #     test.sh BUILD        a finished build of tetrain
 set -eu
@@ -35,6 +35,11 @@ consume installed "$work/prefix" "$(dirname "$(find "$work/prefix" -name tetrain
 consume uninstalled "$build" "$build"
 
 library=$(find "$work/prefix" -name 'libtetrain.so')
+export PKG_CONFIG_PATH="$build"
+cc "$here/copy.c" $(pkg-config --cflags --libs tetrain) -ldl -Wl,-rpath,"$build" -o "$work/copy"
+"$work/copy" "$library"
+echo "two copies of the library in one process"
+
 nm -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort >"$work/exported"
 cat "$here"/../../include/tetrain/*.h | tr '\n' ' ' | sed 's,/\*[^*]*\*\+\([^/*][^*]*\*\+\)*/,,g' | tr ';' '\n' |
     sed -n 's/.*\(TE_API\|TETRAIN_API\) [^(]*[ *]\([a-z_0-9]*\)(.*/\2/p' | sort >"$work/declared"

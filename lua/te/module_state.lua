@@ -67,7 +67,7 @@ local function find_recipe_state(self, plan)
     walk_modules(self, "", function(prefix, module)
         local found, load, wrong = require("te.recipe.product_state").loader(module, prefix, plan.state)
         for _, name in ipairs(found) do plan.known[name] = true end
-        plan.steps[#plan.steps + 1], problem = load, problem or wrong
+        plan.scales[#plan.scales + 1], problem = load, problem or wrong
     end)
     return problem
 end
@@ -78,7 +78,7 @@ local function find_source(plan, name, tensor, module)
     if given == nil and core.is_quantized(tensor) then
         local parts, wrong = require("te.recipe.parameters").loader(name, tensor, state, plan.known)
         if parts then
-            plan.steps[#plan.steps + 1], plan.source[tensor] = parts, tensor
+            plan.parts[#plan.parts + 1], plan.source[tensor] = parts, tensor
             return wrong
         end
     end
@@ -117,9 +117,11 @@ local function apart(self, state)
 end
 
 -- What taking over `state` comes to: names that are known, what each tensor gets (source), what gets nothing (absent),
--- and further steps. Raises where something does not fit.
+-- and what else is to do: scales of delayed scaling first, by which parameters are then quantized, and parts of such as
+-- are quantized already. Raises where something does not fit.
 local function make_plan(self, who, state)
-    local plan, problem = { state = state, known = {}, names = {}, source = {}, absent = {}, steps = {} }, nil
+    local plan = { state = state, known = {}, names = {}, source = {}, absent = {}, scales = {}, parts = {} }
+    local problem
     walk(self, "", function(name, tensor, kind, _, _, module)
         if kind == "constant" then return end
         plan.known[name] = true
@@ -182,8 +184,9 @@ function module_state.load(self, who, state, strict)
     local missing, unexpected = differences(plan)
     local problem = strict and disagreement(missing, unexpected, plan.names)
     if problem then fail("%s: %s", who, problem) end
+    for _, load in ipairs(plan.scales) do load() end
     te.no_grad(copy_all, plan.source)
-    for _, step in ipairs(plan.steps) do step() end
+    for _, load in ipairs(plan.parts) do load() end
     return missing, unexpected
 end
 

@@ -128,6 +128,25 @@ describe("te.quantized_model_init", function()
         assert.is_true(same(optimizer.state[weight].master, high[1].weight:detach()))
     end)
 
+    it("writes parameters in full by the scales of delayed scaling that come with them", function()
+        local recipe = te.recipe.DelayedScaling {}
+        local function run(model)
+            for _ = 1, 2 do te.autocast({ recipe = recipe }, model, te.ones { 2, 16 }):sum():backward() end
+            return model
+        end
+        local function new() return te.quantized_model_init({ recipe = recipe }, te.Linear, 16, 16) end
+        local full = run(te.Linear(16, 16))
+        te.no_grad(function() full.weight:mul_(40) end)
+        local state = run(full):state_dict()
+        local scale = state.weight_scale:item()
+        local expected = te.quantize(full.weight:detach(), recipe, "weight", { scale = scale }):dequantize()
+        for _, model in ipairs { new(), run(new()) } do
+            model:load_state_dict(state)
+            assert.equal(scale, model:state_dict().weight_scale:item())
+            assert.is_true(same(model.weight:detach(), expected))
+        end
+    end)
+
     it("starts masters from what was written after the initial values", function()
         local state, high = build({ recipe = RECIPES.mxfp8 }, 5), build({ enabled = false }, 5)
         local writes = {

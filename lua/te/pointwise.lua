@@ -100,7 +100,8 @@ end
 --- comparisons; numbers may stand for tensors. What lies between is float32, or float64 where an argument is, and
 --- rounded only where the function casts. Where an argument is int64, int32 or uint8, or bool and none is of floats,
 --- the function runs on the arguments themselves, one operation after the other; so it does where it reduces along rows
---- what has one value per row, or rows that the first argument does not have, and where a result has one value per row.
+--- what has one value per row, or rows that the first argument does not have, and where a result has one value per row
+--- because an argument has; a result that always has one is refused.
 --- fn runs once, with symbols in place of tensors: numbers from outside stay what they are then,
 --- so pass numbers that change as arguments.
 ---@param fn function

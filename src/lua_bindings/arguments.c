@@ -2,6 +2,8 @@
  * expected, what was given, and which name was probably meant. */
 #include "bindings.h"
 
+#include "kernels/numerals.h"
+
 #include <math.h>
 #include <stddef.h>
 #include <strings.h>
@@ -253,11 +255,9 @@ te_lua_tensors te_lua_check_tensors(lua_State *L, int index, const char *functio
         lua_rawgeti(L, index, i + 1);
         te_lua_tensor *u = te_lua_to_tensor(L, -1);
         if (!u || !u->t) {
-            lua_pushfstring(L, "%s[%d]", argument, i + 1);
-            strncpy(entry, lua_tostring(L, -1), sizeof entry - 1);
-            entry[sizeof entry - 1] = 0;
+            te_snprintf(entry, sizeof entry, "%s[%d]", argument, i + 1);
             te_lua_drop_tensors(&list);
-            te_lua_check_tensor(L, -2, function, entry);
+            te_lua_check_tensor(L, -1, function, entry);
         }
         list.t[i] = te_tensor_retain(u->t);
         lua_pop(L, 1);

@@ -119,9 +119,11 @@ end
 -- `what` is number k of its kind, in a fused operation of that basic operation.
 local function check(who, grad, shape, what, k, basic)
     if not te.is_tensor(grad) then fail("%s: expected a tensor as gradient, got %s", who, core.describe(grad)) end
-    if shape and options.shape(grad) ~= shape then
+    local whole = not grad.dtype:find "float"
+    if shape and (whole or options.shape(grad) ~= shape) then
         what = k and ("%s %d"):format(what, k) or what
         if basic then what = ("%s of basic operation %d"):format(what, basic) end
+        if whole then fail("%s: the gradient of %s has dtype %s, not one of floats", who, what, grad.dtype) end
         fail("%s: the gradient of %s has shape %s, not %s", who, what, options.shape(grad), shape)
     end
 end

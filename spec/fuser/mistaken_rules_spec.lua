@@ -65,7 +65,7 @@ describe("a mistake of a rule", function()
         wrong("Wrong:fuser_forward: expected a tensor, got nil", function() end)
         wrong("Wrong:fuser_forward: extra outputs for 3 basic operations, there are 2",
             function(_, _, x) return x, { {}, {}, {} } end)
-        wrong("Wrong:fuser_forward: basic operation 1 %(ConstantScale%): expected 0 extra outputs, got 1",
+        wrong("Wrong:fuser_forward: basic operation 1 %(ConstantScale%): expected 0 extra outputs, got 1$",
             function(_, _, x) return x, { { x }, {} } end)
         local Split = fused_class("Split", { fuser_forward = function(_, _, x) return x end })
         fails("forward", window({ te.MakeExtraOutput, te.ReLU }, Split),

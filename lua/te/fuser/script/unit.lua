@@ -36,13 +36,16 @@ function unit.call(of, method, ...)
     return pass(xpcall(op[method], explain, op, ...))
 end
 
---- Checks that `given` is a list with n entries; nil does when n is 0. false stands for an entry that is missing.
+--- Checks that `given` is a list with n entries; nil does when n is 0. false stands for a gradient that is missing.
 function unit.check_list(who, given, n, what)
     if given == nil and n == 0 then return {} end
     if type(given) ~= "table" then fail("%s: expected a list of %d %s, got %s", who, n, what, core.describe(given)) end
     local count = 0
     for k in pairs(given) do count = math.max(count, type(k) == "number" and k or 0) end
-    if count ~= n then fail("%s: expected %d %s, got %d; false stands for one that is missing", who, n, what, count) end
+    if count ~= n then
+        local hint = what:find "gradients" and "; false stands for one that is missing" or ""
+        fail("%s: expected %d %s, got %d%s", who, n, what, count, hint)
+    end
     return given
 end
 

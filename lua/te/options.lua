@@ -208,6 +208,14 @@ function options.instance(value, class)
     return false
 end
 
+--- Raises where a class of modules stands in the place of one of them.
+---@param who string
+function options.no_class(who, value)
+    if type(value) == "table" and rawget(value, "__index") and value.is_module then
+        fail("%s: %s is a class; %s(…) makes a module of it", who, value.__name, value.__name)
+    end
+end
+
 --- Raises where a method was called with a dot: what should be the object is no instance of its class.
 ---@param who string  "Module:parameters"
 ---@param self any

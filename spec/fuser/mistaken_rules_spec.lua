@@ -35,6 +35,8 @@ describe("a mistake of a rule", function()
         both(function(ops) return { ops[1], te.GELU(), ops[3] } end, "it dropped operation 2 %(ReLU%)")
         both(function(ops) return { ops[1], 7, ops[3] } end, "entry 2 is no operation: 7")
         both(function(ops) return { ops[1], te.Sequential(ops[2]), ops[3] } end, "entry 2 is no operation: Sequential")
+        both(function(ops) return { ops[1], te.ReLU, ops[3] } end,
+            "entry 2: ReLU is a class; ReLU%(…%) makes a module of it")
         both(function(ops) return { ops[1], nil, ops[3] } end, "it dropped operation 2 %(ReLU%)")
         both(function(ops) ops[6] = te.GELU() return ops end, "entry 6 stands outside the list")
         both(function(ops) return { ops[1], ops[2], ops[3], nil, te.GELU() } end, "entry 5 stands outside the list")

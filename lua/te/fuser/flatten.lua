@@ -24,10 +24,7 @@ function flatten.check_member(container, position, value)
         fail("%s: module %d: expected a module or something callable, got %s", container.__name, position,
             options.shown(value))
     end
-    if type(value) == "table" and rawget(value, "__index") and value.is_module then
-        fail("%s: module %d: %s is a class; %s(…) makes a module of it", container.__name, position,
-            value.__name, value.__name)
-    end
+    options.no_class(("%s: module %d"):format(container.__name, position), value)
     return value
 end
 

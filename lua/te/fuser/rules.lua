@@ -114,6 +114,7 @@ end
 
 local function check_entry(who, kind, i, entry)
     if is(entry, BasicOperation) then return end
+    options.no_class(("%s: entry %d"):format(who, i), entry)
     if not is(entry, FusedOperation) then fail("%s: entry %d is no operation: %s", who, i, describe(entry)) end
     if not entry.basic_ops or #entry.basic_ops == 0 then
         fail("%s: entry %d (%s) stands for no operation; set_basic_ops says which", who, i, entry.__name)

@@ -124,6 +124,53 @@ describe("te.BasicOperation", function()
         assert.is_true(pcall(function() (Op()(input(), te.ones({ 2, 3 }))):sum():backward() end))
     end)
 
+    it("makes the extra outputs that it says, also without an op_backward", function()
+        local outs
+        for _, channel in ipairs { "c", false } do
+            local Op = te.BasicOperation:extend("Op")
+            Op.num_extra_outputs, Op.channel = 1, channel or nil
+            function Op.op_forward(_, _, x) return x * 2, unpack(outs, 1, 2) end
+            local add = te.AddExtraInput { channel = channel or nil }
+            local times = te.Pointwise({ extra_inputs = 1 }, function(x, e) return x * e end)
+            times.channel = channel or nil
+            for _, fused in ipairs { true, false } do
+                te.set_fusion(fused)
+                finally(function() te.set_fusion(true) end)
+                local function fails(message, ...)
+                    outs = { ... }
+                    local extras = channel and {} or { te.ones { 2 } }
+                    assert.error_matches(function() Op()(te.ones { 2 }) end, message, 1, true)
+                    for _, last in ipairs { add, times } do
+                        local seq = te.Sequential(Op(), last)
+                        assert.error_matches(function() seq(te.ones { 2 }, unpack(extras)) end, message, 1, true)
+                    end
+                end
+                fails("Op:op_forward: extra output 1: expected a tensor, got nil")
+                fails("Op:op_forward: extra output 1: expected a tensor, got number 5", 5)
+                fails("Op:op_forward: expected 1 extra outputs, got 2", te.ones { 2 }, te.ones { 2 })
+            end
+        end
+        local Module = te.Module:extend("Module")
+        Module.num_extra_outputs = 1
+        function Module.forward(_, x) return x end
+        assert.error_matches(function() te.Sequential(Module(), te.GELU())(te.ones { 2 }) end,
+            "te.Sequential: Module returned nothing as extra output 1", 1, true)
+    end)
+
+    it("takes and makes whole numbers of extra values", function()
+        for _, field in ipairs { "num_extra_inputs", "num_extra_outputs" } do
+            for wrong, shown in pairs { ["x"] = '"x"', [-1] = "-1", [1.5] = "1.5" } do
+                local Op = te.BasicOperation:extend("Op")
+                Op[field] = wrong
+                function Op.op_forward(_, _, x) return x * 2 end
+                for _, run in ipairs { Op(), te.Sequential(Op()), te.Sequential(te.GELU(), Op()) } do
+                    assert.error_matches(function() run(te.ones { 2 }) end,
+                        ("Op: %s: expected integer, at least 0, got %s"):format(field, shown), 1, true)
+                end
+            end
+        end
+    end)
+
     it("raises where a backward forgets the gradient of x, for which false stands where there is none", function()
         local Op, dx = te.BasicOperation:extend("Op"), nil
         function Op.op_forward(_, _, x) return x * 1 end

@@ -54,6 +54,7 @@ local fail = require "te.fail"
 local Module = require "te.module"
 local options = require "te.options"
 local script = require "te.fuser.script"
+local units = require "te.fuser.script.unit"
 
 local BasicOperation = Module:extend("BasicOperation")
 
@@ -66,7 +67,7 @@ BasicOperation.plan_fields = {}
 
 -- The extra inputs without the nils at the end that are too many. Raises where their number is wrong otherwise.
 local function counted(self, ...)
-    local n, takes = select("#", ...), self.num_extra_inputs
+    local n, takes = select("#", ...), units.count(self, "num_extra_inputs")
     while n > takes and (select(n, ...)) == nil do n = n - 1 end
     if n ~= takes then fail("%s: takes %d extra inputs, got %d", self.__name, takes, n) end
     return unpack({ ... }, 1, n)
@@ -108,7 +109,7 @@ end
 function BasicOperation:forward(x, ...)
     if type(self) ~= "table" then options.method("Operation:forward", self, BasicOperation) end
     if select("#", ...) ~= self.num_extra_inputs then return BasicOperation.forward(self, x, counted(self, ...)) end
-    if not self.op_backward then return self:op_forward(te._core.context(), x, ...) end
+    if not self.op_backward then return units.outputs(self, self:op_forward(te._core.context(), x, ...)) end
     return script.of_basic(self)(x, ...)
 end
 

@@ -13,6 +13,7 @@ local te = require "te"
 local fail = require "te.fail"
 local inside = require "te.depth"
 local options = require "te.options"
+local units = require "te.fuser.script.unit"
 
 local flatten = {}
 
@@ -39,11 +40,17 @@ end
 --- of a container and does more.
 function flatten.is_plain(m) return m.forward == flatten.forward or m.chain ~= nil end
 
+-- How many extra inputs an operation takes, or extra outputs it makes, by the name of the field.
+local function count(op, field)
+    local n = type(op) == "table" and op[field] or 0
+    return n == 0 and n or units.count(op, field)
+end
+
 -- How many extra inputs a module takes from the caller; containers count their own.
 local function count_extra_inputs(m, depth)
     if type(m) ~= "table" then return 0 end
     local list = members(m)
-    if not list then return m.channel and 0 or m.num_extra_inputs or 0 end
+    if not list then return m.channel and 0 or count(m, "num_extra_inputs") end
     local n = 0
     depth = inside(m, depth)
     for i = 1, #list do n = n + count_extra_inputs(list[i], depth) end
@@ -91,7 +98,7 @@ end
 
 function Walk:add(op, x, extras)
     local item = { op = op, x = x, extras = extras, y = self:value(), outs = {} }
-    for i = 1, type(op) == "table" and op.num_extra_outputs or 0 do item.outs[i] = self:value() end
+    for i = 1, count(op, "num_extra_outputs") do item.outs[i] = self:value() end
     if self.lens and takes_seq_lens(op) then item.lens, self.lens_taken = self.lens, true end
     self.items[#self.items + 1] = item
     return item
@@ -105,7 +112,7 @@ function Walk:operation(op, x, channels, container)
         for _, out in ipairs(item.outs) do self.outputs[#self.outputs + 1] = out end
         return item.y
     end
-    if (op.num_extra_inputs or 0) == 0 then
+    if count(op, "num_extra_inputs") == 0 then
         local item = self:add(op, x, {})
         if channels[channel] then fail("%s: two operations make channel %q", container.__name, channel) end
         channels[channel] = item.outs[1]

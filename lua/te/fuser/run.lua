@@ -65,7 +65,8 @@ function run.prepare(program)
         end
     end
     for _, part in ipairs(program.parts) do
-        part.feeds = part.results and program.tensors[part.results[1]]
+        part.feeds = {}
+        for i, v in ipairs(part.results or {}) do part.feeds[i] = program.tensors[v] end
     end
     plan_releases(program)
     program.single = is_single(program)
@@ -158,6 +159,14 @@ local function call(op, ...)
     return op(...)
 end
 
+-- Raises where result i of what was called is missing, or no tensor where a group reads it.
+local function check_result(op, i, value, feeds)
+    if value ~= nil and (not feeds or te.is_tensor(value)) then return end
+    fail("te.Sequential: %s returned %s%s", type(op) == "table" and op.__name or "a function in it",
+        value == nil and "nothing" or core.describe(value) .. ", where a tensor is needed",
+        i > 1 and (" as extra output %d"):format(i - 1) or "")
+end
+
 -- A pure operation gives a fresh tensor, or its input: then it is nobody's to release but the input's owner's.
 local function run_call(part, env, owned)
     local extras, op, n = {}, part.item.op, #part.extras
@@ -167,11 +176,8 @@ local function run_call(part, env, owned)
     else
         store(env, part.results, call(op, env[part.x], unpack(extras, 1, n)))
     end
+    for i, v in ipairs(part.results) do check_result(op, i, env[v], part.feeds[i]) end
     local y = env[part.results[1]]
-    if y == nil or part.feeds and not te.is_tensor(y) then
-        fail("te.Sequential: %s returned %s", type(op) == "table" and op.__name or "a function in it",
-            y == nil and "nothing" or core.describe(y) .. ", where a tensor is needed")
-    end
     local fresh = is_pure(part) and te.is_tensor(y) and not rawequal(y, env[part.x])
     for _, extra in ipairs(extras) do fresh = fresh and not rawequal(y, extra) end
     owned[part.results[1]] = fresh

@@ -9,13 +9,7 @@ local core = te._core
 local function store(step, values, y, ...)
     if not te.is_tensor(y) then fail("%s:op_forward: expected a tensor, got %s", step.op.__name, core.describe(y)) end
     values[step.y] = y
-    for i, v in ipairs(step.outs) do
-        local out = (select(i, ...))
-        if not te.is_tensor(out) then
-            fail("%s:op_forward: extra output %d: expected a tensor, got %s", step.op.__name, i, core.describe(out))
-        end
-        values[v] = out
-    end
+    for i, v in ipairs(step.outs) do values[v] = (select(i, ...)) end
 end
 
 local forward = {}
@@ -24,7 +18,7 @@ local forward = {}
 function forward.step(step, ctx, values)
     local extras, n = units.gather(values, step.extras), #step.extras
     if not units.has_backward(step.op) then ctx:save_for_backward(values[step.x], unpack(extras, 1, n)) end
-    store(step, values, units.run_basic(step.op, ctx, values[step.x], unpack(extras, 1, n)))
+    store(step, values, units.outputs(step.op, units.run_basic(step.op, ctx, values[step.x], unpack(extras, 1, n))))
 end
 
 local function is_empty(ctx)

@@ -3,6 +3,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local options = require "te.options"
 local core = te._core
 
 local unit = {}
@@ -12,6 +13,29 @@ function unit.gather(values, list)
     local found = {}
     for i, v in ipairs(list) do found[i] = values[v] end
     return found
+end
+
+--- What the class of an operation says it takes or makes: num_extra_inputs or num_extra_outputs.
+function unit.count(op, field)
+    local n = op[field]
+    return n == 0 and n or options.argument(op.__name, field, n, { "integer", min = 0 })
+end
+
+--- What an operation returned, where extra outputs are tensors and as many as it makes.
+function unit.outputs(op, y, ...)
+    local n, given = unit.count(op, "num_extra_outputs"), select("#", ...)
+    for i = 1, n do
+        local out = (select(i, ...))
+        if not te.is_tensor(out) then
+            fail("%s:op_forward: extra output %d: expected a tensor, got %s", op.__name, i, core.describe(out))
+        end
+    end
+    for i = n + 1, given do
+        if (select(i, ...)) ~= nil then
+            fail("%s:op_forward: expected %d extra outputs, got %d", op.__name, n, given)
+        end
+    end
+    return y, ...
 end
 
 --- How messages name a method of an operation of a unit.

@@ -98,6 +98,14 @@ local function lowering(op)
     return nil, ("%s has no method lower"):format(op.__name)
 end
 
+--- The names of the fields that what a module's lower returns depends on.
+local function plan_fields(module)
+    local fields = module.plan_fields or {}
+    options.argument(module.__name, "plan_fields", fields, { "table" })
+    options.list(module.__name, "plan_fields", fields)
+    return fields
+end
+
 --- Lowers a module inside another one: what its method lower returns, or nil and the reason.
 local function lower_child(child, g, x, ...)
     local lower, reason = lowering(child)
@@ -144,5 +152,5 @@ end
 
 return {
     BasicOperation = BasicOperation, FusedOperation = FusedOperation,
-    lowering = lowering, lower_child = lower_child,
+    lowering = lowering, lower_child = lower_child, plan_fields = plan_fields,
 }

@@ -155,6 +155,82 @@ describe("a mistake of a rule", function()
     end)
 end)
 
+describe("a mistake in lower", function()
+    -- What a container raises that holds an operation O with this lower and these fields.
+    local function fails(message, lower, fields)
+        local O = te.BasicOperation:extend("O")
+        function O.op_forward(_, _, x) return te.tanh(x) end
+        O.lower = lower
+        for name, value in pairs(fields or {}) do O[name] = value end
+        local seq = te.Sequential(te.GELU(), O(), te.GELU())
+        assert.error_matches(function() seq(te.ones { 3, 4 }) end, message, 1, true)
+        assert.error_matches(function() seq:explain(te.ones { 3, 4 }) end, message, 1, true)
+    end
+
+    it("is said where it returns other things than values of the group", function()
+        local function returns(value) return function() return value end end
+        local expected = "O:lower: result %d: expected a value of this group, got %s"
+        fails(expected:format(1, "true"), returns(true))
+        fails(expected:format(1, "number 3"), returns(3))
+        fails(expected:format(1, "float32 tensor {3,4}"), returns(te.ones { 3, 4 }))
+        fails(expected:format(1, "table"), returns({}))
+        local function tanh(_, g, x) return g:op("tanh", { x }) end
+        fails(expected:format(2, "nil"), tanh, { num_extra_outputs = 1 })
+        fails("O:lower: expected 1 results, got 2", function(_, g, x) return g:op("tanh", { x }), x end)
+    end)
+
+    it("is said where it gives operations what they do not take", function()
+        local function op(name, inputs)
+            return function(_, g, x) return g:op(name, type(inputs) == "function" and inputs(x) or inputs) end
+        end
+        local expected = 'O:lower: g:op("add"): input 2: expected a value of this group, got %s'
+        fails(expected:format("float32 tensor {4}"), op("add", function(x) return { x, te.ones { 4 } } end))
+        fails(expected:format('string "a"'), op("add", function(x) return { x, "a" } end))
+        fails('O:lower: g:op("tanh"): inputs: at most 1 are taken, got 3',
+            op("tanh", function(x) return { x, x, x } end))
+        fails('O:lower: g:op("add"): inputs: entry 1 is nil, but there is one at 2',
+            op("add", function(x) return { [2] = x } end))
+        fails('O:lower: g:op("tanh"): inputs: a list has no entry "value"', op("tanh", function(x) return x end))
+        fails('O:lower: g:op("tanh"): inputs: expected table, got nil', op("tanh"))
+        fails("O:lower: g:op(nil): name: expected string, got nil", op(nil, function(x) return { x } end))
+    end)
+
+    it("is said where it uses a value of another container, or one that its description gave up", function()
+        local kept
+        local Keeping = te.BasicOperation:extend("Keeping")
+        function Keeping.op_forward(_, _, x) return te.tanh(x) end
+        function Keeping.lower(_, g, x)
+            kept = g:op("tanh", { x })
+            return nil, "not now"
+        end
+        local x = te.ones { 3, 4 }
+        te.Sequential(te.GELU(), te.GELU(), te.GELU(), Keeping())(x)
+        local other, shown = kept, "expected a value of this group, got one of another"
+        fails('O:lower: g:op("add"): input 2: ' .. shown, function(_, g, v) return g:op("add", { v, other }) end)
+        fails("O:lower: result 1: " .. shown, function() return other end)
+        local Adding = te.BasicOperation:extend("Adding")
+        function Adding.op_forward(_, _, v) return v end
+        function Adding.lower(_, g, v) return g:op("add", { v, kept }) end
+        assert.error_matches(function() te.Sequential(Keeping(), Adding())(x) end,
+            'Adding:lower: g:op("add"): input 2: ' .. shown, 1, true)
+    end)
+
+    it("is said where plan_fields is no list", function()
+        local function tanh(_, g, x) return g:op("tanh", { x }) end
+        fails('O: plan_fields: expected table, got "limit"', tanh, { plan_fields = "limit" })
+        fails('O: plan_fields: a list has no entry "limit"', tanh, { plan_fields = { limit = true } })
+        with({ { "forward", function(ops) return ops end } }, function()
+            fails('O: plan_fields: expected table, got "limit"', tanh, { plan_fields = "limit" })
+        end)
+    end)
+
+    it("leaves no input of a group missing", function()
+        for _, seq in ipairs { te.Sequential(te.GELU()), te.Sequential(te.Linear(4, 4), te.GELU()) } do
+            assert.error_matches(function() seq(nil) end, "te.Sequential: x: expected a tensor, got nil", 1, true)
+        end
+    end)
+end)
+
 describe("op_backward", function()
     it("gives as many gradients as there are parameters and extra inputs", function()
         local Op = te.BasicOperation:extend("Op")

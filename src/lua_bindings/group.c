@@ -2,8 +2,8 @@
  *
  *     group_new()                                   a group
  *     group_input(g, is_parameter)                  a value, a number from 0
- *     group_accepts(op)                             whether groups can hold an operation, by name or as a value; or
- *                                                   false and why
+ *     group_accepts(op)                             how many inputs an operation takes, by name or as a value; or
+ *                                                   false and why groups cannot hold it
  *     group_op(g, label, op, values, attributes, numbers, recipe_state, cache_quantized, list, states)
  *                                                   the value of an operation's result; false in `values`: absent, or
  *                                                   the number at the same place in `numbers`; the state of a linear
@@ -82,8 +82,9 @@ static const te_op *check_op(te_lua *rt, lua_State *L, int index)
 static int group_accepts(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
-    if (te_group_accepts(rt->ctx, check_op(rt, L, 1))) {
-        lua_pushboolean(L, 1);
+    const te_op *op = check_op(rt, L, 1);
+    if (te_group_accepts(rt->ctx, op)) {
+        lua_pushinteger(L, op->n_inputs);
         return 1;
     }
     lua_pushboolean(L, 0);
@@ -184,8 +185,9 @@ static int refused(te_lua *rt, lua_State *L)
     return 2;
 }
 
-/* The tensors of the list at 2, one per input: there may be more of them than Lua's stack takes. */
-static te_lua_tensors check_inputs(te_lua *rt, lua_State *L, const lua_group *u, const char *function)
+/* The tensors of the list at 2, one per input, of which none is missing where it is `complete`: there may be more of
+ * them than Lua's stack takes. */
+static te_lua_tensors check_inputs(te_lua *rt, lua_State *L, const lua_group *u, const char *function, bool complete)
 {
     int n = te_group_n_inputs(u->group);
     te_lua_enter(rt, L, function);
@@ -194,7 +196,7 @@ static te_lua_tensors check_inputs(te_lua *rt, lua_State *L, const lua_group *u,
     te_lua_tensors in = te_lua_new_tensors(L, n);
     for (int i = 0; i < n; i++) {
         lua_rawgeti(L, 2, i + 1);
-        if (!lua_isnil(L, -1)) in.t[i] = te_tensor_retain(te_lua_check_tensor(L, -1, "Sequential", "x"));
+        if (complete || !lua_isnil(L, -1)) in.t[i] = te_tensor_retain(te_lua_check_tensor(L, -1, "Sequential", "x"));
         lua_pop(L, 1);
     }
     return in;
@@ -303,7 +305,7 @@ static int group_explain(lua_State *L)
 {
     te_lua        *rt = te_lua_runtime(L);
     lua_group     *u = check_group(L, "explain");
-    te_lua_tensors in = check_inputs(rt, L, u, "explain");
+    te_lua_tensors in = check_inputs(rt, L, u, "explain", false);
     explaining     e = {.L = L, .group = u->group};
     e.steps = push_list(L, append_step);
     e.splits = push_list(L, append_split);
@@ -328,7 +330,7 @@ static int group_run(lua_State *L)
     te_lua        *rt = te_lua_runtime(L);
     lua_group     *u = check_group(L, "group_run");
     int            n_out = te_group_n_outputs(u->group);
-    te_lua_tensors in = check_inputs(rt, L, u, "group_run");
+    te_lua_tensors in = check_inputs(rt, L, u, "group_run", true);
     te_tensor     *out[TE_GROUP_MAX_OUTPUTS];
     te_lua_tensor *results[TE_GROUP_MAX_OUTPUTS];
     for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(L);

@@ -8,8 +8,10 @@
 
 local te = require "te"
 local core = te._core
+local fail = require "te.fail"
 local mode = require "te.recipe.mode"
 local operation = require "te.operation"
+local options = require "te.options"
 local joined = require "te.fuser.joined"
 
 local record = {}
@@ -31,15 +33,28 @@ local function symbol(g, v)
     return known
 end
 
+-- The number of a value that `given` must be; `what` says which one.
+local function number_of(g, who, what, given)
+    local v = type(given) == "table" and rawget(given, "value")
+    if v and g.symbols[v] == given then return v end
+    fail("%s: %s: expected a value of this group, got %s", who, what, v and "one of another" or core.describe(given))
+end
+
 function Recorder:op(name, inputs, attributes, product)
-    local fits, reason = core.group_accepts(name)
-    if not fits then return nil, reason end
+    local who = ("%s: g:op(%s)"):format(self.who, options.shown(name))
+    if type(name) ~= "userdata" then options.argument(who, "name", name, { "string" }) end
+    local takes, reason = core.group_accepts(name)
+    if not takes then return nil, reason end
+    options.argument(who, "inputs", inputs, { "table" })
+    local n = options.list(who, "inputs", inputs)
+    if n > takes then fail("%s: inputs: at most %d are taken, got %d", who, takes, n) end
     local step = { name = name, inputs = {}, attributes = attributes, label = self.label, product = product,
         result = value(self), joined = self.joined, joined_by = self.joined_by }
     if self.unchecked then step.checked, self.unchecked = self.unchecked, nil end
     for i, input in ipairs(inputs) do -- numbers stay numbers, false stays false
-        step.inputs[i] = type(input) == "table" and input.value or false
-        if type(input) == "number" then
+        local number = type(input) == "number"
+        step.inputs[i] = input and not number and number_of(self, who, "input " .. i, input)
+        if number then
             step.numbers = step.numbers or {}
             step.numbers[i] = input
         end
@@ -163,7 +178,7 @@ end
 
 --- Makes the description depend on the fields that the module names.
 function Recorder:watch(module)
-    for _, field in ipairs(module.plan_fields or {}) do
+    for _, field in ipairs(operation.plan_fields(module)) do
         self.checks[#self.checks + 1] = { module, field, module[field] }
     end
 end
@@ -171,18 +186,23 @@ end
 -- Describes one item; false and a reason when it has to be called. Nothing is left behind then but that its options are
 -- looked at: others may let it be described.
 local function describe(g, item, values)
-    local n_steps, n_checks, extras = #g.steps, #g.checks, {}
+    local n_steps, n_checks, n_values, extras = #g.steps, #g.checks, g.n_values, {}
     for i, v in ipairs(item.extras) do extras[i] = symbol(g, values[v]) end
     g.label, g.lens, g.joined = item.label, item.lens and values[item.lens], nil
     local checks = type(item.op) == "table" and item.op.check_input
     g.unchecked = checks and { op = item.op, x = values[item.x], extra = values[item.extras[1]] }
+    g.who = ("%s:lower"):format(type(item.op) == "table" and item.op.__name)
     local results = { operation.lower_child(item.op, g, symbol(g, values[item.x]), unpack(extras)) }
     if results[1] then
-        values[item.y] = results[1].value
-        for i, v in ipairs(item.outs) do values[v] = results[1 + i].value end
+        for i, v in ipairs { item.y, unpack(item.outs) } do
+            values[v] = number_of(g, g.who, "result " .. i, results[i])
+        end
+        local n = 1 + #item.outs
+        if results[n + 1] ~= nil then fail("%s: expected %d results, got %d", g.who, n, #results) end
         return true
     end
     for i = #g.steps, n_steps + 1, -1 do g.steps[i] = nil end
+    for v = n_values + 1, g.n_values do g.symbols[v] = nil end
     for i = #g.checks, n_checks + 1, -1 do g.checks[i] = nil end
     if operation.lowering(item.op) then g:watch(item.op) end
     return false, results[2]

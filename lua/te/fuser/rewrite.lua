@@ -124,7 +124,7 @@ function rewrite.walk(walk, situation)
     while items[at] do
         local run = {}
         while items[at] and is(items[at].op, BasicOperation) and continues(items, at, run, readers) do
-            for _, field in ipairs(items[at].op.plan_fields) do
+            for _, field in ipairs(operation.plan_fields(items[at].op)) do
                 checks[#checks + 1] = { items[at].op, field, items[at].op[field] }
             end
             run[#run + 1], at = items[at], at + 1

@@ -58,6 +58,7 @@ local function run(who, opts, fn, ...)
 end
 
 --- Runs fn(...), which makes a model whose weights are stored only in the recipe's format, and returns its results.
+--- Made under te.no_grad they have one copy, for inference; else two, since backward reads them along columns.
 ---@param opts table
 ---@return any ...
 function parameters.quantized_model_init(opts, fn, ...) return run("te.quantized_model_init", opts, fn, ...) end

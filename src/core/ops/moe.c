@@ -428,15 +428,16 @@ const te_op_def te_ops_moe[] = {
      .forward = moe_permute_forward,
      .backward = permute_backward},
     {.signature = "moe_permute_with_probs(x, probs, routing_map, num_out_tokens: int = -1)",
-     .doc = "te.moe_permute with probs in routing_map's shape: permuted_probs are those of the rows, and a row whose "
-            "probability is exactly 0 is 0.",
+     .doc = "te.moe_permute with probs in routing_map's shape: returns the rows, permuted_probs, which are theirs, and "
+            "row_id_map. A row whose probability is exactly 0 is 0.",
      .outputs = "y permuted_probs row_id_map",
      .forward = moe_permute_probs_forward,
      .backward = permute_backward},
     {.signature = "moe_permute_and_pad_with_probs(x, probs, routing_map, tokens_per_expert, align: int)",
      .doc = "te.moe_permute_with_probs by a mask, with each expert's rows padded with zeros to a multiple of align. "
-            "tokens_per_expert {experts} are routing_map's sums; pad_offsets say by how many rows each expert's were "
-            "moved (for te.moe_unpermute), padded_tokens_per_expert how many it has now.",
+            "tokens_per_expert {experts} are routing_map's sums. Returns the rows, permuted_probs, row_id_map, "
+            "pad_offsets, by how many rows each expert's were moved (for te.moe_unpermute), and "
+            "padded_tokens_per_expert, how many it has now.",
      .outputs = "y permuted_probs row_id_map pad_offsets padded_tokens_per_expert",
      .forward = moe_permute_pad_forward,
      .backward = permute_backward},

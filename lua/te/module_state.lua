@@ -187,6 +187,7 @@ function module_state.load(self, who, state, strict)
     for _, load in ipairs(plan.scales) do load() end
     te.no_grad(copy_all, plan.source)
     for _, load in ipairs(plan.parts) do load() end
+    for _, load in ipairs(plan.scales) do load() end -- again: quantizing adds to histories
     return missing, unexpected
 end
 

@@ -143,6 +143,7 @@ describe("te.quantized_model_init", function()
         for _, model in ipairs { new(), run(new()) } do
             model:load_state_dict(state)
             assert.equal(scale, model:state_dict().weight_scale:item())
+            assert.is_true(same(model:state_dict().weight_amax_history, state.weight_amax_history))
             assert.is_true(same(model.weight:detach(), expected))
         end
     end)

@@ -23,7 +23,7 @@ void te_allocator_open(te_allocator *allocator, te_exec *exec, size_t limit, siz
     memset(allocator, 0, sizeof *allocator);
     allocator->exec = exec;
     allocator->limit = limit;
-    allocator->kept = SIZE_MAX;
+    allocator->refused = SIZE_MAX;
     allocator->idle = idle;
 }
 
@@ -81,13 +81,18 @@ bool te_allocator_count(te_allocator *allocator, size_t bytes)
 
 void te_allocator_discount(te_allocator *allocator, size_t bytes) { allocator->beside -= bytes; }
 
-static size_t most_of(size_t bytes) { return bytes - bytes / 4; }
+static bool shares(const te_allocator *allocator) { return allocator->idle != SIZE_MAX; }
 
 /* A request larger than all that there is says nothing of how much there could be. */
 static void note_refusal(te_allocator *allocator, size_t size)
 {
-    if (over_limit(allocator, size) || size > allocator->reserved) return;
-    allocator->kept = most_of(allocator->reserved);
+    if (!shares(allocator) || over_limit(allocator, size) || size > allocator->reserved) return;
+    allocator->refused = allocator->reserved;
+}
+
+static bool gives_back(const te_allocator *allocator)
+{
+    return allocator->reserved > allocator->refused - allocator->refused / 4;
 }
 
 /* A block fresh from the system, within the limit. */
@@ -108,14 +113,15 @@ static te_block *reserve_block(te_allocator *allocator, size_t size)
     block->size = size;
     block->pool = NULL;
     allocator->reserved += size;
-    if (allocator->kept < most_of(allocator->reserved)) allocator->kept = most_of(allocator->reserved);
+    if (allocator->reserved > allocator->refused) allocator->refused = SIZE_MAX;
     return block;
 }
 
 static bool is_idle(const te_allocator *allocator)
 {
+    enum { TIMES = 4 };
     size_t cached = allocator->reserved - allocator->current;
-    return cached > allocator->idle && cached > allocator->peak;
+    return cached > allocator->idle && cached / TIMES > allocator->most;
 }
 
 /* A block of none of the lists. */
@@ -150,6 +156,7 @@ te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
     allocator->allocations++;
     allocator->current += block->size;
     if (allocator->current > allocator->peak) allocator->peak = allocator->current;
+    if (allocator->current > allocator->most) allocator->most = allocator->current;
     return block;
 }
 
@@ -173,7 +180,7 @@ void te_allocator_free(te_allocator *allocator, te_block *block)
     allocator->current -= block->size;
     if (block->pool && block->pool->closed)
         return_to_cache(allocator, block->pool, block);
-    else if (!block->pool && allocator->reserved > allocator->kept)
+    else if (!block->pool && gives_back(allocator))
         release_block(allocator, block);
     else
         cache(block->pool ? block->pool->cached : allocator->cached, block);

@@ -2,11 +2,13 @@
  *
  * Sizes are rounded up to one of eight steps per power of two (at most 1/8 is wasted); a freed block goes to its
  * class's list and the next request of that class takes it. Work on a device is ordered, so a block may be reused at
- * once. When the system or the limit refuses, the cache is emptied and the request tried again. The host's is emptied,
- * too, where nothing in it fits and it holds as much as was ever in use at a time, and more than a little: then sizes
- * change, and those before do not come again. A system that has
- * refused gets back what the cache holds beyond three quarters of what it had given: others need memory, too, and some
- * of them end the process without it. Bookkeeping lives in host memory: the blocks themselves are never touched.
+ * once. When the system or the limit refuses, the cache is emptied and the request tried again. Bookkeeping lives in
+ * host memory: the blocks themselves are never touched.
+ *
+ * The host's memory is not the library's alone. A system that has refused gets back what the cache holds beyond three
+ * quarters of what it had given, until it gives more than that again: others need memory, too, and some of them end the
+ * process without it. And the cache is emptied where nothing in it fits though it holds several times what was ever in
+ * use at a time: sizes change then, and those before do not come again.
  */
 #ifndef TE_CORE_ALLOCATOR_H
 #define TE_CORE_ALLOCATOR_H
@@ -38,8 +40,9 @@ typedef struct te_allocator {
     size_t    limit; /* 0: none */
     size_t    beside; /* bytes of host memory that count towards the limit: of tensors and recorded operations */
     size_t    current, peak, reserved;
-    size_t    kept; /* freed blocks are, up to so many reserved bytes */
-    size_t    idle; /* bytes that the cache may hold where nothing in it fits, or as many as the peak has */
+    size_t    most;    /* that `current` ever was: the peak may be reset */
+    size_t    refused; /* reserved bytes when the system last refused, SIZE_MAX: it gives */
+    size_t    idle;    /* bytes that the cache may hold in any case, SIZE_MAX: nobody else wants the memory */
     uint64_t  allocations;
     te_block *cached[TE_SIZE_CLASSES];
     te_block *spare; /* empty te_block structs */

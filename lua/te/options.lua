@@ -176,8 +176,8 @@ end
 function options.check(who, given, declared)
     local complete = {}
     if given ~= nil and (type(given) ~= "table" or getmetatable(given)) then
-        fail("%s: options: expected a table, got %s", who,
-            type(given) == "table" and "one with a metatable" or type(given))
+        fail("%s: options: expected a table, got %s", who, type(given) == "table" and "one with a metatable"
+            or require("te")._core.describe(given))
     end
     for name, value in pairs(given or {}) do
         local declaration = declared[name]

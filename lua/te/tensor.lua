@@ -77,6 +77,12 @@ function methods.get_high_precision_init_val(x) return mode.initial_values(x) en
 --- Lets go of them.
 function methods.clear_high_precision_init_val(x) mode.initial[x] = nil end
 
+--- The values of a parameter that is stored quantized (te.quantized_model_init), as a tensor of its own.
+function methods.dequantize(x)
+    if not core.is_quantized(x) then fail(2, "dequantize", "x: a tensor that is not stored quantized") end
+    return x:clone()
+end
+
 -- Splitting -------------------------------------------------------------------------------------------------------
 
 local function dimension(name, x, dim)

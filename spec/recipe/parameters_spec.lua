@@ -114,6 +114,14 @@ describe("te.quantized_model_init", function()
         assert.is_true(bytes(function(fn) return fn() end) <= 2.01 * n)
     end)
 
+    it("gives the values", function()
+        local weight = te.quantized_model_init({ recipe = RECIPES.mxfp8 }, te.Linear, 64, 32).weight
+        local values = weight:dequantize()
+        assert.is_true(same(values:detach(), weight:detach():clone()))
+        assert.is_true(same(values:detach(), te.quantize(values:detach(), RECIPES.mxfp8, "weight"):dequantize()))
+        assert.error_matches(function() te.ones({ 2 }):dequantize() end, "te.dequantize: x: a tensor that is not")
+    end)
+
     it("keeps the initial values when asked", function()
         local high = build { enabled = false }
         local model = build { recipe = RECIPES.mxfp8, preserve_high_precision_init_val = true }

@@ -28,7 +28,7 @@ te_status te_fail(te_context *ctx, te_status status, const char *format, ...)
     va_end(args);
     memcpy(ctx->message, text, sizeof text);
     ctx->status = status;
-    if (status == TE_ERROR_MEMORY && ctx->devices[0].open) te_allocator_empty_cache(&ctx->devices[0].allocator);
+    if (status == TE_ERROR_MEMORY) te_context_empty_host_cache(ctx);
     return status;
 }
 
@@ -53,8 +53,6 @@ static int thread_count(int asked)
     if (asked <= 0) return te_cores_wanted();
     return asked < TE_MAX_THREADS ? asked : TE_MAX_THREADS;
 }
-
-enum { HOST_IDLE = 64 << 20 };
 
 /* --- devices ------------------------------------------------------------------------------------------------------ */
 
@@ -98,6 +96,7 @@ static te_device *open_device(te_context *ctx, te_device *device, const te_backe
                       .scratch = lend_scratch,
                       .scratch_free = take_scratch,
                       .owner = device};
+    enum { HOST_IDLE = 64 << 20 };
     size_t idle = backend == &te_backend_cpu ? HOST_IDLE : SIZE_MAX; /* nobody else wants a device's memory */
     te_allocator_open(&device->allocator, exec, ctx->tensor_memory_limit, idle);
     te_status status = backend->device_open(exec, index);

@@ -108,6 +108,12 @@ struct te_context {
     char         message[1024];
 };
 
+/* Gives memory that the host's cache holds back to the system. */
+static inline void te_context_empty_host_cache(te_context *ctx)
+{
+    if (ctx->devices[0].open) te_allocator_empty_cache(&ctx->devices[0].allocator);
+}
+
 /* Records the message and returns status. Where memory is short the host's cache is emptied: what comes next may need
  * it for something else. */
 te_status te_fail(te_context *ctx, te_status status, const char *format, ...) TE_PRINTF(3, 4);

@@ -273,7 +273,7 @@ static tetrain_status run_limited(tetrain *host, lua_CFunction function, void *a
     bool ran_out = host->now.ran_out;
     if (status == TETRAIN_ERROR_MEMORY || ran_out || host->rt->status == TE_ERROR_MEMORY) {
         collect_protected(host);
-        te_context_empty_cache(host->ctx);
+        te_context_empty_host_cache(host->ctx);
     }
     host->failed |= failure != 0;
     host->unsettled |= failure != 0 || ran_out;

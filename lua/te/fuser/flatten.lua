@@ -42,8 +42,7 @@ function flatten.is_plain(m) return m.forward == flatten.forward or m.chain ~= n
 
 -- How many extra inputs an operation takes, or extra outputs it makes, by the name of the field.
 local function count(op, field)
-    local n = type(op) == "table" and op[field] or 0
-    return n == 0 and n or units.count(op, field)
+    return type(op) == "table" and op[field] and units.count(op, field) or 0
 end
 
 -- How many extra inputs a module takes from the caller; containers count their own.

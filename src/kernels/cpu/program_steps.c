@@ -350,8 +350,8 @@ static char *column_sums(const te_walker *w, int operand)
            (size_t)(lane * w->job->columns + w->column) * w->blocks->size;
 }
 
-/* Rows that follow one another, as many at a time as there are lanes to the end. */
-static void add_lanes(const te_walker *w, const te_step *step, te_fold_columns *fold)
+/* Rows that follow one another in a slot, as many at a time as there are lanes to the end. */
+static void add_lanes(const te_walker *w, int32_t slot, te_fold_columns *fold)
 {
     const size_t row = w->tile_columns * w->blocks->size, lanes = (size_t)w->job->lanes;
     size_t       lane = (size_t)w->row_number % lanes, left = w->tile_rows;
@@ -363,7 +363,7 @@ static void add_lanes(const te_walker *w, const te_step *step, te_fold_columns *
         fold->rows = n > lanes ? n / lanes : 1;
         fold->columns = n / fold->rows * w->tile_columns;
         fold->sums = sums + lane * row;
-        w->blocks->fold_columns(fold, ahead_of_sum(w, step->arg[0], fold->src, n * w->tile_columns));
+        w->blocks->fold_columns(fold, ahead_of_sum(w, slot, fold->src, n * w->tile_columns));
         fold->src = (const char *)fold->src + n * row;
         if (fold->by) fold->by = (const char *)fold->by + n * row;
     }
@@ -384,7 +384,7 @@ static void add_columns(te_walker *w, const te_step *step)
         fold.also = also ? column_sums(w, step->also) : NULL;
     }
     if (w->job->lanes > 1 && w->tile_rows > 1) {
-        add_lanes(w, step, &fold);
+        add_lanes(w, step->arg[here ? 0 : 1], &fold);
         return;
     }
     bool alone = !w->fetches && here && w->tile_rows == 1;

@@ -145,8 +145,8 @@ specs() {
 
 # The files that take longest, those first.
 long="spec/robustness_spec.lua spec/scripts/train_gpt_spec.lua spec/recipe/quantize_spec.lua
-    spec/train/distributed_spec.lua spec/fuser/random_spec.lua spec/recipe/emission_spec.lua
-    spec/distributed/*_spec.lua spec/ops/moe_spec.lua"
+    spec/train/distributed_spec.lua spec/fuser/random_spec.lua spec/recipe/emission_spec.lua spec/cpu/layout_spec.lua
+    spec/distributed/*_spec.lua spec/recipe/optim_spec.lua spec/ops/moe_spec.lua"
 
 # Specs that say themselves which device computes what.
 names_devices="spec/cuda_spec.lua spec/cuda/*_spec.lua spec/graph_spec.lua spec/recipe/faster_spec.lua"
@@ -206,15 +206,15 @@ step_sources() {
 }
 
 # real_compilers: NVRTC, where it is there, takes what the specs have made; and what a training step runs, which nvcc
-# takes where it is alone.
+# takes where it is alone. Sources for sm_89 are those for sm_80 with the conversions of sm_90a.
 real_compilers() {
-    what="kernels of a training step for sm_80, sm_89, sm_90a and sm_100, without spills"
+    what="kernels of a training step for sm_80, sm_90a and sm_100, without spills"
     nvrtc=$(ls /usr/local/cuda/lib64/libnvrtc.so.* 2>/dev/null | head -n 1)
     if [ -n "$nvrtc" ] && [ -x build/cuda_compile ]; then
         header "kernels of the specs for sm_90a, without spills"
         compiles sm_90a "$logs/cache-build" 1000
         step "$what" step_sources "$logs/sources"
-        for target in sm_80 sm_89 sm_90a sm_100; do compiles $target "$logs/sources" 1000; done
+        for target in sm_80 sm_90a sm_100; do compiles $target "$logs/sources" 1000; done
     elif command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
         step "$what" limited 900 cmake --build build --target cuda_kernels
     fi

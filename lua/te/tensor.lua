@@ -166,9 +166,9 @@ function te.randperm(n, opts, ...)
     if largest and n - 1 > largest then
         fail(2, "randperm", "n: %.0f in %s, which has all whole numbers up to %.0f", n, opts.dtype, largest)
     end
-    local drawn, keys = pcall(te.rand, { n }, { dtype = "float64", device = opts.device }) -- of 24 bits, and 24 more
-    if not drawn then error((tostring(keys):gsub("te%.rand:", "te.randperm:", 1)), 0) end
-    return te.cast(te.argsort(keys:mul_(2 ^ 24):add_(te.rand_like(keys))), opts.dtype or "int64")
+    local drawn, keys = pcall(te.randint, 0, 2 ^ 48, { n }, { device = opts.device })
+    if not drawn then error((tostring(keys):gsub("te%.randint:", "te.randperm:", 1)), 0) end
+    return te.cast(te.argsort(keys), opts.dtype or "int64")
 end
 
 -- In place --------------------------------------------------------------------------------------------------------

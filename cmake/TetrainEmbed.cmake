@@ -1,8 +1,8 @@
 # The Lua library as C source, with the training and generation scripts as the tools te.tools.train and
 # te.tools.generate. Run with -P, ROOT being the project's folder and OUTPUT the file to write; included, it declares
-# the rule that makes ${CMAKE_BINARY_DIR}/lua_sources.c. Lines that are comments become empty, except those that
-# document functions (---), which tools read. Comments behind code go as well, and indentation, unless a text of several
-# lines might need it.
+# the rules that make ${TE_LUA_SOURCES_C}, packed by pack_sources.c where the build can run programs. Lines that are
+# comments become empty, except those that document functions (---), which tools read. Comments behind code go as well,
+# and indentation, unless a text of several lines might need it.
 if(CMAKE_SCRIPT_MODE_FILE)
   file(GLOB_RECURSE files RELATIVE ${ROOT}/lua ${ROOT}/lua/te/*.lua)
   list(SORT files)
@@ -31,12 +31,12 @@ if(CMAKE_SCRIPT_MODE_FILE)
     string(REGEX REPLACE "(/init)?\\.lua$" "" name ${file})
     string(REPLACE "/" "." name ${name})
     string(APPEND arrays "static const unsigned char source_${n}[] = {${bytes}0};\n")
-    string(APPEND rows "    {\"${name}\", \"${file}\", source_${n}, ${length}},\n")
+    string(APPEND rows "    {\"${name}\", \"${file}\", source_${n}, ${length}, ${length}},\n")
     math(EXPR n "${n} + 1")
   endforeach()
   file(WRITE ${OUTPUT} "/* Made from lua/te by cmake/TetrainEmbed.cmake. */\n"
     "#include \"lua_bindings/bindings.h\"\n\n${arrays}\n"
-    "const te_lua_source te_lua_sources[] = {\n${rows}    {0, 0, 0, 0},\n};\n")
+    "const te_lua_source te_lua_sources[] = {\n${rows}    {0, 0, 0, 0, 0},\n};\n")
 else()
   file(GLOB_RECURSE TE_LUA_FILES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/lua/te/*.lua)
   set(TE_LUA_SOURCES_C ${CMAKE_BINARY_DIR}/lua_sources.c)
@@ -45,4 +45,13 @@ else()
     DEPENDS ${TE_LUA_FILES} ${CMAKE_SOURCE_DIR}/scripts/train_gpt.lua ${CMAKE_SOURCE_DIR}/scripts/generate.lua
       ${CMAKE_CURRENT_LIST_FILE}
     COMMENT "Embedding the Lua library")
+  if(NOT CMAKE_CROSSCOMPILING)
+    add_executable(te_pack_sources ${CMAKE_CURRENT_LIST_DIR}/pack_sources.c ${TE_LUA_SOURCES_C}
+      ${CMAKE_SOURCE_DIR}/src/lua_bindings/unpack.c)
+    target_include_directories(te_pack_sources PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
+    target_link_libraries(te_pack_sources PRIVATE te_flags PkgConfig::LUAJIT)
+    set(TE_LUA_SOURCES_C ${CMAKE_BINARY_DIR}/lua_sources_packed.c)
+    add_custom_command(OUTPUT ${TE_LUA_SOURCES_C} COMMAND te_pack_sources ${TE_LUA_SOURCES_C}
+      DEPENDS te_pack_sources VERBATIM COMMENT "Packing the Lua library")
+  endif()
 endif()

@@ -26,6 +26,7 @@ local modules = {
     moe_sort_chunks_by_index_with_probs = "te.moe:sort_chunks_by_index_with_probs",
     fused_moe_aux_loss = "te.moe:fused_aux_loss",
     parallel_cross_entropy = "te.distributed.cross_entropy",
+    einsum = "te.einsum",
     rope_frequencies = "te.rotary:frequencies",
     register_forward_fusion = "te.fuser.rules:register_forward_fusion",
     register_backward_fusion = "te.fuser.rules:register_backward_fusion",

@@ -12,6 +12,14 @@
 
 /* --- embedded sources --------------------------------------------------------------------------------------------- */
 
+/* Pushes a block that begins with the text, for the length of a call. */
+static const char *push_text(lua_State *L, const te_lua_source *source)
+{
+    unsigned char *text = te_lua_scratch(L, source->size);
+    te_lua_unpack(source, text);
+    return (const char *)text;
+}
+
 bool te_lua_load_source(lua_State *L, const char *name)
 {
     const te_lua_source *s = te_lua_sources;
@@ -19,7 +27,8 @@ bool te_lua_load_source(lua_State *L, const char *name)
     while (s->name && strcmp(s->name, name) != 0) s++;
     if (!s->name) return false;
     snprintf(chunk, sizeof chunk, "=%s", s->file);
-    if (luaL_loadbufferx(L, (const char *)s->text, s->size, chunk, "t") != 0) lua_error(L);
+    if (luaL_loadbufferx(L, push_text(L, s), s->size, chunk, "t") != 0) lua_error(L);
+    lua_remove(L, -2);
     return true;
 }
 
@@ -28,8 +37,9 @@ static int library_sources(lua_State *L)
 {
     lua_newtable(L);
     for (const te_lua_source *s = te_lua_sources; s->name; s++) {
-        lua_pushlstring(L, (const char *)s->text, s->size);
-        lua_setfield(L, -2, s->file);
+        lua_pushlstring(L, push_text(L, s), s->size);
+        lua_setfield(L, -3, s->file);
+        lua_pop(L, 1);
     }
     return 1;
 }

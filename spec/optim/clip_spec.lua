@@ -124,4 +124,37 @@ describe("gradient clipping", function()
         te.optim.clip_grad_norm({ a, b }, 1)
         assert.equal(3, a.grad:item())
     end)
+
+    it("leaves steps that are not made out of the counts, however many follow each other", function()
+        local function new()
+            local p = parameter { 0, 0 }
+            return p, te.optim.AdamW({ p }, { lr = 1, weight_decay = 0.5 })
+        end
+        local function step(p, optimizer, gradient, clipped)
+            p.grad = te.tensor { gradient, 2 * gradient }
+            if clipped then
+                optimizer:step { clip = te.optim.grad_clip { p } }
+            else
+                optimizer:step()
+            end
+        end
+        local gradients = { 1, 0.5, -3 }
+        for skipped = 0, 5 do
+            local p, optimizer = new()
+            local q, other = new()
+            for i, gradient in ipairs(gradients) do
+                for _ = 1, skipped do step(p, optimizer, i % 2 == 0 and math.huge or 0 / 0, true) end
+                assert.same(other:step_counts(), optimizer:step_counts())
+                step(p, optimizer, gradient, i < 3) -- the host counts the last one
+                step(q, other, gradient)
+                for k, value in ipairs(q:totable()) do assert.near(value, p:totable()[k], 1e-6) end
+                local saved = optimizer:state_dict()
+                assert.equal(i, saved.state[1].step)
+                local r, loaded = new()
+                te.no_grad(r.copy_, r, p)
+                loaded:load_state_dict(saved)
+                assert.same({ i }, loaded:step_counts())
+            end
+        end
+    end)
 end)

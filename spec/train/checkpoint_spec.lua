@@ -54,6 +54,39 @@ describe("te.train.checkpoint", function()
         end
     end)
 
+    it("counts steps by the names of parameters, and reads the counts of before, which had an order", function()
+        local function layer() return te.Linear(2, 2) end
+        local model, path = layer(), checkpoint.path(folder, 5)
+        local optimizer = te.optim.AdamW({ model.weight, model.bias }, { lr = 0.1 })
+        for i = 1, 5 do
+            model.weight.grad = te.ones { 2, 2 }
+            model.bias.grad = i < 3 and te.ones { 2 } or nil
+            optimizer:step()
+        end
+        assert.same({ 5, 2 }, optimizer:step_counts())
+        checkpoint.save { folder = folder, step = 5, model = model, optimizer = optimizer }
+        local other = layer()
+        local turned = te.optim.AdamW({ { params = { other.bias } }, { params = { other.weight } } }, {})
+        checkpoint.restore_training(checkpoint.load(path), other, turned)
+        assert.same({ 2, 5 }, turned:step_counts())
+        assert.same(optimizer:state_dict().state[1].exp_avg:totable(), turned:state_dict().state[2].exp_avg:totable())
+
+        local tensors, metadata = te.load(path)
+        metadata["optimizer.counts"], metadata["optimizer.steps"] = nil, "5 2"
+        te.save(path, tensors, metadata)
+        local same = te.optim.AdamW({ other.weight, other.bias }, {})
+        checkpoint.restore_training(checkpoint.load(path), other, same)
+        assert.same({ 5, 2 }, same:step_counts())
+        metadata["optimizer.counts"] = "5 weight\n2 beta"
+        te.save(path, tensors, metadata)
+        assert.error_matches(function() checkpoint.restore_training(checkpoint.load(path), other, same) end,
+            "parameter 2 of the optimizer, bias, was not optimized", 1, true)
+        assert.error_matches(function()
+            checkpoint.save { folder = folder, step = 6, model = model, optimizer = optimizer,
+                metadata = { { step = "9" } } }
+        end, 'option metadata: "step" is the checkpoint\'s own name', 1, true)
+    end)
+
     it("keeps the newest", function()
         local model, optimizer = make(1)
         for step = 1, 5 do save(model, optimizer, step * 10, 2) end

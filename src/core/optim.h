@@ -43,8 +43,7 @@ te_status te_sgd_step(te_context *ctx, int n_groups, const te_sgd *options, cons
  *
  * With clip the device also counts the steps that were not made, in `unmade`, float64 {1}; the host, which hears of
  * them later, says in unmade_known how many of them the steps of its options leave out. numbers are then
- * {n_groups, 16}: also those of a step whose number is lower by one, which the device takes where it knows of more.
- * So the host may be a step behind. */
+ * {n_groups, 16}: also what those of earlier steps follow from, which the device takes where it knows of more. */
 te_status te_adamw_send(te_context *ctx, int n_groups, const te_adamw *options, double unmade_known,
                         te_tensor *numbers);
 te_status te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te_tensor *clip, te_tensor *unmade,

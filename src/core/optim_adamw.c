@@ -74,22 +74,26 @@ te_status te_adamw_step(te_context *ctx, int n_groups, const te_adamw *options, 
 
 /* --- steps whose numbers lie on the device ------------------------------------------------------------------------ */
 
-/* The coefficients of a step, and behind them, where there is room, those of the step before: options of a lower
- * number. The last one of the first is what the host knows of steps that were not made. */
+/* Behind the coefficients of a step, where there is room: what those of an earlier one follow from, and what the host
+ * knows of steps that were not made. */
+enum { OF_LR = TE_OPTIM_VALUES, OF_EPS, OF_STEP, OF_KNOWN, TWICE = 2 * TE_OPTIM_VALUES };
+
 static te_status send_values(te_context *ctx, const te_adamw *o, double unmade_known, bool both, double *values)
 {
-    te_adamw before = *o;
-    te_status status = adamw_values(ctx, o, values);
-    if (status != TE_OK || !both) return status;
-    before.step = o->step > 1 ? o->step - 1 : 1;
-    values[TE_OPTIM_VALUES - 1] = unmade_known;
-    return adamw_values(ctx, &before, values + TE_OPTIM_VALUES);
+    if (both) {
+        memset(values + TE_OPTIM_VALUES, 0, sizeof(double[TE_OPTIM_VALUES]));
+        values[OF_LR] = o->lr;
+        values[OF_EPS] = o->eps;
+        values[OF_STEP] = (double)o->step;
+        values[OF_KNOWN] = unmade_known;
+    }
+    return adamw_values(ctx, o, values);
 }
 
 te_status te_adamw_send(te_context *ctx, int n_groups, const te_adamw *options, double unmade_known, te_tensor *numbers)
 {
-    bool both = numbers->ndim == 2 && numbers->shape[1] == 2 * TE_OPTIM_VALUES;
-    int64_t columns = both ? 2 * TE_OPTIM_VALUES : TE_OPTIM_VALUES;
+    bool both = numbers->ndim == 2 && numbers->shape[1] == TWICE;
+    int64_t columns = both ? TWICE : TE_OPTIM_VALUES;
     size_t bytes = (size_t)n_groups * (size_t)columns * sizeof(double);
     double *values = te_mem_alloc(&ctx->mem, bytes);
     te_status status = values ? TE_OK : te_fail_memory(ctx, "adamw");
@@ -100,12 +104,15 @@ te_status te_adamw_send(te_context *ctx, int n_groups, const te_adamw *options, 
     return status;
 }
 
+/* As adamw_values, of an earlier step where some were not made of which the host does not know. */
 static const te_utility scaled_program = {
     .name = "adamw_numbers",
-    .inputs = "latest before factor allowed unmade known",
+    .inputs = "latest beta1 beta2 lr eps step known factor allowed unmade",
     .params = "",
     .outputs = "y",
-    .formula = "c = column(); x = where(unmade > known, before, latest); scaled = x * factor; "
+    .formula = "c = column(); late = unmade - known; t = step - late; root = sqrt(1 - pow(beta2, t)); "
+               "earlier = where(c == 1, lr * root / (1 - pow(beta1, t)), where(c == 6, eps * root, latest)); "
+               "x = where(late > 0, earlier, latest); scaled = x * factor; "
                "y = where(c == 4, scaled, where(c == 5, scaled, where(c == 7, allowed, x)))",
 };
 
@@ -148,15 +155,20 @@ static te_tensor *scaled_numbers(te_context *ctx, const te_tensor *numbers, cons
     te_program *program = scaled ? te_utility_program(ctx, &scaled_program) : NULL;
     te_status status = program ? TE_OK : ctx->status;
     if (status == TE_OK) {
-        te_operand in[6] = {te_optim_flat(numbers), shifted(numbers, TE_OPTIM_VALUES),    shifted(clip, 1),
-                            shifted(clip, 2),       te_optim_flat(unmade), shifted(numbers, TE_OPTIM_VALUES - 1)};
+        static const int of_row[] = {2, 3, OF_LR, OF_EPS, OF_STEP, OF_KNOWN}; /* from beta1 to known */
+        enum { IN_ROW = 1 + sizeof of_row / sizeof *of_row };
+        te_operand in[IN_ROW + 3] = {te_optim_flat(numbers)};
+        for (int i = 1; i < IN_ROW; i++) in[i] = shifted(numbers, of_row[i - 1]);
+        in[IN_ROW] = shifted(clip, 1), in[IN_ROW + 1] = shifted(clip, 2), in[IN_ROW + 2] = te_optim_flat(unmade);
         te_operand out = te_optim_flat(scaled);
         te_run run = {.ndim = 2, .shape = {groups, TE_OPTIM_VALUES}, .inputs = in, .outputs = &out,
                       .compute_f64 = true};
-        in[0].stride[0] = in[1].stride[0] = in[5].stride[0] = 2 * TE_OPTIM_VALUES;
-        in[2].stride[0] = in[3].stride[0] = in[4].stride[0] = 0;
-        in[0].stride[1] = in[1].stride[1] = out.stride[1] = 1;
+        for (int i = 0; i < IN_ROW + 3; i++) {
+            in[i].stride[0] = i < IN_ROW ? TWICE : 0;
+            in[i].stride[1] = i == 0;
+        }
         out.stride[0] = TE_OPTIM_VALUES;
+        out.stride[1] = 1;
         status = exec->backend->program_run(exec, program, &run, 1);
         if (status != TE_OK) te_fail_exec(ctx, status, exec, "adamw");
     }
@@ -175,7 +187,7 @@ te_status te_adamw_step_on(te_context *ctx, int n_groups, te_tensor *numbers, te
                            const te_optim_group *groups)
 {
     const te_device *device = numbers->storage->device;
-    int columns = clip ? 2 * TE_OPTIM_VALUES : TE_OPTIM_VALUES;
+    int columns = clip ? TWICE : TE_OPTIM_VALUES;
     if (numbers->ndim != 2 || numbers->shape[0] != n_groups ||
         !are_numbers(numbers, (int64_t)n_groups * columns, device) ||
         (clip && (!are_numbers(clip, 3, device) || !are_numbers(unmade, 1, device))))

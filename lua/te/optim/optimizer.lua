@@ -142,8 +142,31 @@ local function step_anew(self, grad_scale, lr)
     return batches
 end
 
+-- How many steps were counted and, since `clip` did not allow them, not made. Waits for the device.
+local function uncounted(self) return self.unmade and self.unmade:item() - self.unmade_known or 0 end
+
+--- How many steps were made of each parameter, in their order over all groups.
+---@return integer[]
+function Optimizer:step_counts()
+    called_on("step_counts", self)
+    local late, counts = uncounted(self), {}
+    for i, parameter in ipairs(self.order) do
+        local state = self.state[parameter]
+        counts[i] = state and math.max(0, state.step - late) or 0
+    end
+    return counts
+end
+
+-- Before a step that the host counts by itself.
+local function settle_counts(self)
+    local n = uncounted(self)
+    if n == 0 then return end
+    for _, state in pairs(self.state) do state.step = math.max(0, state.step - n) end
+    self.unmade_known, self.memory = self.unmade_known + n, nil
+end
+
 --- Takes back the count of a step that `clip` did not allow: the last one, or the one before where that is known a
---- step later, when the device has left it out of its counts already.
+--- step later. Without it the device leaves such steps out of its counts as well, and state_dict asks it.
 function Optimizer:take_back()
     called_on("take_back", self)
     if not self.counted then return end
@@ -173,6 +196,7 @@ function Optimizer:step(opts)
     if opts and opts.clip or graph.before_launch() then
         return device_step(self, opts and opts.clip, grad_scale, lr)
     end
+    if self.unmade then settle_counts(self) end
     local memory = self.memory
     if memory and step_again(self, memory, grad_scale, lr) then return end
     self.memory = nil
@@ -233,11 +257,13 @@ function Optimizer:state_dict()
     called_on("state_dict", self)
     local saved = { state = {}, groups = {} }
     self:catch_up()
+    local counts = self:step_counts()
     for i, parameter in ipairs(self.order) do
         local state = self.state[parameter]
         if state then
             local copy = {}
             for name, value in pairs(state) do copy[name] = te.is_tensor(value) and value:clone() or value end
+            copy.step = counts[i]
             saved.state[i] = copy
         end
     end

@@ -1,8 +1,9 @@
 --- te.train.checkpoint: everything that a run needs to go on, in one safetensors file per saved step.
 --
 -- Tensors: "model.<name>" and "optimizer.<slot>.<name>". Texts, in the metadata: the step, the optimizer's name and its
--- step counts, the state of the random numbers, and whatever the script adds. A file appears whole or not at all
--- (te.save), so the newest one is always good.
+-- step counts, with a line "<count> <name>" for each parameter, the state of the random numbers, and whatever the script
+-- adds. Options, such as rates, are the script's: a run goes on with those of the optimizer that it makes. A file appears
+-- whole or not at all (te.save), so the newest one is always good.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -46,7 +47,7 @@ end
 
 -- Adds the optimizer's tensors under the names of their parameters, and its counts as text.
 local function add_optimizer(tensors, metadata, model, optimizer)
-    local names, counts = parameter_names(model), {}
+    local names, counts = parameter_names(model), optimizer:step_counts()
     optimizer:catch_up()
     for i, parameter in ipairs(optimizer.order) do
         if not names[parameter] then
@@ -54,12 +55,23 @@ local function add_optimizer(tensors, metadata, model, optimizer)
                 options.shape(parameter))
         end
         local state = optimizer.state[parameter] or {} -- itself, as state_dict would copy it
-        counts[i] = state.step or 0
+        counts[i] = ("%d %s"):format(counts[i], names[parameter])
         for slot, value in pairs(state) do
             if te.is_tensor(value) then tensors[("optimizer.%s.%s"):format(slot, names[parameter])] = value end
         end
     end
-    metadata["optimizer.steps"], metadata["optimizer.name"] = table.concat(counts, " "), optimizer.name
+    metadata["optimizer.counts"], metadata["optimizer.name"] = table.concat(counts, "\n"), optimizer.name
+end
+
+-- By the name of the parameter, and how many. Files of before have "optimizer.steps", in the order of the optimizer.
+local function step_counts(metadata, optimizer, names)
+    local counts, n, texts = {}, 0, metadata["optimizer.counts"]
+    for count, name in (texts or ""):gmatch("(%d+) ([^\n]*)") do counts[name], n = tonumber(count), n + 1 end
+    for count in (not texts and metadata["optimizer.steps"] or ""):gmatch("%d+") do
+        n = n + 1
+        if optimizer.order[n] then counts[names[optimizer.order[n]]] = tonumber(count) end
+    end
+    return counts, n
 end
 
 local MOST_STEPS = 2 ^ 40
@@ -89,7 +101,12 @@ function checkpoint.save(opts)
     end
     local tensors, metadata = {}, { step = tostring(opts.step), rng = te.rng_state() }
     for _, texts in ipairs(opts.metadata) do
-        for name, value in pairs(texts) do metadata[name] = value end
+        for name, value in pairs(texts) do
+            if name == "step" or name == "rng" or tostring(name):find("^optimizer%.") then
+                fail("te.train.checkpoint.save: option metadata: %s is the checkpoint's own name", options.shown(name))
+            end
+            metadata[name] = value
+        end
     end
     for name, tensor in pairs(opts.model:state_dict()) do tensors["model." .. name] = tensor end
     add_optimizer(tensors, metadata, opts.model, opts.optimizer)
@@ -147,7 +164,7 @@ end
 
 --- Puts back the optimizer and the random numbers; the model comes first.
 function checkpoint.restore_training(saved, model, optimizer)
-    local names, all, i = parameter_names(model), { state = {}, groups = {} }, 0
+    local names, all = parameter_names(model), { state = {}, groups = {} }
     local states = {}
     for name, tensor in pairs(with_prefix(saved.tensors, "optimizer.")) do
         local slot, parameter = name:match("^([^.]*)%.(.*)$")
@@ -155,23 +172,26 @@ function checkpoint.restore_training(saved, model, optimizer)
         states[parameter] = states[parameter] or {}
         states[parameter][slot] = tensor
     end
-    local counts = saved.metadata["optimizer.steps"] or ""
-    for count in counts:gmatch("%d+") do
-        i = i + 1
-        local parameter = optimizer.order[i]
-        if parameter and tonumber(count) > 0 then
-            all.state[i] = states[names[parameter]] or {}
-            all.state[i].step = tonumber(count)
+    local counts, n = step_counts(saved.metadata, optimizer, names)
+    if n ~= #optimizer.order then
+        error(("%s: %d parameters were optimized, the model has %d"):format(saved.path, n, #optimizer.order), 0)
+    end
+    for i, parameter in ipairs(optimizer.order) do
+        local name = names[parameter]
+        local count = name and counts[name]
+        if not count then
+            error(("%s: parameter %d of the optimizer, %s, was not optimized"):format(saved.path, i,
+                name or "which is none of the model's"), 0)
+        elseif count > 0 then
+            all.state[i] = states[name] or {}
+            all.state[i].step = count
             -- a step on a quantized parameter is one on its master; made anew of the parameter, that would be another
             if te._core.is_quantized(parameter) and not all.state[i].master then
-                error(("%s: optimizer.master.%s is missing"):format(saved.path, names[parameter]), 0)
+                error(("%s: optimizer.master.%s is missing"):format(saved.path, name), 0)
             end
         end
     end
     if not saved.metadata.rng then error(saved.path .. ": rng is missing", 0) end
-    if i ~= #optimizer.order then
-        error(("%s: %d parameters were optimized, the model has %d"):format(saved.path, i, #optimizer.order), 0)
-    end
     for g = 1, #optimizer.groups do all.groups[g] = { optimizer = saved.metadata["optimizer.name"] } end
     optimizer:load_state_dict(all)
     te.rng_state(saved.metadata.rng)

@@ -28,11 +28,18 @@ local command_line = train.command_line {
     { "threads", "integer", 0, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
 }
 
+local function check(path, model)
+    local damage = train.guard(model):damage()
+    if damage then train.fail(train.exit.io, ("%s: %s is not finite"):format(path, damage)) end
+end
+
+-- The model, its tokenizer, and tokens that end a text besides those that the tokenizer knows.
 local function load(o)
     if o.hugging_face then
         if o.checkpoint then command_line:refuse "--checkpoint and --hugging-face: one of them" end
-        return train.io(te.models.from_hugging_face, o.hugging_face, { dtype = o.dtype }),
-            train.io(te.tokenizer.load, o.hugging_face)
+        local model, ends = train.io(te.models.from_hugging_face, o.hugging_face, { dtype = o.dtype })
+        check(o.hugging_face, model)
+        return model, train.io(te.tokenizer.load, o.hugging_face), ends
     end
     local path = o.checkpoint or train.io(train.checkpoint.latest, o.out)
     if not path then train.fail(train.exit.io, ("no checkpoint in %s; train_gpt.lua makes one"):format(o.out)) end
@@ -42,9 +49,34 @@ local function load(o)
     end
     local model = train.of_file(path, te.models.from_checkpoint, saved)
     train.checkpoint.release(saved)
-    local damage = train.guard(model):damage()
-    if damage then train.fail(train.exit.io, ("%s: %s is not finite"):format(path, damage)) end
-    return model, train.of_file(path, te.tokenizer.parse, saved.metadata.tokenizer)
+    check(path, model)
+    return model, train.of_file(path, te.tokenizer.parse, saved.metadata.tokenizer), {}
+end
+
+-- The ids to continue: what a text begins with, and the prompt.
+local function prompt_of(o, model, tokenizer)
+    local ok, prompt = pcall(tokenizer.encode, tokenizer, o.prompt, { prompt = true })
+    if not ok then command_line:refuse("--prompt: %s", train.plain(prompt)) end
+    if #prompt == 0 then prompt = { tokenizer:start() } end
+    for _, id in ipairs(prompt) do
+        if id >= model.config.vocab_size then
+            train.fail(train.exit.io, ("the tokenizer's token %d, of the prompt, is none of the model's %d"):format(id,
+                model.config.vocab_size))
+        end
+    end
+    return prompt
+end
+
+-- A list of the ids that end a text, and a set.
+local function ends_of(o, model, tokenizer, more)
+    local ends, is_end = {}, {}
+    for _, list in ipairs(o.ignore_eos and {} or { tokenizer:ends(), more }) do
+        for _, id in ipairs(list) do
+            local known = id < model.config.vocab_size and not is_end[id] -- tokenizers may have more
+            if known then ends[#ends + 1], is_end[id] = id, true end
+        end
+    end
+    return ends, is_end
 end
 
 local function main(words)
@@ -53,15 +85,11 @@ local function main(words)
     o.dtype = o.dtype or (recipe and "bfloat16" or "float32")
     if o.threads > 0 then te.set_num_threads(o.threads) end
     te.manual_seed(o.seed)
-    local model, tokenizer = te.no_grad(te.quantized_model_init, { recipe = recipe, enabled = recipe ~= nil }, load, o)
-    local ok, prompt = pcall(tokenizer.encode, tokenizer, o.prompt)
-    if not ok then command_line:refuse("--prompt: %s", train.plain(prompt)) end
-    if #prompt == 0 then prompt = { tokenizer:start() } end
+    local model, tokenizer, more = te.no_grad(te.quantized_model_init, { recipe = recipe, enabled = recipe ~= nil },
+        load, o)
+    local prompt = prompt_of(o, model, tokenizer)
     if o.top_p == 0 then command_line:refuse "--top-p: expected a number above 0, got 0" end
-    local ends, is_end = {}, {}
-    for _, id in ipairs(o.ignore_eos and {} or tokenizer:ends()) do
-        if id < model.config.vocab_size then ends[#ends + 1], is_end[id] = id, true end -- tokenizers may know more
-    end
+    local ends, is_end = ends_of(o, model, tokenizer, more)
 
     for i = 1, o.samples do
         if i > 1 then io.stdout:write("\n----\n") end

@@ -244,6 +244,10 @@ function Decoder.restore(class, saved)
         local text = saved.metadata["model." .. key]
         if text then config[key] = from_text(declared[1], text) end
     end
+    local n = #options.names(saved.tensors)
+    if (tonumber(config.n_layer) or 0) > n then
+        error(("%s: model.n_layer: %s layers, but there are %d tensors"):format(saved.path, config.n_layer, n), 0)
+    end
     return te.train.checkpoint.restore_model(saved, class(config))
 end
 

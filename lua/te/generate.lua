@@ -4,7 +4,7 @@
 -- row goes on, the row takes its prompt's token instead of the chosen one. So every row is computed at positions of its
 -- own, with no padding that attention would have to leave out, whatever a model does with positions and windows. Rows
 -- that have ended leave the batch, and when all that are left still read their prompts, they do so at once. What a row
--- draws depends on its number and position alone.
+-- draws depends on its number and on how far it stands behind the shortest prompt, and not on what others draw.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -93,6 +93,12 @@ local function probabilities(logits, opts)
     end
     local p = te.softmax(logits, -1)
     return top_p and not sorts and nucleus(p, top_p) or p
+end
+
+-- The likeliest of logits that are NaN would be some token; a draw says so by itself.
+local function check_logits(model, logits)
+    if te.isnan(logits):any():item() then fail("%s:generate: the logits are not finite", model.__name) end
+    return logits
 end
 
 local function choose(logits, opts)
@@ -301,8 +307,13 @@ local function go_on(model, batch, opts)
         if steps and (steps.length + 1 ~= position or not steps:has_room()) then steps = batch:end_steps() end
         if not steps and records and plain <= 0 then steps, records = record_steps(model, batch, cache, opts) end
         batch.steps, plain = steps, plain - 1
-        if steps then tokens = steps(batch.ids:narrow(2, position, 1))
-        else tokens = batch:choose(next_logits(model, batch.ids, cache), opts) end
+        if steps then
+            tokens = steps(batch.ids:narrow(2, position, 1))
+        else
+            local logits = next_logits(model, batch.ids, cache)
+            if opts.temperature == 0 and logits.device == "cpu" then check_logits(model, logits) end
+            tokens = batch:choose(logits, opts)
+        end
         tokens = batch:keep_prompts(tokens)
         batch.ids = te.cat({ batch.ids, tokens }, 2)
         if opts.on_token and opts.on_token(batch:whole(tokens):clone()) == false then break end
@@ -347,11 +358,14 @@ function generate.run(model, ids, count, opts)
     local ok, result, sizes = pcall(te.no_grad, function()
         go_on(model, batch, opts)
         if lengths or ends then return batch:result() end
-        return batch.ids
+        return batch.count > 0 and batch.ids or batch.ids:clone()
     end)
     train_again()
     settle.unfinished[train_again] = nil
     if batch.steps then batch.steps:close() end
+    if not ok and tostring(result):find("te.multinomial: row", 1, true) then
+        fail("%s: the logits are not finite", who)
+    end
     if not ok then error(result, 0) end
     return result, sizes
 end

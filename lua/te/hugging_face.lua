@@ -355,6 +355,23 @@ local OPTIONS = {
         help = "dtype of the parameters" },
 }
 
+-- The ids after which a text ends, of the configuration and of the one for generating, where a folder has that.
+local function read_ends(config, folder, vocab_size)
+    local ends, seen, more = {}, {}, folder .. "/generation_config.json"
+    local said = { config }
+    if te._core.stat(more) then said[2] = setmetatable({ path = more, fields = files.json(WHO, more) }, Config) end
+    for _, from in ipairs(said) do
+        local ids = type(from.fields) == "table" and from.fields.eos_token_id
+        for _, id in ipairs(type(ids) == "table" and ids or { ids or nil }) do
+            if type(id) ~= "number" or id % 1 ~= 0 or id < 0 then
+                from:fail("eos_token_id", "expected ids, got %s", options.shown(id))
+            end
+            if id < vocab_size and not seen[id] then ends[#ends + 1], seen[id] = id, true end
+        end
+    end
+    return ends
+end
+
 local hugging_face = {}
 
 --- The model in a folder: te.models.gpt for gpt2, te.models.llama for gemma3_text, gpt_oss, llama, mistral, mixtral,
@@ -362,10 +379,12 @@ local hugging_face = {}
 ---@param folder string
 ---@param opts table|nil   block_size, dropout, dtype (of the parameters)
 ---@return table model
+---@return integer[] ends  tokens that end a text (eos_token_id), for model:generate's eos
 function hugging_face.load(folder, opts)
     files.need(WHO)
     options.argument(WHO, "folder", folder, { "string" })
     opts = options.check(WHO, opts, OPTIONS)
+    if folder == "" then fail("%s: folder: expected a name, got an empty one", WHO) end
     folder = #folder > 1 and folder:gsub("/+$", "") or folder
     local class, config, said = read_config(folder)
     config.dropout = opts.dropout
@@ -384,7 +403,7 @@ function hugging_face.load(folder, opts)
     local model = initializers.bare(opts.dtype, class, config):load_hugging_face(weights)
     for _, tensor in pairs(weights) do tensor:release() end
     te.empty_cache()
-    return model
+    return model, read_ends(said, folder, config.vocab_size)
 end
 
 hugging_face.OPTIONS = OPTIONS

@@ -200,7 +200,7 @@ local function balance(self, logits, sizes)
         for _, n in ipairs(sizes) do total = total + n / self.topk end
         sizes = te.tensor(sizes, { device = logits.device })
     end
-    if total == 0 then return nil end
+    if total == 0 then return logits:to(logits.dtype == "float64" and "float64" or "float32"):sum() end -- 0
     local _, scores = te.fused_compute_score_for_moe_aux_loss(logits, self.topk,
         { score_function = self.routing.score_function })
     return moe.fused_aux_loss(scores, sizes, total, self.num_experts, self.topk, self.aux_loss_coeff * size)

@@ -64,7 +64,8 @@ local function each_point(text)
 end
 
 -- As BPE has them; without special tokens and spaces of its own neither makes a difference.
-local ENCODE, DECODE = { special = { "boolean", false } }, { continues = { "boolean", false } }
+local ENCODE = { special = { "boolean", false }, prompt = { "boolean", false } }
+local DECODE = { continues = { "boolean", false } }
 
 local function check_text(text, opts)
     options.argument("te.tokenizer", "text", text, { "string" })

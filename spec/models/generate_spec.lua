@@ -193,6 +193,19 @@ describe("generate", function()
         assert.is_nil(lengths)
     end)
 
+    it("gives a copy, and no token of logits that are NaN", function()
+        local model = te.models.gpt { vocab_size = 7, block_size = 8, n_layer = 1, n_head = 2, n_embd = 8 }
+        local prompt = te.tensor({ { 1, 2 } }, { dtype = "int32" })
+        model:generate(prompt, 0):fill_(5)
+        assert.same({ { 1, 2 } }, prompt:totable())
+        if te.get_default_device() ~= "cpu" then return end -- greedy steps of a device are not waited for
+        te.no_grad(function() model.blocks[1].mlp[2].weight:fill_(0 / 0) end)
+        for _, temperature in ipairs { 0, 1 } do
+            assert.error_matches(function() model:generate(prompt, 3, { temperature = temperature }) end,
+                "GPT:generate: the logits are not finite", 1, true)
+        end
+    end)
+
     it("has nothing to continue in a batch without rows", function()
         local model, none = model_of "gpt", te.zeros({ 0, 3 }, { dtype = "int32" })
         local all, lengths = model:generate(none, 2)

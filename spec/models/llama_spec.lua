@@ -124,7 +124,19 @@ describe("te.models.llama", function()
         end
         refuses('"model.layers.0.self_attn.k_proj.weight" has shape .*, which does not continue the rows of '
             .. '"model.layers.0.self_attn.q_proj.weight", {', function(t)
-            t["model.layers.0.self_attn.k_proj.weight"] = te.ones { 2, 3 }
+            t["model.layers.0.self_attn.k_proj.weight"] = te.ones { 8, 3 }
+        end)
+        -- together they would have the right number of rows
+        refuses('"model.layers.0.self_attn.k_proj.weight" has shape {6,16}, the model 8 rows there', function(t)
+            t["model.layers.0.self_attn.k_proj.weight"] = te.ones { 6, 16 }
+            t["model.layers.0.self_attn.v_proj.weight"] = te.ones { 10, 16 }
+        end)
+        refuses('"model.layers.0.mlp.gate_proj.weight" has shape {23,16}, the model 24 rows there', function(t)
+            t["model.layers.0.mlp.gate_proj.weight"] = te.ones { 23, 16 }
+            t["model.layers.0.mlp.up_proj.weight"] = te.ones { 25, 16 }
+        end)
+        refuses('"model.layers.1.self_attn.o_proj.weight" is of int64; weights are floating point', function(t)
+            t["model.layers.1.self_attn.o_proj.weight"] = te.ones({ 16, 16 }, { dtype = "int64" })
         end)
         refuses('there is no tensor "model.layers.1.mlp.up_proj.weight"', function(t)
             t["model.layers.1.mlp.up_proj.weight"] = nil

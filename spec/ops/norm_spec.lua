@@ -138,4 +138,19 @@ describe("norms", function()
         assert.error_matches(function() te.LayerNorm() end, "te%.LayerNorm: size: expected positive integer, got nil")
         assert.equal("LayerNorm(size=4, eps=1e-05)", tostring(te.LayerNorm(4)))
     end)
+
+    it("refuses an eps below 0 also where it was written later, alone and fused", function()
+        for _, class in ipairs { te.LayerNorm, te.RMSNorm } do
+            for _, eps in ipairs { -1, 0 / 0 } do
+                local norm = class(4)
+                local fused = te.Sequential(norm, te.GELU())
+                fused(te.ones { 2, 4 })
+                norm.eps = eps
+                assert.error_matches(function() norm(te.ones { 2, 4 }) end, "eps must be at least 0, not ", 1, true)
+                assert.error_matches(function() fused(te.ones { 2, 4 }) end, "eps.* at least 0")
+            end
+        end
+        assert.error_matches(function() return te.l2_normalize(te.ones { 4 }, { eps = -2 }) end,
+            "te.l2_normalize: eps must be at least 0, not -2", 1, true)
+    end)
 end)

@@ -27,6 +27,13 @@ describe("gradient clipping", function()
         end
     end)
 
+    it("takes a loss of one element", function()
+        local p = parameter { 0 }
+        p.grad = te.ones { 1 }
+        assert.error_matches(function() te.optim.grad_clip({ p }, { loss = te.ones { 2 } }) end,
+            "te.optim.grad_clip: loss: expected one element on the gradients' device ", 1, true)
+    end)
+
     it("is 0 where there are no gradients", function()
         local p = parameter({ 1, 2 }, "float32")
         local optimizer = te.optim.AdamW({ p }, { lr = 1 })

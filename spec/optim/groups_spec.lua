@@ -218,6 +218,58 @@ describe("tensors that are not contiguous", function()
     end)
 end)
 
+describe("an optimizer's parameters", function()
+    for _, class in ipairs { te.optim.AdamW, te.optim.SGD } do
+        it("may be more from some step on: " .. class.name, function()
+            local a, b, c = parameter { 1 }, parameter { 1 }, parameter { 1 }
+            local optimizer = class({ a }, { lr = 1, weight_decay = 0.5 })
+            local function step()
+                for _, p in ipairs { a, b, c } do p.grad = te.ones { 1 } end
+                optimizer:step()
+            end
+            step()
+            optimizer.lr = 0.25
+            optimizer:add_group { params = { b } }
+            optimizer:add_group { params = { c }, lr = 2, weight_decay = 0 }
+            assert.same({ 0.25, 0.5 }, { optimizer.groups[2].lr, optimizer.groups[2].weight_decay })
+            assert.same({ 2, 0 }, { optimizer.groups[3].lr, optimizer.groups[3].weight_decay })
+            step()
+            local alone = class({ { params = { parameter { 1 } } }, { params = { parameter { 1 } }, lr = 2,
+                weight_decay = 0 } }, { lr = 0.25, weight_decay = 0.5 })
+            for _, p in ipairs(alone.order) do p.grad = te.ones { 1 } end
+            alone:step()
+            assert.same({ alone.order[1]:item(), alone.order[2]:item() }, { b:item(), c:item() })
+            assert.same({ 2, 1, 1 }, optimizer:step_counts())
+            optimizer:zero_grad()
+            assert.is_nil(c.grad)
+
+            local who = ("te.optim.%s:add_group: "):format(class.name)
+            for message, group in pairs {
+                ["parameter 2 of a group came before"] = { params = { parameter { 1 }, b } },
+                ["group: expected a table { params = … }, got a tensor {1}"] = b,
+                ['unknown option "wd"'] = { params = { parameter { 1 } }, wd = 1 },
+                ["option lr: expected number, at least 0, got -1"] = { params = { parameter { 1 } }, lr = -1 },
+            } do
+                assert.error_matches(function() optimizer:add_group(group) end, who .. message, 1, true)
+            end
+            assert.same({ 3, 3 }, { #optimizer.groups, #optimizer.order })
+
+            table.insert(optimizer.groups[1].params, parameter { 1 }) -- as a script may
+            assert.same({ 2, 0, 1, 1 }, optimizer:step_counts())
+            assert.equal(optimizer.groups[1].params[2], optimizer.order[2])
+        end)
+    end
+
+    it("have no options of other optimizers", function()
+        local optimizer = te.optim.AdamW({ parameter { 1 } }, {})
+        for _, name in ipairs { "learning_rate", "momentum", "amsgrad" } do
+            assert.error_matches(function() optimizer[name] = 1 end, "te.optim.AdamW: no option " .. name, 1, true)
+        end
+        optimizer.note = "mine"
+        assert.equal("mine", optimizer.note)
+    end)
+end)
+
 describe("the engine's steps", function()
     it("change all groups or none", function()
         local core = te._core

@@ -54,6 +54,49 @@ describe("generate.lua --hugging-face", function()
         assert.equal(tokenizer:decode(ids) .. "\n", output)
     end)
 
+    it("begins with the token that the tokenizer puts before a text, and stops at the configuration's ends", function()
+        local text = shell.read "spec/support/tokenizer.json"
+        local template = [["post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                {"SpecialToken": {"id": "B", "type_id": 0}}],
+            "pair": [], "special_tokens": {"A": {"id": "A", "ids": [5], "tokens": ["A"]},
+                "B": {"id": "B", "ids": [6], "tokens": ["B"]}}}]]
+        text = text:gsub('"post_processor":%s*%b{}', function() return template end)
+        assert.truthy(text:find("TemplateProcessing", 1, true))
+        local function write(name, content)
+            local file = assert(io.open(folder .. "/" .. name, "w"))
+            file:write(content)
+            file:close()
+        end
+        write("tokenizer.json", text)
+        local model, ends = te.models.from_hugging_face(folder)
+        local tokenizer = te.tokenizer.load(folder)
+        assert.same({}, ends)
+        local prompt = tokenizer:encode("Fusion", { prompt = true })
+        assert.equal(5, prompt[1])
+        assert.equal(#tokenizer:encode "Fusion" + 1, #prompt)
+        local ids = model:generate(te.tensor({ prompt }, { dtype = "int32" }), 6, { temperature = 0 })
+            :view({ -1 }):to("cpu"):totable()
+        local made = { unpack(ids, #prompt + 1) }
+        local options = ("--hugging-face=%s --prompt=Fusion --tokens=6 --temperature=0"):format(folder)
+        local output, status = generate(options)
+        assert.equal(0, status, output)
+        assert.equal("Fusion" .. tokenizer:decode(made, { continues = true }) .. "\n", output)
+
+        write("generation_config.json", ('{"eos_token_id": [%d, 100000]}'):format(made[3]))
+        assert.same({ made[3] }, (select(2, te.models.from_hugging_face(folder))))
+        local first = 3
+        while made[first - 1] == made[3] do first = first - 1 end
+        output = generate(options)
+        assert.equal("Fusion" .. tokenizer:decode({ unpack(made, 1, first - 1) }, { continues = true }) .. "\n", output)
+        assert.equal(generate(options .. " --ignore-eos"),
+            "Fusion" .. tokenizer:decode(made, { continues = true }) .. "\n")
+        write("generation_config.json", '{"eos_token_id": "x"}')
+        output, status = generate(options)
+        assert.equal(74, status)
+        assert.matches('generation_config.json: eos_token_id: expected ids, got "x"', output, 1, true)
+    end)
+
     it("stores weights in a recipe's format, and computes as it says", function()
         local recipe = te.recipe.MXFP8BlockScaling {}
         local options = ("--hugging-face=%s --prompt=Fusion --tokens=6 --temperature=0 --recipe="):format(folder)

@@ -134,9 +134,13 @@ static te_status total_of(te_context *ctx, int n, te_tensor *const *tensors, te_
 te_tensor *te_grad_clip(te_context *ctx, int n, te_tensor *const *tensors, const te_tensor *loss, double scale,
                         double max)
 {
-    if (n < 1 || (loss && (te_tensor_numel(loss) != 1 || loss->storage->device != tensors[0]->storage->device))) {
-        te_fail(ctx, TE_ERROR_ARGUMENT,
-                "clip: a loss of one element on the gradients' device is needed, and a gradient");
+    if (n < 1) {
+        te_fail(ctx, TE_ERROR_ARGUMENT, "a gradient is needed");
+        return NULL;
+    }
+    if (loss && (te_tensor_numel(loss) != 1 || loss->storage->device != tensors[0]->storage->device)) {
+        te_fail(ctx, TE_ERROR_ARGUMENT, "loss: expected one element on the gradients' device %s, got %s on %s",
+                tensors[0]->storage->device->name, TE_SHAPE_TEXT(loss), loss->storage->device->name);
         return NULL;
     }
     te_device *device = tensors[0]->storage->device;

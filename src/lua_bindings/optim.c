@@ -208,7 +208,7 @@ static int grad_clip(lua_State *L)
     te_lua_end(rt, call);
     te_tensor_release(loss);
     te_lua_drop_tensors(&list);
-    return u->t ? 1 : te_lua_raise(rt, L, "grad_clip", rt->ctx->status);
+    return u->t ? 1 : te_lua_raise(rt, L, "optim.grad_clip", rt->ctx->status);
 }
 
 /* sum_squares(list): a table with the sum of squares of each tensor, and their total. */

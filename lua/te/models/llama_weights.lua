@@ -80,11 +80,18 @@ function Gathered:take_joined_experts(to, from)
     end
 end
 
--- The tensors of these names, one below the other.
-function Gathered:named(...)
-    local names, found = { ... }, {}
+-- The tensors of these names, one below the other; how many rows each has where that is known.
+function Gathered:named(names, counts)
+    local found = {}
     for i, name in ipairs(names) do
         found[i] = self:find(name)
+        if not found[i].dtype:find("^b?float") then
+            fail("%s: %q is of %s; weights are floating point", WHO, name, found[i].dtype)
+        end
+        local count = counts and counts[i]
+        if count and (found[i]:dim() == 0 or found[i]:size(1) ~= count) then
+            fail("%s: %q has shape %s, the model %d rows there", WHO, name, options.shape(found[i]), count)
+        end
         local above, shape = found[1].shape, found[i].shape
         local fits = #shape == #above and table.concat(shape, ",", 2) == table.concat(above, ",", 2)
         if not fits or #names > 1 and #shape == 0 then
@@ -95,38 +102,44 @@ function Gathered:named(...)
     return rows.of(found)
 end
 
--- The weight of a product, and its bias where there is one: state's `to`, of the rows of `prefix` …
-function Gathered:take_product(to, bias, prefix, ...)
+-- The weight of a product, and its bias where there is one: state's `to`, of the rows of `prefix` ..; of several,
+-- how many rows each has.
+function Gathered:take_product(to, bias, prefix, parts, counts)
     for _, part in ipairs(bias and { ".weight", ".bias" } or { ".weight" }) do
         local names = {}
-        for i, name in ipairs { ... } do names[i] = prefix .. name .. part end
-        self.state[to .. part] = self:named(unpack(names))
+        for i, name in ipairs(type(parts) == "table" and parts or { parts }) do names[i] = prefix .. name .. part end
+        self.state[to .. part] = self:named(names, counts)
     end
 end
 
 function Gathered:take_attention(to, from)
-    local biases = self.config.attention_bias
-    self:take_product(to .. "qkv", biases ~= "none", from, "q_proj", "k_proj", "v_proj")
+    local config = self.config
+    local biases, width = config.attention_bias, config.head_size or config.n_embd / config.n_head
+    local kv = config.n_kv_head * width
+    self:take_product(to .. "qkv", biases ~= "none", from, { "q_proj", "k_proj", "v_proj" },
+        { config.n_head * width, kv, kv })
     self:take_product(to .. "proj", biases == "all", from, "o_proj")
     if self.config.qk_norm then
         self:take_product(to .. "q_norm", false, from, "q_norm")
         self:take_product(to .. "k_norm", false, from, "k_norm")
     end
-    if self.config.attention_sinks then self.state[to .. "softmax_offset"] = self:named(from .. "sinks") end
+    if self.config.attention_sinks then self.state[to .. "softmax_offset"] = self:named { from .. "sinks" } end
 end
 
-function Gathered:take_mlp(first, second, from)
-    self:take_product(first, self.config.mlp_bias, from, PARTS[1], PARTS[2])
+function Gathered:take_mlp(first, second, from, inner)
+    self:take_product(first, self.config.mlp_bias, from, { PARTS[1], PARTS[2] }, { inner, inner })
     self:take_product(second, self.config.mlp_bias, from, PARTS[3])
 end
 
 -- Experts that are in tensors of their own.
 function Gathered:take_single_experts(to, from, parts)
     local gate, up, down = unpack(parts)
+    local inner = self.config.n_inner
     for e = 1, self.config.n_expert do
         local there = ("%s%d."):format(from, e - 1)
-        self.state[("%s1.weight.%d"):format(to, e)] = self:named(there .. gate .. ".weight", there .. up .. ".weight")
-        self.state[("%s3.weight.%d"):format(to, e)] = self:named(there .. down .. ".weight")
+        local both = { there .. gate .. ".weight", there .. up .. ".weight" }
+        self.state[("%s1.weight.%d"):format(to, e)] = self:named(both, { inner, inner })
+        self.state[("%s3.weight.%d"):format(to, e)] = self:named { there .. down .. ".weight" }
     end
 end
 
@@ -141,7 +154,7 @@ function Gathered:take_experts(to, layer)
         self:take_single_experts(to .. "experts.", from .. "experts.", mixtral and MIXTRAL or PARTS)
     end
     if self.config.n_inner_shared then
-        self:take_mlp(to .. "shared.1", to .. "shared.3", from .. "shared_expert.")
+        self:take_mlp(to .. "shared.1", to .. "shared.3", from .. "shared_expert.", self.config.n_inner_shared)
         self:take_product(to .. "shared_gate", false, from, "shared_expert_gate")
     end
 end
@@ -163,7 +176,7 @@ function Gathered:take_block(i)
     if config.n_expert then
         self:take_experts(mlp .. "2.", from)
     else
-        self:take_mlp(mlp .. "2", mlp .. "4", from .. "mlp.")
+        self:take_mlp(mlp .. "2", mlp .. "4", from .. "mlp.", config.n_inner)
     end
 end
 
@@ -176,7 +189,7 @@ local function gather(model, tensors)
     local found = setmetatable({ config = model.config, tensors = tensors, used = {}, state = {} }, Gathered)
     found:take_product("wte", false, "model.", "embed_tokens")
     found:take_product("norm", false, "model.", "norm")
-    local head = tensors["lm_head.weight"] and found:named "lm_head.weight" or found.state["wte.weight"]
+    local head = tensors["lm_head.weight"] and found:named { "lm_head.weight" } or found.state["wte.weight"]
     if model.lm_head then
         found.state["lm_head.weight"] = head
     else

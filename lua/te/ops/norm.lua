@@ -43,6 +43,11 @@ local function attributes(self)
     return self._attributes
 end
 
+-- For a plan; it may have been written since the norm was made.
+local function checked_eps(self)
+    return { eps = options.argument("te." .. self.__name, "eps", self.eps, NORM.eps) }
+end
+
 -- The engine's operation: "layer_norm", or the one that adds 1 to the weight in float32.
 local function operation(self, name) return self.zero_centered_gamma and name .. "_zero_centered" or name end
 
@@ -111,7 +116,7 @@ end
 function LayerNorm:lower(g, x)
     local inputs, reason = inputs_of(self, g, x, "weight", "bias")
     if not inputs then return nil, reason end
-    return g:op(operation(self, "layer_norm"), inputs, { eps = self.eps })
+    return g:op(operation(self, "layer_norm"), inputs, checked_eps(self))
 end
 
 local RMSNorm = BasicOperation:extend("RMSNorm")
@@ -134,7 +139,7 @@ end
 function RMSNorm:lower(g, x)
     local inputs, reason = inputs_of(self, g, x, "weight")
     if not inputs then return nil, reason end
-    return g:op(operation(self, "rms_norm"), inputs, { eps = self.eps })
+    return g:op(operation(self, "rms_norm"), inputs, checked_eps(self))
 end
 
 local L2Normalization = BasicOperation:extend("L2Normalization")
@@ -149,7 +154,7 @@ options.declare(L2Normalization.init, L2)
 
 function L2Normalization:op_forward(_, x) return te.l2_normalize(x, { eps = self.eps }) end
 
-function L2Normalization:lower(g, x) return g:op("l2_normalize", { x }, { eps = self.eps }) end
+function L2Normalization:lower(g, x) return g:op("l2_normalize", { x }, checked_eps(self)) end
 
 function L2Normalization:describe() return ("eps=%g"):format(self.eps) end
 

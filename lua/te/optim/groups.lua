@@ -69,6 +69,7 @@ end
 function groups.add(self, who, group, defaults, seen)
     local complete = groups.options(self, who, group, defaults)
     complete.params = as_parameters(who, group.params)
+    local new = {}
     for i, parameter in ipairs(complete.params) do
         if not parameter.is_leaf or not parameter.dtype:find("float", 1, true) then
             fail("%s: parameter %d of a group is %s; a floating tensor that no operation made is needed", who, i,
@@ -78,9 +79,9 @@ function groups.add(self, who, group, defaults, seen)
             fail("%s: parameter %d of a group is %s and not contiguous", who, i, options.shape(parameter))
         end
         if seen[parameter] then fail("%s: parameter %d of a group came before", who, i) end
-        seen[parameter] = true
-        self.order[#self.order + 1] = parameter
+        seen[parameter], new[i] = true, parameter
     end
+    for _, parameter in ipairs(new) do self.order[#self.order + 1] = parameter end
     self.groups[#self.groups + 1] = complete
 end
 
@@ -110,9 +111,23 @@ end
 -- What masters a group makes.
 local function asks_for_masters(group) return group.master_weights and group.master_dtype end
 
+--- Parameters that somebody put into the lists of groups, or took out of them, are the optimizer's from then on, or no
+--- longer.
+---@param self te.Optimizer
+function groups.collect(self)
+    local n = 0
+    for _, group in ipairs(self.groups) do n = n + #group.params end
+    if n == #self.order then return end
+    self.order, self.memory = {}, nil
+    for _, group in ipairs(self.groups) do
+        for _, parameter in ipairs(group.params) do self.order[#self.order + 1] = parameter end
+    end
+end
+
 --- Before a step: whoever changed options of a group hears what is wrong with them, and gets the states that they need.
 ---@param self te.Optimizer
 function groups.check(self)
+    groups.collect(self)
     for g, group in ipairs(self.groups) do
         local known = self.known[group]
         if not (known and are_known(self.declared, group, known)) then

@@ -44,6 +44,9 @@ local SHARED = {
         help = "dtype of the copies, which quantized parameters always have" },
 }
 
+-- Options of other optimizers, here or in PyTorch.
+local elsewhere = { learning_rate = true, amsgrad = true, maximize = true, foreach = true, fused = true }
+
 local function text_of(self)
     local n = 0
     for _, group in ipairs(self.groups) do n = n + #group.params end
@@ -58,6 +61,7 @@ end
 ---@param slots function  names of the float32 tensors that a group keeps per parameter, zero at first
 function Optimizer.define(name, declared, slots)
     for option, declaration in pairs(SHARED) do declared[option] = declaration end
+    for option in pairs(declared) do elsewhere[option] = true end
     local class = { name = name, declared = declared, slots = slots, super = Optimizer, __tostring = text_of }
     function class.__index(self, key)
         local first = declared[key] and self.groups[1]
@@ -71,6 +75,7 @@ function Optimizer.define(name, declared, slots)
             local near = options.nearest(key, options.names(declared))
             local alike = near and near:sub(1, 1) == key:sub(1, 1) and math.abs(#near - #key) <= 2
             if alike then fail("te.optim.%s: no option %s; did you mean %q?", name, key, near) end
+            if elsewhere[key] then fail("te.optim.%s: no option %s", name, key) end
             fields[key] = true
         end
         rawset(self, key, value)
@@ -96,7 +101,7 @@ end
 
 function Optimizer.new(class, params, opts)
     local who = "te.optim." .. class.name
-    local self = setmetatable({ groups = {}, state = {}, order = {}, unmade_known = 0,
+    local self = setmetatable({ groups = {}, state = {}, order = {}, defaults = opts or {}, unmade_known = 0,
         known = setmetatable({}, { __mode = "k" }) }, class)
     options.check(who, opts, class.declared)
     local grouped = type(params) == "table" and not getmetatable(params) and type(params[1]) == "table"
@@ -110,6 +115,24 @@ function Optimizer.new(class, params, opts)
         groups.add(self, who, group, opts or {}, seen)
     end
     return self
+end
+
+--- Adds a group { params = …, options … }, behind those that there are, as for layers that are trained from some step
+--- on. Options that it lacks are those that the optimizer was made with, and lr that of the first group.
+---@param group table
+function Optimizer:add_group(group, ...)
+    called_on("add_group", self)
+    local who, seen, defaults = "te.optim." .. self.name .. ":add_group", {}, {}
+    options.last(who, 1, ...)
+    if type(group) ~= "table" or getmetatable(group) then
+        fail("%s: group: expected a table { params = … }, got %s", who, groups.described(group))
+    end
+    groups.collect(self)
+    for _, parameter in ipairs(self.order) do seen[parameter] = true end
+    for name, value in pairs(self.defaults) do defaults[name] = value end
+    defaults.lr = self.lr
+    groups.add(self, who, group, defaults, seen)
+    self.memory = nil
 end
 
 -- Whether the step that was prepared was made.
@@ -149,6 +172,7 @@ local function uncounted(self) return self.unmade and self.unmade:item() - self.
 ---@return integer[]
 function Optimizer:step_counts()
     called_on("step_counts", self)
+    groups.collect(self)
     local late, counts = uncounted(self), {}
     for i, parameter in ipairs(self.order) do
         local state = self.state[parameter]
@@ -211,6 +235,7 @@ options.declare(Optimizer.step, STEP)
 function Optimizer:zero_grad(...)
     called_on("zero_grad", self)
     options.last("te.optim." .. self.name .. ":zero_grad", 0, ...)
+    groups.collect(self)
     for _, parameter in ipairs(self.order) do core.zero_gradient(parameter) end
 end
 
@@ -244,6 +269,7 @@ end
 --- step would.
 function Optimizer:catch_up()
     called_on("catch_up", self)
+    groups.collect(self)
     for _, parameter in ipairs(self.order) do
         local master = self.state[parameter] and self.state[parameter].master
         if master and master.device == parameter.device then core.catch_up_masters({ master }, { parameter }) end
@@ -298,6 +324,7 @@ function Optimizer:load_state_dict(saved) -- no more is looked at: te.load(path)
     elseif #saved.groups ~= #self.groups then
         fail("%s: %d groups for an optimizer of %d", who, #saved.groups, #self.groups)
     end
+    groups.collect(self)
     local loaded, state, i = {}, {}, 0
     for g, group in ipairs(self.groups) do
         loaded[g] = saved_options(self, who, group, saved.groups[g])

@@ -189,20 +189,23 @@ local Bpe = { kind = "bpe" }
 Bpe.__index = Bpe
 options.kinds.Tokenizer = Bpe
 
-local ENCODE = { special = { "boolean", false, help = "add the special tokens that the file puts around a text" } }
+local ENCODE = {
+    special = { "boolean", false, help = "add the special tokens that the file puts around a text" },
+    prompt = { "boolean", false, help = "add those that it puts before a text, which is to be continued" },
+}
 
---- Ids of a text. Special tokens that stand in it are found; none are added unless `special` asks for them.
+--- Ids of a text. Special tokens that stand in it are found; none are added unless `special` or `prompt` asks for them.
 ---@param text string
----@param opts table|nil  { special = true }
+---@param opts table|nil  special, prompt
 ---@return integer[]
 function Bpe:encode(text, opts)
     options.method("tokenizer:encode", self, Bpe)
     options.argument("te.tokenizer", "text", text, { "string" })
-    local special = opts and options.check("te.tokenizer", opts, ENCODE).special
+    opts = opts and options.check("te.tokenizer", opts, ENCODE)
     local ids = self.core:encode(text)
-    if not special then return ids end
+    if not opts or not (opts.special or opts.prompt) then return ids end
     local all = {}
-    for _, list in ipairs { self.before, ids, self.after } do
+    for _, list in ipairs { self.before, ids, opts.special and self.after or nil } do
         for _, id in ipairs(list) do all[#all + 1] = id end
     end
     return all
@@ -242,7 +245,7 @@ function Bpe:start()
 end
 
 local ENDS = { "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<|return|>", "</s>", "<eos>",
-    "<end_of_turn>" }
+    "<end_of_turn>", "<|eom_id|>", "<|end|>", "<|call|>" }
 
 --- The ids that end a text or a turn: those of the file's added tokens whose names are in use for that.
 ---@return integer[]

@@ -1,9 +1,9 @@
 --- te.train.checkpoint: everything that a run needs to go on, in one safetensors file per saved step.
 --
 -- Tensors: "model.<name>" and "optimizer.<slot>.<name>". Texts, in the metadata: the step, the optimizer's name and its
--- step counts, with a line "<count> <name>" for each parameter, the state of the random numbers, and whatever the script
--- adds. Options, such as rates, are the script's: a run goes on with those of the optimizer that it makes. A file appears
--- whole or not at all (te.save), so the newest one is always good.
+-- step counts, with a line "<count> <name>" for each parameter, the state of the random numbers, and whatever the
+-- script adds. Options, such as rates, are the script's: a run goes on with those of the optimizer that it makes. A
+-- file appears whole or not at all (te.save), so the newest one is always good.
 
 local te = require "te"
 local fail = require "te.fail"

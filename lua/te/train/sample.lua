@@ -11,6 +11,6 @@
 return function(model, ids, count, opts)
     local made, result = pcall(model.generate, model, ids, count, opts)
     if made then return result end
-    if not tostring(result):find("te.multinomial: row", 1, true) then error(result, 0) end
+    if not tostring(result):find("generate: the logits are not finite", 1, true) then error(result, 0) end
     return nil, ("the logits of %s are not finite"):format(model.__name)
 end

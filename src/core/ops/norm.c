@@ -24,6 +24,13 @@ static te_status along_dim(te_call *call, const char *row_op)
     return te_call_result(call, packed);
 }
 
+/* eps, which is the only attribute everywhere. */
+static te_status check_eps(te_call *call)
+{
+    double eps = call->attr[0].number;
+    return eps >= 0 ? TE_OK : te_call_fail(call, TE_ERROR_ARGUMENT, "eps must be at least 0, not %g", eps);
+}
+
 static te_status softmax_forward(te_call *call) { return along_dim(call, "softmax_row"); }
 static te_status log_softmax_forward(te_call *call) { return along_dim(call, "log_softmax_row"); }
 
@@ -33,25 +40,30 @@ const te_op_def te_ops_norm[] = {
             "weight and bias have that dimension's size. The result is in the compute dtype of te.autocast, otherwise "
             "x's.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
-     .formula = "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * weight + bias"},
+     .formula = "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * weight + bias",
+     .check = check_eps},
     {.signature = "rms_norm(x, weight = 1; eps: number = 1e-5)",
      .doc = "x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019); dtype as for "
             "layer_norm.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
-     .formula = "rstd = rsqrt(rowmean(x * x) + eps); y = x * rstd * weight"},
+     .formula = "rstd = rsqrt(rowmean(x * x) + eps); y = x * rstd * weight",
+     .check = check_eps},
     {.signature = "layer_norm_zero_centered(x, weight, bias = 0; eps: number = 1e-5)",
      .doc = "layer_norm with 1 + weight in place of weight: weight decay then pulls the factor towards 1.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
      .formula =
-         "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * (1 + weight) + bias"},
+         "mean = rowmean(x); d = x - mean; rstd = rsqrt(rowmean(d * d) + eps); y = d * rstd * (1 + weight) + bias",
+     .check = check_eps},
     {.signature = "rms_norm_zero_centered(x, weight; eps: number = 1e-5)",
      .doc = "rms_norm with 1 + weight in place of weight.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
-     .formula = "rstd = rsqrt(rowmean(x * x) + eps); y = x * rstd * (1 + weight)"},
+     .formula = "rstd = rsqrt(rowmean(x * x) + eps); y = x * rstd * (1 + weight)",
+     .check = check_eps},
     {.signature = "l2_normalize(x; eps: number = 1e-6)",
      .doc = "x / sqrt(sum(x^2) + eps) over the last dimension; dtype as for layer_norm.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT | TE_OP_COMPUTE | TE_OP_LASTROW,
-     .formula = "r = rsqrt(rowsum(x * x) + eps); y = x * r"},
+     .formula = "r = rsqrt(rowsum(x * x) + eps); y = x * r",
+     .check = check_eps},
     {.signature = "softmax(x, dim: dim = -1)",
      .doc = "exp(x) divided by its sum along dim, shifted by the maximum.",
      .flags = TE_OP_METHOD,

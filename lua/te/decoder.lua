@@ -226,6 +226,16 @@ function Decoder:texts()
     return texts
 end
 
+--- Parameters by name, those that are stored quantized as the numbers that they stand for.
+---@return table<string, te.Tensor>
+function Decoder:values_by_name()
+    local values = {}
+    for name, parameter in self:named_parameters() do
+        values[name] = te._core.is_quantized(parameter) and parameter:dequantize() or parameter:detach()
+    end
+    return values
+end
+
 local BOOLEAN = { ["true"] = true, ["false"] = false }
 
 -- What the text of an option means; one that means nothing stays, for the check of options.

@@ -352,7 +352,8 @@ function generate.run(model, ids, count, opts)
         for _, module in ipairs(trains) do module.training = true end
         if group then model:set_context_parallel_group(group, comm_type) end
     end
-    settle.unfinished[train_again] = train_again -- on_token may have the same model generate
+    local unfinished = settle.of_coroutine() -- on_token may yield
+    unfinished[train_again] = train_again -- and have the same model generate
     model:eval()
     if group then model:set_context_parallel_group(nil) end
     local ok, result, sizes = pcall(te.no_grad, function()
@@ -361,7 +362,7 @@ function generate.run(model, ids, count, opts)
         return batch.count > 0 and batch.ids or batch.ids:clone()
     end)
     train_again()
-    settle.unfinished[train_again] = nil
+    unfinished[train_again] = nil
     if batch.steps then batch.steps:close() end
     if not ok and tostring(result):find("te.multinomial: row", 1, true) then
         fail("%s: the logits are not finite", who)

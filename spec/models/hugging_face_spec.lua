@@ -244,7 +244,38 @@ describe("te.models.from_hugging_face", function()
             assert.same(loaded:generate(start, 8, { temperature = 0, use_cache = false }):totable(),
                 loaded:generate(start, 8, { temperature = 0 }):totable())
         end)
+
+        it("gives back the tensors of the original: " .. name, function()
+            local weights = make(name)
+            local loaded = te.models.from_hugging_face(folder)
+            local state = loaded:hugging_face_state()
+            for there, tensor in pairs(weights) do
+                there = there:gsub("^transformer%.", "")
+                assert.same(tensor.shape, state[there] and state[there].shape, there)
+                assert.same(tensor:totable(), state[there]:totable(), there)
+                state[there]:fill_(9) -- a copy
+                state[there] = nil
+            end
+            assert.is_nil(next(state))
+            te.save(folder .. "/model.safetensors", loaded:hugging_face_state())
+            local again = te.models.from_hugging_face(folder)
+            assert.same(loaded(ids { IDS }):totable(), again(ids { IDS }):totable())
+        end)
     end
+
+    it("gives back weights that are stored quantized as the numbers that they stand for", function()
+        make "llama"
+        local model = te.quantized_model_init({ recipe = te.recipe.Float8CurrentScaling {} },
+            function() return (te.models.from_hugging_face(folder)) end)
+        local state, qkv = model:hugging_face_state(), model.blocks[1].attention[2].qkv.weight
+        assert.is_true(te._core.is_quantized(qkv))
+        local k = state["model.layers.0.self_attn.k_proj.weight"]
+        assert.same(qkv:dequantize():narrow(1, 17, 8):totable(), k:totable())
+        assert.error_matches(function()
+            te.models.gpt({ vocab_size = 5, block_size = 4, n_layer = 1, n_head = 1, n_embd = 4, bias = false })
+                :hugging_face_state()
+        end, "GPT:hugging_face_state: a GPT-2 has biases, this model has none", 1, true)
+    end)
 
     it("reads weights in several files, takes a dtype, and fewer positions", function()
         local weights, first, second, map = make "gpt2", {}, {}, {}

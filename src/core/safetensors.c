@@ -70,6 +70,8 @@ static te_status read_length(te_safetensors *st, te_io_error *error)
     if (status != TE_OK) return status;
     uint64_t length = 0;
     for (int i = LENGTH_BYTES - 1; i >= 0; i--) length = length << 8 | bytes[i];
+    if (length > TE_SAFETENSORS_MAX_HEADER && bytes[0] == '{')
+        return te_io_fail(error, TE_ERROR_IO, st->path, "offset 0: not a safetensors file: it begins like JSON");
     if (length > TE_SAFETENSORS_MAX_HEADER)
         return te_io_fail(error, TE_ERROR_IO, st->path,
                           "offset 0: not a safetensors file: a header of %llu bytes (at most %d are allowed)",

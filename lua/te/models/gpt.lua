@@ -87,6 +87,24 @@ function GPT:head() return self.wte.weight end
 
 function GPT:num_multiplying() return self:num_parameters() - self.wpe.weight:numel() end
 
+-- Calls fn(name here, name there, whether there inputs come first) for every parameter.
+local function each_weight(config, fn)
+    fn("wte.weight", "wte.weight")
+    fn("wpe.weight", "wpe.weight")
+    for _, part in ipairs { "weight", "bias" } do
+        fn("norm." .. part, "ln_f." .. part)
+        for i = 1, config.n_layer do
+            local to, from = ("blocks.%d."):format(i), ("h.%d."):format(i - 1)
+            fn(to .. "attention.1." .. part, from .. "ln_1." .. part)
+            fn(to .. "attention.2.qkv." .. part, from .. "attn.c_attn." .. part, true)
+            fn(to .. "attention.2.proj." .. part, from .. "attn.c_proj." .. part, true)
+            fn(to .. "mlp.1." .. part, from .. "ln_2." .. part)
+            fn(to .. "mlp.2." .. part, from .. "mlp.c_fc." .. part, true)
+            fn(to .. "mlp.4." .. part, from .. "mlp.c_proj." .. part, true)
+        end
+    end
+end
+
 --- Takes over the weights of a GPT-2 as Hugging Face's Transformers names and lays them out ("h.0.attn.c_attn.weight"
 --- and so on, inputs first), of any floating dtype. The model needs `bias`, and `gelu` as the checkpoint has it;
 --- positions beyond block_size are left out. Nothing is changed unless all of them fit.
@@ -95,29 +113,15 @@ function GPT:load_hugging_face(tensors)
     options.argument("GPT:load_hugging_face", "tensors", tensors, { "table" })
     local state, used = {}, {}
     local prefix = tensors["transformer.wte.weight"] and "transformer." or ""
-    local function take(name, from, turned)
+    each_weight(self.config, function(name, from, turned)
         local t = tensors[prefix .. from]
         if not te.is_tensor(t) then fail("GPT:load_hugging_face: there is no tensor %q", prefix .. from) end
         used[prefix .. from] = true
         state[name] = turned and t:dim() == 2 and t:transpose(1, 2) or t
-    end
-    take("wte.weight", "wte.weight")
-    take("wpe.weight", "wpe.weight")
+    end)
     local positions = state["wpe.weight"]
     if positions:dim() == 2 and positions:size(1) > self.config.block_size then
         state["wpe.weight"] = positions:narrow(1, 1, self.config.block_size)
-    end
-    for _, part in ipairs { "weight", "bias" } do
-        take("norm." .. part, "ln_f." .. part)
-        for i = 1, self.config.n_layer do
-            local to, from = ("blocks.%d."):format(i), ("h.%d."):format(i - 1)
-            take(to .. "attention.1." .. part, from .. "ln_1." .. part)
-            take(to .. "attention.2.qkv." .. part, from .. "attn.c_attn." .. part, true)
-            take(to .. "attention.2.proj." .. part, from .. "attn.c_proj." .. part, true)
-            take(to .. "mlp.1." .. part, from .. "ln_2." .. part)
-            take(to .. "mlp.2." .. part, from .. "mlp.c_fc." .. part, true)
-            take(to .. "mlp.4." .. part, from .. "mlp.c_proj." .. part, true)
-        end
     end
     self:check_tied("GPT:load_hugging_face", tensors["lm_head.weight"], state["wte.weight"])
     for name in pairs(tensors) do
@@ -127,6 +131,18 @@ function GPT:load_hugging_face(tensors)
     end
     self:load_state_dict(state)
     return self
+end
+
+--- The parameters as load_hugging_face takes them, for te.save: copies. Of a model with `bias`, as GPT-2 is.
+---@return table<string, te.Tensor>
+function GPT:hugging_face_state()
+    if not self.config.bias then fail "GPT:hugging_face_state: a GPT-2 has biases, this model has none" end
+    local values, tensors = self:values_by_name(), {}
+    each_weight(self.config, function(name, to, turned)
+        local value = values[name]
+        tensors[to] = turned and value:dim() == 2 and value:transpose(1, 2):contiguous() or value:clone()
+    end)
+    return tensors
 end
 
 --- The model of a checkpoint that te.train.checkpoint.load read.

@@ -229,6 +229,13 @@ function Llama:load_hugging_face(tensors)
     return self
 end
 
+--- The parameters as load_hugging_face takes them, for te.save: copies, named and laid out as for a model of
+--- Transformers whose configuration says the same.
+---@return table<string, te.Tensor>
+function Llama:hugging_face_state()
+    return require("te.models.llama_weights").scatter(self)
+end
+
 --- The model of a checkpoint that te.train.checkpoint.load read.
 function Llama.from_checkpoint(saved) return Decoder.restore(Llama, saved) end
 

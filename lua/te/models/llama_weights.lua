@@ -1,4 +1,7 @@
---- Where te.models.llama finds its weights in checkpoints of Hugging Face's Transformers.
+--- Where te.models.llama finds its weights in checkpoints of Hugging Face's Transformers, and what it writes to them.
+--
+-- One walk over the model's parts (take_…) says which of its tensors are which of the checkpoint's. Gathered takes from
+-- a checkpoint, Scattered makes one.
 --
 -- Queries, keys and values are one product here, and so are an MLP's gate and what it gates: their rows one after the
 -- other. Experts are apart here; files have them apart (Mixtral, Qwen), or together, inputs first, the gate's columns
@@ -15,7 +18,7 @@ local WHO = "Llama:load_hugging_face"
 -- The products of an MLP: the gate's, what it gates, and the second one.
 local PARTS, MIXTRAL = { "gate_proj", "up_proj", "down_proj" }, { "w1", "w3", "w2" }
 
--- What is gathered: { config =, tensors = the checkpoint's, used = their names, state = the model's so far }.
+-- What is gathered: { config =, tensors = the checkpoint's, used = names that were read, state = the model's so far }.
 local Gathered = {}
 Gathered.__index = Gathered
 
@@ -102,13 +105,16 @@ function Gathered:named(names, counts)
     return rows.of(found)
 end
 
+-- The model's tensor `to` is of those names.
+function Gathered:place(to, names, counts) self.state[to] = self:named(names, counts) end
+
 -- The weight of a product, and its bias where there is one: state's `to`, of the rows of `prefix` ..; of several,
 -- how many rows each has.
 function Gathered:take_product(to, bias, prefix, parts, counts)
     for _, part in ipairs(bias and { ".weight", ".bias" } or { ".weight" }) do
         local names = {}
         for i, name in ipairs(type(parts) == "table" and parts or { parts }) do names[i] = prefix .. name .. part end
-        self.state[to .. part] = self:named(names, counts)
+        self:place(to .. part, names, counts)
     end
 end
 
@@ -123,7 +129,7 @@ function Gathered:take_attention(to, from)
         self:take_product(to .. "q_norm", false, from, "q_norm")
         self:take_product(to .. "k_norm", false, from, "k_norm")
     end
-    if self.config.attention_sinks then self.state[to .. "softmax_offset"] = self:named { from .. "sinks" } end
+    if self.config.attention_sinks then self:place(to .. "softmax_offset", { from .. "sinks" }) end
 end
 
 function Gathered:take_mlp(first, second, from, inner)
@@ -138,15 +144,20 @@ function Gathered:take_single_experts(to, from, parts)
     for e = 1, self.config.n_expert do
         local there = ("%s%d."):format(from, e - 1)
         local both = { there .. gate .. ".weight", there .. up .. ".weight" }
-        self.state[("%s1.weight.%d"):format(to, e)] = self:named(both, { inner, inner })
-        self.state[("%s3.weight.%d"):format(to, e)] = self:named { there .. down .. ".weight" }
+        self:place(("%s1.weight.%d"):format(to, e), both, { inner, inner })
+        self:place(("%s3.weight.%d"):format(to, e), { there .. down .. ".weight" })
     end
 end
 
+-- Whether experts are named as Mixtral's, and whether they are together in one tensor.
+function Gathered:experts_in(layer)
+    return self.tensors[layer .. "block_sparse_moe.gate.weight"] ~= nil,
+        self.tensors[layer .. "mlp.experts.down_proj_bias"] ~= nil
+end
+
 function Gathered:take_experts(to, layer)
-    local mixtral = self.tensors[layer .. "block_sparse_moe.gate.weight"] ~= nil
+    local mixtral, joined = self:experts_in(layer)
     local from = layer .. (mixtral and "block_sparse_moe." or "mlp.")
-    local joined = self.tensors[from .. "experts.down_proj_bias"] ~= nil
     self:take_product(to .. "router", self.config.mlp_bias, from, joined and "router" or "gate")
     if joined then
         self:take_joined_experts(to .. "experts.", from .. "experts.")
@@ -180,6 +191,13 @@ function Gathered:take_block(i)
     end
 end
 
+-- All but the head.
+function Gathered:take_all()
+    self:take_product("wte", false, "model.", "embed_tokens")
+    self:take_product("norm", false, "model.", "norm")
+    for i = 1, self.config.n_layer do self:take_block(i) end
+end
+
 --- The model's state out of a checkpoint's tensors. Raises where one is missing, or has no place.
 ---@param model table
 ---@param tensors table<string, te.Tensor>  of all the checkpoint's files
@@ -187,15 +205,13 @@ end
 local function gather(model, tensors)
     options.argument(WHO, "tensors", tensors, { "table" })
     local found = setmetatable({ config = model.config, tensors = tensors, used = {}, state = {} }, Gathered)
-    found:take_product("wte", false, "model.", "embed_tokens")
-    found:take_product("norm", false, "model.", "norm")
+    found:take_all()
     local head = tensors["lm_head.weight"] and found:named { "lm_head.weight" } or found.state["wte.weight"]
     if model.lm_head then
         found.state["lm_head.weight"] = head
     else
         model:check_tied(WHO, head, found.state["wte.weight"])
     end
-    for i = 1, model.config.n_layer do found:take_block(i) end
     for name in pairs(tensors) do
         local known = found.used[name] or name:find "rotary_emb%.inv_freq$"
         if not known then fail("%s: this model has no place for %q", WHO, name) end
@@ -203,4 +219,62 @@ local function gather(model, tensors)
     return found.state
 end
 
-return { gather = gather }
+-- The way back: { config =, values = the model's by name, used =, tensors = the checkpoint's so far }.
+local Scattered = setmetatable({}, { __index = Gathered })
+Scattered.__index = Scattered
+
+function Scattered:value(name)
+    self.used[name] = true
+    return self.values[name]
+end
+
+function Scattered:place(name, names, counts)
+    local value, first = self:value(name), 1
+    for i, to in ipairs(names) do
+        local count = counts and counts[i] or value:size(1)
+        self.tensors[to] = value:narrow(1, first, count):clone()
+        first = first + count
+    end
+end
+
+-- Mixtral's are the ones without anything else of their own; GPT-OSS's alone have biases.
+function Scattered:experts_in()
+    local config = self.config
+    return not (config.qk_norm or config.n_inner_shared or config.mlp_bias), config.mlp_bias
+end
+
+-- Rows of which all of the gate come first as (gate, other, gate, …).
+local function alternating(rows)
+    local shape = rows.shape
+    return rows:reshape({ 2, shape[1] / 2, -1 }):transpose(1, 2):reshape(shape)
+end
+
+function Scattered:take_joined_experts(to, from)
+    local lists = { gate_up_proj = {}, gate_up_proj_bias = {}, down_proj = {}, down_proj_bias = {} }
+    for e = 1, self.config.n_expert do
+        local function of(layer, part) return self:value(("%s%d.%s.%d"):format(to, layer, part, e)) end
+        lists.gate_up_proj[e] = alternating(of(1, "weight")):transpose(1, 2)
+        lists.gate_up_proj_bias[e] = alternating(of(1, "bias"))
+        lists.down_proj[e] = of(3, "weight"):transpose(1, 2)
+        lists.down_proj_bias[e] = of(3, "bias")
+    end
+    for name, list in pairs(lists) do self.tensors[from .. name] = te.stack(list) end
+end
+
+--- A checkpoint's tensors out of a model.
+---@param model table
+---@return table<string, te.Tensor> tensors
+local function scatter(model)
+    local made = setmetatable({ config = model.config, values = model:values_by_name(), used = {}, tensors = {} },
+        Scattered)
+    te.no_grad(function()
+        made:take_all()
+        if model.lm_head then made:place("lm_head.weight", { "lm_head.weight" }) end
+    end)
+    for name in pairs(made.values) do
+        if not made.used[name] then fail("Llama:hugging_face_state: Transformers have no place for %q", name) end
+    end
+    return made.tensors
+end
+
+return { gather = gather, scatter = scatter }

@@ -323,29 +323,51 @@ local function read_config(folder)
     return class, made, config
 end
 
--- The tensors of all the checkpoint's files.
-local function read_weights(folder)
-    local stat = te._core.stat
-    if stat(folder .. "/model.safetensors") then return (te.load(folder .. "/model.safetensors")) end
-    local index = folder .. "/model.safetensors.index.json"
+-- The checkpoint's tensors: the path of the file of each, by name.
+local function find_weights(folder)
+    local stat, paths = te._core.stat, {}
+    local single, index = folder .. "/model.safetensors", folder .. "/model.safetensors.index.json"
+    if stat(single) then
+        te.load(single, { names = function(name)
+            paths[name] = single
+            return false
+        end })
+        return paths
+    end
     if not stat(index) then
         fail("%s: %s has neither model.safetensors nor model.safetensors.index.json", WHO, folder)
     end
     local map = files.json(WHO, index)
     map = type(map) == "table" and map.weight_map
     if type(map) ~= "table" then fail("%s: %s: weight_map is missing", WHO, index) end
-    local parts, tensors = {}, {}
     for name, part in pairs(map) do
         if type(part) ~= "string" or part:find("/", 1, true) then
             fail("%s: %s: %q: expected the name of a file beside it, got %s", WHO, index, tostring(name),
                 options.shown(part))
         end
-        parts[part] = true
+        paths[name] = folder .. "/" .. part
     end
-    for _, part in ipairs(options.names(parts)) do
-        for name, tensor in pairs((te.load(folder .. "/" .. part))) do tensors[name] = tensor end
+    return paths
+end
+
+-- The tensors whose names are wanted.
+local function read_weights(paths, wanted)
+    local open, tensors = {}, {}
+    for name, path in pairs(paths) do open[path] = open[path] or wanted(name) end
+    for _, path in ipairs(options.names(open)) do
+        for name, tensor in pairs(open[path] and te.load(path, { names = wanted }) or {}) do tensors[name] = tensor end
     end
     return tensors
+end
+
+-- Fills the model, a part of the checkpoint at a time, so that little of it is in memory beside the model.
+local function fill(model, paths)
+    model:load_hugging_face_parts(paths, function(wanted, take)
+        local tensors = read_weights(paths, wanted)
+        take(tensors)
+        for _, tensor in pairs(tensors) do tensor:release() end
+    end)
+    te.empty_cache()
 end
 
 local OPTIONS = {
@@ -392,17 +414,16 @@ function hugging_face.load(folder, opts)
         fail("%s: block_size: %d, but %s/config.json has %d positions", WHO, opts.block_size, folder, config.block_size)
     end
     config.block_size = opts.block_size or config.block_size
-    local weights = read_weights(folder)
-    if said.fields.tie_word_embeddings == false and not weights["lm_head.weight"] then
+    local paths = find_weights(folder)
+    if said.fields.tie_word_embeddings == false and not paths["lm_head.weight"] then
         said:fail("tie_word_embeddings", "is false, but the weights have no lm_head.weight")
     end
-    local count = #options.names(weights)
+    local count = #options.names(paths)
     if config.n_layer > count then
         fail("%s: %s/config.json: %d layers, but the weights are %d tensors", WHO, folder, config.n_layer, count)
     end
-    local model = initializers.bare(opts.dtype, class, config):load_hugging_face(weights)
-    for _, tensor in pairs(weights) do tensor:release() end
-    te.empty_cache()
+    local model = initializers.bare(opts.dtype, class, config)
+    fill(model, paths)
     return model, read_ends(said, folder, config.vocab_size)
 end
 

@@ -133,6 +133,11 @@ function GPT:load_hugging_face(tensors)
     return self
 end
 
+--- load_hugging_face, of what read(wanted, take) gives to take: all at once.
+function GPT:load_hugging_face_parts(_, read)
+    read(function() return true end, function(tensors) self:load_hugging_face(tensors) end)
+end
+
 --- The parameters as load_hugging_face takes them, for te.save: copies. Of a model with `bias`, as GPT-2 is.
 ---@return table<string, te.Tensor>
 function GPT:hugging_face_state()

@@ -229,6 +229,13 @@ function Llama:load_hugging_face(tensors)
     return self
 end
 
+--- load_hugging_face, block by block: read(wanted, take) gives the tensors whose names are wanted to take.
+---@param names table<string, any>  those of all the checkpoint's tensors are its keys
+---@param read function
+function Llama:load_hugging_face_parts(names, read)
+    require("te.models.llama_weights").gather_parts(self, names, read)
+end
+
 --- The parameters as load_hugging_face takes them, for te.save: copies, named and laid out as for a model of
 --- Transformers whose configuration says the same.
 ---@return table<string, te.Tensor>

@@ -191,11 +191,31 @@ function Gathered:take_block(i)
     end
 end
 
--- All but the head.
-function Gathered:take_all()
+-- All but blocks and a head of its own.
+function Gathered:take_ends()
     self:take_product("wte", false, "model.", "embed_tokens")
     self:take_product("norm", false, "model.", "norm")
-    for i = 1, self.config.n_layer do self:take_block(i) end
+end
+
+-- The head of what is gathered.
+local function take_head(found, model)
+    local head = found.tensors["lm_head.weight"] and found:named { "lm_head.weight" } or found.state["wte.weight"]
+    if model.lm_head then
+        found.state["lm_head.weight"] = head
+    else
+        model:check_tied(WHO, head, found.state["wte.weight"])
+    end
+end
+
+local function check_used(found, names)
+    for name in pairs(names) do
+        local known = found.used[name] or name:find "rotary_emb%.inv_freq$"
+        if not known then fail("%s: this model has no place for %q", WHO, name) end
+    end
+end
+
+local function new_gathered(model, tensors)
+    return setmetatable({ config = model.config, tensors = tensors, used = {}, state = {} }, Gathered)
 end
 
 --- The model's state out of a checkpoint's tensors. Raises where one is missing, or has no place.
@@ -204,19 +224,39 @@ end
 ---@return table<string, te.Tensor> state
 local function gather(model, tensors)
     options.argument(WHO, "tensors", tensors, { "table" })
-    local found = setmetatable({ config = model.config, tensors = tensors, used = {}, state = {} }, Gathered)
-    found:take_all()
-    local head = tensors["lm_head.weight"] and found:named { "lm_head.weight" } or found.state["wte.weight"]
-    if model.lm_head then
-        found.state["lm_head.weight"] = head
-    else
-        model:check_tied(WHO, head, found.state["wte.weight"])
-    end
-    for name in pairs(tensors) do
-        local known = found.used[name] or name:find "rotary_emb%.inv_freq$"
-        if not known then fail("%s: this model has no place for %q", WHO, name) end
-    end
+    local found = new_gathered(model, tensors)
+    found:take_ends()
+    take_head(found, model)
+    for i = 1, model.config.n_layer do found:take_block(i) end
+    check_used(found, tensors)
     return found.state
+end
+
+--- The same into the model, block by block; see Llama:load_hugging_face_parts.
+local function gather_parts(model, names, read)
+    local found, given = new_gathered(model), {}
+    local function load(wanted, take)
+        read(wanted, function(tensors)
+            found.tensors, found.state = tensors, {}
+            take()
+            local _, differs = model:load_state_dict(found.state, { strict = false })
+            for _, name in ipairs(differs.unexpected) do fail("%s: this model has no %s", WHO, name) end
+            for name in pairs(found.state) do given[name] = true end
+            found.tensors, found.state = nil, nil
+        end)
+    end
+    load(function(name) return not name:find "^model%.layers%." end, function()
+        found:take_ends()
+        take_head(found, model)
+    end)
+    for i = 1, model.config.n_layer do
+        local prefix = ("model.layers.%d."):format(i - 1)
+        load(function(name) return name:sub(1, #prefix) == prefix end, function() found:take_block(i) end)
+    end
+    check_used(found, names)
+    for name in model:named_parameters() do
+        if not given[name] then fail("%s: nothing was given for %s", WHO, name) end
+    end
 end
 
 -- The way back: { config =, values = the model's by name, used =, tensors = the checkpoint's so far }.
@@ -268,7 +308,8 @@ local function scatter(model)
     local made = setmetatable({ config = model.config, values = model:values_by_name(), used = {}, tensors = {} },
         Scattered)
     te.no_grad(function()
-        made:take_all()
+        made:take_ends()
+        for i = 1, model.config.n_layer do made:take_block(i) end
         if model.lm_head then made:place("lm_head.weight", { "lm_head.weight" }) end
     end)
     for name in pairs(made.values) do
@@ -277,4 +318,4 @@ local function scatter(model)
     return made.tensors
 end
 
-return { gather = gather, scatter = scatter }
+return { gather = gather, gather_parts = gather_parts, scatter = scatter }

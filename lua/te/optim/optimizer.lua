@@ -186,7 +186,7 @@ local function settle_counts(self)
     local n = uncounted(self)
     if n == 0 then return end
     for _, state in pairs(self.state) do state.step = math.max(0, state.step - n) end
-    self.unmade_known, self.memory = self.unmade_known + n, nil
+    self.unmade_known, self.memory, self.counted = self.unmade_known + n, nil, nil
 end
 
 --- Takes back the count of a step that `clip` did not allow: the last one, or the one before where that is known a

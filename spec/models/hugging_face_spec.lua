@@ -263,6 +263,22 @@ describe("te.models.from_hugging_face", function()
         end)
     end
 
+    it("has a block of the checkpoint in memory at a time", function()
+        local load, most, all = te.load, 0, 0
+        for _ in pairs(make "gemma3_text") do all = all + 1 end
+        te.load = function(...)
+            local tensors, n = load(...), 0
+            for _ in pairs(tensors) do n = n + 1 end
+            most = math.max(most, n)
+            return tensors
+        end
+        local ok, problem = pcall(te.models.from_hugging_face, folder)
+        te.load = load
+        assert.is_true(ok, problem)
+        assert.equal(13, most) -- of one layer, of three
+        assert.equal(3 * 13 + 2, all)
+    end)
+
     it("gives back weights that are stored quantized as the numbers that they stand for", function()
         make "llama"
         local model = te.quantized_model_init({ recipe = te.recipe.Float8CurrentScaling {} },

@@ -26,12 +26,11 @@ if(TE_SANITIZE)
     endif()
   endif()
 endif()
-# Sets beside the portable one. Addresses are AddressSanitizer's; what else these checks know of pointers, the portable
-# set of the same files shows, and each further one would take as long to compile.
+# Sets beside the portable one: what AddressSanitizer sees as well is checked once, since sets take long to compile.
 add_library(te_further_isa INTERFACE)
 target_link_libraries(te_further_isa INTERFACE te_flags)
 if(TE_SANITIZE MATCHES undefined)
-  target_compile_options(te_further_isa INTERFACE -fno-sanitize=null,object-size,pointer-overflow)
+  target_compile_options(te_further_isa INTERFACE -fno-sanitize=null,object-size)
 endif()
 
 # A bit for each pointer in a table instead of 24 bytes, where the C library that is here reads them.

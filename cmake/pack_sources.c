@@ -103,7 +103,7 @@ static void fail(const char *what)
 int main(int argc, char **argv)
 {
     FILE *file = argc == 2 ? fopen(argv[1], "w") : NULL;
-    if (!file) fail("cannot write the file");
+    if (!file) fail(argc == 2 ? "cannot write the file" : "the name of the file to write is needed");
     fputs("/* Made from lua/te by cmake/pack_sources.c. */\n#include \"lua_bindings/bindings.h\"\n\n", file);
     for (const te_lua_source *s = te_lua_sources; s->name; s++) {
         packer         p = {.text = s->packed, .size = s->size, .before = calloc(s->size + 1, sizeof(size_t))};
@@ -115,7 +115,7 @@ int main(int argc, char **argv)
         if (memcmp(again, s->packed, s->size) != 0) fail(s->file);
         fprintf(file, "static const unsigned char source_%d[] = {", (int)(s - te_lua_sources));
         for (size_t i = 0; i < made.packed_size; i++) fprintf(file, "%d,", made.packed[i]);
-        fputs("};\n", file);
+        fputs(made.packed_size ? "};\n" : "0};\n", file);
         free(again);
         free(packed);
         free(p.before);

@@ -33,7 +33,7 @@ local function check(path, model)
     if damage then train.fail(train.exit.io, ("%s: %s is not finite"):format(path, damage)) end
 end
 
--- The model, its tokenizer, and tokens that end a text besides those that the tokenizer knows.
+-- The model, its tokenizer, and the tokens that end a text where a folder says it.
 local function load(o)
     if o.hugging_face then
         if o.checkpoint then command_line:refuse "--checkpoint and --hugging-face: one of them" end
@@ -50,12 +50,12 @@ local function load(o)
     local model = train.of_file(path, te.models.from_checkpoint, saved)
     train.checkpoint.release(saved)
     check(path, model)
-    return model, train.of_file(path, te.tokenizer.parse, saved.metadata.tokenizer), {}
+    return model, train.of_file(path, te.tokenizer.parse, saved.metadata.tokenizer)
 end
 
 -- The ids to continue: what a text begins with, and the prompt.
 local function prompt_of(o, model, tokenizer)
-    local ok, prompt = pcall(tokenizer.encode, tokenizer, o.prompt, { prompt = true })
+    local ok, prompt = pcall(tokenizer.encode, tokenizer, o.prompt, { prompt = o.hugging_face ~= nil })
     if not ok then command_line:refuse("--prompt: %s", train.plain(prompt)) end
     if #prompt == 0 then prompt = { tokenizer:start() } end
     for _, id in ipairs(prompt) do
@@ -67,14 +67,11 @@ local function prompt_of(o, model, tokenizer)
     return prompt
 end
 
--- A list of the ids that end a text, and a set.
-local function ends_of(o, model, tokenizer, more)
+-- A list of the ids that end a text, and a set: what the folder says, else those that have a name in use for that.
+local function ends_of(o, model, tokenizer, said)
     local ends, is_end = {}, {}
-    for _, list in ipairs(o.ignore_eos and {} or { tokenizer:ends(), more }) do
-        for _, id in ipairs(list) do
-            local known = id < model.config.vocab_size and not is_end[id] -- tokenizers may have more
-            if known then ends[#ends + 1], is_end[id] = id, true end
-        end
+    for _, id in ipairs(o.ignore_eos and {} or said or tokenizer:ends()) do
+        if id < model.config.vocab_size then ends[#ends + 1], is_end[id] = id, true end -- tokenizers may know more
     end
     return ends, is_end
 end
@@ -85,11 +82,11 @@ local function main(words)
     o.dtype = o.dtype or (recipe and "bfloat16" or "float32")
     if o.threads > 0 then te.set_num_threads(o.threads) end
     te.manual_seed(o.seed)
-    local model, tokenizer, more = te.no_grad(te.quantized_model_init, { recipe = recipe, enabled = recipe ~= nil },
+    local model, tokenizer, said = te.no_grad(te.quantized_model_init, { recipe = recipe, enabled = recipe ~= nil },
         load, o)
     local prompt = prompt_of(o, model, tokenizer)
     if o.top_p == 0 then command_line:refuse "--top-p: expected a number above 0, got 0" end
-    local ends, is_end = ends_of(o, model, tokenizer, more)
+    local ends, is_end = ends_of(o, model, tokenizer, said)
 
     for i = 1, o.samples do
         if i > 1 then io.stdout:write("\n----\n") end

@@ -52,7 +52,8 @@ local function dotted()
         calls[#calls + 1] = { "Module:" .. name, function() linear[name]() end }
     end
     local optimizer = te.optim.SGD(linear, { lr = 1 })
-    for _, name in ipairs { "step", "zero_grad", "set_lr", "state_dict", "load_state_dict", "take_back", "catch_up" } do
+    for _, name in ipairs { "step", "zero_grad", "set_lr", "state_dict", "load_state_dict", "take_back", "catch_up",
+        "step_counts", "add_group" } do
         calls[#calls + 1] = { "Optimizer:" .. name, function() optimizer[name](1) end }
     end
     return calls

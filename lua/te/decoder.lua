@@ -226,14 +226,15 @@ function Decoder:texts()
     return texts
 end
 
---- Parameters by name, those that are stored quantized as the numbers that they stand for.
----@return table<string, te.Tensor>
+--- What gives parameters by name, those that are stored quantized as the numbers that they stand for.
+---@return function
 function Decoder:values_by_name()
-    local values = {}
-    for name, parameter in self:named_parameters() do
-        values[name] = te._core.is_quantized(parameter) and parameter:dequantize() or parameter:detach()
+    local parameters = {}
+    for name, parameter in self:named_parameters() do parameters[name] = parameter end
+    return function(who, name)
+        local parameter = parameters[name] or fail("%s: this model has no %s", who, name)
+        return te._core.is_quantized(parameter) and te.no_grad(parameter.dequantize, parameter) or parameter:detach()
     end
-    return values
 end
 
 local BOOLEAN = { ["true"] = true, ["false"] = false }

@@ -101,20 +101,24 @@ local function without(x, letters, drop)
     return #sums > 0 and x:sum(sums) or x, kept
 end
 
+local MOST_BATCHES = 6 -- dimensions that a product of matrices may have beside two; more become one
+
 -- x as matrices {batch…, rows, columns}, from the side whose last dimension stays where it is.
 local function matrices(x, letters, batch, rows, columns, sizes)
     local turned = set_of(rows)[letters[#letters]] ~= nil
     local groups = turned and { batch, columns, rows } or { batch, rows, columns }
     local list, shape = {}, {}
     for k, group in ipairs(groups) do
-        shape[k] = 1
+        local extent = 1
         for _, letter in ipairs(group) do
             list[#list + 1] = letter
-            shape[k] = shape[k] * sizes[letter]
+            if k == 1 and #batch <= MOST_BATCHES then shape[#shape + 1] = sizes[letter] end
+            extent = extent * sizes[letter]
         end
+        if k > 1 or #batch > MOST_BATCHES then shape[#shape + 1] = extent end
     end
-    if #batch == 0 then table.remove(shape, 1) end
-    x = arranged(x, letters, list):reshape(shape)
+    x = arranged(x, letters, list)
+    if #list ~= #shape or #rows ~= 1 or #columns ~= 1 then x = x:reshape(shape) end
     return turned and x:transpose(-2, -1) or x
 end
 
@@ -139,6 +143,15 @@ local function pair(a, of_a, b, of_b, reads, sizes)
         end
     end
     if #inner == 0 then return arranged(a, of_a, list) * arranged(b, of_b, list), list end
+    if not a.dtype:find "float" and not b.dtype:find "float" then -- products of matrices are real numbers
+        local dims = {}
+        for _, letter in ipairs(inner) do
+            list[#list + 1] = letter
+            dims[#dims + 1] = #list
+        end
+        local sum = (arranged(a, of_a, list) * arranged(b, of_b, list)):sum(dims)
+        return sum, { unpack(list, 1, #list - #inner) }
+    end
     a, b = matrices(a, of_a, batch, left, inner, sizes), matrices(b, of_b, batch, inner, right, sizes)
     return te.matmul(a, b):reshape(shape), list
 end
@@ -181,9 +194,9 @@ return function(equation, ...)
         for d, letter in ipairs(inputs[i]) do
             local size = x:size(d)
             if (sizes[letter] or 1) ~= 1 and size ~= 1 and size ~= sizes[letter] then
-                wrong("operand %d: {%s}: dimension %d is %d, an operand before it has %d for %s in %q", i,
-                    table.concat(x.shape, ","), d, size, sizes[letter],
-                    letter:find("%a") and '"' .. letter .. '"' or '"..."', equation)
+                wrong("operand %d: {%s}: dimension %d is %d, but %s of %q is %d before it", i,
+                    table.concat(x.shape, ","), d, size, letter:find("%a") and '"' .. letter .. '"' or '"..."',
+                    equation, sizes[letter])
             end
             if size ~= 1 or not sizes[letter] then sizes[letter] = size end
         end

@@ -95,18 +95,23 @@ local function probabilities(logits, opts)
     return top_p and not sorts and nucleus(p, top_p) or p
 end
 
--- The likeliest of logits that are NaN would be some token; a draw says so by itself.
-local function check_logits(model, logits)
-    if te.isnan(logits):any():item() then fail("%s:generate: the logits are not finite", model.__name) end
-    return logits
-end
-
 local function choose(logits, opts)
     if opts.temperature == 0 then return te.argmax(logits, -1, true) end
     logits = logits:to("float32")
     -- However low, the likeliest stays finite; of those below a float32 the quotient would be none.
     logits = (logits - te.max(logits, -1, true)) / math.max(opts.temperature, 1e-30)
-    return te.multinomial(probabilities(logits, opts), 1)
+    local ok, tokens = pcall(te.multinomial, probabilities(logits, opts), 1)
+    if not ok and tostring(tokens):find("te.multinomial: row", 1, true) then
+        fail("%s: the logits are not finite", opts.who)
+    end
+    if not ok then error(tokens, 0) end
+    return tokens
+end
+
+-- The likeliest of logits that are NaN would be some token. Devices are not waited for.
+local function check_logits(logits, opts)
+    if opts.temperature > 0 or logits.device ~= "cpu" then return end
+    if te.isnan(te.max(logits)):item() then fail("%s: the logits are not finite", opts.who) end
 end
 
 -- Logits after the last of ids; where they are longer than block_size, its last block alone is read: positions move
@@ -311,7 +316,7 @@ local function go_on(model, batch, opts)
             tokens = steps(batch.ids:narrow(2, position, 1))
         else
             local logits = next_logits(model, batch.ids, cache)
-            if opts.temperature == 0 and logits.device == "cpu" then check_logits(model, logits) end
+            check_logits(logits, opts)
             tokens = batch:choose(logits, opts)
         end
         tokens = batch:keep_prompts(tokens)
@@ -340,6 +345,7 @@ function generate.run(model, ids, count, opts)
     local who = model.__name .. ":generate"
     options.argument(who, "count", count, { "integer", min = 0 })
     opts = options.check(who, opts, generate.OPTIONS)
+    opts.who = who
     local ends, pad = ends_of(who, opts.eos, model.config.vocab_size)
     local prompts, lengths = read_prompts(who, ids, pad or 0, model)
     if prompts:size(1) == 0 then return without_rows(prompts, count, ends) end
@@ -352,8 +358,7 @@ function generate.run(model, ids, count, opts)
         for _, module in ipairs(trains) do module.training = true end
         if group then model:set_context_parallel_group(group, comm_type) end
     end
-    local unfinished = settle.of_coroutine() -- on_token may yield
-    unfinished[train_again] = train_again -- and have the same model generate
+    settle.unfinished[train_again] = train_again -- on_token may have the same model generate
     model:eval()
     if group then model:set_context_parallel_group(nil) end
     local ok, result, sizes = pcall(te.no_grad, function()
@@ -362,11 +367,8 @@ function generate.run(model, ids, count, opts)
         return batch.count > 0 and batch.ids or batch.ids:clone()
     end)
     train_again()
-    unfinished[train_again] = nil
+    settle.unfinished[train_again] = nil
     if batch.steps then batch.steps:close() end
-    if not ok and tostring(result):find("te.multinomial: row", 1, true) then
-        fail("%s: the logits are not finite", who)
-    end
     if not ok then error(result, 0) end
     return result, sizes
 end

@@ -391,7 +391,7 @@ local function read_ends(config, folder, vocab_size)
             if id < vocab_size and not seen[id] then ends[#ends + 1], seen[id] = id, true end
         end
     end
-    return ends
+    return ends[1] and ends
 end
 
 local hugging_face = {}
@@ -401,7 +401,7 @@ local hugging_face = {}
 ---@param folder string
 ---@param opts table|nil   block_size, dropout, dtype (of the parameters)
 ---@return table model
----@return integer[] ends  tokens that end a text (eos_token_id), for model:generate's eos
+---@return integer[]|nil ends  tokens that end a text (eos_token_id), for model:generate's eos; nil where none are said
 function hugging_face.load(folder, opts)
     files.need(WHO)
     options.argument(WHO, "folder", folder, { "string" })
@@ -414,7 +414,7 @@ function hugging_face.load(folder, opts)
         fail("%s: block_size: %d, but %s/config.json has %d positions", WHO, opts.block_size, folder, config.block_size)
     end
     config.block_size = opts.block_size or config.block_size
-    local paths = find_weights(folder)
+    local ends, paths = read_ends(said, folder, config.vocab_size), find_weights(folder)
     if said.fields.tie_word_embeddings == false and not paths["lm_head.weight"] then
         said:fail("tie_word_embeddings", "is false, but the weights have no lm_head.weight")
     end
@@ -424,7 +424,7 @@ function hugging_face.load(folder, opts)
     end
     local model = initializers.bare(opts.dtype, class, config)
     fill(model, paths)
-    return model, read_ends(said, folder, config.vocab_size)
+    return model, ends
 end
 
 hugging_face.OPTIONS = OPTIONS

@@ -244,33 +244,6 @@ describe("generate", function()
         assert.is_nil(next(settle.unfinished))
     end)
 
-    it("keeps nothing of a coroutine that is not resumed, and puts back what one of those left that are", function()
-        local function begin(model)
-            local thread = coroutine.wrap(function()
-                model:generate({ { 1 } }, 3, { on_token = function(token) coroutine.yield(token) end })
-            end)
-            thread()
-            return thread
-        end
-        local function current()
-            for _ = 1, 3 do collectgarbage() end
-            return te.memory_stats().current
-        end
-        begin(model_of "gpt")
-        local before = current()
-        for _ = 1, 4 do begin(model_of "gpt") end
-        assert.equal(before, current())
-
-        local model = model_of "gpt"
-        model:train()
-        local thread = begin(model)
-        assert.is_false(model.training)
-        require("te.settle").undo()
-        assert.is_true(model.training)
-        for _ = 1, 3 do thread() end
-        assert.is_true(model.training)
-    end)
-
     it("tells of every position, and stops where it is asked to", function()
         local model, seen = model_of "gpt", {}
         local all = model:generate({ { 5, 6 }, { 1, 2, 3, 4, 5, 6 } }, 3, { temperature = 0, on_token = function(token)

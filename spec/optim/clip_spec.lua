@@ -132,6 +132,40 @@ describe("gradient clipping", function()
         assert.equal(3, a.grad:item())
     end)
 
+    it("leaves steps that are not made out of the counts of their parameters alone", function()
+        local a, b, c = parameter { 0 }, parameter { 0 }, parameter { 0 }
+        local optimizer = te.optim.AdamW({ a, b }, { lr = 1, weight_decay = 0 })
+        local function step(gradients, clipped)
+            for p, g in pairs(gradients) do p.grad = te.tensor { g } end
+            optimizer:step(clipped and { clip = te.optim.grad_clip { a, b, c } } or nil)
+            optimizer:zero_grad()
+        end
+        for _ = 1, 5 do step({ [a] = 1, [b] = 1 }, true) end
+        for _ = 1, 3 do step({ [a] = 0 / 0 }, true) end -- b is idle
+        assert.same({ 5, 5 }, optimizer:step_counts())
+        step({ [a] = 1, [b] = 1 }, true)
+        assert.same({ 6, 6 }, optimizer:step_counts())
+        for _ = 1, 3 do step({ [a] = 0 / 0 }, true) end
+        step { [b] = 1 }
+        assert.same({ 6, 7 }, optimizer:step_counts())
+        assert.near(-6, a:item(), 1e-5) -- a gradient of 1 moves by the rate, whatever the step
+        assert.near(-7, b:item(), 1e-5)
+
+        for _ = 1, 3 do step({ [a] = 0 / 0, [b] = 0 }, true) end
+        optimizer:add_group { params = { c } }
+        step({ [a] = 1, [b] = 1, [c] = 1 }, true) -- c for the first time
+        assert.same({ 7, 8, 1 }, optimizer:step_counts())
+        assert.near(-1, c:item(), 1e-5)
+        step({ [a] = 0 / 0 }, true)
+        optimizer:take_back()
+        step { [a] = 1 }
+        assert.same({ 8, 8, 1 }, optimizer:step_counts())
+        step({ [a] = 0 / 0 }, true)
+        optimizer:load_state_dict(optimizer:state_dict())
+        optimizer:take_back() -- what was loaded counts no such step
+        assert.same({ 8, 8, 1 }, optimizer:step_counts())
+    end)
+
     it("leaves steps that are not made out of the counts, however many follow each other", function()
         local function new()
             local p = parameter { 0, 0 }

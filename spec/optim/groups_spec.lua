@@ -257,6 +257,12 @@ describe("an optimizer's parameters", function()
             table.insert(optimizer.groups[1].params, parameter { 1 }) -- as a script may
             assert.same({ 2, 0, 1, 1 }, optimizer:step_counts())
             assert.equal(optimizer.groups[1].params[2], optimizer.order[2])
+            optimizer.groups[1].params[2] = parameter { 3 } -- and another in its place
+            assert.same({ 2, 0, 1, 1 }, optimizer:step_counts())
+            assert.equal(optimizer.groups[1].params[2], optimizer.order[2])
+            optimizer.groups[1].params[2] = a
+            assert.error_matches(function() optimizer:step() end, "group 1: parameter 2 of a group came before", 1,
+                true)
         end)
     end
 

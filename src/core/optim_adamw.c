@@ -112,7 +112,7 @@ static const te_utility scaled_program = {
     .outputs = "y",
     .formula = "c = column(); late = unmade - known; t = step - late; root = sqrt(1 - pow(beta2, t)); "
                "earlier = where(c == 1, lr * root / (1 - pow(beta1, t)), where(c == 6, eps * root, latest)); "
-               "x = where(late > 0, earlier, latest); scaled = x * factor; "
+               "x = where(late == 0, latest, earlier); scaled = x * factor; "
                "y = where(c == 4, scaled, where(c == 5, scaled, where(c == 7, allowed, x)))",
 };
 

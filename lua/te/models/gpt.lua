@@ -138,13 +138,14 @@ function GPT:load_hugging_face_parts(_, read)
     read(function() return true end, function(tensors) self:load_hugging_face(tensors) end)
 end
 
---- The parameters as load_hugging_face takes them, for te.save: copies. Of a model with `bias`, as GPT-2 is.
+--- The parameters as load_hugging_face takes them, for te.save(path, …, { format = "pt" }): copies. Of a model with
+--- `bias`, as GPT-2 is.
 ---@return table<string, te.Tensor>
 function GPT:hugging_face_state()
     if not self.config.bias then fail "GPT:hugging_face_state: a GPT-2 has biases, this model has none" end
-    local values, tensors = self:values_by_name(), {}
+    local value_of, tensors = self:values_by_name(), {}
     each_weight(self.config, function(name, to, turned)
-        local value = values[name]
+        local value = value_of("GPT:hugging_face_state", name)
         tensors[to] = turned and value:dim() == 2 and value:transpose(1, 2):contiguous() or value:clone()
     end)
     return tensors

@@ -236,8 +236,8 @@ function Llama:load_hugging_face_parts(names, read)
     require("te.models.llama_weights").gather_parts(self, names, read)
 end
 
---- The parameters as load_hugging_face takes them, for te.save: copies, named and laid out as for a model of
---- Transformers whose configuration says the same.
+--- The parameters as load_hugging_face takes them, for te.save(path, …, { format = "pt" }): copies, named and laid out
+--- as for a model of Transformers whose configuration says the same.
 ---@return table<string, te.Tensor>
 function Llama:hugging_face_state()
     return require("te.models.llama_weights").scatter(self)

@@ -259,13 +259,13 @@ local function gather_parts(model, names, read)
     end
 end
 
--- The way back: { config =, values = the model's by name, used =, tensors = the checkpoint's so far }.
+-- The way back: { config =, value_of = what gives the model's by name, used =, tensors = the checkpoint's so far }.
 local Scattered = setmetatable({}, { __index = Gathered })
 Scattered.__index = Scattered
 
 function Scattered:value(name)
     self.used[name] = true
-    return self.values[name]
+    return self.value_of("Llama:hugging_face_state", name)
 end
 
 function Scattered:place(name, names, counts)
@@ -305,14 +305,18 @@ end
 ---@param model table
 ---@return table<string, te.Tensor> tensors
 local function scatter(model)
-    local made = setmetatable({ config = model.config, values = model:values_by_name(), used = {}, tensors = {} },
+    local config = model.config
+    if config.n_expert and config.mlp_bias and (config.n_inner_shared or config.qk_norm) then
+        fail "Llama:hugging_face_state: no model of Transformers has experts with biases and a shared one or norms of q"
+    end
+    local made = setmetatable({ config = config, value_of = model:values_by_name(), used = {}, tensors = {} },
         Scattered)
     te.no_grad(function()
         made:take_ends()
         for i = 1, model.config.n_layer do made:take_block(i) end
         if model.lm_head then made:place("lm_head.weight", { "lm_head.weight" }) end
     end)
-    for name in pairs(made.values) do
+    for name in model:named_parameters() do
         if not made.used[name] then fail("Llama:hugging_face_state: Transformers have no place for %q", name) end
     end
     return made.tensors

@@ -5,6 +5,7 @@ local te = require "te"
 local fail = require "te.fail"
 local graph = require "te.graph"
 local by_step = require "te.optim.batches"
+local counted = require "te.optim.counted"
 local groups = require "te.optim.groups"
 local core = te._core
 
@@ -67,11 +68,10 @@ return function(self, clip, grad_scale, lr)
     local who, recording = "te.optim." .. self.name .. ":step", graph.before_launch()
     if not self.update_on then fail(who .. ": steps in a graph or with `clip` are AdamW's alone") end
     if recording and lr then fail(who .. ": lr: a graph takes the groups' own; see set_lr") end
+    if self.counted and not clip then counted.settle(self) end
     local batches, described, list = collect(self, who, recording), {}, {}
-    if #batches == 0 then
-        self.counted = nil -- by this step, which a call of take_back would be about
-        return
-    end
+    if counted.before(self, batches) then batches = collect(self, who, recording) end
+    if #batches == 0 then return end
     local device = batches[1].params[1].device
     if clip and not self.unmade then
         if recording then fail(who .. ": a graph with `clip` needs a step with it before") end
@@ -82,7 +82,14 @@ return function(self, clip, grad_scale, lr)
         if recording then described[i].states = nil end -- launches count
     end
     local numbers = core.graph_numbers(device, #batches, clip and 16 or 8)
-    local function send() send_step(self, batches, numbers, list, grad_scale, lr) end
+    local order = #self.order
+    local function send()
+        if recording and self.counted then
+            if clip then counted.before(self, batches) else counted.settle(self) end
+        end
+        send_step(self, batches, numbers, list, grad_scale, lr)
+        if #self.order ~= order then fail(who .. ": parameters were added or taken away after the recording") end
+    end
     if recording then before_launches(self, batches, send) else send() end
     self.update_on(described, numbers, clip, clip and self.unmade)
     if not recording then self.counted = batches end

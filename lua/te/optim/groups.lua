@@ -60,6 +60,27 @@ function groups.options(self, who, given, defaults)
     return complete
 end
 
+-- Raises where an optimizer cannot have them; those that were seen before among them.
+local function check_parameters(who, params, seen)
+    local new = {}
+    for i, parameter in ipairs(params) do
+        options.tensor(who, "params", parameter, i)
+        if not te.is_tensor(parameter) then
+            fail("%s: parameter %d: expected a tensor, got %s", who, i, options.shown(parameter))
+        end
+        if not parameter.is_leaf or not parameter.dtype:find("float", 1, true) then
+            fail("%s: parameter %d of a group is %s; a floating tensor that no operation made is needed", who, i,
+                parameter.is_leaf and "of " .. parameter.dtype or "the result of an operation")
+        end
+        if not parameter:is_contiguous() then
+            fail("%s: parameter %d of a group is %s and not contiguous", who, i, options.shape(parameter))
+        end
+        if seen[parameter] or new[parameter] then fail("%s: parameter %d of a group came before", who, i) end
+        new[parameter] = true
+    end
+    for parameter in pairs(new) do seen[parameter] = true end
+end
+
 --- Adds a group to an optimizer.
 ---@param self te.Optimizer
 ---@param who string      for messages
@@ -69,19 +90,8 @@ end
 function groups.add(self, who, group, defaults, seen)
     local complete = groups.options(self, who, group, defaults)
     complete.params = as_parameters(who, group.params)
-    local new = {}
-    for i, parameter in ipairs(complete.params) do
-        if not parameter.is_leaf or not parameter.dtype:find("float", 1, true) then
-            fail("%s: parameter %d of a group is %s; a floating tensor that no operation made is needed", who, i,
-                parameter.is_leaf and "of " .. parameter.dtype or "the result of an operation")
-        end
-        if not parameter:is_contiguous() then
-            fail("%s: parameter %d of a group is %s and not contiguous", who, i, options.shape(parameter))
-        end
-        if seen[parameter] then fail("%s: parameter %d of a group came before", who, i) end
-        seen[parameter], new[i] = true, parameter
-    end
-    for _, parameter in ipairs(new) do self.order[#self.order + 1] = parameter end
+    check_parameters(who, complete.params, seen)
+    for _, parameter in ipairs(complete.params) do self.order[#self.order + 1] = parameter end
     self.groups[#self.groups + 1] = complete
 end
 
@@ -115,13 +125,21 @@ local function asks_for_masters(group) return group.master_weights and group.mas
 --- longer.
 ---@param self te.Optimizer
 function groups.collect(self)
-    local n = 0
-    for _, group in ipairs(self.groups) do n = n + #group.params end
-    if n == #self.order then return end
-    self.order, self.memory = {}, nil
+    local order, n, same = self.order, 0, true
     for _, group in ipairs(self.groups) do
-        for _, parameter in ipairs(group.params) do self.order[#self.order + 1] = parameter end
+        local params = group.params
+        for i = 1, #params do
+            n = n + 1
+            same = same and params[i] == order[n]
+        end
     end
+    if same and n == #order then return end
+    local seen, all = {}, {}
+    for g, group in ipairs(self.groups) do
+        check_parameters(("te.optim.%s: group %d"):format(self.name, g), group.params, seen)
+        for _, parameter in ipairs(group.params) do all[#all + 1] = parameter end
+    end
+    self.order, self.memory = all, nil
 end
 
 --- Before a step: whoever changed options of a group hears what is wrong with them, and gets the states that they need.

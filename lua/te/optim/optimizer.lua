@@ -17,6 +17,7 @@ local fail = require "te.fail"
 local options = require "te.options"
 local graph = require "te.graph"
 local by_step = require "te.optim.batches"
+local counted = require "te.optim.counted"
 local device_step = require "te.optim.device_step"
 local groups = require "te.optim.groups"
 local prepared = require "te.optim.prepared"
@@ -101,9 +102,9 @@ end
 
 function Optimizer.new(class, params, opts)
     local who = "te.optim." .. class.name
-    local self = setmetatable({ groups = {}, state = {}, order = {}, defaults = opts or {}, unmade_known = 0,
+    local self = setmetatable({ groups = {}, state = {}, order = {}, unmade_known = 0,
         known = setmetatable({}, { __mode = "k" }) }, class)
-    options.check(who, opts, class.declared)
+    self.defaults = options.check(who, opts, class.declared)
     local grouped = type(params) == "table" and not getmetatable(params) and type(params[1]) == "table"
         and not getmetatable(params[1])
     if grouped then options.list(who, "params", params) end
@@ -165,28 +166,20 @@ local function step_anew(self, grad_scale, lr)
     return batches
 end
 
--- How many steps were counted and, since `clip` did not allow them, not made. Waits for the device.
-local function uncounted(self) return self.unmade and self.unmade:item() - self.unmade_known or 0 end
-
 --- How many steps were made of each parameter, in their order over all groups.
 ---@return integer[]
 function Optimizer:step_counts()
     called_on("step_counts", self)
     groups.collect(self)
-    local late, counts = uncounted(self), {}
+    local late, of, counts = counted.late(self), {}, {}
+    for _, batch in ipairs(late > 0 and self.counted or {}) do
+        for _, state in ipairs(batch.states) do of[state] = late end
+    end
     for i, parameter in ipairs(self.order) do
         local state = self.state[parameter]
-        counts[i] = state and math.max(0, state.step - late) or 0
+        counts[i] = state and state.step - (of[state] or 0) or 0
     end
     return counts
-end
-
--- Before a step that the host counts by itself.
-local function settle_counts(self)
-    local n = uncounted(self)
-    if n == 0 then return end
-    for _, state in pairs(self.state) do state.step = math.max(0, state.step - n) end
-    self.unmade_known, self.memory, self.counted = self.unmade_known + n, nil, nil
 end
 
 --- Takes back the count of a step that `clip` did not allow: the last one, or the one before where that is known a
@@ -220,7 +213,7 @@ function Optimizer:step(opts)
     if opts and opts.clip or graph.before_launch() then
         return device_step(self, opts and opts.clip, grad_scale, lr)
     end
-    if self.unmade then settle_counts(self) end
+    if self.counted then counted.settle(self) end
     local memory = self.memory
     if memory and step_again(self, memory, grad_scale, lr) then return end
     self.memory = nil
@@ -338,6 +331,7 @@ function Optimizer:load_state_dict(saved) -- no more is looked at: te.load(path)
         if not self.order[key] then fail("%s: a state of parameter %s, of %d", who, options.shown(key), i) end
     end
     if self.unmade then self.unmade_known = self.unmade:item() end -- the counts are those of steps that were made
+    self.counted = nil
     for g, group in ipairs(self.groups) do
         for name, value in pairs(loaded[g]) do group[name] = value end
     end

@@ -191,7 +191,7 @@ options.kinds.Tokenizer = Bpe
 
 local ENCODE = {
     special = { "boolean", false, help = "add the special tokens that the file puts around a text" },
-    prompt = { "boolean", false, help = "add those that it puts before a text, which is to be continued" },
+    prompt = { "boolean", false, help = "add those that it puts before a text, unless they stand there" },
 }
 
 --- Ids of a text. Special tokens that stand in it are found; none are added unless `special` or `prompt` asks for them.
@@ -204,8 +204,9 @@ function Bpe:encode(text, opts)
     opts = opts and options.check("te.tokenizer", opts, ENCODE)
     local ids = self.core:encode(text)
     if not opts or not (opts.special or opts.prompt) then return ids end
-    local all = {}
-    for _, list in ipairs { self.before, ids, opts.special and self.after or nil } do
+    local all, written = {}, #self.before > 0 -- whether the text has what stands before it already
+    for i, id in ipairs(self.before) do written = written and ids[i] == id end
+    for _, list in ipairs { opts.prompt and written and {} or self.before, ids, opts.special and self.after or nil } do
         for _, id in ipairs(list) do all[#all + 1] = id end
     end
     return all
@@ -245,7 +246,7 @@ function Bpe:start()
 end
 
 local ENDS = { "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<|return|>", "</s>", "<eos>",
-    "<end_of_turn>", "<|eom_id|>", "<|end|>", "<|call|>" }
+    "<end_of_turn>", "<|eom_id|>", "<|call|>" }
 
 --- The ids that end a text or a turn: those of the file's added tokens whose names are in use for that.
 ---@return integer[]

@@ -25,7 +25,7 @@ local names = {
     fuser = "containers fuse what they run: ?Sequential, ?explain, ?set_fusion",
     compile = FUSES, jit = FUSES, fx = FUSES,
     mm = PRODUCTS, bmm = PRODUCTS, addmm = PRODUCTS .. ", te.linear adds a bias",
-    one_hot = "ids:unsqueeze(-1):eq(te.arange(0, n - 1))",
+    one_hot = "ids:unsqueeze(-1):eq(te.arange(0, n - 1)):to(\"int64\")",
     logical_not = "x:eq(0)", logical_and = "a * b of bool tensors", logical_or = "a + b of bool tensors",
     logical_xor = "a:ne(b) of bool tensors",
     amp = "te.autocast({ dtype = \"bfloat16\" }, function() … end)",

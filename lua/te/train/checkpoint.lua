@@ -69,7 +69,8 @@ local function step_counts(metadata, optimizer, names)
     for count, name in (texts or ""):gmatch("(%d+) ([^\n]*)") do counts[name], n = tonumber(count), n + 1 end
     for count in (not texts and metadata["optimizer.steps"] or ""):gmatch("%d+") do
         n = n + 1
-        if optimizer.order[n] then counts[names[optimizer.order[n]]] = tonumber(count) end
+        local name = names[optimizer.order[n]]
+        if name then counts[name] = tonumber(count) end
     end
     return counts, n
 end
@@ -172,6 +173,7 @@ function checkpoint.restore_training(saved, model, optimizer)
         states[parameter] = states[parameter] or {}
         states[parameter][slot] = tensor
     end
+    optimizer:catch_up() -- with what its groups have
     local counts, n = step_counts(saved.metadata, optimizer, names)
     if n ~= #optimizer.order then
         error(("%s: %d parameters were optimized, the model has %d"):format(saved.path, n, #optimizer.order), 0)

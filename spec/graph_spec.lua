@@ -579,6 +579,20 @@ describe("te.graph on a CUDA device", function()
         assert.same({ 64, 64 }, kept.shape)
     end)
 
+    it("refuses a step that was recorded without parameters that were added since", function()
+        local layer = te.Linear(3, 2):to "cuda"
+        local optimizer = te.optim.AdamW(layer:parameters(), { lr = 0.1 })
+        local step = te.graph(function(x)
+            layer(x):sum():backward()
+            optimizer:step()
+            optimizer:zero_grad()
+        end, { te.zeros { 2, 3 } }, { device = "cuda" })
+        for _ = 1, 4 do step(te.ones { 2, 3 }) end
+        optimizer:add_group { params = { te.ones({ 1 }, { device = "cuda", requires_grad = true }) } }
+        assert.error_matches(function() step(te.ones { 2, 3 }) end,
+            "te.optim.AdamW:step: parameters were added or taken away after the recording", 1, true)
+    end)
+
     it("leaves the weights alone when a launch is not finite, and goes on", function()
         local function weights(graphed)
             te.manual_seed(8)

@@ -87,6 +87,16 @@ describe("te.train.checkpoint", function()
         end, 'option metadata: "step" is the checkpoint\'s own name', 1, true)
     end)
 
+    it("refuses more layers than there are tensors", function()
+        local model, optimizer = make(1)
+        local path = save(model, optimizer, 1)
+        local tensors, metadata = te.load(path)
+        metadata["model.n_layer"] = "1e9"
+        te.save(path, tensors, metadata)
+        assert.error_matches(function() te.models.gpt.from_checkpoint(checkpoint.load(path)) end,
+            "model.n_layer: 1000000000 layers, but there are ", 1, true)
+    end)
+
     it("keeps the newest", function()
         local model, optimizer = make(1)
         for step = 1, 5 do save(model, optimizer, step * 10, 2) end

@@ -62,7 +62,6 @@ end
 
 -- Raises where an optimizer cannot have them; those that were seen before among them.
 local function check_parameters(who, params, seen)
-    local new = {}
     for i, parameter in ipairs(params) do
         options.tensor(who, "params", parameter, i)
         if not te.is_tensor(parameter) then
@@ -75,10 +74,9 @@ local function check_parameters(who, params, seen)
         if not parameter:is_contiguous() then
             fail("%s: parameter %d of a group is %s and not contiguous", who, i, options.shape(parameter))
         end
-        if seen[parameter] or new[parameter] then fail("%s: parameter %d of a group came before", who, i) end
-        new[parameter] = true
+        if seen[parameter] then fail("%s: parameter %d of a group came before", who, i) end
+        seen[parameter] = true
     end
-    for parameter in pairs(new) do seen[parameter] = true end
 end
 
 --- Adds a group to an optimizer.

@@ -67,7 +67,7 @@ if(TE_BUILD_TESTS)
   target_include_directories(te_cuda_fake PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src)
   target_include_directories(te_cuda_fake SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   target_link_libraries(te_cuda_fake PRIVATE te_cuda_sim te_flags ${CMAKE_DL_LIBS} m)
-  target_compile_options(te_cuda_fake PRIVATE ${TE_CUDA_SIM_FLAGS})
+  target_compile_options(te_cuda_fake PRIVATE ${TE_CUDA_SIM_FLAGS} $<$<CONFIG:RelWithDebInfo>:-O2>) # its products
   set(fake ${CMAKE_BINARY_DIR}/cuda_fake)
   set_target_properties(te_cuda_fake PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${fake} OUTPUT_NAME te_cuda_fake)
   # Hands what the specs made on it to the real NVRTC: scripts/test.sh

@@ -13,7 +13,7 @@ set(TE_KERNEL_FLAGS $<$<CONFIG:Release>:-O3>)
 set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g")
 
 if(TE_SANITIZE)
-  set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O2 -g1") # lines, without variables
+  set(CMAKE_C_FLAGS_RELWITHDEBINFO "-O1 -g1") # quick to compile; lines, without variables
   target_compile_options(te_flags INTERFACE -fsanitize=${TE_SANITIZE} -fno-omit-frame-pointer
     -fno-sanitize-recover=undefined)
   target_link_options(te_flags INTERFACE -fsanitize=${TE_SANITIZE})

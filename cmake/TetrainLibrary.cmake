@@ -103,16 +103,11 @@ if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c PROPERTIES COMPILE_OPTIONS
     --param=vect-epilogues-nomask=0) # its loops have few ends
 endif()
-# Sanitized, the files of many loops would take most of a build's time, and what tests run of them little, but for
-# attention. Checks of single accesses that are calls make the largest of them half as large.
+# Sanitized, these take most of the time of tests that run models.
 if(TE_SANITIZE)
-  file(GLOB sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/*.c)
-  list(REMOVE_ITEM sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c)
-  set_property(SOURCE ${sources} ${CMAKE_SOURCE_DIR}/src/kernels/cpu/program_f64.c APPEND PROPERTY COMPILE_OPTIONS -O1)
-  if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
-    set_property(SOURCE ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/program_blocks.c APPEND PROPERTY COMPILE_OPTIONS
-      --param=asan-instrumentation-with-call-threshold=0)
-  endif()
+  foreach(name attention_blocks gemm_micro)
+    set_property(SOURCE ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/${name}.c APPEND PROPERTY COMPILE_OPTIONS -O2)
+  endforeach()
 endif()
 
 if(TE_ISA_SOURCES)

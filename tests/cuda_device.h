@@ -1,6 +1,5 @@
 /* cuda_device.h - running CUDA sources in a test: by the simulator, and through NVRTC's compiler where it is installed
- * and neither a sanitizer nor TE_SIM_STRICT looks on: they would see nothing inside, and the sources are those of the
- * tests without. */
+ * and no sanitizer looks on: that would see nothing inside, and the sources are those of the tests without. */
 #ifndef TE_TEST_CUDA_DEVICE_H
 #define TE_TEST_CUDA_DEVICE_H
 
@@ -36,7 +35,7 @@ static inline bool nvrtc_open(nvrtc_functions *nvrtc)
     static const char *const names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "/usr/local/cuda/lib64/libnvrtc.so.13",
                                         "/usr/local/cuda/lib64/libnvrtc.so.12"};
     void *library = NULL;
-    bool compiles = !SANITIZED && !getenv("TE_SIM_STRICT"); /* the same sources, elsewhere */
+    bool compiles = !SANITIZED;
     memset(nvrtc, 0, sizeof *nvrtc);
     for (size_t i = 0; compiles && !library && i < sizeof names / sizeof names[0]; i++)
         library = dlopen(names[i], RTLD_NOW);

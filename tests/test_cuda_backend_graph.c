@@ -314,11 +314,12 @@ static void test_quantized_weights(int recipe, bool writes)
     for (int i = 0; i < TE_ROLE_COUNT; i++) from.quantizers[i] = quantizer_recipes[recipe].q[i];
     made = te_product_recipe_new(ctx, &from);
     CHECK(made && te_recipe_state_use(state, made) == TE_OK && te_tensor_fill(w, 1.5) == TE_OK);
-    CHECK(te_role_quantize(state, TE_ROLE_WEIGHT, w, TE_BF16, true, true, &z) == TE_OK); /* what follows is compiled */
+    /* what follows is compiled */
+    CHECK(te_role_quantize(state, state->recipe, TE_ROLE_WEIGHT, w, TE_BF16, true, true, &z) == TE_OK);
     te_quantized_close(&z);
     CHECK(te_graph_begin(ctx, cuda, &graph) == TE_OK);
     if (writes) CHECK(te_tensor_fill(w, 0.75) == TE_OK);
-    CHECK_MSG(te_role_quantize(state, TE_ROLE_WEIGHT, w, TE_BF16, true, true, &z) == TE_OK, "%s",
+    CHECK_MSG(te_role_quantize(state, state->recipe, TE_ROLE_WEIGHT, w, TE_BF16, true, true, &z) == TE_OK, "%s",
               te_context_error(ctx));
     CHECK_MSG(te_graph_end(graph, true) == TE_OK, "%s", te_context_error(ctx));
     for (int i = 0; i < 5; i++) { /* 2: another weight; 3: another factor */

@@ -42,7 +42,7 @@ static te_role_numerics counted(te_context *ctx, const te_quantizer *q, int64_t 
     te_recipe_state *state = make_state(ctx, q);
     te_tensor *t = matrix(ctx, rows, cols, values);
     bool ok = state && t && te_numerics_watch(state, true) == TE_OK &&
-              te_numerics_count(state, TE_ROLE_INPUT, t, TE_F32, 2) == TE_OK;
+              te_numerics_count(state, &state->recipe->quantizers[TE_ROLE_INPUT], TE_ROLE_INPUT, t, TE_F32, 2) == TE_OK;
     if (ok) result = state->watched->roles[TE_ROLE_INPUT];
     CHECK_MSG(result.values >= 0, "%s", te_context_error(ctx));
     te_tensor_release(t);
@@ -71,7 +71,7 @@ static void test_by_hand(void)
 static bool watch_and_count(te_recipe_state *state, te_tensor *t)
 {
     return te_numerics_watch(state, true) == TE_OK &&
-           te_numerics_count(state, TE_ROLE_INPUT, t, TE_BF16, 1) == TE_OK;
+           te_numerics_count(state, &state->recipe->quantizers[TE_ROLE_INPUT], TE_ROLE_INPUT, t, TE_BF16, 1) == TE_OK;
 }
 
 /* Returns whether everything got by without reaching allocation k. */

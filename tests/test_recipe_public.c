@@ -320,6 +320,7 @@ static void test_algorithms(te_context *ctx)
     CHECK(te_autocast_depth(ctx) == 0 && te_context_skipped_amaxes(ctx, &skipped[1]) == TE_OK &&
           skipped[1] == skipped[0] + 1);
     CHECK(first(te_product_scale(fc, TE_ROLE_INPUT)) == scale);
+    for (int r = TE_ROLE_INPUT; r <= TE_ROLE_WEIGHT; r++) CHECK(first(te_product_amax_history(fc, (te_role)r)) == 0);
     te_tensor_release(x), te_tensor_release(w), te_tensor_release(infinite);
     te_product_release(fc);
     te_recipe_release(recipe);

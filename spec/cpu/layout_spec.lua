@@ -51,25 +51,28 @@ describe("operations on a tensor", function()
                 local same = x:contiguous()
                 local y = values(x.shape, dtype)
                 local across = view[2](values(view[1], dtype))
+                local row, column = y:narrow(1, 1, 1), y:narrow(y:dim(), 2, 1)
+                -- everything, of x or what stands for it, and of what stands for `across`
+                local function results(x, across)
+                    local list = {}
+                    for _, fn in ipairs(one) do list[#list + 1] = fn(x) end
+                    for _, fn in ipairs(two) do
+                        list[#list + 1], list[#list + 2], list[#list + 3] = fn(x, y), fn(y, x), fn(x, across)
+                    end
+                    list[#list + 1], list[#list + 2] = x + row, x * column
+                    return list
+                end
+                local expected = results(same, across:contiguous())
+                local sum = across:clone() + same
                 for n = 1, 2 do
                     te.set_num_threads(n)
-                    for _, fn in ipairs(one) do
-                        local found = fn(x)
-                        assert.is_true(found:is_contiguous())
-                        bits.assert_equal(fn(same), found)
+                    for i, found in ipairs(results(x, across)) do
+                        if i <= #one then assert.is_true(found:is_contiguous()) end
+                        bits.assert_equal(expected[i], found)
                     end
-                    for _, fn in ipairs(two) do
-                        bits.assert_equal(fn(same, y), fn(x, y))
-                        bits.assert_equal(fn(y, same), fn(y, x))
-                        bits.assert_equal(fn(same, across:contiguous()), fn(x, across))
-                    end
-                    local row, column = y:narrow(1, 1, 1), y:narrow(y:dim(), 2, 1)
-                    bits.assert_equal(same + row, x + row)
-                    bits.assert_equal(same * column, x * column)
-                    local target = across:clone()
                     local into = view[2](values(view[1], dtype)):copy_(across)
                     into:add_(x)
-                    bits.assert_equal(target + same, into:contiguous())
+                    bits.assert_equal(sum, into:contiguous())
                 end
             end)
         end

@@ -9,6 +9,7 @@ function bits.equal(a, b)
     if table.concat(a.shape, "x") ~= table.concat(b.shape, "x") then return false end
     if a.dtype ~= b.dtype then a, b = a:to("float64"), b:to("float64") end
     a, b = a:detach():contiguous():view(-1), b:detach():contiguous():view(-1)
+    if te._core.tensor_bytes(a:to("cpu")) == te._core.tensor_bytes(b:to("cpu")) then return true end
     local differ = a:ne(b)
     if not differ:any():item() then return true end
     local other = te.nonzero(differ):view(-1)

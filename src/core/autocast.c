@@ -181,6 +181,11 @@ static te_status use(te_recipe_state *state, te_recipe *recipe, bool attention)
         te_recipe_form_close(&form);
         return status;
     }
+    for (int r = 0; r < TE_ROLE_COUNT; r++) { /* amaxes may still come: of a backward whose forward ran before */
+        if (form.rules[r]) continue;
+        form.rules[r] = host->form.rules[r];
+        host->form.rules[r] = NULL;
+    }
     te_recipe_form_close(&host->form);
     host->form = form;
     te_recipe_release(host->recipe);

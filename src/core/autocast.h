@@ -20,7 +20,7 @@ struct te_product_host {
     char name[64];
     te_recipe *recipe; /* held: what the state's quantizers come from; NULL: none yet */
     bool attention;
-    te_recipe_form form;
+    te_recipe_form form; /* with the last rule that a role had */
     bool listed;
     te_recipe_state *next, *previous; /* in the context's list */
 };

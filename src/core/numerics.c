@@ -76,7 +76,8 @@ static bool counts(const te_recipe_state *state, te_role role)
     return ctx->grad_enabled || ctx->recorded_scales.on || role == TE_ROLE_GRAD_OUTPUT;
 }
 
-te_status te_numerics_count(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, float scale)
+te_status te_numerics_count(te_recipe_state *state, const te_quantizer *q, te_role role, te_tensor *t, te_dtype compute,
+                            float scale)
 {
     if (!counts(state, role)) return TE_OK;
     te_context *ctx = state->ctx;
@@ -86,7 +87,7 @@ te_status te_numerics_count(te_recipe_state *state, te_role role, te_tensor *t, 
     te_tensor *cast = cpu ? te_tensor_cast(t, compute) : NULL;
     te_tensor *host = cast ? te_tensor_on_device(cast, cpu) : NULL;
     te_tensor *source = host ? te_tensor_contiguous_copy(host) : NULL;
-    te_status status = source ? te_quantize(source, &state->recipe->quantizers[role], &options, &z) : ctx->status;
+    te_status status = source ? te_quantize(source, q, &options, &z) : ctx->status;
     if (status == TE_OK) status = count_tensor(&state->watched->roles[role], source, &z);
     te_quantized_close(&z);
     te_tensor_release(source);

@@ -26,6 +26,7 @@ struct te_numerics {
 te_status te_numerics_watch(te_recipe_state *state, bool on);
 void te_numerics_unwatch(te_recipe_state *state);
 /* Counts t, which is about to be quantized with `scale`, where the state is watched. */
-te_status te_numerics_count(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, float scale);
+te_status te_numerics_count(te_recipe_state *state, const te_quantizer *q, te_role role, te_tensor *t, te_dtype compute,
+                            float scale);
 
 #endif

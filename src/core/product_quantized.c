@@ -31,7 +31,7 @@ static te_status make_factor(te_recipe_state *state, const te_product_recipe *re
 {
     *factor = (te_factor){.plain = NULL};
     if (recipe->quantized[role])
-        return te_role_quantize(state, role, t, compute, rowwise, columnwise, &factor->quantized);
+        return te_role_quantize(state, recipe, role, t, compute, rowwise, columnwise, &factor->quantized);
     factor->plain = role == TE_ROLE_WEIGHT ? te_tensor_cast_cached(t, compute) : te_tensor_cast(t, compute);
     return factor->plain ? TE_OK : state->ctx->status;
 }
@@ -135,7 +135,7 @@ static te_status make_input(te_recipe_state *state, te_tensor *x, te_dtype compu
     if (after != TE_X_AGAIN || !recipe->quantized[TE_ROLE_INPUT])
         return make_factor(state, recipe, TE_ROLE_INPUT, x, compute, true, columnwise, fx);
     *fx = (te_factor){.plain = NULL};
-    return te_role_quantize_first(state, x, compute, &fx->quantized);
+    return te_role_quantize_first(state, recipe, x, compute, &fx->quantized);
 }
 
 te_status te_quantized_product(te_recipe_state *state, te_tensor *y, te_tensor *x, te_quantized *ready,

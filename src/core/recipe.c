@@ -153,7 +153,21 @@ static te_status refuse_length(const te_tensor *history, te_role role, int64_t l
                    te_role_names[role], (long long)length, (long long)history->shape[0]);
 }
 
-static te_status remember(te_recipe_state *state, te_role role, int64_t length)
+/* A scale that brought the amax to the largest number of one element brings it to that of another. The 1 that it began
+ * with did not. */
+static te_status rescale(te_recipe_state *state, te_role role, te_element_kind element)
+{
+    te_tensor *scale = state->scale[role];
+    te_element_kind before = state->element[role];
+    float number = 1;
+    if (!state->scaled[role] || before == element) return TE_OK;
+    te_status status = te_tensor_read(scale, TE_F32, &number);
+    float next = (float)((double)number * te_element_max(element) / te_element_max(before));
+    if (status != TE_OK || number == 1 || !te_is_factor(next)) return status;
+    return te_tensor_write(scale, TE_F32, &next);
+}
+
+static te_status remember(te_recipe_state *state, te_role role, te_element_kind element, int64_t length)
 {
     te_context *ctx = state->ctx;
     const int64_t one = 1;
@@ -162,6 +176,9 @@ static te_status remember(te_recipe_state *state, te_role role, int64_t length)
         if (!state->scale[role]) return ctx->status;
         *numbers(state->scale[role]) = 1;
     }
+    if (rescale(state, role, element) != TE_OK) return ctx->status;
+    state->element[role] = element;
+    state->scaled[role] = true;
     if (state->history[role] && state->history[role]->shape[0] == length) return TE_OK;
     if (is_in_graph(state->history[role])) return refuse_length(state->history[role], role, length);
     if (te_recipe_move(&state->history[role], &ctx->devices[0]) != TE_OK) return ctx->status;
@@ -177,7 +194,7 @@ te_status te_recipe_state_use(te_recipe_state *state, te_product_recipe *recipe)
     if (state->recipe == recipe) return TE_OK;
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         if (!recipe->quantized[r] || !recipe->quantizers[r].needs_history) continue;
-        te_status status = remember(state, (te_role)r, recipe->history_length[r]);
+        te_status status = remember(state, (te_role)r, recipe->quantizers[r].element, recipe->history_length[r]);
         if (status != TE_OK) return status;
     }
     te_quantized_close(&state->weight);

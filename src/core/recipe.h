@@ -61,6 +61,8 @@ struct te_recipe_state {
     int refs;
     te_product_recipe *recipe; /* NULL: none yet */
     te_tensor *scale[TE_ROLE_COUNT], *history[TE_ROLE_COUNT];
+    bool scaled[TE_ROLE_COUNT]; /* the scale is for the element beside; else for any: it is 1, or was set */
+    te_element_kind element[TE_ROLE_COUNT];
     te_quantized weight; /* of the weight below, under `recipe` */
     uint64_t weight_id, weight_version;
     uint64_t weight_scale_id, weight_scale_version; /* of scale[TE_ROLE_WEIGHT] then */
@@ -80,7 +82,8 @@ te_recipe_state *te_recipe_state_new(te_context *ctx);
 te_recipe_state *te_recipe_state_retain(te_recipe_state *state);
 void te_recipe_state_release(te_recipe_state *state);
 
-/* What the operation runs under from now on. Scales start at 1; a history of another length keeps its first entries. */
+/* What the operation runs under from now on. Scales start at 1, and follow where a role gets another element; a history
+ * of another length keeps its first entries. */
 te_status te_recipe_state_use(te_recipe_state *state, te_product_recipe *recipe);
 
 /* Copies of a scale, float32 {1}, and of a history, float32 {n}, on the cpu; and whether they would be taken. */
@@ -136,26 +139,29 @@ struct te_quantized_values {
 te_tensor *te_quantized_values(te_context *ctx, te_quantized *copies);
 te_tensor *te_quantized_shell(te_context *ctx, te_device *device, te_quantized *copies);
 /* The values of t's copies in dtype `compute`, with the copies attached. NULL on failure. */
-te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute,
-                                    bool columnwise);
+te_tensor *te_role_quantized_values(te_recipe_state *state, const te_product_recipe *recipe, te_role role, te_tensor *t,
+                                    te_dtype compute, bool columnwise);
 void te_quantized_values_free(te_storage *storage);
 
-/* t in dtype `compute`, quantized for row-wise use, column-wise use or both, to be closed by the caller. The weight may
- * come from an earlier call. */
-te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
-                           bool columnwise, te_quantized *result);
+/* t in dtype `compute`, quantized for row-wise use, column-wise use or both, to be closed by the caller. `recipe` is
+ * the state's own, or of a gradient the one that forward ran under: the operation may have met another since. The
+ * weight may come from an earlier call. */
+te_status te_role_quantize(te_recipe_state *state, const te_product_recipe *recipe, te_role role, te_tensor *t,
+                           te_dtype compute, bool rowwise, bool columnwise, te_quantized *result);
 /* The same for what a program makes: room, the factor that is held for the caller (NULL: the quantizer's own), and
  * what kernels of a device raise to its amax (NULL: it does not count); on the host _close raises that. Not for
  * weights. */
-te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, te_dtype dtype, int ndim,
-                       const int64_t *shape, const bool want[2], te_quantized *result, te_tensor **factor);
-te_tensor *te_role_seen(const te_recipe_state *state, te_role role);
-te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized *z);
+te_status te_role_open(te_recipe_state *state, const te_product_recipe *recipe, te_role role, te_device *device,
+                       te_dtype dtype, int ndim, const int64_t *shape, const bool want[2], te_quantized *result,
+                       te_tensor **factor);
+te_tensor *te_role_seen(const te_recipe_state *state, const te_product_recipe *recipe, te_role role);
+te_status te_role_close(te_recipe_state *state, const te_product_recipe *recipe, te_role role, const te_quantized *z);
 
 /* An input's row-wise copy, where the column-wise one is made in backward, from x computed again: result->factor is
  * what that is multiplied by then, NULL where it follows from the values. te_role_keep_factor does it for what
  * te_role_open began. */
-te_status te_role_quantize_first(te_recipe_state *state, te_tensor *x, te_dtype compute, te_quantized *result);
+te_status te_role_quantize_first(te_recipe_state *state, const te_product_recipe *recipe, te_tensor *x,
+                                 te_dtype compute, te_quantized *result);
 te_status te_role_keep_factor(te_recipe_state *state, te_role role, te_tensor *factor, te_quantized *z);
 
 /* A weight for a parameter that is stored quantized, by the parameter's own quantizer, whatever recipe its product

@@ -88,20 +88,20 @@ void te_scale_tape_clear(te_scale_tape *tape)
 /* --- amaxes ------------------------------------------------------------------------------------------------------- */
 
 /* Whether the amax of a tensor that is quantized now is one of the step's: the largest of all in this role. */
-static bool counts(const te_recipe_state *state, te_role role)
+static bool counts(const te_recipe_state *state, const te_product_recipe *recipe, te_role role)
 {
     const te_context *ctx = state->ctx;
     bool wanted =
         ctx->grad_enabled || ctx->recorded_scales.on || te_recipe_calibrates(state) || role == TE_ROLE_GRAD_OUTPUT;
     bool paused = ctx->replayed_scales.on || ctx->amaxes_paused;
-    return state->recipe->quantizers[role].needs_history && wanted && !paused;
+    return recipe->quantizers[role].needs_history && wanted && !paused;
 }
 
 /* A copy of the weight counts once in every step that uses it with gradients, whenever it was made: what a step leaves
  * behind does not depend on what an earlier one had made already. */
 static te_status collect_weight(te_recipe_state *state)
 {
-    if (state->weight_collected || !counts(state, TE_ROLE_WEIGHT)) return TE_OK;
+    if (state->weight_collected || !counts(state, state->recipe, TE_ROLE_WEIGHT)) return TE_OK;
     state->weight_collected = true;
     return te_quantized_count(&state->weight, state->history[TE_ROLE_WEIGHT]);
 }
@@ -192,11 +192,11 @@ static bool suits_gradient(const te_product_recipe *recipe, const te_quantized *
 
 /* Whether t is the whole of what its copies stand for, unchanged since, and the wanted ones can be had. What forward
  * multiplies does not depend on whether gradients will be wanted, so neither does whether they suit these. */
-static bool has_copies(const te_recipe_state *state, const te_tensor *t, te_dtype compute, bool rowwise,
+static bool has_copies(const te_product_recipe *recipe, const te_tensor *t, te_dtype compute, bool rowwise,
                        bool columnwise)
 {
     const struct te_quantized_values *attached = t->storage->attached;
-    if (!attached || !suits_gradient(state->recipe, &attached->copies)) return false;
+    if (!attached || !suits_gradient(recipe, &attached->copies)) return false;
     if (attached->version != t->storage->version || t->dtype != compute || t->offset) return false;
     const te_quantized *copies = &attached->copies;
     bool same = copies->ndim == t->ndim && te_tensor_contiguous(t);
@@ -229,12 +229,12 @@ te_tensor *te_quantized_shell(te_context *ctx, te_device *device, te_quantized *
     return attach(ctx, te_tensor_new_unbacked(ctx, device, copies->dtype, copies->ndim, copies->shape), copies);
 }
 
-te_tensor *te_role_quantized_values(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute,
-                                    bool columnwise)
+te_tensor *te_role_quantized_values(te_recipe_state *state, const te_product_recipe *recipe, te_role role, te_tensor *t,
+                                    te_dtype compute, bool columnwise)
 {
     te_context *ctx = state->ctx;
     te_quantized copies;
-    if (te_role_quantize(state, role, t, compute, true, columnwise, &copies) != TE_OK) return NULL;
+    if (te_role_quantize(state, recipe, role, t, compute, true, columnwise, &copies) != TE_OK) return NULL;
     return te_quantized_values(ctx, &copies);
 }
 
@@ -269,24 +269,25 @@ te_status te_role_quantize_resident(te_recipe_state *state, const te_quantizer *
     return status == TE_OK ? te_quantize(t, q, &options, result) : status;
 }
 
-te_status te_role_open(te_recipe_state *state, te_role role, te_device *device, te_dtype dtype, int ndim,
-                       const int64_t *shape, const bool want[2], te_quantized *result, te_tensor **factor)
+te_status te_role_open(te_recipe_state *state, const te_product_recipe *recipe, te_role role, te_device *device,
+                       te_dtype dtype, int ndim, const int64_t *shape, const bool want[2], te_quantized *result,
+                       te_tensor **factor)
 {
-    const te_quantizer *q = &state->recipe->quantizers[role];
+    const te_quantizer *q = &recipe->quantizers[role];
     *factor = NULL;
     te_status status = check_dtype(state, role, dtype);
     if (status == TE_OK && q->needs_history) status = take_factor(state, role, device, false, factor);
     return status == TE_OK ? te_quantized_open(device, q, dtype, ndim, shape, want, true, result) : status;
 }
 
-te_tensor *te_role_seen(const te_recipe_state *state, te_role role)
+te_tensor *te_role_seen(const te_recipe_state *state, const te_product_recipe *recipe, te_role role)
 {
-    return counts(state, role) ? state->history[role] : NULL;
+    return counts(state, recipe, role) ? state->history[role] : NULL;
 }
 
-te_status te_role_close(te_recipe_state *state, te_role role, const te_quantized *z)
+te_status te_role_close(te_recipe_state *state, const te_product_recipe *recipe, te_role role, const te_quantized *z)
 {
-    te_tensor *seen = te_role_seen(state, role);
+    te_tensor *seen = te_role_seen(state, recipe, role);
     bool by_host = seen && seen->storage->device->exec.backend->host_memory;
     return by_host ? te_quantized_count(z, seen) : TE_OK;
 }
@@ -298,7 +299,8 @@ te_status te_role_keep_factor(te_recipe_state *state, te_role role, te_tensor *f
 }
 
 /* Counts what quantizing will do where somebody looks; on a device that means to wait for the factor. */
-static te_status watch(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, te_tensor *factor)
+static te_status watch(te_recipe_state *state, const te_quantizer *q, te_role role, te_tensor *t, te_dtype compute,
+                       te_tensor *factor)
 {
     float scale = 1;
     if (!state->watched || !state->watched->on || state->ctx->amaxes_paused) return TE_OK;
@@ -307,7 +309,7 @@ static te_status watch(te_recipe_state *state, te_role role, te_tensor *t, te_dt
                        "te.numerics.watch: a step that is looked at reads its tensors on the host and cannot be part "
                        "of a graph; end the watch first (stop), or look at steps outside");
     te_status status = factor ? te_tensor_read(factor, TE_F32, &scale) : TE_OK;
-    return status == TE_OK ? te_numerics_count(state, role, t, compute, scale) : status;
+    return status == TE_OK ? te_numerics_count(state, q, role, t, compute, scale) : status;
 }
 
 /* Whether nobody but the state holds the weight's copies. */
@@ -387,12 +389,12 @@ static te_status quantize_weight(te_recipe_state *state, te_tensor *t, te_dtype 
 }
 
 /* `keeps`: the factor stays with the result. */
-static te_status quantize_role(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
-                               bool columnwise, bool keeps, te_quantized *result)
+static te_status quantize_role(te_recipe_state *state, const te_product_recipe *recipe, te_role role, te_tensor *t,
+                               te_dtype compute, bool rowwise, bool columnwise, bool keeps, te_quantized *result)
 {
-    const te_quantizer *q = &state->recipe->quantizers[role];
+    const te_quantizer *q = &recipe->quantizers[role];
     if (role == TE_ROLE_WEIGHT && te_tensor_is_quantized(t)) return take_resident(t, rowwise, columnwise, result);
-    if (role == TE_ROLE_INPUT && has_copies(state, t, compute, rowwise, columnwise)) {
+    if (role == TE_ROLE_INPUT && has_copies(recipe, t, compute, rowwise, columnwise)) {
         te_quantized *copies = &t->storage->attached->copies;
         te_status completed = columnwise ? te_quantized_complete(copies) : TE_OK;
         if (completed == TE_OK) te_quantized_share(copies, rowwise, columnwise, result);
@@ -405,12 +407,12 @@ static te_status quantize_role(te_recipe_state *state, te_role role, te_tensor *
     te_status status = check_dtype(state, role, compute);
     if (status == TE_OK && q->needs_history)
         status = take_factor(state, role, t->storage->device, current, &options.factor);
-    if (status == TE_OK) status = watch(state, role, t, compute, options.factor);
+    if (status == TE_OK) status = watch(state, q, role, t, compute, options.factor);
     if (status == TE_OK && current && (!q->needs_history || options.factor == state->weight_scale)) {
         status = collect_weight(state);
         if (status == TE_OK) te_quantized_share(&state->weight, rowwise, columnwise, result);
     } else if (status == TE_OK) {
-        options.seen = te_role_seen(state, role);
+        options.seen = te_role_seen(state, recipe, role);
         if (role == TE_ROLE_WEIGHT)
             status = quantize_weight(state, t, compute, same, &options, result);
         else
@@ -422,15 +424,16 @@ static te_status quantize_role(te_recipe_state *state, te_role role, te_tensor *
     return status;
 }
 
-te_status te_role_quantize(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute, bool rowwise,
-                           bool columnwise, te_quantized *result)
+te_status te_role_quantize(te_recipe_state *state, const te_product_recipe *recipe, te_role role, te_tensor *t,
+                           te_dtype compute, bool rowwise, bool columnwise, te_quantized *result)
 {
-    return quantize_role(state, role, t, compute, rowwise, columnwise, false, result);
+    return quantize_role(state, recipe, role, t, compute, rowwise, columnwise, false, result);
 }
 
-te_status te_role_quantize_first(te_recipe_state *state, te_tensor *x, te_dtype compute, te_quantized *result)
+te_status te_role_quantize_first(te_recipe_state *state, const te_product_recipe *recipe, te_tensor *x,
+                                 te_dtype compute, te_quantized *result)
 {
-    return quantize_role(state, TE_ROLE_INPUT, x, compute, true, false, true, result);
+    return quantize_role(state, recipe, TE_ROLE_INPUT, x, compute, true, false, true, result);
 }
 
 te_status te_role_observe(te_recipe_state *state, te_role role, te_tensor *t, te_dtype compute)
@@ -442,7 +445,7 @@ te_status te_role_observe(te_recipe_state *state, te_role role, te_tensor *t, te
     te_status status = check_dtype(state, role, compute);
     if (status == TE_OK) status = settle(state, role, t->storage->device);
     if (status != TE_OK) return status;
-    options.seen = te_role_seen(state, role);
+    options.seen = te_role_seen(state, state->recipe, role);
     status = quantize(t, compute, q, &options, &z);
     if (status == TE_OK) te_quantized_close(&z);
     return status;

@@ -36,7 +36,7 @@ static bool is_on(const te_recipe_update *u, const te_device *device)
 static te_delayed delayed_of(const te_recipe_update *u)
 {
     te_tensor *scale = u->state->scale[u->role], *history = u->state->history[u->role];
-    double max = te_element_max(u->state->recipe->quantizers[u->role].element);
+    double max = te_element_max(u->state->element[u->role]);
     te_tensor_written(scale);
     te_tensor_written(history);
     return (te_delayed){.scale = te_tensor_pointer(scale),
@@ -92,11 +92,11 @@ static float chosen_amax(const te_recipe_update *u, const float *history, int64_
 
 static bool is_positive(float x) { return x > 0 && x <= TE_FLT_MAX; }
 
-/* The same rule as update_on_host, with their numbers. */
+/* The same rule as update_on_host, with their numbers. The step's amax is forgotten where they fail. */
 static te_status apply_own(const te_recipe_update *u, float *scale, float *history, int64_t n)
 {
     te_context *ctx = u->state->ctx;
-    float last = history[0], largest = te_element_max(u->state->recipe->quantizers[u->role].element);
+    float last = history[0], largest = te_element_max(u->state->element[u->role]);
     if (!is_positive(last)) {
         ctx->skipped_amaxes++;
         history[0] = 0;
@@ -107,11 +107,13 @@ static te_status apply_own(const te_recipe_update *u, float *scale, float *histo
         next = u->own->scale(u->own->user, amax, *scale, largest);
     else
         next = te_delayed_scale(ldexp((double)largest, -u->margin), amax, *scale);
-    if (!te_is_factor(next))
+    if (!te_is_factor(next)) {
+        history[0] = 0;
         return te_fail(ctx, TE_ERROR_ARGUMENT,
                        "te.recipe.DelayedScaling: the scale of %s would be %g; it and its inverse must be positive and "
                        "finite in float32",
                        te_role_names[u->role], (double)next);
+    }
     roll(history, n, last);
     *scale = next;
     return TE_OK;
@@ -125,13 +127,14 @@ static te_status update_own(const te_recipe_update *u)
     int64_t n = history->shape[0];
     float factor, *amaxes = te_mem_alloc(&ctx->mem, (size_t)n * sizeof *amaxes);
     if (!amaxes) return te_fail_memory(ctx, "recipe");
-    te_status status = te_tensor_read(history, TE_F32, amaxes);
+    te_status status = te_tensor_read(history, TE_F32, amaxes), applied = TE_OK;
     if (status == TE_OK && amaxes[0] != 0) {
         status = te_tensor_read(scale, TE_F32, &factor);
-        if (status == TE_OK) status = apply_own(u, &factor, amaxes, n);
+        if (status == TE_OK) applied = apply_own(u, &factor, amaxes, n);
         if (status == TE_OK) status = te_tensor_write(scale, TE_F32, &factor);
         if (status == TE_OK) status = te_tensor_write(history, TE_F32, amaxes);
     }
+    if (status == TE_OK) status = applied;
     te_mem_free(&ctx->mem, amaxes, (size_t)n * sizeof *amaxes);
     return status;
 }
@@ -148,8 +151,10 @@ te_status te_recipe_states_update(te_context *ctx, const te_recipe_update *updat
     }
     for (int d = 1; d < TE_MAX_DEVICES && status == TE_OK; d++)
         if (ctx->devices[d].open) status = update_on(&ctx->devices[d], updates, n);
-    for (size_t i = 0; i < n && status == TE_OK; i++)
-        if (updates[i].own) status = update_own(&updates[i]);
+    for (size_t i = 0; i < n; i++) { /* one that fails keeps no other from its update */
+        te_status own = updates[i].own ? update_own(&updates[i]) : TE_OK;
+        if (own != TE_OK) status = own;
+    }
     return status;
 }
 

@@ -60,7 +60,7 @@ function mode.product(module, key)
     end
     if not products[key] then
         products[key] = { state = core.recipe_state(), name = key, module = module.__name, owner = module,
-            attends = module.attention_key == key }
+            attends = module.attention_key == key, rules = {} }
     end
     return products[key]
 end

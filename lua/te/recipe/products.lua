@@ -55,10 +55,14 @@ function products.prepare(list, recipe, x, ...)
             or product.named and forms.has_changed(product.named) then
             local made = forms.of(wanted, product)
             core.recipe_state_use(product.state, made.handle)
-            product.recipe, product.options, product.rules, product.named = wanted, options, made.rules, made.named
-            if next(made.rules) then known[product], mode.products = product.state, products end
+            product.recipe, product.options, product.named, product.delayed = wanted, options, made.named, false
+            for role, rule in pairs(made.rules) do
+                -- amaxes may come under another recipe: of a backward whose forward ran before
+                product.rules[role], product.delayed = rule, true
+                known[product], mode.products = product.state, products
+            end
         end
-        if next(product.rules) then note_use(product) end
+        if product.delayed then note_use(product) end
     end
 end
 

@@ -294,7 +294,8 @@ static bool add(te_emitting *e, int output, int value, bool rowwise, bool column
     if (way == TE_EMIT_APART) return false;
     e->of[e->n++] = (te_emission){
         .output = output, .second = -1, .value = value, .role = role, .way = way, .dtype = v->dtype, .width = v->width,
-        .state = state->plan->nodes[product->nodes[0]].recipe_state, .want = {rowwise, columnwise},
+        .state = state->plan->nodes[product->nodes[0]].recipe_state, .recipe = te_emitted_recipe(product),
+        .want = {rowwise, columnwise},
         .target = &state->emitted[2 * product->product + (role == TE_ROLE_GRAD_OUTPUT)]};
     return true;
 }
@@ -330,7 +331,7 @@ static void add_again(te_emitting *e, const te_unit *unit)
         e->of[e->n++] = (te_emission){
             .output = unit->n_grads + i, .second = -1, .value = unit->again[i], .role = TE_ROLE_INPUT,
             .way = TE_EMIT_AT_ONCE, .dtype = v->dtype, .width = v->width, .state = saved->state,
-            .want = {false, true}, .again = saved, .target = &saved->x.quantized};
+            .recipe = saved->recipe, .want = {false, true}, .again = saved, .target = &saved->x.quantized};
     }
 }
 

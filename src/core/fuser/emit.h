@@ -24,6 +24,7 @@ typedef struct te_emission {
     int output, second; /* of the program; second: the other half of a gated operation's gradient, -1: none */
     int value;
     te_recipe_state *state;
+    const te_product_recipe *recipe;
     te_role role;
     te_emit_way way; /* TWICE, STORED: that of all which are measured */
     te_dtype dtype; /* that it is rounded to first */

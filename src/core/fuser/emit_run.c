@@ -116,11 +116,11 @@ static te_status open_emission(te_emitting *e, te_emission *m)
     shape[e->space->ndim - 1] = m->width;
     if (m->again) {
         m->factor = m->again->scale ? te_tensor_retain(m->again->scale) : NULL;
-        return te_quantized_open(e->state->device, &m->again->recipe->quantizers[m->role], m->dtype, e->space->ndim,
+        return te_quantized_open(e->state->device, &m->recipe->quantizers[m->role], m->dtype, e->space->ndim,
                                  shape, m->want, true, m->target);
     }
-    return te_role_open(m->state, m->role, e->state->device, m->dtype, e->space->ndim, shape, m->want, m->target,
-                        &m->factor);
+    return te_role_open(m->state, m->recipe, m->role, e->state->device, m->dtype, e->space->ndim, shape, m->want,
+                        m->target, &m->factor);
 }
 
 static te_status open_stripe(te_emitting *e, te_emission *m, int64_t stripe)
@@ -253,7 +253,8 @@ static te_status run_in_tiles(te_emitting *e, te_program *program, const te_run 
     int n = 0;
     for (int i = 0; i < e->n && status == TE_OK; i++) {
         te_emission *m = &e->of[i];
-        te_quantize_job job = te_quantized_job(m->target, m->factor, m->again ? NULL : te_role_seen(m->state, m->role));
+        te_tensor *seen = m->again ? NULL : te_role_seen(m->state, m->recipe, m->role);
+        te_quantize_job job = te_quantized_job(m->target, m->factor, seen);
         int64_t half = m->width / 2;
         status = open_amaxes(e, m, &job);
         jobs[n++] = m->second < 0 ? job : half_of(&m->target->quantizer, job, 0, half);
@@ -309,7 +310,7 @@ te_status te_emitting_run(te_emitting *e, te_program *program, const te_run *run
     for (int i = 0; i < e->n; i++) {
         const te_emission *m = &e->of[i];
         bool first = !m->again && m->role == TE_ROLE_INPUT && e->state->plan->values[m->value].again;
-        if (status == TE_OK && !m->again) status = te_role_close(m->state, m->role, m->target);
+        if (status == TE_OK && !m->again) status = te_role_close(m->state, m->recipe, m->role, m->target);
         if (status == TE_OK && first) status = te_role_keep_factor(m->state, m->role, m->factor, m->target);
         te_tensor_release(m->factor);
     }

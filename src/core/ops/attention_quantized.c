@@ -24,7 +24,8 @@ static te_status quantize_operand(te_call *call, te_attention_state *s, te_recip
 {
     te_tensor *own = has_other_copies(state, t) ? te_tensor_clone_data(t) : te_tensor_retain(t);
     if (!own) return call->ctx->status;
-    te_status status = te_role_quantize(state, TE_ROLE_INPUT, own, t->dtype, true, false, &s->operands[s->n_operands]);
+    te_status status = te_role_quantize(state, state->recipe, TE_ROLE_INPUT, own, t->dtype, true, false,
+                                        &s->operands[s->n_operands]);
     te_tensor_release(own);
     if (status == TE_OK) s->n_operands++;
     return status;

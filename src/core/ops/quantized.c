@@ -91,14 +91,6 @@ static te_status backward(te_call *call)
 
 /* --- values that are quantized on their way ----------------------------------------------------------------------- */
 
-static te_recipe_state *state_of(const te_call *call) { return (te_recipe_state *)(uintptr_t)call->pointer; }
-
-static void release_state(te_call *call)
-{
-    te_recipe_state_release(state_of(call));
-    call->pointer = NULL;
-}
-
 static te_status values_forward(te_call *call)
 {
     te_context *ctx = call->ctx;
@@ -112,11 +104,15 @@ static te_status values_forward(te_call *call)
     te_status status = observed ? te_role_observe(state, TE_ROLE_INPUT, x, compute) : TE_OK;
     if (status != TE_OK) return status;
     if (active && call->record) {
-        call->pointer = te_recipe_state_retain(state);
-        call->release = release_state;
+        te_product_saved *saved = te_mem_zalloc(&ctx->mem, sizeof *saved);
+        if (!saved) return te_fail_memory(ctx, "quantize");
+        saved->state = te_recipe_state_retain(state);
+        saved->recipe = te_product_recipe_retain(state->recipe);
+        call->pointer = saved;
+        call->release = release_saved;
     }
     if (active && forward && compute != TE_F64 && state->recipe->quantized[TE_ROLE_INPUT])
-        call->out[0] = te_role_quantized_values(state, TE_ROLE_INPUT, x, compute, ctx->grad_enabled);
+        call->out[0] = te_role_quantized_values(state, state->recipe, TE_ROLE_INPUT, x, compute, ctx->grad_enabled);
     else
         call->out[0] = te_tensor_alias(x, x->ndim, x->shape, x->stride, x->offset);
     return call->out[0] ? TE_OK : ctx->status;
@@ -124,13 +120,14 @@ static te_status values_forward(te_call *call)
 
 static te_status values_backward(te_call *call)
 {
-    te_recipe_state *state = state_of(call); /* NULL: scales were calibrated */
-    te_product_recipe *recipe = state ? state->recipe : NULL;
+    const te_product_saved *saved = saved_of(call); /* NULL: scales were calibrated */
+    const te_product_recipe *recipe = saved ? saved->recipe : NULL;
     te_tensor *dy = call->dout[0];
     bool quantizes = call->attr[1].number != 0 && recipe && recipe->backward == TE_BACKWARD_QUANTIZED &&
                      recipe->quantized[TE_ROLE_GRAD_OUTPUT] && dy->dtype != TE_F64;
     if (!quantizes) return te_grad_give(call, 0, te_tensor_retain(dy));
-    return te_grad_give(call, 0, te_role_quantized_values(state, TE_ROLE_GRAD_OUTPUT, dy, dy->dtype, false));
+    return te_grad_give(
+        call, 0, te_role_quantized_values(saved->state, recipe, TE_ROLE_GRAD_OUTPUT, dy, dy->dtype, false));
 }
 
 /* --- parameters that are stored quantized ------------------------------------------------------------------------- */

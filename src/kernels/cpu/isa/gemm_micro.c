@@ -72,14 +72,14 @@ static inline vector_f64 splat_f64(double x) { return (vector_f64){x, x}; }
 
 #endif
 
-INLINE float load_f32(const char *p)
+UNWATCHED INLINE float load_f32(const char *p)
 {
     float x;
     memcpy(&x, p, sizeof x);
     return x;
 }
 
-INLINE double load_f64(const char *p)
+UNWATCHED INLINE double load_f64(const char *p)
 {
     double x;
     memcpy(&x, p, sizeof x);
@@ -88,14 +88,14 @@ INLINE double load_f64(const char *p)
 
 #define FETCH(p) __builtin_prefetch(p, 0, 3)
 
-INLINE vector_f32 take_f32(const char *p, int v)
+UNWATCHED INLINE vector_f32 take_f32(const char *p, int v)
 {
     vector_f32 x;
     memcpy(&x, p + v * (int)sizeof x, sizeof x);
     return x;
 }
 
-INLINE vector_f64 take_f64(const char *p, int v)
+UNWATCHED INLINE vector_f64 take_f64(const char *p, int v)
 {
     vector_f64 x;
     memcpy(&x, p + v * (int)sizeof x, sizeof x);
@@ -152,14 +152,14 @@ enum { LANES_F32 = sizeof(vector_f32) / sizeof(float), LANES_F64 = sizeof(vector
 
 /* Sums that the products of pairs leave are never subnormal, so the instruction, which takes those for 0, rounds like
  * te_f32_to_bf16. */
-TILE_TARGET INLINE void round_bf16(char *p, __m512 sums)
+TILE_TARGET UNWATCHED INLINE void round_bf16(char *p, __m512 sums)
 {
     __m256bh half = _mm512_cvtneps_pbh(sums);
     memcpy(p, &half, sizeof half);
 }
 
 /* Of two rows of bfloat16. */
-TILE_TARGET INLINE __m512i take_pairs(const char *p, int v, int64_t row)
+TILE_TARGET UNWATCHED INLINE __m512i take_pairs(const char *p, int v, int64_t row)
 {
     __m256i even = _mm256_loadu_si256((const __m256i *)(const void *)(p + v * 32));
     __m256i odd = _mm256_loadu_si256((const __m256i *)(const void *)(p + v * 32 + row));
@@ -174,7 +174,7 @@ INLINE void fetch_pairs(const char *p, int v, int64_t row)
     FETCH(p + v * 32 + row);
 }
 
-INLINE int32_t load_i32(const char *p)
+UNWATCHED INLINE int32_t load_i32(const char *p)
 {
     int32_t x;
     memcpy(&x, p, sizeof x);
@@ -200,21 +200,21 @@ INLINE int32_t load_i32(const char *p)
 #define TILE_FETCH(p, v, row) (FETCH((p) + (v) * 8), FETCH((p) + (v) * 8 + (row)))
 #define TILE_TARGET
 
-INLINE bfloat16x8_t splat_pair(const char *p)
+UNWATCHED INLINE bfloat16x8_t splat_pair(const char *p)
 {
     uint32_t x;
     memcpy(&x, p, sizeof x);
     return vreinterpretq_bf16_u32(vdupq_n_u32(x));
 }
 
-INLINE void round_bf16(char *p, float32x4_t sums)
+UNWATCHED INLINE void round_bf16(char *p, float32x4_t sums)
 {
     bfloat16x4_t half = vcvt_bf16_f32(sums);
     memcpy(p, &half, sizeof half);
 }
 
 /* Of two rows of bfloat16. */
-INLINE bfloat16x8_t take_pairs(const char *p, int v, int64_t row)
+UNWATCHED INLINE bfloat16x8_t take_pairs(const char *p, int v, int64_t row)
 {
     uint16x4_t even, odd;
     memcpy(&even, p + v * 8, sizeof even);

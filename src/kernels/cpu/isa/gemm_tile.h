@@ -18,7 +18,7 @@
  * keeps 24 of the 32 registers as sums and three as a row of b; elements of a are broadcast by the multiplication's
  * memory operand.
  */
-TILE_TARGET static inline __attribute__((always_inline)) void TILE(put)(te_gemm_way way, char *c, TILE_SUMS sums)
+TILE_TARGET UNWATCHED INLINE void TILE(put)(te_gemm_way way, char *c, TILE_SUMS sums)
 {
     if (way == TE_GEMM_OUT_ROUND) {
         TILE_ROUND(c, sums);
@@ -36,12 +36,27 @@ TILE_TARGET static inline __attribute__((always_inline)) void TILE(put)(te_gemm_
     memcpy(c, &sums, sizeof sums);
 }
 
+/* What a tile with a panel touches. */
+INLINE void TILE(touches)(int rows, int vectors, const char *a, int64_t a_row, int64_t a_step, const char *b,
+                          int64_t words, const TILE_SUM *kept, bool first, const te_gemm_out *out)
+{
+    enum { NR = TILE_VECTORS * TILE_LANES };
+    const int64_t word = sizeof(TILE_WORD), size = sizeof(TILE_SUMS);
+    const bool rounded = out->way == TE_GEMM_OUT_ROUND;
+    if (words > 0) touches(b, (words - 1) * NR * word + vectors * size);
+    if (words > 0 && a_step > a_row) touches(a, (words - 1) * a_step + (rows - 1) * a_row + word); /* a panel */
+    for (int r = 0; r < rows && words > 0 && a_step <= a_row; r++) touches(a + r * a_row, (words - 1) * a_step + word);
+    for (int r = 0; r < rows; r++) {
+        if (!first || out->way == TE_GEMM_OUT_KEEP) touches((const char *)(kept + r * NR), vectors * size);
+        for (int v = 0; v < vectors && out->way != TE_GEMM_OUT_KEEP; v++)
+            touches(out->c + r * out->row + v * out->vector, rounded ? size / 2 : size);
+    }
+}
+
 /* b is a panel; or `from` is where its words are taken from, which leaves the panel there. */
-TILE_TARGET static inline __attribute__((always_inline)) void TILE(body)(const int rows, const int vectors,
-                                                                         const char *a, int64_t a_row, int64_t a_step,
-                                                                         const char *b, const te_gemm_lying *from,
-                                                                         int64_t words, TILE_SUM *kept, bool first,
-                                                                         const te_gemm_out *out)
+TILE_TARGET UNWATCHED INLINE void TILE(body)(const int rows, const int vectors, const char *a, int64_t a_row,
+                                             int64_t a_step, const char *b, const te_gemm_lying *from, int64_t words,
+                                             TILE_SUM *kept, bool first, const te_gemm_out *out)
 {
     enum { NR = TILE_VECTORS * TILE_LANES };
     TILE_SUMS sums[TILE_ROWS][TILE_VECTORS];
@@ -85,10 +100,11 @@ TILE_TARGET static inline __attribute__((always_inline)) void TILE(body)(const i
 }
 
 #define TILE_DEFINE(rows, vectors)                                                                                     \
-    TILE_TARGET static void TILE(rows##x##vectors)(const char *a, int64_t a_row, int64_t a_step, const char *b,        \
-                                                   int64_t words, void *kept, bool first,                              \
-                                                   const te_gemm_out *out)                                             \
+    TILE_TARGET UNWATCHED static void TILE(rows##x##vectors)(const char *a, int64_t a_row, int64_t a_step,             \
+                                                             const char *b, int64_t words, void *kept, bool first,     \
+                                                             const te_gemm_out *out)                                   \
     {                                                                                                                  \
+        TILE(touches)(rows, vectors, a, a_row, a_step, b, words, kept, first, out);                                    \
         TILE(body)(rows, vectors, a, a_row, a_step, b, NULL, words, kept, first, out);                                 \
     }
 TILE_EACH(TILE_DEFINE)

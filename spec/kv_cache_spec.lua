@@ -128,6 +128,10 @@ describe("te.KVCache", function()
         cache:truncate(3)
         assert_near(whole:narrow(2, 4, 8), cache:run(module, x:narrow(2, 4, 8)), 1e-5)
         cache:truncate(5)
+        for message, indices in pairs {
+            ["te.KVCache:select: indices: expected a tensor of integers, got table"] = { 1, 0 },
+            ["te.KVCache:select: index must be int64 or int32, not float32"] = te.tensor { 1, 0 },
+        } do assert.error_matches(function() cache:select(indices) end, message, 1, true) end
         cache:select(te.tensor({ 1, 0, 1 }, { dtype = "int64" }))
         local order = te.tensor({ 1, 0, 1 }, { dtype = "int64" })
         local rest = te.index_select(x:narrow(2, 6, 6), 1, order)

@@ -77,6 +77,8 @@ describe("methods", function()
             ['Sequential:named_parameters: argument 1, string "x"'] = function() m:named_parameters "x" end,
             ["Sequential:train: argument 2, number 1, is too much"] = function() m:train(false, 1) end,
             ["Sequential:apply: argument 2, number 1, is too much"] = function() m:apply(function() end, 1) end,
+            ["te.is: argument 3, number 3, is too much"] = function() te.is(m, te.Sequential, 3) end,
+            ["Module:extend: argument 2, number 3, is too much"] = function() te.Module:extend("X", 3) end,
             ["te.is: class: expected a class, got nil"] = function() te.is(m, nil) end,
             ['te.is: class: expected a class, got "Sequential"'] = function() te.is(m, "Sequential") end,
         } do assert.error_matches(fn, message, 1, true) end

@@ -70,7 +70,9 @@ describe("what follows the options is refused by", function()
         gradcheck = { te.exp, { te.ones({ 2 }, { dtype = "float64" }) }, {} }, zeros = { { 2 }, {} },
         manual_seed = { 1 },
         grad = { te.exp(te.ones({}, { requires_grad = true })), x, { retain_graph = true } }, devices = {},
-        memory_stats = { "cpu" },
+        memory_stats = { "cpu" }, rng_state = { te.rng_state() }, help = { "gelu" },
+        is = { te.Linear(1, 1), te.Linear }, unregister_fusion = { print }, unregister_forward_fusion = { print },
+        unregister_backward_fusion = { print },
         ["optim.AdamW"] = { { x }, {} }, ["optim.SGD"] = { { x }, {} }, ["optim.clip_grad_norm"] = { { x }, 1 },
         ["recipe.DelayedScaling"] = { {} }, ["recipe.NVFP4BlockScaling"] = { {} },
     }
@@ -90,6 +92,27 @@ describe("what follows the options is refused by", function()
                 "te%." .. name:gsub("%.", "%%.") .. ": argument " .. n + 1 .. ", number 5, is too much")
         end)
     end
+
+    it("rules, optimizers, plans and profiles", function()
+        local opt, plan = te.optim.SGD { x }, te.Sequential(te.ReLU()):explain(x)
+        local function rule(ops) return ops end
+        for who, fn in pairs {
+            ["te.register_forward_fusion: argument 3"] = function() te.register_forward_fusion(rule, {}, 3) end,
+            ["te.register_backward_fusion: argument 3"] = function() te.register_backward_fusion(rule, {}, 3) end,
+            ["te.optim.SGD:step: argument 2"] = function() opt:step({}, 3) end,
+            ["te.optim.SGD:state_dict: argument 1"] = function() opt:state_dict(3) end,
+            ["te.optim.SGD:set_lr: argument 2"] = function() opt:set_lr(1, 3) end,
+            ["te.optim.SGD:set_option: argument 3"] = function() opt:set_option("lr", 1, 3) end,
+            ["te.optim.SGD:step_counts: argument 1"] = function() opt:step_counts(3) end,
+            ["te.optim.SGD:take_back: argument 1"] = function() opt:take_back(3) end,
+            ["te.optim.SGD:catch_up: argument 1"] = function() opt:catch_up(3) end,
+            ["Plan:dot: argument 1"] = function() plan:dot(3) end,
+            ["Plan:json: argument 1"] = function() plan:json(3) end,
+            ["profile:save_trace: argument 2"] = function() te.profile(te.synchronize):save_trace(path, 3) end,
+            ["profile:kernels: argument 1"] = function() te.profile(te.synchronize):kernels(3) end,
+        } do assert.error_matches(fn, who .. ", number 3, is too much", 1, true) end
+        assert.is_false(te.unregister_fusion(rule))
+    end)
 
     it("methods of tensors", function()
         for method, takes in pairs { size = 1, dim = 0, numel = 0, totable = 0, clone = 0 } do

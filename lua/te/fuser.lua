@@ -80,7 +80,7 @@ local function wrong_number(module, takes, n, given)
     local text = ("takes %d extra inputs, got %d"):format(takes, n)
     if n == takes + 1 and pcall(flatten.module, module, takes, true) then
         local tensor = te.is_tensor(given)
-        local lens = "seq_lens: expected an int32 tensor {batch} of lengths, got "
+        local lens = "seq_lens: expected an int32 or int64 tensor {batch} of lengths, got "
             .. (tensor and ("a %s tensor %s"):format(given.dtype, options.shape(given)) or type(given))
         text = tensor and given:dim() ~= 1 and ("%s; %s"):format(text, lens) or lens
     end

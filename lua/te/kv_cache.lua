@@ -231,10 +231,17 @@ end
 function KVCache:select(indices)
     options.method("te.KVCache:select", self, KVCache)
     if self.calls then fail("te.KVCache:select: this cache is running") end
+    if not te.is_tensor(indices) then
+        fail("te.KVCache:select: indices: expected a tensor of integers, got %s", core.describe(indices))
+    end
+    local function selected(tensor)
+        local done, result = pcall(te.index_select, tensor, 1, indices)
+        if not done then error((tostring(result):gsub("te%.index_select:", "te.KVCache:select:", 1)), 0) end
+        return result
+    end
     local entries = {}
     for i, entry in ipairs(self.entries) do
-        entries[i] = { module = entry.module, keys = te.index_select(entry.keys, 1, indices),
-            values = te.index_select(entry.values, 1, indices) }
+        entries[i] = { module = entry.module, keys = selected(entry.keys), values = selected(entry.values) }
     end
     for _, entry in ipairs(self.entries) do
         entry.keys:release()

@@ -28,7 +28,8 @@ local instance = options.instance
 --- Whether `value` is an instance of `class` or of a class derived from it.
 ---@param value any
 ---@param class table
-local function is(value, class)
+local function is(value, class, ...)
+    if select("#", ...) > 0 then options.last("te.is", 2, ...) end
     if type(class) ~= "table" then fail("te.is: class: expected a class, got %s", options.shown(class)) end
     return instance(value, class)
 end
@@ -55,9 +56,10 @@ end
 
 --- Makes a class. Metamethods are inherited; everything else is found through the parent.
 ---@param name string
-function Module:extend(name)
+function Module:extend(name, ...)
     if type(self) ~= "table" then options.method("Module:extend", self) end
     options.argument("Module:extend", "name", name, { "string" })
+    options.last("Module:extend", 1, ...)
     local class = {}
     for key, value in pairs(self) do
         if type(key) == "string" and key:find("^__") then class[key] = value end
@@ -321,16 +323,26 @@ end
 --- What stands between the parentheses when the module prints; classes override it.
 function Module:describe() return "" end
 
+-- What stands in the array part of a container, also what is callable without being a module, and where a gap begins.
+local function entries(self)
+    local positions, list, last = {}, {}, 0
+    for key in next, self do
+        if type(key) == "number" and key > 0 then positions[#positions + 1] = key end
+    end
+    table.sort(positions)
+    for _, position in ipairs(positions) do
+        if position > last + 1 then list[#list + 1] = { name = tostring(last + 1) } end
+        list[#list + 1] = { name = tostring(position), module = self[position] }
+        last = position
+    end
+    return list
+end
+
 local function print_tree(self, indent, depth, path)
     local lines = {}
     depth, path = inside(self, depth), path or {}
     path[depth] = self
-    local children = tree.children(self, path, depth)
-    if self[1] ~= nil then -- a container: also what is callable without being a module
-        children = {}
-        for i = 1, #self do children[i] = { name = tostring(i), module = self[i] } end
-    end
-    for _, child in ipairs(children) do
+    for _, child in ipairs(self[1] ~= nil and entries(self) or tree.children(self, path, depth, true)) do
         local text = is_module(child.module) and print_tree(child.module, indent .. "  ", depth, path)
             or tostring(child.module)
         lines[#lines + 1] = ("%s  (%s): %s\n"):format(indent, child.name, text)

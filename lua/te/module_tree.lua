@@ -194,21 +194,50 @@ local function look_in(self, field, root, visit, path, level)
     end
 end
 
--- Calls visit(kind, name, value, holder, key) for every parameter, buffer and module directly in `self`.
-function tree.each(self, visit, path, level)
-    local function look(name, value, key)
+-- The length of an array part, up to the first gap.
+local function length(list)
+    local n = 0
+    while rawget(list, n + 1) ~= nil do n = n + 1 end
+    return n
+end
+
+-- For an entry behind the first n, where what counts them would leave it out.
+local function refuse_behind_gap(self, kind, key, n)
+    fail("%s: %s %g stands behind a gap: there is no %s %d", self.__name, kind, key, kind, n + 1)
+end
+
+--- How many modules stand in a container's list of them; raises where some stand behind a gap.
+function tree.count(self, list)
+    local n = length(list)
+    for key in next, list do
+        if type(key) == "number" and key > n then refuse_behind_gap(self, "module", key, n) end
+    end
+    return n
+end
+
+-- Calls visit(kind, name, value, holder, key) for every parameter, buffer and module directly in `self`. Raises where
+-- some stand behind a gap of the array part, or visits them as well.
+function tree.each(self, visit, path, level, past_gaps)
+    local function look(name, value, key, found)
         local kind = kind_of(self, name, value)
         local wrong = kind and key == name and wrong_key(self, key)
         if wrong then
             fail("%s: a %s has no name, because of %s", self.__name, kind, wrong)
         elseif kind then
-            visit(kind, name, value, self, key)
+            found(kind, name, value, self, key)
         elseif type(value) == "table" and not getmetatable(value) then
-            look_in(self, name, value, visit, path, level)
+            look_in(self, name, value, found, path, level)
         end
     end
-    for _, name in ipairs(self._fields) do look(name, rawget(self, name), name) end
-    for i = 1, #self do look(tostring(i), self[i], i) end
+    for _, name in ipairs(self._fields) do look(name, rawget(self, name), name, visit) end
+    local n = length(self)
+    for i = 1, n do look(tostring(i), self[i], i, visit) end
+    for key, value in next, self do
+        if type(key) == "number" and key > n then
+            look(tostring(key), value, key, past_gaps and visit
+                or function(kind) refuse_behind_gap(self, kind, key, n) end)
+        end
+    end
 end
 
 -- Calls visit(name, tensor, kind, holder, key, module) for every tensor in the tree, under its full name. A module that
@@ -226,12 +255,12 @@ function tree.walk(self, prefix, visit, depth, path)
     end, path, depth)
 end
 
--- The modules directly in this one, as a list of { name =, module = }.
-function tree.children(self, path, level)
+-- The modules directly in this one, as a list of { name =, module = }. past_gaps: see tree.each.
+function tree.children(self, path, level, past_gaps)
     local list = {}
     tree.each(self, function(kind, name, value)
         if kind == "module" then list[#list + 1] = { name = name, module = value } end
-    end, path, level)
+    end, path, level, past_gaps)
     return list
 end
 

@@ -104,9 +104,9 @@ end
 -- Of these a text says where they lie in memory, unless it is their own.
 local PLACED = { table = "a table", ["function"] = "a function", thread = "a coroutine" }
 
---- A value as messages show it: texts in quotes, long ones cut off.
+--- A value as messages show it: texts in quotes, long ones cut off, tensors by dtype and shape.
 function options.shown(value)
-    if type(value) == "userdata" then return "userdata" end
+    if type(value) == "userdata" then return require("te")._core.describe(value) end
     if type(value) ~= "string" then
         local mt = getmetatable(value)
         return not (type(mt) == "table" and mt.__tostring) and PLACED[type(value)] or tostring(value)
@@ -231,7 +231,8 @@ function options.last(who, takes, ...)
         local value = (select(i, ...))
         if value ~= nil then
             local text = (type(value) == "number" or type(value) == "string") and " " .. options.shown(value) or ""
-            fail("%s: argument %d, %s%s, is too much", who, takes + i, type(value), text)
+            local kind = type(value) == "userdata" and options.shown(value) or type(value)
+            fail("%s: argument %d, %s%s, is too much", who, takes + i, kind, text)
         end
     end
 end

@@ -30,8 +30,9 @@ end
 
 --- Events summed by kernel, the longest first: { name, kind, device, calls, seconds, bytes, flops }.
 ---@return table[]
-function Profile:kernels()
+function Profile:kernels(...)
     options.method("profile:kernels", self, Profile)
+    options.last("profile:kernels", 0, ...)
     local by_name, list = {}, {}
     for _, event in ipairs(self.events) do
         local key = event.device .. event.name
@@ -66,8 +67,9 @@ function Profile:__tostring()
 end
 
 --- Writes the events as Chrome trace JSON, times in microseconds.
-function Profile:save_trace(path)
+function Profile:save_trace(path, ...)
     options.method("profile:save_trace", self, Profile)
+    options.last("profile:save_trace", 1, ...)
     options.argument("profile:save_trace", "path", path, { "string" })
     files.need "profile:save_trace"
     local parts = {}

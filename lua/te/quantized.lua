@@ -61,19 +61,29 @@ function QuantizedTensor:state_dict()
     return parts
 end
 
---- Keeps one direction or both: update_usage{ rowwise = false } lets go of the row-wise copy.
+-- The column-wise copy from the row-wise one; raises where it does not follow from that.
+local function complete(self)
+    self.columnwise_data = self.rowwise_data and core.complete_quantized(self.quantizer, self.dtype, self.shape,
+        "rowwise", self.rowwise_data, self.rowwise_scale_inv, self.amax)
+    if not self.columnwise_data then
+        fail "te.QuantizedTensor.update_usage: columnwise: it was not made; quantize again"
+    end
+    self.columnwise_scale_inv = self.rowwise_scale_inv
+end
+
+--- Keeps one direction or both: update_usage{ rowwise = false } lets go of the row-wise copy. A column-wise copy that
+--- is not there is made from the row-wise one where one factor serves all values, as in FP8 scaled per tensor.
 function QuantizedTensor:update_usage(wanted)
     options.method("QuantizedTensor:update_usage", self, QuantizedTensor)
     wanted = options.check("te.QuantizedTensor.update_usage", wanted, {
         rowwise = { "boolean", self.rowwise_data ~= nil },
         columnwise = { "boolean", self.columnwise_data ~= nil },
     })
-    for _, direction in ipairs(DIRECTIONS) do
-        if wanted[direction] and not self[direction .. "_data"] then
-            fail("te.QuantizedTensor.update_usage: %s: it was not made; quantize again", direction)
-        end
+    if wanted.rowwise and not self.rowwise_data then
+        fail "te.QuantizedTensor.update_usage: rowwise: it was not made; quantize again"
     end
     if not (wanted.rowwise or wanted.columnwise) then fail "te.QuantizedTensor.update_usage: nothing would be left" end
+    if wanted.columnwise and not self.columnwise_data then complete(self) end
     if not wanted.rowwise then
         self.rowwise_data, self.rowwise_scale_inv = nil, nil
         if has_two_levels(self.quantizer) then self.amax = nil end
@@ -131,7 +141,7 @@ local ROLE = { "string", choices = { "input", "weight", "grad_output" } }
 ---@return te.QuantizedTensor
 local function quantize(t, how, role, opts, ...)
     options.last("te.quantize", 4, ...)
-    if not te.is_tensor(t) then fail("te.quantize: expected a tensor, got %s", core.describe(t)) end
+    if not te.is_tensor(t) then fail("te.quantize: t: expected a tensor, got %s", core.describe(t)) end
     if recipes.is_recipe(how) then
         local recipe, kind = how, type(role) == "table" and role.tensor_type or role
         if kind ~= nil then options.argument("te.quantize", "role", kind, ROLE) end
@@ -142,7 +152,7 @@ local function quantize(t, how, role, opts, ...)
         end
     end
     if not recipes.is_quantizer(how) then
-        fail("te.quantize: how: expected a recipe or a quantizer, got %s", tostring(how))
+        fail("te.quantize: how: expected a recipe or a quantizer, got %s", options.shown(how))
     end
     return new(how, t.shape, t.dtype, { core.quantize(t, how, opts) })
 end

@@ -45,7 +45,9 @@ end
 local recipes = core.recipe_kinds()
 
 local delayed = recipes.DelayedScaling
-delayed.amax_compute_algo = { "any", "max", help = delayed.amax_compute_algo.help, wrong = function(algo)
+delayed.amax_compute_algo = { "any", "max", help = delayed.amax_compute_algo.help .. "; the function gets a "
+    .. "list of amax_history_len numbers: the amax of the step that ends, then those of earlier steps, the oldest "
+    .. "first (zeros for steps before the first)", wrong = function(algo)
     if algo ~= "max" and algo ~= "most_recent" and options.reason({ "callable" }, algo) then
         return ("amax_compute_algo: expected max, most_recent or a function, got %s"):format(tostring(algo))
     end

@@ -53,7 +53,7 @@ local pass = core.pass
 
 local function check_function(name, fn)
     if type(fn) ~= "function" and not (type(fn) == "table" and getmetatable(fn) and getmetatable(fn).__call) then
-        error(("te.%s: fn: expected a function, got %s"):format(name, type(fn)), 3)
+        error(("te.%s: fn: expected a function, got %s"):format(name, core.describe(fn)), 3)
     end
 end
 
@@ -194,7 +194,7 @@ function replay(state, fn, inputs)
     for i = 2, results.n do
         if not te.is_tensor(results[i]) then
             core.fail(("te.checkpoint: backward: result %d of fn, run again: expected a tensor, got %s"):format(i - 1,
-                type(results[i])))
+                core.describe(results[i])))
         end
     end
     return results
@@ -256,7 +256,7 @@ local function tensors(...)
     for i = 1, n do
         local value = (select(i, ...))
         if not te.is_tensor(value) then
-            core.fail(("te.checkpoint: result %d: expected a tensor, got %s"):format(i, type(value)))
+            core.fail(("te.checkpoint: result %d: expected a tensor, got %s"):format(i, core.describe(value)))
         end
     end
     if n == 0 then core.fail("te.checkpoint: the function gave nothing, not a tensor") end

@@ -17,6 +17,7 @@ local fuser = require "te.fuser"
 local flatten = require "te.fuser.flatten"
 local Module = require "te.module"
 local options = require "te.options"
+local tree = require "te.module_tree"
 
 local Sequential = Module:extend("Sequential")
 Sequential.records = true -- te.decoding
@@ -81,8 +82,8 @@ function Sequential:extend(list, ...)
         fail("%s:extend: expected a list of modules or a container, got %s", self.__name,
             type(list) == "table" and list.__name or options.shown(list))
     end
-    if plain then options.list(self.__name .. ":extend", "list", list) end
-    for i = 1, #list do self[#self + 1] = flatten.check_member(self, #self + 1, list[i]) end
+    local n = plain and options.list(self.__name .. ":extend", "list", list) or tree.count(list, list)
+    for i = 1, n do self[#self + 1] = flatten.check_member(self, #self + 1, list[i]) end
     return self
 end
 

@@ -181,7 +181,8 @@ if not rawget(te, "zero_") then define("zero_", function(x) return x:fill_(0) en
 --- description and options. A list of all operations without one.
 ---@param name string|function|table|nil
 ---@return string
-function te.help(name)
+function te.help(name, ...)
+    options().last("te.help", 1, ...)
     local names, lines = {}, {}
     for _, op in ipairs(te.ops_list()) do
         if op.name == name then return ("te.%s\n%s"):format(op.signature, op.doc) end
@@ -338,11 +339,7 @@ local GRADCHECK_DEFAULTS = {
 local function gradcheck_options(given, inputs, checked)
     local dtype = "float64"
     for _, i in ipairs(checked) do
-        local own = inputs[i].dtype
-        if not GRADCHECK_DEFAULTS[own] then
-            fail(3, "gradcheck", "input %d: differences say little in %s; use float64", i, own)
-        end
-        if own == "float32" then dtype = own end
+        if inputs[i].dtype == "float32" then dtype = "float32" end
     end
     for name, value in pairs(GRADCHECK_DEFAULTS[dtype]) do given[name] = given[name] or value end
     return given
@@ -394,6 +391,9 @@ function te.gradcheck(fn, inputs, opts, ...)
         local x = inputs[i]
         leaves[i] = x
         if te.is_tensor(x) and (x.requires_grad or not some and x.dtype:find("float")) then
+            if not GRADCHECK_DEFAULTS[x.dtype] then
+                fail(2, "gradcheck", "input %d: differences say little in %s; use float64", i, x.dtype)
+            end
             leaves[i] = te.tensor(x)
             leaves[i].requires_grad = true
             checked[#checked + 1] = i

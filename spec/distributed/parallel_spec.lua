@@ -35,6 +35,8 @@ describe("layers split between processes", function()
         refused(function() te.Linear(3, 4, { tensor_parallel_mode = "row", tensor_parallel_group = 3 }) end,
             "te%.Linear: option tensor_parallel_group: expected a group of te%.distributed, got 3")
         refused(function() te.Linear(3, 4, { sequence_parallel = true }) end, "needs tensor_parallel_mode")
+        refused(function() te.Bias(4, { tensor_parallel_group = 3 }) end,
+            "te%.Bias: option tensor_parallel_group: needs tensor_parallel$")
         refused(function() te.autocast({ group = {} }, print) end, "expected a group of te%.distributed")
     end)
 end)

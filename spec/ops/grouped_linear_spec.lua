@@ -40,6 +40,10 @@ describe("te.GroupedLinear", function()
     it("refuses sizes that are none", function()
         assert.error_matches(function() m(x, te.tensor({ 7, -2, 0 }, { dtype = "int32" })) end,
             "split_sizes {7, %-2, 0}")
+        for _, module in ipairs { m, te.Sequential(m) } do
+            assert.error_matches(function() module(x, te.tensor { 2, 3, 0 }) end,
+                "split_sizes: expected a tensor of integers {3}, got float32 tensor {3}", 1, true)
+        end
         assert.error_matches(function() m(x, 3) end, "split_sizes: expected a tensor or a list of 3 sizes, got number")
     end)
 end)

@@ -276,6 +276,37 @@ describe("te.quantize", function()
     end)
 end)
 
+describe("update_usage", function()
+    it("makes the column-wise copy where one factor serves all", function()
+        local function bytes(t) return te._core.tensor_bytes(t) end
+        te.manual_seed(3)
+        for _, recipe in ipairs { te.recipe.Float8CurrentScaling {}, te.recipe.DelayedScaling {} } do
+            for _, role in ipairs { "input", "grad_output" } do
+                for _, shape in ipairs { { 32, 48 }, { 2, 16, 32 }, { 16 } } do
+                    local t = te.randn(shape)
+                    local both = te.quantize(t, recipe, role)
+                    local q = te.quantize(t, recipe, role, { columnwise = false })
+                    assert.is_nil(q.columnwise_data)
+                    q:update_usage { rowwise = false, columnwise = true }
+                    assert.is_nil(q.rowwise_data)
+                    assert.same(both.columnwise_data.shape, q.columnwise_data.shape)
+                    for _, name in ipairs { "columnwise_data", "columnwise_scale_inv", "amax" } do
+                        assert.equal(bytes(both[name]), bytes(q[name]), name)
+                    end
+                    assert.same(both:dequantize("columnwise"):totable(), q:dequantize():totable())
+                end
+            end
+        end
+        local q = te.quantize(te.ones { 32, 32 }, te.recipe.Float8CurrentScaling {}, "input", { columnwise = false })
+        q.rowwise_data = q.rowwise_data:narrow(1, 1, 2)
+        assert.error_matches(function() q:update_usage { columnwise = true } end,
+            "te.QuantizedTensor.update_usage: rowwise_data: expected float8_e4m3 {32,32}", 1, true)
+        q = te.quantize(te.ones { 32, 32 }, te.recipe.MXFP8BlockScaling {}, "input", { columnwise = false })
+        assert.error_matches(function() q:update_usage { columnwise = true } end,
+            "update_usage: columnwise: it was not made; quantize again", 1, true)
+    end)
+end)
+
 describe("delayed scaling", function()
     local function tensor(list) return te.tensor(list) end
 
@@ -312,6 +343,10 @@ describe("delayed scaling", function()
         end
         assert.same({ 112, 112 }, (steps(recipe, "weight", { 1, 2 })))
         assert.same({ 2, 0, 0, 1 }, seen)
+        steps(recipe, "weight", { 1, 2, 3, 4, 5 })
+        assert.same({ 5, 2, 3, 4 }, seen)
+        assert.truthy(te.help("recipe.DelayedScaling"):find("the function gets a list of amax_history_len numbers: the "
+            .. "amax of the step that ends, then those of earlier steps, the oldest first", 1, true))
         recipe.scaling_factor_compute_algo = function(amax, old, max, of) return old + amax + max + of.margin end
         assert.same({ 453, 905 }, (steps(recipe, "weight", { 1, 2 })))
         recipe.scaling_factor_compute_algo = function() return 0 / 0 end

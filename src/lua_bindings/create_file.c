@@ -28,14 +28,15 @@ typedef struct file_part {
 static file_part check_part(lua_State *L, te_dtype dtype)
 {
     char      text[256];
+    bool      counted = false;
     file_part p = {te_lua_check_text(L, 1, "from_file", "path"), (int64_t)te_dtype_size(dtype), 0, -1, true};
     if (!lua_istable(L, 3)) return p;
     lua_getfield(L, 3, "offset");
     if (!lua_isnil(L, -1)) p.offset = te_lua_check_int(L, -1, "from_file", "offset");
     lua_getfield(L, 3, "count");
-    if (!lua_isnil(L, -1)) p.count = te_lua_check_int(L, -1, "from_file", "count");
-    if (p.offset < 0 || (p.count < 0 && !lua_isnil(L, -1)))
-        te_lua_fail(L, "from_file", "offset and count are not negative");
+    if ((counted = !lua_isnil(L, -1))) p.count = te_lua_check_int(L, -1, "from_file", "count");
+    if (p.offset < 0) te_lua_fail(L, "from_file", "offset: %lld is negative", (long long)p.offset);
+    if (counted && p.count < 0) te_lua_fail(L, "from_file", "count: %lld is negative", (long long)p.count);
     lua_getfield(L, 3, "map");
     if (!lua_isnil(L, -1) && !lua_isboolean(L, -1))
         te_lua_fail(L, "from_file", "map: expected true or false, got %s", te_lua_describe(L, -1, text, sizeof text));

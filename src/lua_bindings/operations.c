@@ -200,11 +200,18 @@ static void read_value(reader *r, const te_param *p, int index, int count)
     wrong_type(r, p, index);
 }
 
-static int unknown_option(reader *r, const char *name)
+/* Of the table of options at `index`. What the call gives already is not what was meant. */
+static int unknown_option(reader *r, const char *name, int index)
 {
     const char *names[TE_LUA_MAX_ARGS];
-    for (int i = 0; i < r->op->n_params; i++) names[i] = r->op->params[i].name;
-    const char *nearest = te_lua_nearest(name, names, r->op->n_params);
+    int         n = 0;
+    for (int i = 0; i < r->op->n_params; i++) {
+        lua_pushstring(r->L, r->op->params[i].name);
+        lua_rawget(r->L, index);
+        if (r->args[i].kind == TE_ARG_ABSENT && lua_isnil(r->L, -1)) names[n++] = r->op->params[i].name;
+        lua_pop(r->L, 1);
+    }
+    const char *nearest = te_lua_nearest(name, names, n);
     if (nearest) return te_lua_fail(r->L, r->name, "unknown option \"%.40s\"; did you mean \"%s\"?", name, nearest);
     char signature[512];
     return te_lua_fail(r->L, r->name, "unknown option \"%.40s\"; it takes %s", name,
@@ -218,14 +225,14 @@ static int find_param(const te_op *op, const char *name)
     return i;
 }
 
-/* A parameter by its name, or by the one that it has in PyTorch. */
-static int param_called(reader *r, const char *name)
+/* A parameter by its name among the options at `index`, or by the one that it has in PyTorch. */
+static int param_called(reader *r, const char *name, int index)
 {
     static const char *const theirs[][2] = {{"is_causal", "causal"}, {"dropout_p", "dropout"}};
     int i = find_param(r->op, name);
     for (size_t k = 0; i == r->op->n_params && k < sizeof theirs / sizeof *theirs; k++)
         if (strcmp(name, theirs[k][0]) == 0) i = find_param(r->op, theirs[k][1]);
-    return i < r->op->n_params ? i : unknown_option(r, name);
+    return i < r->op->n_params ? i : unknown_option(r, name, index);
 }
 
 static void read_options(reader *r, int index)
@@ -235,7 +242,7 @@ static void read_options(reader *r, int index)
         if (lua_type(r->L, -2) != LUA_TSTRING)
             te_lua_fail(r->L, r->name, "options: names are expected as keys, got %s",
                         te_lua_describe(r->L, -2, text, sizeof text));
-        int             i = param_called(r, lua_tostring(r->L, -2));
+        int             i = param_called(r, lua_tostring(r->L, -2), index);
         const te_param *p = &r->op->params[i];
         if (r->args[i].kind != TE_ARG_ABSENT) te_lua_fail(r->L, r->name, "%s: given twice", p->name);
         if (p->type == TE_TYPE_TENSORS)

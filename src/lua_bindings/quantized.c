@@ -5,6 +5,7 @@
  *     local data, scale_inv, amax, data_c, scale_inv_c, amax_c =
  *         te._core.quantize(t, quantizer, { rowwise = true, columnwise = true, scale = 1, seed = 7 })
  *     local t = te._core.dequantize(quantizer, "bfloat16", { 4, 32 }, "rowwise", data, scale_inv, amax)
+ *     local data_c = te._core.complete_quantized(quantizer, "bfloat16", { 4, 32 }, "rowwise", data, scale_inv, amax)
  *     local text = te._core.tensor_bytes(data)                    what specs compare
  *     te._core.become(t, other)                                   for te.Module's to
  */
@@ -164,32 +165,66 @@ static int quantize(lua_State *L)
     return PARTS;
 }
 
-static int dequantize(lua_State *L)
+/* What both functions below take: (quantizer, dtype, shape, direction, data, scale_inv, amax or nil). Pushes the
+ * result's handle. */
+typedef struct quantized_side {
+    te_quantized z; /* holds its parts: to be closed */
+    int side;
+    te_lua_tensor *result;
+} quantized_side;
+
+static quantized_side read_side(te_lua *rt, lua_State *L, const char *function)
 {
     static const char *const sides[] = {"rowwise", "columnwise", NULL};
-    te_lua *rt = te_lua_runtime(L);
-    te_quantized z = {0};
+    quantized_side s = {0};
+    te_quantized *z = &s.z;
     lua_settop(L, 7);
-    z.quantizer = te_lua_read_quantizer(L, 1, "dequantize");
-    z.dtype = te_lua_check_dtype(L, 2, "dequantize", "dtype");
-    if (z.dtype != TE_F32 && z.dtype != TE_BF16 && z.dtype != TE_F16)
-        return te_lua_fail(L, "dequantize", "dtype: %s; use float32, bfloat16 or float16", te_dtype_name(z.dtype));
-    z.ndim = te_lua_check_ints(L, 3, "dequantize", "shape", z.shape);
-    int side = luaL_checkoption(L, 4, NULL, sides);
-    te_quantized_part *part = &z.side[side];
-    te_lua_tensor *result = te_lua_new_tensor(L);
-    te_lua_enter(rt, L, "dequantize");
-    part->data = te_lua_check_tensor(L, 5, "dequantize", "data");
-    part->scale_inv = te_lua_check_tensor(L, 6, "dequantize", "scale_inv");
-    part->amax = lua_isnil(L, 7) ? NULL : te_lua_check_tensor(L, 7, "dequantize", "amax");
+    z->quantizer = te_lua_read_quantizer(L, 1, function);
+    z->dtype = te_lua_check_dtype(L, 2, function, "dtype");
+    if (z->dtype != TE_F32 && z->dtype != TE_BF16 && z->dtype != TE_F16)
+        te_lua_fail(L, function, "dtype: %s; use float32, bfloat16 or float16", te_dtype_name(z->dtype));
+    z->ndim = te_lua_check_ints(L, 3, function, "shape", z->shape);
+    s.side = luaL_checkoption(L, 4, NULL, sides);
+    s.result = te_lua_new_tensor(L);
+    te_lua_enter(rt, L, function);
+    te_quantized_part *part = &z->side[s.side];
+    part->data = te_lua_check_tensor(L, 5, function, "data");
+    part->scale_inv = te_lua_check_tensor(L, 6, function, "scale_inv");
+    part->amax = lua_isnil(L, 7) ? NULL : te_lua_check_tensor(L, 7, function, "amax");
     te_tensor_retain(part->data);
     te_tensor_retain(part->scale_inv);
     if (part->amax) te_tensor_retain(part->amax);
+    return s;
+}
+
+static int dequantize(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    quantized_side s = read_side(rt, L, "dequantize");
     te_lua_call call = te_lua_begin(rt, L);
-    result->t = te_dequantize(rt->ctx, &z, side);
+    s.result->t = te_dequantize(rt->ctx, &s.z, s.side);
     te_lua_end(rt, call);
-    te_quantized_close(&z);
-    if (!result->t) return te_lua_raise(rt, L, "dequantize", rt->ctx->status);
+    te_quantized_close(&s.z);
+    if (!s.result->t) return te_lua_raise(rt, L, "dequantize", rt->ctx->status);
+    te_lua_charge(rt, L);
+    return 1;
+}
+
+/* The data of the column-wise copy from a row-wise one; nil where they do not follow from it. */
+static int complete_quantized(lua_State *L)
+{
+    static const char function[] = "QuantizedTensor.update_usage";
+    te_lua *rt = te_lua_runtime(L);
+    quantized_side s = read_side(rt, L, function);
+    bool possible = te_quantized_may_complete(&s.z);
+    te_lua_call call = te_lua_begin(rt, L);
+    te_status status = te_quantized_check(rt->ctx, "te.QuantizedTensor.update_usage", &s.z, s.side);
+    if (status == TE_OK && possible) status = te_quantized_complete(&s.z);
+    te_lua_end(rt, call);
+    if (status == TE_OK && possible) s.result->t = te_tensor_retain(s.z.side[1].data);
+    te_quantized_close(&s.z);
+    if (status != TE_OK) return te_lua_raise(rt, L, function, status);
+    if (!possible) lua_pushnil(L);
     te_lua_charge(rt, L);
     return 1;
 }
@@ -224,5 +259,5 @@ static int tensor_bytes(lua_State *L)
 
 const luaL_Reg te_lua_quantized_functions[] = {
     {"check_quantizer", check_quantizer}, {"quantize", quantize}, {"dequantize", dequantize},
-    {"tensor_bytes", tensor_bytes}, {"become", become},       {NULL, NULL},
+    {"tensor_bytes", tensor_bytes}, {"become", become}, {"complete_quantized", complete_quantized}, {NULL, NULL},
 };

@@ -22,6 +22,7 @@ static int rng_state(lua_State *L)
     te_lua  *rt = te_lua_runtime(L);
     uint64_t seed, offset;
     char     text[64], *end;
+    te_lua_check_count(L, 1, "rng_state");
     te_lua_enter(rt, L, "rng_state");
     te_context_rng_state(rt->ctx, &seed, &offset);
     snprintf(text, sizeof text, "%llu %llu", (unsigned long long)seed, (unsigned long long)offset);

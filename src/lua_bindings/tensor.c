@@ -263,7 +263,7 @@ static int tensor_index(lua_State *L)
     char        text[256];
     const char *key = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : NULL;
     if (!key)
-        return te_lua_fail(L, NULL, "index: expected a whole number or a name, got %s",
+        return te_lua_fail(L, NULL, "t[i]: index: expected a whole number or a name, got %s",
                            te_lua_describe(L, 2, text, sizeof text));
     if (strcmp(key, "shape") == 0)
         push_shape(L, t);
@@ -336,6 +336,16 @@ static te_status set_grad(te_lua *rt, lua_State *L, te_tensor *t, const char *wh
     return status;
 }
 
+/* The engine's messages on a field begin with its name. */
+static int raise_field(te_lua *rt, lua_State *L, const char *key, te_status status)
+{
+    const char *text = te_context_error(rt->ctx);
+    size_t      n = strlen(key);
+    if (status == TE_ERROR_ARGUMENT && strncmp(text, key, n) == 0 && text[n] == ':')
+        return te_lua_fail(L, NULL, "t.%s = value%s", key, text + n);
+    return te_lua_raise(rt, L, NULL, status);
+}
+
 static int tensor_newindex(lua_State *L)
 {
     te_lua     *rt = te_lua_runtime(L);
@@ -365,7 +375,7 @@ static int tensor_newindex(lua_State *L)
     } else {
         return te_lua_fail(L, NULL, "tensors have no field \"%.40s\" that can be set", key);
     }
-    return status == TE_OK ? 0 : te_lua_raise(rt, L, NULL, status);
+    return status == TE_OK ? 0 : raise_field(rt, L, key, status);
 }
 
 /* --- methods ------------------------------------------------------------------------------------------------------ */

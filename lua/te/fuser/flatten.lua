@@ -13,6 +13,7 @@ local te = require "te"
 local fail = require "te.fail"
 local inside = require "te.depth"
 local options = require "te.options"
+local tree = require "te.module_tree"
 local units = require "te.fuser.script.unit"
 
 local flatten = {}
@@ -125,13 +126,9 @@ end
 
 -- Remembers what a container held, for is_current. A module behind a gap would be left out unnoticed.
 function Walk:enter(container, list)
-    for key in pairs(list) do
-        if type(key) == "number" and key > #list then
-            fail("%s: module %g stands behind a gap: there is no module %d", container.__name, key, #list + 1)
-        end
-    end
+    local n = tree.count(container, list)
     self.containers[#self.containers + 1] = container
-    for i = 1, #list do self.members[#self.members + 1] = list[i] end
+    for i = 1, n do self.members[#self.members + 1] = list[i] end
 end
 
 -- The list's modules one after the other; the first is module `position` of the container. They are looked at

@@ -228,8 +228,9 @@ end
 
 --- Adds to every step the least time that it can take here; a printed plan then shows it.
 ---@return te.Plan
-function Plan:floors()
+function Plan:floors(...)
     options.method("Plan:floors", self, Plan)
+    options.last("Plan:floors", 0, ...)
     for _, pass in ipairs { "forward", "backward" } do
         for _, step in ipairs(self[pass]) do
             step.floor = rates.floor(self.device, step.kind, self.dtype, step.bytes, step.flops)
@@ -300,8 +301,9 @@ local function quoted(text) return '"' .. text:gsub('[\\"]', "\\%0"):gsub("\n", 
 
 --- A Graphviz graph: one box per step, forward above backward.
 ---@return string
-function Plan:dot()
+function Plan:dot(...)
     options.method("Plan:dot", self, Plan)
+    options.last("Plan:dot", 0, ...)
     local lines = { "digraph plan {", "  rankdir = TB; node [shape = box, fontname = \"sans-serif\"];" }
     for _, pass in ipairs { "forward", "backward" } do
         for i, step in ipairs(self[pass]) do
@@ -331,16 +333,18 @@ end
 
 --- The plan as JSON: forward, backward, reasons.
 ---@return string
-function Plan:json()
+function Plan:json(...)
     options.method("Plan:json", self, Plan)
+    options.last("Plan:json", 0, ...)
     return json({ forward = self.forward, backward = self.backward, reasons = self.reasons })
 end
 
 --- A picture, forward in the left column and backward in the right one, readable on light and on dark ground. The width
 --- of a bar is a step's share of the bytes of its pass.
 ---@return string
-function Plan:svg()
+function Plan:svg(...)
     options.method("Plan:svg", self, Plan)
+    options.last("Plan:svg", 0, ...)
     return require("te.fuser.picture")(self, amount)
 end
 

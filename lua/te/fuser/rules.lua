@@ -73,21 +73,35 @@ end
 
 --- Adds a rule for forward; returns it.
 ---@param fn fun(ops: table, opts: table): table
-function rules.register_forward_fusion(fn, opts) return register("forward", fn, opts) end
+function rules.register_forward_fusion(fn, opts, ...)
+    options.last("te.register_forward_fusion", 2, ...)
+    return register("forward", fn, opts)
+end
 options.declare(rules.register_forward_fusion, RULE)
 
 --- Adds a rule for backward; returns it.
 ---@param fn fun(ops: table, opts: table): table
-function rules.register_backward_fusion(fn, opts) return register("backward", fn, opts) end
+function rules.register_backward_fusion(fn, opts, ...)
+    options.last("te.register_backward_fusion", 2, ...)
+    return register("backward", fn, opts)
+end
 options.declare(rules.register_backward_fusion, RULE)
 
 --- Takes a rule for forward away; returns whether it was there.
-function rules.unregister_forward_fusion(fn) return unregister("forward", fn) end
+function rules.unregister_forward_fusion(fn, ...)
+    options.last("te.unregister_forward_fusion", 1, ...)
+    return unregister("forward", fn)
+end
+
 --- Takes a rule for backward away; returns whether it was there.
-function rules.unregister_backward_fusion(fn) return unregister("backward", fn) end
+function rules.unregister_backward_fusion(fn, ...)
+    options.last("te.unregister_backward_fusion", 1, ...)
+    return unregister("backward", fn)
+end
 
 --- Removes a rule wherever it is registered; returns whether it was.
-function rules.unregister_fusion(fn)
+function rules.unregister_fusion(fn, ...)
+    options.last("te.unregister_fusion", 1, ...)
     options.argument("te.unregister_fusion", "rule", fn, { "callable" })
     local forward, backward = unregister("forward", fn), unregister("backward", fn)
     return forward or backward

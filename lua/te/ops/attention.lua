@@ -208,7 +208,8 @@ end
 local function check_lengths(self, x, seq_lens)
     if seq_lens == nil then return packed.check(self) end
     if not te.is_tensor(seq_lens) then
-        fail("te.%s: seq_lens: expected an int32 tensor {batch}, got %s", self.__name, te._core.describe(seq_lens))
+        fail("te.%s: seq_lens: expected an int32 or int64 tensor {batch}, got %s", self.__name,
+            te._core.describe(seq_lens))
     elseif te.is_tensor(x) and x:dim() ~= 2 then
         fail("te.%s: seq_lens go with x {tokens, hidden}, which holds packed sequences, not with %s", self.__name,
             options.shape(x))

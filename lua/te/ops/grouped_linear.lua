@@ -36,10 +36,16 @@ function GroupedLinear:init(num_groups, in_features, out_features, opts)
 end
 options.declare(GroupedLinear.init, GROUPED)
 
+local INTEGERS = { int32 = true, int64 = true, uint8 = true }
+
 -- Those in a tensor are read by the host, since it starts a product for each group; from a device that is a wait.
 local function list_of_sizes(self, split_sizes)
     local sizes = split_sizes
     if te.is_tensor(split_sizes) then
+        if not INTEGERS[split_sizes.dtype] then
+            fail("te.GroupedLinear: split_sizes: expected a tensor of integers {%d}, got %s", self.num_groups,
+                te._core.describe(split_sizes))
+        end
         local read
         read, sizes = pcall(split_sizes.totable, split_sizes)
         if not read then fail("te.GroupedLinear: split_sizes are read by the host: %s", tostring(sizes)) end

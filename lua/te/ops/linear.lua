@@ -170,6 +170,9 @@ local BIAS = declared.join(declared.PLACE, {
 --- process of the group holds its part of the vector.
 function Bias:init(size, opts)
     opts = declared.check("te.Bias", opts, BIAS)
+    if opts.tensor_parallel_group and not opts.tensor_parallel then
+        fail("te.Bias: option tensor_parallel_group: needs tensor_parallel")
+    end
     self.size = options.argument("te.Bias", "size", size, { "size" })
     local group = opts.tensor_parallel
         and collective.group("te.Bias", "tensor_parallel_group", opts.tensor_parallel_group)

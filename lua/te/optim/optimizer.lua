@@ -95,9 +95,12 @@ function Optimizer.define(name, declared, slots)
     })
 end
 
-local function called_on(name, self)
-    if type(self) == "table" and self.order then return end -- a step takes microseconds
-    options.method("Optimizer:" .. name, self, Optimizer)
+-- Raises where there is no optimizer, or more than the `takes` arguments of the method.
+local function method(self, name, takes, ...)
+    if type(self) ~= "table" or not self.order then options.method("Optimizer:" .. name, self, Optimizer) end
+    if select("#", ...) > 0 then -- a step takes microseconds
+        options.last(("te.optim.%s:%s"):format(self.name, name), takes, ...)
+    end
 end
 
 function Optimizer.new(class, params, opts)
@@ -122,9 +125,8 @@ end
 --- on. Options that it lacks are those that the optimizer was made with, and lr that of the first group.
 ---@param group table
 function Optimizer:add_group(group, ...)
-    called_on("add_group", self)
+    method(self, "add_group", 1, ...)
     local who, seen, defaults = "te.optim." .. self.name .. ":add_group", {}, {}
-    options.last(who, 1, ...)
     if type(group) ~= "table" or getmetatable(group) then
         fail("%s: group: expected a table { params = … }, got %s", who, groups.described(group))
     end
@@ -168,8 +170,8 @@ end
 
 --- How many steps were made of each parameter, in their order over all groups.
 ---@return integer[]
-function Optimizer:step_counts()
-    called_on("step_counts", self)
+function Optimizer:step_counts(...)
+    method(self, "step_counts", 0, ...)
     groups.collect(self)
     local late, of, counts = counted.late(self), {}, {}
     for _, batch in ipairs(late > 0 and self.counted or {}) do
@@ -184,8 +186,8 @@ end
 
 --- Takes back the count of a step that `clip` did not allow: the last one, or the one before where that is known a
 --- step later. Without it the device leaves such steps out of its counts as well, and state_dict asks it.
-function Optimizer:take_back()
-    called_on("take_back", self)
+function Optimizer:take_back(...)
+    method(self, "take_back", 0, ...)
     if not self.counted then return end
     for _, batch in ipairs(self.counted) do
         for _, state in ipairs(batch.states) do state.step = state.step - 1 end
@@ -202,8 +204,8 @@ local STEP = {
 
 --- Updates the parameters from their gradients: all of them, or none when something fails.
 ---@param opts table|nil
-function Optimizer:step(opts)
-    called_on("step", self)
+function Optimizer:step(opts, ...)
+    method(self, "step", 1, ...)
     local grad_scale, lr = 1, nil
     if opts ~= nil then
         opts = options.check("te.optim." .. self.name .. ":step", opts, STEP)
@@ -226,15 +228,14 @@ options.declare(Optimizer.step, STEP)
 
 --- Takes the gradients away; a main_grad stays, as zeros.
 function Optimizer:zero_grad(...)
-    called_on("zero_grad", self)
-    options.last("te.optim." .. self.name .. ":zero_grad", 0, ...)
+    method(self, "zero_grad", 0, ...)
     groups.collect(self)
     for _, parameter in ipairs(self.order) do core.zero_gradient(parameter) end
 end
 
 --- Sets the learning rate of all groups, each of which multiplies it by its lr_scale; as `optimizer.lr = …` does.
-function Optimizer:set_lr(lr)
-    called_on("set_lr", self)
+function Optimizer:set_lr(lr, ...)
+    method(self, "set_lr", 1, ...)
     local who = "te.optim." .. self.name .. ":set_lr"
     options.argument(who, "lr", lr, { "number", min = 0 })
     local wrong = Optimizer.finite "lr" (lr)
@@ -246,8 +247,8 @@ end
 --- says.
 ---@param name string
 ---@param value any
-function Optimizer:set_option(name, value)
-    called_on("set_option", self)
+function Optimizer:set_option(name, value, ...)
+    method(self, "set_option", 2, ...)
     local who, declaration = "te.optim." .. self.name, self.declared[name]
     if name == "lr" then return self:set_lr(value) end
     if not declaration then
@@ -260,8 +261,8 @@ end
 
 --- Has the copies of parameters (master_weights) take over what others wrote to these since the last step, as the next
 --- step would.
-function Optimizer:catch_up()
-    called_on("catch_up", self)
+function Optimizer:catch_up(...)
+    method(self, "catch_up", 0, ...)
     groups.collect(self)
     for _, parameter in ipairs(self.order) do
         local master = self.state[parameter] and self.state[parameter].master
@@ -272,8 +273,8 @@ end
 --- { state = { [i] = { step =, … tensors … } }, groups = { { … options …, optimizer =, parameters = } } }, i counting
 --- parameters over all groups; optimizer: its name, parameters: how many the group has.
 --- The tensors are copies: steps that follow do not change them.
-function Optimizer:state_dict()
-    called_on("state_dict", self)
+function Optimizer:state_dict(...)
+    method(self, "state_dict", 0, ...)
     local saved = { state = {}, groups = {} }
     self:catch_up()
     local counts = self:step_counts()
@@ -309,7 +310,7 @@ end
 --- Takes over what state_dict returned; the parameters must be the same ones in the same order. Nothing is changed
 --- unless everything fits.
 function Optimizer:load_state_dict(saved) -- no more is looked at: te.load(path) gives three values
-    called_on("load_state_dict", self)
+    method(self, "load_state_dict")
     local who = "te.optim." .. self.name .. ":load_state_dict"
     if type(saved) ~= "table" or type(saved.state) ~= "table" or type(saved.groups) ~= "table" then
         fail("%s: expected what state_dict returns, got %s", who, type(saved) ~= "table" and options.shown(saved)

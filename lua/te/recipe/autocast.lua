@@ -26,14 +26,14 @@ local OPTIONS = {
 local CALLABLE = { "callable" }
 local recipes -- te.recipe, once one is given
 
-local function check(who, opts)
-    opts = options.check(who, opts, OPTIONS)
-    options.group(who, "option group", opts.group)
-    recipes = recipes or opts.recipe ~= nil and require "te.recipe"
-    if opts.recipe ~= nil and not recipes.is_recipe(opts.recipe) then
-        fail("%s: option recipe: expected one of te.recipe's, got %s", who, tostring(opts.recipe))
+-- The options `recipe` and `group`, whose names begin with a prefix.
+local function check_values(who, opts, prefix)
+    local group, recipe = prefix .. "group", prefix .. "recipe"
+    options.group(who, "option " .. group, opts[group])
+    recipes = recipes or opts[recipe] ~= nil and require "te.recipe"
+    if opts[recipe] ~= nil and not recipes.is_recipe(opts[recipe]) then
+        fail("%s: option %s: expected one of te.recipe's, got %s", who, recipe, options.shown(opts[recipe]))
     end
-    return opts
 end
 
 local default
@@ -85,7 +85,8 @@ local function pass(scope, outermost, ok, ...)
 end
 
 local function run(who, opts, fn, ...)
-    opts = check(who, opts)
+    opts = options.check(who, opts, OPTIONS)
+    check_values(who, opts, "")
     if options.reason(CALLABLE, fn) then fail("%s: fn: expected a function, got %s", who, core.describe(fn)) end
     local dtype = opts.dtype
     if not opts.enabled then dtype = nil elseif dtype == nil then dtype = core.compute_dtype() end
@@ -114,6 +115,7 @@ function autocast.fp8_autocast(opts, fn, ...)
             fail("te.fp8_autocast: options %s and fp8_%s are the same", name, name)
         end
     end
+    check_values("te.fp8_autocast", opts, "fp8_")
     opts.recipe = opts.recipe or opts.fp8_recipe or opts.enabled and default_recipe() or nil
     opts.group, opts.dtype = opts.group or opts.fp8_group, opts.dtype or core.compute_dtype()
     opts.fp8_recipe, opts.fp8_group = nil, nil

@@ -66,7 +66,7 @@ function products.prepare(list, recipe, x, ...)
     end
 end
 
--- Own algorithms see the history as tensors, and run in Lua. Returns what went wrong: then the step's amax is
+-- Own algorithms run in Lua, on numbers (te.recipe.delayed). Returns what went wrong: then the step's amax is
 -- forgotten.
 local function update_in_lua(product, role, rule)
     if require("te.graph").before_launch() then

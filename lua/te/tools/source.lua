@@ -63,7 +63,10 @@ end
 -- Whether a function's "..." is there for the check that nothing follows its last argument.
 local function only_counts(lines, info)
     for i = info.linedefined, math.min(info.lastlinedefined, info.linedefined + 3) do
-        if lines[i]:find "options[()]*%.last%(.*%.%.%.%)" then return true end
+        local line = lines[i]
+        if line:find "options[()]*%.last%(.*%.%.%.%)" or line:find 'method%(self, "[%w_]+", %d+, %.%.%.%)' then
+            return true
+        end
     end
     return false
 end

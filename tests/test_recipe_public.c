@@ -376,6 +376,37 @@ static void test_custom(te_context *ctx)
     te_recipe_release(recipe);
 }
 
+/* Attention under a recipe from a function: quantized under fp8_dpa alone, and of its operands q, k and v. */
+static void test_custom_attention(te_context *ctx)
+{
+    te_recipe_option dpa = {"fp8_dpa", 1, NULL};
+    choices c = {.grads = te_recipe_new(ctx, "DelayedScaling", NULL, 0)};
+    te_recipe *recipes[] = {te_recipe_custom(ctx, choose, &c, NULL, 0), te_recipe_custom(ctx, choose, &c, &dpa, 1)};
+    for (int i = 0; i < 2; i++) {
+        for (int r = 0; r < TE_ROLE_COUNT; r++) {
+            te_quantizer_fields f = {.struct_size = sizeof f};
+            bool yes = true;
+            c.n = 0;
+            te_operand_role operand = {(te_role)r, true, "dpa"};
+            CHECK(te_recipe_quantizer(recipes[i], &operand, &f, &yes) == TE_OK);
+            bool wanted = i == 1 && r == TE_ROLE_INPUT;
+            CHECK(yes == wanted && c.n == wanted);
+        }
+    }
+    te_tensor *qkv = filled(ctx, 16, 3 * 32, 17), *y[2] = {NULL};
+    te_arg args[] = {{.kind = TE_ARG_TENSOR, .as.tensor = qkv}};
+    const te_op *op = te_op_find(ctx, "self_attention");
+    te_product *attention = te_product_new(ctx, "dpa");
+    te_autocast scope = under(recipes[0]);
+    CHECK(te_op_run(ctx, op, args, 1, &y[0], 1) == TE_OK && te_autocast_begin(ctx, &scope) == TE_OK);
+    CHECK_MSG(te_product_run(attention, op, args, 1, &y[1], 1) == TE_OK, "%s", te_context_error(ctx));
+    CHECK(te_autocast_end(ctx) == TE_OK);
+    CHECK(y[1] && memcmp(te_tensor_data(y[0]), te_tensor_data(y[1]), 16 * 32 * sizeof(float)) == 0);
+    te_tensor_release(qkv), te_tensor_release(y[0]), te_tensor_release(y[1]);
+    te_product_release(attention);
+    te_recipe_release(recipes[0]), te_recipe_release(recipes[1]), te_recipe_release(c.grads);
+}
+
 typedef struct named { te_recipe *input, *others; } named;
 
 static te_answer name_by_role(void *user, const te_operand_role *operand, te_quantizer_fields *fields,
@@ -428,6 +459,7 @@ int main(void)
     test_delayed(ctx, true);
     test_algorithms(ctx);
     test_custom(ctx);
+    test_custom_attention(ctx);
     test_named(ctx);
     te_context_release(ctx);
     return TEST_END();

@@ -50,6 +50,12 @@ static void test_tensors(te_context *ctx)
     te_recipe_release(recipe);
 }
 
+static te_answer leave(void *user, const te_operand_role *operand, te_quantizer_fields *fields, te_recipe **recipe)
+{
+    (void)user, (void)operand, (void)fields, (void)recipe;
+    return TE_ANSWER_HIGH_PRECISION;
+}
+
 static void test_parameters(te_context *ctx)
 {
     te_recipe *recipe = te_recipe_new(ctx, "MXFP8BlockScaling", NULL, 0);
@@ -68,6 +74,13 @@ static void test_parameters(te_context *ctx)
     for (int i = 0; i < OUT * IN; i++) values[i] = (float)(i % 7) - 3;
     CHECK(te_tensor_write(p, TE_F32, values) == TE_OK && te_tensor_read(p, TE_F32, back) == TE_OK);
     CHECK(memcmp(values, back, sizeof values) == 0); /* exact in E4M3 */
+    te_recipe *plain = te_recipe_custom(ctx, leave, NULL, NULL, 0);
+    te_tensor *q = te_product_parameter(fc, plain, w, true); /* without a quantizer, a leaf like any other */
+    CHECK(q && q != w && !te_tensor_quantized_part(q, TE_ROWWISE, TE_STORED_DATA) &&
+          memcmp(te_tensor_data(q), te_tensor_data(w), OUT * IN * sizeof(float)) == 0);
+    CHECK(te_tensor_set_requires_grad(q, true) == TE_OK);
+    te_tensor_release(q);
+    te_recipe_release(plain);
     CHECK_FAILS(ctx, te_product_parameter(fc, NULL, w, true), "are needed");
     CHECK(!te_product_parameter(NULL, NULL, NULL, true));
     te_context *elsewhere = te_context_open(NULL);

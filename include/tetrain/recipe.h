@@ -112,7 +112,7 @@ TE_API te_status te_recipe_set_algorithms(te_recipe *recipe, const te_delayed_al
  * product first runs under the recipe. `fields` hold their defaults. It returns what to do with the operand. */
 typedef struct te_operand_role {
     te_role     role;
-    bool        attention; /* q, k and v of an attention, whose role is INPUT */
+    bool        attention; /* q, k and v of an attention, whose role is INPUT: only asked for under fp8_dpa */
     const char *name;      /* of the product */
 } te_operand_role;
 typedef enum te_answer {
@@ -122,7 +122,8 @@ typedef enum te_answer {
 } te_answer;
 typedef te_answer te_quantizer_factory(void *user, const te_operand_role *operand, te_quantizer_fields *fields,
                                        te_recipe **recipe);
-/* The only option is backward_override. */
+/* Options: backward_override, and fp8_dpa: the function is asked of attentions, too, which otherwise stay in high
+ * precision. A recipe that it names for an attention quantizes that if its own options say so. */
 TE_API te_recipe *te_recipe_custom(te_context *ctx, te_quantizer_factory *factory, void *user,
                                    const te_recipe_option *options, int n_options);
 
@@ -217,7 +218,8 @@ TE_API te_tensor *te_quantized_tensor_dequantize(const te_quantized_tensor *q, t
 /* A leaf with the weight's values, stored only in the recipe's format, for this product (Lua's
  * te.quantized_model_init). Products multiply it as it is, other operations see its dequantized values, and
  * te_tensor_write quantizes what it writes. trains: with the copy that backward multiplies. It requires no gradient
- * until te_tensor_set_requires_grad is called. */
+ * until te_tensor_set_requires_grad is called. Where the recipe leaves weights in high precision, it is a leaf like any
+ * other. */
 TE_API te_tensor *te_product_parameter(te_product *product, te_recipe *recipe, te_tensor *weight, bool trains);
 /* The parts of such a tensor, borrowed; NULL where absent, and for other tensors. */
 TE_API te_tensor *te_tensor_quantized_part(const te_tensor *t, te_direction direction, te_stored_part part);

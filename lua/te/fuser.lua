@@ -122,6 +122,7 @@ local function has_nil(takes, n, ...) return (select(n, ...)) == nil or n == tak
 --- The forward method of every container: x, lengths of packed sequences if any (nil: none), extra inputs.
 function fuser.forward(module, x, ...)
     if type(module) ~= "table" then options.method("Sequential:forward", module) end
+    if tree.entering then return tree.entering(module, fuser.forward, module, x, ...) end
     local n, takes, lens = select("#", ...), flatten.takes(module), false
     if n > takes and has_nil(takes, n, ...) then return without_nil(fuser.forward, module, x, n, ...) end
     if n > 0 or takes > 0 then lens = has_seq_lens(module, takes, ...) end
@@ -156,16 +157,23 @@ end
 function fuser.explain(module, x, ...)
     if type(module) ~= "table" then options.method("Sequential:explain", module) end
     if not te.is_tensor(x) then fail("%s:explain: x: expected a tensor, got %s", module.__name, core.describe(x)) end
+    if tree.entering then return tree.entering(module, fuser.explain, module, x, ...) end
     local n, takes = select("#", ...), flatten.takes(module)
     if n > takes and has_nil(takes, n, ...) then return without_nil(fuser.explain, module, x, n, ...) end
     return explain(fuser.program(module, takes, has_seq_lens(module, takes, ...), x, ...), { x, ... })
 end
 
 --- The same for the chain() of a module that does more in its forward than that.
-function fuser.explain_chain(module, x) return explain(fuser.program(module, 0, false, x), { x }) end
+function fuser.explain_chain(module, x)
+    if tree.entering then return tree.entering(module, fuser.explain_chain, module, x) end
+    return explain(fuser.program(module, 0, false, x), { x })
+end
 
 --- Runs the chain() of a module that does more in its forward than that.
-function fuser.run_chain(module, x) return run.program(fuser.program(module, 0, false, x), { x }) end
+function fuser.run_chain(module, x)
+    if tree.entering then return tree.entering(module, fuser.run_chain, module, x) end
+    return run.program(fuser.program(module, 0, false, x), { x })
+end
 
 flatten.forward = fuser.forward
 

@@ -81,6 +81,7 @@ function Module:forward()
 end
 
 function Module:__call(...)
+    if tree.entering then return tree.entering(self, Module.__call, self, ...) end
     if tree.may_run(self) then return self:forward(...) end
     return tree.checked(self, self:forward(...))
 end

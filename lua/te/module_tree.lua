@@ -24,6 +24,10 @@ local RUNS = { forward = true, op_forward = true, op_backward = true, lower = tr
 
 tree.replaced = 0
 
+-- While names of modules are asked for and none is running: entering(module, fn, ...) runs fn(...), a call of it
+-- (te.recipe.names).
+tree.entering = nil
+
 --- Counts instances that are given such a field.
 function tree.note_field(name) if RUNS[name] then tree.replaced = tree.replaced + 1 end end
 

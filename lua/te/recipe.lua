@@ -10,6 +10,15 @@
 -- those of te_quantizer (src/kernels/quantize.h). Nothing else in the library knows a recipe by name: a new one
 -- is a row of the engine's table (src/core/recipe_kinds.c). Options are checked when they are given and when
 -- they are assigned later.
+--
+-- The function of te.recipe.Custom is asked once per operand of a layer, when that first runs under the recipe, with
+--
+--     role.module_type    "linear", "grouped_linear", or with fp8_dpa "attention", whose q, k and v are "input"
+--     role.tensor_type    "input", "weight", "grad_output"
+--     role.name           the layer: its field `name`, or where that is nil its path in the outermost module that is
+--                         called, "blocks.1.mlp.2", as named_modules() gives it; "" for that module itself, and where
+--                         no path is known, as while te.quantized_model_init makes the layer
+--     role.group          of a te.GroupedLinear, which of its weights; else nil
 
 local te = require "te"
 local fail = require "te.fail"
@@ -54,7 +63,8 @@ delayed.amax_compute_algo = { "any", "max", help = delayed.amax_compute_algo.hel
 end }
 delayed.scaling_factor_compute_algo = { "callable",
     help = "function(amax, old_scale, largest, recipe) that returns a factor" }
-recipes.Custom.qfactory = { "callable", help = "function(role) that returns a quantizer, a recipe, or HighPrecision" }
+recipes.Custom.qfactory = { "callable", help = "function(role) that returns a quantizer, a recipe, or HighPrecision; "
+    .. "role.name is the layer's" }
 
 -- Recipes as values -----------------------------------------------------------------------------------------------
 
@@ -112,6 +122,7 @@ function methods:resolve(role, asks)
         if fields then return setmetatable(fields, Quantizer), self end
         return nil, nil
     end
+    if asked.module_type == "attention" and not (self.fp8_dpa and asked.tensor_type == "input") then return nil, nil end
     local made = self.qfactory(asked)
     if made == HighPrecision then return nil, nil end
     if getmetatable(made) == Recipe and made ~= self then

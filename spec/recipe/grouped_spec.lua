@@ -88,7 +88,7 @@ describe("GroupedLinear under a recipe", function()
             end)
         end
         local function factory(role)
-            if role.name == "weight.2" then return te.recipe.HighPrecision end
+            if role.group == 2 then return te.recipe.HighPrecision end
             return RECIPES.current {}:quantizer(role.tensor_type)
         end
         assert_same_bytes({}, split, function()
@@ -148,7 +148,7 @@ describe("GroupedLinear under a recipe", function()
         assert.matches("GroupedLinear:grouped dgrad, ", backward)
         assert.matches("GroupedLinear:grouped wgrad, ", backward)
         local function factory(role)
-            return role.name == "weight.2" and te.recipe.HighPrecision or RECIPES.current {}:quantizer(role.tensor_type)
+            return role.group == 2 and te.recipe.HighPrecision or RECIPES.current {}:quantizer(role.tensor_type)
         end
         plan = te.autocast({ recipe = te.recipe.Custom { qfactory = factory } },
             function() return seq:explain(x, { 30, 34 }) end)

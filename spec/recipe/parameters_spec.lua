@@ -419,6 +419,72 @@ describe("te.quantized_model_init", function()
         for i = 1, 2 do assert.same(expected[i]:totable(), got[i]:totable()) end
     end)
 
+    describe("under te.recipe.Custom", function()
+        local mx, HIGH = te.recipe.MXFP8BlockScaling {}, te.recipe.HighPrecision
+
+        it("stores the weights that have a quantizer quantized, and others in full", function()
+            local recipe = te.recipe.Custom { qfactory = function(role)
+                local high = role.name == "first" or role.group == 2
+                return high and role.tensor_type == "weight" and HIGH or mx
+            end }
+            local function make()
+                te.manual_seed(4)
+                return te.Sequential(te.Linear(64, 64, { name = "first" }), te.GELU(), te.Linear(64, 64),
+                    te.GroupedLinear(2, 64, 64), te.MultiHeadedSelfAttention(64, 4))
+            end
+            local high = make()
+            local model = te.quantized_model_init({ recipe = recipe, preserve_high_precision_init_val = true }, make)
+            local stored = {}
+            for name, p in model:named_parameters() do
+                stored[#stored + 1] = core.is_quantized(p) and name or nil
+                assert.is_true(p.requires_grad and p.is_leaf)
+            end
+            assert.same({ "3.weight", "4.weight.1", "5.qkv.weight", "5.proj.weight" }, stored)
+            assert.is_true(same(high[1].weight, model[1].weight))
+            assert.is_nil(model[1].weight:get_high_precision_init_val())
+            assert.is_true(same(high[3].weight, model[3].weight:get_high_precision_init_val()))
+            local x = te.randn { 8, 64 }
+            local function step_of(m)
+                local y = te.autocast({ recipe = recipe, dtype = "float32" }, m, x, te.tensor({ 3, 5 },
+                    { dtype = "int64" }))
+                y:sum():backward()
+                return y
+            end
+            assert.is_true(same(step_of(high), step_of(model)))
+            for i, p in ipairs(high:parameters()) do assert.is_true(same(p.grad, model:parameters()[i].grad)) end
+            te.optim.AdamW(model:parameters(), { lr = 0.01 }):step()
+            assert.is_false(core.is_quantized(model[1].weight))
+            assert.is_true(core.is_quantized(model[3].weight))
+            local other = te.quantized_model_init({ recipe = recipe }, make)
+            other:load_state_dict(model:state_dict())
+            assert.is_true(same(step_of(model), step_of(other)))
+            assert.is_true(same(step_of(model), step_of(model:clone())))
+        end)
+
+        it("knows layers by the names that they are given", function()
+            local names = {}
+            local recipe = te.recipe.Custom { qfactory = function(role)
+                if role.tensor_type == "weight" then names[#names + 1] = role.name end
+                return role.name == "a.proj" and HIGH or mx
+            end }
+            local model = te.quantized_model_init({ recipe = recipe }, function()
+                return te.Sequential(te.MultiHeadedSelfAttention(32, 2, { name = "a" }), te.Linear(32, 32))
+            end)
+            assert.same({ "a.qkv", "a.proj", "" }, names)
+            assert.is_true(core.is_quantized(model[1].qkv.weight))
+            assert.is_false(core.is_quantized(model[1].proj.weight))
+            te.autocast({ recipe = recipe }, model, te.ones { 4, 32 })
+            assert.same({ "a.qkv", "a.proj", "", "2" }, names) -- of the last one the path is known by now
+        end)
+
+        it("makes a usual model where nothing is quantized", function()
+            local recipe = te.recipe.Custom { qfactory = function() return HIGH end }
+            local model = build { recipe = recipe }
+            for _, p in ipairs(model:parameters()) do assert.is_false(core.is_quantized(p)) end
+            assert.is_true(same(build({ enabled = false })[3].weight, model[3].weight))
+        end)
+    end)
+
     it("says what cannot be", function()
         local model = te.no_grad(build, { recipe = RECIPES.mxfp8 })
         local x = te.randn({ 4, 48 }, { requires_grad = true })
@@ -430,12 +496,6 @@ describe("te.quantized_model_init", function()
             assert.error_matches(function() te.Linear(32, 32):load_state_dict(state, opts) end,
                 "weight of Linear is stored in full, the one given quantized", 1, true)
         end
-        assert.error_matches(function()
-            te.quantized_model_init({ recipe = te.recipe.Custom { qfactory = function()
-                return te.recipe.HighPrecision
-            end } },
-                te.Linear, 4, 4)
-        end, "no quantizer for weights")
         assert.error_matches(function() te.cat({ model[1].weight }, 1) end, "stored quantized")
         assert.has_error(function() model:load_state_dict({ ["1.weight.rowwise_data"] = te.ones({ 2 }) }) end)
     end)

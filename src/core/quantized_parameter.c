@@ -35,8 +35,7 @@ te_tensor *te_quantized_parameter_new(te_tensor *source, te_recipe_state *state,
     te_context *ctx = source->ctx;
     te_quantized copies;
     if (!state->recipe || !state->recipe->quantized[TE_ROLE_WEIGHT]) {
-        te_fail(ctx, TE_ERROR_ARGUMENT, "te.quantized_model_init: the recipe has no quantizer for weights");
-        return NULL;
+        return te_tensor_is_quantized(source) ? te_tensor_dequantized(source) : te_tensor_clone_data(source);
     }
     const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
     te_status status = te_role_quantize_resident(state, q, source, columnwise, false, &copies);

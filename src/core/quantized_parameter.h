@@ -18,7 +18,8 @@ struct te_quantized_storage {
 static inline bool te_tensor_is_quantized(const te_tensor *t) { return t->storage->quantized != NULL; }
 
 /* A parameter with source's values, in the role of the weight under state's recipe, for row-wise use and, where
- * backward is to multiply with it, column-wise. NULL on failure. */
+ * backward is to multiply with it, column-wise. Not quantized where the recipe leaves weights in high precision. NULL
+ * on failure. */
 te_tensor *te_quantized_parameter_new(te_tensor *source, te_recipe_state *state, bool columnwise);
 /* The same with copies that exist already, of which it takes references. */
 te_tensor *te_quantized_parameter_from(te_context *ctx, const te_quantized *copies, te_recipe_state *state);

@@ -216,7 +216,11 @@ static void nvfp4(const te_recipe_settings *s, te_role role, te_quantizer *q)
 
 /* --- the table ---------------------------------------------------------------------------------------------------- */
 
-static const te_option_info custom_options[] = {BACKWARD_OVERRIDE, {0}};
+static const te_option_info custom_options[] = {
+    SWITCH("fp8_dpa", false, "the function is asked for a quantizer of attention, too"),
+    BACKWARD_OVERRIDE,
+    {0},
+};
 const te_recipe_kind te_recipe_kind_custom = {"Custom", NULL, custom_options, NULL, NULL, NULL};
 
 static const te_recipe_kind kinds[] = {

@@ -155,6 +155,13 @@ static void ask_backward(source *from, const te_recipe *recipe)
     if (from->backward < 0 && !(custom && said < 0)) from->backward = said;
 }
 
+/* Of an attention, q, k and v are the only operands, and those of a recipe from a function stay in high precision
+ * unless it was made with fp8_dpa. */
+static bool asks_of_attention(const te_recipe *custom, const te_operand_role *operand)
+{
+    return operand->role == TE_ROLE_INPUT && te_recipe_setting(&custom->settings, "fp8_dpa", 0) != 0;
+}
+
 /* What a recipe says of an operand, asking the recipes that it names. */
 static te_status resolve(te_recipe *recipe, const te_operand_role *operand, te_quantizer *q, bool *quantized,
                          source *from)
@@ -168,6 +175,8 @@ static te_status resolve(te_recipe *recipe, const te_operand_role *operand, te_q
             *quantized = te_recipe_operand(&recipe->settings, operand->role, operand->attention, q);
             return TE_OK;
         }
+        *quantized = false;
+        if (operand->attention && !asks_of_attention(recipe, operand)) return TE_OK;
         te_quantizer_fields fields = {.struct_size = sizeof fields};
         te_recipe *other = NULL;
         te_quantizer_defaults(&fields);

@@ -34,6 +34,7 @@ local ATTENTION = declared.join(context_parallel.OPTIONS, {
         help = "how many tokens ahead; -1: to the end; default: -1, or 0 when causal" },
     softmax_type = { "string", "vanilla", choices = { "vanilla", "off-by-one", "learnable" },
         help = "off-by-one adds 1 to the denominator; learnable adds exp(softmax_offset), a parameter per head" },
+    name = declared.NAME,
 })
 
 local SELF_ATTENTION = declared.join(declared.join(qk_norm.OPTIONS, ATTENTION), {
@@ -57,7 +58,7 @@ local function set_fields(self, opts)
         fail("te.%s: option window_right: %d, but a causal token sees none ahead", self.__name, opts.window_right)
     end
     for _, name in ipairs(FIELDS) do self[name] = opts[name] end
-    self.dropout = opts.dropout
+    self.dropout, self.name = opts.dropout, opts.name
 end
 
 -- What stands in the denominators of each head beside its scores.
@@ -132,13 +133,14 @@ local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
         self.rope_interleaved = interleaved
     end
 
-    local function linear(inputs, outputs, bias, init_method)
+    local function linear(name, inputs, outputs, bias, init_method)
         if bias == nil then bias = opts.bias end
         return te.Linear(inputs, outputs, { bias = bias, init_method = init_method,
-            params_dtype = opts.params_dtype, device = opts.device })
+            name = opts.name and opts.name .. name, params_dtype = opts.params_dtype, device = opts.device })
     end
-    self.qkv = linear(hidden_size, (num_heads + 2 * num_kv_heads) * self.head_size, opts.qkv_bias, opts.init_method)
-    self.proj = linear(num_heads * self.head_size, hidden_size, opts.proj_bias,
+    self.qkv = linear(".qkv", hidden_size, (num_heads + 2 * num_kv_heads) * self.head_size, opts.qkv_bias,
+        opts.init_method)
+    self.proj = linear(".proj", num_heads * self.head_size, hidden_size, opts.proj_bias,
         opts.output_layer_init_method or opts.init_method)
 end
 

@@ -195,7 +195,7 @@ local function check_recipe(self, recipe)
         plain[recipe] = known
     end
     if known.modules[self] then return end
-    if recipe:resolve { module_type = "attention", tensor_type = "input", name = self.attention_key } then
+    if recipe:resolve(require("te.recipe.forms").role(mode.product(self, self.attention_key), "input")) then
         fail("te.%s: FP8 attention is not divided; the recipe's fp8_dpa and fp8_mha must be false under cp_group",
             self.__name)
     end

@@ -60,6 +60,9 @@ declared.PLACE = {
 declared.INIT = { "callable",
     help = "function(weight) that fills it, such as te.initializers.normal(0, 0.02); default: N(0, 0.023)" }
 
+--- What a layer is called, its field `name`.
+declared.NAME = { "string", help = "role.name for te.recipe.Custom's qfactory; default: the path in the model" }
+
 --- The bias of a layer.
 declared.BIAS = { "boolean", true, help = "add a bias" }
 

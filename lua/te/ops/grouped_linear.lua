@@ -10,11 +10,13 @@ local BasicOperation = require("te.operation").BasicOperation
 
 local GroupedLinear = BasicOperation:extend("GroupedLinear")
 GroupedLinear.pure, GroupedLinear.takes = true, 4
+GroupedLinear.module_type = "grouped_linear" -- of roles
 
 local GROUPED = declared.join(declared.PLACE, {
     bias = declared.BIAS,
     scale_bias = { "boolean", false, help = "a second extra input {rows} scales the bias, row by row" },
     init_method = declared.INIT,
+    name = declared.NAME,
 })
 
 function GroupedLinear:init(num_groups, in_features, out_features, opts)
@@ -25,7 +27,7 @@ function GroupedLinear:init(num_groups, in_features, out_features, opts)
     self.in_features = options.argument(who, "in_features", in_features, { "size" })
     self.out_features = options.argument(who, "out_features", out_features, { "size" })
     if opts.scale_bias and not opts.bias then fail("%s: option scale_bias: there is no bias to scale", who) end
-    self.scale_bias = opts.scale_bias
+    self.scale_bias, self.name = opts.scale_bias, opts.name
     self.num_extra_inputs = opts.scale_bias and 2 or 1
     self.weight, self.bias = {}, opts.bias and {} or nil
     for i = 1, num_groups do

@@ -17,7 +17,8 @@ local flatten = require "te.fuser.flatten"
 local parts = require "te.distributed.parts"
 local BasicOperation = require("te.operation").BasicOperation
 
-local WEIGHT = declared.join(declared.join(declared.PLACE, collective.PARALLEL), { init_method = declared.INIT })
+local WEIGHT = declared.join(declared.join(declared.PLACE, collective.PARALLEL),
+    { init_method = declared.INIT, name = declared.NAME })
 local LINEAR = declared.join(WEIGHT, {
     bias = declared.BIAS,
     return_bias = { "boolean", false, help = "the bias is not added but returned as an extra output" },
@@ -59,6 +60,7 @@ local function init_weight(self, in_features, out_features, opts)
     local who = "te." .. self.__name
     self.in_features = options.argument(who, "in_features", in_features, { "size" })
     self.out_features = options.argument(who, "out_features", out_features, { "size" })
+    self.name = opts.name
     local weight = initializers.parameter({ out_features, in_features }, opts.init_method or initializers.default,
         opts)
     local split = collective.split(who, opts)

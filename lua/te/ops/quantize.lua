@@ -6,6 +6,7 @@
 
 local te = require "te"
 local options = require "te.options"
+local declared = require "te.ops.declared"
 local mode = require "te.recipe.mode"
 local BasicOperation = require("te.operation").BasicOperation
 
@@ -13,12 +14,12 @@ local Quantize = BasicOperation:extend("Quantize")
 Quantize.takes = 1
 
 local OPTIONS = { forward = { "boolean", true, help = "quantize values" },
-    backward = { "boolean", false, help = "quantize gradients" } }
+    backward = { "boolean", false, help = "quantize gradients" }, name = declared.NAME }
 
 --- Quantizes values in the recipe's format, for products that do not directly follow.
 function Quantize:init(opts)
     opts = options.check("te.Quantize", opts, OPTIONS)
-    self.quantizes_forward, self.quantizes_backward = opts.forward, opts.backward
+    self.quantizes_forward, self.quantizes_backward, self.name = opts.forward, opts.backward, opts.name
 end
 options.declare(Quantize.init, OPTIONS)
 

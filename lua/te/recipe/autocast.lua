@@ -7,6 +7,7 @@
 local te = require "te"
 local fail = require "te.fail"
 local mode = require "te.recipe.mode"
+local names = require "te.recipe.names"
 local options = require "te.options"
 local core = te._core
 
@@ -51,6 +52,7 @@ local function inner(opts)
         enabled = opts.enabled and recipe ~= nil and quantizes,
         calibrating = opts.calibrating and not opts.enabled,
         group = opts.group or mode.group,
+        place = names.place,
         faster = opts.when and opts.when == "faster" or opts.when == nil and opts.recipe == nil and mode.faster,
     }
     scope.step = mode.step or (scope.enabled or scope.calibrating) and scope or nil

@@ -1,6 +1,7 @@
 --- Under te.autocast{ when = "faster" }: whether a product runs under the recipe, or without it since that is faster.
 
 local te = require "te"
+local forms = require "te.recipe.forms"
 local core = te._core
 
 local choice = {}
@@ -15,7 +16,7 @@ end
 -- nothing that could be chosen.
 local function case_of(product, recipe, x, tokens, ...)
     if product.attends then
-        if not recipe:resolve { module_type = "attention", tensor_type = "input" } then return nil end
+        if not recipe:resolve(forms.role(product, "input")) then return nil end
         local attention = require("te.recipe.faster_attention").describe(product.owner, x, ...)
         return attention and { attention = attention }
     end
@@ -27,7 +28,7 @@ end
 local function decide(product, recipe, x, tokens, dtype, ...)
     local case = case_of(product, recipe, x, tokens, ...)
     if not case then return recipe, nil end
-    case.device, case.name, case.dtype = x.device, core.device_title(x.device), dtype
+    case.device, case.name, case.dtype, case.product = x.device, core.device_title(x.device), dtype, product
     local faster = require "te.recipe.faster"
     local pays, reason = faster.decide(case, recipe)
     if pays then return recipe, "the recipe: " .. reason end

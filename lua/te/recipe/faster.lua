@@ -6,6 +6,8 @@
 -- measured where it would leave traces, while a graph is recorded: the recipe is used, and nothing is kept.
 
 local te = require "te"
+local mode = require "te.recipe.mode"
+local forms = require "te.recipe.forms"
 local core = te._core
 
 local faster = {}
@@ -24,6 +26,7 @@ end
 -- A step of a linear layer {tokens, in} to {tokens, out}.
 local function linear_step(case, recipe)
     local layer = te.Linear(case.width_in, case.width_out, { bias = false }):to(case.device)
+    mode.product(layer, "weight").stands_for = case.product
     local count = case.tokens * case.width_in
     local angles = te.arange(1, count, 1, { dtype = "float32", device = case.device })
     local x = te.sin(angles):view { case.tokens, case.width_in }:to(case.dtype):detach()
@@ -98,14 +101,22 @@ local function shape_text(case)
     return ("%d x %d to %d"):format(case.tokens, case.width_in, case.width_out)
 end
 
+-- What a recipe that looks at layers is asked with; of others nothing.
+local function role_text(case, recipe)
+    if recipe:is_uniform() or not case.product then return "" end
+    local role = forms.role(case.product, "input")
+    return (", %s %q %s"):format(role.module_type, role.name, role.group or "")
+end
+
 --- Whether `recipe` pays for a product, and the reason as text.
----@param case table  device, name (of the device), dtype; tokens, width_in, width_out, or attention
+---@param case table  device, name (of the device), dtype, product; tokens, width_in, width_out, or attention
 function faster.decide(case, recipe)
     if not core.device_traits(case.device).narrow_products then
         return false, ("the %s multiplies no low precision"):format(case.device)
     end
     if not loaded then load() end
-    local key = ("%s, %s, %s, %s"):format(case.name, tostring(recipe), case.dtype, shape_text(case))
+    local key = ("%s, %s, %s, %s%s"):format(case.name, tostring(recipe), case.dtype, shape_text(case),
+        role_text(case, recipe))
     if not known[key] then
         if require("te.graph").before_launch() then return true, "not measured while a graph is recorded" end
         keep(key, measure(case, recipe))

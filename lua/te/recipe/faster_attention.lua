@@ -5,6 +5,7 @@
 -- same length, so that nobody has to wait for theirs.
 
 local te = require "te"
+local mode = require "te.recipe.mode"
 
 local attentions = {}
 
@@ -83,6 +84,7 @@ end
 --- A function that makes a step of the case under a recipe.
 function attentions.step(case, recipe)
     local module, operands = build(case)
+    mode.product(module, module.attention_key).stands_for = case.product
     return function()
         local y = te.autocast({ dtype = case.dtype, recipe = recipe, when = "always" }, module, unpack(operands))
         y:backward(y:detach())

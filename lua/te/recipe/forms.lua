@@ -3,6 +3,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local names = require "te.recipe.names"
 local core = te._core
 
 local forms = {}
@@ -60,13 +61,32 @@ function forms.has_changed(named)
     return false
 end
 
+-- The name of a product's module, which stays as it is where no other one is known.
+local function name_of(product)
+    if names.place or not product.called then product.called = names.of(product.owner) or product.called or "" end
+    return product.called
+end
+
+--- What a recipe is asked with for an operand of a product: name, that of the module; group, the number of a weight
+--- among several.
+---@param product table
+---@param tensor_type string
+---@return table
+function forms.role(product, tensor_type)
+    product = product.stands_for or product
+    return { module_type = product.type, tensor_type = tensor_type, name = name_of(product),
+        group = tonumber(product.name:match "%.(%d+)$") }
+end
+
 -- The engine's form of a recipe, and which recipe's rule updates each role.
-local function make(recipe, product)
+local function make(recipe, product, name)
     local quantizers, rules, lengths, fast, hands_on = {}, {}, { 1, 1, 1 }, {}, false
     local asked, asks = { {}, {}, {} }, {} -- recipes by role, of all roles and of those that are quantized
     for i, role in ipairs(ROLES) do
-        local quantizer, owner = recipe:resolve({ module_type = product.attends and "attention" or "linear",
-            tensor_type = role, name = product.name }, asked[i])
+        local quantizer, owner
+        if i == 1 or not product.attends then -- of an attention, q, k and v are input
+            quantizer, owner = recipe:resolve(forms.role(product, role), asked[i])
+        end
         quantizers[i] = quantizer or false
         asks[i] = quantizer and asked[i] or false
         fast[i] = owner and owner:options().fast_accumulation or "none"
@@ -80,24 +100,29 @@ local function make(recipe, product)
     end
     local handle = core.product_recipe(quantizers[1], quantizers[2], quantizers[3], backward_override(recipe, asks),
         lengths, fast, hands_on)
-    return { handle = handle, rules = rules, options = recipe:options(), named = named_in(recipe, asked) }
+    return { handle = handle, rules = rules, options = recipe:options(), named = named_in(recipe, asked), name = name,
+        stores = quantizers[2] ~= false }
 end
 
 --- What the engine runs a product with under a recipe: { handle =, rules = by role the recipe that updates it, options
---- =, named = }. Recipes that look at the role alone have one form for all products, and one for all attentions.
+--- =, named =, name = of the module that it was asked for, stores = whether weights are quantized }. Recipes that look
+--- at the kind of tensor alone have one form for all products, and one for all attentions.
 ---@param recipe te.Recipe
 ---@param product table
 ---@return table
 function forms.of(recipe, product)
-    local kept, name = recipe:is_uniform() and recipe or product, product.attends and "_attentions" or "_forms"
-    local by_recipe = rawget(kept, name)
+    local uniform = recipe:is_uniform()
+    local kept, key = uniform and recipe or product, product.attends and "_attentions" or "_forms"
+    local name = not uniform and name_of(product.stands_for or product) or nil
+    local by_recipe = rawget(kept, key)
     if not by_recipe then
         by_recipe = setmetatable({}, { __mode = "k" })
-        rawset(kept, name, by_recipe)
+        rawset(kept, key, by_recipe)
     end
     local found = by_recipe[recipe]
-    if not found or found.options ~= recipe:options() or found.named and forms.has_changed(found.named) then
-        found = make(recipe, product)
+    if not found or found.options ~= recipe:options() or found.name ~= name
+        or found.named and forms.has_changed(found.named) then
+        found = make(recipe, product, name)
         by_recipe[recipe] = found
     end
     return found

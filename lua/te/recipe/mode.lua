@@ -3,6 +3,7 @@
 
 local te = require "te"
 local settle = require "te.settle"
+local names = require "te.recipe.names"
 local core = te._core
 
 local mode = {
@@ -24,16 +25,18 @@ local mode = {
 --- What mode.set restores.
 function mode.get()
     return { recipe = mode.recipe, enabled = mode.enabled, calibrating = mode.calibrating, faster = mode.faster,
-        group = mode.group, step = mode.step }
+        group = mode.group, step = mode.step, place = names.place }
 end
 
---- Sets recipe, enabled, calibrating, faster, group and step from a table of them; returns the ones before.
+--- Sets recipe, enabled, calibrating, faster, group, step and place (te.recipe.names) from a table of them; returns the
+--- ones before.
 function mode.set(new)
     local before = mode.get()
     mode.recipe, mode.enabled, mode.calibrating, mode.faster, mode.group = new.recipe, new.enabled or false,
         new.calibrating or false, new.faster or false, new.group
     mode.step = new.step
     mode.on = mode.enabled or mode.calibrating
+    names.set(mode.on and mode.recipe ~= nil and not mode.recipe:is_uniform(), new.place)
     core.set_recipe_mode(mode.enabled, mode.calibrating)
     return before
 end
@@ -59,8 +62,9 @@ function mode.product(module, key)
         rawset(module, "_products", products)
     end
     if not products[key] then
+        local attends = module.attention_key == key
         products[key] = { state = core.recipe_state(), name = key, module = module.__name, owner = module,
-            attends = module.attention_key == key, rules = {} }
+            attends = attends, type = attends and "attention" or module.module_type or "linear", rules = {} }
     end
     return products[key]
 end

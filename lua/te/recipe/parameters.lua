@@ -7,7 +7,7 @@
 -- The weights of linear operations that are made inside exist in the recipe's format alone: row-wise, and
 -- column-wise too unless te.no_grad says that nothing will be trained. They are multiplied as they are. Everything
 -- else sees their values; copy_ and fill_ quantize what they write. An optimizer keeps a master of each and
--- quantizes it anew at every step.
+-- quantizes it anew at every step. Weights that a te.recipe.Custom leaves in high precision are made as usual.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -21,9 +21,11 @@ local parameters = {}
 local initial = setmetatable({}, { __mode = "k" })
 mode.initial = initial
 
---- A leaf with the values of `tensor`, quantized for its product.
+--- A leaf with the values of `tensor`, quantized for its product; `tensor` itself where the recipe leaves it in high
+--- precision.
 function parameters.quantized(product, tensor, init)
     require("te.recipe.products").prepare({ product }, init.recipe)
+    if not product.made.stores then return tensor end
     local weight = core.quantized_parameter(product.state, tensor, core.grad_enabled())
     product.stored = true
     weight.requires_grad = tensor.requires_grad

@@ -85,7 +85,7 @@ function product_state.copy(from, to, states)
     for name, product in pairs(rawget(from, "_products")) do
         local new = mode.product(to, name)
         states[#states + 1], states[#states + 2] = product.state, new.state
-        if product.recipe then products.prepare({ new }, product.recipe) end
+        products.prepare_like(new, product)
         for _, role in ipairs(ROLES) do
             local scale, history = core.recipe_state_tensors(product.state, role)
             if scale and history then core.recipe_state_set(new.state, role, scale:to "cpu", history:to "cpu") end

@@ -8,6 +8,7 @@
 
 local te = require "te"
 local mode = require "te.recipe.mode"
+local names = require "te.recipe.names"
 local choice = require "te.recipe.choice"
 local forms = require "te.recipe.forms"
 local shared = require "te.recipe.shared_amaxes"
@@ -42,6 +43,21 @@ local function forget_replaced(product)
     if history then te.no_grad(history.zero_, history:narrow(1, 1, 1)) end
 end
 
+local function use(product, made, recipe)
+    core.recipe_state_use(product.state, made.handle)
+    product.made, product.recipe, product.options, product.named = made, recipe, made.options, made.named
+    product.place, product.delayed = names.place or product.place, false
+    for role, rule in pairs(made.rules) do
+        product.rules[role], product.delayed = rule, true -- others stay: their amaxes may come, of an earlier forward
+        known[product], mode.products = product.state, products
+    end
+end
+
+--- Gives a product the quantizers that another one has, if any.
+function products.prepare_like(product, other)
+    if other.recipe then use(product, other.made, other.recipe) end
+end
+
 --- Gives products the quantizers of the recipe; with x, a tensor whose rows they multiply, those
 --- alone that it makes faster.
 function products.prepare(list, recipe, x, ...)
@@ -51,16 +67,9 @@ function products.prepare(list, recipe, x, ...)
         if product.stored then forget_replaced(product) end
         if x then wanted, product.choice = choice.of(product, recipe, x, ...) end
         local options = wanted:options()
-        if product.recipe ~= wanted or product.options ~= options
+        if product.recipe ~= wanted or product.options ~= options or names.place and product.place ~= names.place
             or product.named and forms.has_changed(product.named) then
-            local made = forms.of(wanted, product)
-            core.recipe_state_use(product.state, made.handle)
-            product.recipe, product.options, product.named, product.delayed = wanted, options, made.named, false
-            for role, rule in pairs(made.rules) do
-                -- amaxes may come under another recipe: of a backward whose forward ran before
-                product.rules[role], product.delayed = rule, true
-                known[product], mode.products = product.state, products
-            end
+            use(product, forms.of(wanted, product), wanted)
         end
         if product.delayed then note_use(product) end
     end

@@ -52,7 +52,7 @@ describe("functions near 0", function()
                 for i, v in ipairs(x:detach():totable()) do
                     for k, found in ipairs { values[i], gradients[i] } do
                         local wanted = pair[k](v)
-                        assert.is_true(math.abs(found - wanted) <= 6 * ulp * math.abs(wanted) + 1e-44,
+                        assert.is_true(math.abs(found - wanted) <= 3 * ulp * math.abs(wanted) + 1e-44,
                             ("%d of %.17g: %.17g, not %.17g"):format(k, v, found, wanted))
                     end
                 end

@@ -87,7 +87,7 @@ const te_op_def te_ops_pointwise[] = {
     {.signature = "expm1(x)",
      .doc = "e ^ x - 1, accurate for small x too.",
      .flags = UNARY,
-     .formula = "t = tanh(where(abs(x) < 1, 0.5 * x, 0)); y = where(abs(x) < 1, 2 * t / (1 - t), exp(x) - 1)",
+     .formula = "t = tanh(where(abs(x) < 0.6, 0.5 * x, 0)); e = exp(x); y = where(abs(x) < 0.6, t + t * e, e - 1)",
      .gradient = "dx = dy * exp(x)"},
     {.signature = "log1p(x)",
      .doc = "log(1 + x), accurate for small x too.",

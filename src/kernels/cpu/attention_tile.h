@@ -11,8 +11,8 @@
 
 #ifndef MATRIX_UNIT
 /* `rows` and `vectors` are constants wherever this is inlined: the sums live in registers. */
-ALWAYS_INLINE void T(micro)(int rows, int vectors, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, int64_t a_k,
-                            const REAL *b, int64_t b_row, int64_t k, bool accumulate)
+UNWATCHED ALWAYS_INLINE void T(micro)(int rows, int vectors, REAL *c, int64_t c_row, const REAL *a, int64_t a_row,
+                                      int64_t a_k, const REAL *b, int64_t b_row, int64_t k, bool accumulate)
 {
     VECTOR sum[MICRO_ROWS][2];
 #pragma GCC unroll 8
@@ -37,8 +37,8 @@ ALWAYS_INLINE void T(micro)(int rows, int vectors, REAL *c, int64_t c_row, const
 }
 
 /* One panel of `vectors` vectors of columns, all m rows. */
-ALWAYS_INLINE void T(panel_gemm)(int vectors, int m, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, int64_t a_k,
-                                 const REAL *b, int64_t b_row, int64_t k, bool accumulate)
+UNWATCHED ALWAYS_INLINE void T(panel_gemm)(int vectors, int m, REAL *c, int64_t c_row, const REAL *a, int64_t a_row,
+                                           int64_t a_k, const REAL *b, int64_t b_row, int64_t k, bool accumulate)
 {
     for (; m >= MICRO_ROWS; m -= MICRO_ROWS, c += MICRO_ROWS * c_row, a += MICRO_ROWS * a_row)
         T(micro)(MICRO_ROWS, vectors, c, c_row, a, a_row, a_k, b, b_row, k, accumulate);
@@ -50,8 +50,8 @@ ALWAYS_INLINE void T(panel_gemm)(int vectors, int m, REAL *c, int64_t c_row, con
 }
 
 /* n is a multiple of TE_ATTENTION_LANES. A panel of b stays in L1 for all rows. */
-ALWAYS_INLINE void T(any_gemm)(int m, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, int64_t a_k, const REAL *b,
-                               int64_t b_row, int64_t n, int64_t k, bool accumulate)
+UNWATCHED ALWAYS_INLINE void T(any_gemm)(int m, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, int64_t a_k,
+                                         const REAL *b, int64_t b_row, int64_t n, int64_t k, bool accumulate)
 {
     int64_t j = 0;
     for (; j + 2 * VLEN <= n; j += 2 * VLEN)
@@ -60,9 +60,12 @@ ALWAYS_INLINE void T(any_gemm)(int m, REAL *c, int64_t c_row, const REAL *a, int
 }
 
 /* c (+)= a b, a row-major. */
-static void T(gemm)(int m, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, const REAL *b, int64_t b_row,
-                    int64_t n, int64_t k, bool accumulate)
+UNWATCHED static void T(gemm)(int m, REAL *c, int64_t c_row, const REAL *a, int64_t a_row, const REAL *b,
+                              int64_t b_row, int64_t n, int64_t k, bool accumulate)
 {
+    const int64_t size = sizeof(REAL);
+    for (int r = 0; r < m; r++) te_touches(c + r * c_row, n * size), te_touches(a + r * a_row, k * size);
+    for (int64_t i = 0; i < k; i++) te_touches(b + i * b_row, n * size);
     T(any_gemm)(m, c, c_row, a, a_row, 1, b, b_row, n, k, accumulate);
 }
 

@@ -3,6 +3,7 @@
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/transpose.h"
+#include "kernels/cpu/watched.h"
 
 #include "kernels/dtype.h"
 #include "kernels/elementary.h"

@@ -43,13 +43,13 @@ INLINE void TILE(touches)(int rows, int vectors, const char *a, int64_t a_row, i
     enum { NR = TILE_VECTORS * TILE_LANES };
     const int64_t word = sizeof(TILE_WORD), size = sizeof(TILE_SUMS);
     const bool rounded = out->way == TE_GEMM_OUT_ROUND;
-    if (words > 0) touches(b, (words - 1) * NR * word + vectors * size);
-    if (words > 0 && a_step > a_row) touches(a, (words - 1) * a_step + (rows - 1) * a_row + word); /* a panel */
-    for (int r = 0; r < rows && words > 0 && a_step <= a_row; r++) touches(a + r * a_row, (words - 1) * a_step + word);
+    if (words > 0) te_touches(b, (words - 1) * NR * word + vectors * size);
+    if (words > 0 && a_step > a_row) te_touches(a, (words - 1) * a_step + (rows - 1) * a_row + word); /* a panel */
+    for (int r = 0; r < rows && words > 0 && a_step <= a_row; r++) te_touches(a + r * a_row, (words - 1) * a_step + word);
     for (int r = 0; r < rows; r++) {
-        if (!first || out->way == TE_GEMM_OUT_KEEP) touches((const char *)(kept + r * NR), vectors * size);
+        if (!first || out->way == TE_GEMM_OUT_KEEP) te_touches(kept + r * NR, vectors * size);
         for (int v = 0; v < vectors && out->way != TE_GEMM_OUT_KEEP; v++)
-            touches(out->c + r * out->row + v * out->vector, rounded ? size / 2 : size);
+            te_touches(out->c + r * out->row + v * out->vector, rounded ? size / 2 : size);
     }
 }
 

@@ -3,6 +3,7 @@
 #define TE_KERNELS_CPU_ISA_GEMM_VECTORS_H
 
 #include "../../dtype.h"
+#include "../watched.h"
 
 #include <string.h>
 #if defined(TE_ISA_avx2) || defined(TE_ISA_avx512)
@@ -18,20 +19,6 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 #define INLINE static inline __attribute__((always_inline))
-
-/* Under AddressSanitizer, loops that would check every vector are UNWATCHED and say beforehand what they touch. */
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
-#define UNWATCHED __attribute__((no_sanitize("address", "undefined")))
-static __attribute__((noinline, unused)) void touches(const char *p, int64_t bytes)
-{
-    const volatile char *poisoned = __asan_region_is_poisoned((void *)(uintptr_t)p, (size_t)bytes);
-    if (poisoned) (void)*poisoned; /* this access is watched */
-}
-#else
-#define UNWATCHED
-INLINE void touches(const char *p, int64_t bytes) { (void)p, (void)bytes; }
-#endif
 
 /* Without fused multiply-adds multiplication and addition round one after the other. */
 #if defined(TE_ISA_avx512)

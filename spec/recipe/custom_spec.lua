@@ -102,7 +102,8 @@ describe("attention under te.recipe.Custom", function()
         end, { fp8_dpa = true })
         local seq = te.Sequential(te.Identity(), te.MultiHeadedSelfAttention(64, 4))
         te.autocast({ recipe = recipe, dtype = "bfloat16", when = "faster" }, seq, te.randn { 8, 64 })
-        assert.same({ 'attention input "2"' }, asked)
+        assert.truthy(table.concat(asked, "\n"):find('attention input "2"', 1, true))
+        for _, role in ipairs(asked) do assert.truthy(role:find '"2') end -- a device measures the products as well
     end)
 end)
 

@@ -45,7 +45,8 @@ INLINE void TILE(touches)(int rows, int vectors, const char *a, int64_t a_row, i
     const bool rounded = out->way == TE_GEMM_OUT_ROUND;
     if (words > 0) te_touches(b, (words - 1) * NR * word + vectors * size);
     if (words > 0 && a_step > a_row) te_touches(a, (words - 1) * a_step + (rows - 1) * a_row + word); /* a panel */
-    for (int r = 0; r < rows && words > 0 && a_step <= a_row; r++) te_touches(a + r * a_row, (words - 1) * a_step + word);
+    for (int r = 0; r < rows && words > 0 && a_step <= a_row; r++)
+        te_touches(a + r * a_row, (words - 1) * a_step + word);
     for (int r = 0; r < rows; r++) {
         if (!first || out->way == TE_GEMM_OUT_KEEP) te_touches(kept + r * NR, vectors * size);
         for (int v = 0; v < vectors && out->way != TE_GEMM_OUT_KEEP; v++)

@@ -19,7 +19,7 @@
  * itself, the others are not told. For a process that ends before it joins, MPI keeps waiting.
  *
  * Nothing here records gradients: a tensor that requires one is refused while gradients are recorded (the modules
- * AllReduce, AllGather and ReduceScatter do record them).
+ * AllReduce, AllGather and ReduceScatter do record them), but for parameters, leaves, that te_comm_broadcast fills.
  */
 #ifndef TETRAIN_COMM_H
 #define TETRAIN_COMM_H

@@ -183,6 +183,49 @@ local function check_nvfp4(x, m, rows, cols, q, o, what)
     check(q, "columnwise", expected(across, rows, false, rows * math.ceil(cols / 16)), true, false, what)
 end
 
+-- What recipes do not combine.
+describe("a quantizer of one's own", function()
+    local BLOCKS = {
+        { 1, 4 }, { 1, 16 }, { 1, 32 }, { 1, 64 }, { 1, 128 }, { 8, 8 }, { 16, 16 }, { 32, 32 }, { 128, 128 },
+    }
+    if te.get_default_device() ~= "cpu" then BLOCKS = { { 1, 16 }, { 1, 128 }, { 16, 16 } } end -- each is a kernel
+
+    -- Both directions of one; `factors` makes the book's.
+    local function check_own(fields, factors, x, m, rows, cols, what)
+        local o = { format = fields.element, rows = fields.block_rows, cols = fields.block_cols,
+            power_of_two = fields.power_of_two, overflow = OVERFLOW[x.dtype] }
+        local q, packed = te.quantize(x, te.recipe.Quantizer(fields), "input", BOTH), fields.element == "float4_e2m1"
+        local across = book.transpose(m, cols)
+        if fields.hadamard then across = book.hadamard(across, rows, rounding(x.dtype)) end
+        check(q, "rowwise", factors(m, cols, o), packed, false, what)
+        check(q, "columnwise", factors(across, #across[1], o), packed, not fields.transposed, what)
+    end
+
+    for _, element in ipairs { "float8_e4m3", "float8_e5m2", "float4_e2m1" } do
+        it("follows the book in blocks of every shape: " .. element, function()
+            for _, block in ipairs(BLOCKS) do
+                for _, kind in ipairs { "e8m0", "float32", "power_of_two" } do
+                    for _, way in ipairs { "as it is", "transposed", "hadamard" } do
+                        local fields = { element = element, scale = kind == "e8m0" and kind or "float32",
+                            power_of_two = kind == "power_of_two", block_rows = block[1], block_cols = block[2],
+                            has_columnwise = true, transposed = way ~= "as it is", hadamard = way == "hadamard",
+                            replicated = kind == "e8m0" and block[1] > 1 }
+                        local factors = kind == "e8m0" and book.mx or book.blocks
+                        for i, dtype in ipairs { "float32", "bfloat16" } do
+                            local rows, cols = unpack(({ { 19, 200 }, { 70, 64 } })[i])
+                            local x = te.tensor(finite(values(rows, cols, i == 2)), { dtype = dtype })
+                            local what = ("%s, %d x %d, %s, %s"):format(kind, block[1], block[2], way, dtype)
+                            if fields.transposed or element ~= "float4_e2m1" then
+                                check_own(fields, factors, x, x:totable(), rows, cols, what)
+                            end
+                        end
+                    end
+                end
+            end
+        end)
+    end
+end)
+
 describe("NVFP4", function()
     local function checks(recipe, role, o)
         o.rows, o.scale_max, o.four_over_six = o.rows or 1, o.scale_max or 448, o.four_over_six or "none"

@@ -242,6 +242,8 @@ te_status te_product_run(te_product *product, const te_op *op, const te_arg *arg
     for (int i = 0; i < n_out && out; i++) out[i] = NULL;
     if (!product) return TE_ERROR_ARGUMENT;
     te_context *ctx = product->ctx;
+    if (op && !te_op_is_of(ctx, op))
+        return te_fail(ctx, TE_ERROR_ARGUMENT, "te_product_run: te.%s is an operation of another context", op->name);
     bool linear = op && strcmp(op->name, "linear") == 0;
     bool attention =
         op && (strcmp(op->name, "self_attention") == 0 || strcmp(op->name, "scaled_dot_product_attention") == 0);

@@ -167,6 +167,7 @@ static te_status run_forward(te_call *call)
 {
     const te_op_def *def = call->op->def;
     te_status status = def->check ? def->check(call) : TE_OK;
+    if (status == TE_OK && def->check_inputs) status = def->check_inputs(call);
     if (status != TE_OK) return status;
     status = def->resolve ? run_resolved(call) : def->formula ? te_program_op_forward(call) : def->forward(call);
     return status == TE_OK && def->after ? def->after(call) : status;

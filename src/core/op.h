@@ -89,7 +89,8 @@ typedef struct te_op_def {
     te_status (*backward)(te_call *call);
     te_status (*resolve)(te_call *call, te_delegate *to); /* instead of both: from the attributes alone, the op it
                                                              stands for */
-    te_status (*check)(te_call *call); /* before a formula runs: refuses attributes */
+    te_status (*check)(te_call *call);        /* before a formula runs: refuses attributes */
+    te_status (*check_inputs)(te_call *call); /* likewise tensors, which a group does not have yet */
     te_status (*after)(te_call *call); /* with forward's result: mends what depends on its dtype */
     const char *(*title)(const te_call *call); /* how messages begin where one op stands for many; NULL: "te." and its
                                                   name */

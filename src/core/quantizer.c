@@ -51,6 +51,9 @@ te_status te_quantizer_check(te_context *ctx, const te_quantizer *q)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "stochastic: for float4_e2m1 elements in blocks of a multiple of 16");
     if (q->hadamard && (!q->has_columnwise || !q->transposed))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "hadamard: acts on a column-wise copy that is stored transposed");
+    if (q->hadamard && !q->block_rows)
+        return te_fail(ctx, TE_ERROR_ARGUMENT,
+                       "hadamard: needs blocks; one factor cannot fit both a tensor and what it is transformed to");
     if (q->four_over_six != TE_46_NONE && (!two_levels || q->hadamard || q->stochastic))
         return te_fail(ctx, TE_ERROR_ARGUMENT,
                        "four_over_six: goes with float8_e4m3 factors, without hadamard and stochastic");

@@ -201,8 +201,14 @@ te_status te_recipe_quantizer(te_recipe *recipe, const te_operand_role *operand,
     te_quantizer q;
     source from;
     if (!recipe) return TE_ERROR_ARGUMENT;
-    if (!operand || !fields || !quantized || (unsigned)operand->role >= TE_ROLE_COUNT)
+    if (!operand || !fields || !quantized)
         return te_fail(recipe->ctx, TE_ERROR_ARGUMENT, "te_recipe_quantizer: operand, fields and quantized are needed");
+    if ((unsigned)operand->role >= TE_ROLE_COUNT)
+        return te_fail(recipe->ctx, TE_ERROR_ARGUMENT, "te_recipe_quantizer: operand: there is no role %d",
+                       (int)operand->role);
+    if (fields->struct_size < offsetof(te_quantizer_fields, scale))
+        return te_fail(recipe->ctx, TE_ERROR_ARGUMENT,
+                       "te_recipe_quantizer: struct_size: %zu; see te_quantizer_defaults", fields->struct_size);
     te_operand_role asked = *operand;
     if (!asked.name) asked.name = "";
     te_status status = resolve(recipe, &asked, &q, quantized, &from);

@@ -26,6 +26,9 @@ static int loaded(const te_unit *unit, bool forward, int input, bool *half)
     return unit->slots[slot].value;
 }
 
+/* Costs of wider rows are all the same: too much. */
+static int64_t width_of(const te_unit *unit) { return unit->width < (int64_t)1 << 40 ? unit->width : (int64_t)1 << 40; }
+
 static bool is_dear(int op)
 {
     switch (op) {
@@ -39,6 +42,7 @@ static bool is_dear(int op)
 static void add_cost(const te_fuse_plan *plan, const te_unit *unit, bool forward, const bool *need, te_emit_cost *cost)
 {
     const te_program *program = forward ? unit->gradient.forward : unit->gradient.backward;
+    const int64_t width = width_of(unit);
     for (int i = 0; i < program->n_insns; i++) {
         const te_insn *insn = &program->insns[i];
         if (!need[i]) continue;
@@ -48,8 +52,8 @@ static void add_cost(const te_fuse_plan *plan, const te_unit *unit, bool forward
         int value = insn->op == TE_PW_LOAD ? loaded(unit, forward, insn->slot, &half) : TE_NO_VALUE;
         const te_plan_value *v = value == TE_NO_VALUE ? NULL : &plan->values[value];
         if (v && v->cls == TE_VALUE_TOKENS) cost->read += v->width / (half ? 2 : 1) * (int64_t)te_dtype_size(v->dtype);
-        cost->flops += insn->op == TE_PW_LOAD || insn->arg[0] < 0 ? 0 : unit->width;
-        cost->work += unit->width * (is_dear(insn->op) ? DEAR_WORK : insn->op == TE_PW_LOAD ? 0 : CHEAP_WORK);
+        cost->flops += insn->op == TE_PW_LOAD || insn->arg[0] < 0 ? 0 : width;
+        cost->work += width * (is_dear(insn->op) ? DEAR_WORK : insn->op == TE_PW_LOAD ? 0 : CHEAP_WORK);
     }
 }
 
@@ -59,7 +63,7 @@ te_status te_emit_cost_of(te_fuse_plan *plan, te_unit *unit, bool forward)
     te_emit_cost *cost = &unit->emit_cost[!forward];
     if (!program) return TE_OK;
     size_t bytes = (size_t)program->n_insns * sizeof(bool);
-    cost->work = PASS_WORK * unit->width;
+    cost->work = PASS_WORK * width_of(unit);
     cost->whole = !unit->compute_f64;
     bool *need = te_mem_zalloc(&plan->ctx->mem, bytes);
     if (!need && bytes) return te_fail_memory(plan->ctx, "fuser");

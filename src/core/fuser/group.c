@@ -129,6 +129,7 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
             status = te_call_fail(&node.call, TE_ERROR_ARGUMENT, "argument %s is missing", p->name);
     }
     if (status == TE_OK && !te_group_accepts(ctx, call->op)) status = ctx->status;
+    if (status == TE_OK && call->op->def->check) status = call->op->def->check(&node.call);
     if (status == TE_OK && call->op->def->resolve) status = resolve(group, &node);
     if (status != TE_OK) return status;
     if (!node.call.op) {

@@ -231,7 +231,7 @@ bool te_panel_rounds_once(const te_panel_job *p)
 {
     const te_quantizer *q = p->job.quantizer;
     bool powers = q->scale == TE_SCALE_E8M0 || (q->scale == TE_SCALE_F32 && q->power_of_two);
-    return p->job.side[0].data && p->job.side[1].data && powers && q->block_rows == 1 &&
+    return p->job.side[0].data && p->job.side[1].data && powers && q->block_rows == 1 && !q->hadamard &&
         p->loops->encode_both[q->element];
 }
 

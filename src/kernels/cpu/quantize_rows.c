@@ -234,11 +234,11 @@ static void quantize_blocks(const te_panel_job *p, te_panel_lane *l, const te_pa
                      step, q->block_cols);
 }
 
-/* Whether factors are powers of two, or those of E2M1, and follow from amaxes alone. */
+/* Whether factors are powers of two, or E4M3 of E2M1, and follow from amaxes alone. */
 static bool goes_at_once(const te_panel_job *p)
 {
     const te_quantizer *q = p->job.quantizer;
-    bool powers = q->scale == TE_SCALE_E8M0 || (q->scale == TE_SCALE_F32 && q->power_of_two);
+    bool powers = q->element != TE_E2M1 && (q->scale == TE_SCALE_E8M0 || (q->scale == TE_SCALE_F32 && q->power_of_two));
     bool fours = q->element == TE_E2M1 && q->scale == TE_SCALE_E4M3 && q->block_cols == TE_GROUP && !q->row_scaled &&
                  !q->stochastic && q->four_over_six == TE_46_NONE;
     return q->block_rows == 1 && (powers || fours) && p->loops->at_once[q->element];

@@ -120,6 +120,14 @@ static void test_foreign(te_context *ctx, te_context *other, te_tensor *a, te_te
     CHECK(te_group_apply(group, te_op_find(other, "silu"), &v, 1, NULL, 0, &v) == TE_ERROR_ARGUMENT && v != before);
     v = before;
     CHECK(te_group_apply(group, te_op_find(ctx, "silu"), &v, 1, NULL, 0, &v) == TE_OK && v != before);
+    te_arg eps[] = {TE_A_ABSENT, TE_A_ABSENT, TE_A_NUMBER(-0.5)}; /* refused as by the operation */
+    v = before;
+    CHECK(te_group_apply(group, te_op_find(ctx, "rms_norm"), &v, 1, eps, 3, &v) == TE_ERROR_ARGUMENT &&
+          strstr(te_context_error(ctx), "te.rms_norm: eps must be at least 0, not -0.5"));
+    te_product *product = te_product_new(ctx, "fc");
+    CHECK(te_product_run(product, te_op_find(other, "linear"), NULL, 0, &out, 1) == TE_ERROR_ARGUMENT &&
+          strstr(te_context_error(ctx), "te_product_run: te.linear is an operation of another context"));
+    te_product_release(product);
     te_group_release(group);
     te_tensor_release(y);
 }

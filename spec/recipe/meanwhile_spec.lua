@@ -137,22 +137,92 @@ describe("delayed scaling", function()
         assert.same({ 224 }, state.input_scale:totable())
     end)
 
-    it("brings scales to another format's range", function()
-        local layer, recipe = te.Linear(4, 4, { bias = false }), R.DelayedScaling {}
-        layer.weight:fill_(1)
-        local function gradient()
-            local x = te.ones({ 2, 4 }, { requires_grad = true })
-            run(layer, recipe, x):backward(te.ones { 2, 4 })
-            return x.grad:totable()[1][1]
-        end
-        gradient()
-        assert.is_true(math.abs(gradient() - 4) < 1e-6)
-        for _, format in ipairs { "E4M3", "HYBRID", "E4M3" } do
-            recipe.fp8_format = format
-            assert.is_true(math.abs(gradient() - 4) < 1e-6, format)
+    -- A layer whose scales have settled under the format, and gradients that fit in neither format by chance.
+    local X, DY = nil, nil
+    before_each(function()
+        te.manual_seed(3)
+        X, DY = te.randn { 32, WIDTH }, te.randn { 32, WIDTH } * 3e-3
+    end)
+
+    local function settled(recipe, layer)
+        te.manual_seed(4)
+        layer = layer or te.Linear(WIDTH, WIDTH)
+        for _ = 1, 3 do gradients(layer, recipe, X, DY) end
+        return layer
+    end
+
+    local function exact(layer)
+        local x = X:clone()
+        x.requires_grad = true
+        layer(x):backward(DY)
+        return x.grad
+    end
+
+    local function close(layer, got) assert.is_true(products.distance(got, exact(layer)) < 0.08) end
+
+    local E4M3, HYBRID = R.DelayedScaling { fp8_format = "E4M3" }, R.DelayedScaling {}
+    for name, pair in pairs { ["HYBRID after E4M3"] = { E4M3, HYBRID }, ["E4M3 after HYBRID"] = { HYBRID, E4M3 } } do
+        local first, second = pair[1], pair[2]
+
+        it("fits scales to the format that a gradient is quantized to: " .. name, function()
+            local layer = settled(first)
+            close(layer, gradients(layer, second, X, DY)[1])
+            close(layer, gradients(layer, second, X, DY)[1])
             local scale = layer:state_dict().grad_output_scale:item()
-            assert.equal(format == "E4M3" and 448 or 57344, scale)
+            local other = settled(second):state_dict().grad_output_scale:item()
+            assert.equal(other, scale)
+        end)
+
+        it("keeps scales where another format is evaluated between forward and backward: " .. name, function()
+            local layer = settled(first)
+            local expected = gradients(layer, first, X, DY)
+            local got = gradients(layer, first, X, DY, evaluate(second))
+            for i, gradient in ipairs(expected) do assert.is_true(same(gradient, got[i])) end
+        end)
+
+        it("fits the scales of a tied layer to each format: " .. name, function()
+            local layer = settled(first)
+            local x1, x2 = X:clone(), X:clone()
+            x1.requires_grad, x2.requires_grad = true, true
+            local y1, y2 = run(layer, first, x1), run(layer, second, x2)
+            y1:backward(DY)
+            close(layer, x1.grad)
+            y2:backward(DY)
+            close(layer, x2.grad)
+        end)
+
+        it("takes scales as they are loaded, and with a clone what they are for: " .. name, function()
+            local layer = settled(first)
+            layer:load_state_dict(settled(second):state_dict())
+            close(layer, gradients(layer, second, X, DY)[1])
+            layer = settled(first)
+            te.no_grad(run, layer, MX, X)
+            close(layer, gradients(layer:clone(), second, X, DY)[1])
+        end)
+    end
+
+    it("gives histories another length wherever weights are stored", function()
+        local recipes = { R.DelayedScaling { amax_history_len = 4 }, R.DelayedScaling { amax_history_len = 8 } }
+        local layer = te.quantized_model_init({ recipe = recipes[1] }, te.Linear, 16, 16)
+        local sgd = te.optim.SGD(layer:parameters(), { lr = 0.1 })
+        for _, i in ipairs { 1, 2, 2, 1, 2 } do
+            te.autocast({ recipe = recipes[i] }, function() return layer(te.ones { 4, 16 }):sum() end):backward()
+            sgd:step()
+            sgd:zero_grad()
+            assert.is_true(layer:state_dict().weight_scale:item() > 1)
         end
+        assert.equal(8, layer:state_dict().weight_amax_history:numel())
+    end)
+
+    it("asks no algorithm of an earlier recipe for steps under another one", function()
+        local asked, layer = 0, te.Linear(WIDTH, WIDTH)
+        run(layer, R.DelayedScaling { amax_compute_algo = function(history)
+            asked = asked + 1
+            return history[1]
+        end }, X):sum():backward()
+        assert.equal(3, asked)
+        run(layer, MX, X):sum():backward()
+        assert.equal(3, asked)
     end)
 
     it("begins with 1 under every format", function()

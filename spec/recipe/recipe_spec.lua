@@ -178,6 +178,7 @@ describe("te.recipe", function()
             ["row_scaled"] = { row_scaled = true },
             ["stochastic"] = { stochastic = true },
             ["hadamard"] = { hadamard = true, has_columnwise = false },
+            ["hadamard: needs blocks"] = { hadamard = true },
             ["four_over_six"] = { four_over_six = "mae" },
             ["transposed"] = { transposed = false },
             ["element: no choice"] = { element = "float8_e4m4" },

@@ -217,6 +217,7 @@ te_status te_products_update(te_context *ctx, bool gradients)
             if (!rule || (r == TE_ROLE_GRAD_OUTPUT) != gradients) continue;
             const te_recipe_settings *o = &rule->settings;
             bool own = rule->algorithms.amax || rule->algorithms.scale;
+            if (own && !s->scaled_for[r].counted) continue; /* maybe of an earlier recipe; nothing is read for it */
             updates[at++] =
                 (te_recipe_update){s, (te_role)r, (te_amax_algorithm)te_recipe_setting(o, "amax_compute_algo", 0),
                                    (int)te_recipe_setting(o, "margin", 0), own ? &rule->algorithms : NULL};

@@ -153,21 +153,7 @@ static te_status refuse_length(const te_tensor *history, te_role role, int64_t l
                    te_role_names[role], (long long)length, (long long)history->shape[0]);
 }
 
-/* A scale that brought the amax to the largest number of one element brings it to that of another. The 1 that it began
- * with did not. */
-static te_status rescale(te_recipe_state *state, te_role role, te_element_kind element)
-{
-    te_tensor *scale = state->scale[role];
-    te_element_kind before = state->element[role];
-    float number = 1;
-    if (!state->scaled[role] || before == element) return TE_OK;
-    te_status status = te_tensor_read(scale, TE_F32, &number);
-    float next = (float)((double)number * te_element_max(element) / te_element_max(before));
-    if (status != TE_OK || number == 1 || !te_is_factor(next)) return status;
-    return te_tensor_write(scale, TE_F32, &next);
-}
-
-static te_status remember(te_recipe_state *state, te_role role, te_element_kind element, int64_t length)
+static te_status remember(te_recipe_state *state, te_role role, int64_t length)
 {
     te_context *ctx = state->ctx;
     const int64_t one = 1;
@@ -176,9 +162,6 @@ static te_status remember(te_recipe_state *state, te_role role, te_element_kind 
         if (!state->scale[role]) return ctx->status;
         *numbers(state->scale[role]) = 1;
     }
-    if (rescale(state, role, element) != TE_OK) return ctx->status;
-    state->element[role] = element;
-    state->scaled[role] = true;
     if (state->history[role] && state->history[role]->shape[0] == length) return TE_OK;
     if (is_in_graph(state->history[role])) return refuse_length(state->history[role], role, length);
     if (te_recipe_move(&state->history[role], &ctx->devices[0]) != TE_OK) return ctx->status;
@@ -186,7 +169,7 @@ static te_status remember(te_recipe_state *state, te_role role, te_element_kind 
     if (!history) return ctx->status;
     te_tensor_release(state->history[role]);
     state->history[role] = history;
-    return TE_OK;
+    return te_recipe_move(&state->history[role], state->scale[role]->storage->device);
 }
 
 te_status te_recipe_state_use(te_recipe_state *state, te_product_recipe *recipe)
@@ -194,7 +177,7 @@ te_status te_recipe_state_use(te_recipe_state *state, te_product_recipe *recipe)
     if (state->recipe == recipe) return TE_OK;
     for (int r = 0; r < TE_ROLE_COUNT; r++) {
         if (!recipe->quantized[r] || !recipe->quantizers[r].needs_history) continue;
-        te_status status = remember(state, (te_role)r, recipe->quantizers[r].element, recipe->history_length[r]);
+        te_status status = remember(state, (te_role)r, recipe->history_length[r]);
         if (status != TE_OK) return status;
     }
     te_quantized_close(&state->weight);
@@ -247,8 +230,17 @@ te_status te_recipe_state_set(te_recipe_state *state, te_role role, te_tensor *s
     if (status != TE_OK) return status;
     status = replace(&state->scale[role], scale);
     if (status == TE_OK) status = replace(&state->history[role], history);
+    if (status == TE_OK) status = te_recipe_move(&state->history[role], state->scale[role]->storage->device);
+    state->scaled_for[role].known = false;
     if (role == TE_ROLE_WEIGHT) state->weight_collected = false; /* another step's history */
     return status;
+}
+
+void te_recipe_state_updated(te_recipe_state *state, te_role role)
+{
+    struct te_scaled_for *f = &state->scaled_for[role];
+    if (f->counted) f->element = f->counting, f->known = true;
+    f->counted = false;
 }
 
 te_product_recipe *te_recipe_active(const te_recipe_state *state)

@@ -61,8 +61,11 @@ struct te_recipe_state {
     int refs;
     te_product_recipe *recipe; /* NULL: none yet */
     te_tensor *scale[TE_ROLE_COUNT], *history[TE_ROLE_COUNT];
-    bool scaled[TE_ROLE_COUNT]; /* the scale is for the element beside; else for any: it is 1, or was set */
-    te_element_kind element[TE_ROLE_COUNT];
+    struct te_scaled_for {
+        bool known, counted;
+        te_element_kind element;  /* known: the scale was computed for it; else it is 1, or was set, and for any */
+        te_element_kind counting; /* counted: what tensors were quantized to whose amaxes wait for the next update */
+    } scaled_for[TE_ROLE_COUNT];
     te_quantized weight; /* of the weight below, under `recipe` */
     uint64_t weight_id, weight_version;
     uint64_t weight_scale_id, weight_scale_version; /* of scale[TE_ROLE_WEIGHT] then */
@@ -82,13 +85,16 @@ te_recipe_state *te_recipe_state_new(te_context *ctx);
 te_recipe_state *te_recipe_state_retain(te_recipe_state *state);
 void te_recipe_state_release(te_recipe_state *state);
 
-/* What the operation runs under from now on. Scales start at 1, and follow where a role gets another element; a history
- * of another length keeps its first entries. */
+/* What the operation runs under from now on. Scales start at 1; a history of another length keeps its first entries. A
+ * tensor that is quantized to another element than the scale was computed for is multiplied by as much more or less as
+ * that reaches further. */
 te_status te_recipe_state_use(te_recipe_state *state, te_product_recipe *recipe);
 
 /* Copies of a scale, float32 {1}, and of a history, float32 {n}, on the cpu; and whether they would be taken. */
 te_status te_recipe_state_check(const te_recipe_state *state, te_role role, te_tensor *scale, te_tensor *history);
 te_status te_recipe_state_set(te_recipe_state *state, te_role role, te_tensor *scale, te_tensor *history);
+/* The scale that was set is one that was computed at the end of a step. */
+void te_recipe_state_updated(te_recipe_state *state, te_role role);
 
 /* The end of a step for one role. `algorithm`: the largest amax of the history, or the last one. The step's amax is
  *
@@ -154,7 +160,7 @@ te_status te_role_quantize(te_recipe_state *state, const te_product_recipe *reci
 te_status te_role_open(te_recipe_state *state, const te_product_recipe *recipe, te_role role, te_device *device,
                        te_dtype dtype, int ndim, const int64_t *shape, const bool want[2], te_quantized *result,
                        te_tensor **factor);
-te_tensor *te_role_seen(const te_recipe_state *state, const te_product_recipe *recipe, te_role role);
+te_tensor *te_role_seen(te_recipe_state *state, const te_product_recipe *recipe, te_role role);
 te_status te_role_close(te_recipe_state *state, const te_product_recipe *recipe, te_role role, const te_quantized *z);
 
 /* An input's row-wise copy, where the column-wise one is made in backward, from x computed again: result->factor is

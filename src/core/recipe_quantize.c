@@ -4,6 +4,7 @@
 
 #include "graph.h"
 #include "numerics.h"
+#include "ops/ops.h"
 #include "quantized_parameter.h"
 
 /* --- factors ------------------------------------------------------------------------------------------------------ */
@@ -61,9 +62,23 @@ static bool copies_factor(const te_recipe_state *state, const te_device *device)
     return device->exec.backend->host_memory || state->ctx->recorded_scales.on;
 }
 
+/* factor * ratio, a power of two, as far as float32 holds that and its inverse. */
+static te_tensor *converted(te_tensor *factor, double ratio)
+{
+    te_context *ctx = factor->ctx;
+    te_tensor *product = NULL, *limited = NULL;
+    te_arg by[] = {TE_A_TENSOR(factor), TE_A_NUMBER(ratio)};
+    if (te_op_run(ctx, te_op_find(ctx, "mul"), by, 2, &product, 1) != TE_OK) return NULL;
+    te_arg limits[] = {TE_A_TENSOR(product), TE_A_NUMBER(0x1p-126), TE_A_NUMBER(TE_FLT_MAX)};
+    te_op_run(ctx, te_op_find(ctx, "clamp"), limits, 3, &limited, 1);
+    te_tensor_release(product);
+    return limited;
+}
+
 /* The factor that delayed scaling has for a tensor on `device`, held for the caller: of a weight possibly a copy of its
  * own, or that of the quantized weight which is there; from the tape where a stretch runs again, or a part of it. */
-static te_status take_factor(te_recipe_state *state, te_role role, te_device *device, bool current, te_tensor **factor)
+static te_status take_factor(te_recipe_state *state, const te_quantizer *q, te_role role, te_device *device,
+                             bool current, te_tensor **factor)
 {
     te_context *ctx = state->ctx;
     te_status status = settle(state, role, device);
@@ -72,7 +87,10 @@ static te_status take_factor(te_recipe_state *state, te_role role, te_device *de
     if (role == TE_ROLE_GRAD_OUTPUT) state->backward = ctx->backwards;
     te_tensor *own = current ? state->weight_scale : state->scale[role];
     if (role != TE_ROLE_GRAD_OUTPUT) *factor = take_recorded(&ctx->replayed_scales, use_of(state, role));
-    if (!*factor)
+    const struct te_scaled_for *f = &state->scaled_for[role];
+    if (!*factor && !current && f->known && f->element != q->element)
+        *factor = converted(own, te_element_max(q->element) / te_element_max(f->element));
+    else if (!*factor)
         *factor = role == TE_ROLE_WEIGHT && !current && copies_factor(state, device) ? te_tensor_clone_data(own)
                                                                                      : te_tensor_retain(own);
     if (!*factor) return ctx->status;
@@ -97,13 +115,21 @@ static bool counts(const te_recipe_state *state, const te_product_recipe *recipe
     return recipe->quantizers[role].needs_history && wanted && !paused;
 }
 
+/* The history, for an amax of a tensor that was quantized to `element`. */
+static te_tensor *counted(te_recipe_state *state, te_role role, te_element_kind element)
+{
+    state->scaled_for[role].counted = true;
+    state->scaled_for[role].counting = element;
+    return state->history[role];
+}
+
 /* A copy of the weight counts once in every step that uses it with gradients, whenever it was made: what a step leaves
  * behind does not depend on what an earlier one had made already. */
 static te_status collect_weight(te_recipe_state *state)
 {
     if (state->weight_collected || !counts(state, state->recipe, TE_ROLE_WEIGHT)) return TE_OK;
     state->weight_collected = true;
-    return te_quantized_count(&state->weight, state->history[TE_ROLE_WEIGHT]);
+    return te_quantized_count(&state->weight, te_role_seen(state, state->recipe, TE_ROLE_WEIGHT));
 }
 
 /* --- quantizing --------------------------------------------------------------------------------------------------- */
@@ -254,7 +280,8 @@ te_status te_role_resident_scale(te_recipe_state *state, const te_quantizer *q, 
 
 te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z)
 {
-    return z->quantizer.needs_history ? te_quantized_count(z, state->history[TE_ROLE_WEIGHT]) : TE_OK;
+    if (!z->quantizer.needs_history) return TE_OK;
+    return te_quantized_count(z, counted(state, TE_ROLE_WEIGHT, z->quantizer.element));
 }
 
 te_status te_role_quantize_resident(te_recipe_state *state, const te_quantizer *q, te_tensor *t, bool columnwise,
@@ -264,7 +291,7 @@ te_status te_role_quantize_resident(te_recipe_state *state, const te_quantizer *
     te_status status = q->needs_history ? settle(state, TE_ROLE_WEIGHT, t->storage->device) : TE_OK;
     if (q->needs_history) options.factor = state->scale[TE_ROLE_WEIGHT];
     if (q->needs_history)
-        options.seen = state->history[TE_ROLE_WEIGHT]; /* what an optimizer writes counts wherever that happens */
+        options.seen = counted(state, TE_ROLE_WEIGHT, q->element); /* wherever an optimizer writes */
     if (!over) memset(result, 0, sizeof *result);
     return status == TE_OK ? te_quantize(t, q, &options, result) : status;
 }
@@ -276,13 +303,13 @@ te_status te_role_open(te_recipe_state *state, const te_product_recipe *recipe, 
     const te_quantizer *q = &recipe->quantizers[role];
     *factor = NULL;
     te_status status = check_dtype(state, role, dtype);
-    if (status == TE_OK && q->needs_history) status = take_factor(state, role, device, false, factor);
+    if (status == TE_OK && q->needs_history) status = take_factor(state, q, role, device, false, factor);
     return status == TE_OK ? te_quantized_open(device, q, dtype, ndim, shape, want, true, result) : status;
 }
 
-te_tensor *te_role_seen(const te_recipe_state *state, const te_product_recipe *recipe, te_role role)
+te_tensor *te_role_seen(te_recipe_state *state, const te_product_recipe *recipe, te_role role)
 {
-    return counts(state, recipe, role) ? state->history[role] : NULL;
+    return counts(state, recipe, role) ? counted(state, role, recipe->quantizers[role].element) : NULL;
 }
 
 te_status te_role_close(te_recipe_state *state, const te_product_recipe *recipe, te_role role, const te_quantized *z)
@@ -406,7 +433,7 @@ static te_status quantize_role(te_recipe_state *state, const te_product_recipe *
     memset(result, 0, sizeof *result);
     te_status status = check_dtype(state, role, compute);
     if (status == TE_OK && q->needs_history)
-        status = take_factor(state, role, t->storage->device, current, &options.factor);
+        status = take_factor(state, q, role, t->storage->device, current, &options.factor);
     if (status == TE_OK) status = watch(state, q, role, t, compute, options.factor);
     if (status == TE_OK && current && (!q->needs_history || options.factor == state->weight_scale)) {
         status = collect_weight(state);

@@ -33,10 +33,21 @@ static bool is_on(const te_recipe_update *u, const te_device *device)
     return !u->own && history && history->storage->device == device;
 }
 
+/* The largest number of what was quantized in the step, or before. */
+static double reach_of(const te_recipe_update *u)
+{
+    const struct te_scaled_for *f = &u->state->scaled_for[u->role];
+    const te_product_recipe *recipe = u->state->recipe;
+    return te_element_max(f->counted ? f->counting
+                          : f->known ? f->element
+                          : recipe   ? recipe->quantizers[u->role].element
+                                     : TE_E4M3);
+}
+
 static te_delayed delayed_of(const te_recipe_update *u)
 {
     te_tensor *scale = u->state->scale[u->role], *history = u->state->history[u->role];
-    double max = te_element_max(u->state->element[u->role]);
+    double max = reach_of(u);
     te_tensor_written(scale);
     te_tensor_written(history);
     return (te_delayed){.scale = te_tensor_pointer(scale),
@@ -96,7 +107,7 @@ static bool is_positive(float x) { return x > 0 && x <= TE_FLT_MAX; }
 static te_status apply_own(const te_recipe_update *u, float *scale, float *history, int64_t n)
 {
     te_context *ctx = u->state->ctx;
-    float last = history[0], largest = te_element_max(u->state->element[u->role]);
+    float last = history[0], largest = (float)reach_of(u);
     if (!is_positive(last)) {
         ctx->skipped_amaxes++;
         history[0] = 0;
@@ -155,6 +166,7 @@ te_status te_recipe_states_update(te_context *ctx, const te_recipe_update *updat
         te_status own = updates[i].own ? update_own(&updates[i]) : TE_OK;
         if (own != TE_OK) status = own;
     }
+    for (size_t i = 0; i < n && status == TE_OK; i++) te_recipe_state_updated(updates[i].state, updates[i].role);
     return status;
 }
 
@@ -169,6 +181,8 @@ static te_status forget_amax(te_tensor *history)
 te_status te_recipe_state_forget(te_recipe_state *state, bool gradients)
 {
     if (state->ctx->capture) return TE_OK;
+    for (int r = 0; r < TE_ROLE_COUNT; r++)
+        if ((r == TE_ROLE_GRAD_OUTPUT) == gradients) state->scaled_for[r].counted = false;
     if (gradients) return forget_amax(state->history[TE_ROLE_GRAD_OUTPUT]);
     te_status status = forget_amax(state->history[TE_ROLE_INPUT]);
     if (status == TE_OK && state->weight_collected) status = forget_amax(state->history[TE_ROLE_WEIGHT]);

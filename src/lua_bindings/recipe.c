@@ -13,8 +13,9 @@
  *                                          those of gradients
  *     recipe_state_reached(state)          whether the last backward pass quantized a gradient with its scale
  *     recipe_state_tensors(state, role)    scale and history; nil without delayed scaling
- *     recipe_state_set(state, role, scale, history)
- *                                          copies of them
+ *     recipe_state_counted(state, role)    whether amaxes may wait for an update here
+ *     recipe_state_set(state, role, scale, history[, from])
+ *                                          copies of them; of another state, or `from` the state: a step's new ones
  *     recipe_state_check(state, role, scale, history)
  *                                          nil, or why they would not be taken
  *     set_recipe_mode(enabled, calibrating)  returns the two before
@@ -192,6 +193,12 @@ static int recipe_state_tensors(lua_State *L)
     return 2;
 }
 
+static int recipe_state_counted(lua_State *L)
+{
+    lua_pushboolean(L, te_lua_check_recipe_state(L, 1, "recipe")->scaled_for[check_role(L, 2)].counted);
+    return 1;
+}
+
 static int put_recipe_state(lua_State *L, bool sets)
 {
     te_lua *rt = te_lua_runtime(L);
@@ -200,12 +207,15 @@ static int put_recipe_state(lua_State *L, bool sets)
     te_lua_enter(rt, L, "recipe");
     te_tensor *scale = te_lua_check_tensor(L, 3, "recipe", "scale"),
               *history = te_lua_check_tensor(L, 4, "recipe", "amax_history");
+    te_recipe_state *from = sets && !lua_isnoneornil(L, 5) ? te_lua_check_recipe_state(L, 5, "recipe") : NULL;
     te_tensor_retain(scale), te_tensor_retain(history);
     te_lua_call call = te_lua_begin(rt, L);
     te_status status = sets ? te_recipe_state_set(state, role, scale, history)
                             : te_recipe_state_check(state, role, scale, history);
     te_lua_end(rt, call);
     te_tensor_release(scale), te_tensor_release(history);
+    if (status == TE_OK && from == state) te_recipe_state_updated(state, role);
+    else if (status == TE_OK && from) state->scaled_for[role] = from->scaled_for[role];
     if (status == TE_OK) return 0;
     if (sets) return te_lua_raise(rt, L, "recipe", status);
     lua_pushstring(L, te_context_error(rt->ctx));
@@ -438,6 +448,7 @@ const luaL_Reg te_lua_recipe_functions[] = {
     {"recipe_state_forget", recipe_state_forget},
     {"recipe_state_reached", recipe_state_reached},
     {"recipe_state_tensors", recipe_state_tensors},
+    {"recipe_state_counted", recipe_state_counted},
     {"recipe_state_set", recipe_state_set},
     {"recipe_state_check", recipe_state_check},
     {"set_recipe_mode", set_recipe_mode},

@@ -64,7 +64,8 @@ function mode.product(module, key)
     if not products[key] then
         local attends = module.attention_key == key
         products[key] = { state = core.recipe_state(), name = key, module = module.__name, owner = module,
-            attends = attends, type = attends and "attention" or module.module_type or "linear", rules = {} }
+            attends = attends, type = attends and "attention" or module.module_type or "linear",
+            rules = {}, earlier = {} }
     end
     return products[key]
 end

@@ -88,7 +88,9 @@ function product_state.copy(from, to, states)
         products.prepare_like(new, product)
         for _, role in ipairs(ROLES) do
             local scale, history = core.recipe_state_tensors(product.state, role)
-            if scale and history then core.recipe_state_set(new.state, role, scale:to "cpu", history:to "cpu") end
+            if scale and history then
+                core.recipe_state_set(new.state, role, scale:to "cpu", history:to "cpu", product.state)
+            end
         end
     end
 end

@@ -46,11 +46,13 @@ end
 local function use(product, made, recipe)
     core.recipe_state_use(product.state, made.handle)
     product.made, product.recipe, product.options, product.named = made, recipe, made.options, made.named
-    product.place, product.delayed = names.place or product.place, false
-    for role, rule in pairs(made.rules) do
-        product.rules[role], product.delayed = rule, true -- others stay: their amaxes may come, of an earlier forward
-        known[product], mode.products = product.state, products
+    product.place = names.place or product.place
+    if product.rules ~= made.rules then
+        for role, rule in pairs(product.rules) do product.earlier[role] = rule end
+        for role in pairs(made.rules) do product.earlier[role] = nil end
+        product.rules = made.rules
     end
+    if next(made.rules) then known[product], mode.products = product.state, products end
 end
 
 --- Gives a product the quantizers that another one has, if any.
@@ -71,7 +73,7 @@ function products.prepare(list, recipe, x, ...)
             or product.named and forms.has_changed(product.named) then
             use(product, forms.of(wanted, product), wanted)
         end
-        if product.delayed then note_use(product) end
+        if next(product.rules) then note_use(product) end
     end
 end
 
@@ -89,13 +91,16 @@ local function update_in_lua(product, role, rule)
         te.no_grad(history.zero_, history:narrow(1, 1, 1))
         return new_scale
     end
-    core.recipe_state_set(product.state, role, new_scale:to("cpu"), new_history:to("cpu"))
+    core.recipe_state_set(product.state, role, new_scale:to("cpu"), new_history:to("cpu"), product.state)
 end
 
 -- Puts the update of a role on the engine's list, or makes it. Returns what went wrong.
 local function update(list, product, role)
     local rule = product.rules[role]
-    if not rule then return end
+    if not rule then -- amaxes may still come: of a backward whose forward ran before
+        rule = product.earlier[role]
+        if not rule or not (product.group or core.recipe_state_counted(product.state, role)) then return end
+    end
     local algorithm = rule.amax_compute_algo
     if type(algorithm) == "string" and not rule.scaling_factor_compute_algo then
         local n = #list

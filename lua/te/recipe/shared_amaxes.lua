@@ -59,7 +59,7 @@ end
 ---@param role string
 ---@return boolean|nil
 function shared.reduces(product, role)
-    local rule = product.rules[role]
+    local rule = product.rules[role] or product.earlier[role]
     return rule and rule.reduce_amax
 end
 

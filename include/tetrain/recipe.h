@@ -100,7 +100,8 @@ TE_API void       te_recipe_release(te_recipe *recipe);
 /* Custom algorithms of delayed scaling; NULL: the built-in one. They are called on the host at the end of a step, once
  * per operand that was seen in it; amaxes of 0 (nothing was seen) and infinite ones are never passed. history: the
  * amax of this step, then those of earlier ones, the oldest first. Results must be positive and finite where they
- * become a scale. To be set before the recipe is first used. */
+ * become a scale. To be set before the recipe is first used. What `user` points to must live as long as the recipe and
+ * the products that ran under it: amaxes of a backward may come after the products have got another recipe. */
 typedef struct te_delayed_algorithms {
     float (*amax)(void *user, const float *history, int64_t n);            /* in place of amax_compute_algo */
     float (*scale)(void *user, float amax, float old_scale, float largest); /* in place of largest 2^-margin / amax */

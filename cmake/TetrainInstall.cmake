@@ -83,7 +83,8 @@ install(FILES LICENSE ${CMAKE_BINARY_DIR}/installed/README.md ARCHITECTURE.md CO
 install(FILES bench/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench)
 install(DIRECTORY bench/results DESTINATION ${CMAKE_INSTALL_DOCDIR}/bench FILES_MATCHING PATTERN "*.txt")
 install(FILES ${CMAKE_BINARY_DIR}/installed/docs/guide.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
-install(DIRECTORY docs examples TYPE DOC PATTERN config.ld EXCLUDE PATTERN guide.md EXCLUDE)
+install(DIRECTORY docs examples TYPE DOC PATTERN config.ld EXCLUDE PATTERN guide.md EXCLUDE
+  REGEX "examples/CMakeLists[.]txt$" EXCLUDE) # tests of this build
 
 # Pages of the Lua library: cmake --build BUILD --target api_docs
 find_program(LDOC ldoc)

@@ -103,7 +103,7 @@ TE_API te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype);
 TE_API te_tensor *te_tensor_empty(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape);
 TE_API te_tensor *te_tensor_full(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape, double value);
 /* Wraps host memory, aligned for its elements, without a copy. deleter(user) runs when the last view dies; deleter
- * NULL: the caller keeps the memory alive. */
+ * NULL: the caller keeps the memory alive, as after a failure, on which deleter is not called. */
 TE_API te_tensor *te_tensor_from_data(te_context *ctx, void *data, te_dtype dtype, int ndim, const int64_t *shape,
                                       void (*deleter)(void *user), void *user);
 TE_API te_tensor     *te_tensor_retain(te_tensor *t);
@@ -246,7 +246,8 @@ TE_API te_status     te_optimizer_set_lr(te_optimizer *optimizer, double lr);
 /* The norm of all gradients together; not finite where one of them is not. Waits for the device. */
 TE_API te_status     te_optimizer_grad_norm(te_optimizer *optimizer, double *norm);
 /* grad_scale multiplies every gradient: 1, or a factor that clips or averages them; NaN is refused. A parameter without
- * a gradient is left alone; its t counts only the steps that it took part in. On failure nothing has been written. */
+ * a gradient is left alone; its t counts only the steps that it took part in. On failure nothing has been written; an
+ * interrupt waits until the step is over. */
 TE_API te_status     te_optimizer_step(te_optimizer *optimizer, double grad_scale);
 /* Removes the parameters' gradients; a main_grad stays, filled with zeros. */
 TE_API te_status     te_optimizer_zero_grad(te_optimizer *optimizer);

@@ -130,7 +130,14 @@ describe("te.KVCache", function()
         cache:truncate(5)
         for message, indices in pairs {
             ["te.KVCache:select: indices: expected a tensor of integers, got table"] = { 1, 0 },
-            ["te.KVCache:select: index must be int64 or int32, not float32"] = te.tensor { 1, 0 },
+            ["te.KVCache:select: indices: expected int64 or int32 in one dimension, got float32 tensor {2}"] =
+                te.tensor { 1, 0 },
+            ["expected int64 or int32 in one dimension, got int64 tensor {1,2}"] =
+                te.zeros({ 1, 2 }, { dtype = "int64" }),
+            ["te.KVCache:select: indices: -1 at position 2 is outside 0 to 1"] =
+                te.tensor({ 1, -1 }, { dtype = "int32", device = "cpu" }),
+            ["te.KVCache:select: indices: 2 at position 1 is outside 0 to 1"] =
+                te.tensor({ 2 }, { dtype = "int64", device = "cpu" }),
         } do assert.error_matches(function() cache:select(indices) end, message, 1, true) end
         cache:select(te.tensor({ 1, 0, 1 }, { dtype = "int64" }))
         local order = te.tensor({ 1, 0, 1 }, { dtype = "int64" })

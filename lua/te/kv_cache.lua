@@ -226,19 +226,28 @@ function KVCache:truncate(length)
     self.length = length
 end
 
+-- Raises unless indices are integers in one dimension, and where it costs no wait those of sequences.
+local function check_indices(indices, entry)
+    if not te.is_tensor(indices) then
+        fail("te.KVCache:select: indices: expected a tensor of integers, got %s", core.describe(indices))
+    elseif indices.dtype ~= "int64" and indices.dtype ~= "int32" or indices:dim() ~= 1 then
+        fail("te.KVCache:select: indices: expected int64 or int32 in one dimension, got %s", core.describe(indices))
+    end
+    local last = entry and entry.keys:size(1) - 1
+    for at, index in ipairs(last and indices.device == "cpu" and indices:totable() or {}) do
+        if index < 0 or index > last then
+            fail("te.KVCache:select: indices: %d at position %d is outside 0 to %d", index, at, last)
+        end
+    end
+end
+
 --- Goes on with the sequences at these positions of the batch, in this order; a position may come several times.
 ---@param indices te.Tensor  integers {new batch}, counting from 0
 function KVCache:select(indices)
     options.method("te.KVCache:select", self, KVCache)
     if self.calls then fail("te.KVCache:select: this cache is running") end
-    if not te.is_tensor(indices) then
-        fail("te.KVCache:select: indices: expected a tensor of integers, got %s", core.describe(indices))
-    end
-    local function selected(tensor)
-        local done, result = pcall(te.index_select, tensor, 1, indices)
-        if not done then error((tostring(result):gsub("te%.index_select:", "te.KVCache:select:", 1)), 0) end
-        return result
-    end
+    check_indices(indices, self.entries[1])
+    local function selected(tensor) return te.index_select(tensor, 1, indices) end
     local entries = {}
     for i, entry in ipairs(self.entries) do
         entries[i] = { module = entry.module, keys = selected(entry.keys), values = selected(entry.values) }

@@ -171,8 +171,8 @@ end
 
 -- Calls visit(kind, name, value, holder, key) for all modules and parameters in the tables that begin with `root`, each
 -- table once: they may refer to one another. Of modules those are left out that are being walked, the first `level` of
--- `path`: what leads back to them does not hold them.
-local function look_in(self, field, root, visit, path, level)
+-- `path`: what leads back to them does not hold them. What has no name is an error, unless `skips`.
+local function look_in(self, field, root, visit, path, level, skips)
     local keys = keys_of(root)
     if not keys then return end
     local seen, stack, depth = { [root] = true }, { { keys = keys, at = 0, table = root } }, 1
@@ -186,8 +186,11 @@ local function look_in(self, field, root, visit, path, level)
             stack[depth], depth = nil, depth - 1
         elseif kind and not is_among(path, level, value) then
             local wrong = frame.wrong or wrong_key(holder, key)
-            if wrong then fail("%s: field %s: a %s has no name, because of %s", self.__name, field, kind, wrong) end
-            visit(kind, name_of(field, stack, depth), value, holder, key)
+            if wrong and not skips then
+                fail("%s: field %s: a %s has no name, because of %s", self.__name, field, kind, wrong)
+            elseif not wrong then
+                visit(kind, name_of(field, stack, depth), value, holder, key)
+            end
         elseif not kind and type(value) == "table" and not getmetatable(value) and not seen[value] then
             seen[value], keys = true, keys_of(value)
             if keys then
@@ -219,18 +222,24 @@ function tree.count(self, list)
     return n
 end
 
+local function nothing() end
+
+tree.SKIP = "skip"
+
 -- Calls visit(kind, name, value, holder, key) for every parameter, buffer and module directly in `self`. Raises where
--- some stand behind a gap of the array part, or visits them as well.
+-- some stand behind a gap of the array part, or with past_gaps = true visits them as well. With tree.SKIP it leaves
+-- these out, and what cannot have a name.
 function tree.each(self, visit, path, level, past_gaps)
+    local skips = past_gaps == tree.SKIP
     local function look(name, value, key, found)
         local kind = kind_of(self, name, value)
         local wrong = kind and key == name and wrong_key(self, key)
-        if wrong then
+        if wrong and not skips then
             fail("%s: a %s has no name, because of %s", self.__name, kind, wrong)
-        elseif kind then
+        elseif kind and not wrong then
             found(kind, name, value, self, key)
         elseif type(value) == "table" and not getmetatable(value) then
-            look_in(self, name, value, found, path, level)
+            look_in(self, name, value, found, path, level, skips)
         end
     end
     for _, name in ipairs(self._fields) do look(name, rawget(self, name), name, visit) end
@@ -238,7 +247,7 @@ function tree.each(self, visit, path, level, past_gaps)
     for i = 1, n do look(tostring(i), self[i], i, visit) end
     for key, value in next, self do
         if type(key) == "number" and key > n then
-            look(tostring(key), value, key, past_gaps and visit
+            look(tostring(key), value, key, skips and nothing or past_gaps and visit
                 or function(kind) refuse_behind_gap(self, kind, key, n) end)
         end
     end

@@ -11,9 +11,11 @@
 -- is a row of the engine's table (src/core/recipe_kinds.c). Options are checked when they are given and when
 -- they are assigned later.
 --
--- The function of te.recipe.Custom is asked once per operand of a layer, when that first runs under the recipe, with
+-- The function of te.recipe.Custom is asked once per operand and name of a layer, when that first runs under the
+-- recipe, with
 --
---     role.module_type    "linear", "grouped_linear", or with fp8_dpa "attention", whose q, k and v are "input"
+--     role.module_type    "linear", also of te.Quantize, which has no weight; "grouped_linear", or with fp8_dpa
+--                         "attention", whose q, k and v are "input"
 --     role.tensor_type    "input", "weight", "grad_output"
 --     role.name           the layer: its field `name`, or where that is nil its path in the outermost module that is
 --                         called, "blocks.1.mlp.2", as named_modules() gives it; "" for that module itself, and where

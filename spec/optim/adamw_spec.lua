@@ -129,6 +129,14 @@ describe("te.optim.AdamW", function()
         assert.is_true(math.abs(b:item() - 0.9) < 1e-5) -- a first step of its own, with its bias correction
     end)
 
+    it("refuses surplus arguments, also behind nil", function()
+        local opt = te.optim.AdamW({ te.zeros({ 2 }, { requires_grad = true }) })
+        opt:step({}, nil)
+        assert.error_matches(function() opt:step({}, nil, 3) end,
+            "te.optim.AdamW:step: argument 3, number 3, is too much", 1, true)
+        assert.error_matches(function() opt:zero_grad(nil, true) end, "argument 2, boolean, is too much", 1, true)
+    end)
+
     it("counts no step that failed", function()
         local p = parameter { 1, 2, 3 }
         local opt = te.optim.AdamW({ p }, { lr = 0.1 })

@@ -239,7 +239,7 @@ describe("a role of te.recipe.Custom", function()
         assert.same(linears("body.1", "body.3.2", "body.4"), asked)
         local fails = te.Sequential(m, function() error "stop" end)
         assert.has_error(function() run(recipe, fails, x) end)
-        for i = #asked, 1, -1 do asked[i] = nil end
+        recipe, asked = noting(R.MXFP8BlockScaling {})
         run(recipe, checked, x)
         assert.same({ "body.1", "body.3.2", "body.4" }, layers(asked))
         assert.is_nil(require("te.module_tree").entering)
@@ -259,6 +259,93 @@ describe("a role of te.recipe.Custom", function()
         assert.equal(bytes(expected["4.input_amax_history"]), bytes(state["4.input_amax_history"]))
     end)
 
+    it("is the same where another module has raised, or has yielded", function()
+        local x, problem = te.randn { 4, 32 }, { "of one's own" }
+        local recipe, asked = noting(R.MXFP8BlockScaling {})
+        te.autocast({ recipe = recipe }, function()
+            local fails = te.Sequential(te.Linear(32, 32), function() error(problem) end)
+            assert.equal(problem, select(2, pcall(fails, x)))
+            model()(x)
+        end)
+        assert.same({ "1", "3.2", "4" }, layers(asked))
+        recipe, asked = noting(R.MXFP8BlockScaling {})
+        te.autocast({ recipe = recipe }, function()
+            local outer = te.Sequential(te.Identity(), te.Sequential(function(v) return coroutine.yield(v) end,
+                te.Linear(32, 32)), te.Linear(32, 32))
+            local resume = coroutine.wrap(function() return outer(x) end)
+            assert.equal(x, resume())
+            model()(x)
+            te.Sequential(function(v) return resume(v) end, te.Linear(32, 32))(x)
+        end)
+        assert.same(linears("1", "3.2", "4", "2.2", "3", "2"), asked)
+        assert.is_nil(require("te.recipe.names").place)
+        assert.is_nil(require("te.module_tree").entering)
+    end)
+
+    it("is asked for once in each of several modules that share a layer", function()
+        local shared, x = te.Linear(32, 32), te.randn { 4, 32 }
+        local first, second = te.Sequential(shared), te.Sequential(te.Identity(), shared)
+        local function quantized(recipe)
+            local n, profile = 0, te.profile(function()
+                for _ = 1, 3 do
+                    te.no_grad(run, recipe, first, x)
+                    te.no_grad(run, recipe, second, x)
+                end
+            end)
+            for _, event in ipairs(profile.events) do n = n + (event.name:find "^quantize" and 1 or 0) end
+            return n
+        end
+        local recipe, asked = noting(R.MXFP8BlockScaling {})
+        assert.equal(6 + 1, quantized(recipe)) -- the weight once
+        assert.same(linears("1", "2"), asked)
+        local mx = R.MXFP8BlockScaling {}
+        recipe, asked = noting(function(role) return role.name == "1" and R.HighPrecision or mx end)
+        local expected = { bytes(run(nil, first, x)), bytes(run(mx, second, x)) }
+        for _ = 1, 3 do
+            assert.equal(expected[1], bytes(run(recipe, first, x)))
+            assert.equal(expected[2], bytes(run(recipe, second, x)))
+        end
+        assert.same(linears("1", "2"), asked)
+        shared.name, recipe.qfactory = "1", recipe.qfactory -- another option: names are read again
+        assert.equal(expected[1], bytes(run(recipe, second, x)))
+    end)
+
+    it("counts where the faster way is chosen", function()
+        local faster = require "te.recipe.faster"
+        local decide, decided = faster.decide, {}
+        faster.decide = function(case, recipe)
+            local role = require("te.recipe.forms").role(case.product, "input")
+            decided[#decided + 1] = role.name
+            return role.name == "2.1", "as told"
+        end
+        local m, x = te.Sequential(te.Identity(), te.Sequential(te.Linear(32, 32))), te.randn { 4, 32 }
+        local recipe = noting(R.MXFP8BlockScaling {})
+        local high, low = bytes(run(nil, m, x)), bytes(run(R.MXFP8BlockScaling {}, m, x))
+        local found = {}
+        for i = 1, 4 do
+            found[i] = te.autocast({ recipe = recipe, dtype = "float32", when = "faster" }, i % 2 == 1 and m[2] or m, x)
+        end
+        faster.decide = decide
+        assert.same({ "1", "2.1" }, decided)
+        assert.same({ high, low, high, low }, { bytes(found[1]), bytes(found[2]), bytes(found[3]), bytes(found[4]) })
+    end)
+
+    it("is empty where a module can have no name, and runs", function()
+        local Own = te.Module:extend("Own")
+        function Own:init()
+            self["a.b"], self.tables = te.Linear(32, 32), { ["c.d"] = te.Linear(32, 32) }
+            self[1], self[3] = te.Linear(32, 32), te.Sequential(te.Identity(), te.Linear(32, 32))
+            self.last = te.Sequential(te.Linear(32, 32))
+            rawset(self.last, "parent", self)
+            table.insert(self.last._fields, "parent")
+        end
+        function Own:forward(x) return self.last(self[3](self[1](self.tables["c.d"](self["a.b"](x))))) end
+        local recipe, asked = noting(R.MXFP8BlockScaling {})
+        run(recipe, te.Sequential(Own()), te.ones { 4, 32 })
+        assert.same(linears("", "", "1.1", "", "1.last.1"), asked)
+        assert.has_error(function() Own():parameters() end)
+    end)
+
     it("does not keep models alive", function()
         local recipe, alive = R.Custom { qfactory = function() return R.HighPrecision end },
             setmetatable({}, { __mode = "k" })
@@ -271,5 +358,17 @@ describe("a role of te.recipe.Custom", function()
         for _ = 1, 3 do collectgarbage() end
         assert.is_nil(next(alive))
         assert.truthy(part)
+        te.autocast({ recipe = recipe }, function()
+            for i = 1, 3 do
+                local m = te.Sequential(te.Linear(32, 32), function(v)
+                    if i < 3 then error "stop" end
+                    return coroutine.yield(v)
+                end)
+                alive[m], part = true, m[1]
+                if i < 3 then pcall(m, te.ones { 4, 32 }) else coroutine.wrap(function() m(te.ones { 4, 32 }) end)() end
+            end
+            for _ = 1, 3 do collectgarbage() end
+            assert.is_nil(next(alive))
+        end)
     end)
 end)

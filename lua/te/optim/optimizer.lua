@@ -98,7 +98,7 @@ end
 -- Raises where there is no optimizer, or more than the `takes` arguments of the method.
 local function method(self, name, takes, ...)
     if type(self) ~= "table" or not self.order then options.method("Optimizer:" .. name, self, Optimizer) end
-    if (...) ~= nil then -- a step takes microseconds
+    if select("#", ...) > 0 then -- a step takes microseconds
         options.last(("te.optim.%s:%s"):format(self.name, name), takes, ...)
     end
 end

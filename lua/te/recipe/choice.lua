@@ -43,7 +43,8 @@ local function rows_of(product, x, ...)
     return te.is_tensor(other) and text .. ", " .. table.concat(other.shape, " ") or text
 end
 
---- The recipe that a product of x's rows runs under, decided once per number of rows.
+--- The recipe that a product of x's rows runs under, decided once per number of rows, and per name where the recipe
+--- looks at it.
 ---@param product table
 ---@param recipe te.Recipe  of te.autocast
 ---@param x te.Tensor       {…, width}; of attention q, and what else it attends to follows
@@ -52,12 +53,14 @@ end
 function choice.of(product, recipe, x, ...)
     local rows, shape, dtype = rows_of(product, x, ...), x.shape, core.compute_dtype() or x.dtype
     local tokens = x:numel() / math.max(shape[#shape] or 1, 1)
-    local last, options = product.decided, recipe:options()
+    local name, options = forms.name(recipe, product), recipe:options()
+    local decided = product.decided or {}
+    local last = decided[name]
     if not last or last.tokens ~= tokens or last.rows ~= rows or last.dtype ~= dtype or last.recipe ~= recipe
         or last.options ~= options or last.device ~= x.device then
         last = { tokens = tokens, rows = rows, dtype = dtype, recipe = recipe, options = options, device = x.device }
         last.wanted, last.choice = decide(product, recipe, x, tokens, dtype, ...)
-        product.decided = last
+        decided[name], product.decided = last, decided
     end
     return last.wanted, last.choice
 end

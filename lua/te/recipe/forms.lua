@@ -8,6 +8,8 @@ local core = te._core
 
 local forms = {}
 
+local WEAK_KEYS, WEAK_VALUES = { __mode = "k" }, { __mode = "v" }
+
 local ROLES = { "input", "weight", "grad_output" }
 
 -- What the first of some recipes that says something says of backward, false where that is to quantize; nil: none does.
@@ -71,21 +73,67 @@ end
 --- among several.
 ---@param product table
 ---@param tensor_type string
+---@param name string|nil  nil: what it is called now
 ---@return table
-function forms.role(product, tensor_type)
+function forms.role(product, tensor_type, name)
     product = product.stands_for or product
-    return { module_type = product.type, tensor_type = tensor_type, name = name_of(product),
+    return { module_type = product.type, tensor_type = tensor_type, name = name or name_of(product),
         group = tonumber(product.name:match "%.(%d+)$") }
 end
 
+-- What is kept of a recipe for products alike, until its options change: names by place, forms by name, and handles by
+-- what they were made of, while a form has them. Recipes that look at the kind of tensor alone have one form for all
+-- products, and one for all attentions; of others a product keeps its own.
+local function kept_of(recipe, product)
+    local holder, key = recipe:is_uniform() and recipe or product, product.attends and "_attentions" or "_forms"
+    local by_recipe = rawget(holder, key)
+    if not by_recipe then
+        by_recipe = setmetatable({}, WEAK_KEYS)
+        rawset(holder, key, by_recipe)
+    end
+    local kept = by_recipe[recipe]
+    if not kept or kept.options ~= recipe:options() then
+        kept = { options = recipe:options(), names = setmetatable({}, WEAK_KEYS), forms = {},
+            handles = setmetatable({}, WEAK_VALUES) }
+        by_recipe[recipe] = kept
+    end
+    return kept
+end
+
+--- The name under which a recipe is asked for a product: what that was called when it first ran under the recipe in the
+--- outermost module that is running; "" for recipes that do not look at it.
+---@param recipe te.Recipe
+---@param product table
+---@return string
+function forms.name(recipe, product)
+    if recipe:is_uniform() then return "" end
+    local asked, place = product.stands_for or product, names.place
+    if not place then return name_of(asked) end
+    local known = kept_of(recipe, product).names
+    known[place] = known[place] or name_of(asked)
+    asked.called = known[place]
+    return known[place]
+end
+
+-- The engine's form of these quantizers. Products keep the copies of their weights as long as they have the same one.
+local function handle_of(handles, quantizers, backward, lengths, fast, hands_on)
+    local parts = {}
+    for i = 1, #ROLES do parts[i] = ("%s %d %s"):format(tostring(quantizers[i]), lengths[i], fast[i]) end
+    local key = ("%s; %s; %s"):format(table.concat(parts, "; "), backward, tostring(hands_on))
+    local handle = handles[key]
+        or core.product_recipe(quantizers[1], quantizers[2], quantizers[3], backward, lengths, fast, hands_on)
+    handles[key] = handle
+    return handle
+end
+
 -- The engine's form of a recipe, and which recipe's rule updates each role.
-local function make(recipe, product, name)
+local function make(recipe, product, name, handles)
     local quantizers, rules, lengths, fast, hands_on = {}, {}, { 1, 1, 1 }, {}, false
     local asked, asks = { {}, {}, {} }, {} -- recipes by role, of all roles and of those that are quantized
     for i, role in ipairs(ROLES) do
         local quantizer, owner
         if i == 1 or not product.attends then -- of an attention, q, k and v are input
-            quantizer, owner = recipe:resolve(forms.role(product, role), asked[i])
+            quantizer, owner = recipe:resolve(forms.role(product, role, name), asked[i])
         end
         quantizers[i] = quantizer or false
         asks[i] = quantizer and asked[i] or false
@@ -98,32 +146,22 @@ local function make(recipe, product, name)
             rules[role], lengths[i] = owner, owner.amax_history_len
         end
     end
-    local handle = core.product_recipe(quantizers[1], quantizers[2], quantizers[3], backward_override(recipe, asks),
-        lengths, fast, hands_on)
-    return { handle = handle, rules = rules, options = recipe:options(), named = named_in(recipe, asked), name = name,
+    local handle = handle_of(handles, quantizers, backward_override(recipe, asks), lengths, fast, hands_on)
+    return { handle = handle, rules = rules, options = recipe:options(), named = named_in(recipe, asked),
         stores = quantizers[2] ~= false }
 end
 
 --- What the engine runs a product with under a recipe: { handle =, rules = by role the recipe that updates it, options
---- =, named =, name = of the module that it was asked for, stores = whether weights are quantized }. Recipes that look
---- at the kind of tensor alone have one form for all products, and one for all attentions.
+--- =, named =, stores = whether weights are quantized }.
 ---@param recipe te.Recipe
 ---@param product table
 ---@return table
 function forms.of(recipe, product)
-    local uniform = recipe:is_uniform()
-    local kept, key = uniform and recipe or product, product.attends and "_attentions" or "_forms"
-    local name = not uniform and name_of(product.stands_for or product) or nil
-    local by_recipe = rawget(kept, key)
-    if not by_recipe then
-        by_recipe = setmetatable({}, { __mode = "k" })
-        rawset(kept, key, by_recipe)
-    end
-    local found = by_recipe[recipe]
-    if not found or found.options ~= recipe:options() or found.name ~= name
-        or found.named and forms.has_changed(found.named) then
-        found = make(recipe, product, name)
-        by_recipe[recipe] = found
+    local kept, name = kept_of(recipe, product), forms.name(recipe, product)
+    local found = kept.forms[name]
+    if not found or found.named and forms.has_changed(found.named) then
+        found = make(recipe, product, name, kept.handles)
+        kept.forms[name] = found
     end
     return found
 end

@@ -14,8 +14,8 @@
 --
 -- OUT/metrics.jsonl holds one JSON object a step, and with --watch-numerics one for each operand that was looked at;
 -- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C, SIGTERM and SIGHUP finish the step and save;
--- a validation that they end is made up for by the run that resumes. Exit codes: 0, 1 script error, 2 usage, 74 files,
--- 75 interrupted, 77 not finite, 130 interrupted before the first step or before saving.
+-- a validation that they end is made up for by the run that resumes. Exit codes: 0, 1 script error or out of memory,
+-- 2 usage, 74 files, 75 interrupted, 77 not finite, 130 interrupted before the first step or before saving.
 
 local te = require "te"
 local train = te.train
@@ -245,7 +245,7 @@ end
 local function main(words)
     local o, given = command_line:parse(words)
     o.out = o.out:gsub("(.)/+$", "%1")
-    te._core.interrupt_flag() -- whoever asks is not interrupted: from here on Ctrl-C waits for the end of a step
+    train.hold_signals() -- from here on Ctrl-C waits for the end of a step
     local run = open_run(o, given, words[0])
     local ranks = run.ranks
     run.progress = train.Progress.new { steps = o.steps, log_interval = o.log_interval, silent = not ranks.leads,

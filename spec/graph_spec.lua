@@ -253,6 +253,30 @@ describe("te.graph on a CUDA device", function()
         equal_bits(run(false), run(true))
     end)
 
+    it("computes a checkpointed stretch again with the random numbers of its launch", function()
+        local function run(graphed)
+            te.manual_seed(4)
+            local layer, seen = te.Linear(6, 5):to "cuda", {}
+            local function step(x)
+                local y = te.checkpoint(function(v) return te.dropout(layer(v), { p = 0.5 }) end, te.dropout(x, 0.5))
+                y:backward(y:detach())
+                return y, te.rng_state() and te.dropout(y, 0.5)
+            end
+            local call = graphed and te.graph(step, { te.zeros { 4, 6 } }, { device = "cuda" }) or step
+            for i = 1, 5 do
+                for _, y in ipairs { call(te.full({ 4, 6 }, i, { device = "cuda" })) } do
+                    for _, v in ipairs(values(y)) do seen[#seen + 1] = v end
+                end
+            end
+            for _, p in ipairs(layer:parameters()) do
+                for _, v in ipairs(values(p.grad)) do seen[#seen + 1] = v end
+            end
+            seen[#seen + 1] = te.rng_state()
+            return seen
+        end
+        assert.same(run(false), run(true))
+    end)
+
     it("refuses a history of another length, which it would not see", function()
         local layer, recipe = te.Linear(16, 16):to "cuda", te.recipe.DelayedScaling { amax_history_len = 4 }
         local call = te.graph(function(x) return te.autocast({ recipe = recipe }, layer, x) end, { te.zeros { 4, 16 } },
@@ -593,6 +617,28 @@ describe("te.graph on a CUDA device", function()
             "te.optim.AdamW:step: parameters were added or taken away after the recording", 1, true)
     end)
 
+    it("refuses a step whose parameters lie elsewhere since it was recorded", function()
+        for _, moves in ipairs { { "cpu" }, { "cpu", "cuda" }, { "bfloat16" } } do
+            local model = te.Sequential(te.Linear(3, 2), te.GELU()):to "cuda"
+            local optimizer = te.optim.AdamW(model:parameters(), { lr = 0.1 })
+            local step = te.graph(function(x)
+                model(x):sum():backward()
+                optimizer:step()
+                optimizer:zero_grad()
+            end, { te.zeros { 2, 3 } }, { device = "cuda" })
+            for _ = 1, 4 do step(te.ones { 2, 3 }) end
+            model:to "cuda" -- where it is
+            step(te.ones { 2, 3 })
+            local count = optimizer:state_dict().state[1].step
+            for _, where in ipairs(moves) do model:to(where) end
+            local before = values(model[1].weight)
+            assert.error_matches(function() step(te.ones { 2, 3 }) end,
+                "te.optim.AdamW:step: parameters were moved or converted after the recording", 1, true)
+            assert.same(before, values(model[1].weight))
+            assert.equal(count, optimizer:state_dict().state[1].step)
+        end
+    end)
+
     it("leaves the weights alone when a launch is not finite, and goes on", function()
         local function weights(graphed)
             te.manual_seed(8)
@@ -668,10 +714,17 @@ describe("te.graph on a CUDA device", function()
             sgd:zero_grad()
             return x
         end)
-        local seed = 0
-        refuses("another seed of random numbers cannot be part of a graph", function(x)
-            seed = seed + 1
-            te.manual_seed(seed)
+        refuses("te.manual_seed: a seed of random numbers cannot be part of a graph", function(x)
+            te.manual_seed(3) -- the same that the calls before have set
+            return te.dropout(x, { p = 0.5 })
+        end)
+        refuses("te.graph: a seed of random numbers cannot be part of a graph", function(x)
+            pcall(te.manual_seed, 3)
+            return te.dropout(x, { p = 0.5 })
+        end)
+        local state = te.rng_state()
+        refuses("te.rng_state: a state of random numbers cannot be part of a graph", function(x)
+            te.rng_state(state)
             return te.dropout(x, { p = 0.5 })
         end)
         local attention = te.MultiHeadedSelfAttention(4, 2):to "cuda"

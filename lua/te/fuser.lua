@@ -137,8 +137,8 @@ end
 
 -- What a run leaves behind beside its results, so that nothing does: the random numbers drawn, and what recipes note.
 local function swap_traces(new)
-    local before = { random = te.rng_state(), replaying = mode.replaying }
-    if new.random then te.rng_state(new.random) end
+    local before = { random = core.rng_state(), replaying = mode.replaying }
+    if new.random then core.rng_state(new.random) end
     mode.replaying = new.replaying
     before.scales, before.amaxes = core.pause_recorded_scales(new.scales), core.pause_amaxes(new.amaxes)
     return before

@@ -244,7 +244,7 @@ end
 
 -- A few runs in both directions that leave nothing behind. True where a result has a gradient.
 local function warm_up(fn, inputs, parameters, times)
-    local rng, differentiable = te.rng_state(), false
+    local rng, differentiable = core.rng_state(), false
     for _ = 1, times do
         with_fresh_gradients(parameters, function()
             local results = pack(fn(unpack(inputs, 1, inputs.n)))
@@ -260,7 +260,7 @@ local function warm_up(fn, inputs, parameters, times)
             if te.is_tensor(inputs[i]) then inputs[i].grad = nil end
         end
     end
-    te.rng_state(rng)
+    core.rng_state(rng)
     return differentiable
 end
 

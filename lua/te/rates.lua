@@ -54,9 +54,9 @@ end
 
 -- Whoever asks may be training, under te.autocast: random numbers go on as before, and products are in their own dtype.
 local function measured(device)
-    local rng = te.rng_state()
+    local rng = core.rng_state()
     local ok, found = core.under(core.set_compute_dtype, nil, te.no_grad, measure, device)
-    te.rng_state(rng)
+    core.rng_state(rng)
     return core.pass(ok, found)
 end
 

@@ -175,9 +175,9 @@ end
 -- Runs fn with the random state, compute dtype, recipe and scales of the first run, recording, and puts all back.
 local replay
 function replay(state, fn, inputs)
-    local outer, now = settle.unfinished[replay], te.rng_state()
-    settle.unfinished[replay] = outer or function() te.rng_state(now) end
-    local rng, dtype, before = te.rng_state(state.rng), core.set_compute_dtype(state.dtype), mode.set(state.mode)
+    local outer, now = settle.unfinished[replay], core.rng_state()
+    settle.unfinished[replay] = outer or function() core.rng_state(now) end
+    local rng, dtype, before = core.rng_state(state.rng), core.set_compute_dtype(state.dtype), mode.set(state.mode)
     local replaying = mode.replaying
     mode.replaying = true
     core.replay_scales(state.scales)
@@ -186,7 +186,7 @@ function replay(state, fn, inputs)
     core.replay_since(since, began)
     core.replay_scales()
     mode.replaying = replaying
-    te.rng_state(rng)
+    core.rng_state(rng)
     settle.unfinished[replay] = outer
     core.set_compute_dtype(dtype)
     mode.set(before)
@@ -271,7 +271,7 @@ function te.checkpoint(fn, ...)
     check_function("checkpoint", fn)
     if not core.grad_enabled() then return fn(...) end
     local anchor = te.zeros({}) -- an input that needs a gradient where fn meets something that does
-    local inputs, state = pack(...), { anchor = anchor, rng = te.rng_state(), dtype = core.compute_dtype(),
+    local inputs, state = pack(...), { anchor = anchor, rng = core.rng_state(), dtype = core.compute_dtype(),
         mode = mode.get() }
     local function forward(ctx, _, ...)
         ctx.title, ctx.fn, ctx.state = "te.checkpoint", fn, state

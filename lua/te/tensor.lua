@@ -302,7 +302,7 @@ end
 local function make_objective(fn, rng)
     local weights = {}
     return function(inputs)
-        te.rng_state(rng)
+        core.rng_state(rng)
         local results = { fn(unpack(inputs, 1, inputs.n)) }
         local total
         for i, result in ipairs(results) do
@@ -380,7 +380,7 @@ function te.gradcheck(fn, inputs, opts, ...)
     if type(inputs) ~= "table" then
         fail(2, "gradcheck", "inputs: expected a list of tensors, got %s", core.describe(inputs))
     end
-    local rng, n, some = te.rng_state(), 0, false
+    local rng, n, some = core.rng_state(), 0, false
     for i, x in pairs(inputs) do
         options().argument("te.gradcheck", "position of an input", i, { "size" })
         n = math.max(n, i)
@@ -401,7 +401,7 @@ function te.gradcheck(fn, inputs, opts, ...)
     end
     opts = gradcheck_options(opts, leaves, checked)
     local ok, message = core.within(check_gradients, make_objective(fn, rng), leaves, checked, opts)
-    te.rng_state(rng)
+    core.rng_state(rng)
     if not ok then error(message, 0) end
     return true
 end

@@ -27,6 +27,7 @@ return options.library("te.train", {
     recipe_choices = choices,
     command_line = require "te.train.command_line",
     run = require("te.train.run").run,
+    hold_signals = require("te.train.run").hold_signals,
     fail = require("te.train.run").fail,
     io = require("te.train.run").io,
     of_file = require("te.train.run").of_file,

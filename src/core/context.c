@@ -361,7 +361,11 @@ void te_context_on_memory_pressure(te_context *ctx, void (*reclaim)(void *user),
     ctx->reclaim_user = user;
 }
 
-void te_context_seed(te_context *ctx, uint64_t seed) { te_context_set_rng_state(ctx, seed, 0); }
+void te_context_seed(te_context *ctx, uint64_t seed)
+{
+    if (ctx && ctx->capture) te_graph_spoil(ctx->capture, "a seed of random numbers"); /* its launches draw on */
+    te_context_set_rng_state(ctx, seed, 0);
+}
 
 void te_context_rng_state(const te_context *ctx, uint64_t *seed, uint64_t *offset)
 {

@@ -289,6 +289,7 @@ extern const luaL_Reg te_lua_create_functions[];  /* create.c: te.tensor, te.zer
 extern const luaL_Reg te_lua_create_file_functions[]; /* create_file.c: te.from_file; not in restricted runtimes */
 extern const luaL_Reg te_lua_runtime_functions[]; /* runtime.c: te.manual_seed … */
 /* Members of te._core. */
+extern const luaL_Reg te_lua_random_functions[];  /* runtime.c: te._core.rng_state */
 extern const luaL_Reg te_lua_autograd_functions[]; /* autograd.c */
 extern const luaL_Reg te_lua_comm_functions[];      /* comm.c: not in restricted runtimes */
 extern const luaL_Reg te_lua_custom_functions[];   /* custom.c */

@@ -140,6 +140,7 @@ static void open_core(te_lua *rt, lua_State *L)
     te_lua_register(rt, L, te_lua_custom_functions);
     te_lua_register(rt, L, te_lua_group_functions);
     te_lua_register(rt, L, te_lua_graph_functions);
+    te_lua_register(rt, L, te_lua_random_functions);
     te_lua_register(rt, L, te_lua_define_functions);
     te_lua_register(rt, L, te_lua_optim_functions);
     te_lua_register(rt, L, te_lua_optim_prepared_functions);

@@ -2,9 +2,19 @@
  * operations. */
 #include "bindings.h"
 
+#include "core/graph.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+/* A recording holds no place in the random numbers: its launches draw on from where the context's stand. */
+static void refuse_recording(lua_State *L, te_lua *rt, const char *function, const char *what)
+{
+    if (!rt->ctx->capture) return;
+    te_graph_spoil(rt->ctx->capture, what); /* also where the script goes on */
+    te_lua_fail(L, function, "%s cannot be part of a graph", what);
+}
 
 static int manual_seed(lua_State *L)
 {
@@ -12,12 +22,12 @@ static int manual_seed(lua_State *L)
     int64_t seed = te_lua_check_int(L, 1, "manual_seed", "seed");
     te_lua_check_count(L, 1, "manual_seed");
     te_lua_enter(rt, L, "manual_seed");
+    refuse_recording(L, rt, "manual_seed", "a seed of random numbers");
     te_context_seed(rt->ctx, (uint64_t)seed);
     return 0;
 }
 
-/* te.rng_state(): the state as a string, "seed offset"; te.rng_state(state) goes back to it. */
-static int rng_state(lua_State *L)
+static int get_or_set_rng(lua_State *L, bool replays)
 {
     te_lua  *rt = te_lua_runtime(L);
     uint64_t seed, offset;
@@ -36,11 +46,20 @@ static int rng_state(lua_State *L)
         if (!good || end == state || *end || errno || state[0] == '-')
             return te_lua_fail(L, "rng_state", "state: expected what te.rng_state() returned, got %s",
                                te_lua_describe(L, 1, (char[256]){0}, 256));
+        if (!replays) refuse_recording(L, rt, "rng_state", "a state of random numbers");
         te_context_set_rng_state(rt->ctx, seed, offset);
     }
     lua_pushstring(L, text);
     return 1;
 }
+
+/* te.rng_state(): the state as a string, "seed offset"; te.rng_state(state) goes back to it. */
+static int rng_state(lua_State *L) { return get_or_set_rng(L, false); }
+
+/* te._core.rng_state: the same for the library, which computes again, or puts back, what a recording drew itself. */
+static int replayed_rng_state(lua_State *L) { return get_or_set_rng(L, true); }
+
+const luaL_Reg te_lua_random_functions[] = {{"rng_state", replayed_rng_state}, {NULL, NULL}};
 
 static void set_count(lua_State *L, const char *name, double value)
 {

@@ -119,9 +119,9 @@ end
 -- fn(...), after which the random numbers go on as if it had drawn for so many probabilities: processes whose chunks
 -- see more or fewer keys stay at the same place. The numbers for a chunk are a multiple of four.
 local function drawing(probabilities, fn, ...)
-    local seed, offset = te.rng_state():match "^(%d+) (%d+)$"
+    local seed, offset = core.rng_state():match "^(%d+) (%d+)$"
     local y = fn(...)
-    te.rng_state(("%s %.0f"):format(seed, tonumber(offset) + math.ceil(probabilities / 4)))
+    core.rng_state(("%s %.0f"):format(seed, tonumber(offset) + math.ceil(probabilities / 4)))
     return y
 end
 

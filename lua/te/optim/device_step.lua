@@ -46,6 +46,27 @@ local function collect(self, who, recording)
     return batches
 end
 
+-- Which memory the parameters lie in.
+local function memory_of(batches)
+    local ids = {}
+    for _, batch in ipairs(batches) do
+        for _, parameter in ipairs(batch.params) do ids[#ids + 1] = (parameter:storage_id()) end
+    end
+    return ids
+end
+
+local function are_there(batches, ids)
+    local n = 0
+    for b = 1, #batches do
+        local params = batches[b].params
+        for i = 1, #params do
+            n = n + 1
+            if params[i]:storage_id() ~= ids[n] then return false end
+        end
+    end
+    return true
+end
+
 -- Every launch of the graph sends its step and counts it. Masters see what others wrote to parameters in between.
 local function before_launches(self, batches, send)
     graph.before_launch(function()
@@ -82,8 +103,11 @@ return function(self, clip, grad_scale, lr)
         if recording then described[i].states = nil end -- launches count
     end
     local numbers = core.graph_numbers(device, #batches, clip and 16 or 8)
-    local order = #self.order
+    local order, ids = #self.order, recording and memory_of(batches)
     local function send()
+        if recording and not are_there(batches, ids) then
+            fail(who .. ": parameters were moved or converted after the recording")
+        end
         if recording and self.counted then
             if clip then counted.before(self, batches) else counted.settle(self) end
         end

@@ -1,7 +1,9 @@
---- Exit codes of scripts, and failures that carry one.
+--- Exit codes of scripts, failures that carry one, and the signals that do not end them.
 --
 -- Inside te.train.run, te.train.fail(code, message) ends the script with that code and only the message; anything else
 -- that is raised is a fault of the script and comes with a traceback.
+
+local core = require("te")._core
 
 local run = {}
 
@@ -34,7 +36,12 @@ function run.plain(problem)
     return (is_tool or file and arg and file == tostring(arg[0]):match "[^/]*$") and message or text
 end
 
--- Calls fn; what it raises ends the script with exit code 74, and names the file at `path`.
+-- A model, batch or file that memory has no room for is no fault of the script, nor of the disk.
+local function is_memory(problem)
+    return type(problem) == "string" and (problem:find("out of memory", 1, true) or problem:find "not enough memory$")
+end
+
+-- Calls fn; what it raises ends the script with exit code 74, or 1 where memory ran out, and names the file at `path`.
 local function guarded(path, fn, ...)
     local results
     local function keep(ok, ...)
@@ -45,21 +52,25 @@ local function guarded(path, fn, ...)
         local problem = results[1]
         if getmetatable(problem) == Failure then error(problem, 0) end
         local text = run.plain(problem)
-        run.fail(run.exit.io, text:find(path, 1, true) and text or path .. ": " .. text)
+        local code = is_memory(problem) and run.exit.script or run.exit.io
+        run.fail(code, text:find(path, 1, true) and text or path .. ": " .. text)
     end
     return unpack(results, 1, results.n)
 end
 
---- Runs something that reads or writes files; what it raises ends the script with exit code 74.
+--- Runs something that reads or writes files; what it raises ends the script with exit code 74, or 1 where memory ran
+--- out.
 function run.io(fn, ...) return guarded("", fn, ...) end
 
 --- The same for what was read from a file: the message begins with its path.
 ---@param path string
 function run.of_file(path, fn, ...) return guarded(path, fn, ...) end
 
--- A model or batch that memory has no room for is no fault of the script.
-local function is_memory(problem)
-    return type(problem) == "string" and (problem:find("out of memory", 1, true) or problem:find "not enough memory$")
+--- For a script that finishes and saves by itself: from here on Ctrl-C, SIGTERM and SIGHUP wait for who asks
+--- (te._core.interrupt_flag), and who reads what is printed may leave, as head does.
+function run.hold_signals()
+    core.interrupt_flag()
+    core.ignore_sigpipe()
 end
 
 --- Runs a script's main function and exits the process with its code (what it returns, 0 for nothing).

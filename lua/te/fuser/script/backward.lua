@@ -36,9 +36,9 @@ end
 
 -- Runs an operation of a fused forward again, under what the first time ran under.
 local function again(kept, op, fn, ...)
-    local random = te.rng_state()
+    local random = core.rng_state()
     local results = { setting.again(kept.setting, fn, ...) }
-    if te.rng_state() ~= random then
+    if core.rng_state() ~= random then
         fail("%s: a fused forward drew its random numbers, so a backward of its own is impossible", op.__name)
     end
     return results

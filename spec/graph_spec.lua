@@ -795,6 +795,26 @@ describe("te.make_graphed_callables", function()
 
     if reason then return end
 
+    it("draws again what te.checkpoint drew in forward, whatever others draw in between", function()
+        local layer = te.Linear(6, 6):to("cuda")
+        local function stretch(v) return te.dropout(layer(te.dropout(v, 0.3)), 0.5) end
+        local function block(x) return te.dropout(te.checkpoint(stretch, x), 0.2) end
+        local sample = te.randn({ 4, 6 }, { device = "cuda", requires_grad = true })
+        local graphed = te.make_graphed_callables(block, { sample })
+        for seed = 1, 3 do
+            local got = {}
+            for i, fn in ipairs { block, graphed } do
+                te.manual_seed(seed)
+                local x = te.randn({ 4, 6 }, { device = "cuda", requires_grad = true })
+                local y = fn(x)
+                te.rand({ 3 }, { device = "cuda" })
+                y:sum():backward()
+                got[i] = { y:totable(), x.grad:totable(), te.rng_state() }
+            end
+            assert.same(got[1], got[2])
+        end
+    end)
+
     it("refuses the backward pass of a call whose activations a later one has overwritten", function()
         local layer = te.Linear(3, 2):to "cuda"
         local fn = te.make_graphed_callables(layer, { te.ones({ 2, 3 }, { device = "cuda" }) })

@@ -33,9 +33,10 @@ end
 --- Likewise after every launch.
 function graphs.after_launch(fn) table.insert(recording.after, fn) end
 
--- Records fn(...). Returns the handle, or nil where the device has no graphs, and fn's results.
+-- Records fn(...), with hooks.follows what comes behind every launch of that. Returns the handle, or nil where the
+-- device has no graphs, and fn's results.
 local function record(device, hooks, fn, ...)
-    local handle = core.graph_begin(device)
+    local handle = core.graph_begin(device, hooks.follows)
     if not handle then return nil end
     settle.unfinished[graphs] = function()
         recording = nil
@@ -191,7 +192,7 @@ end
 local function record_both(device, fn, inputs, parameters, differentiable)
     local both = { inputs = inputs, hooks = { after = {} }, weights = {}, launches = 0 }
     local handle, results = record(device, both.hooks, fn, unpack(inputs, 1, inputs.n))
-    both.forward, both.results = handle, results
+    both.forward, both.results, both.hooks.follows = handle, results, handle
     if not differentiable then return both end
     for i = 1, results.n do
         both.weights[i] = te.zeros(results[i].shape, { dtype = results[i].dtype, device = device })

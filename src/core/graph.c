@@ -30,8 +30,11 @@ struct te_graph {
     te_pool *pool;
     void *recorded;            /* the backend's */
     te_tensor *random;         /* int64 {2}: seed, and where the numbers of a launch begin */
-    uint64_t id, first, drawn; /* offset when the recording began; how far it went */
+    uint64_t id, began;    /* began: where random numbers stood, and stand again behind the recording */
+    uint64_t first, drawn; /* offset of its first number; how far it went from there */
     uint64_t seed;
+    te_tensor *random_before; /* of the graph that this one follows, with its first offset; NULL: it follows none */
+    uint64_t first_before;
     kept *kept;
     size_t n_kept, capacity;
     te_storage *made; /* what there is of its own memory: results, gradients */
@@ -66,6 +69,7 @@ static void dissolve(te_graph *g)
     te_mem_free(&ctx->mem, g->kept, g->capacity * sizeof *g->kept);
     while (g->made) te_graph_unmade(g->made);
     te_tensor_release(g->random);
+    te_tensor_release(g->random_before);
     te_mem_free(&ctx->mem, g, sizeof *g);
     te_context_unref(ctx);
 }
@@ -80,7 +84,8 @@ te_status te_graph_begin(te_context *ctx, te_device *device, te_graph **out)
     te_graph *g = te_mem_zalloc(&ctx->mem, sizeof *g);
     if (!g) return te_fail_memory(ctx, "te.graph");
     *g = (te_graph){
-        .ctx = ctx, .device = device, .id = ctx->clock++, .first = ctx->rng_offset, .seed = ctx->seed};
+        .ctx = ctx, .device = device, .id = ctx->clock++, .began = ctx->rng_offset, .first = ctx->rng_offset,
+        .seed = ctx->seed};
     te_context_retain(ctx);
     g->random = te_tensor_new(ctx, device, TE_I64, 1, &two);
     g->pool = te_pool_open(&device->allocator);
@@ -97,6 +102,13 @@ te_status te_graph_begin(te_context *ctx, te_device *device, te_graph **out)
     ctx->capture = g;
     *out = g;
     return TE_OK;
+}
+
+void te_graph_follow(te_graph *g, const te_graph *before)
+{
+    g->random_before = te_tensor_retain(before->random);
+    g->first_before = before->first;
+    g->first = g->ctx->rng_offset = before->first + before->drawn;
 }
 
 /* Whether it lies in the graph's own memory. */
@@ -125,7 +137,7 @@ te_status te_graph_end(te_graph *g, bool keep)
     }
     for (size_t i = 0; i < g->n_copied; i++) g->copied[i].written = writes(g, g->copied[i].source);
     g->drawn = ctx->rng_offset - g->first;
-    ctx->rng_offset = g->first;
+    ctx->rng_offset = g->began;
     ctx->seed = g->seed;
     if (g->spoilt && keep)
         status = te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.graph: %s cannot be part of a graph", g->spoilt);
@@ -235,6 +247,12 @@ uint64_t te_graph_id(const te_graph *g) { return g ? g->id : 0; }
 
 te_rng te_graph_draw(te_graph *g, te_rng rng)
 {
+    if (rng.offset < g->first && g->random_before) {
+        rng.offset -= g->first_before;
+        rng.base = (const uint64_t *)g->random_before->storage->data;
+        return rng;
+    }
+    if (rng.offset < g->first) te_graph_spoil(g, "drawing random numbers from before the recording");
     rng.offset -= g->first;
     rng.base = (const uint64_t *)g->random->storage->data;
     return rng;

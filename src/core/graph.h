@@ -15,6 +15,9 @@ typedef struct te_graph te_graph;
 
 /* TE_ERROR_UNSUPPORTED where the device has no graphs (the CPU), or while another graph is recorded. */
 te_status te_graph_begin(te_context *ctx, te_device *device, te_graph **out);
+/* Just behind te_graph_begin: every launch will follow one of `before`, a backward its forward. Random numbers go on
+ * from there, and those that are drawn again, as te.checkpoint does, are what that launch drew. */
+void te_graph_follow(te_graph *graph, const te_graph *before);
 /* Ends the recording. Not kept, or on failure, the graph is gone. */
 te_status te_graph_end(te_graph *graph, bool keep);
 te_status te_graph_launch(te_graph *graph);

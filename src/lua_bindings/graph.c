@@ -1,6 +1,7 @@
 /* graph.c - recorded graphs of a device for lua/te/graph.lua: te._core.graph_*.
  *
- *     graph_begin(device)      starts recording; nil where the device has no graphs
+ *     graph_begin(device, before)  starts recording; nil where the device has no graphs. before: the graph whose
+ *                              launches come before, or nil
  *     graph_end(g, keep)       ends it; g can be launched when it was kept
  *     graph_launch(g)
  *     graph_free(g)            otherwise the collector does
@@ -20,12 +21,14 @@ typedef struct lua_graph {
     bool        recording;
 } lua_graph;
 
-static lua_graph *check_graph(lua_State *L, const char *function)
+static lua_graph *check_graph_at(lua_State *L, int arg, const char *function)
 {
-    lua_graph *u = te_lua_to_object(L, 1, graph_tag, sizeof *u);
+    lua_graph *u = te_lua_to_object(L, arg, graph_tag, sizeof *u);
     if (!u || !u->graph) te_lua_fail(L, function, "expected a graph");
     return u;
 }
+
+static lua_graph *check_graph(lua_State *L, const char *function) { return check_graph_at(L, 1, function); }
 
 static void end(lua_graph *u)
 {
@@ -50,6 +53,7 @@ static int graph_begin(lua_State *L)
 {
     te_lua     *rt = te_lua_runtime(L);
     const char *name = luaL_checkstring(L, 1);
+    const lua_graph *before = lua_isnoneornil(L, 2) ? NULL : check_graph_at(L, 2, "graph_begin");
     te_lua_enter(rt, L, "graph");
     lua_graph *u = lua_newuserdata(L, sizeof *u);
     *u = (lua_graph){.tag = graph_tag};
@@ -64,6 +68,7 @@ static int graph_begin(lua_State *L)
     te_status status = te_graph_begin(rt->ctx, device, &u->graph);
     te_lua_end(rt, call);
     if (status != TE_OK) return te_lua_raise(rt, L, "graph", status);
+    if (before) te_graph_follow(u->graph, before->graph);
     u->recording = true;
     return 1;
 }

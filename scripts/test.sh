@@ -208,13 +208,13 @@ step_sources() {
 # real_compilers: NVRTC, where it is there, takes what the specs have made; and what a training step runs, which nvcc
 # takes where it is alone.
 real_compilers() {
-    what="kernels of a training step for sm_80, sm_89, sm_90a and sm_100, without spills"
+    what="kernels of a training step for sm_80, sm_90a and sm_100, without spills" # others: the build's own
     nvrtc=$(ls /usr/local/cuda/lib64/libnvrtc.so.* 2>/dev/null | head -n 1)
     if [ -n "$nvrtc" ] && [ -x build/cuda_compile ]; then
         header "kernels of the specs for sm_90a, without spills"
-        compiles sm_90a "$logs/cache-build" 500
+        compiles sm_90a "$logs/cache-build" 400
         step "$what" step_sources "$logs/sources"
-        for target in sm_80 sm_89 sm_90a sm_100; do compiles $target "$logs/sources" 1000; done
+        for target in sm_80 sm_90a sm_100; do compiles $target "$logs/sources" 1000; done
     elif command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
         step "$what" limited 900 cmake --build build --target cuda_kernels
     fi

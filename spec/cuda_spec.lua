@@ -141,8 +141,8 @@ describe("a CUDA device", function()
             local expected = ("gradient on %s for a tensor on %s"):format(where[2], where[1])
             assert.has_error(function() y:backward(there) end, "te.backward: " .. expected)
             assert.has_error(function() te.grad(y, { x }, { grad_outputs = there }) end, "te.grad: " .. expected)
-            assert.has_error(function() x.grad = there end, ("grad: {2,3} of float32 on %s for a tensor {2,3} of " ..
-                "float32 on %s"):format(where[2], where[1]))
+            assert.has_error(function() x.grad = there end, ("t.grad = value: {2,3} of float32 on %s for a tensor " ..
+                "{2,3} of float32 on %s"):format(where[2], where[1]))
         end
     end)
 

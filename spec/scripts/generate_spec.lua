@@ -86,8 +86,8 @@ describe("generate.lua --hugging-face", function()
 
         write("generation_config.json", ('{"eos_token_id": [%d, 100000]}'):format(made[3]))
         assert.same({ made[3] }, (select(2, te.models.from_hugging_face(folder))))
-        local first = 3
-        while made[first - 1] == made[3] do first = first - 1 end
+        local first = 1
+        while made[first] ~= made[3] do first = first + 1 end
         output = generate(options)
         assert.equal("Fusion" .. tokenizer:decode({ unpack(made, 1, first - 1) }, { continues = true }) .. "\n", output)
         assert.equal(generate(options .. " --ignore-eos"),

@@ -795,6 +795,20 @@ describe("te.make_graphed_callables", function()
 
     if reason then return end
 
+    it("refuses a backward alone that draws again what a forward outside drew", function()
+        local x = te.randn({ 4, 6 }, { device = "cuda", requires_grad = true })
+        local one = te.ones({ 2 }, { device = "cuda" })
+        local y = te.checkpoint(function(v) return te.dropout(v, 0.5) end, x):sum()
+        te.rand({ 3 }, { device = "cuda" })
+        local g = te.graph(function(v)
+            y:backward(nil, { retain_graph = true })
+            return v + 1
+        end, { one }, { warmup = 1 })
+        g(one)
+        assert.has_error(function() g(one) end,
+            "te.graph: drawing random numbers from before the recording cannot be part of a graph")
+    end)
+
     it("draws again what te.checkpoint drew in forward, whatever others draw in between", function()
         local layer = te.Linear(6, 6):to("cuda")
         local function stretch(v) return te.dropout(layer(te.dropout(v, 0.3)), 0.5) end

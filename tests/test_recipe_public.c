@@ -73,7 +73,11 @@ static void test_option_mistakes(te_context *ctx)
     te_quantizer_fields f = {.struct_size = sizeof f};
     bool yes;
     CHECK_FAILS(ctx, te_recipe_quantizer(mx, &(te_operand_role){(te_role)7, false, NULL}, &f, &yes) == TE_OK,
-                "operand");
+                "there is no role 7");
+    f.struct_size = 0;
+    CHECK_FAILS(ctx, te_recipe_quantizer(mx, &(te_operand_role){TE_ROLE_INPUT, false, NULL}, &f, &yes) == TE_OK,
+                "te_recipe_quantizer: struct_size: 0");
+    f.struct_size = sizeof f;
     te_recipe_release(mx);
     te_quantizer_defaults(&f);
     f.element = "float9";

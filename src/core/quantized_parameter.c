@@ -34,9 +34,8 @@ te_tensor *te_quantized_parameter_new(te_tensor *source, te_recipe_state *state,
 {
     te_context *ctx = source->ctx;
     te_quantized copies;
-    if (!state->recipe || !state->recipe->quantized[TE_ROLE_WEIGHT]) {
+    if (!state->recipe || !state->recipe->quantized[TE_ROLE_WEIGHT])
         return te_tensor_is_quantized(source) ? te_tensor_dequantized(source) : te_tensor_clone_data(source);
-    }
     const te_quantizer *q = &state->recipe->quantizers[TE_ROLE_WEIGHT];
     te_status status = te_role_quantize_resident(state, q, source, columnwise, false, &copies);
     return status == TE_OK ? attach(ctx, &copies, state) : NULL;

@@ -21,7 +21,7 @@ bin=$here/bin
 # The specs that compare the device with the CPU; they come first.
 made_of="spec/cuda_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec.lua spec/cuda/parameters_spec.lua
     spec/cuda/reports_spec.lua spec/cuda/host_spec.lua spec/cuda/packed_spec.lua spec/recipe/faster_spec.lua
-    spec/graph_spec.lua spec/graph_random_spec.lua spec/train/steps_spec.lua spec/models/recorded_spec.lua"
+    spec/graph/*_spec.lua spec/train/steps_spec.lua spec/models/recorded_spec.lua"
 
 # from_here PATH: from the folder that the user stands in, which is left later on.
 from_here() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
@@ -336,7 +336,7 @@ run() {
     else
         echo "LEFT OUT  memcheck, racecheck: no compute-sanitizer" >>"$summary"
     fi
-    step "specs on the device" 200 specs cuda spec/autograd_spec.lua spec/optim/*_spec.lua spec/module_spec.lua \
+    step "specs on the device" 200 specs cuda spec/autograd/*_spec.lua spec/optim/*_spec.lua spec/module_spec.lua \
         spec/sequential_spec.lua spec/tensor_spec.lua spec/models/*_spec.lua spec/ops_spec.lua spec/ops/*_spec.lua \
         spec/recipe/*_spec.lua spec/fuser/*_spec.lua
     # The last lines are whole steps, and of those GPT-2's.

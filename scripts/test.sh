@@ -149,10 +149,10 @@ long="spec/robustness_spec.lua spec/scripts/train_gpt_spec.lua spec/recipe/quant
     spec/distributed/*_spec.lua spec/recipe/optim_spec.lua spec/ops/moe_spec.lua"
 
 # Specs that say themselves which device computes what.
-names_devices="spec/cuda_spec.lua spec/cuda/*_spec.lua spec/graph_spec.lua spec/recipe/faster_spec.lua"
+names_devices="spec/cuda_spec.lua spec/cuda/*_spec.lua spec/graph/*_spec.lua spec/recipe/faster_spec.lua"
 
 # Those among them that compare products of fp8 with the CPU's.
-adds_fp8="spec/cuda_spec.lua spec/graph_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec.lua
+adds_fp8="spec/cuda_spec.lua spec/graph/copies_spec.lua spec/cuda/attention_spec.lua spec/cuda/emission_spec.lua
     spec/cuda/parameters_spec.lua"
 
 # Specs that show nothing new on a device. They compare what programs and documents print, which names the device of a
@@ -237,7 +237,7 @@ plain() {
         limited 1800 cmake --build build-plain --target tetrain_executable test_gemm test_gemm_ways test_engine &&
         limited 300 build-plain/test_gemm && limited 300 build-plain/test_gemm_ways &&
         limited 300 build-plain/test_engine &&
-        busted_on build-plain 600 spec/autograd_spec.lua spec/models spec/ops/linear_spec.lua
+        busted_on build-plain 600 spec/autograd/*_spec.lua spec/models spec/ops/linear_spec.lua
 }
 step "without oneDNN" plain
 
@@ -260,7 +260,7 @@ if [ -x build-asan/tetrain ]; then
     specs build-asan
     [ ! -d build-asan/cuda_fake ] || {
         header "Lua specs on the CUDA backend in build-asan"
-        made_up_gpu build-asan cuda spec/autograd_spec.lua spec/optim/*_spec.lua spec/module_spec.lua \
+        made_up_gpu build-asan cuda spec/autograd/*_spec.lua spec/optim/*_spec.lua spec/module_spec.lua \
             spec/sequential_spec.lua spec/tensor_spec.lua spec/ops/attention_spec.lua spec/ops/embedding_spec.lua \
             spec/ops/linear_spec.lua spec/fuser/plan_spec.lua spec/recipe/parameters_spec.lua \
             spec/train/checkpoint_spec.lua

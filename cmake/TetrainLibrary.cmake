@@ -45,10 +45,10 @@ foreach(name program_f64 program_across program_whole_rows index program_plan pr
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/${name}.c PROPERTIES COMPILE_OPTIONS
     "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
 endforeach()
-# What scripts do now and then: all bindings but those of operations, tensors and optimizers, what makes plans,
-# programs, recipes and texts of them, and what reads and writes files.
+# What scripts do now and then: all bindings but those of operations, tensors, their memory and optimizers, what makes
+# plans, programs, recipes and texts of them, and what reads and writes files.
 file(GLOB TE_SELDOM CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)
-list(FILTER TE_SELDOM EXCLUDE REGEX "/(operations|tensor|arguments|optim|optim_prepared)\\.c$")
+list(FILTER TE_SELDOM EXCLUDE REGEX "/(operations|tensor|collect|arguments|optim|optim_prepared)\\.c$")
 foreach(name fuser/describe fuser/compile fuser/plan fuser/infer fuser/cluster fuser/frame fuser/recompute fuser/ranges
     formula program op_program op_variant op_gradient recipe_kinds recipe_value recipe_update safetensors io tokens bpe
     profile graph context comm tensor_transfer optimizer quantized nearest op_define op_signature tokenizer regex nfc

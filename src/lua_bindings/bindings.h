@@ -177,6 +177,12 @@ te_tensor *te_lua_check_tensor(lua_State *L, int index, const char *function, co
 te_lua_tensor *te_lua_new_tensor(lua_State *L);
 /* Pushes a further reference of *t, nil for NULL; *t is read when the userdata is there. */
 void te_lua_push_tensor(lua_State *L, te_tensor *const *t);
+/* Raises when t's memory belongs to a file. */
+void te_lua_check_writable(lua_State *L, const char *function, const te_tensor *t);
+void te_lua_open_tensor(te_lua *rt, lua_State *L); /* the metatable; the library table is on top */
+
+/* --- memory of tensors, and calls into the engine (collect.c) ----------------------------------------------------- */
+
 /* Collects when much tensor memory became garbage since the last time. Called outside the engine, holding nothing. */
 void te_lua_charge(te_lua *rt, lua_State *L);
 /* Raises unless the engine may be entered. */
@@ -186,9 +192,7 @@ void te_lua_enter(te_lua *rt, lua_State *L, const char *function);
 lua_State *te_lua_caller(const te_lua *rt);
 /* Raises where calls have left too little of C's stack, see stack.c. */
 void te_lua_check_stack(te_lua *rt, lua_State *L);
-/* Raises when t's memory belongs to a file. */
-void te_lua_check_writable(lua_State *L, const char *function, const te_tensor *t);
-void te_lua_open_tensor(te_lua *rt, lua_State *L); /* the metatable; the library table is on top */
+void te_lua_open_collection(te_lua *rt, lua_State *L); /* when the context is there */
 
 /* --- arguments (arguments.c) -------------------------------------------------------------------------------------- */
 

@@ -58,6 +58,8 @@ local command_line = train.command_line {
     { "fp8-attention", "string", "none", choices = { "none", "dpa", "mha" },
         help = "dpa: attention multiplies in FP8; mha: and its projection takes FP8. With delayed, current or mxfp8" },
     { "fp8-params", "boolean", false, help = "store the blocks' weights only in the recipe's format" },
+    { "recompute-blocks", "boolean", false,
+        help = "backward computes each block again from its input: less memory, a third more work" },
     { "dtype", "string", choices = { "float32", "bfloat16" },
         help = "of the computation; default: bfloat16 with a recipe, else float32; a resumed run keeps its own. "
             .. "Weights and optimizer stay float32" },
@@ -212,6 +214,7 @@ local function open_run(o, given, script)
     refuse_other_data(given, run.tokenizer)
     if saved then train.checkpoint.check_data(saved, run.set) end
     run.model = saved and saved_model(o, saved) or new_model(o, run.tokenizer)
+    run.model:set_recompute_blocks(o.recompute_blocks)
     if ranks.context then
         local fits, why = pcall(run.model.set_context_parallel_group, run.model, ranks.context, o.cp_comm_type)
         if not fits then refuse("--context-parallel=%d: %s", o.context_parallel, train.plain(why)) end

@@ -9,7 +9,7 @@
 --     self:embed(ids, before)  hidden states {batch, seq, n_embd} of ids that follow `before` tokens
 --     takes_positions          whether embed takes, for one id a row, a tensor {1} as `before`, so that generation can
 --                              be recorded
---     self:chain()             what stands between them and the head
+--     self:chain()             what stands between them and the head, self.blocks and modules around it
 --     self:head()              the weight {vocab_size, n_embd} that makes logits
 --
 -- With the option context_parallel, a group of processes, ids and targets are this process's part of sequences that are
@@ -47,6 +47,8 @@ end
 
 -- Options that are this process's and not the model's: a checkpoint has none of them.
 local OWN = {
+    recompute_blocks = { "boolean", false,
+        help = "backward computes each block again from its input: less memory, a third more work" },
     context_parallel = { "any", help = context_parallel.OPTIONS.cp_group.help },
     cp_comm_type = context_parallel.OPTIONS.cp_comm_type,
 }
@@ -80,6 +82,7 @@ function Decoder:make_blocks(Block)
         append_blocks() -- as whoever makes the model says
     end
     local group, comm_type = config.context_parallel, config.cp_comm_type
+    self.recompute_blocks = config.recompute_blocks
     for name in pairs(OWN) do config[name] = nil end
     self:set_context_parallel_group(group, comm_type)
 end
@@ -99,6 +102,42 @@ function Decoder:set_context_parallel_group(group, comm_type)
     return self
 end
 
+--- Whether backward computes each block again from its input, in place of keeping what is inside: the option
+--- recompute_blocks. On the CPU losses and gradients have the same bits, elsewhere gradients may differ in last ones.
+--- Returns the model.
+---@param on boolean
+function Decoder:set_recompute_blocks(on)
+    options.method("Decoder:set_recompute_blocks", self, Decoder)
+    options.argument(self.__name .. ":set_recompute_blocks", "on", on, { "boolean" })
+    self.recompute_blocks = on
+    return self
+end
+
+-- What te.checkpoint runs: a block's loss has to be a result for it to have a gradient.
+local function block_with_loss(block, x)
+    local y = block(x)
+    local loss = block.auxiliary_loss and block:auxiliary_loss()
+    if loss then return y, loss end
+    return y
+end
+
+-- Runs what stands between embedding and head.
+local function run_chain(self, x)
+    if not self.recompute_blocks or not te._core.grad_enabled() then return fuser.run_chain(self, x) end
+    for _, part in ipairs(self:chain()) do
+        if part ~= self.blocks then
+            x = part(x)
+        else
+            for _, block in ipairs(part) do
+                local y, loss = te.checkpoint(block_with_loss, block, x)
+                if loss then block:auxiliary_loss(loss) end
+                x = y
+            end
+        end
+    end
+    return x
+end
+
 local function check_ids(self, method, ids)
     if not te.is_tensor(ids) or ids:dim() ~= 2 then
         fail("%s:%s: ids: expected {batch, seq}, got %s", self.__name, method,
@@ -115,12 +154,12 @@ function Decoder:hidden_states(ids)
     if type(self) ~= "table" then options.method("Decoder:hidden_states", self, Decoder) end
     check_ids(self, "hidden_states", ids)
     local before = KVCache.offset()
-    if te.is_tensor(before) then return fuser.run_chain(self, self:embed(ids, before)) end
+    if te.is_tensor(before) then return run_chain(self, self:embed(ids, before)) end
     local seq = before + ids:size(2) * (self.cp_group and self.cp_group.size or 1)
     if seq > self.config.block_size then
         fail("%s: a sequence of %d tokens, block_size is %d", self.__name, seq, self.config.block_size)
     end
-    return fuser.run_chain(self, self:embed(ids, before))
+    return run_chain(self, self:embed(ids, before))
 end
 
 local FORWARD = {
@@ -161,7 +200,8 @@ options.declare(Decoder.forward, FORWARD)
 --- What the last forward adds to the loss, or nil.
 function Decoder:auxiliary_loss() return nil end
 
---- The plan of everything between the embedding and the head, for ids of this shape.
+--- The plan of everything between the embedding and the head, for ids of this shape. With recompute_blocks each block
+--- runs as it does there, but by itself, and forward once more in backward.
 ---@return te.Plan
 function Decoder:explain(ids)
     options.method("Decoder:explain", self, Decoder)

@@ -112,6 +112,13 @@ end
 
 function Block:chain() return { self.attention, self.mlp } end
 
+--- What the last forward adds to the loss, nil without experts; `loss`, where it is given, takes its place.
+function Block:auxiliary_loss(loss)
+    local experts = self.mlp[2]
+    if loss then rawset(experts, "aux_loss", loss) end
+    return rawget(experts, "aux_loss")
+end
+
 local Llama = Decoder:extend("Llama")
 
 Llama.records = true
@@ -213,7 +220,7 @@ end
 function Llama:auxiliary_loss()
     local sum
     for _, block in ipairs(self.blocks) do
-        local loss = self.config.n_expert and block.mlp[2].aux_loss
+        local loss = block:auxiliary_loss()
         if loss then sum = sum and sum + loss or loss end
     end
     return sum

@@ -150,8 +150,8 @@ describe("tetrain", function()
 
     it("names a variable with a value that means nothing", function()
         for setting, expected in pairs { ["TE_CPU_ISA=bogus"] = "portable, avx2 or avx512",
-            ["TE_CPU_ISA=avx"] = "portable", ["TE_TRACE=bogus"] = "dispatch",
-            ["TE_TRACE=dispatch,fuse"] = "dispatch" } do
+            ["TE_CPU_ISA=avx"] = "portable", ["TE_TRACE=bogus"] = "dispatch, fuse or both",
+            ["TE_TRACE=dispatch,fused"] = "dispatch" } do
             local _, err, status = shell(("%s '%s' -e 'print(1)'"):format(setting, TETRAIN))
             assert.equal(2, status)
             assert.is_truthy(err:find(("tetrain: %s: expected %s"):format(setting, expected), 1, true), err)
@@ -159,6 +159,19 @@ describe("tetrain", function()
         for _, setting in ipairs { "TE_CPU_ISA=", "TE_CPU_ISA=portable", "TE_CPU_ISA=avx512", "TE_TRACE=dispatch" } do
             assert.equal("1\n", (shell(("%s '%s' -e 'print(1)'"):format(setting, TETRAIN))))
         end
+    end)
+
+    it("reports plans as they are made under TE_TRACE=fuse", function()
+        local code = "te.Sequential(te.Linear(4, 4), te.GELU(), te.Dropout(0.5))(te.ones { 2, 4 }):sum():backward()"
+        local out, err, status = shell(("TE_TRACE=dispatch,fuse '%s' -e '%s'"):format(TETRAIN, code))
+        assert.equal(0, status)
+        assert.equal("", out)
+        assert.is_truthy(err:find("^fuse: a plan of 3 operations and their gradients for float32 {2,4}\n"), err)
+        assert.is_truthy(err:find("fuse:   backward wgrad, of linear: %d+ bytes read, %d+ written, %d+ FLOP\n"), err)
+        assert.is_truthy(err:find("fuse:   apart: linear | gelu_tanh: a matrix product", 1, true), err)
+        assert.is_truthy(err:find("\nfuse:   gelu_tanh+dropout_apply: 1 inputs, 0 parameters, 1 generators\nfuse:     %0 elem",
+            1, true), err)
+        assert.equal("", select(2, shell(("TE_TRACE=dispatch '%s' -e '%s'"):format(TETRAIN, code))))
     end)
 
     it("hands everything after the script to it", function()

@@ -129,4 +129,16 @@ describe("te.load", function()
         assert.error_matches(function() te.load(path, {}, 3) end, "te.load: argument 3, number 3, is too much", 1, true)
         assert.same({ 1, 1 }, te.load(path).weight:totable())
     end)
+
+    it("takes a path as a whole, however long", function()
+        local folder = path .. "-folder"
+        assert(os.execute("mkdir " .. folder))
+        local long = folder .. ("/."):rep((4095 - #folder - #"/weight") / 2)
+        long = long .. ("/"):rep(4095 - #long - #"weight") .. "weight"
+        te.save(folder .. "/weight", { inside = te.ones { 1 } })
+        assert.equal(4095, #long)
+        assert.is_truthy(te.load(long).inside)
+        assert.error_matches(function() te.load(long .. "-of-another") end, "File name too long")
+        os.execute("rm -r " .. folder)
+    end)
 end)

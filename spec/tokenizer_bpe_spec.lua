@@ -371,6 +371,19 @@ describe("te.tokenizer.load", function()
             template('[{"SpecialToken": {"id": "x"}}]', '{"x": {"ids": [5]}}'))
     end)
 
+    it("refuses added tokens that cannot be normalized, and two steps that put a space in front", function()
+        local function made(more)
+            local o = { tokens = { "a", "b" }, merges = {}, opaque = {}, steps = {}, added = {} }
+            for name, value in pairs(more) do o[name] = value end
+            return te._core.tokenizer(o)
+        end
+        assert.error_matches(function() made { nfc = true, added = { "a\255", 1, true } } end, "byte 2 is no UTF%-8")
+        made { nfc = true, added = { "a\255", 1, false } }
+        assert.error_matches(function()
+            made { steps = { false, false, false, false, false, false, false, false } }
+        end, "two steps put a space in front")
+    end)
+
     it("names what cannot be encoded or decoded", function()
         local tok = small()
         assert.error_matches(function() tok:encode "abx" end,

@@ -273,8 +273,40 @@ static void test_no_outputs(void)
     CHECK_MSG(f.live == 0, "%zu bytes leaked", f.live);
 }
 
+/* A group that has run and gets more of everything. */
+static void test_extension(void)
+{
+    te_context *ctx = te_context_open(NULL);
+    te_group *group = te_group_new(ctx);
+    te_tensor *in[2] = {te_tensor_full(ctx, TE_F32, 2, (int64_t[]){3, 4}, 2),
+                        te_tensor_full(ctx, TE_F32, 2, (int64_t[]){3, 4}, 5)};
+    te_tensor *out[3] = {NULL};
+    int x = te_group_input(group, false), y, z;
+    CHECK(te_group_apply(group, te_op_find(ctx, "square"), &x, 1, NULL, 0, &y) == TE_OK);
+    CHECK(te_group_output(group, y) == TE_OK && te_group_run(group, in, out) == TE_OK);
+    te_tensor_release(out[0]);
+    CHECK(te_group_apply(group, te_op_find(ctx, "add"), (int[]){y, te_group_input(group, false)}, 2, NULL, 0, &z) ==
+              TE_OK &&
+          te_group_output(group, z) == TE_OK && te_group_run(group, in, out) == TE_OK);
+    for (int i = 0; i < 2; i++) {
+        const float *values = out[i] ? te_tensor_data(out[i]) : NULL;
+        CHECK_MSG(values && values[11] == (i ? 9 : 4), "output %d", i);
+        te_tensor_release(out[i]);
+    }
+    CHECK(te_group_output(group, y) == TE_OK && te_group_run(group, in, out) == TE_OK);
+    for (int i = 0; i < 3; i++) {
+        CHECK(out[i] && ((const float *)te_tensor_data(out[i]))[0] == (i == 1 ? 9 : 4));
+        te_tensor_release(out[i]);
+    }
+    CHECK(te_group_n_plans(group) == 1);
+    for (int i = 0; i < 2; i++) te_tensor_release(in[i]);
+    te_group_release(group);
+    te_context_release(ctx);
+}
+
 int main(void)
 {
+    test_extension();
     compare(TE_F64, 0x1p-53, 1e-12);
     compare(TE_F32, 0x1p-24, 1e-5);
     compare(TE_BF16, 0x1p-9, 0.3);

@@ -1,5 +1,6 @@
 /* test_io.c - reading, listing and atomic writing, with every call failing in turn. */
 #include "faulty_io.h"
+#include "read_file.h"
 
 #include <sys/stat.h>
 
@@ -11,7 +12,7 @@ static bool contains(const char *path, const char *text)
     te_io_error error;
     char *data;
     size_t size;
-    if (te_io_read_file(&te_io_posix, &te_mem_libc, path, &data, &size, &error) != TE_OK) return false;
+    if (read_file(&te_io_posix, &te_mem_libc, path, &data, &size, &error) != TE_OK) return false;
     bool same = size == strlen(text) && memcmp(data, text, size + 1) == 0;
     te_mem_free(&te_mem_libc, data, size + 1);
     return same;
@@ -29,7 +30,7 @@ static void test_round_trip(void)
         CHECK(te_io_write_file(&f.io, &m.mem, "file", NEW, strlen(NEW), &error) == TE_OK);
         char *data = NULL;
         size_t size = 0;
-        CHECK(te_io_read_file(&f.io, &m.mem, "file", &data, &size, &error) == TE_OK);
+        CHECK(read_file(&f.io, &m.mem, "file", &data, &size, &error) == TE_OK);
         CHECK(size == strlen(NEW) && data && memcmp(data, NEW, size + 1) == 0);
         te_mem_free(&m.mem, data, size + 1);
     }
@@ -154,17 +155,17 @@ static void test_read_failures(void)
     test_file_write("file", OLD, strlen(OLD));
     for (long n = 1; n <= 3; n++) { /* open, size, pread */
         faulty_io_arm(&f, n);
-        CHECK(te_io_read_file(&f.io, &m.mem, "file", &data, &size, &error) == TE_ERROR_IO);
+        CHECK(read_file(&f.io, &m.mem, "file", &data, &size, &error) == TE_ERROR_IO);
         CHECK(strstr(error.message, "file: ") == error.message && strstr(error.message, "Input/output error"));
     }
     faulty_io_arm(&f, 0);
     m.fail_at = m.calls + 1;
-    CHECK(te_io_read_file(&f.io, &m.mem, "file", &data, &size, &error) == TE_ERROR_MEMORY);
-    CHECK(te_io_read_file(&f.io, &m.mem, "absent", &data, &size, &error) == TE_ERROR_IO);
-    CHECK(te_io_read_file(&f.io, &m.mem, ".", &data, &size, &error) == TE_ERROR_IO);
+    CHECK(read_file(&f.io, &m.mem, "file", &data, &size, &error) == TE_ERROR_MEMORY);
+    CHECK(read_file(&f.io, &m.mem, "absent", &data, &size, &error) == TE_ERROR_IO);
+    CHECK(read_file(&f.io, &m.mem, ".", &data, &size, &error) == TE_ERROR_IO);
     CHECK(strstr(error.message, "directory"));
     CHECK(mkfifo("pipe", 0666) == 0);
-    CHECK(te_io_read_file(&f.io, &m.mem, "pipe", &data, &size, &error) == TE_ERROR_IO);
+    CHECK(read_file(&f.io, &m.mem, "pipe", &data, &size, &error) == TE_ERROR_IO);
 
     int fd;
     int64_t length;

@@ -197,7 +197,9 @@ enum { TE_NO_VALUE = -1 };
 TE_API te_group *te_group_new(te_context *ctx);
 /* NULL is a no-op; runs whose backward is still to come are not disturbed. */
 TE_API void      te_group_release(te_group *group);
-/* A parameter has a shape of its own; an activation is x, the first input, or has x's leading dimensions. Returns
+/* A group may be extended after it has run: its plans are made anew.
+ *
+ * A parameter has a shape of its own; an activation is x, the first input, or has x's leading dimensions. Returns
  * TE_NO_VALUE on failure. */
 TE_API int te_group_input(te_group *group, bool parameter);
 /* Whether a group may hold the operation; if not, the context's message says why. */

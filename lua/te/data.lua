@@ -164,8 +164,7 @@ end
 
 local function length_of(source)
     if source.tokens then return #source.tokens end
-    local loader = te._core.tokens_open { paths = source.paths, tokens = source.tokens, batch = 1, block = 1,
-        prefetch = 0 }
+    local loader = te._core.tokens_open { paths = source.paths, batch = 1, block = 1, prefetch = 0 }
     local n = loader.n_tokens
     loader:close()
     return n

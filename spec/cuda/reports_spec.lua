@@ -22,6 +22,17 @@ describe("ids out of range on CUDA", function()
         assert.same({ 4, 3 }, out.shape)
     end)
 
+    it("are errors of te.profile, from before it and from inside", function()
+        local table_ = rows(5)
+        te.embedding(table_, ids(1, 9))
+        assert.error_matches(function() te.profile(function() return table_ * 2 end) end,
+            "embedding: id 9 at position 2 is outside 0 to 4")
+        assert.error_matches(function() te.profile(function() te.embedding(table_, ids(7)) end) end,
+            "embedding: id 7 at position 1 is outside 0 to 4")
+        te.synchronize("cuda")
+        assert.is_true(#te.profile(function() return table_ * 2 end).events > 0)
+    end)
+
     it("come with a value that is read", function()
         local picked = te.gather(rows(4), 1,
             te.tensor({ { 0, 1, 2 }, { 3, -7, 4 } }, { dtype = "int64", device = "cuda" }))

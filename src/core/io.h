@@ -77,10 +77,6 @@ te_status te_io_open_read(const te_io *io, const char *path, int *fd, int64_t *s
 te_status te_io_read(const te_io *io, int fd, const char *path, void *data, size_t size, int64_t offset,
                      te_io_error *error);
 
-/* The whole file in a block of *size + 1 bytes from mem, which the caller frees; the byte after the contents is 0. */
-te_status te_io_read_file(const te_io *io, const te_mem *mem, const char *path, char **data, size_t *size,
-                          te_io_error *error);
-
 /* --- folders ---------------------------------------------------------------------------------------------------- */
 
 typedef struct te_io_names {

@@ -18,6 +18,7 @@ struct te_profiler {
     te_profile_event *events;
     size_t            n, capacity;
     double            begin;
+    te_status         before; /* of what ran before the kernel in progress and is only known now */
     te_status         status;
 };
 
@@ -41,7 +42,7 @@ static te_profile_event begin(te_exec *exec, const char *kind)
     te_profile_event event = {.bytes = 0};
     snprintf(event.kind, sizeof event.kind, "%s", kind);
     snprintf(event.device, sizeof event.device, "%s", ((te_device *)exec->owner)->name);
-    real_of(exec)->synchronize(exec);
+    profiler_of(exec)->before = real_of(exec)->synchronize(exec);
     event.start = now();
     return event;
 }
@@ -59,6 +60,7 @@ static te_status end(te_exec *exec, te_profile_event *event, te_status status)
     } else {
         p->status = TE_ERROR_MEMORY;
     }
+    if (p->before != TE_OK) return p->before;
     return status == TE_OK ? late : status;
 }
 
@@ -247,6 +249,8 @@ void te_profile_device(te_device *device)
 te_status te_profile_start(te_context *ctx, te_mem mem)
 {
     if (ctx->profiler) return te_fail(ctx, TE_ERROR_ARGUMENT, "te.profile: a profile is running already");
+    te_status status = te_context_synchronize(ctx, NULL);
+    if (status != TE_OK) return status;
     struct te_profiler *p = te_mem_zalloc(&ctx->mem, sizeof *p);
     if (!p) return te_fail_memory(ctx, "te.profile");
     ctx->profiler = p;

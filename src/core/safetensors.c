@@ -24,10 +24,9 @@ struct te_safetensors {
     int                          fd;
     int64_t                      file_size, header_size;
     te_safetensors_entry        *entries;
-    const te_safetensors_entry **by_name; /* sorted */
     te_safetensors_pair         *pairs;
     int                          n_entries, n_pairs;
-    size_t                       capacity; /* of entries and by_name */
+    size_t                       capacity; /* of entries */
     char                        *strings; /* all names, keys and values: header_size bytes */
     size_t                       strings_used;
 };
@@ -241,11 +240,6 @@ static int compare_offsets(const void *a, const void *b)
     return x->name < y->name ? -1 : x->name > y->name;
 }
 
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp((*(const te_safetensors_entry *const *)a)->name, (*(const te_safetensors_entry *const *)b)->name);
-}
-
 static te_status check_tiling(te_safetensors *st, te_io_error *error)
 {
     int64_t start = LENGTH_BYTES + st->header_size;
@@ -278,8 +272,7 @@ static te_status read_header(te_safetensors *st, json_t *root, te_io_error *erro
     st->capacity = json_object_size(root); /* one too many where there is metadata */
     st->strings = te_mem_alloc(st->mem, (size_t)st->header_size);
     st->entries = te_mem_zalloc(st->mem, st->capacity * sizeof *st->entries);
-    st->by_name = te_mem_alloc(st->mem, st->capacity * sizeof *st->by_name);
-    if (!st->strings || !st->entries || !st->by_name)
+    if (!st->strings || !st->entries)
         return te_io_fail(error, TE_ERROR_MEMORY, st->path, "out of memory for %zu tensors", st->capacity);
     json_object_foreach(root, name, value) {
         bool metadata = strcmp(name, "__metadata__") == 0;
@@ -287,8 +280,6 @@ static te_status read_header(te_safetensors *st, json_t *root, te_io_error *erro
         if (status != TE_OK) return status;
     }
     qsort(st->entries, (size_t)st->n_entries, sizeof *st->entries, compare_offsets);
-    for (int i = 0; i < st->n_entries; i++) st->by_name[i] = &st->entries[i];
-    qsort(st->by_name, (size_t)st->n_entries, sizeof *st->by_name, compare_names);
     return check_tiling(st, error);
 }
 
@@ -323,7 +314,6 @@ void te_safetensors_close(te_safetensors *st)
     const te_mem *mem = st->mem;
     if (st->fd >= 0) st->io.close(st->io.user, st->fd);
     te_mem_free(mem, st->pairs, (size_t)st->n_pairs * sizeof *st->pairs);
-    te_mem_free(mem, st->by_name, st->capacity * sizeof *st->by_name);
     te_mem_free(mem, st->entries, st->capacity * sizeof *st->entries);
     te_mem_free(mem, st->strings, (size_t)st->header_size);
     if (st->path) te_mem_free(mem, st->path, strlen(st->path) + 1);
@@ -335,15 +325,6 @@ int te_safetensors_metadata_count(const te_safetensors *st) { return st->n_pairs
 
 const te_safetensors_entry *te_safetensors_get(const te_safetensors *st, int index) { return &st->entries[index]; }
 const te_safetensors_pair  *te_safetensors_metadata(const te_safetensors *st, int index) { return &st->pairs[index]; }
-
-int te_safetensors_find(const te_safetensors *st, const char *name)
-{
-    te_safetensors_entry key = {.name = name};
-    const te_safetensors_entry *wanted = &key;
-    const te_safetensors_entry **found =
-        bsearch(&wanted, st->by_name, (size_t)st->n_entries, sizeof *st->by_name, compare_names);
-    return found ? (int)(*found - st->entries) : -1;
-}
 
 te_status te_safetensors_check_dtype(const te_safetensors *st, int index, te_io_error *error)
 {

@@ -49,7 +49,6 @@ void te_safetensors_close(te_safetensors *st); /* NULL is a no-op */
 /* Entries in the order of their data. They live until close. */
 int                         te_safetensors_count(const te_safetensors *st);
 const te_safetensors_entry *te_safetensors_get(const te_safetensors *st, int index);
-int                         te_safetensors_find(const te_safetensors *st, const char *name); /* -1: not there */
 
 /* Metadata in the order of the header. */
 int                        te_safetensors_metadata_count(const te_safetensors *st);

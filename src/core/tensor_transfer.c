@@ -80,8 +80,8 @@ te_status te_tensor_copy_across(te_tensor *dst, te_tensor *src)
     bool direct = te_tensor_contiguous(dst) && dst->dtype == src->dtype && te_same_shape(dst, src);
     te_tensor *landed = direct ? te_tensor_retain(dst)
                                : te_tensor_new(dst->ctx, dst->storage->device, src->dtype, src->ndim, src->shape);
+    if (landed && direct) te_tensor_written(dst); /* also where only some of it arrives */
     te_status status = landed ? move_bytes(landed, dense) : dst->ctx->status;
-    if (status == TE_OK && direct) te_tensor_written(dst);
     if (status == TE_OK && !direct) status = te_tensor_copy_data(dst, landed);
     te_tensor_release(landed);
     te_tensor_release(dense);

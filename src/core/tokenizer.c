@@ -21,6 +21,7 @@ struct te_tokenizer {
     te_regex     *steps[TE_TOKENIZER_STEPS]; /* NULL: a space in front */
     bool          at_start[TE_TOKENIZER_STEPS];
     size_t        n_steps;
+    int           spaces; /* steps that put one in front */
     unsigned char *spaced; /* a piece behind its space */
     size_t        spaced_capacity;
     unsigned char *blanked; /* a run with its spaces */
@@ -220,6 +221,8 @@ static te_status fill(te_tokenizer *t, const te_tokenizer_options *o, te_io_erro
     for (size_t i = 0; i < o->n_steps && status == TE_OK; i++, t->n_steps++) {
         const te_tokenizer_step *s = &o->steps[i];
         t->at_start[i] = s->at_start;
+        if (!s->pattern && t->spaces++)
+            return te_io_fail(error, TE_ERROR_ARGUMENT, NULL, "two steps put a space in front"); /* in one buffer */
         if (s->pattern) status = te_regex_new(&t->steps[i], t->mem, s->pattern, s->size, s->literal, error);
     }
     return status;

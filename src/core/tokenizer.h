@@ -22,7 +22,7 @@ typedef struct te_added_token {
 } te_added_token;
 
 /* Cuts a piece into the matches of a pattern and what lies between them; without a pattern, puts a space in front of a
- * piece that has none. */
+ * piece that has none, which one step may do. */
 typedef struct te_tokenizer_step {
     const char *pattern; /* NULL: the space */
     size_t      size;

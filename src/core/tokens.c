@@ -197,7 +197,6 @@ te_status te_token_stream_from_memory(te_token_stream **out, const te_mem *mem, 
 }
 
 int64_t te_token_stream_length(const te_token_stream *stream) { return stream->length; }
-size_t  te_token_stream_shards(const te_token_stream *stream) { return stream->n_shards; }
 void    te_token_stream_retain(te_token_stream *stream) { stream->refs++; }
 
 void te_token_stream_close(te_token_stream *stream)

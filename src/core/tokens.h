@@ -54,7 +54,6 @@ te_status te_token_stream_write(const te_token_stream *stream, const te_io *io, 
                                 te_token_type type, te_io_error *error);
 
 int64_t te_token_stream_length(const te_token_stream *stream);
-size_t  te_token_stream_shards(const te_token_stream *stream);
 
 /* Streams are counted: every loader holds its own, so all may be closed in any order. One thread opens and closes. */
 void te_token_stream_retain(te_token_stream *stream);
@@ -121,18 +120,12 @@ void    te_tokens_close(te_tokens *tokens); /* at any moment; NULL is a no-op */
 
 /* --- text ------------------------------------------------------------------------------------------------------- */
 
-/* ids[i] = table[text[i]]. Returns size, or the offset of the first byte whose entry is negative. */
-size_t te_text_map_bytes(const unsigned char *text, size_t size, const int32_t table[256], int32_t *ids);
-
 /* Characters are code points of UTF-8. A byte that is no part of valid UTF-8 counts as one character, U+DC00 + byte,
  * which valid text cannot contain; so every sequence of bytes can be encoded and comes back the same. */
 
 /* The different characters of a text, ascending: a block of *count elements from mem, which the caller frees. */
 te_status te_text_points(const te_mem *mem, const unsigned char *text, size_t size, uint32_t **points, size_t *count,
                          te_io_error *error);
-
-/* The bytes of a character, 1 to 4; their number. */
-size_t te_text_point_bytes(uint32_t point, unsigned char bytes[4]);
 
 /* A vocabulary of characters: the id of points[i] is i. Points must ascend. */
 typedef struct te_text_table te_text_table;

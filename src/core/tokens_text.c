@@ -4,29 +4,12 @@
 
 enum { ESCAPE = 0xDC00, POINTS = 0x110000, PAGE = 256, PAGES = POINTS / PAGE };
 
-size_t te_text_map_bytes(const unsigned char *text, size_t size, const int32_t table[256], int32_t *ids)
-{
-    int32_t all = 0; /* negative once any id was */
-    for (size_t i = 0; i < size; i++) all |= ids[i] = table[text[i]];
-    if (all >= 0) return size;
-    size_t i = 0;
-    while (ids[i] >= 0) i++;
-    return i;
-}
-
 /* The character at the start of a text; its number of bytes. */
 static size_t next_point(const unsigned char *text, size_t size, uint32_t *point)
 {
     size_t n = te_utf8_decode(text, size, point);
     if (n) return n;
     *point = ESCAPE + text[0];
-    return 1;
-}
-
-size_t te_text_point_bytes(uint32_t point, unsigned char bytes[4])
-{
-    if (point < ESCAPE + 0x80 || point > ESCAPE + 0xFF) return te_utf8_encode(point, bytes);
-    bytes[0] = (unsigned char)(point - ESCAPE);
     return 1;
 }
 

@@ -48,13 +48,6 @@ TE_HD static inline uint64_t te_f64_bits(double x)
     return v.u;
 }
 
-TE_HD static inline double te_f64_from_bits(uint64_t bits)
-{
-    union { uint64_t u; double f; } v;
-    v.u = bits;
-    return v.f;
-}
-
 /* --- to float32 (exact) ----------------------------------------------------------------------------------------- */
 
 TE_HD static inline float te_bf16_to_f32(uint16_t h) { return te_f32_from_bits((uint32_t)h << 16); }

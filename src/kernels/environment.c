@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 const char *te_environment(te_variable variable)
 {
@@ -13,6 +14,16 @@ const char *te_environment(te_variable variable)
     };
     const char *value = getenv(names[variable]);
     return value && *value ? value : NULL;
+}
+
+bool te_environment_traces(const char *kind)
+{
+    const char *at = te_environment(TE_ENV_TRACE);
+    for (size_t n; at && *at; at += n + (at[n] != 0)) {
+        n = strcspn(at, ",");
+        if (n == strlen(kind) && memcmp(at, kind, n) == 0) return true;
+    }
+    return false;
 }
 
 char *te_environment_cache(char *path, size_t size)

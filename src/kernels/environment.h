@@ -3,12 +3,13 @@
 #ifndef TE_KERNELS_ENVIRONMENT_H
 #define TE_KERNELS_ENVIRONMENT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /* X(enumerator, name, meaning) */
 #define TE_ENVIRONMENT_OWN(X)                                                                                         \
     X(DEVICE, "TE_DEVICE", "device of new tensors unless --device says otherwise")                                    \
-    X(TRACE, "TE_TRACE", "comma-separated list of what to report on standard error: dispatch")                        \
+    X(TRACE, "TE_TRACE", "comma-separated list of what to report on standard error: dispatch, fuse")                        \
     X(CPU_ISA, "TE_CPU_ISA", "portable, avx2 or avx512: the highest level that the CPU backend may use")              \
     X(CUDA_MODULE, "TETRAIN_CUDA_MODULE", "path of libtetrain_cuda.so, instead of searching for it")                  \
     X(MPI_MODULE, "TETRAIN_MPI_MODULE", "path of libtetrain_mpi.so, instead of searching for it")                     \
@@ -39,6 +40,8 @@ typedef enum te_variable {
 #undef TE_VARIABLE_ENUM
 } te_variable;
 
+/* Whether TE_TRACE asks for reports of this kind. */
+bool te_environment_traces(const char *kind);
 /* NULL when unset or empty. */
 const char *te_environment(te_variable variable);
 

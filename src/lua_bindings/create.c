@@ -235,7 +235,8 @@ static int create_arange(lua_State *L)
     bool     whole = first == floor(first) && step == floor(step);
     te_lua_creation c = read_creation(rt, L, options, "arange", whole ? TE_I64 : TE_F32);
     double   count = floor((last - first) / step * (1 + 0x1p-50)) + 1; /* 0.1 to 0.3 by 0.1 has three */
-    int64_t  n = count > 0 ? count < 0x1p40 ? (int64_t)count : INT64_C(1) << 41 : 0;
+    if (count >= 0x1p53) return te_lua_fail(L, "arange", "from %g to %g by %g are too many values", first, last, step);
+    int64_t  n = count > 0 ? (int64_t)count : 0;
     double   largest = fmax(fabs(first), fabs(first + (double)n * step));
     bool     here = c.device->exec.backend->host_memory;
     if (whole && n > 0 && largest < 0x1p24 && (!here || c.dtype == TE_F32)) return counted(rt, L, &c, n, first, step);

@@ -85,6 +85,19 @@ static int make_folder(lua_State *L)
     return 0;
 }
 
+/* write_file(path, text): the text in the file's place, whole or not at all. */
+static int write_file(lua_State *L)
+{
+    te_lua     *rt = te_lua_runtime(L);
+    const char *path = check_path(L, 1, "write_file");
+    size_t      size;
+    const char *text = luaL_checklstring(L, 2, &size);
+    te_io_error error;
+    te_lua_enter(rt, L, "write_file");
+    if (te_io_write_file(&te_io_posix, &rt->ctx->mem, path, text, size, &error) == TE_OK) return 0;
+    return te_lua_raise_io(rt, L, NULL, &error); /* the message begins with the path */
+}
+
 /* cache_folder(): where tetrain keeps what it measured; nothing where there is no such folder. It need not be there. */
 static int cache_folder(lua_State *L)
 {
@@ -332,8 +345,7 @@ static int safetensors_read(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     loading job = {.rt = rt};
-    char    path[4096];
-    snprintf(path, sizeof path, "%s", check_path(L, 1, "load"));
+    const char *path = check_path(L, 1, "load"); /* stands at index 1 */
     te_lua_enter(rt, L, "load");
     lua_settop(L, 2);
     job.chosen = lua_isfunction(L, 2);
@@ -415,8 +427,8 @@ static int safetensors_entries(lua_State *L)
 }
 
 const luaL_Reg te_lua_file_functions[] = {
-    {"list_dir", list_dir}, {"stat", stat_path}, {"mkdir", make_folder}, {"lock_folder", lock_folder},
-    {"cache_folder", cache_folder},
+    {"list_dir", list_dir}, {"stat", stat_path}, {"mkdir", make_folder}, {"write_file", write_file},
+    {"lock_folder", lock_folder}, {"cache_folder", cache_folder},
     {"safetensors_write", safetensors_write}, {"safetensors_read", safetensors_read},
     {"safetensors_entries", safetensors_entries}, {NULL, NULL},
 };

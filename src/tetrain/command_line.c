@@ -172,7 +172,7 @@ static int check_variables(void)
         const char *name, *between, *words, *message;
     } rows[] = {
         {"TE_CPU_ISA", "", " portable avx2 avx512 ", "TE_CPU_ISA=%s: expected portable, avx2 or avx512"},
-        {"TE_TRACE", ",", " dispatch ", "TE_TRACE=%s: expected dispatch"},
+        {"TE_TRACE", ",", " dispatch fuse ", "TE_TRACE=%s: expected dispatch, fuse or both, with a comma between"},
     };
     char        word[32];
     const char *device = getenv("TE_DEVICE");

@@ -29,20 +29,10 @@ local function lines_until(path, step)
     return table.concat(kept)
 end
 
--- Puts text in the file's place, whole or not at all: the disk may be full.
-local function replace(path, text)
-    local new = path .. ".tmp"
-    local ok, problem = files.write(new, text)
-    if ok then ok, problem = os.rename(new, path) end
-    if ok then return end
-    os.remove(new)
-    error(problem, 0)
-end
-
 --- Opens the file for a run that goes on after `step` (0: a new one).
 function Metrics.open(path, step)
     files.need "te.train.Metrics.open"
-    if step > 0 then replace(path, lines_until(path, step)) end
+    if step > 0 then te._core.write_file(path, lines_until(path, step)) end
     local file, problem = io.open(path, step > 0 and "a" or "w")
     if not file then error(problem, 0) end
     return setmetatable({ file = file, path = path }, Metrics)
@@ -77,7 +67,7 @@ function Metrics:add(step, fields)
     if not text then error(problem, 0) end
     local line = ('({"step":%d,"loss":[^\n]*)}\n'):format(step)
     local function longer(head) return without(head, fields) .. "," .. joined(fields) .. "}\n" end
-    replace(self.path, (text:gsub(line, longer, 1)))
+    te._core.write_file(self.path, (text:gsub(line, longer, 1)))
     self:close()
     self.file, problem = io.open(self.path, "a")
     if not self.file then error(problem, 0) end

@@ -155,7 +155,6 @@ static te_status add_identities(joining *j)
         if (v->cls != TE_VALUE_TOKENS || !v->wanted || !later) continue;
         int value = te_program_load(j->program, i);
         if (value < 0 || te_program_output(j->program, TE_OUT_ELEM, value) < 0) return out_of_memory(j->plan);
-        unit->slots[i].identity = true;
         unit->identities[unit->n_identities++] = i;
     }
     return TE_OK;

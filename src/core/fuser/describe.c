@@ -340,6 +340,21 @@ static void backward_unit(const te_describing *d, const te_unit *unit)
 
 /* --- the whole plan ----------------------------------------------------------------------------------------------- */
 
+te_status te_plan_describe(te_fuse_plan *plan, te_tensor *const *inputs,
+                           void (*step)(void *user, const te_step_description *),
+                           void (*split)(void *user, const te_split_description *), void *user)
+{
+    te_group_state *state = te_group_state_new(plan, inputs);
+    if (!state) return plan->ctx->status;
+    te_describing d = {
+        .plan = plan, .device = inputs[0]->storage->device, .frames = state->frames, .step = step, .user = user};
+    for (int u = 0; u < plan->n_units; u++) forward_unit(&d, &plan->units[u]);
+    for (int u = plan->n_units - 1; u >= 0 && plan->record; u--) backward_unit(&d, &plan->units[u]);
+    te_describe_splits(&d, split, user);
+    te_group_state_free(state);
+    return TE_OK;
+}
+
 te_status te_group_describe(te_group *group, te_tensor *const *inputs,
                             void (*step)(void *user, const te_step_description *),
                             void (*split)(void *user, const te_split_description *), void *user)
@@ -350,15 +365,7 @@ te_status te_group_describe(te_group *group, te_tensor *const *inputs,
     te_fuse_plan *plan = te_group_plan(group, inputs, record);
     if (!plan) return group->ctx->status;
     if (plan->refusal) return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "%s", plan->refusal);
-    te_group_state *state = te_group_state_new(plan, inputs);
-    if (!state) return group->ctx->status;
-    te_describing d = {
-        .plan = plan, .device = inputs[0]->storage->device, .frames = state->frames, .step = step, .user = user};
-    for (int u = 0; u < plan->n_units; u++) forward_unit(&d, &plan->units[u]);
-    for (int u = plan->n_units - 1; u >= 0 && record; u--) backward_unit(&d, &plan->units[u]);
-    te_describe_splits(&d, split, user);
-    te_group_state_free(state);
-    return TE_OK;
+    return te_plan_describe(plan, inputs, step, split, user);
 }
 
 int te_group_node_label(const te_group *group, int node) { return group->nodes[node].label; }

@@ -14,6 +14,11 @@ typedef struct te_describing {
     void               *user;
 } te_describing;
 
+/* The same as te_group_describe, of a plan that those inputs fit and that is no refusal. */
+te_status te_plan_describe(te_fuse_plan *plan, te_tensor *const *inputs,
+                           void (*step)(void *user, const te_step_description *),
+                           void (*split)(void *user, const te_split_description *), void *user);
+
 double te_described_rows(const te_describing *d, int space);
 double te_described_elements(const te_describing *d, int value);
 double te_described_bytes(const te_describing *d, int value, int half); /* half: only one of two is read */

@@ -23,15 +23,20 @@ te_group *te_group_new(te_context *ctx)
     return group;
 }
 
-void te_group_release(te_group *group)
+static void forget_plans(te_group *group)
 {
-    if (!group) return;
-    te_context *ctx = group->ctx;
     while (group->plans) {
         te_fuse_plan *plan = group->plans;
         group->plans = plan->next;
         te_fuse_plan_release(plan);
     }
+}
+
+void te_group_release(te_group *group)
+{
+    if (!group) return;
+    te_context *ctx = group->ctx;
+    forget_plans(group);
     for (int i = 0; i < group->n_nodes; i++) {
         te_op_release(group->nodes[i].call.op);
         te_recipe_state_release(group->nodes[i].recipe_state);
@@ -61,6 +66,7 @@ static int add_value(te_group *group, te_group_value made)
     if (!grow(group, &values, &group->value_capacity, group->n_values, sizeof *group->values)) return TE_NO_VALUE;
     group->values = values;
     group->values[group->n_values] = made;
+    forget_plans(group); /* they are those of a smaller group */
     return group->n_values++;
 }
 
@@ -226,6 +232,7 @@ te_status te_group_output(te_group *group, int value)
     if (group->n_outputs == TE_GROUP_MAX_OUTPUTS)
         return te_fail(group->ctx, TE_ERROR_UNSUPPORTED, "a group has at most %d outputs", TE_GROUP_MAX_OUTPUTS);
     group->outputs[group->n_outputs++] = value;
+    forget_plans(group);
     return TE_OK;
 }
 

@@ -2,6 +2,7 @@
 #include "plan.h"
 
 #include "../autograd.h"
+#include "kernels/environment.h"
 
 bool te_node_own(const te_mem *mem, te_group_node *node, const int *list, int n, te_recipe_state *const *states,
                  int n_states)
@@ -192,7 +193,7 @@ static bool same_plan(const te_fuse_plan *plan, const te_plan_key *keys, int x_n
 }
 
 /* Shapes and recipes may be new in every step. A plan that backward has yet to run takes memory anyway. */
-static void forget_plans(te_group *group)
+static void forget_surplus(te_group *group)
 {
     int n = 0;
     for (te_fuse_plan **at = &group->plans; *at;) {
@@ -228,6 +229,7 @@ te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool reco
     if (!plan) return NULL;
     plan->next = group->plans;
     group->plans = plan;
-    forget_plans(group);
+    forget_surplus(group);
+    if (te_environment_traces("fuse")) te_fuse_trace(plan, inputs);
     return plan;
 }

@@ -100,7 +100,6 @@ typedef struct te_unit_slot {
     int     value;
     te_part part;
     te_rate rate;
-    bool    identity;    /* also an output: its gradient arrives from later units */
 } te_unit_slot;
 
 /* An output of the gradient program. */
@@ -244,6 +243,8 @@ te_status te_group_check_inputs(te_group *group, te_tensor *const *inputs, bool 
 /* found or made; NULL on failure */
 te_fuse_plan *te_group_plan(te_group *group, te_tensor *const *inputs, bool record);
 void          te_fuse_plan_release(te_fuse_plan *plan);
+/* trace.c: the plan, for these inputs, on standard error. */
+void          te_fuse_trace(te_fuse_plan *plan, te_tensor *const *inputs);
 te_status     te_plan_infer(te_fuse_plan *plan);
 te_status     te_plan_cluster(te_fuse_plan *plan);
 te_status     te_plan_compile(te_fuse_plan *plan);

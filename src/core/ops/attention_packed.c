@@ -48,6 +48,9 @@ static te_status check_packed(te_call *call, int64_t heads, int64_t kv_heads)
             call, TE_ERROR_ARGUMENT,
             "seq_lens must be {batch} of int32 or int64 beside a projection {tokens, width}, not %s of %s beside %s",
             TE_SHAPE_TEXT(lens), te_dtype_name(lens->dtype), TE_SHAPE_TEXT(qkv));
+    if (lens && (lens->shape[0] >= INT32_MAX || qkv->shape[0] > INT32_MAX))
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "seq_lens %s beside %s: more than 2^31 - 1 sequences or tokens",
+                            TE_SHAPE_TEXT(lens), TE_SHAPE_TEXT(qkv));
     return TE_OK;
 }
 

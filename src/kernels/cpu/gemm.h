@@ -293,7 +293,6 @@ bool te_gemm_amx_allowed(void);
 /* What processors with a matrix unit multiply float32 with: AVX-512's tiles for first-level caches of 48 KiB,
  * second-level ones of 2 MiB and two multiplications of vectors in a cycle. */
 void te_gemm_suit_large_caches(te_gemm_kernel *f32);
-void te_gemm_fetch_avx512(const te_gemm_matrix *, int64_t, int64_t, int, int);
 void te_gemm_stream_squares_avx512(char *, int64_t, const void *, int, int, int, float *);
 void te_gemm_streamed_avx512(void); /* what this thread wrote past the caches is there before it tells another so */
 void te_gemm_finish_f32_avx512(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);

@@ -217,12 +217,11 @@ static te_status open_stream(te_exec *exec)
 te_status te_cuda_device_open(te_exec *exec, int index)
 {
     te_cuda_device *d = te_mem_zalloc(exec->mem, sizeof *d);
-    const char *trace = te_environment(TE_ENV_TRACE);
     int count = 0;
     if (!d) return te_exec_fail(exec, TE_ERROR_MEMORY, "out of host memory opening the device");
     exec->device = d;
     d->index = index;
-    d->trace_dispatch = trace && strstr(trace, "dispatch");
+    d->trace_dispatch = te_environment_traces("dispatch");
     te_disk_cache_open(&d->cache, exec->mem);
     te_status status = count_devices(exec, d, &count);
     if (status == TE_OK && index >= count)

@@ -212,6 +212,24 @@ describe("te.tokenizer.load", function()
         assert.equal("a\233", tok:decode { 0, 2 })
     end)
 
+    it("leaves out special tokens where that is asked for", function()
+        local tok = small({ added_tokens = ('[{"id": 5, "content": "<s>", "normalized": false, "special": true}, '
+            .. '{"id": 6, "content": "<t>", "normalized": false, "special": false}]') })
+        local ids = tok:encode "<s>ab<t>c<s>"
+        assert.same({ 5, 3, 6, 2, 5 }, ids)
+        assert.equal("<s>ab<t>c<s>", tok:decode(ids))
+        assert.equal("ab<t>c", tok:decode(ids, { skip_special_tokens = true }))
+        assert.same({ "ab", "" }, tok:decode(te.tensor({ { 5, 3 }, { 5, 5 } }, { dtype = "int64" }),
+            { skip_special_tokens = true }))
+        assert.equal("b", te.tokenizer.byte():decode({ 98 }, { skip_special_tokens = true }))
+    end)
+
+    it("cuts and fills up no texts, whatever was last asked of the file", function()
+        local tok = small { truncation = '{"max_length": 1, "strategy": "LongestFirst", "stride": 0}',
+            padding = '{"strategy": {"Fixed": 5}, "pad_id": 0, "pad_token": "a"}' }
+        assert.same({ 3, 2 }, tok:encode "abc")
+    end)
+
     it("special tokens around a text where they are asked for", function()
         local template = [[{"type": "Sequence", "processors": [{"type": "ByteLevel", "trim_offsets": false},
             {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
@@ -286,8 +304,6 @@ describe("te.tokenizer.load", function()
             '{"type": "Sequence", "pretokenizers": [{"type": "Digits"}, ' .. BYTES:format("false") .. "]}" })
         refused('post_processor.type: expected "ByteLevel" or one "TemplateProcessing", got "BertProcessing"',
             { post_processor = '{"type": "BertProcessing"}' })
-        refused("truncation", { truncation = '{"max_length": 5}' })
-        refused("padding", { padding = "{}" })
         refused("added_tokens[0].lstrip: expected none, which is all that is supported, got true",
             { added_tokens = added(5, '"x"', ', "lstrip": true') })
         refused("added_tokens[0].single_word", { added_tokens = added(5, '"x"', ', "single_word": true') })

@@ -46,8 +46,8 @@ function Config:only(name, ...)
         if value == other then return end
         allowed[i] = options.shown(other)
     end
-    self:fail(name, "only %s is supported, got %s", allowed[1] and table.concat(allowed, " or ") or "nothing",
-        options.shown(value))
+    if not allowed[1] then self:fail(name, "is not supported, got %s", options.shown(value)) end
+    self:fail(name, "only %s is supported, got %s", table.concat(allowed, " or "), options.shown(value))
 end
 
 local function part_of(config, fields) return setmetatable({ path = config.path, fields = fields }, Config) end
@@ -271,7 +271,7 @@ local function llama(config, kind)
     local kv_heads = own.multi_headed and config.get or config.need
     made.n_kv_head = kv_heads(config, "num_key_value_heads", { "size", made.n_head })
     made.n_embd = config:need("hidden_size", { "size" })
-    made.n_inner = config:need("intermediate_size", { "size" })
+    if not own.active or own.plain_experts then made.n_inner = config:need("intermediate_size", { "size" }) end
     made.head_size = config:get("head_dim", { "size", own.head_size })
     made.norm_eps = config:get("rms_norm_eps", { "number", own.eps or 1e-6, min = 0 })
     made.tie = config:get("tie_word_embeddings", { "boolean", own.tie or false })

@@ -76,6 +76,9 @@ end
 --- fn(...), whose parameters are of that dtype and hold whatever their memory held: they are about to be loaded.
 function initializers.bare(dtype, fn, ...) return te._core.pass(te._core.under(swap, dtype, fn, ...)) end
 
+--- Whether parameters are left so now.
+function initializers.leaves_bare() return bare ~= nil end
+
 --- A leaf tensor that requires a gradient, filled by `init`.
 ---@param shape integer[]
 ---@param init function

@@ -155,6 +155,7 @@ local function copy_all(source)
         elseif not rawequal(tensor, given) then
             tensor:copy_(given)
         end
+        if mode.initial and mode.initial[tensor] then mode.note_initial(tensor, given) end
     end
 end
 

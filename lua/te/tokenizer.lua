@@ -63,9 +63,9 @@ local function each_point(text)
     end
 end
 
--- As BPE has them; without special tokens and spaces of its own neither makes a difference.
+-- As BPE has them; without special tokens and spaces of its own none makes a difference.
 local ENCODE = { special = { "boolean", false }, prompt = { "boolean", false } }
-local DECODE = { continues = { "boolean", false } }
+local DECODE = { continues = { "boolean", false }, skip_special_tokens = { "boolean", false } }
 
 local function check_text(text, opts)
     options.argument("te.tokenizer", "text", text, { "string" })

@@ -245,6 +245,27 @@ describe("te.models.from_hugging_face", function()
                 loaded:generate(start, 8, { temperature = 0 }):totable())
         end)
 
+        it("stores the weights of " .. name .. " quantized, and keeps them where asked", function()
+            make(name)
+            local high = te.models.from_hugging_face(folder):state_dict()
+            local junk = {}
+            for i = 1, 40 do junk[i] = te.full({ 13 + i % 20, 16 + i }, 1e30) end -- what memory may hold
+            for _, t in ipairs(junk) do t:release() end
+            local loaded = te.quantized_model_init({ recipe = te.recipe.DelayedScaling {},
+                preserve_high_precision_init_val = true }, te.models.from_hugging_face, folder)
+            local state, n = loaded:state_dict(), 0
+            for path, parameter in loaded:named_parameters() do
+                if te._core.is_quantized(parameter) then
+                    n = n + 1
+                    local values = parameter:get_high_precision_init_val()
+                    assert.same(high[path]:totable(), values:totable(), path)
+                    local history = state[path .. "_amax_history"]
+                    if history then assert.equal(values:abs():max():item(), history:max():item(), path) end
+                end
+            end
+            assert.is_true(n > 0)
+        end)
+
         it("gives back the tensors of the original: " .. name, function()
             local weights = make(name)
             local loaded = te.models.from_hugging_face(folder)
@@ -529,19 +550,19 @@ describe("te.models.from_hugging_face", function()
         refuses("swiglu_limit: only 7 is supported, got 8", "gpt_oss", { ['7.0'] = '8.0' })
         refuses("_proj.*: expected 5 experts of an even number of outputs, got {4,", "gpt_oss",
             { ['"num_local_experts": 4'] = '"num_local_experts": 5' })
-        refuses("attn_logit_softcapping: only nothing is supported, got 50", "gemma3_text", { null = "50" })
+        refuses("attn_logit_softcapping: is not supported, got 50", "gemma3_text", { null = "50" })
         refuses("rope_type: only \"default\" is supported, got \"linear\"", "gemma3_text",
             { ['"default"'] = '"linear"' })
         refuses("rope_parameters: expected full_attention and sliding_attention, got \"rope_theta\"", "gemma3_text",
             { ['"rope_parameters": {'] = '"rope_parameters": {"rope_type": "default", "rope_theta": 777,' })
-        refuses("full_attention: only nothing is supported, got a table", "qwen3", { ['{"rope_theta": 10000.0, '
+        refuses("full_attention: is not supported, got a table", "qwen3", { ['{"rope_theta": 10000.0, '
             .. '"rope_type": "default"}'] = '{"full_attention": {"rope_theta": 777, "rope_type": "default"}}' })
         refuses("decoder_sparse_step: only 1 is supported, got 2", "qwen3_moe, probabilities over the chosen",
             { ['"decoder_sparse_step": 1'] = '"decoder_sparse_step": 2' })
         refuses("mlp_only_layers: layers without experts", "qwen3_moe, probabilities over the chosen",
             { ["[]"] = "[1]" })
         refuses("rope_type: only .* got \"longrope\"", "qwen2", { yarn = "longrope" })
-        refuses("mscale: only nothing is supported, got 1", "qwen2",
+        refuses("mscale: is not supported, got 1", "qwen2",
             { ['"factor": 4.0,'] = '"factor": 4.0, "mscale": 1,' })
         refuses("rope_parameters: is missing", "gpt_oss", { ["rope_parameters"] = "rope_parameters_not" })
         refuses("sliding_window: is missing, and there are layers", "gpt_oss",

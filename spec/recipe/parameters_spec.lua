@@ -156,6 +156,23 @@ describe("te.quantized_model_init", function()
         end
     end)
 
+    it("counts no amax of values that were written over", function()
+        local recipe, values = te.recipe.DelayedScaling { amax_history_len = 4 }, te.randn { 16, 16 }
+        local layer = te.quantized_model_init({ recipe = recipe }, te.Linear, 16, 16)
+        te.no_grad(function()
+            layer.weight:fill_(1e30)
+            layer.weight:copy_(values)
+        end)
+        local function history() return layer:state_dict().weight_amax_history:max():item() end
+        assert.equal(values:abs():max():item(), history())
+        te.autocast({ recipe = recipe }, layer, te.ones { 2, 16 }):sum():backward()
+        assert.equal(values:abs():max():item(), history())
+        assert.near(448 / values:abs():max():item(), layer:state_dict().weight_scale:item(), 1e-3)
+        layer:load_state_dict({ weight = values / 8 }, { strict = false }) -- in the next step
+        assert.equal(values:abs():max():item(), history())
+        assert.equal(values:abs():max():item() / 8, layer:state_dict().weight_amax_history[1]:item())
+    end)
+
     it("starts masters from what was written after the initial values", function()
         local state, high = build({ recipe = RECIPES.mxfp8 }, 5), build({ enabled = false }, 5)
         local writes = {

@@ -33,7 +33,8 @@ static te_status decompose(te_nfc *nfc, const unsigned char *text, size_t size, 
     for (size_t at = 0; at < size;) {
         uint32_t point = 0;
         size_t   bytes = te_utf8_decode(text + at, size - at, &point);
-        if (!bytes) return te_io_fail(error, TE_ERROR_ARGUMENT, NULL, "normalizing a text: byte %zu is no UTF-8", at + 1);
+        if (!bytes)
+            return te_io_fail(error, TE_ERROR_ARGUMENT, NULL, "normalizing a text: byte %zu is no UTF-8", at + 1);
         at += bytes;
         if (!te_mem_grow(nfc->mem, (void **)&nfc->points, &nfc->capacity, *n + MOST, sizeof *nfc->points))
             return fail(error, 0);

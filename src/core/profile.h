@@ -16,7 +16,8 @@ typedef struct te_profile_event {
     double bytes, flops;   /* 0: not counted */
 } te_profile_event;
 
-/* One profile at a time per context. Fails with what went wrong on a device before and was not reported yet. Events come from `mem`, which may refuse more of them: there is one per kernel. */
+/* One profile at a time per context. Fails with what went wrong on a device before and was not reported yet. Events
+ * come from `mem`, which may refuse more of them: there is one per kernel. */
 te_status te_profile_start(te_context *ctx, te_mem mem);
 /* For each device that is opened: a profile in progress measures it, too. */
 void te_profile_device(te_device *device);

@@ -179,7 +179,7 @@ te_status te_quantized_parameter_store(te_tensor *param, te_tensor *source)
     struct te_quantized_storage *q = param->storage->quantized;
     te_quantized copies;
     te_tensor *cast = te_tensor_cast(source, param->dtype);
-    te_status status = cast ? TE_OK : param->ctx->status;
+    te_status status = cast ? te_role_forget_resident(q->state, &q->copies.quantizer) : param->ctx->status;
     bool stays = in_graph(param);
     if (status == TE_OK && stays) status = store_in_place(param, cast);
     if (status == TE_OK && !stays) {

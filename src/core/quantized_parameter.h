@@ -23,11 +23,8 @@ static inline bool te_tensor_is_quantized(const te_tensor *t) { return t->storag
 te_tensor *te_quantized_parameter_new(te_tensor *source, te_recipe_state *state, bool columnwise);
 /* The same with copies that exist already, of which it takes references. */
 te_tensor *te_quantized_parameter_from(te_context *ctx, const te_quantized *copies, te_recipe_state *state);
-/* Whether nothing was written since te_quantized_parameter_new, here or before it was moved. */
-static inline bool te_quantized_parameter_is_untouched(const te_tensor *t)
-{
-    return te_tensor_is_quantized(t) && t->storage->version == 0;
-}
+/* How often it was written since te_quantized_parameter_new, here or before it was moved. */
+static inline uint64_t te_quantized_parameter_writes(const te_tensor *t) { return t->storage->version; }
 
 /* The same bytes, which stand for values of a dtype, and on a device. */
 te_tensor *te_quantized_parameter_as(const te_tensor *param, te_dtype dtype);

@@ -120,6 +120,8 @@ te_status te_recipe_states_update(te_context *ctx, const te_recipe_update *updat
  * has written to a weight that is stored quantized; or with `gradients` what these had. While a graph is recorded there
  * is nothing. */
 te_status te_recipe_state_forget(te_recipe_state *state, bool gradients);
+/* Forgets the amax that a history, or NULL, has collected since its last update. */
+te_status te_recipe_forget_amax(te_tensor *history);
 /* How many steps' amaxes were infinite or NaN on all devices, since the context was opened; waits for them. */
 te_status te_recipe_skipped_amaxes(te_context *ctx, uint64_t *count);
 /* Has *t on the device: another tensor takes its place where it lies elsewhere. */
@@ -175,6 +177,8 @@ te_status te_role_keep_factor(te_recipe_state *state, te_role role, te_tensor *f
  * *result has, which are closed on failure. */
 te_status te_role_quantize_resident(te_recipe_state *state, const te_quantizer *q, te_tensor *t, bool columnwise,
                                     bool over, te_quantized *result);
+/* Before a parameter gets other values: the amax of those that they replace, which no step has used, does not count. */
+te_status te_role_forget_resident(te_recipe_state *state, const te_quantizer *q);
 /* What that needs of the state, on the device of t, so that it fails here if at all. */
 te_status te_role_settle_resident(te_recipe_state *state, const te_quantizer *q, te_device *device);
 /* The same in stripes, in memory of the host: the factor, and counting what was written, wherever that happens. */

@@ -284,6 +284,11 @@ te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z)
     return te_quantized_count(z, counted(state, TE_ROLE_WEIGHT, z->quantizer.element));
 }
 
+te_status te_role_forget_resident(te_recipe_state *state, const te_quantizer *q)
+{
+    return q->needs_history ? te_recipe_forget_amax(state->history[TE_ROLE_WEIGHT]) : TE_OK;
+}
+
 te_status te_role_quantize_resident(te_recipe_state *state, const te_quantizer *q, te_tensor *t, bool columnwise,
                                     bool over, te_quantized *result)
 {

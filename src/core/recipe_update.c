@@ -170,10 +170,10 @@ te_status te_recipe_states_update(te_context *ctx, const te_recipe_update *updat
     return status;
 }
 
-static te_status forget_amax(te_tensor *history)
+te_status te_recipe_forget_amax(te_tensor *history)
 {
     te_tensor *first = history ? te_tensor_alias(history, 1, (int64_t[]){1}, NULL, history->offset) : NULL;
-    te_status status = first ? te_tensor_write(first, TE_F32, &(float){0}) : TE_OK;
+    te_status status = first ? te_tensor_fill(first, 0) : TE_OK;
     te_tensor_release(first);
     return history && !first ? history->ctx->status : status;
 }
@@ -183,9 +183,9 @@ te_status te_recipe_state_forget(te_recipe_state *state, bool gradients)
     if (state->ctx->capture) return TE_OK;
     for (int r = 0; r < TE_ROLE_COUNT; r++)
         if ((r == TE_ROLE_GRAD_OUTPUT) == gradients) state->scaled_for[r].counted = false;
-    if (gradients) return forget_amax(state->history[TE_ROLE_GRAD_OUTPUT]);
-    te_status status = forget_amax(state->history[TE_ROLE_INPUT]);
-    if (status == TE_OK && state->weight_collected) status = forget_amax(state->history[TE_ROLE_WEIGHT]);
+    if (gradients) return te_recipe_forget_amax(state->history[TE_ROLE_GRAD_OUTPUT]);
+    te_status status = te_recipe_forget_amax(state->history[TE_ROLE_INPUT]);
+    if (status == TE_OK && state->weight_collected) status = te_recipe_forget_amax(state->history[TE_ROLE_WEIGHT]);
     state->weight_collected = false;
     return status;
 }

@@ -9,7 +9,7 @@
 /* X(enumerator, name, meaning) */
 #define TE_ENVIRONMENT_OWN(X)                                                                                         \
     X(DEVICE, "TE_DEVICE", "device of new tensors unless --device says otherwise")                                    \
-    X(TRACE, "TE_TRACE", "comma-separated list of what to report on standard error: dispatch, fuse")                        \
+    X(TRACE, "TE_TRACE", "comma-separated list of what to report on standard error: dispatch, fuse")                  \
     X(CPU_ISA, "TE_CPU_ISA", "portable, avx2 or avx512: the highest level that the CPU backend may use")              \
     X(CUDA_MODULE, "TETRAIN_CUDA_MODULE", "path of libtetrain_cuda.so, instead of searching for it")                  \
     X(MPI_MODULE, "TETRAIN_MPI_MODULE", "path of libtetrain_mpi.so, instead of searching for it")                     \

@@ -3,7 +3,7 @@
  *     quantized_parameter(state, t, columnwise)
  *                                          a leaf with t's values that is stored quantized
  *     is_quantized(t)
- *     is_untouched(t)                      whether nothing was written to it since it was quantized
+ *     quantized_writes(t)                  how often it was written since it was made
  *     quantized_parts(t)                   rowwise data, scale_inv, amax, column-wise data, scale_inv, amax; nil
  *                                          where absent
  *     set_quantized_parts(t, …)            takes over the like
@@ -39,17 +39,17 @@ static int is_quantized(lua_State *L)
     return 1;
 }
 
-static int is_untouched(lua_State *L)
-{
-    lua_pushboolean(L, te_quantized_parameter_is_untouched(te_lua_check_tensor(L, 1, "is_untouched", "t")));
-    return 1;
-}
-
 static te_tensor *check_quantized(lua_State *L, const char *function)
 {
     te_tensor *t = te_lua_check_tensor(L, 1, function, "t");
     if (!te_tensor_is_quantized(t)) te_lua_fail(L, function, "t: expected a parameter that is stored quantized");
     return t;
+}
+
+static int quantized_writes(lua_State *L)
+{
+    lua_pushnumber(L, (double)te_quantized_parameter_writes(check_quantized(L, "quantized_writes")));
+    return 1;
 }
 
 enum { PARTS = 6 };
@@ -169,7 +169,7 @@ static int quantized_clone(lua_State *L)
 const luaL_Reg te_lua_quantized_parameter_functions[] = {
     {"quantized_parameter", quantized_parameter},
     {"is_quantized", is_quantized},
-    {"is_untouched", is_untouched},
+    {"quantized_writes", quantized_writes},
     {"quantized_parts", quantized_parts},
     {"set_quantized_parts", set_quantized_parts},
     {"check_quantized_parts", check_quantized_parts},

@@ -87,55 +87,101 @@ function GPT:head() return self.wte.weight end
 
 function GPT:num_multiplying() return self:num_parameters() - self.wpe.weight:numel() end
 
--- Calls fn(name here, name there, whether there inputs come first) for every parameter.
-local function each_weight(config, fn)
+-- fn(name here, name there, whether there inputs come first) for every parameter outside of the blocks.
+local function each_of_ends(fn)
     fn("wte.weight", "wte.weight")
     fn("wpe.weight", "wpe.weight")
+    for _, part in ipairs { "weight", "bias" } do fn("norm." .. part, "ln_f." .. part) end
+end
+
+-- The same for those of block i.
+local function each_of_block(i, fn)
+    local to, from = ("blocks.%d."):format(i), ("h.%d."):format(i - 1)
     for _, part in ipairs { "weight", "bias" } do
-        fn("norm." .. part, "ln_f." .. part)
-        for i = 1, config.n_layer do
-            local to, from = ("blocks.%d."):format(i), ("h.%d."):format(i - 1)
-            fn(to .. "attention.1." .. part, from .. "ln_1." .. part)
-            fn(to .. "attention.2.qkv." .. part, from .. "attn.c_attn." .. part, true)
-            fn(to .. "attention.2.proj." .. part, from .. "attn.c_proj." .. part, true)
-            fn(to .. "mlp.1." .. part, from .. "ln_2." .. part)
-            fn(to .. "mlp.2." .. part, from .. "mlp.c_fc." .. part, true)
-            fn(to .. "mlp.4." .. part, from .. "mlp.c_proj." .. part, true)
-        end
+        fn(to .. "attention.1." .. part, from .. "ln_1." .. part)
+        fn(to .. "attention.2.qkv." .. part, from .. "attn.c_attn." .. part, true)
+        fn(to .. "attention.2.proj." .. part, from .. "attn.c_proj." .. part, true)
+        fn(to .. "mlp.1." .. part, from .. "ln_2." .. part)
+        fn(to .. "mlp.2." .. part, from .. "mlp.c_fc." .. part, true)
+        fn(to .. "mlp.4." .. part, from .. "mlp.c_proj." .. part, true)
     end
 end
+
+local WHO = "GPT:load_hugging_face"
+
+-- The state that `each` goes over, out of a checkpoint's tensors, and the views among it, which hold those that may be
+-- let go of; `used`: names that have a place here.
+local function gather(self, tensors, prefix, used, each)
+    local state, views = {}, {}
+    each(function(name, from, turned)
+        local t = tensors[prefix .. from]
+        if not te.is_tensor(t) then fail("%s: there is no tensor %q", WHO, prefix .. from) end
+        used[prefix .. from] = true
+        if turned and t:dim() == 2 then
+            t = t:transpose(1, 2)
+            views[#views + 1] = t
+        elseif from == "wpe.weight" and t:dim() == 2 and t:size(1) > self.config.block_size then
+            t = t:narrow(1, 1, self.config.block_size)
+            views[#views + 1] = t
+        end
+        state[name] = t
+    end)
+    if state["wte.weight"] then self:check_tied(WHO, tensors["lm_head.weight"], state["wte.weight"]) end
+    return state, views
+end
+
+local function release(views)
+    for _, view in ipairs(views) do view:release() end
+end
+
+local function check_used(names, used)
+    for name in pairs(names) do
+        local known = used[name] or name == "lm_head.weight" or name:find "%.attn%.bias$"
+            or name:find "%.attn%.masked_bias$"
+        if not known then fail("%s: this model has no place for %q", WHO, name) end
+    end
+end
+
+local function prefix_of(names) return names["transformer.wte.weight"] and "transformer." or "" end
 
 --- Takes over the weights of a GPT-2 as Hugging Face's Transformers names and lays them out ("h.0.attn.c_attn.weight"
 --- and so on, inputs first), of any floating dtype. The model needs `bias`, and `gelu` as the checkpoint has it;
 --- positions beyond block_size are left out. Nothing is changed unless all of them fit.
 ---@param tensors table<string, te.Tensor>
 function GPT:load_hugging_face(tensors)
-    options.argument("GPT:load_hugging_face", "tensors", tensors, { "table" })
-    local state, used = {}, {}
-    local prefix = tensors["transformer.wte.weight"] and "transformer." or ""
-    each_weight(self.config, function(name, from, turned)
-        local t = tensors[prefix .. from]
-        if not te.is_tensor(t) then fail("GPT:load_hugging_face: there is no tensor %q", prefix .. from) end
-        used[prefix .. from] = true
-        state[name] = turned and t:dim() == 2 and t:transpose(1, 2) or t
+    options.argument(WHO, "tensors", tensors, { "table" })
+    local used = {}
+    local state, views = gather(self, tensors, prefix_of(tensors), used, function(fn)
+        each_of_ends(fn)
+        for i = 1, self.config.n_layer do each_of_block(i, fn) end
     end)
-    local positions = state["wpe.weight"]
-    if positions:dim() == 2 and positions:size(1) > self.config.block_size then
-        state["wpe.weight"] = positions:narrow(1, 1, self.config.block_size)
-    end
-    self:check_tied("GPT:load_hugging_face", tensors["lm_head.weight"], state["wte.weight"])
-    for name in pairs(tensors) do
-        local known = used[name] or name == "lm_head.weight" or name:find "%.attn%.bias$"
-            or name:find "%.attn%.masked_bias$"
-        if not known then fail("GPT:load_hugging_face: this model has no place for %q", name) end
-    end
+    check_used(tensors, used)
     self:load_state_dict(state)
+    release(views)
     return self
 end
 
---- load_hugging_face, of what read(wanted, take) gives to take: all at once.
-function GPT:load_hugging_face_parts(_, read)
-    read(function() return true end, function(tensors) self:load_hugging_face(tensors) end)
+--- load_hugging_face, block by block: read(wanted, take) gives the tensors whose names are wanted to take.
+---@param names table<string, any>  those of all the checkpoint's tensors are its keys
+---@param read function
+function GPT:load_hugging_face_parts(names, read)
+    local prefix, used = prefix_of(names), {}
+    local inside = "^" .. prefix .. "h%.%d+%."
+    local function load(wanted, each)
+        read(wanted, function(tensors)
+            local state, views = gather(self, tensors, prefix, used, each)
+            local _, differs = self:load_state_dict(state, { strict = false })
+            if differs.unexpected[1] then fail("%s: this model has no %s", WHO, differs.unexpected[1]) end
+            release(views)
+        end)
+    end
+    load(function(name) return not name:find(inside) end, each_of_ends)
+    for i = 1, self.config.n_layer do
+        local beginning = ("%sh.%d."):format(prefix, i - 1)
+        load(function(name) return name:sub(1, #beginning) == beginning end,
+            function(fn) each_of_block(i, fn) end)
+    end
+    check_used(names, used)
 end
 
 --- The parameters as load_hugging_face takes them, for te.save(path, …, { format = "pt" }): copies. Of a model with
@@ -144,10 +190,12 @@ end
 function GPT:hugging_face_state()
     if not self.config.bias then fail "GPT:hugging_face_state: a GPT-2 has biases, this model has none" end
     local value_of, tensors = self:values_by_name(), {}
-    each_weight(self.config, function(name, to, turned)
+    local function put(name, to, turned)
         local value = value_of("GPT:hugging_face_state", name)
         tensors[to] = turned and value:dim() == 2 and value:transpose(1, 2):contiguous() or value:clone()
-    end)
+    end
+    each_of_ends(put)
+    for i = 1, self.config.n_layer do each_of_block(i, put) end
     return tensors
 end
 

@@ -85,10 +85,20 @@ end
 --- The values that a parameter had before it was quantized, where they are kept and it has not been written since; nil
 --- otherwise.
 function mode.initial_values(parameter)
-    local values = mode.initial[parameter]
-    if values == nil or core.is_untouched(parameter) then return values end
-    mode.initial[parameter] = nil
+    local initial = mode.initial[parameter]
+    if initial == nil then return nil end
+    if initial.writes == core.quantized_writes(parameter) then return initial.values end
+    if not initial.awaited then mode.initial[parameter] = nil end
     return nil
+end
+
+--- Notes the values that a parameter, which nobody filled, has been given: a tensor or te.rows of its shape.
+function mode.note_initial(parameter, given)
+    local initial = mode.initial[parameter]
+    if initial == nil or not initial.awaited then return end
+    local values = te.empty(parameter.shape, { dtype = parameter.dtype, device = "cpu" })
+    if te.is_tensor(given) then values:copy_(given) else given:copy_to(values) end
+    mode.initial[parameter] = { values = values, writes = core.quantized_writes(parameter) }
 end
 
 --- y = x weight^T + bias under the recipe in force, which is not None.

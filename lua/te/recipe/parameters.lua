@@ -13,11 +13,13 @@ local te = require "te"
 local fail = require "te.fail"
 local mode = require "te.recipe.mode"
 local options = require "te.options"
+local initializers = require "te.initializers"
 local core = te._core
 
 local parameters = {}
 
--- Values before quantizing, by parameter; mode.initial_values gives them while they count.
+-- By parameter { values = those before quantizing, writes = how often it had been written then }, or { awaited = true }
+-- until they are loaded; mode.initial_values gives them while they count.
 local initial = setmetatable({}, { __mode = "k" })
 mode.initial = initial
 
@@ -29,7 +31,11 @@ function parameters.quantized(product, tensor, init)
     local weight = core.quantized_parameter(product.state, tensor, core.grad_enabled())
     product.stored = true
     weight.requires_grad = tensor.requires_grad
-    if init.preserve then initial[weight] = tensor:detach():to("cpu") end
+    if init.preserve and initializers.leaves_bare() then
+        initial[weight] = { awaited = true }
+    elseif init.preserve then
+        initial[weight] = { values = tensor:detach():to("cpu"), writes = core.quantized_writes(weight) }
+    end
     return weight
 end
 

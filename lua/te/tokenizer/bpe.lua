@@ -120,6 +120,7 @@ local function read_added(path, list)
         seen[content] = true
         typed(path, list[i], prefix .. ".", "id", "number")
         typed(path, list[i], prefix .. ".", "normalized", "boolean")
+        typed(path, list[i], prefix .. ".", "special", "boolean", true)
         for _, name in ipairs { "lstrip", "rstrip", "single_word" } do
             silent(path, list[i], prefix .. ".", name, { false })
         end
@@ -212,19 +213,31 @@ function Bpe:encode(text, opts)
     return all
 end
 
-local DECODE = { continues = { "boolean", false, help = "the ids continue others: keep a leading space" } }
+local DECODE = {
+    continues = { "boolean", false, help = "the ids continue others: keep a leading space" },
+    skip_special_tokens = { "boolean", false, help = "leave out the tokens that the file calls special" },
+}
 
---- The bytes that ids stand for, special tokens as they are written. A token may end inside a character. Some files put
---- a space in front of a text: it is left out unless the ids continue one. A tensor {batch, n} gives a list of texts.
+local function without(list, left_out)
+    local rest = {}
+    for _, id in ipairs(list) do
+        if not left_out[id] then rest[#rest + 1] = id end
+    end
+    return rest
+end
+
+--- The bytes that ids stand for, special tokens as they are written. A token may end inside a character. The space that
+--- a SentencePiece file may put in front of a text is left out unless the ids continue one. A tensor {batch, n} gives a
+--- list of texts.
 ---@param ids integer[]|te.Tensor  a list or a tensor {n} or {batch, n}
----@param opts table|nil  { continues = true }
+---@param opts table|nil  continues, skip_special_tokens
 ---@return string|string[]
 function Bpe:decode(ids, opts)
     options.method("tokenizer:decode", self, Bpe)
-    local continues = opts and options.check("te.tokenizer", opts, DECODE).continues
+    opts = options.check("te.tokenizer", opts, DECODE)
     return each(ids, function(list)
-        local text = self.core:decode(list)
-        return self.strips and not continues and text:sub(1, 1) == " " and text:sub(2) or text
+        local text = self.core:decode(opts.skip_special_tokens and without(list, self.special) or list)
+        return self.strips and not opts.continues and text:sub(1, 1) == " " and text:sub(2) or text
     end)
 end
 
@@ -266,24 +279,23 @@ end
 
 local bpe = {}
 
--- The tokenizer of what a file says.
+-- The tokenizer of what a file says. How texts are cut and filled up (truncation, padding) is left to whoever makes
+-- batches of them: a file has what was last asked for.
 local function build(path, file)
-    silent(path, file, "", "truncation", {})
-    silent(path, file, "", "padding", {})
     local model = typed(path, file, "", "model", "table")
     check_model(path, model)
     local vocabulary = typed(path, model, "model.", "vocab", "table")
     local added = read_added(path, typed(path, file, "", "added_tokens", "table", true) or {})
     local way = (model.byte_fallback and byte_fallback or byte_level).read(path, file)
-    local fields, names = way.fields, {}
-    for _, token in ipairs(added) do names[token.content] = token.id end
+    local fields, names, special = way.fields, {}, {}
+    for _, token in ipairs(added) do names[token.content], special[token.id] = token.id, token.special or nil end
     fields.tokens, fields.decoded, fields.opaque = read_vocabulary(path, vocabulary, added, way)
     fields.merges = read_merges(path, typed(path, model, "model.", "merges", "table"), vocabulary)
     fields.added, fields.whole_first, fields.name = flat_added(added), model.ignore_merges or false, path
     local size = #fields.tokens
     local before, after = read_post_processor(path, file.post_processor, size)
     return setmetatable({ core = te._core.tokenizer(fields), path = path, vocab_size = size, names = names,
-        before = before, after = after, strips = way.strips or false }, Bpe)
+        special = special, before = before, after = after, strips = way.strips or false }, Bpe)
 end
 
 --- The tokenizer of a tokenizer.json file.

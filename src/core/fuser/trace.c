@@ -1,5 +1,5 @@
-/* trace.c - plans on standard error as they are made, under TE_TRACE=fuse: their steps, the programs that those run, and
- * why neighbours are not one step. */
+/* trace.c - plans on standard error as they are made, under TE_TRACE=fuse: their steps, the programs of those, and why
+ * neighbours are not one step. */
 #include "../program_build.h"
 #include "describe_internal.h"
 

@@ -157,7 +157,11 @@ function MoE:init(hidden, inner, num_experts, opts)
     local init = opts.init_method or initializers.default
     local first = { bias = opts.bias, init_method = init }
     local second = { bias = opts.bias, init_method = opts.output_layer_init_method or init }
-    self.router = te.Linear(hidden, num_experts, { bias = opts.router_bias, init_method = init })
+    -- no recipe quantizes the products of router and gate
+    local function plain(n_out, bias)
+        return te.quantized_model_init({ enabled = false }, te.Linear, hidden, n_out, { bias = bias, init_method = init })
+    end
+    self.router = plain(num_experts, opts.router_bias)
     if opts.expert_bias then self:register_buffer("expert_bias", te.zeros { num_experts }) end
     local here, part_of = share_experts(self, who, opts.group)
     local function products(n_in, n_out, o)
@@ -171,7 +175,7 @@ function MoE:init(hidden, inner, num_experts, opts)
         te.Linear(hidden, 2 * opts.shared, first),
         te[opts.activation](),
         te.Linear(opts.shared, hidden, second))
-    if opts.shared_gate then self.shared_gate = te.Linear(hidden, 1, { bias = false, init_method = init }) end
+    if opts.shared_gate then self.shared_gate = plain(1, false) end
 end
 options.declare(MoE.init, OPTIONS)
 

@@ -82,7 +82,7 @@ local function noise_of(case, gradients, distance)
     return noise
 end
 
--- Operands of weight gradients that are computed again change no bit.
+-- Operands of weight gradients that are computed again change no bit with as few rows as here.
 local function check_recomputing(case, gradients, what)
     local before = te.set_recompute(true)
     local _, again = run(case, true)

@@ -190,6 +190,25 @@ describe("a role of te.recipe.Custom", function()
         assert.same({ "1", "2" }, layers(asked))
     end)
 
+    it("leaves values as they are where te.Quantize gets no quantizer", function()
+        local recipe, x = noting(R.HighPrecision), te.randn { 4, 32 }
+        local gelu = te.GELU()
+        for _, fused in ipairs { true, false } do
+            local before = te.set_fusion(fused)
+            x.requires_grad, x.grad = true, nil
+            local model = te.Sequential(te.Quantize { backward = true }, gelu)
+            local y = te.autocast({ recipe = recipe }, model, x)
+            y:sum():backward()
+            local got = x.grad:totable()
+            x.grad = nil
+            local plain = gelu(x)
+            plain:sum():backward()
+            te.set_fusion(before)
+            assert.same(plain:totable(), y:totable())
+            assert.same(x.grad:totable(), got)
+        end
+    end)
+
     it("keeps the first and the last layer in high precision", function()
         local mx, x = R.MXFP8BlockScaling {}, te.randn { 4, 32 }
         local m, recipe = model(), R.Custom { qfactory = function(role)

@@ -156,6 +156,30 @@ describe("te.quantized_model_init", function()
         end
     end)
 
+    it("computes the same in te.checkpoint, under no recipe as well", function()
+        for name, recipe in pairs(RECIPES) do
+            te.manual_seed(2)
+            local made = te.quantized_model_init({ recipe = recipe }, function()
+                return { te.Linear(64, 32), te.GroupedLinear(2, 64, 32),
+                    te.Sequential(te.LayerNorm(64), te.Linear(64, 32), te.GELU()),
+                    te.MoE(64, 32, 8, { topk = 2, shared = 16, shared_gate = true }) }
+            end)
+            assert.is_false(core.is_quantized(made[4].router.weight), name)
+            assert.is_false(core.is_quantized(made[4].shared_gate.weight), name)
+            local x, sizes = te.randn { 40, 64 }, te.tensor({ 25, 15 }, { dtype = "int64" })
+            for i, module in ipairs(made) do
+                for _, grad in ipairs { true, false } do
+                    x.requires_grad = grad
+                    te.autocast({ dtype = "bfloat16" }, function()
+                        local plain = module(x, i == 2 and sizes or nil)
+                        local again = te.checkpoint(module, x, i == 2 and sizes or nil)
+                        assert.is_true(same(plain:detach(), again:detach()), name .. i)
+                    end)
+                end
+            end
+        end
+    end)
+
     it("counts no amax of values that were written over", function()
         local recipe, values = te.recipe.DelayedScaling { amax_history_len = 4 }, te.randn { 16, 16 }
         local layer = te.quantized_model_init({ recipe = recipe }, te.Linear, 16, 16)

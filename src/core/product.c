@@ -85,9 +85,10 @@ te_status te_product_bias(const te_tensor *y, te_tensor *bias, te_view *view, te
     return TE_OK;
 }
 
-te_tensor *te_product_weight(te_tensor *w, te_dtype dtype, bool kept)
+te_tensor *te_product_weight(te_tensor *w, te_dtype dtype)
 {
-    bool stored = te_tensor_is_quantized(w) && !kept && w->storage->quantized->copies.side[0].data &&
+    bool trains = w->ctx->grad_enabled || w->ctx->recorded_scales.on;
+    bool stored = te_tensor_is_quantized(w) && !trains && w->storage->quantized->copies.side[0].data &&
                   w->storage->device->exec.backend->host_memory && dtype != TE_F64;
     return stored ? te_tensor_retain(w) : te_tensor_cast_cached(w, dtype);
 }

@@ -167,7 +167,7 @@ static te_status run_linear(te_group_state *state, const te_unit *unit)
     te_fuse_plan *plan = state->plan;
     const te_plan_value *x = &plan->values[unit->x], *w = &plan->values[unit->weight];
     te_tensor *xc = te_tensor_cast(state->values[unit->x], unit->compute);
-    te_tensor *wc = xc ? te_product_weight(state->values[unit->weight], unit->compute, x->wanted) : NULL;
+    te_tensor *wc = xc ? te_product_weight(state->values[unit->weight], unit->compute) : NULL;
     te_tensor *y = wc ? te_state_tensor(state, &plan->values[unit->result]) : NULL;
     te_tensor *bias = unit->bias == TE_NO_VALUE ? NULL : state->values[unit->bias];
     state->values[unit->result] = y;

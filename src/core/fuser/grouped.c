@@ -81,7 +81,7 @@ static te_status multiply_plain(te_group_state *state, const te_unit *unit, int 
 {
     const te_group_node *node = &state->plan->nodes[unit->nodes[0]];
     te_recipe_state *observer = i < node->n_states ? node->states[i] : NULL;
-    te_tensor *w = te_product_weight(weight, unit->compute, state->plan->values[unit->x].wanted);
+    te_tensor *w = te_product_weight(weight, unit->compute);
     te_status status = w ? te_linear_product(y, x, w, bias) : state->plan->ctx->status;
     te_tensor_release(w);
     if (status != TE_OK || !te_recipe_calibrates(observer)) return status;

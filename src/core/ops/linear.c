@@ -46,8 +46,7 @@ static te_status linear_forward(te_call *call)
     te_status status = te_linear_check(call);
     if (status != TE_OK) return status;
     te_dtype dtype = te_product_dtype(call->ctx, x->dtype, w->dtype);
-    bool kept = call->record && te_needs_grad(x); /* x's gradient is a product with W */
-    te_tensor *xc = te_tensor_cast(x, dtype), *wc = xc ? te_product_weight(w, dtype, kept) : NULL;
+    te_tensor *xc = te_tensor_cast(x, dtype), *wc = xc ? te_product_weight(w, dtype) : NULL;
     int64_t shape[TE_MAX_DIMS];
     memcpy(shape, x->shape, sizeof shape);
     shape[x->ndim - 1] = w->shape[0];

@@ -159,7 +159,8 @@ function MoE:init(hidden, inner, num_experts, opts)
     local second = { bias = opts.bias, init_method = opts.output_layer_init_method or init }
     -- no recipe quantizes the products of router and gate
     local function plain(n_out, bias)
-        return te.quantized_model_init({ enabled = false }, te.Linear, hidden, n_out, { bias = bias, init_method = init })
+        return te.quantized_model_init({ enabled = false }, te.Linear, hidden, n_out,
+            { bias = bias, init_method = init })
     end
     self.router = plain(num_experts, opts.router_bias)
     if opts.expert_bias then self:register_buffer("expert_bias", te.zeros { num_experts }) end

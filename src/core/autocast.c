@@ -54,10 +54,8 @@ te_status te_autocast_begin(te_context *ctx, const te_autocast *given)
     if (given && given->struct_size < offsetof(te_autocast, dtype))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te_autocast_begin: struct_size: %zu", given->struct_size);
     if (given) te_copy_fields(&scope, given, given->struct_size, sizeof scope);
-    void *scopes = ctx->scopes;
-    if (!te_mem_grow(&ctx->mem, &scopes, &ctx->scope_capacity, (size_t)ctx->n_scopes + 1, sizeof *ctx->scopes))
+    if (!te_mem_grow(&ctx->mem, &ctx->scopes, &ctx->scope_capacity, (size_t)ctx->n_scopes + 1, sizeof *ctx->scopes))
         return te_fail_memory(ctx, "autocast");
-    ctx->scopes = scopes;
     te_status status = read_dtype(ctx, &scope, &dtype);
     if (status == TE_OK) status = take_recipe(ctx, &scope, &recipe);
     if (status != TE_OK) return status;

@@ -42,10 +42,8 @@ static te_status push(te_engine *e, te_node *node)
 {
     if (node->queued) return TE_OK;
     while (node->order < e->since) e = e->outer;
-    void *heap = e->heap;
-    if (!te_mem_grow(&e->ctx->mem, &heap, &e->capacity, e->n + 1, sizeof *e->heap))
+    if (!te_mem_grow(&e->ctx->mem, &e->heap, &e->capacity, e->n + 1, sizeof *e->heap))
         return te_fail_memory(e->ctx, "te.backward");
-    e->heap = heap;
     size_t i = e->n++;
     while (i > 0 && e->heap[(i - 1) / 2]->order < node->order) {
         e->heap[i] = e->heap[(i - 1) / 2];

@@ -299,8 +299,8 @@ static te_status begin_merging(te_bpe *b, const unsigned char *piece, size_t siz
 {
     if (size >= NONE) return te_io_fail(error, TE_ERROR_ARGUMENT, NULL, "a piece of %zu bytes is too long", size);
     /* A merge takes one entry out and puts two in at most, and there are fewer merges than bytes. */
-    if (!te_mem_grow(b->mem, (void **)&b->symbols, &b->symbols_capacity, size, sizeof *b->symbols) ||
-        !te_mem_grow(b->mem, (void **)&b->heap, &b->heap_capacity, 2 * size, sizeof *b->heap))
+    if (!te_mem_grow(b->mem, &b->symbols, &b->symbols_capacity, size, sizeof *b->symbols) ||
+        !te_mem_grow(b->mem, &b->heap, &b->heap_capacity, 2 * size, sizeof *b->heap))
         return te_io_fail(error, TE_ERROR_MEMORY, NULL, "out of memory merging a piece of %zu bytes", size);
     uint32_t last = NONE;
     for (size_t i = 0, n; i < size; i += n) {
@@ -366,7 +366,7 @@ te_status te_bpe_encode(te_bpe *b, const unsigned char *piece, size_t size, te_b
     if (size > SLOT_BYTES) return encode_anew(b, piece, size, ids, error);
     cache_slot *slot = &b->cache[hash_bytes(piece, size) & (CACHE_SLOTS - 1)];
     if (slot->size == size && memcmp(slot->bytes, piece, size) == 0) {
-        if (!te_mem_grow(ids->mem, (void **)&ids->ids, &ids->capacity, ids->n + SLOT_IDS, sizeof *ids->ids))
+        if (!te_mem_grow(ids->mem, &ids->ids, &ids->capacity, ids->n + SLOT_IDS, sizeof *ids->ids))
             return out_of_ids(error);
         memcpy(ids->ids + ids->n, slot->ids, sizeof slot->ids);
         ids->n += slot->n;
@@ -387,7 +387,7 @@ te_status te_bpe_encode(te_bpe *b, const unsigned char *piece, size_t size, te_b
 
 bool te_bpe_ids_push(te_bpe_ids *ids, int32_t id)
 {
-    if (!te_mem_grow(ids->mem, (void **)&ids->ids, &ids->capacity, ids->n + 1, sizeof *ids->ids)) return false;
+    if (!te_mem_grow(ids->mem, &ids->ids, &ids->capacity, ids->n + 1, sizeof *ids->ids)) return false;
     ids->ids[ids->n++] = id;
     return true;
 }

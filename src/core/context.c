@@ -32,13 +32,19 @@ te_status te_fail(te_context *ctx, te_status status, const char *format, ...)
     return status;
 }
 
-te_status te_fail_exec(te_context *ctx, te_status status, const te_exec *exec, const char *op)
+te_status te_fail_exec(te_context *ctx, te_status status, te_exec *exec, const char *op)
 {
-    const char *message = exec->message[0] ? exec->message : "the kernel failed";
-    size_t      n = strlen(op);
+    const char *message = exec->message[0]            ? exec->message
+                          : status == TE_ERROR_MEMORY ? "out of host memory"
+                                                      : "the kernel failed";
+    size_t      n = op ? strlen(op) : 0;
+    if (status == TE_ERROR_MEMORY && exec->refused != TE_OK) status = exec->refused;
     /* a kernel named the operation */
-    if (strncmp(message, op, n) == 0 && strncmp(message + n, ": ", 2) == 0) message += n + 2;
-    return te_fail(ctx, status, "te.%s: %s", op, message);
+    if (op && strncmp(message, op, n) == 0 && strncmp(message + n, ": ", 2) == 0) message += n + 2;
+    te_fail(ctx, status, "%s%s%s%s", op ? "te." : "", op ? op : "", op ? ": " : "", message);
+    exec->message[0] = 0;
+    exec->refused = TE_OK;
+    return status;
 }
 
 te_status te_fail_memory(te_context *ctx, const char *what)
@@ -61,7 +67,7 @@ static void *lend_scratch(te_exec *exec, size_t bytes)
     te_device *device = exec->owner;
     te_block *block = te_device_alloc(device, bytes);
     if (!block) {
-        te_exec_fail(exec, TE_ERROR_MEMORY, "%s", device->ctx->message);
+        exec->refused = te_exec_fail(exec, device->ctx->status, "%s", device->ctx->message);
         return NULL;
     }
     block->next = device->allocator.scratch;

@@ -117,8 +117,9 @@ static inline void te_context_empty_host_cache(te_context *ctx)
 /* Records the message and returns status. Where memory is short the host's cache is emptied: what comes next may need
  * it for something else. */
 te_status te_fail(te_context *ctx, te_status status, const char *format, ...) TE_PRINTF(3, 4);
-/* Takes over the message of a kernel that failed in `op`. */
-te_status te_fail_exec(te_context *ctx, te_status status, const te_exec *exec, const char *op);
+/* Takes over the message of a kernel that failed in `op`; NULL: in an operation that names itself. Returns the status,
+ * or that of the scratch which the kernel did not get. */
+te_status te_fail_exec(te_context *ctx, te_status status, te_exec *exec, const char *op);
 te_status te_fail_memory(te_context *ctx, const char *what);
 
 static inline void te_context_retain(te_context *ctx) { ctx->refs++; }

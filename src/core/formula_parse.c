@@ -193,11 +193,8 @@ int te_formula_expression(te_formula_parser *parser) { return parse_binary(parse
 static int assign(te_formula_parser *parser, te_token name, int value)
 {
     if (!te_formula_step(parser)) return -1;
-    void *symbols = parser->symbols;
-    int grown = te_mem_grow(parser->program->mem, &symbols, &parser->symbol_capacity, (size_t)parser->n_symbols + 1,
-                            sizeof *parser->symbols);
-    parser->symbols = symbols;
-    if (!grown) return te_formula_checked(parser, -1);
+    if (!te_mem_grow(parser->program->mem, &parser->symbols, &parser->symbol_capacity, (size_t)parser->n_symbols + 1,
+                     sizeof *parser->symbols)) return te_formula_checked(parser, -1);
     parser->symbols[parser->n_symbols++] = (te_formula_symbol){name.text, name.length, value};
     return value;
 }

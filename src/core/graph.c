@@ -151,7 +151,7 @@ void te_graph_keep(te_graph *g, const te_tensor *t)
 {
     te_storage *s = t->storage;
     if (s->device != g->device || s->graph == g->id || is_own(g, s)) return;
-    if (!te_mem_grow(&g->ctx->mem, (void **)&g->kept, &g->capacity, g->n_kept + 1, sizeof *g->kept)) {
+    if (!te_mem_grow(&g->ctx->mem, &g->kept, &g->capacity, g->n_kept + 1, sizeof *g->kept)) {
         g->spoilt = "more than host memory can hold";
         return;
     }
@@ -211,7 +211,7 @@ const float *te_graph_stale(te_graph *g, const te_tensor *t)
     te_graph_keep(g, t);
     bool lasts = t->storage->graph == g->id && !g->spoilt && g->n_copied < MAX_COPIED;
     if (!lasts || !open_stale(g)) return NULL;
-    if (!te_mem_grow(&g->ctx->mem, (void **)&g->copied, &g->copied_capacity, g->n_copied + 1, sizeof *g->copied))
+    if (!te_mem_grow(&g->ctx->mem, &g->copied, &g->copied_capacity, g->n_copied + 1, sizeof *g->copied))
         return NULL;
     g->copied[g->n_copied] = (copied){.source = t->storage};
     return (const float *)te_tensor_pointer(g->stale) + g->n_copied;

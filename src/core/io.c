@@ -105,9 +105,7 @@ te_status te_io_read(const te_io *io, int fd, const char *path, void *data, size
 
 bool te_io_names_add(te_io_names *names, const char *name)
 {
-    void *list = names->names;
-    if (!te_mem_grow(names->mem, &list, &names->capacity, names->count + 1, sizeof *names->names)) return false;
-    names->names = list;
+    if (!te_mem_grow(names->mem, &names->names, &names->capacity, names->count + 1, sizeof *names->names)) return false;
     size_t size = strlen(name) + 1;
     char *copy = te_mem_alloc(names->mem, size);
     if (!copy) return false;

@@ -36,7 +36,7 @@ static te_status decompose(te_nfc *nfc, const unsigned char *text, size_t size, 
         if (!bytes)
             return te_io_fail(error, TE_ERROR_ARGUMENT, NULL, "normalizing a text: byte %zu is no UTF-8", at + 1);
         at += bytes;
-        if (!te_mem_grow(nfc->mem, (void **)&nfc->points, &nfc->capacity, *n + MOST, sizeof *nfc->points))
+        if (!te_mem_grow(nfc->mem, &nfc->points, &nfc->capacity, *n + MOST, sizeof *nfc->points))
             return fail(error, 0);
         utf8proc_ssize_t parts =
             utf8proc_decompose_char((int32_t)point, nfc->points + *n, MOST, (utf8proc_option_t)OPTIONS, &bound);
@@ -52,7 +52,7 @@ static bool sort_marks(te_nfc *nfc, int32_t *marks, size_t n)
 {
     size_t starts[257] = {0};
     if (n < 2) return true;
-    if (!te_mem_grow(nfc->mem, (void **)&nfc->marks, &nfc->marks_capacity, n, sizeof *nfc->marks)) return false;
+    if (!te_mem_grow(nfc->mem, &nfc->marks, &nfc->marks_capacity, n, sizeof *nfc->marks)) return false;
     memcpy(nfc->marks, marks, n * sizeof *marks);
     for (size_t i = 0; i < n; i++) starts[class_of(marks[i]) + 1]++;
     for (size_t c = 1; c < 257; c++) starts[c] += starts[c - 1];
@@ -79,7 +79,7 @@ te_status te_nfc_normalize(te_nfc *nfc, const unsigned char **text, size_t *size
     utf8proc_ssize_t left =
         utf8proc_normalize_utf32(nfc->points, (utf8proc_ssize_t)n, (utf8proc_option_t)OPTIONS);
     if (left < 0) return fail(error, left);
-    if (!te_mem_grow(nfc->mem, (void **)&nfc->bytes, &nfc->bytes_capacity, 4 * (size_t)left, 1))
+    if (!te_mem_grow(nfc->mem, &nfc->bytes, &nfc->bytes_capacity, 4 * (size_t)left, 1))
         return fail(error, 0);
     for (utf8proc_ssize_t i = 0; i < left; i++)
         length += te_utf8_encode((uint32_t)nfc->points[i], nfc->bytes + length);

@@ -173,11 +173,14 @@ static te_status run_forward(te_call *call)
     return status == TE_OK && def->after ? def->after(call) : status;
 }
 
-/* A mistake that an operation inside found is told under the name that the caller used. */
+/* What an operation inside, or nobody by name, has to say is told under the name that the caller used. */
 static te_status name_outer(te_context *ctx, te_status status, const te_op *op, const char *form)
 {
     const char *inner = ctx->message + 3, *rest = strchr(ctx->message, ':');
-    if (!rest || strncmp(ctx->message, "te.", 3) != 0) return status;
+    if (status == TE_ERROR_INTERRUPTED) return status;
+    if (strncmp(ctx->message, "te.", 3) != 0)
+        return te_fail(ctx, status, "te.%s%s: %s", op->name, form, ctx->message);
+    if (!rest) return status;
     size_t n = (size_t)(rest - inner);
     for (int i = 0; i < ctx->n_ops; i++)
         if (strlen(ctx->ops[i].name) == n && memcmp(ctx->ops[i].name, inner, n) == 0)

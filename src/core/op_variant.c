@@ -209,7 +209,7 @@ te_variant *te_variant_get(te_call *call, unsigned present, unsigned numbers, co
     if (*slot) return *slot;
     te_variant *v = te_mem_zalloc(&ctx->mem, sizeof *v);
     if (!v) {
-        te_fail_memory(ctx, call->op->name);
+        te_call_fail(call, TE_ERROR_MEMORY, "out of host memory");
         return NULL;
     }
     formula_names names;

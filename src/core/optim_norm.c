@@ -73,7 +73,7 @@ static te_status run_f64(te_context *ctx, te_device *device, const te_utility *u
     te_run run = {.ndim = 1, .shape = {n}, .inputs = in, .outputs = out, .params = params, .compute_f64 = true};
     if (!program) return ctx->status;
     te_status status = device->exec.backend->program_run(&device->exec, program, &run, 1);
-    return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, &device->exec, utility->name);
+    return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, &device->exec, NULL);
 }
 
 /* Of float32 squares that are neither infinite nor so small that some of them are lost, and of no wider numbers. */

@@ -8,8 +8,8 @@
 /* The dtype that operands of these dtypes are multiplied in: the compute dtype of autocast, where one is set. */
 te_dtype te_product_dtype(const te_context *ctx, te_dtype a, te_dtype b);
 
-/* W for te_linear_product: in the dtype of x; or as it is stored quantized, where the host multiplies and no gradients are
- * recorded, nor will be when a stretch runs again. To be released. */
+/* W for te_linear_product: in the dtype of x; or as it is stored quantized, where the host multiplies and no gradients
+ * are recorded, nor will be when a stretch runs again. To be released. */
 te_tensor *te_product_weight(te_tensor *w, te_dtype dtype);
 
 /* y = x W^T + bias. x {.., in} and w {out, in} of one dtype, or a w that is stored quantized; bias {out} or NULL,

@@ -53,9 +53,7 @@ static te_status end(te_exec *exec, te_profile_event *event, te_status status)
     te_status late = real_of(exec)->synchronize(exec);
     event->seconds = now() - event->start;
     event->start -= p->begin;
-    void *events = p->events;
-    if (te_mem_grow(&p->mem, &events, &p->capacity, p->n + 1, sizeof *p->events)) {
-        p->events = events;
+    if (te_mem_grow(&p->mem, &p->events, &p->capacity, p->n + 1, sizeof *p->events)) {
         p->events[p->n++] = *event;
     } else {
         p->status = TE_ERROR_MEMORY;

@@ -37,14 +37,9 @@ te_program *te_program_new(const te_mem *mem, const char *name)
 static bool reserve(te_program *program, size_t insns, size_t outputs, size_t inputs)
 {
     const te_mem *mem = program->mem;
-    void *insn_block = program->insns, *output_block = program->outputs, *input_block = program->input_rates;
-    bool ok = te_mem_grow(mem, &insn_block, &program->insn_capacity, insns, sizeof(te_insn));
-    program->insns = insn_block;
-    ok = ok && te_mem_grow(mem, &output_block, &program->output_capacity, outputs, sizeof *program->outputs);
-    program->outputs = output_block;
-    ok = ok && te_mem_grow(mem, &input_block, &program->input_capacity, inputs, sizeof(uint8_t));
-    program->input_rates = input_block;
-    return ok;
+    return te_mem_grow(mem, &program->insns, &program->insn_capacity, insns, sizeof *program->insns) &&
+           te_mem_grow(mem, &program->outputs, &program->output_capacity, outputs, sizeof *program->outputs) &&
+           te_mem_grow(mem, &program->input_rates, &program->input_capacity, inputs, sizeof *program->input_rates);
 }
 
 te_program *te_program_clone(const te_program *program)

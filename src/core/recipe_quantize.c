@@ -31,11 +31,9 @@ static te_status record(te_recipe_state *state, te_role role, te_tensor *factor)
 {
     te_context *ctx = state->ctx;
     te_scale_tape *tape = &ctx->recorded_scales;
-    void *uses = tape->uses;
     if (!tape->on || tape->paused) return TE_OK;
-    if (!te_mem_grow(&ctx->mem, &uses, &tape->capacity, tape->n + 1, sizeof *tape->uses))
+    if (!te_mem_grow(&ctx->mem, &tape->uses, &tape->capacity, tape->n + 1, sizeof *tape->uses))
         return te_fail_memory(ctx, "recipe");
-    tape->uses = uses;
     te_tensor *kept = lasting(state, role, factor);
     if (!kept) return ctx->status;
     tape->uses[tape->n++] = (te_scale_use){kept, use_of(state, role)};

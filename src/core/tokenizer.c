@@ -52,7 +52,7 @@ static te_status put_space(job *j, size_t k, const unsigned char *piece, size_t 
     te_tokenizer *t = j->t;
     bool          spaced = piece[0] == ' ' || piece == j->joined || (t->at_start[k] && piece != j->start);
     if (spaced) return take_step(j, k + 1, piece, size);
-    if (!te_mem_grow(t->mem, (void **)&t->spaced, &t->spaced_capacity, size + 1, 1)) return out_of_memory(j->error);
+    if (!te_mem_grow(t->mem, &t->spaced, &t->spaced_capacity, size + 1, 1)) return out_of_memory(j->error);
     t->spaced[0] = ' ';
     memcpy(t->spaced + 1, piece, size);
     return take_step(j, k + 1, t->spaced, size + 1);
@@ -135,7 +135,7 @@ enum { BLANK_SIZE = sizeof BLANK - 1 };
 static te_status put_spaces(te_tokenizer *t, const unsigned char **run, size_t *size, bool in_front, te_io_error *error)
 {
     const unsigned char *from = *run, *end = from + *size;
-    if (!te_mem_grow(t->mem, (void **)&t->blanked, &t->blanked_capacity, *size + 1, 1)) return out_of_memory(error);
+    if (!te_mem_grow(t->mem, &t->blanked, &t->blanked_capacity, *size + 1, 1)) return out_of_memory(error);
     unsigned char *to = t->blanked;
     if (in_front) *to++ = ' ';
     while (from < end) {
@@ -199,7 +199,7 @@ static te_status add(te_tokenizer *t, const te_added_token *token, te_io_error *
         te_status status = normalize(t, &bytes, &size, false, error);
         if (status != TE_OK) return status;
     }
-    if (!te_mem_grow(t->mem, (void **)&list->tokens, &list->capacity, list->n + 1, sizeof *list->tokens))
+    if (!te_mem_grow(t->mem, &list->tokens, &list->capacity, list->n + 1, sizeof *list->tokens))
         return out_of_memory(error);
     char *copy = te_mem_alloc(t->mem, size);
     if (!copy) return out_of_memory(error);

@@ -224,6 +224,7 @@ struct te_exec {
      * message set when memory is exhausted. */
     void *(*scratch)(te_exec *, size_t bytes);
     void  (*scratch_free)(te_exec *, void *ptr);
+    te_status refused; /* why scratch was refused last; TE_OK: it was not since a failure was told */
     void  *owner;
 
     char message[512];

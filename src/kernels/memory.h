@@ -37,17 +37,19 @@ static inline void te_mem_free(const te_mem *mem, void *ptr, size_t size)
     if (ptr) mem->realloc(mem->user, ptr, size ? size : 1, 0);
 }
 
-/* Grows *ptr (elements of elem_size bytes, *capacity of them) to hold at least `need`. Returns 0 and leaves everything
- * as it was when memory is exhausted. */
-static inline int te_mem_grow(const te_mem *mem, void **ptr, size_t *capacity, size_t need, size_t elem_size)
+/* Grows an array, elements of elem_size bytes, *capacity of them, to hold at least `need`. `array` is the address of
+ * the pointer to it, of any type. Returns 0 and leaves everything as it was when memory is exhausted. */
+static inline int te_mem_grow(const te_mem *mem, void *array, size_t *capacity, size_t need, size_t elem_size)
 {
     if (need <= *capacity) return 1;
     size_t wanted = *capacity ? *capacity * 2 : 8;
     if (wanted < need) wanted = need;
     if (wanted > SIZE_MAX / elem_size) return 0;
-    void *p = mem->realloc(mem->user, *ptr, *ptr ? *capacity * elem_size : 0, wanted * elem_size);
+    void *old, *p;
+    memcpy(&old, array, sizeof old);
+    p = mem->realloc(mem->user, old, old ? *capacity * elem_size : 0, wanted * elem_size);
     if (!p) return 0;
-    *ptr = p;
+    memcpy(array, &p, sizeof p);
     *capacity = wanted;
     return 1;
 }

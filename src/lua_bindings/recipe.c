@@ -387,10 +387,8 @@ static int replay_scales(lua_State *L)
         if (bytes != n * sizeof(uintptr_t)) return te_lua_fail(L, "checkpoint", "scales: expected those recorded");
     }
     te_scale_tape_clear(tape);
-    void *uses = tape->uses;
-    if (!te_mem_grow(&rt->ctx->mem, &uses, &tape->capacity, n, sizeof *tape->uses))
+    if (!te_mem_grow(&rt->ctx->mem, &tape->uses, &tape->capacity, n, sizeof *tape->uses))
         return te_lua_raise(rt, L, "checkpoint", te_fail_memory(rt->ctx, "recipe"));
-    tape->uses = uses;
     tape->on = lua_istable(L, 1);
     for (size_t i = 0; i < n; i++) {
         te_scale_use *use = &tape->uses[i];

@@ -51,7 +51,7 @@ void te_group_release(te_group *group)
 }
 
 /* Room for one more of `size` bytes; lists grow to twice of what is in them. */
-static bool grow(te_group *group, void **items, size_t *capacity, int n, size_t size)
+static bool grow(te_group *group, void *items, size_t *capacity, int n, size_t size)
 {
     if (!te_context_count(group->ctx, 2 * size)) return false;
     group->counted += 2 * size;
@@ -62,9 +62,8 @@ static bool grow(te_group *group, void **items, size_t *capacity, int n, size_t 
 
 static int add_value(te_group *group, te_group_value made)
 {
-    void *values = group->values;
-    if (!grow(group, &values, &group->value_capacity, group->n_values, sizeof *group->values)) return TE_NO_VALUE;
-    group->values = values;
+    if (!grow(group, &group->values, &group->value_capacity, group->n_values, sizeof *group->values))
+        return TE_NO_VALUE;
     group->values[group->n_values] = made;
     forget_plans(group); /* they are those of a smaller group */
     return group->n_values++;
@@ -73,9 +72,7 @@ static int add_value(te_group *group, te_group_value made)
 int te_group_input(te_group *group, bool parameter)
 {
     if (!group) return TE_NO_VALUE;
-    void *keys = group->keys;
-    if (!grow(group, &keys, &group->key_capacity, group->n_inputs, sizeof *group->keys)) return TE_NO_VALUE;
-    group->keys = keys;
+    if (!grow(group, &group->keys, &group->key_capacity, group->n_inputs, sizeof *group->keys)) return TE_NO_VALUE;
     int value = add_value(group, (te_group_value){-1 - group->n_inputs, group->n_inputs ? -1 : 0, parameter});
     if (value != TE_NO_VALUE) group->n_inputs++;
     return value;
@@ -122,7 +119,6 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
                           .label = call->label,
                           .recipe_state = call->recipe_state,
                           .cache_quantized = call->cache_quantized};
-    void *nodes = group->nodes;
     te_status status = te_call_attributes(&node.call, call->args, call->n_args);
     for (int i = 0; i < TE_OP_MAX_INPUTS; i++) node.in[i] = i < call->op->n_inputs ? call->values[i] : TE_NO_VALUE;
     for (int i = 0; i < call->op->n_inputs && status == TE_OK; i++)
@@ -142,8 +138,7 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
         *result = node.in[0];
         return TE_OK;
     }
-    if (!grow(group, &nodes, &group->node_capacity, group->n_nodes, sizeof *group->nodes)) return ctx->status;
-    group->nodes = nodes;
+    if (!grow(group, &group->nodes, &group->node_capacity, group->n_nodes, sizeof *group->nodes)) return ctx->status;
     for (int i = 0; i < call->n_list; i++)
         if (call->list[i] < 0 || call->list[i] >= group->n_values || !group->values[call->list[i]].parameter)
             return te_call_fail(&node.call, TE_ERROR_ARGUMENT, "value %d is no parameter of the group", call->list[i]);

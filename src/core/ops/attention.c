@@ -47,7 +47,7 @@ te_attention_state *te_attention_open(te_call *call, int n_offsets)
 {
     te_attention_state *s = te_mem_zalloc(&call->ctx->mem, sizeof *s + (size_t)n_offsets * sizeof *s->offsets);
     if (!s) {
-        te_fail_memory(call->ctx, call->op->name);
+        te_call_fail(call, TE_ERROR_MEMORY, "out of host memory");
         return NULL;
     }
     s->mem = call->ctx->mem;

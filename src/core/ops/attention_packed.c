@@ -74,7 +74,7 @@ static te_status read_lengths(te_call *call, te_attention_state *s, te_tensor *l
 {
     int64_t n = lens->shape[0], total = 0, tokens = call->in[0]->shape[0];
     int64_t *lengths = te_mem_alloc(&call->ctx->mem, (size_t)n * sizeof *lengths);
-    if (!lengths) return te_fail_memory(call->ctx, call->op->name);
+    if (!lengths) return te_call_fail(call, TE_ERROR_MEMORY, "out of host memory");
     te_status status = te_tensor_read(lens, TE_I64, lengths);
     for (int64_t i = 0; i < n && status == TE_OK; i++) {
         if (lengths[i] < 0 || lengths[i] > tokens - total)

@@ -15,7 +15,7 @@ static te_status check_targets(te_call *call, te_tensor *target, int64_t classes
     }
     int64_t n = te_tensor_numel(target);
     int64_t *ids = te_mem_alloc(&call->ctx->mem, (size_t)n * sizeof *ids);
-    if (!ids) return te_fail_memory(call->ctx, call->op->name);
+    if (!ids) return te_call_fail(call, TE_ERROR_MEMORY, "out of host memory");
     te_status status = te_tensor_read(target, TE_I64, ids);
     for (int64_t i = 0; i < n && status == TE_OK; i++)
         if ((ids[i] < 0 || ids[i] >= classes) && (double)ids[i] != ignored)

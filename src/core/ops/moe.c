@@ -163,7 +163,7 @@ static int64_t *read_counts(te_call *call, te_tensor *counts)
 {
     int64_t *host = te_mem_alloc(&call->ctx->mem, (size_t)counts->shape[0] * sizeof *host);
     if (!host) {
-        te_fail_memory(call->ctx, call->op->name);
+        te_call_fail(call, TE_ERROR_MEMORY, "out of host memory");
         return NULL;
     }
     if (te_tensor_read(counts, TE_I64, host) == TE_OK) return host;
@@ -302,7 +302,7 @@ static te_status moe_permute_pad_forward(te_call *call)
         return te_call_fail(call, TE_ERROR_ARGUMENT, "tokens_per_expert must be {%lld} of integers, not %s of %s",
                             (long long)experts, TE_SHAPE_TEXT(given), te_dtype_name(given->dtype));
     int64_t *host = te_mem_alloc(&call->ctx->mem, bytes);
-    if (!host) return te_fail_memory(call->ctx, call->op->name);
+    if (!host) return te_call_fail(call, TE_ERROR_MEMORY, "out of host memory");
     int64_t *said = host + experts;
     int32_t *shifts = (int32_t *)(void *)(said + experts);
     status = make_map(call, routing, INT_MAX, &map, &counts);

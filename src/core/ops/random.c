@@ -64,7 +64,7 @@ static te_tensor *spread(te_call *call, te_tensor *kept, te_tensor *lens, int64_
     size_t bytes = (size_t)(lens->shape[0] + tokens) * sizeof(int64_t);
     int64_t *numbers = te_mem_alloc(mem, bytes);
     if (!numbers) {
-        te_fail_memory(call->ctx, call->op->name);
+        te_call_fail(call, TE_ERROR_MEMORY, "out of host memory");
         return NULL;
     }
     te_tensor *ids = NULL, *wide = NULL;

@@ -41,7 +41,7 @@ static te_status run_on(te_context *ctx, te_device *device, const te_utility *ut
     te_program *program = te_utility_program(ctx, utility);
     if (!program) return ctx->status;
     te_status status = device->exec.backend->program_run(&device->exec, program, run, 1);
-    return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, &device->exec, utility->name);
+    return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, &device->exec, NULL);
 }
 
 /* Every n-th element of the last dimension from `first` on. */

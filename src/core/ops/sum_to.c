@@ -55,7 +55,7 @@ static te_status run(te_tensor *dst, const te_utility *utility, int ndim, const 
     r.compute_f64 = out.dtype == TE_F64 || needs_f64(dst, &r, in, out);
     te_tensor_written(dst);
     te_status status = exec->backend->program_run(exec, program, &r, 1);
-    return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, utility->name);
+    return status == TE_OK ? TE_OK : te_fail_exec(ctx, status, exec, NULL);
 }
 
 te_status te_add_to(te_tensor *dst, te_tensor *src)

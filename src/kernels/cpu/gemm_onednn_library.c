@@ -125,9 +125,8 @@ const te_dnnl_matmul *te_gemm_onednn_primitive(te_exec *exec, te_gemm_onednn *li
 
 bool te_gemm_onednn_streams(te_exec *exec, te_gemm_onednn *lib, int threads)
 {
-    void *streams = lib->streams;
-    if (!te_mem_grow(exec->mem, &streams, &lib->stream_capacity, (size_t)threads, sizeof *lib->streams)) return false;
-    lib->streams = streams;
+    if (!te_mem_grow(exec->mem, &lib->streams, &lib->stream_capacity, (size_t)threads, sizeof *lib->streams))
+        return false;
     for (; lib->n_streams < threads; lib->n_streams++)
         if (dnnl_stream_create(&lib->streams[lib->n_streams], lib->engine, dnnl_stream_default_flags) != dnnl_success)
             return false;

@@ -106,7 +106,7 @@ static bool has_link(const te_maker *m, const te_step *step)
 static void add_link(te_maker *m, te_link link)
 {
     te_plan *plan = m->plan;
-    if (!te_mem_grow(m->mem, (void **)&plan->links, &plan->link_capacity, (size_t)plan->n_links + 1, sizeof link)) {
+    if (!te_mem_grow(m->mem, &plan->links, &plan->link_capacity, (size_t)plan->n_links + 1, sizeof link)) {
         m->failed = true;
         return;
     }

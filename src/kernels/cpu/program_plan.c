@@ -22,7 +22,7 @@ static bool has_levels(const te_maker *m) { return m->kind != TE_PLAN_ROWS; }
 
 static bool sweeps(const te_maker *m) { return m->kind == TE_PLAN_PASSES || m->kind == TE_PLAN_REPEAT; }
 
-static bool grow(te_maker *m, void **array, size_t *capacity, int count, size_t size)
+static bool grow(te_maker *m, void *array, size_t *capacity, int count, size_t size)
 {
     if (!te_mem_grow(m->mem, array, capacity, (size_t)count + 1, size)) m->failed = true;
     return !m->failed;
@@ -31,7 +31,7 @@ static bool grow(te_maker *m, void **array, size_t *capacity, int count, size_t 
 static int32_t add_slot(te_maker *m, te_slot_kind kind)
 {
     te_plan *plan = m->plan;
-    if (!grow(m, (void **)&plan->slots, &plan->slot_capacity, plan->n_slots, sizeof *plan->slots)) return 0;
+    if (!grow(m, &plan->slots, &plan->slot_capacity, plan->n_slots, sizeof *plan->slots)) return 0;
     int32_t index = kind == TE_SLOT_KEPT ? plan->n_kept++ : kind == TE_SLOT_SCALAR ? plan->n_slots : -1;
     plan->slots[plan->n_slots] = (te_slot){.kind = (uint8_t)kind, .index = index};
     return plan->n_slots++;
@@ -40,7 +40,7 @@ static int32_t add_slot(te_maker *m, te_slot_kind kind)
 static void add_step(te_maker *m, te_step step)
 {
     te_plan *plan = m->plan;
-    if (!grow(m, (void **)&plan->steps, &plan->step_capacity, plan->n_steps, sizeof *plan->steps)) return;
+    if (!grow(m, &plan->steps, &plan->step_capacity, plan->n_steps, sizeof *plan->steps)) return;
     plan->steps[plan->n_steps++] = step;
 }
 
@@ -424,7 +424,7 @@ static void make_passes(te_maker *m)
 {
     te_plan *plan = m->plan;
     for (int number = 0; number < (sweeps(m) ? m->n_levels : 1) && !m->failed; number++) {
-        if (!grow(m, (void **)&plan->passes, &plan->pass_capacity, number, sizeof *plan->passes)) return;
+        if (!grow(m, &plan->passes, &plan->pass_capacity, number, sizeof *plan->passes)) return;
         te_pass pass = {.head = plan->n_steps, .body = plan->n_steps};
         if (sweeps(m)) emit_sweep(m, &pass, number);
         else if (has_levels(m)) emit_levels(m);
@@ -447,7 +447,7 @@ te_plan *te_plan_make(const te_mem *mem, const te_program *program, te_plan_kind
         m.values[v].slot = add_slot(&m, TE_SLOT_SCALAR);
     }
     if (!m.failed &&
-        grow(&m, (void **)&m.plan->direct, &m.plan->direct_capacity, program->n_outputs, sizeof *m.plan->direct)) {
+        grow(&m, &m.plan->direct, &m.plan->direct_capacity, program->n_outputs, sizeof *m.plan->direct)) {
         for (int o = 0; o < program->n_outputs; o++) m.plan->direct[o] = (te_direct){.slot = -1, .step = -1};
         find_picks(&m);
         find_needed(&m);

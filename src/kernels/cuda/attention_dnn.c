@@ -181,7 +181,7 @@ static known_plan *find_plan(te_exec *exec, struct te_cuda_dnn *dnn, const te_dn
         return &dnn->plans[i];
     }
     make_room(exec, dnn);
-    if (!te_mem_grow(exec->mem, (void **)&dnn->plans, &dnn->capacity, dnn->n + 1, sizeof *dnn->plans)) return NULL;
+    if (!te_mem_grow(exec->mem, &dnn->plans, &dnn->capacity, dnn->n + 1, sizeof *dnn->plans)) return NULL;
     known_plan *known = &dnn->plans[dnn->n++];
     memset(known, 0, sizeof *known);
     known->key = *key;

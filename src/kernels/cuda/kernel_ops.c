@@ -76,7 +76,7 @@ static te_status find_kernel(te_exec *exec, struct te_cuda_hand *hand, const te_
         *code = hand->codes[i].code;
         return TE_OK;
     }
-    if (!te_mem_grow(exec->mem, (void **)&hand->codes, &hand->capacity, hand->n + 1, sizeof *hand->codes))
+    if (!te_mem_grow(exec->mem, &hand->codes, &hand->capacity, hand->n + 1, sizeof *hand->codes))
         return te_exec_fail(exec, TE_ERROR_MEMORY, "%s: out of host memory", operation);
     te_status status = compile_kernel(exec, kernel, operation, code);
     if (status == TE_OK) hand->codes[hand->n++] = (struct hand_code){*kernel, *code};

@@ -56,7 +56,7 @@ static te_status find_code(te_exec *exec, te_program *program, const te_cuda_pro
         return TE_OK;
     }
     bool room =
-        list && te_mem_grow(program->mem, (void **)&list->entries, &list->capacity, list->n + 1, sizeof *list->entries);
+        list && te_mem_grow(program->mem, &list->entries, &list->capacity, list->n + 1, sizeof *list->entries);
     if (!room) return te_exec_fail(exec, TE_ERROR_MEMORY, "%s: out of host memory", program->name);
     te_status status = compile_shape(exec, program, shape, code);
     if (status == TE_OK) list->entries[list->n++] = (compiled){te_cuda(exec), *shape, *code};

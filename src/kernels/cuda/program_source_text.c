@@ -14,10 +14,8 @@ void te_text_close(te_text *text)
 
 static bool reserve(te_text *text, size_t length)
 {
-    void *data = text->data;
     if (text->failed || length >= SIZE_MAX - text->length) return false;
-    text->failed = !te_mem_grow(text->mem, &data, &text->capacity, text->length + length + 1, 1);
-    text->data = data;
+    text->failed = !te_mem_grow(text->mem, &text->data, &text->capacity, text->length + length + 1, 1);
     return !text->failed;
 }
 

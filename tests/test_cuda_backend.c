@@ -166,6 +166,8 @@ static void test_older_driver(void)
     setenv("TETRAIN_CUDA_LIBRARIES", TE_CUDA_FAKE, 1);
     expect_no_device("cuda", TE_ERROR_UNSUPPORTED,
                      "the driver is for CUDA 12.4 and does not load what NVRTC 13.0 makes");
+    fake.set_driver(12000);
+    expect_no_device("cuda", TE_ERROR_UNSUPPORTED, "the driver is for CUDA 12.0; 12.1 is the oldest supported");
     fake.set_driver(13000);
     unlink(path);
     rmdir(folder);
@@ -223,6 +225,40 @@ static void test_devices_in_turn(void)
     }
     for (int i = 0; i < 2; i++) te_tensor_release(t[i]);
     te_context_release(ctx);
+}
+
+/* A host's own context stays the thread's, in work and when the device is closed; of the device's, nothing
+ * is left then. Contexts are told apart by their addresses alone. */
+static void test_context_of_host(void)
+{
+    typedef int get_current(void **context);
+    typedef int set_current(void *context);
+    typedef int retain(void **context, int device);
+    void *library = dlopen(TE_CUDA_FAKE "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *other = NULL, *now = NULL;
+    get_current *get;
+    set_current *set;
+    retain *primary;
+    *(void **)&get = fake_symbol(library, "cuCtxGetCurrent");
+    *(void **)&set = fake_symbol(library, "cuCtxSetCurrent");
+    *(void **)&primary = fake_symbol(library, "cuDevicePrimaryCtxRetain");
+    int *(*release)(int);
+    *(void **)&release = fake_symbol(library, "cuDevicePrimaryCtxRelease_v2");
+    CHECK(primary(&other, 1) == 0);
+    for (int own = 1; own >= 0; own--) {
+        set(own ? other : NULL);
+        te_context *ctx = te_context_open(NULL);
+        te_tensor *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){9}), *y = t ? apply(ctx, "tanh", t) : NULL;
+        float values[9];
+        CHECK_MSG(y && te_tensor_read(y, TE_F32, values) == TE_OK, "%s", te_context_error(ctx));
+        CHECK(get(&now) == 0 && (own ? now == other : now && now != other));
+        CHECK(apply(ctx, "no such operation", t) == NULL && te_context_synchronize(ctx, NULL) == TE_OK);
+        CHECK(get(&now) == 0 && (own ? now == other : now != other));
+        te_tensor_release(y);
+        te_tensor_release(t);
+        te_context_release(ctx);
+        CHECK(get(&now) == 0 && now == (own ? other : NULL));
+    }
+    release(1);
 }
 
 /* A limit ends a request that is too large, after what was cached has been given back; a smaller one works. */
@@ -446,6 +482,7 @@ int main(int argc, char **argv)
                  {"many targets", test_many_targets},
                  {"two devices", test_two_devices},
                  {"devices in turn", test_devices_in_turn},
+                 {"the host's context", test_context_of_host},
                  {"limit", test_limit},
                  {"cache", test_cache},
 #ifdef TE_CUDA_READY_BUILT

@@ -6,6 +6,9 @@
 
 #include <stdio.h>
 #include <string.h>
+#if defined(TE_ISA_HAS_X86) && defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #ifdef TE_ISA_HAS_NEONBF16
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -26,9 +29,12 @@ te_cpu_isa te_cpu_isa_detect(void)
     te_cpu_isa best = TE_CPU_PORTABLE;
 #if defined(TE_ISA_HAS_X86) && defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best = TE_CPU_AVX2;
+    unsigned a, b, c, d;
+    bool halves = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+    if (halves && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
+        best = TE_CPU_AVX2;
     if (best == TE_CPU_AVX2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
         best = TE_CPU_AVX512;
 #endif
     const char *wish = te_environment(TE_ENV_CPU_ISA);

@@ -79,6 +79,9 @@ void      te_cuda_describe(te_exec *exec, char *text, size_t size);
 te_status te_cuda_synchronize(te_exec *exec);
 /* Makes the device's context the thread's: first thing in every function of the table. */
 te_status te_cuda_enter(te_exec *exec);
+/* The thread's context where its host has made another one current, and making that current again; NULL: it has not. */
+CUcontext te_cuda_host_context(te_exec *exec);
+void      te_cuda_leave(te_exec *exec, CUcontext host);
 /* The status of a driver call that was to do `what`. */
 te_status te_cuda_result(te_exec *exec, CUresult result, const char *what);
 /* The status of a call that waits for the device. */
@@ -92,10 +95,11 @@ void te_cuda_trace(te_exec *exec, const char *format, ...) __attribute__((format
  * of the first run that fails, else of the measurement. */
 typedef te_status te_cuda_work(te_exec *exec, void *work);
 te_status te_cuda_time(te_exec *exec, te_cuda_work *run, void *work, float *ms);
-/* Which of n ways of doing the same, by number from 0, is the fastest, or 0 where that cannot be measured; -1: all of
- * them are TE_ERROR_UNSUPPORTED. The first one is taken unless another is faster by more than measurements vary. */
+/* *best: which of n ways of doing the same, by number from 0, is the fastest. TE_ERROR_UNSUPPORTED: all of them are;
+ * another status: it could not be measured. The first one is taken unless another is faster by more than measurements
+ * vary. */
 typedef te_status te_cuda_way(te_exec *exec, void *work, int number);
-int te_cuda_fastest(te_exec *exec, te_cuda_way *run, void *work, int n);
+te_status te_cuda_fastest(te_exec *exec, te_cuda_way *run, void *work, int n, int *best);
 
 /* memory.c */
 te_status te_cuda_stages_open(te_exec *exec);

@@ -6,7 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-enum { OLDEST_CAPABILITY = 80 };
+enum { OLDEST_CAPABILITY = 80, OLDEST_DRIVER = 12010 }; /* before CUDA 12.1 kernels took 4 KiB of arguments */
 
 /* --- failures ----------------------------------------------------------------------------------------------------- */
 
@@ -88,6 +88,19 @@ te_status te_cuda_enter(te_exec *exec)
     return te_cuda_result(exec, d->driver.cuCtxSetCurrent(d->context), "the device's context");
 }
 
+CUcontext te_cuda_host_context(te_exec *exec)
+{
+    te_cuda_device *d = te_cuda(exec);
+    CUcontext current = NULL;
+    if (d->driver.cuCtxGetCurrent(&current) != CUDA_SUCCESS) return NULL;
+    return current == d->context ? NULL : current;
+}
+
+void te_cuda_leave(te_exec *exec, CUcontext host)
+{
+    if (host) te_cuda(exec)->driver.cuCtxSetCurrent(host);
+}
+
 void te_cuda_trace(te_exec *exec, const char *format, ...)
 {
     if (!te_cuda(exec)->trace_dispatch) return;
@@ -164,6 +177,9 @@ static te_status read_properties(te_exec *exec)
 static te_status check_versions(te_exec *exec, int major, int minor)
 {
     int driver = te_cuda(exec)->driver_version;
+    if (driver < OLDEST_DRIVER)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "the driver is for CUDA %d.%d; %d.%d is the oldest supported",
+                            driver / 1000, driver % 1000 / 10, OLDEST_DRIVER / 1000, OLDEST_DRIVER % 1000 / 10);
     if (major <= driver / 1000) return TE_OK;
     return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
                         "the driver is for CUDA %d.%d and does not load what NVRTC %d.%d makes; a newer driver or the "
@@ -230,7 +246,9 @@ te_status te_cuda_device_open(te_exec *exec, int index)
     if (status == TE_OK) status = read_properties(exec);
     if (status == TE_OK) status = te_cuda_load_nvrtc(exec, d->driver_version, &d->nvrtc);
     if (status == TE_OK) status = choose_target(exec);
+    CUcontext host = status == TE_OK ? te_cuda_host_context(exec) : NULL;
     if (status == TE_OK) status = open_stream(exec);
+    te_cuda_leave(exec, host);
     if (status != TE_OK) te_cuda_device_close(exec);
     return status;
 }
@@ -240,6 +258,7 @@ void te_cuda_device_close(te_exec *exec)
     te_cuda_device *d = te_cuda(exec);
     if (!d) return;
     if (d->context) {
+        CUcontext host = te_cuda_host_context(exec);
         d->driver.cuCtxSetCurrent(d->context); /* after a failure on the device host memory is freed all the same */
         if (d->stream) te_cuda_await(exec, NULL); /* also for a collective whose other process is gone */
         te_cuda_graphs_close(exec);
@@ -253,6 +272,7 @@ void te_cuda_device_close(te_exec *exec)
         te_cuda_readings_close(exec);
         te_cuda_stages_close(exec);
         if (d->stream) d->driver.cuStreamDestroy(d->stream);
+        d->driver.cuCtxSetCurrent(host); /* or none: what is released is nobody's */
         d->driver.cuDevicePrimaryCtxRelease(d->handle);
     }
     te_mem_free(exec->mem, d, sizeof *d);

@@ -140,12 +140,12 @@ static te_status measure(te_exec *exec, product *p, const te_cuda_product *descr
     float fused = 0, apart = 0;
     te_status status = te_cuda_time(exec, run_apart, p, &apart);
     /* it wants more memory, and another product */
-    bool possible = status != TE_ERROR_UNSUPPORTED && status != TE_ERROR_MEMORY;
+    bool possible = status != TE_ERROR_UNSUPPORTED && status != TE_ERROR_MEMORY, lasting = status != TE_ERROR_MEMORY;
     if (status == TE_OK || !possible) status = te_cuda_time(exec, run_fused, p, &fused);
     if (status != TE_OK) return status;
     uint32_t found = possible && apart < fused ? APART : FUSED;
     remember(exec, key, (way)found);
-    te_disk_cache_write(&te_cuda(exec)->cache, key, ".gemm", &found, sizeof found);
+    if (lasting) te_disk_cache_write(&te_cuda(exec)->cache, key, ".gemm", &found, sizeof found);
     te_cuda_trace(exec,
                   "dispatch: matrix product %lldx%lldx%lld x%lld: its end %s (%.4g ms fused, %.4g ms in two passes)\n",
                   (long long)described->rows, (long long)described->columns, (long long)described->inner,

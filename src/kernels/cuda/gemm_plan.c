@@ -209,8 +209,9 @@ static te_status run_candidate(te_exec *exec, void *work, int number)
 }
 
 /* As te_cuda_fastest has it. */
-static int fastest(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
-                   const cublasLtMatmulHeuristicResult_t *candidates, int n, const te_cuda_product_data *data)
+static te_status fastest(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_plan *plan,
+                         const cublasLtMatmulHeuristicResult_t *candidates, int n, const te_cuda_product_data *data,
+                         int *best)
 {
     const te_cuda_product *p = &plan->product;
     int64_t span = (p->columns - 1) * p->ld_d + p->rows + (p->batch - 1) * p->step_d;
@@ -218,10 +219,10 @@ static int fastest(te_exec *exec, const te_cuda_blas *blas, const te_cuda_gemm_p
     void *workspace = result ? exec->scratch(exec, WORKSPACE) : NULL;
     contest c = {blas, plan, candidates, *data, workspace};
     c.data.d = result;
-    int best = workspace ? te_cuda_fastest(exec, run_candidate, &c, n) : 0;
+    te_status status = workspace ? te_cuda_fastest(exec, run_candidate, &c, n, best) : TE_ERROR_MEMORY;
     if (workspace) exec->scratch_free(exec, workspace);
     if (result && p->accumulate) exec->scratch_free(exec, result);
-    return best;
+    return status;
 }
 
 typedef struct choice {
@@ -282,7 +283,15 @@ static cublasStatus_t choose_among(te_exec *exec, const te_cuda_blas *blas, te_c
     cublasStatus_t r = ask_heuristic(blas, plan, found, &n);
     if (r != CUBLAS_STATUS_SUCCESS) return r;
     if (timed && te_cuda(exec)->capture) timed = false; /* nothing runs now: the first choice, and not for other runs */
-    int best = timed && n > 1 ? fastest(exec, blas, plan, found, n, data) : first_possible(found, n);
+    int best = first_possible(found, n);
+    te_status measured = timed && n > 1 && best >= 0 ? fastest(exec, blas, plan, found, n, data, &best) : TE_OK;
+    if (measured == TE_ERROR_UNSUPPORTED) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (measured != TE_OK) { /* memory is short, or somebody interrupts: the first choice, for this run alone */
+        timed = false;
+        best = first_possible(found, n);
+        exec->message[0] = 0;
+        exec->refused = TE_OK;
+    }
     if (best < 0) return CUBLAS_STATUS_NOT_SUPPORTED;
     plan->algorithm = found[best].algo;
     plan->workspace = found[best].workspaceSize;

@@ -250,5 +250,7 @@ void te_cuda_graph_free(te_exec *exec, void *graph)
 
 void te_cuda_graphs_close(te_exec *exec)
 {
+    void *unfinished;
+    if (te_cuda(exec)->capture) te_cuda_capture_end(exec, false, &unfinished);
     while (te_cuda(exec)->graphs) te_cuda_graph_free(exec, te_cuda(exec)->graphs);
 }

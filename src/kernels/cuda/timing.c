@@ -116,7 +116,7 @@ static te_status finals_under_load(te_exec *exec, contest *c, finalists *f)
     return status;
 }
 
-int te_cuda_fastest(te_exec *exec, te_cuda_way *run, void *work, int n)
+te_status te_cuda_fastest(te_exec *exec, te_cuda_way *run, void *work, int n, int *best)
 {
     contest c = {run, work, 0};
     finalists f = {.n = 0};
@@ -128,9 +128,10 @@ int te_cuda_fastest(te_exec *exec, te_cuda_way *run, void *work, int n)
     }
     if (status == TE_ERROR_UNSUPPORTED && f.n > 0) status = TE_OK; /* of the last one that was timed */
     if (status == TE_OK && f.n > 1) status = (f.ms[0] < LONG_MS ? short_finals : finals_under_load)(exec, &c, &f);
-    int best = 0;
+    if (status == TE_OK && f.n == 0) return TE_ERROR_UNSUPPORTED;
+    int winner = 0;
     for (int i = 1; i < f.n; i++)
-        if (f.ms[i] < (best ? f.ms[best] : f.ms[0] * WORTH)) best = i;
-    if (f.n > 0) return f.index[best];
-    return status != TE_OK && status != TE_ERROR_UNSUPPORTED ? 0 : -1;
+        if (f.ms[i] < (winner ? f.ms[winner] : f.ms[0] * WORTH)) winner = i;
+    *best = f.index[winner];
+    return status;
 }

@@ -146,11 +146,17 @@ TE_FAKE CUresult cuDevicePrimaryCtxRelease(CUdevice device)
     return CUDA_SUCCESS;
 }
 
+TE_FAKE CUresult cuCtxGetCurrent(CUcontext *context)
+{
+    ENTER();
+    *context = current < 0 ? NULL : (CUcontext)(void *)&contexts[current];
+    return CUDA_SUCCESS;
+}
+
 TE_FAKE CUresult cuCtxSetCurrent(CUcontext context)
 {
     ENTER();
-    if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-    current = (int)((char *)(void *)context - contexts);
+    current = context ? (int)((char *)(void *)context - contexts) : -1;
     return CUDA_SUCCESS;
 }
 

@@ -243,9 +243,7 @@ te_status te_product_run(te_product *product, const te_op *op, const te_arg *arg
     te_context *ctx = product->ctx;
     if (op && !te_op_is_of(ctx, op))
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te_product_run: te.%s is an operation of another context", op->name);
-    bool linear = op && strcmp(op->name, "linear") == 0;
-    bool attention =
-        op && (strcmp(op->name, "self_attention") == 0 || strcmp(op->name, "scaled_dot_product_attention") == 0);
+    bool linear = op && op->def->unit == TE_UNIT_LINEAR, attention = op && (op->def->flags & TE_OP_ATTENDS);
     if (!linear && !attention)
         return te_fail(ctx, TE_ERROR_ARGUMENT, "te_product_run: %s is no linear operation or attention",
                        op ? op->name : "NULL");

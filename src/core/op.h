@@ -64,6 +64,7 @@ enum te_op_flags {
     TE_OP_NOGRAD = 1 << 12,  /* never differentiable */
     TE_OP_QUANTIZED = 1 << 14, /* takes parameters that are stored quantized as they are */
     TE_OP_EFFECTS = 1 << 15,   /* backward may give gradients to more than the inputs */
+    TE_OP_ATTENDS = 1 << 16, /* attention, whose operands a recipe may quantize */
     TE_OP_ACROSS = 1 << 13   /* inputs may be on other devices than the first: they are brought to it */
 };
 
@@ -75,6 +76,21 @@ typedef struct te_delegate {
     int         n;
 } te_delegate;
 
+/* What an op is in a group (fuser/plan.h). Those with a formula, and those that stand for one (resolve), are parts of
+ * programs; others are units of their own, or in no group: then their kind is TE_UNIT_PROGRAM as well. */
+typedef enum te_unit_kind {
+    TE_UNIT_PROGRAM,
+    TE_UNIT_LINEAR,
+    TE_UNIT_ATTENTION, /* the op as it is, on a packed projection */
+    TE_UNIT_GATHER,    /* rows of a table by id */
+    TE_UNIT_GROUPED,   /* ranges of rows times weights of their own */
+    TE_UNIT_BIASES,    /* every row's bias, that of its range; made again where backward reads it */
+    TE_UNIT_MASK,      /* which rows stochastic depth keeps */
+    TE_UNIT_VIEW       /* memory read in rows of another width */
+} te_unit_kind;
+
+enum { TE_UNIT_KINDS = TE_UNIT_VIEW + 1 };
+
 typedef struct te_op_def {
     const char *signature;
     const char *module;   /* activations: names of the Lua module that stands for it, "GEGLU GeGLU"; NULL: none */
@@ -85,6 +101,7 @@ typedef struct te_op_def {
     const char *outputs;  /* names of the formula's results, "y" when NULL; structured ops: only their number counts */
     const char *rows;     /* names of inputs that hold one value per row, "target" */
     const char *domain;   /* where the gradient test draws inputs, "0.1 3"; "-2 2" when NULL */
+    te_unit_kind unit;
     te_status (*forward)(te_call *call);
     te_status (*backward)(te_call *call);
     te_status (*resolve)(te_call *call, te_delegate *to); /* instead of both: from the attributes alone, the op it

@@ -337,8 +337,8 @@ static void consume(te_group_backward *b, const te_unit *unit)
     bool waits = unit->kind == TE_UNIT_LINEAR && te_waits_for(b, unit, unit->x);
     for (int i = 0; i < unit->n_products && !waits; i++) te_product_saved_close(&state->products[unit->product + i]);
     bool ranges = unit->kind == TE_UNIT_GROUPED || unit->kind == TE_UNIT_BIASES;
-    bool keeps = ranges || unit->kind == TE_UNIT_CALL || (unit->kind == TE_UNIT_LINEAR && !unit->recipe);
-    int aux = unit->kind == TE_UNIT_CALL ? TE_CALL_AUX : 2;
+    bool keeps = ranges || unit->kind == TE_UNIT_ATTENTION || (unit->kind == TE_UNIT_LINEAR && !unit->recipe);
+    int aux = unit->kind == TE_UNIT_ATTENTION ? TE_CALL_AUX : 2;
     for (int i = 0; i < aux && keeps; i++) te_drop(&state->aux[unit->first_aux + i]);
 }
 
@@ -384,7 +384,7 @@ te_status te_plan_backward(te_group_state *state, te_call *call)
             if (status == TE_OK) status = te_backward_finish(&b, unit);
             break;
         case TE_UNIT_LINEAR: status = te_backward_linear(&b, unit); break;
-        case TE_UNIT_CALL: status = backward_call(&b, unit); break;
+        case TE_UNIT_ATTENTION: status = backward_call(&b, unit); break;
         case TE_UNIT_GATHER: status = te_backward_gather(&b, unit); break;
         case TE_UNIT_GROUPED: status = te_backward_grouped(&b, unit); break;
         case TE_UNIT_BIASES: status = te_backward_biases(&b, unit); break;

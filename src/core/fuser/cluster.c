@@ -148,17 +148,6 @@ static bool ready(const clustering *c, int u, const bool *done)
     return true;
 }
 
-static te_unit_kind kind_of(const te_op *op)
-{
-    if (op->def->formula) return TE_UNIT_PROGRAM;
-    if (strcmp(op->name, "linear") == 0) return TE_UNIT_LINEAR;
-    if (strcmp(op->name, "embedding") == 0) return TE_UNIT_GATHER;
-    if (strcmp(op->name, "grouped_linear") == 0) return TE_UNIT_GROUPED;
-    if (strcmp(op->name, "grouped_biases") == 0) return TE_UNIT_BIASES;
-    if (strcmp(op->name, "stochastic_depth_mask") == 0) return TE_UNIT_MASK;
-    return strcmp(op->name, "reshape") == 0 ? TE_UNIT_VIEW : TE_UNIT_CALL;
-}
-
 static te_status add_unit(clustering *c, int u)
 {
     te_fuse_plan *plan = c->plan;
@@ -173,7 +162,7 @@ static te_status add_unit(clustering *c, int u)
         plan->values[plan->nodes[n].out].unit = plan->n_units;
     }
     const te_op *op = plan->nodes[unit->nodes[0]].call.op;
-    unit->kind = kind_of(op);
+    unit->kind = op->def->unit;
     plan->n_units++;
     for (int k = 0; k < unit->n_nodes; k++) { /* what is computed from parameters alone may have joined others */
         const te_plan_value *out = &plan->values[plan->nodes[unit->nodes[k]].out];

@@ -320,7 +320,7 @@ static void describe_other(te_fuse_plan *plan, te_unit *unit)
     unit->result = node->out;
     unit->x = node->in[unit->kind == TE_UNIT_GATHER];
     unit->weight = unit->kind == TE_UNIT_GATHER ? node->in[0] : TE_NO_VALUE;
-    if (unit->kind == TE_UNIT_CALL) {
+    if (unit->kind == TE_UNIT_ATTENTION) {
         unit->compute = plan->values[unit->result].dtype;
         unit->attention = unit->compute == TE_F64 ? NULL : plan->recipes[unit->nodes[0]];
         unit->product = plan->n_products;
@@ -333,9 +333,9 @@ static void describe_other(te_fuse_plan *plan, te_unit *unit)
     if (unit->kind == TE_UNIT_GATHER || unit->kind == TE_UNIT_VIEW) return;
     unit->first_rng = plan->n_rngs;
     unit->rng_nodes[0] = unit->nodes[0];
-    unit->n_rngs = unit->kind == TE_UNIT_MASK || (unit->kind == TE_UNIT_CALL && te_plan_draws(node));
+    unit->n_rngs = unit->kind == TE_UNIT_MASK || (unit->kind == TE_UNIT_ATTENTION && te_plan_draws(node));
     plan->n_rngs += unit->n_rngs;
-    plan->n_aux += unit->kind == TE_UNIT_CALL ? TE_CALL_AUX : 2; /* of ranges the input and their sizes */
+    plan->n_aux += unit->kind == TE_UNIT_ATTENTION ? TE_CALL_AUX : 2; /* of ranges the input and their sizes */
 }
 
 te_status te_plan_compile(te_fuse_plan *plan)

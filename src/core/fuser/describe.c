@@ -185,7 +185,7 @@ static void forward_quantized_call(const te_describing *d, const te_unit *unit)
 /* Queries and keys are turned by their positions in a copy of the projection, and their gradients back. */
 static void describe_turning(const te_describing *d, const te_unit *unit, bool backward)
 {
-    if (unit->kind != TE_UNIT_CALL || !te_plan_turns(&d->plan->nodes[unit->nodes[0]])) return;
+    if (unit->kind != TE_UNIT_ATTENTION || !te_plan_turns(&d->plan->nodes[unit->nodes[0]])) return;
     double x = te_described_bytes(d, unit->x, 0);
     te_describe_step(d, unit, TE_STEP_GATHER, "rope", x, x, 3 * te_described_elements(d, unit->x), backward);
 }
@@ -234,7 +234,7 @@ static void forward_unit(const te_describing *d, const te_unit *unit)
         te_describe_step(d, unit, TE_STEP_GATHER, "grouped_biases", te_described_list(d, unit), y, 0, false);
     else if (unit->kind == TE_UNIT_GATHER)
         te_describe_step(d, unit, TE_STEP_GATHER, "embedding", y + id_bytes(d, unit), y, 0, false);
-    else if (unit->kind == TE_UNIT_CALL)
+    else if (unit->kind == TE_UNIT_ATTENTION)
         te_describe_step(d, unit, TE_STEP_CALLED, d->plan->nodes[unit->nodes[0]].call.op->name,
                          te_described_bytes(d, unit->x, 0), y, attention_flops(d, unit), false);
 }
@@ -320,7 +320,7 @@ static void backward_unit(const te_describing *d, const te_unit *unit)
     }
     if (!values[unit->result].wanted) return;
     double x = te_described_bytes(d, unit->x, 0), y = te_described_bytes(d, unit->result, 0);
-    if (unit->kind == TE_UNIT_CALL) {
+    if (unit->kind == TE_UNIT_ATTENTION) {
         if (unit->attention)
             te_describe_step(d, unit, TE_STEP_QUANTIZE, "values of operands and result",
                              te_described_elements(d, unit->x) + te_described_elements(d, unit->result), x + y, 0,

@@ -71,9 +71,10 @@ static const char *why_split(const te_describing *d, int from, int to, char *tex
     if (a->kind == TE_UNIT_BIASES) return "biases are spread over the rows of their ranges, then read by one program";
     if (a->kind == TE_UNIT_MASK) return "one number is drawn for a whole sample, before programs read it row by row";
     if (a->kind == TE_UNIT_GATHER) return "the rows that are looked up are stored, then read by one step";
-    if (a->kind == TE_UNIT_CALL && a->attention) return why_not_handed(plan, a, text, size);
-    if (b->kind == TE_UNIT_CALL && b->attention) return why_before_attention(d, a, b, text, size);
-    if (a->kind == TE_UNIT_CALL || b->kind == TE_UNIT_CALL) return "attention reads and writes whole sequences";
+    if (a->kind == TE_UNIT_ATTENTION && a->attention) return why_not_handed(plan, a, text, size);
+    if (b->kind == TE_UNIT_ATTENTION && b->attention) return why_before_attention(d, a, b, text, size);
+    if (a->kind == TE_UNIT_ATTENTION || b->kind == TE_UNIT_ATTENTION)
+        return "attention reads and writes whole sequences";
     if (a->kind == TE_UNIT_LINEAR) return "a matrix product's result is stored, then read by one program";
     if (b->kind == TE_UNIT_LINEAR) return why_stored(d, b, text, size);
     if (a->width != b->width) return "rows of another width: one value of the second needs two of the first";

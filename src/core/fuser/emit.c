@@ -33,7 +33,7 @@ bool te_quantizer_is_local(const te_quantizer *q)
 
 const te_product_recipe *te_emitted_recipe(const te_unit *product)
 {
-    return product->kind == TE_UNIT_CALL ? product->attention : product->recipe;
+    return product->kind == TE_UNIT_ATTENTION ? product->attention : product->recipe;
 }
 
 bool te_emitted_columns(const te_fuse_plan *plan, const te_unit *product, te_role role)
@@ -69,7 +69,7 @@ static void mark(te_fuse_plan *plan)
             bool high = product->recipe && product->recipe->backward == TE_BACKWARD_HIGH_PRECISION;
             v->emitted = emits(product, TE_ROLE_INPUT, v->first_reader - v->unit) && !high && !v->saved &&
                          v->dtype == product->compute;
-        } else if (between(plan, v, TE_UNIT_PROGRAM, TE_UNIT_CALL)) {
+        } else if (between(plan, v, TE_UNIT_PROGRAM, TE_UNIT_ATTENTION)) {
             const te_unit *call = &plan->units[v->first_reader];
             v->emitted = emits(call, TE_ROLE_INPUT, v->first_reader - v->unit) && !v->saved &&
                          v->dtype == call->compute && !te_plan_turns(&plan->nodes[call->nodes[0]]);

@@ -381,7 +381,7 @@ te_status te_plan_forward(te_group_state *state, te_tensor *const *inputs)
         switch (unit->kind) {
         case TE_UNIT_PROGRAM: status = run_program(state, unit); break;
         case TE_UNIT_LINEAR: status = run_linear(state, unit); break;
-        case TE_UNIT_CALL: status = run_call(state, unit); break;
+        case TE_UNIT_ATTENTION: status = run_call(state, unit); break;
         case TE_UNIT_GATHER: status = te_gather_forward(state, unit); break;
         case TE_UNIT_GROUPED: status = te_grouped_forward(state, unit); break;
         case TE_UNIT_BIASES: status = te_biases_forward(state, unit); break;

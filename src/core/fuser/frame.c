@@ -14,7 +14,7 @@
 #include "../autograd.h"
 #include "../ops/ops.h"
 
-static bool is_reshape(const te_group_node *node) { return strcmp(node->call.op->name, "reshape") == 0; }
+static bool is_reshape(const te_group_node *node) { return node->call.op->def->unit == TE_UNIT_VIEW; }
 
 /* --- groups ------------------------------------------------------------------------------------------------------- */
 
@@ -118,7 +118,7 @@ void te_plan_wire(te_fuse_plan *plan)
             else if (to != TE_NO_VALUE) node->in[i] = to;
         }
         /* its frame says it all */
-        if (strcmp(node->call.op->name, "stochastic_depth_mask") == 0) node->in[0] = TE_NO_VALUE;
+        if (node->call.op->def->unit == TE_UNIT_MASK) node->in[0] = TE_NO_VALUE;
     }
     for (int v = 0; v < plan->n_values; v++) plan->values[v].output = -1;
     for (int i = plan->n_outputs - 1; i >= 0; i--) {

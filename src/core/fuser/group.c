@@ -101,11 +101,7 @@ bool te_group_accepts(te_context *ctx, const te_op *op)
         te_fail(ctx, TE_ERROR_ARGUMENT, "te_group_accepts: the operation is NULL");
         return false;
     }
-    const te_op_def *def = op->def;
-    static const char *const structured[] = {"linear", "self_attention", "reshape", "embedding", "grouped_linear",
-                                               "grouped_biases", "stochastic_depth_mask"};
-    bool known = def->formula || def->resolve;
-    for (size_t i = 0; i < sizeof structured / sizeof *structured; i++) known |= strcmp(op->name, structured[i]) == 0;
+    bool known = op->def->formula || op->def->resolve || op->def->unit != TE_UNIT_PROGRAM;
     if (known && op->n_outputs == 1 && !op->takes_list) return true;
     te_fail(ctx, TE_ERROR_UNSUPPORTED, "te.%s %s", op->name,
             known ? "has several results" : "is no row program, matrix product, self attention, reshape or embedding");
@@ -152,7 +148,7 @@ te_status te_group_op(te_group *group, const te_group_call *call, int *result)
         te_node_disown(&ctx->mem, &node);
         return ctx->status;
     }
-    if (strcmp(node.call.op->name, "reshape") == 0) node.frame = frame;
+    if (node.call.op->def->unit == TE_UNIT_VIEW) node.frame = frame;
     te_op_retain(node.call.op);
     te_recipe_state_retain(node.recipe_state);
     group->nodes[group->n_nodes++] = node;
@@ -184,7 +180,7 @@ te_status te_group_apply(te_group *group, const te_op *op, const int *values, in
     return status;
 }
 
-static bool attends(const te_op *op) { return strcmp(op->name, "self_attention") == 0; }
+static bool attends(const te_op *op) { return op->def->unit == TE_UNIT_ATTENTION; }
 
 static te_status apply_product(te_product *product, te_group *group, const te_op *op, const int *values, int n_values,
                                const te_arg *args, int n_args, int *result)
@@ -192,7 +188,7 @@ static te_status apply_product(te_product *product, te_group *group, const te_op
     if (product->ctx != group->ctx)
         return te_fail(group->ctx, TE_ERROR_ARGUMENT,
                        "te_product_apply: the product and the group have different contexts");
-    if (!op || (strcmp(op->name, "linear") != 0 && !attends(op)))
+    if (!op || (op->def->unit != TE_UNIT_LINEAR && !attends(op)))
         return te_fail(group->ctx, TE_ERROR_ARGUMENT, "te_product_apply: %s is no linear operation or attention",
                        op ? op->name : "NULL");
     return apply(group, product, op, values, n_values, args, n_args, result);

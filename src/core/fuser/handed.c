@@ -45,7 +45,7 @@ void te_plan_mark_handed(te_fuse_plan *plan)
 {
     for (int u = 0; u < plan->n_units; u++) {
         const te_unit *unit = &plan->units[u];
-        if (unit->kind != TE_UNIT_CALL || !unit->attention) continue;
+        if (unit->kind != TE_UNIT_ATTENTION || !unit->attention) continue;
         plan->values[unit->result].handed = te_plan_why_not_handed(plan, unit) == NULL;
     }
 }

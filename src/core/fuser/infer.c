@@ -138,7 +138,7 @@ static te_status infer_linear(te_fuse_plan *plan, te_group_node *node, te_plan_v
     return TE_OK;
 }
 
-static te_status infer_self_attention(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
+static te_status infer_attention(te_fuse_plan *plan, te_group_node *node, te_plan_value *out)
 {
     const te_plan_value *x = input_of(plan, node, 0);
     const te_attr *attr = node->call.attr;
@@ -166,12 +166,12 @@ static te_status infer_self_attention(te_fuse_plan *plan, te_group_node *node, t
 
 bool te_plan_turns(const te_group_node *node)
 {
-    return strcmp(node->call.op->name, "self_attention") == 0 && node->in[2] != TE_NO_VALUE;
+    return node->call.op->def->unit == TE_UNIT_ATTENTION && node->in[2] != TE_NO_VALUE;
 }
 
 int te_plan_sinks(const te_fuse_plan *plan, const te_group_node *node)
 {
-    int sinks = strcmp(node->call.op->name, "self_attention") == 0 ? node->in[3] : TE_NO_VALUE;
+    int sinks = node->call.op->def->unit == TE_UNIT_ATTENTION ? node->in[3] : TE_NO_VALUE;
     return sinks != TE_NO_VALUE && plan->values[sinks].wanted ? sinks : TE_NO_VALUE;
 }
 
@@ -207,6 +207,12 @@ static te_status infer_mask(te_fuse_plan *plan, te_group_node *node, te_plan_val
 
 te_status te_plan_infer(te_fuse_plan *plan)
 {
+    static te_status (*const infer[TE_UNIT_KINDS])(te_fuse_plan *, te_group_node *, te_plan_value *) = {
+        [TE_UNIT_PROGRAM] = infer_program,         [TE_UNIT_LINEAR] = infer_linear,
+        [TE_UNIT_ATTENTION] = infer_attention,     [TE_UNIT_GATHER] = infer_embedding,
+        [TE_UNIT_GROUPED] = te_plan_infer_grouped, [TE_UNIT_BIASES] = te_plan_infer_biases,
+        [TE_UNIT_MASK] = infer_mask,               [TE_UNIT_VIEW] = te_plan_infer_reshape,
+    };
     for (int n = 0; n < plan->n_nodes; n++) {
         te_group_node *node = &plan->nodes[n];
         te_plan_value *out = &plan->values[node->out];
@@ -215,24 +221,7 @@ te_status te_plan_infer(te_fuse_plan *plan)
         if (!common_frame(plan, node, &out->frame))
             status = te_plan_refuse(plan, node, "its inputs are seen in different shapes");
         if (status != TE_OK) return status;
-        if (op->def->formula)
-            status = infer_program(plan, node, out);
-        else if (strcmp(op->name, "linear") == 0)
-            status = infer_linear(plan, node, out);
-        else if (strcmp(op->name, "self_attention") == 0)
-            status = infer_self_attention(plan, node, out);
-        else if (strcmp(op->name, "reshape") == 0)
-            status = te_plan_infer_reshape(plan, node, out);
-        else if (strcmp(op->name, "grouped_linear") == 0)
-            status = te_plan_infer_grouped(plan, node, out);
-        else if (strcmp(op->name, "grouped_biases") == 0)
-            status = te_plan_infer_biases(plan, node, out);
-        else if (strcmp(op->name, "stochastic_depth_mask") == 0)
-            status = infer_mask(plan, node, out);
-        else if (strcmp(op->name, "embedding") == 0)
-            status = infer_embedding(plan, node, out);
-        else
-            status = te_plan_refuse(plan, node, "its result's shape is not known beforehand");
+        status = infer[op->def->unit](plan, node, out);
         if (status != TE_OK) return status;
         out->space = plan->frames[out->frame].space;
         for (int i = 0; i < op->n_inputs; i++) {

@@ -84,15 +84,6 @@ typedef struct te_plan_value {
     int            output;      /* first output of the group that it is; -1: none */
 } te_plan_value;
 
-typedef enum te_unit_kind {
-    TE_UNIT_PROGRAM, TE_UNIT_LINEAR, TE_UNIT_CALL,
-    TE_UNIT_GATHER, /* rows of a table by id */
-    TE_UNIT_GROUPED, /* ranges of rows times weights of their own */
-    TE_UNIT_BIASES, /* every row's bias, that of its range; made again where backward reads it */
-    TE_UNIT_MASK,   /* which rows stochastic depth keeps */
-    TE_UNIT_VIEW    /* memory read in rows of another width */
-} te_unit_kind;
-
 enum { TE_UNIT_SLOTS = 24, TE_UNIT_RESULTS = 12, TE_UNIT_RNGS = 8 };
 
 /* A tensor that a unit's program reads. */
@@ -136,7 +127,7 @@ typedef struct te_unit {
     te_program  *measuring[2];    /* the programs with amaxes of what is stored, for devices; made when first run */
     int          n_rngs;
     int          rng_nodes[TE_UNIT_RNGS]; /* which node draws it */
-    int          first_row, first_rng; /* in the run's arrays; TE_UNIT_CALL, TE_UNIT_MASK: where its own numbers
+    int          first_row, first_rng; /* in the run's arrays; TE_UNIT_ATTENTION, TE_UNIT_MASK: where its own numbers
                                           begin */
     int          space;
     int64_t      width;
@@ -149,10 +140,10 @@ typedef struct te_unit {
     te_product_recipe *recipe;    /* how its operands are quantized; NULL: not. Borrowed from the plan */
     int          product, n_products; /* under a recipe: what backward reads, in the run's arrays; of TE_UNIT_GROUPED
                                          for each group */
-    /* TE_UNIT_CALL */
+    /* TE_UNIT_ATTENTION */
     te_product_recipe *attention; /* likewise, of an attention, which has a place among the products: for its operands,
                                      where a program leaves them quantized */
-    /* TE_UNIT_LINEAR and TE_UNIT_CALL */
+    /* TE_UNIT_LINEAR and TE_UNIT_ATTENTION */
     int          first_aux;       /* tensors of its own in the run's arrays: its operands; of a product under no recipe,
                                      while its weight gradient waits for x, the gradient of the result as well */
 } te_unit;

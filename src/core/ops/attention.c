@@ -194,6 +194,7 @@ const te_op_def te_ops_attention[] = {
             "sinks {heads} add to every row one more score without a value (Xiao et al. 2023; zeros: off-by-one "
             "softmax). The result is laid out as {batch, seq_q, heads, dim}, so that heads are joined without a "
             "copy, and contiguous() copies it.",
+     .flags = TE_OP_ATTENDS,
      .forward = te_attention_separate_forward,
      .backward = te_attention_separate_backward},
     {.signature = "rope(x, frequencies, positions = nil; interleaved: bool = false, offset: int = 0)",
@@ -212,6 +213,8 @@ const te_op_def te_ops_attention[] = {
             "width = (heads + 2 kv_heads) dim in blocks Q | K | V. Result {..., heads dim}. With frequencies Q and K "
             "are rotated by their position in the sequence, as by te.rope; dtype and sinks as for "
             "scaled_dot_product_attention.",
+     .flags = TE_OP_ATTENDS,
+     .unit = TE_UNIT_ATTENTION,
      .forward = te_attention_packed_forward,
      .backward = te_attention_packed_backward},
     {0},

@@ -443,6 +443,7 @@ const te_op_def te_ops_index[] = {
     {.signature = "embedding(table, ids)",
      .doc = "Rows of table {entries, width} selected by ids {...}: {..., width}, in the compute dtype of "
             "te.autocast, otherwise the table's. ids may come first.",
+     .unit = TE_UNIT_GATHER,
      .forward = embedding_forward,
      .backward = embedding_backward},
     {.signature = "gather(x, dim: dim, index)",

@@ -213,6 +213,7 @@ const te_op_def te_ops_random[] = {
     {.signature = "stochastic_depth_mask(x, seq_lens = nil; p: number = 0.5)",
      .doc = "Which rows of x stochastic depth keeps.",
      .flags = TE_OP_HIDDEN | TE_OP_NOGRAD,
+     .unit = TE_UNIT_MASK,
      .forward = mask_forward},
     {.signature = "stochastic_depth_apply(x, kept; scale: number = 2)",
      .doc = "x times scale where kept, else 0.",

@@ -342,6 +342,7 @@ const te_op_def te_ops_view[] = {
     {.signature = "reshape(x, shape: shape)",
      .doc = "Like view, but copies where necessary.",
      .flags = TE_OP_METHOD,
+     .unit = TE_UNIT_VIEW,
      .forward = reshape_forward,
      .backward = reshape_backward},
     {.signature = "flatten(x, first: dim = 0, last: dim = -1)",

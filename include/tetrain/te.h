@@ -50,6 +50,7 @@ TE_API const char *te_context_error(const te_context *ctx); /* message of the la
  * TE_ERROR_INTERRUPTED, and so does every further one until the interrupt is cleared. Tensors that an op was changing
  * in place are left partly updated. */
 TE_API void        te_context_interrupt(te_context *ctx);
+/* Takes back every interrupt that is waiting, that of tetrain_interrupt as well. */
 TE_API void        te_context_clear_interrupt(te_context *ctx);
 /* Takes effect with the next op. 0 or less: OMP_NUM_THREADS, or all cores; more than 1024 count as 1024. It cannot
  * fail: where the system does not start a thread, the engine does without it. */
@@ -98,7 +99,8 @@ TE_API te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype);
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
 
-/* Uninitialised tensor in host memory. The operation "to_device" (x, device as TE_ARG_TEXT) copies a tensor to a GPU,
+/* Uninitialised tensor in host memory. shape: ndim sizes, 0 to 8 of them, each 0 or more; NULL, with a message, where
+ * they are not, or come to more bytes than an int64_t counts or memory holds. The operation "to_device" (x, device as TE_ARG_TEXT) copies a tensor to a GPU,
  * and operations run where their tensors are. */
 TE_API te_tensor *te_tensor_empty(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape);
 TE_API te_tensor *te_tensor_full(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape, double value);
@@ -122,7 +124,8 @@ TE_API int64_t        te_tensor_numel(const te_tensor *t);
 TE_API const char    *te_tensor_device(const te_tensor *t);  /* "cpu", "cuda", "cuda:1"; valid while the tensor lives */
 TE_API te_context    *te_tensor_context(const te_tensor *t); /* borrowed */
 
-/* Copies between a tensor (any strides, any device) and contiguous host memory of `dtype`, converting. */
+/* Copies between a tensor (any strides, any device) and contiguous host memory of `dtype`, converting. host: room for
+ * te_tensor_numel elements, not NULL unless there are none. */
 TE_API te_status te_tensor_read(te_tensor *t, te_dtype dtype, void *host);
 TE_API te_status te_tensor_write(te_tensor *t, te_dtype dtype, const void *host);
 

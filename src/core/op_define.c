@@ -33,9 +33,9 @@ static void list_texts(te_op_def *def, const char **list[N_TEXTS])
     memcpy(list, texts, sizeof texts);
 }
 
-/* The op with copies of all texts behind it; NULL when memory is exhausted. */
 const te_context *te_op_definer(const te_op *op) { return ((const defined_op *)op)->ctx; }
 
+/* The op with copies of all texts behind it; NULL when memory is exhausted. */
 static defined_op *copy_declaration(te_context *ctx, const te_op_def *def)
 {
     te_op_def source = *def;

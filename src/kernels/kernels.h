@@ -310,4 +310,15 @@ static inline int64_t te_view_numel(const te_view *v)
     return n;
 }
 
+/* Whether the elements follow one another in the order of the dimensions. */
+static inline bool te_view_dense(const te_view *v)
+{
+    int64_t step = 1;
+    for (int i = v->ndim - 1; i >= 0; i--) {
+        if (v->shape[i] != 1 && v->stride[i] != step) return false;
+        step *= v->shape[i];
+    }
+    return true;
+}
+
 #endif

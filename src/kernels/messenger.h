@@ -1,8 +1,8 @@
 /* messenger.h - what moves bytes between processes, in a library of its own (libtetrain_mpi.so), opened when a process
  * that was started together with others first asks for them.
  *
- * A messenger knows nothing of dtypes and sums: it moves bytes in host memory, and src/core/comm.c adds, in the order
- * of the ranks, so that every process has the same bits whatever the messenger does. Every call is made by all
+ * A messenger knows nothing of dtypes and sums: it moves bytes in host memory, and src/core/comm_reduce.c adds, in the
+ * order of the ranks, so that every process has the same bits whatever the messenger does. Every call is made by all
  * processes of a group, in the same order, and has ended when it returns; one that takes long is left off with
  * TE_ERROR_INTERRUPTED when the te_exec's flag says so, and the group is of no use from then on.
  *

@@ -50,6 +50,16 @@ te_status te_backward_gather(te_group_backward *b, const te_unit *unit); /* gath
 te_status te_backward_grouped(te_group_backward *b, const te_unit *unit); /* grouped.c */
 te_status te_backward_biases(te_group_backward *b, const te_unit *unit); /* ranges.c */
 
+/* What the gradients of a product are made of. */
+typedef struct te_backward_operands {
+    te_tensor *dy, *x, *weight;
+    te_factor  factor; /* of dy under a recipe */
+    te_product_saved *saved; /* under a recipe: the other operands */
+} te_backward_operands;
+
+/* dW, added straight to where the tape wants it, or in the dtype of the product and then cast. */
+te_status te_backward_weight(te_group_backward *b, const te_unit *unit, int edge, const te_backward_operands *p);
+
 /* Where the gradient of an activation may be written, or added when *accumulate. NULL on failure. */
 te_tensor *te_backward_target(te_group_backward *b, int value, bool *accumulate);
 

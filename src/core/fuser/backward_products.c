@@ -39,25 +39,19 @@ te_status te_backward_add(te_group_backward *b, int value, te_tensor *grad)
 }
 
 /* The gradient of a product's result as its two products read it, and their other operands. */
-typedef struct product_backward {
-    te_tensor *dy, *x, *weight;
-    te_factor  factor; /* of dy under a recipe */
-    te_product_saved *saved; /* under a recipe: the other operands */
-} product_backward;
-
-static te_status dgrad(const product_backward *p, te_tensor *dx, bool accumulate)
+static te_status dgrad(const te_backward_operands *p, te_tensor *dx, bool accumulate)
 {
     if (p->saved) return te_quantized_dgrad(p->saved, dx, &p->factor, accumulate);
     return te_linear_dgrad(dx, p->dy, p->weight, accumulate);
 }
 
-static te_status wgrad(const product_backward *p, te_tensor *dweight, bool accumulate)
+static te_status wgrad(const te_backward_operands *p, te_tensor *dweight, bool accumulate)
 {
     if (p->saved) return te_quantized_wgrad(p->saved, dweight, &p->factor, accumulate);
     return te_linear_wgrad(dweight, p->dy, p->x, accumulate);
 }
 
-static te_status input_gradient(te_group_backward *b, const te_unit *unit, const product_backward *p)
+static te_status input_gradient(te_group_backward *b, const te_unit *unit, const te_backward_operands *p)
 {
     const te_plan_value *x = &b->plan->values[unit->x];
     bool accumulate = false;
@@ -74,7 +68,7 @@ static te_status input_gradient(te_group_backward *b, const te_unit *unit, const
     return cast ? te_backward_add(b, unit->x, cast) : b->ctx->status;
 }
 
-static te_status weight_gradient(te_group_backward *b, const te_unit *unit, int edge, const product_backward *p)
+te_status te_backward_weight(te_group_backward *b, const te_unit *unit, int edge, const te_backward_operands *p)
 {
     const te_grad_meta *meta = te_grad_input(b->call, edge);
     bool direct = te_product_fits(meta->dtype, unit->compute), accumulate = false;
@@ -88,10 +82,10 @@ static te_status weight_gradient(te_group_backward *b, const te_unit *unit, int 
     return status;
 }
 
-static te_status open_product(te_group_backward *b, const te_unit *unit, te_tensor *grad, product_backward *p)
+static te_status open_product(te_group_backward *b, const te_unit *unit, te_tensor *grad, te_backward_operands *p)
 {
     te_group_state *state = b->state;
-    *p = (product_backward){.dy = NULL};
+    *p = (te_backward_operands){.dy = NULL};
     if (unit->recipe) {
         p->saved = &state->products[unit->product];
         return te_quantized_grad_output(p->saved, grad, &state->emitted[2 * unit->product + 1],
@@ -105,7 +99,7 @@ static te_status open_product(te_group_backward *b, const te_unit *unit, te_tens
 }
 
 /* The weight gradient is taken when x is there again. */
-static void let_wait(te_group_backward *b, const te_unit *unit, product_backward *p)
+static void let_wait(te_group_backward *b, const te_unit *unit, te_backward_operands *p)
 {
     if (!p->saved) {
         *te_waiting(b, unit) = te_tensor_retain(p->dy);
@@ -119,7 +113,7 @@ static void let_wait(te_group_backward *b, const te_unit *unit, product_backward
 te_status te_backward_linear(te_group_backward *b, const te_unit *unit)
 {
     te_tensor *grad = b->state->grads[unit->result];
-    product_backward p;
+    te_backward_operands p;
     if (!grad && !(unit->recipe && te_quantized_is_there(&b->state->emitted[2 * unit->product + 1]))) return TE_OK;
     te_status status = open_product(b, unit, grad, &p);
     if (status == TE_OK && b->plan->values[unit->x].wanted) status = input_gradient(b, unit, &p);
@@ -127,7 +121,7 @@ te_status te_backward_linear(te_group_backward *b, const te_unit *unit)
     if (status == TE_OK && edge >= 0 && b->plan->values[unit->x].again)
         let_wait(b, unit, &p);
     else if (status == TE_OK && edge >= 0)
-        status = weight_gradient(b, unit, edge, &p);
+        status = te_backward_weight(b, unit, edge, &p);
     edge = unit->bias == TE_NO_VALUE || unit->bias_elsewhere ? -1 : te_wanted_edge(b, unit->bias);
     if (status == TE_OK && edge >= 0) {
         bool accumulate;
@@ -155,14 +149,14 @@ void te_backward_forget(te_group_backward *b, const te_unit *product)
 static te_status late_gradient(te_group_backward *b, const te_unit *product, te_tensor *x)
 {
     te_product_saved *saved = product->recipe ? &b->state->products[product->product] : NULL;
-    product_backward p = {.saved = saved, .x = x};
+    te_backward_operands p = {.saved = saved, .x = x};
     bool emitted = saved && te_factor_is_there(&saved->x);
     te_status status = saved && !emitted ? te_quantized_recall(saved, x) : TE_OK;
     if (saved)
         p.factor = saved->waiting;
     else
         p.dy = *te_waiting(b, product);
-    return status == TE_OK ? weight_gradient(b, product, te_wanted_edge(b, product->weight), &p) : status;
+    return status == TE_OK ? te_backward_weight(b, product, te_wanted_edge(b, product->weight), &p) : status;
 }
 
 /* The weight gradients that waited for what the unit has computed again. */

@@ -140,31 +140,8 @@ te_status te_grouped_forward(te_group_state *state, const te_unit *unit)
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* The operands of a group's gradients. */
-typedef struct operands {
-    te_tensor *dy, *x;
-    te_factor factor; /* of dy under a recipe */
-    const te_product_saved *saved; /* under a recipe */
-} operands;
-
-/* dw of a group, added straight to where the tape wants it, or in the dtype of the product and then cast. */
-static te_status weight_gradient(te_group_backward *b, const te_unit *unit, int edge, const operands *o)
-{
-    const te_grad_meta *meta = te_grad_input(b->call, edge);
-    bool direct = te_product_fits(meta->dtype, unit->compute), accumulate = false;
-    te_tensor *target = direct ? te_grad_target(b->call, edge, &accumulate)
-                               : te_tensor_new(b->ctx, meta->device, unit->compute, meta->ndim, meta->shape);
-    if (!target) return b->ctx->status;
-    te_status status = o->saved ? te_quantized_wgrad(o->saved, target, &o->factor, accumulate)
-                                : te_linear_wgrad(target, o->dy, o->x, accumulate);
-    if (direct) return status;
-    if (status == TE_OK) return te_grad_give(b->call, edge, target);
-    te_tensor_release(target);
-    return status;
-}
-
 static te_status input_gradient(te_group_backward *b, const te_unit *unit, int i, te_tensor *dx, bool accumulate,
-                                const operands *o)
+                                const te_backward_operands *o)
 {
     if (o->saved) return te_quantized_dgrad(o->saved, dx, &o->factor, accumulate);
     int value = b->plan->nodes[unit->nodes[0]].list[i];
@@ -189,7 +166,7 @@ static te_status group_gradients(te_group_backward *b, const te_unit *unit, int 
 {
     const te_group_node *node = &b->plan->nodes[unit->nodes[0]];
     int groups = te_grouped_count(b->plan, node), edge = te_wanted_edge(b, node->list[i]);
-    operands o = {.dy = te_range_rows(b->state, unit, unit->result, dy, range)};
+    te_backward_operands o = {.dy = te_range_rows(b->state, unit, unit->result, dy, range)};
     te_status status = o.dy ? TE_OK : b->ctx->status;
     if (status == TE_OK && te_grouped_recipe(b->plan, unit, i)) {
         o.saved = &b->state->products[unit->product + i];
@@ -199,7 +176,7 @@ static te_status group_gradients(te_group_backward *b, const te_unit *unit, int 
         if (!o.x) status = b->ctx->status;
     }
     if (status == TE_OK && dx && range.n) status = input_gradient(b, unit, i, dx, accumulate, &o);
-    if (status == TE_OK && edge >= 0) status = weight_gradient(b, unit, edge, &o);
+    if (status == TE_OK && edge >= 0) status = te_backward_weight(b, unit, edge, &o);
     if (status == TE_OK && has_bias(b->plan, node)) status = bias_gradient(b, node->list[groups + i], o.dy);
     te_factor_close(&o.factor);
     te_tensor_release(o.x);

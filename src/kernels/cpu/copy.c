@@ -447,16 +447,6 @@ static bool spreads_one(const te_view *src)
     return true;
 }
 
-static bool is_dense(const te_view *v)
-{
-    int64_t step = 1;
-    for (int i = v->ndim - 1; i >= 0; i--) {
-        if (v->shape[i] != 1 && v->stride[i] != step) return false;
-        step *= v->shape[i];
-    }
-    return true;
-}
-
 te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
 {
     bool same = dst->ndim == src->ndim;
@@ -466,7 +456,7 @@ te_status te_cpu_copy(te_exec *exec, const te_view *dst, const te_view *src)
                             te_describe_view(dst).text, te_describe_view(src).text);
     int64_t numel = te_view_numel(dst);
     if (numel == 0) return TE_OK;
-    if (dst->dtype == src->dtype && numel < PARALLEL_FROM && is_dense(dst) && is_dense(src)) {
+    if (dst->dtype == src->dtype && numel < PARALLEL_FROM && te_view_dense(dst) && te_view_dense(src)) {
         memcpy(dst->data, src->data, (size_t)numel << te_dtype_log2_size(dst->dtype));
         return te_cpu_finish(exec, TE_OK);
     }

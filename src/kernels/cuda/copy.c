@@ -1,16 +1,6 @@
 /* copy.c - strided copies with conversion: a row program of one load. Dense copies of one dtype are the driver's. */
 #include "cuda_backend.h"
 
-static bool is_dense(const te_view *v)
-{
-    int64_t step = 1;
-    for (int i = v->ndim - 1; i >= 0; i--) {
-        if (v->shape[i] != 1 && v->stride[i] != step) return false;
-        step *= v->shape[i];
-    }
-    return true;
-}
-
 static bool needs_f64(te_dtype t) { return t == TE_F64 || t == TE_I64 || t == TE_I32; }
 
 static te_program *copy_program(te_exec *exec)
@@ -54,7 +44,7 @@ te_status te_cuda_copy(te_exec *exec, const te_view *dst, const te_view *src)
     if (dst->ndim != src->ndim || memcmp(dst->shape, src->shape, (size_t)dst->ndim * sizeof *dst->shape) != 0)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "copy: the shapes differ");
     if (n == 0) return TE_OK;
-    if (dst->dtype == src->dtype && is_dense(dst) && is_dense(src)) {
+    if (dst->dtype == src->dtype && te_view_dense(dst) && te_view_dense(src)) {
         te_cuda_note(exec, "copy");
         return te_cuda_memory_copy(exec, dst->data, src->data, (size_t)n * te_dtype_size(dst->dtype),
                                    TE_COPY_DEVICE_TO_DEVICE);

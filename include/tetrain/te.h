@@ -100,8 +100,8 @@ TE_API te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype);
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
 
 /* Uninitialised tensor in host memory. shape: ndim sizes, 0 to 8 of them, each 0 or more; NULL, with a message, where
- * they are not, or come to more bytes than an int64_t counts or memory holds. The operation "to_device" (x, device as TE_ARG_TEXT) copies a tensor to a GPU,
- * and operations run where their tensors are. */
+ * they are not, or come to more bytes than an int64_t counts or memory holds. The operation "to_device" (x, device as
+ * TE_ARG_TEXT) copies a tensor to a GPU, and operations run where their tensors are. */
 TE_API te_tensor *te_tensor_empty(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape);
 TE_API te_tensor *te_tensor_full(te_context *ctx, te_dtype dtype, int ndim, const int64_t *shape, double value);
 /* Wraps host memory, aligned for its elements, without a copy. deleter(user) runs when the last view dies; deleter

@@ -312,7 +312,10 @@ static const char *const escapes[] = {
     "escaped = rawget(require('te'), 'save')", "escaped = rawget(require('te'), 'load')",
     "escaped = rawget(require('te'), 'from_file')",
     "escaped = require('te')._core.list_dir", "escaped = require('te')._core.stat",
-    "escaped = require('te')._core.mkdir",
+    "escaped = require('te')._core.mkdir", "escaped = require('te')._core.write_file",
+    /* LuaJIT opens its ffi library by itself at a number of 64 bits */
+    "assert(load('return 1LL')() + 1 == 2) escaped = require('ffi')", "local x = 1ULL escaped = require('ffi')",
+    "local x = 3i escaped = require('ffi').C", "escaped = tonumber('1LL') and require('ffi')",
     "escaped = require('te')._core.safetensors_read", "escaped = require('te')._core.safetensors_write",
     "escaped = require('te')._core.tokens_open", "escaped = require('te')._core.executable",
     "escaped = require('te')._core.sleep", "escaped = require('te')._core.tokenizer",

@@ -159,17 +159,34 @@ static const char *const nestings[] = {
     "local te = require 'te' local function f() te.no_grad(f) end f()",
     "local te = require 'te' local function f() coroutine.wrap(te.no_grad)(f) end f()",
     "local te = require 'te' local function f() coroutine.wrap(te.autocast)({}, f) end f()",
+    "local m = {} m.__tostring = function(s) return tostring(s) .. '' end tostring(setmetatable({}, m))",
+    ("local core, m = require 'te'._core, {} m.__index = function() return core.check_quantizer(setmetatable({}, m)) "
+     "end core.check_quantizer(setmetatable({}, m))"),
+    ("local core, m = require 'te'._core, {} m.__index = function() return core.product_recipe(false, false, false, "
+     "'quantized', setmetatable({}, m), setmetatable({}, m)) end core.product_recipe(false, false, false, 'quantized', "
+     "setmetatable({}, m), setmetatable({}, m)) error 'over'"),
+    ("local core, m = require 'te'._core, {} m.__index = function() return core.sgd_step({setmetatable({}, m)}) end "
+     "core.sgd_step({setmetatable({}, m)})"),
+    ("local te, m = require 'te', {} m.__index = function() return te.ones({2}):backward(setmetatable({}, m)) end "
+     "te.ones({2}):backward(setmetatable({}, m))"),
     ("local te = require 'te' local x = te.ones({2}) x.requires_grad = true local function f() return "
      "(te.checkpoint(f, x)) end f()"),
 };
 
 static void no_log(void *user, int level, const char *message) { (void)user, (void)level, (void)message; }
 
+typedef struct nesting {
+    unsigned flags;
+    bool     limits;
+} nesting;
+
 static void *nest(void *user)
 {
+    const nesting *n = user;
     static const char again[] = "assert(coroutine.wrap(function() return ('a'):gsub('a', 'b') end)() == 'b')";
-    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .flags = *(unsigned *)user, .log = no_log};
-    tetrain          *rt = tetrain_open(&options);
+    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .flags = n->flags, .log = no_log};
+    if (n->limits) options.lua_memory_limit = 64 << 20, options.instruction_limit = UINT64_C(1) << 40;
+    tetrain *rt = tetrain_open(&options);
     for (size_t i = 0; i < sizeof nestings / sizeof *nestings; i++) {
         tetrain_status status = tetrain_run_string(rt, nestings[i], strlen(nestings[i]), "=nested");
         CHECK_MSG(status == TETRAIN_ERROR_SCRIPT && tetrain_error(rt)[0], "%s: status %d, %.100s", nestings[i],
@@ -180,15 +197,16 @@ static void *nest(void *user)
     return NULL;
 }
 
-/* On this thread's stack and on one of 1 MiB. */
-static void test_nesting(unsigned flags)
+/* On this thread's stack and on a small one. */
+static void test_nesting(unsigned flags, bool limits)
 {
+    nesting        how = {flags, limits};
     pthread_attr_t attributes;
     pthread_t      thread;
-    nest(&flags);
+    nest(&how);
     pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, 1 << 20);
-    CHECK(pthread_create(&thread, &attributes, nest, &flags) == 0);
+    pthread_attr_setstacksize(&attributes, limits ? 256 << 10 : 1 << 20);
+    CHECK(pthread_create(&thread, &attributes, nest, &how) == 0);
     pthread_join(thread, NULL);
     pthread_attr_destroy(&attributes);
 }
@@ -218,8 +236,9 @@ int main(int argc, char **argv)
     int stride = argc > 1 ? atoi(argv[1]) : 7;
     test_all(TETRAIN_RESTRICTED, stride);
     test_all(0, stride);
-    test_nesting(TETRAIN_RESTRICTED);
-    test_nesting(0);
+    test_nesting(TETRAIN_RESTRICTED, false);
+    test_nesting(0, false);
+    test_nesting(TETRAIN_RESTRICTED, true);
     test_left_coroutine(TETRAIN_RESTRICTED);
     test_left_coroutine(0);
     return TEST_END();

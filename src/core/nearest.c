@@ -44,7 +44,7 @@ te_nearest te_nearest_to(const char *wanted, size_t length)
 
 bool te_nearest_consider(te_nearest *nearest, const char *name)
 {
-    size_t wanted = strlen(nearest->wanted), length = strlen(name);
+    size_t wanted = strlen(nearest->wanted), length = strnlen(name, TE_LONGEST_NAME + 1);
     if (length > TE_LONGEST_NAME || nearest->least == 0) return false;
     bool beginning = wanted > 2 && strncmp(nearest->wanted, name, wanted) == 0;
     int  far = beginning ? EDIT : distance(nearest->wanted, name);

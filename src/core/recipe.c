@@ -37,16 +37,30 @@ static te_status check_pair(te_context *ctx, const te_product_recipe *recipe)
     return TE_OK;
 }
 
+/* Zeros that count towards the limit of tensor memory: scripts may make as many as they like. */
+static void *counted_alloc(te_context *ctx, size_t bytes)
+{
+    if (!te_context_count(ctx, bytes)) return NULL;
+    void *memory = te_mem_zalloc(&ctx->mem, bytes);
+    if (memory) return memory;
+    te_context_discount(ctx, bytes);
+    te_fail_memory(ctx, "recipe");
+    return NULL;
+}
+
+static void counted_free(te_context *ctx, void *memory, size_t bytes)
+{
+    te_mem_free(&ctx->mem, memory, bytes);
+    te_context_discount(ctx, bytes);
+}
+
 te_product_recipe *te_product_recipe_new(te_context *ctx, const te_product_recipe *from)
 {
     for (int r = 0; r < TE_ROLE_COUNT; r++)
         if (from->quantized[r] && te_quantizer_check(ctx, &from->quantizers[r]) != TE_OK) return NULL;
     if (check_pair(ctx, from) != TE_OK) return NULL;
-    te_product_recipe *recipe = te_mem_alloc(&ctx->mem, sizeof *recipe);
-    if (!recipe) {
-        te_fail_memory(ctx, "recipe");
-        return NULL;
-    }
+    te_product_recipe *recipe = counted_alloc(ctx, sizeof *recipe);
+    if (!recipe) return NULL;
     *recipe = *from;
     recipe->ctx = ctx;
     recipe->refs = 1;
@@ -64,7 +78,7 @@ void te_product_recipe_release(te_product_recipe *recipe)
 {
     if (!recipe || --recipe->refs > 0) return;
     te_context *ctx = recipe->ctx;
-    te_mem_free(&ctx->mem, recipe, sizeof *recipe);
+    counted_free(ctx, recipe, sizeof *recipe);
     te_context_unref(ctx);
 }
 
@@ -85,11 +99,8 @@ bool te_product_recipe_alike(const te_product_recipe *a, const te_product_recipe
 
 te_recipe_state *te_recipe_state_new(te_context *ctx)
 {
-    te_recipe_state *state = te_mem_zalloc(&ctx->mem, sizeof *state);
-    if (!state) {
-        te_fail_memory(ctx, "recipe");
-        return NULL;
-    }
+    te_recipe_state *state = counted_alloc(ctx, sizeof *state);
+    if (!state) return NULL;
     state->ctx = ctx;
     state->refs = 1;
     te_context_retain(ctx);
@@ -116,7 +127,7 @@ void te_recipe_state_release(te_recipe_state *state)
         te_tensor_release(state->scale[r]);
         te_tensor_release(state->history[r]);
     }
-    te_mem_free(&ctx->mem, state, sizeof *state);
+    counted_free(ctx, state, sizeof *state);
     te_context_unref(ctx);
 }
 

@@ -185,6 +185,7 @@ void te_lua_check_options(lua_State *L, int index, const char *function, const c
 {
     char text[256];
     if (lua_isnoneornil(L, index)) return;
+    te_lua_check_stack(te_lua_runtime(L), L); /* fields may run scripts */
     if (lua_type(L, index) != LUA_TTABLE)
         te_lua_fail(L, function, "options: expected a table, got %s", te_lua_describe(L, index, text, sizeof text));
     for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) {

@@ -238,7 +238,7 @@ enum { SETTLE_LIMIT = 1000000 };
 
 /* Puts the library back to where no scope is open, where a script may have been stopped inside of some. Where memory is
  * short, or an interrupt comes, the next call does it. */
-static void settle(tetrain *host, const host_settings *before)
+static void settle(tetrain *host)
 {
     lua_State *L = host->L;
     if (!host->unsettled) return;
@@ -250,6 +250,11 @@ static void settle(tetrain *host, const host_settings *before)
     if (host->now.ran_out) collect_protected(host);
     tetrain_stop_limits(host, TETRAIN_OK);
     lua_sethook(L, own, mask, count);
+}
+
+/* Also what a script set by other ways than scopes. */
+static void restore(tetrain *host, const host_settings *before)
+{
     te_context_set_grad_enabled(host->ctx, before->grad_enabled);
     te_context_set_compute_dtype(host->ctx, before->compute_dtype);
     host->ctx->recipe_enabled = before->recipe_enabled;
@@ -296,10 +301,12 @@ static tetrain_status run_outermost(tetrain *host, lua_CFunction function, void 
         host->failed = lua_cpcall(host->L, forget_unfinished, NULL) != 0;
         lua_settop(host->L, top);
     }
-    settle(host, &before);
+    settle(host);
+    restore(host, &before);
     tetrain_status status = run_limited(host, function, argument, top);
     tetrain_stop_limits(host, status);
-    settle(host, &before);
+    settle(host);
+    restore(host, &before);
     return status;
 }
 

@@ -76,6 +76,7 @@ outer_call tetrain_leave_limits(tetrain *host);
 void       tetrain_resume_limits(tetrain *host, const outer_call *outer);
 /* Work that the script had C do for it, counted as instructions; raises once the script is to stop. */
 void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions);
+void tetrain_count_large(tetrain *host, size_t bytes); /* a block of the heap, see limits.c */
 /* Replaces what would keep hooks from firing, see limits.c; after te_lua_text_only. */
 void tetrain_guard_script(lua_State *L);
 

@@ -27,6 +27,9 @@ static void *arena_alloc(tetrain *host, size_t size)
  * whose upvalues there was no memory. They keep the alignment of 8 that LuaJIT needs. */
 enum { SIZE_HEADER = 8 };
 
+/* From here on a block takes longer to fill than some instructions to run. */
+enum { LARGE = 64 << 10 };
+
 /* The hook's realloc, told the true size of what lies at ptr. */
 static void *resize(tetrain *host, void *ptr, size_t old_size, size_t new_size)
 {
@@ -60,6 +63,7 @@ void *tetrain_heap_alloc(void *user, void *ptr, size_t old_size, size_t new_size
     else
         host->now.ran_out = true;
     if (!within) te_lua_exhausted(host->rt, TETRAIN_HEAP_EXHAUSTED);
+    if (p && new_size > old_size + LARGE) tetrain_count_large(host, new_size - old_size);
     return p;
 }
 

@@ -42,6 +42,23 @@ static int restricted_print(lua_State *L)
     return 0;
 }
 
+/* At the first number of 64 bits, "1LL" in any script, LuaJIT opens the library itself and leaves it in package.loaded,
+ * from which require would take it. It does so once: what has been opened here, and is where no script looks, is out of
+ * reach. It has to live, for what LuaJIT keeps of such numbers is held by it alone. */
+static void keep_ffi_away(lua_State *L)
+{
+    static const char key = 0;
+    lua_pushlightuserdata(L, (void *)(uintptr_t)&key);
+    lua_pushcfunction(L, luaopen_ffi);
+    lua_pushliteral(L, LUA_FFILIBNAME);
+    lua_call(L, 1, 1);
+    lua_rawset(L, LUA_REGISTRYINDEX);
+    luaL_findtable(L, LUA_REGISTRYINDEX, "_LOADED", 16);
+    lua_pushnil(L);
+    lua_setfield(L, -2, LUA_FFILIBNAME);
+    lua_pop(L, 1);
+}
+
 static void open_restricted(lua_State *L)
 {
     static const luaL_Reg libraries[] = {{"", luaopen_base},
@@ -64,6 +81,7 @@ static void open_restricted(lua_State *L)
     lua_pushnil(L);
     lua_setfield(L, -2, "dump");
     lua_pop(L, 1);
+    keep_ffi_away(L);
     lua_pushcfunction(L, restricted_print);
     lua_setglobal(L, "print");
 }

@@ -143,11 +143,12 @@ static int search_embedded(lua_State *L)
     return 1;
 }
 
-/* require(name) where there is no package library. */
+/* require(name) where there is no package library. No library that reaches memory is given away, whoever opened it. */
 static int plain_require(lua_State *L)
 {
     const char *name = luaL_checkstring(L, 1);
     lua_settop(L, 1);
+    if (strcmp(name, LUA_FFILIBNAME) == 0) return luaL_error(L, "module '%s' not found", name);
     luaL_findtable(L, LUA_REGISTRYINDEX, "_LOADED", 16);
     lua_getfield(L, 2, name);
     if (lua_toboolean(L, -1)) return 1;

@@ -27,6 +27,9 @@
 
 #include <luajit.h>
 
+/* A piece of work in C that takes about as long as an instruction: so many bytes. */
+enum { BYTES = 64 };
+
 /* Instructions between two looks: an interpreted script is stopped soon, even when each is a call of C that takes long,
  * and the compiler, whose recording a hook ends, gets to finish its traces. */
 enum { STEP_INTERPRETED = 1000, STEP_COMPILED = 10000, CALL_COST = 4, HOST_CALL_COST = 100 };
@@ -71,6 +74,16 @@ void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions)
     host->now.limit_reached = true;
     te_lua_stop(host->rt, L);
     luaL_error(L, "instruction limit of %f reached", (double)host->now.limit);
+}
+
+/* The heap has given a block, which the script's instruction now fills: a long text that is joined, cut or formatted. It
+ * cannot raise there; the hook does, at the next instruction. */
+void tetrain_count_large(tetrain *host, size_t bytes)
+{
+    if (!host->rt || !host->rt->stack_base || lua_gethook(host->L) != look) return; /* no call runs */
+    if (host->now.limit) host->now.executed += bytes / BYTES;
+    bool used_up = host->now.limit && host->now.executed >= host->now.limit;
+    if (used_up || tetrain_is_interrupted(host)) lua_sethook(host->L, look, LUA_MASKCOUNT, 1);
 }
 
 /* pcall and xpcall begin with it. */
@@ -153,8 +166,8 @@ static int guarded_load(lua_State *L)
 /* --- functions of the library that take long ---------------------------------------------------------------------- */
 
 /* Their work counts in advance, and interrupts are seen before it: a hook would count such a call as one instruction.
- * Pieces of it that take about as long as an instruction, by an element or so many bytes. */
-enum { BYTES = 64, CONCAT_COST = 8, SORT_COST = 16, LONG_SORT = 1000 };
+ * That of an element in instructions: */
+enum { CONCAT_COST = 8, SORT_COST = 16, TEXT_COST = 16, LONG_SORT = 1000 };
 
 static void count_size(lua_State *L, double instructions)
 {
@@ -173,6 +186,15 @@ static double size_of(lua_State *L, int index)
 static int count_bytes(lua_State *L)
 {
     count_size(L, size_of(L, 1) / BYTES);
+    return 0;
+}
+
+/* Every text among the arguments. */
+static int count_texts(lua_State *L)
+{
+    double bytes = 0;
+    for (int i = lua_gettop(L); i > 0; i--) bytes += lua_type(L, i) == LUA_TSTRING ? size_of(L, i) : 0;
+    count_size(L, TEXT_COST * bytes / BYTES);
     return 0;
 }
 
@@ -214,7 +236,7 @@ static int count_sort(lua_State *L)
 }
 
 static const char guarded_work[] =
-    "local globals, bytes, rep, concat, insert, sorts = ...\n"
+    "local globals, bytes, rep, concat, insert, sorts, texts = ...\n"
     "local string, table, select = globals.string, globals.table, globals.select\n"
     "local function guard(library, name, count)\n"
     "    local call = library[name]\n"
@@ -222,6 +244,13 @@ static const char guarded_work[] =
     "end\n"
     "for _, name in ipairs { 'reverse', 'upper', 'lower' } do guard(string, name, bytes) end\n"
     "guard(string, 'rep', rep)\n"
+    "guard(string, 'format', texts)\n"
+    "for _, name in ipairs { 'load', 'loadstring' } do guard(globals, name, texts) end\n"
+    "local number, kind = globals.tonumber, globals.type\n"
+    "function globals.tonumber(x, ...)\n"
+    "    if kind(x) == 'string' and #x > 1000 then texts(x) end\n"
+    "    return number(x, ...)\n"
+    "end\n"
     "guard(table, 'concat', concat)\n"
     "local sort, append, ascending = table.sort, table.insert, function(a, b) return a < b end\n"
     "function table.insert(...)\n"
@@ -235,7 +264,8 @@ static const char guarded_work[] =
 
 static void guard_work(lua_State *L)
 {
-    static const lua_CFunction counts[] = {count_bytes, count_rep, count_concat, count_insert, count_sort};
+    static const lua_CFunction counts[] = {count_bytes, count_rep, count_concat, count_insert, count_sort,
+                                           count_texts};
     enum { N = sizeof counts / sizeof *counts };
     if (luaL_loadbuffer(L, guarded_work, sizeof guarded_work - 1, "=te/limits") != 0) lua_error(L);
     lua_pushvalue(L, LUA_GLOBALSINDEX);
@@ -305,6 +335,7 @@ void tetrain_stop_limits(tetrain *host, tetrain_status status)
     /* one that came too late for this call's script is the next one's */
     if (status == TETRAIN_ERROR_INTERRUPTED && host->interrupt_seen)
         atomic_fetch_and(&host->ctx->interrupted, ~TE_INTERRUPT_SCRIPTS);
+    host->interrupt_seen = false;
 }
 
 outer_call tetrain_leave_limits(tetrain *host)

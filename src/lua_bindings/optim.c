@@ -147,6 +147,7 @@ static int run_step(lua_State *L, const char *function, void (*read)(lua_State *
                     te_status (*step)(te_context *, int, const step_group *, te_optim_group *))
 {
     te_lua *rt = te_lua_runtime(L);
+    te_lua_check_stack(rt, L);
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 4);
     int             n = (int)lua_objlen(L, 1);

@@ -33,8 +33,16 @@ static const char *match_here(matcher *m, const char *s, const char *p);
 static void step(matcher *m)
 {
     if (++m->steps < CHECK_EVERY) return;
+    unsigned n = m->steps;
     m->steps = 0;
-    tetrain_count_work(m->host, m->L, CHECK_EVERY);
+    tetrain_count_work(m->host, m->L, n);
+}
+
+/* Of going through so many characters of a pattern or a text. */
+static void step_over(matcher *m, ptrdiff_t n)
+{
+    m->steps += (unsigned)(n < 1 << 24 ? n / 16 : 1 << 20);
+    step(m);
 }
 
 /* --- single characters -------------------------------------------------------------------------------------------- */
@@ -67,11 +75,13 @@ static const char *item_end(matcher *m, const char *p)
         return p + 1;
     }
     if (c != '[') return p;
+    const char *first = p;
     if (p < m->pattern_end && *p == '^') p++;
     do { /* the first one belongs to the set, even a ']' */
         if (p == m->pattern_end) luaL_error(m->L, "malformed pattern (missing ']')");
         if (*p++ == '%' && p < m->pattern_end) p++;
     } while (p == m->pattern_end || *p != ']');
+    step_over(m, p - first);
     return p + 1;
 }
 
@@ -104,7 +114,7 @@ static bool single(matcher *m, const char *s, const char *p, const char *end)
     switch (*p) {
     case '.': return true;
     case '%': return in_class(c, (unsigned char)p[1]);
-    case '[': return in_set(c, p, end - 1);
+    case '[': step_over(m, end - p); return in_set(c, p, end - 1);
     default: return (unsigned char)*p == c;
     }
 }
@@ -174,6 +184,7 @@ static const char *match_frontier(matcher *m, const char *s, const char *p, cons
 {
     if (p >= m->pattern_end || *p != '[') luaL_error(m->L, "missing '[' after '%%f' in pattern");
     *end = item_end(m, p);
+    step_over(m, 2 * (*end - p));
     int before = s == m->text ? 0 : (unsigned char)s[-1], here = s < m->text_end ? (unsigned char)*s : 0;
     return !in_set(before, p, *end - 1) && in_set(here, p, *end - 1) ? s : NULL;
 }
@@ -184,8 +195,7 @@ static const char *match_back_reference(matcher *m, const char *s, int digit)
     if (i < 0 || i >= m->n_captures || m->captures[i].length == OPEN) luaL_error(m->L, "invalid capture index");
     if (m->captures[i].length < 0) return NULL; /* a position */
     size_t n = (size_t)m->captures[i].length;
-    m->steps += (unsigned)(n / 64);
-    step(m);
+    step_over(m, (ptrdiff_t)(n / 4));
     return (size_t)(m->text_end - s) >= n && memcmp(m->captures[i].start, s, n) == 0 ? s + n : NULL;
 }
 
@@ -234,6 +244,7 @@ static const char *match_here(matcher *m, const char *s, const char *p)
 {
     if (++m->depth > MAX_DEPTH) luaL_error(m->L, "pattern too complex");
     while (s && p && p < m->pattern_end) {
+        step(m);
         if (*p == '(') {
             bool position = p + 1 < m->pattern_end && p[1] == ')';
             s = open_capture(m, s, p + 1 + position, position ? POSITION : OPEN);
@@ -287,6 +298,7 @@ static void start_matcher(matcher *m, lua_State *L, const char *text, size_t siz
 static const char *try_at(matcher *m, const char *s, const char *p)
 {
     m->n_captures = m->depth = 0;
+    step(m);
     return match_here(m, s, p);
 }
 

@@ -59,6 +59,7 @@ static int read_choice(lua_State *L, int table, const char *function, const char
 
 te_quantizer te_lua_read_quantizer(lua_State *L, int index, const char *function)
 {
+    te_lua_check_stack(te_lua_runtime(L), L); /* fields may run scripts */
     te_quantizer q = {0};
     te_lua_check_options(L, index, function, fields);
     if (!lua_istable(L, index)) te_lua_fail(L, function, "quantizer: expected a table");

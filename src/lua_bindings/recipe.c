@@ -93,6 +93,7 @@ static int product_recipe(lua_State *L)
 {
     static const char *const backward[] = {"quantized", "high_precision", "dequantized", NULL};
     te_lua *rt = te_lua_runtime(L);
+    te_lua_check_stack(rt, L);
     te_product_recipe recipe = {.backward = (te_backward_precision)luaL_checkoption(L, 4, "quantized", backward)};
     int fast[TE_ROLE_COUNT];
     recipe.hands_on = lua_toboolean(L, 7);
@@ -380,6 +381,7 @@ static int replay_scales(lua_State *L)
     te_scale_tape *tape = &rt->ctx->replayed_scales;
     size_t n = lua_istable(L, 1) ? lua_objlen(L, 1) : 0, bytes = 0;
     const char *packed = "";
+    te_lua_check_stack(rt, L);
     lua_settop(L, 1);
     if (n > 0) { /* the field may run a script, and that this function */
         lua_getfield(L, 1, "uses");

@@ -115,6 +115,7 @@ static te_recipe_settings read_settings(lua_State *L)
 {
     const char *name = luaL_checkstring(L, 1);
     const te_recipe_kind *kind = te_recipe_kind_find(name);
+    te_lua_check_stack(te_lua_runtime(L), L);
     luaL_checktype(L, 2, LUA_TTABLE);
     if (!kind) te_lua_fail(L, "recipe", "there is no recipe %s", name);
     te_recipe_settings s = te_recipe_defaults(kind);

@@ -122,7 +122,7 @@ static const char guards[] =
     "    local call = library and library[name]\n"
     "    if call then library[name] = function(...) check(coroutines) return call(...) end end\n"
     "end\n"
-    "for _, name in ipairs { 'load', 'loadstring', 'require', 'dofile', 'print' } do guard(globals, name) end\n"
+    "for _, name in ipairs { 'load', 'loadstring', 'require', 'dofile', 'print', 'tostring' } do guard(globals, name) end\n"
     "for _, name in ipairs { 'gsub', 'format' } do guard(globals.string, name) end\n"
     "for _, name in ipairs { 'sort', 'foreach', 'foreachi' } do guard(globals.table, name) end\n"
     "guard(globals.coroutine, 'resume', true)\n"

@@ -81,7 +81,7 @@ static int later_stage(const clustering *c, int n)
 static void sink_nodes(clustering *c)
 {
     const te_fuse_plan *plan = c->plan;
-    for (int n = plan->n_nodes - 1; n >= 0; n--) {
+    for (int n = plan->n_nodes - 1; n >= 0 && !plan->ctx->interrupted; n--) {
         if (!is_program(&plan->nodes[n])) continue;
         int tokens = 0, stage = later_stage(c, n);
         for (int i = 0; i < inputs(plan, n); i++) {
@@ -116,10 +116,11 @@ static void join(clustering *c, int a, int b)
     c->parent[a > b ? a : b] = a > b ? b : a;
 }
 
+/* Ends early when somebody interrupts, as the other loops over pairs of nodes do. */
 static void join_nodes(clustering *c)
 {
     const te_fuse_plan *plan = c->plan;
-    for (int n = 0; n < plan->n_nodes; n++) {
+    for (int n = 0; n < plan->n_nodes && !plan->ctx->interrupted; n++) {
         for (int i = 0; i < inputs(plan, n); i++) {
             int value = plan->nodes[n].in[i], p = producer(plan, n, i);
             if (value == TE_NO_VALUE) continue;
@@ -189,7 +190,8 @@ static te_status order_units(clustering *c)
         if (plan->values[plan->nodes[n].out].wired != TE_NO_VALUE) done[c->unit[n]] = true;
     while (progress && status == TE_OK) {
         progress = false;
-        for (int n = 0; n < plan->n_nodes && !progress; n++) {
+        status = te_context_poll(plan->ctx);
+        for (int n = 0; n < plan->n_nodes && !progress && status == TE_OK; n++) {
             int u = c->unit[n];
             if (done[u] || !ready(c, u, done)) continue;
             done[u] = progress = true;

@@ -64,16 +64,32 @@ void te_fuse_plan_release(te_fuse_plan *plan)
     te_mem_free(mem, plan->frames, ((size_t)plan->n_nodes + 1) * sizeof *plan->frames);
     te_mem_free(mem, plan->outputs, 2 * (size_t)plan->n_outputs * sizeof *plan->outputs);
     te_mem_free(mem, plan->refusal, sizeof ctx->message);
+    te_context_discount(ctx, plan->counted);
     te_mem_free(mem, plan, sizeof *plan);
     te_context_unref(ctx);
+}
+
+/* What a plan counts towards the limit of tensor memory: what it is made of, and about what its programs are, with what
+ * the backend makes of them. */
+static size_t size_of_plan(const te_group *group)
+{
+    enum { PROGRAMS = 2048 }; /* per node */
+    size_t node = sizeof(te_unit) + sizeof(te_group_node) + sizeof(te_plan_value) + sizeof(te_plan_frame) + PROGRAMS;
+    return sizeof(te_fuse_plan) + (size_t)group->n_nodes * node + (size_t)group->n_inputs * sizeof(te_plan_key);
 }
 
 static te_fuse_plan *open_plan(te_group *group)
 {
     te_context *ctx = group->ctx;
+    size_t bytes = size_of_plan(group);
+    if (!te_context_count(ctx, bytes)) return NULL;
     te_fuse_plan *plan = te_mem_zalloc(&ctx->mem, sizeof *plan);
-    if (!plan) return NULL;
-    *plan = (te_fuse_plan){.ctx = ctx, .refs = 1, .n_inputs = group->n_inputs, .n_nodes = group->n_nodes,
+    if (!plan) {
+        te_context_discount(ctx, bytes);
+        te_fail_memory(ctx, "fuser");
+        return NULL;
+    }
+    *plan = (te_fuse_plan){.ctx = ctx, .refs = 1, .counted = bytes, .n_inputs = group->n_inputs, .n_nodes = group->n_nodes,
                            .n_values = group->n_values, .n_outputs = group->n_outputs};
     te_context_retain(ctx);
     plan->keys = te_mem_zalloc(&ctx->mem, (size_t)plan->n_inputs * sizeof *plan->keys);
@@ -87,6 +103,7 @@ static te_fuse_plan *open_plan(te_group *group)
     if (plan->keys && plan->values && plan->units && plan->nodes && plan->recipes && plan->outputs && plan->frames)
         return plan;
     te_fuse_plan_release(plan);
+    te_fail_memory(ctx, "fuser");
     return NULL;
 }
 
@@ -114,10 +131,7 @@ static te_fuse_plan *new_plan(te_group *group, const te_plan_key *keys, int x_nd
 {
     te_context *ctx = group->ctx;
     te_fuse_plan *plan = open_plan(group);
-    if (!plan) {
-        te_fail_memory(ctx, "fuser");
-        return NULL;
-    }
+    if (!plan) return NULL;
     memcpy(plan->keys, keys, (size_t)plan->n_inputs * sizeof *keys);
     if (plan->n_nodes) memcpy(plan->nodes, group->nodes, (size_t)plan->n_nodes * sizeof *plan->nodes);
     bool owned = true;

@@ -164,6 +164,7 @@ typedef struct te_plan_key {
 } te_plan_key;
 
 typedef struct te_fuse_plan {
+    size_t         counted; /* bytes, towards the limit of tensor memory */
     te_context    *ctx;
     int            refs;
     te_plan_key   *keys; /* per input */

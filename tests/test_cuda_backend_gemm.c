@@ -1,6 +1,6 @@
 /* test_cuda_backend_gemm.c - matrix products of the CUDA backend against plain loops in double, over random shapes,
- * layouts, dtypes, biases, activations and accumulation; and the choices between algorithms, and between an end that is
- * fused and one that is not, made once and kept on disk. */
+ * layouts, dtypes, biases and accumulation; and the choices between algorithms, and between an end that is fused and
+ * one that is not, made once and kept on disk. */
 #include "cuda_backend.h"
 
 #include <cublasLt.h>
@@ -55,13 +55,6 @@ static void drop(operand *o)
     free(o->values);
 }
 
-static double activated(te_activation act, double x)
-{
-    if (act == TE_ACT_RELU) return x > 0 ? x : 0;
-    if (act == TE_ACT_GELU) return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
-    return x;
-}
-
 static double tolerance(te_dtype dtype)
 {
     return dtype == TE_BF16 ? 0x1p-7 : dtype == TE_F16 ? 0x1p-10 : dtype == TE_F32 ? 2e-6 : 1e-13;
@@ -88,44 +81,35 @@ static void random_case(te_context *ctx, uint64_t *state, int number)
     a_shape[ndim - 2] = c_shape[ndim - 2] = m;
     b_shape[ndim - 1] = c_shape[ndim - 1] = n;
     a_shape[ndim - 1] = b_shape[ndim - 2] = k;
-    bool bias_wanted = pick(state, 2), aux_wanted = pick(state, 3) == 0;
+    bool bias_wanted = pick(state, 2);
     operand a = random_operand(ctx, state, in, ndim, a_shape, true),
             b = random_operand(ctx, state, in, ndim, b_shape, true);
-    operand c = random_operand(ctx, state, out, ndim, c_shape, false),
-            aux = random_operand(ctx, state, out, ndim, c_shape, false);
+    operand c = random_operand(ctx, state, out, ndim, c_shape, false);
     operand bias = random_operand(ctx, state, floats[pick(state, 4)], 1, &n, false);
     te_gemm g = {.a = te_tensor_view(a.view),
                  .b = te_tensor_view(b.view),
                  .c = te_tensor_view(c.view),
-                 .activation = (te_activation)pick(state, 3),
                  .alpha = pick(state, 2) ? 1 : -0.5f,
                  .beta = (float)pick(state, 2)};
     if (bias_wanted) g.bias = te_tensor_view(bias.view);
-    if (aux_wanted) g.aux = te_tensor_view(aux.view);
-    double *x = malloc((size_t)c.n * sizeof *x), *y = malloc((size_t)c.n * sizeof *y);
+    double *y = malloc((size_t)c.n * sizeof *y);
     for (int64_t i = 0; i < c.n; i++) {
         int64_t batch = i / (m * n), row = i / n % m, column = i % n;
         double sum = 0;
         for (int64_t l = 0; l < k; l++)
             sum += a.values[(batch * m + row) * k + l] * b.values[(batch * k + l) * n + column];
-        x[i] = g.alpha * sum + (bias_wanted ? bias.values[column] : 0);
-        y[i] = activated(g.activation, x[i]) + g.beta * c.values[i];
+        y[i] = g.alpha * sum + (bias_wanted ? bias.values[column] : 0) + g.beta * c.values[i];
     }
     te_exec *exec = &te_context_device(ctx, "cuda")->exec;
     te_status status = exec->backend->gemm(exec, &g);
     int wrong = status == TE_OK ? wrong_values(c.view, y, c.n, tolerance(out)) : -1;
-    int wrong_aux = status == TE_OK && aux_wanted ? wrong_values(aux.view, x, c.n, tolerance(out)) : 0;
-    CHECK_MSG(
-        wrong == 0 && wrong_aux == 0,
-        "case %d: %lldx%lldx%lld, %lld batches, %s into %s, activation %d, bias %d, aux %d, beta %g: status %d (%s), "
-        "%d and %d of %lld differ",
-        number, (long long)m, (long long)n, (long long)k, (long long)batches, te_dtype_name(in), te_dtype_name(out),
-        (int)g.activation, bias_wanted, aux_wanted, (double)g.beta, (int)status, status == TE_OK ? "" : exec->message,
-        wrong, wrong_aux, (long long)c.n);
-    free(x);
+    CHECK_MSG(wrong == 0,
+              "case %d: %lldx%lldx%lld, %lld batches, %s into %s, bias %d, beta %g: status %d (%s), %d of %lld differ",
+              number, (long long)m, (long long)n, (long long)k, (long long)batches, te_dtype_name(in),
+              te_dtype_name(out), bias_wanted, (double)g.beta, (int)status, status == TE_OK ? "" : exec->message, wrong,
+              (long long)c.n);
     free(y);
     drop(&bias);
-    drop(&aux);
     drop(&c);
     drop(&b);
     drop(&a);
@@ -210,7 +194,7 @@ static void test_epilogue_declined(void)
         double first[64], second[64];
         te_exec *exec = &te_context_device(ctx, "cuda")->exec;
         te_gemm g = {.a = te_tensor_view(a), .b = te_tensor_view(a), .c = te_tensor_view(c),
-                     .bias = te_tensor_view(bias), .activation = TE_ACT_RELU, .alpha = 1};
+                     .bias = te_tensor_view(bias), .alpha = 1};
         fake.fail_call(calls[i], 0, CUBLAS_STATUS_NOT_SUPPORTED);
         uint64_t before = fake.count("cublasLtMatmul");
         CHECK_MSG(exec->backend->gemm(exec, &g) == TE_OK && te_tensor_read(c, TE_F64, first) == TE_OK, "%s",
@@ -220,7 +204,7 @@ static void test_epilogue_declined(void)
         for (int k = 0; k < 64; k++) {
             double sum = (double)(k % 8) - 40;
             for (int l = 0; l < 8; l++) sum += ((double)(k / 8 * 8 + l) - 40) * ((double)(8 * l + k % 8) - 40);
-            CHECK(first[k] == (sum > 0 ? sum : 0));
+            CHECK(first[k] == sum);
         }
         CHECK(memcmp(first, second, sizeof first) == 0 && fake.count("cublasLtMatmul") - before == 2 + (uint64_t)i);
         te_tensor_release(c);
@@ -230,7 +214,7 @@ static void test_epilogue_declined(void)
     }
 }
 
-/* A product with bias and GELU, large enough to be timed, `repeats` times with `beta`; counts[0]: cuBLASLt's products,
+/* A product with a bias, large enough to be timed, `repeats` times with `beta`; counts[0]: cuBLASLt's products,
  * counts[1]: kernels of tetrain's own, of the last time alone. The results are compared with plain sums. */
 static void ended_product(float beta, int repeats, int64_t m, uint64_t counts[2])
 {
@@ -239,18 +223,12 @@ static void ended_product(float beta, int repeats, int64_t m, uint64_t counts[2]
     te_exec *exec = &te_context_device(ctx, "cuda")->exec;
     te_tensor *a = numbers_on(ctx, "cuda", TE_F32, 2, size),
               *b = numbers_on(ctx, "cuda", TE_F32, 2, (int64_t[]){160, 160}),
-              *bias = numbers_on(ctx, "cuda", TE_F32, 1, &size[1]), *c = te_tensor_new_like(a),
-              *aux = te_tensor_new_like(a);
-    double *values = malloc((size_t)(m * 160) * sizeof *values),
-           *arguments = malloc((size_t)(m * 160) * sizeof *values);
+              *bias = numbers_on(ctx, "cuda", TE_F32, 1, &size[1]), *c = te_tensor_new_like(a);
+    double *values = malloc((size_t)(m * 160) * sizeof *values);
     te_gemm g = {.a = te_tensor_view(a), .b = te_tensor_view(b), .c = te_tensor_view(c), .bias = te_tensor_view(bias),
                  .alpha = 0x1p-12f, .beta = beta};
-    if (beta == 0) {
-        g.activation = TE_ACT_GELU;
-        g.aux = te_tensor_view(aux);
-    }
     int wrong = 0;
-    CHECK(te_tensor_fill(c, 3) == TE_OK && te_tensor_fill(aux, 0) == TE_OK);
+    CHECK(te_tensor_fill(c, 3) == TE_OK);
     for (int i = 0; i < repeats; i++) {
         counts[0] = fake.count("cublasLtMatmul");
         counts[1] = fake.count("cuLaunchKernel");
@@ -258,21 +236,18 @@ static void ended_product(float beta, int repeats, int64_t m, uint64_t counts[2]
         counts[0] = fake.count("cublasLtMatmul") - counts[0];
         counts[1] = fake.count("cuLaunchKernel") - counts[1];
     }
-    if (te_tensor_read(c, TE_F64, values) != TE_OK || te_tensor_read(aux, TE_F64, arguments) != TE_OK) abort();
+    if (te_tensor_read(c, TE_F64, values) != TE_OK) abort();
     for (int64_t i = 0; i < m * 160; i++) {
         double sum = 0;
         for (int64_t l = 0; l < 160; l++)
             sum += ((double)((i / 160 * 160 + l) % 97) - 40) * ((double)((l * 160 + i % 160) % 97) - 40);
-        double x = sum * 0x1p-12 + (double)(i % 160 % 97) - 40, y = activated(g.activation, x);
-        if (beta != 0) y = 3 + repeats * x;
-        wrong += !(fabs(values[i] - y) <= 1e-5 * (1 + fabs(y)) &&
-                   (beta != 0 || fabs(arguments[i] - x) <= 1e-5 * (1 + fabs(x))));
+        double x = sum * 0x1p-12 + (double)(i % 160 % 97) - 40, y = beta != 0 ? 3 + repeats * x : x;
+        wrong += !(fabs(values[i] - y) <= 1e-5 * (1 + fabs(y)));
     }
     CHECK_MSG(wrong == 0, "%d of %lld values with beta %g", wrong, (long long)(m * 160), (double)beta);
-    free(arguments);
     free(values);
-    te_tensor *tensors[] = {a, b, bias, c, aux};
-    for (int i = 0; i < 5; i++) te_tensor_release(tensors[i]);
+    te_tensor *tensors[] = {a, b, bias, c};
+    for (int i = 0; i < 4; i++) te_tensor_release(tensors[i]);
     te_context_release(ctx);
 }
 

@@ -351,34 +351,9 @@ static void test_long_graph(void)
     te_context_release(ctx);
 }
 
-/* GELU at the end of a product has the bits of the operation, whose formula it repeats: x W with W one 1. */
-static void test_gelu_of_products(void)
-{
-    enum { ROWS = 999 };
-    te_context *ctx = te_context_open(NULL);
-    te_tensor  *x = te_tensor_empty(ctx, TE_F32, 2, (int64_t[]){ROWS, 1}),
-               *w = te_tensor_full(ctx, TE_F32, 2, (int64_t[]){1, 1}, 1),
-               *c = te_tensor_empty(ctx, TE_F32, 2, (int64_t[]){ROWS, 1});
-    float      *values = te_tensor_data(x);
-    uint64_t    state = 9;
-    for (int i = 0; i < ROWS; i++) values[i] = (float)test_uniform(&state, -12, 12);
-    te_gemm  g = {.a = te_tensor_view(x), .b = te_tensor_view(w), .c = te_tensor_view(c), .alpha = 1,
-                  .activation = TE_ACT_GELU};
-    te_exec *exec = &x->storage->device->exec;
-    CHECK(exec->backend->gemm(exec, &g) == TE_OK);
-    te_tensor *y = apply(ctx, "gelu", 1, &x);
-    CHECK(y && memcmp(te_tensor_data(y), te_tensor_data(c), ROWS * sizeof(float)) == 0);
-    te_tensor_release(y);
-    te_tensor_release(c);
-    te_tensor_release(w);
-    te_tensor_release(x);
-    te_context_release(ctx);
-}
-
 int main(void)
 {
     test_gradients();
-    test_gelu_of_products();
     test_training_reduces_loss(TE_F32);
     test_training_reduces_loss(TE_F64);
     test_adamw();

@@ -124,10 +124,7 @@ static void test_not_finite(void)
         te_store_f64(p.gemm.a.data, p.gemm.a.dtype, offset_of(&p.gemm.a, 0, 7, 5), INFINITY);
         te_store_f64(p.gemm.b.data, p.gemm.b.dtype, offset_of(&p.gemm.b, 0, 2, 49), -INFINITY);
         te_store_f64(p.gemm.b.data, p.gemm.b.dtype, offset_of(&p.gemm.b, 0, 5, 4), 0);
-        for (int act = TE_ACT_NONE; act <= TE_ACT_RELU; act++) {
-            p.gemm.activation = (te_activation)act;
-            run_all(&p);
-        }
+        run_all(&p);
         release(&p);
     }
 }
@@ -161,9 +158,6 @@ static void test_errors(void)
     CHECK_MSG(strstr(exec->message, "bfloat16"), "%s", exec->message);
     g = p.gemm;
     g.bias = (te_view){.data = p.a.base, .dtype = TE_F32, .ndim = 1, .shape = {4}, .stride = {1}};
-    CHECK(te_cpu_gemm(exec, &g) == TE_ERROR_ARGUMENT);
-    g = p.gemm;
-    g.aux = g.a;
     CHECK(te_cpu_gemm(exec, &g) == TE_ERROR_ARGUMENT);
     release(&p);
 }

@@ -174,7 +174,7 @@ static te_status gemm(te_exec *exec, const te_gemm *g)
     double m = (double)g->c.shape[d - 2], n = (double)g->c.shape[d - 1], k = (double)g->a.shape[d - 1];
     snprintf(event.name, sizeof event.name, "gemm %.0fx%.0fx%.0f %s", m, n, k, view_type(&g->a));
     event.bytes = view_bytes(&g->a) + view_bytes(&g->b) + view_bytes(&g->c) * (g->beta == 1 ? 2 : 1) +
-                  view_bytes(&g->bias) + view_bytes(&g->aux);
+                  view_bytes(&g->bias);
     event.flops = 2 * (double)te_view_numel(&g->c) * k;
     return end(exec, &event, status);
 }

@@ -110,9 +110,7 @@ typedef struct te_run {
 
 /* --- matrix product --------------------------------------------------------------------------------------------- */
 
-typedef enum te_activation { TE_ACT_NONE, TE_ACT_RELU, TE_ACT_GELU } te_activation;
-
-/* c[…, m, n] = act(alpha * a[…, m, k] b[…, k, n] + bias[n]) + beta * c. Leading dimensions are batches, equal in all
+/* c[…, m, n] = alpha * a[…, m, k] b[…, k, n] + bias[n] + beta * c. Leading dimensions are batches, equal in all
  * three (stride 0 to broadcast a or b). Any strides; views whose unit stride is in either of the last two dimensions
  * are used without a copy. Inputs f32, bf16, f16 or f64 (a and b equal); c f32, the inputs' dtype, or of f32 inputs
  * bf16 or f16; accumulation f32 (f64 for f64).
@@ -123,17 +121,15 @@ typedef enum te_activation { TE_ACT_NONE, TE_ACT_RELU, TE_ACT_GELU } te_activati
  * bfloat16 up to a factor of the whole tensor, that factor goes to alpha and the multiplication is in bfloat16, else in
  * float32. A quantized operand is one matrix: leading dimensions are 1 or have stride 0. */
 typedef struct te_gemm {
-    te_view       a, b, c;
-    te_view       bias;       /* absent or [n], any float dtype */
-    te_view       aux;        /* absent, or receives the value before the activation: shape and dtype of c */
-    te_activation activation;
-    float         alpha, beta; /* beta 0 (c is not read) or 1 */
-    bool          fast_sums;   /* of quantized operands: sums may be kept in fewer bits than float32 has, where that is
-                                  faster */
-    uint64_t      a_key, b_key; /* non-zero: identifies the contents (storage and version), so that a packed or decoded
-                                   copy may be kept */
-    double       *squares;     /* NULL, or what becomes the sum of squares of a float32 c where that is found while c is
-                                  written, else keeps the caller's value or becomes NaN */
+    te_view  a, b, c;
+    te_view  bias;         /* absent or [n], any float dtype */
+    float    alpha, beta;  /* beta 0 (c is not read) or 1 */
+    bool     fast_sums;    /* of quantized operands: sums may be kept in fewer bits than float32 has, where that is
+                              faster */
+    uint64_t a_key, b_key; /* non-zero: identifies the contents (storage and version), so that a packed or decoded
+                              copy may be kept */
+    double  *squares;      /* NULL, or what becomes the sum of squares of a float32 c where that is found while c is
+                              written, else keeps the caller's value or becomes NaN */
 } te_gemm;
 
 /* --- rotary positions ------------------------------------------------------------------------------------------- */

@@ -109,27 +109,27 @@ static te_gemm_matrix matrix_of(const te_view *v, int ndim)
 
 /* Adds a batch dimension inside the ones there are, joined to the last where one step of it is a whole run of the new
  * one. */
-static void push_batch(te_gemm_problem *p, int64_t extent, const int64_t stride[4])
+static void push_batch(te_gemm_problem *p, int64_t extent, const int64_t stride[3])
 {
     if (extent == 1) return;
     int last = p->batch_dims - 1;
     bool joins = last >= 0;
-    for (int i = 0; joins && i < 4; i++) joins = p->batch_stride[i][last] == extent * stride[i];
+    for (int i = 0; joins && i < 3; i++) joins = p->batch_stride[i][last] == extent * stride[i];
     if (joins) p->batch_shape[last] *= extent;
     else p->batch_shape[p->batch_dims++] = extent;
-    for (int i = 0; i < 4; i++) p->batch_stride[i][p->batch_dims - 1] = stride[i];
+    for (int i = 0; i < 3; i++) p->batch_stride[i][p->batch_dims - 1] = stride[i];
 }
 
 /* A batch of products with one b whose rows follow each other is one tall product. */
 static void merge_batch_into_rows(te_gemm_problem *p)
 {
-    te_gemm_matrix *rows[4] = {&p->a, NULL, &p->c, p->aux.data ? &p->aux : NULL};
+    te_gemm_matrix *rows[3] = {&p->a, NULL, &p->c};
     while (p->batch_dims > 0) {
         int last = p->batch_dims - 1;
         if (p->batch_stride[1][last] != 0) return;
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 3; i++)
             if (rows[i] && p->m > 1 && p->batch_stride[i][last] != p->m * rows[i]->rs) return;
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 3; i++)
             if (rows[i] && p->m == 1) rows[i]->rs = p->batch_stride[i][last];
         p->m *= p->batch_shape[last];
         p->batches /= p->batch_shape[last];
@@ -164,7 +164,6 @@ static void transpose_problem(te_gemm_problem *p)
     transpose_matrix(&p->a);
     transpose_matrix(&p->b);
     transpose_matrix(&p->c);
-    transpose_matrix(&p->aux);
     memcpy(strides, p->batch_stride[0], sizeof strides);
     memcpy(p->batch_stride[0], p->batch_stride[1], sizeof strides);
     memcpy(p->batch_stride[1], strides, sizeof strides);
@@ -191,12 +190,10 @@ te_status te_gemm_problem_make(te_exec *exec, const te_gemm *g, te_gemm_problem 
     int d = g->c.ndim;
     *p = (te_gemm_problem){.m = g->c.shape[d - 2], .n = g->c.shape[d - 1], .k = g->a.shape[d - 1], .bias = g->bias,
                            .a = matrix_of(&g->a, d), .b = matrix_of(&g->b, d), .c = matrix_of(&g->c, d),
-                           .aux = matrix_of(&g->aux, d), .activation = g->activation, .alpha = g->alpha,
-                           .accumulate = g->beta == 1, .a_key = g->a_key, .b_key = g->b_key, .batches = 1,
-                           .squares = g->squares};
+                           .alpha = g->alpha, .accumulate = g->beta == 1, .a_key = g->a_key, .b_key = g->b_key,
+                           .batches = 1, .squares = g->squares};
     for (int i = 0; i < d - 2; i++) {
-        int64_t aux = te_view_present(&g->aux) ? g->aux.stride[i] : 0;
-        push_batch(p, g->c.shape[i], (int64_t[4]){g->a.stride[i], g->b.stride[i], g->c.stride[i], aux});
+        push_batch(p, g->c.shape[i], (int64_t[3]){g->a.stride[i], g->b.stride[i], g->c.stride[i]});
         p->batches *= g->c.shape[i];
     }
     if (p->m == 0 || p->n == 0 || p->batches == 0) return TE_OK;
@@ -207,26 +204,25 @@ te_status te_gemm_problem_make(te_exec *exec, const te_gemm *g, te_gemm_problem 
     return TE_OK;
 }
 
-void te_gemm_offsets_of(const te_gemm_problem *p, int64_t batch, int64_t offsets[4])
+void te_gemm_offsets_of(const te_gemm_problem *p, int64_t batch, int64_t offsets[3])
 {
-    int32_t sizes[4] = {p->a.size, p->b.size, p->c.size, p->aux.size};
-    for (int i = 0; i < 4; i++) offsets[i] = 0;
+    int32_t sizes[3] = {p->a.size, p->b.size, p->c.size};
+    for (int i = 0; i < 3; i++) offsets[i] = 0;
     for (int d = p->batch_dims - 1; d >= 0; d--) {
         int64_t index = d == 0 ? batch : batch % p->batch_shape[d];
         if (d > 0) batch /= p->batch_shape[d];
-        for (int i = 0; i < 4; i++) offsets[i] += index * p->batch_stride[i][d] * sizes[i];
+        for (int i = 0; i < 3; i++) offsets[i] += index * p->batch_stride[i][d] * sizes[i];
     }
 }
 
 te_gemm_product te_gemm_product_of(const te_gemm_problem *p, int64_t batch)
 {
-    te_gemm_product t = {p->a, p->b, p->c, p->aux};
-    int64_t offsets[4];
+    te_gemm_product t = {p->a, p->b, p->c};
+    int64_t offsets[3];
     te_gemm_offsets_of(p, batch, offsets);
     t.a.data += offsets[0];
     t.b.data += offsets[1];
     t.c.data += offsets[2];
-    if (t.aux.data) t.aux.data += offsets[3];
     return t;
 }
 
@@ -393,9 +389,8 @@ static int64_t first_half(int64_t extent) { return (extent / 2 + CUT - 1) / CUT 
 /* Of the outermost batch dimension that has several, entries first … first + n. */
 static void take_batches(te_gemm_problem *p, int dim, int64_t first, int64_t n)
 {
-    te_gemm_matrix *matrices[4] = {&p->a, &p->b, &p->c, &p->aux};
-    for (int i = 0; i < 4; i++)
-        if (matrices[i]->data) matrices[i]->data += first * p->batch_stride[i][dim] * matrices[i]->size;
+    te_gemm_matrix *matrices[3] = {&p->a, &p->b, &p->c};
+    for (int i = 0; i < 3; i++) matrices[i]->data += first * p->batch_stride[i][dim] * matrices[i]->size;
     p->batches = p->batches / p->batch_shape[dim] * n;
     p->batch_shape[dim] = n;
 }
@@ -411,7 +406,6 @@ static void take_rows(te_gemm_problem *p, int64_t first, int64_t n)
 {
     p->a.data = te_gemm_element(&p->a, first, 0);
     p->c.data = te_gemm_element(&p->c, first, 0);
-    if (p->aux.data) p->aux.data = te_gemm_element(&p->aux, first, 0);
     if (p->bias_by_row) take_bias(p, first, n);
     p->m = n;
 }
@@ -420,7 +414,6 @@ static void take_columns(te_gemm_problem *p, int64_t first, int64_t n)
 {
     p->b.data = te_gemm_element(&p->b, 0, first);
     p->c.data = te_gemm_element(&p->c, 0, first);
-    if (p->aux.data) p->aux.data = te_gemm_element(&p->aux, 0, first);
     if (!p->bias_by_row) take_bias(p, first, n);
     p->n = n;
 }

@@ -62,10 +62,9 @@ enum { TE_GEMM_BATCH_DIMS = TE_MAX_DIMS - 2 };
  * the rows, and the bias then runs along the rows. Batch dimensions are merged as far as strides allow. */
 typedef struct te_gemm_problem {
     int64_t        m, n, k;
-    te_gemm_matrix a, b, c, aux; /* aux.data NULL: absent; of the first batch */
-    te_view        bias;         /* absent or one-dimensional */
+    te_gemm_matrix a, b, c;    /* of the first batch */
+    te_view        bias;       /* absent or one-dimensional */
     bool           bias_by_row;
-    te_activation  activation;
     float          alpha;
     bool           accumulate; /* beta is 1 */
     uint64_t       a_key, b_key;
@@ -73,18 +72,16 @@ typedef struct te_gemm_problem {
     int            batch_dims;
     int64_t        batches; /* product of batch_shape */
     int64_t        batch_shape[TE_GEMM_BATCH_DIMS];
-    int64_t        batch_stride[4][TE_GEMM_BATCH_DIMS]; /* of a, b, c, aux */
+    int64_t        batch_stride[3][TE_GEMM_BATCH_DIMS]; /* of a, b, c */
 } te_gemm_problem;
 
 /* --- what an instruction set supplies (isa/gemm_*.c) -------------------------------------------------------------- */
 
-/* Rows of c on the way out: c = act(alpha * sum + bias) + (accumulate ? c : 0). An activation is applied to the value
- * as it would be stored, so that the result is the one of separate operations. */
+/* Rows of c on the way out: c = alpha * sum + bias + (accumulate ? c : 0). */
 typedef struct te_gemm_finish {
-    te_gemm_matrix c, aux;
+    te_gemm_matrix c;
     const void    *bias; /* float (double when c is float64), or NULL */
     bool           bias_by_row;
-    te_activation  activation;
     float          alpha;
     bool           accumulate;
 } te_gemm_finish;
@@ -262,8 +259,6 @@ typedef struct te_gemm_isa {
     void (*small)(const te_gemm_small *); /* or NULL */
     void (*small_pairs)(const te_gemm_small *); /* where the machine multiplies pairs; or NULL */
     void (*pack)(const te_gemm_pack *, void *panels);
-    /* What finish does to sums, to a c that holds them already, rounded: aux = c, c = act(c). Not for float64. */
-    void (*activate)(const te_gemm_finish *, int64_t row, int64_t col, int64_t rows, int64_t cols);
 } te_gemm_isa;
 
 #ifdef TE_ISA
@@ -276,7 +271,6 @@ void TE_ISA_NAME(te_gemm_pack_panels)(const te_gemm_pack *, void *panels);
 void TE_ISA_NAME(te_gemm_fetch)(const te_gemm_matrix *, int64_t, int64_t, int, int);
 void TE_ISA_NAME(te_gemm_finish_f32)(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
 void TE_ISA_NAME(te_gemm_finish_f64)(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
-void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *, int64_t, int64_t, int64_t, int64_t);
 #endif
 
 void te_gemm_small_avx512(const te_gemm_small *);
@@ -337,18 +331,18 @@ const te_gemm_impl *te_gemm_choose(te_exec *exec, const te_gemm_problem *problem
 
 /* The operands of one product of the batch. */
 typedef struct te_gemm_product {
-    te_gemm_matrix a, b, c, aux;
+    te_gemm_matrix a, b, c;
 } te_gemm_product;
 
-/* Where its operands a, b, c and aux begin, in bytes. */
-void te_gemm_offsets_of(const te_gemm_problem *problem, int64_t batch, int64_t offsets[4]);
+/* Where its operands a, b and c begin, in bytes. */
+void te_gemm_offsets_of(const te_gemm_problem *problem, int64_t batch, int64_t offsets[3]);
 te_gemm_product te_gemm_product_of(const te_gemm_problem *problem, int64_t batch);
 
 /* How the sums of a product become its c; bias as te_gemm_bias_array makes it. */
 static inline te_gemm_finish te_gemm_finish_of(const te_gemm_problem *p, const te_gemm_product *t, const void *bias)
 {
-    return (te_gemm_finish){.c = t->c, .aux = t->aux, .bias = bias, .bias_by_row = p->bias_by_row,
-                            .activation = p->activation, .alpha = p->alpha, .accumulate = p->accumulate};
+    return (te_gemm_finish){.c = t->c, .bias = bias, .bias_by_row = p->bias_by_row, .alpha = p->alpha,
+                            .accumulate = p->accumulate};
 }
 
 /* How threads share a b that is read once: pieces of so many columns, of each product. */

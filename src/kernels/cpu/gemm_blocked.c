@@ -379,12 +379,11 @@ static void run_whole_products(gemm_unit *u, int64_t first, int64_t end)
     for (int64_t i = first;;) {
         run_unit(u);
         if (++i == end || te_cpu_stopping(u->exec)) return;
-        int64_t offsets[4];
+        int64_t offsets[3];
         te_gemm_offsets_of(p, i, offsets);
         u->a.data = p->a.data + offsets[0];
         u->b.data = p->b.data + offsets[1];
         u->finish.c.data = p->c.data + offsets[2];
-        if (p->aux.data) u->finish.aux.data = p->aux.data + offsets[3];
     }
 }
 

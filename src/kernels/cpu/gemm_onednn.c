@@ -11,8 +11,7 @@
  *      m1   |       |       |
  *           +-------+-------+
  *
- * What oneDNN computes on the way out is the bias and the accumulation. Activations are ours, applied to a piece while
- * it is still in the cache: they are the same functions as everywhere else.
+ * oneDNN computes the bias and the accumulation on the way out.
  */
 #ifdef TE_WITH_ONEDNN
 #include "../dtype.h"
@@ -210,7 +209,6 @@ const char *te_gemm_onednn_decline(te_exec *exec, const te_gemm_problem *p)
 {
     const te_dnnl_matmul *found[SHAPES];
     te_dnnl_spec spec;
-    bool activated = p->activation != TE_ACT_NONE || p->aux.data;
     if (te_cpu(exec)->isa == TE_CPU_PORTABLE) return "the portable instruction set is asked for";
     if (p->a.dtype == TE_F64) return "float64";
     if (p->k == 0) return "k is 0";
@@ -218,7 +216,6 @@ const char *te_gemm_onednn_decline(te_exec *exec, const te_gemm_problem *p)
     if (p->alpha != 1) return "alpha is not 1";
     if (te_view_present(&p->bias) && p->bias_by_row) return "the bias runs along the rows";
     if (te_view_present(&p->bias) && p->bias.stride[0] != 1 && p->n > 1) return "the bias is strided";
-    if (activated && p->accumulate) return "an activation before an accumulation";
     if (p->batches > 1 && (double)p->m * (double)p->n * (double)p->k < BATCH_MACS) return "a batch of small products";
     grid g = grid_make(exec, p);
     if (!spec_make(p, &spec)) return "a matrix is contiguous along neither side";
@@ -232,7 +229,6 @@ const char *te_gemm_onednn_decline(te_exec *exec, const te_gemm_problem *p)
 
 typedef struct gemm_job {
     const te_gemm_problem *p;
-    const te_gemm_isa     *isa;
     const te_gemm_onednn  *lib;
     grid                   grid;
     const te_dnnl_matmul  *matmul[SHAPES];
@@ -256,7 +252,7 @@ static bool run_undisturbed(const te_dnnl_matmul *matmul, const te_dnnl_args *ar
     return good;
 }
 
-/* Piece `x` of the product whose operands are a, b, c, aux. */
+/* Piece `x` of the product whose operands are a, b, c. */
 static bool run_piece(const gemm_job *job, const te_gemm_product *t, piece x, int thread)
 {
     const te_gemm_problem *p = job->p;
@@ -267,11 +263,7 @@ static bool run_piece(const gemm_job *job, const te_gemm_product *t, piece x, in
     args.c = te_gemm_element(&t->c, x.row, x.col);
     if (te_view_present(&p->bias)) args.bias = (char *)p->bias.data + x.col * (int64_t)te_dtype_size(p->bias.dtype);
     args.scratchpad = job->scratch + thread * job->scratch_bytes;
-    if (!run_undisturbed(job->matmul[x.shape], &args, thread)) return false;
-    if (p->activation == TE_ACT_NONE && !p->aux.data) return true;
-    te_gemm_finish finish = {.c = t->c, .aux = t->aux, .activation = p->activation, .alpha = 1};
-    job->isa->activate(&finish, x.row, x.col, x.rows, x.cols);
-    return true;
+    return run_undisturbed(job->matmul[x.shape], &args, thread);
 }
 
 static void run_pieces(void *context, int64_t first, int64_t end, int thread)
@@ -359,7 +351,7 @@ te_status te_gemm_onednn_run(te_exec *exec, const te_gemm_problem *p)
 {
     te_gemm_state *state = te_gemm_state_get(exec);
     te_dnnl_spec spec;
-    gemm_job job = {.exec = exec, .p = p, .isa = state->isa, .lib = state->onednn, .grid = grid_make(exec, p)};
+    gemm_job job = {.exec = exec, .p = p, .lib = state->onednn, .grid = grid_make(exec, p)};
     if (!spec_make(p, &spec) || find_primitives(exec, state->onednn, p, &job.grid, &spec, job.matmul))
         return te_exec_fail(exec, TE_ERROR_INTERNAL, "matrix product: oneDNN was handed a product that it declines");
     if (!te_gemm_onednn_streams(exec, state->onednn, exec->threads > 1 ? exec->threads : 1))

@@ -89,8 +89,7 @@ static te_gemm_way way_out(const te_gemm_plan *plan)
 {
     const te_gemm_problem *p = plan->p;
     te_dtype sum = plan->kernel->sum_bytes == sizeof(double) ? TE_F64 : TE_F32;
-    if (p->alpha != 1 || te_view_present(&p->bias) || p->aux.data || p->activation != TE_ACT_NONE || p->c.cs != 1)
-        return TE_GEMM_OUT_KEEP;
+    if (p->alpha != 1 || te_view_present(&p->bias) || p->c.cs != 1) return TE_GEMM_OUT_KEEP;
     if (p->c.dtype == sum && p->accumulate) return TE_GEMM_OUT_ADD;
     if (p->c.dtype == sum) return streams(plan) ? TE_GEMM_OUT_STREAM : TE_GEMM_OUT_STORE;
     if (p->c.dtype != TE_BF16 || p->accumulate || !plan->kernel->rounds) return TE_GEMM_OUT_KEEP;
@@ -111,7 +110,7 @@ static void plan_squares(te_gemm_plan *plan)
 
 static bool small_finishes(const te_gemm_isa *isa, const te_gemm_problem *p)
 {
-    bool plain = p->alpha == 1 && !p->bias_by_row && !p->aux.data && p->activation == TE_ACT_NONE;
+    bool plain = p->alpha == 1 && !p->bias_by_row;
     return isa->small && plain && p->c.cs == 1 && !(p->accumulate && p->c.dtype != TE_F32) && p->a.dtype != TE_F64;
 }
 

@@ -2,9 +2,9 @@
  *
  * cuBLASLt is column-major, so a row-major c is its transpose there: c^T = b^T a^T, and the bias runs along its rows as
  * the epilogues want it. A c whose unit stride is in the other dimension is taken as it is. Operands with a unit stride
- * in either dimension are only described; others are copied. What no epilogue does (float64, an activation together
- * with accumulation, ReLU's argument as values, any other c) goes through a dense product and one pass over it, and so
- * does what is measured to be faster that way (gemm_end.c).
+ * in either dimension are only described; others are copied. What no epilogue does (a bias of float64 or of a
+ * column-major c, any other c) goes through a dense product and one pass over it, and so does what is measured to be
+ * faster that way (gemm_end.c).
  */
 #include "gemm.h"
 
@@ -111,7 +111,6 @@ static void describe_matrices(te_cuda_product *p, const te_gemm *g)
         p->ld_a = line_distance(p->rows, p->inner, b->stride[n], b->stride[m], &p->transposed_a);
         p->ld_b = line_distance(p->inner, p->columns, a->stride[n], a->stride[m], &p->transposed_b);
         p->ld_d = line_distance(p->rows, p->columns, 1, c->stride[m], &ignored);
-        if (te_view_present(&g->aux)) p->ld_aux = g->aux.stride[m];
     } else {
         p->rows = c->shape[m];
         p->columns = c->shape[n];
@@ -121,7 +120,7 @@ static void describe_matrices(te_cuda_product *p, const te_gemm *g)
     }
 }
 
-/* --- epilogues ---------------------------------------------------------------------------------------------------- */
+/* --- results ------------------------------------------------------------------------------------------------------ */
 
 /* Whether lines begin where products of bytes want them. */
 static bool aligned_lines(const te_view *c)
@@ -134,31 +133,15 @@ static bool aligned_lines(const te_view *c)
 static const char *decline_direct(const te_gemm *g, bool bytes)
 {
     int m = g->c.ndim - 2;
-    bool bias = te_view_present(&g->bias), aux = te_view_present(&g->aux), acts = g->activation != TE_ACT_NONE;
-    bool tail = te_cuda_gemm_has_end(g);
-    bool aux_fits = g->aux.stride[m + 1] == 1 && g->aux.stride[m] % 8 == 0 && g->aux.stride[m] >= g->c.shape[m + 1] &&
-                    g->aux.dtype == g->c.dtype && (uintptr_t)g->aux.data % 16 == 0;
+    bool bias = te_view_present(&g->bias);
     if (g->a.shape[m + 1] == 0) return "the sum is empty";
     if (!bytes && g->c.dtype != g->a.dtype && g->c.dtype != TE_F32) return "the result is narrower than the operands";
     if (bytes && !aligned_lines(&g->c)) return "lines of the result do not begin at multiples of 16 bytes";
-    if (bytes && (acts || aux)) return "an activation after a product of bytes";
     if (bytes && bias && g->c.dtype == TE_F32) return "a float32 result of bytes has a bias";
     if (!describable(&g->c)) return "the result has no unit stride";
-    if (tail && !row_major(&g->c)) return "the result is column-major and has a bias or an activation";
-    if (tail && g->c.dtype == TE_F64) return "float64 with a bias or an activation";
-    if (acts && g->beta != 0) return "an activation together with accumulation";
-    if (aux && g->activation != TE_ACT_GELU) return "the argument of the activation is wanted";
-    if (aux && (!aux_fits || g->c.ndim > 2)) return "the argument's layout";
+    if (bias && !row_major(&g->c)) return "the result is column-major and has a bias";
+    if (bias && g->c.dtype == TE_F64) return "float64 with a bias";
     return NULL;
-}
-
-static int32_t epilogue_of(const te_gemm *g)
-{
-    bool bias = te_view_present(&g->bias), aux = te_view_present(&g->aux);
-    if (g->activation == TE_ACT_RELU) return bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
-    if (g->activation == TE_ACT_GELU && aux) return bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
-    if (g->activation == TE_ACT_GELU) return bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
-    return bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
 /* --- batches ------------------------------------------------------------------------------------------------------ */
@@ -166,20 +149,20 @@ static int32_t epilogue_of(const te_gemm *g)
 /* Batch dimensions, joined where all operands step evenly from one into the next; outermost first. */
 typedef struct batches {
     int n;
-    int64_t extent[TE_MAX_DIMS], step[4][TE_MAX_DIMS]; /* of a, b, c, aux */
+    int64_t extent[TE_MAX_DIMS], step[3][TE_MAX_DIMS]; /* of a, b, c */
 } batches;
 
 static batches batches_of(const te_gemm *g)
 {
     batches r = {.n = 0};
-    const te_view *views[4] = {&g->a, &g->b, &g->c, &g->aux};
+    const te_view *views[3] = {&g->a, &g->b, &g->c};
     for (int i = 0; i < g->c.ndim - 2; i++) {
         if (g->c.shape[i] == 1) continue;
         bool joins = r.n > 0;
-        for (int k = 0; k < 4 && joins; k++) joins = r.step[k][r.n - 1] == g->c.shape[i] * views[k]->stride[i];
+        for (int k = 0; k < 3 && joins; k++) joins = r.step[k][r.n - 1] == g->c.shape[i] * views[k]->stride[i];
         if (!joins) r.extent[r.n++] = 1;
         r.extent[r.n - 1] *= g->c.shape[i];
-        for (int k = 0; k < 4; k++) r.step[k][r.n - 1] = views[k]->stride[i];
+        for (int k = 0; k < 3; k++) r.step[k][r.n - 1] = views[k]->stride[i];
     }
     return r;
 }
@@ -190,10 +173,8 @@ static void join_rows(batches *r, te_gemm *g)
     int m = g->c.ndim - 2;
     while (r->n > 0) {
         int last = r->n - 1;
-        bool aux = te_view_present(&g->aux);
         if (r->step[1][last] != 0 || r->step[0][last] != g->c.shape[m] * g->a.stride[m] ||
-            r->step[2][last] != g->c.shape[m] * g->c.stride[m] ||
-            (aux && r->step[3][last] != g->c.shape[m] * g->aux.stride[m]))
+            r->step[2][last] != g->c.shape[m] * g->c.stride[m])
             return;
         te_view a = g->a, c = g->c;
         a.shape[m] *= r->extent[last];
@@ -231,7 +212,6 @@ static te_cuda_product describe(te_exec *exec, const te_gemm *g, const batches *
     p.input_a = swap ? g->b.dtype : g->a.dtype;
     p.input_b = swap ? g->a.dtype : g->b.dtype;
     p.output = g->c.dtype;
-    p.epilogue = epilogue_of(g);
     p.accumulate = g->beta != 0;
     p.tf32 = exec->tf32 && g->a.dtype == TE_F32;
     p.device_scales = scales;
@@ -245,7 +225,6 @@ static void align(te_cuda_product *p, const te_cuda_product_data *data)
     p->align_b = alignment(data->b);
     p->align_d = alignment(data->d);
     p->align_bias = data->bias ? alignment(data->bias) : 0;
-    p->align_aux = data->aux && p->ld_aux > 0 ? alignment(data->aux) : 0;
 }
 
 bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, const void *bias, bool scales,
@@ -257,7 +236,7 @@ bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, const void *bias, b
     *p = describe(exec, &g, &r, scales, narrow);
     bool swap = row_major(&g.c);
     align(p, &(te_cuda_product_data){.a = swap ? g.b.data : g.a.data, .b = swap ? g.a.data : g.b.data, .d = g.c.data,
-                                     .bias = bias, .aux = g.aux.data});
+                                     .bias = bias});
     return r.n <= 1;
 }
 
@@ -293,16 +272,16 @@ te_status te_cuda_gemm_batches(te_exec *exec, const te_gemm *gemm, const void *b
     for (int i = 0; i < last; i++) products *= r.extent[i];
     te_status status = TE_OK;
     for (int64_t k = 0; k < products && status == TE_OK; k++) {
-        int64_t at[4] = {0}, rest = k;
+        int64_t at[3] = {0}, rest = k;
         for (int i = last - 1; i >= 0; i--) {
-            for (int o = 0; o < 4; o++) at[o] += rest % r.extent[i] * r.step[o][i];
+            for (int o = 0; o < 3; o++) at[o] += rest % r.extent[i] * r.step[o][i];
             rest /= r.extent[i];
         }
         int64_t in = (int64_t)te_dtype_size(g.a.dtype), out = (int64_t)te_dtype_size(g.c.dtype);
         char *a = (char *)g.a.data + at[0] * in, *b = (char *)g.b.data + at[1] * in,
              *c = (char *)g.c.data + at[2] * out;
         te_cuda_product_data data = {
-            .a = swap ? b : a, .b = swap ? a : b, .d = c, .bias = bias, .aux = g.aux.data, .alpha = g.alpha,
+            .a = swap ? b : a, .b = swap ? a : b, .d = c, .bias = bias, .alpha = g.alpha,
             .device_alpha = scales, .device_beta = scales ? scales + (g.beta != 0 ? 1 : 2) : NULL};
         if (narrow) {
             data.factors_a = narrow->factors[first];

@@ -1,7 +1,7 @@
 /* gemm.h - matrix products: gemm.c finds the form that cuBLASLt takes, gemm_plan.c chooses and runs its algorithms,
- * gemm_sizes.c says which sizes are worth timing, gemm_end.c decides whether bias and activation are its epilogue or a
- * pass of their own, which gemm_finish.c does. Quantized operands go as bytes with their factors where the device
- * multiplies them (gemm_narrow.c), else decoded (gemm_quantized.c). Few rows are a kernel of our own (gemm_few.c). */
+ * gemm_sizes.c says which sizes are worth timing, gemm_end.c decides whether a bias is its epilogue or a pass
+ * of its own, which gemm_finish.c does. Quantized operands go as bytes with their factors where the device multiplies
+ * them (gemm_narrow.c), else decoded (gemm_quantized.c). Few rows are a kernel of our own (gemm_few.c). */
 #ifndef TE_KERNELS_CUDA_GEMM_H
 #define TE_KERNELS_CUDA_GEMM_H
 
@@ -11,29 +11,29 @@
  * without holes, zeroed before it is filled, since it is also the key of a plan. */
 typedef struct te_cuda_product {
     int64_t rows, columns, inner, batch;
-    int64_t ld_a, ld_b, ld_d, ld_aux;
-    int64_t step_a, step_b, step_d, step_aux; /* from batch to batch, elements */
-    int32_t input_a, input_b, output;         /* te_dtype; TE_U8: two E2M1 elements */
+    int64_t ld_a, ld_b, ld_d;
+    int64_t step_a, step_b, step_d;          /* from batch to batch, elements */
+    int32_t input_a, input_b, output;        /* te_dtype; TE_U8: two E2M1 elements */
     int32_t transposed_a, transposed_b;
-    int32_t epilogue;                         /* cublasLtEpilogue_t */
     int32_t accumulate;
-    int32_t align_a, align_b, align_d, tf32;  /* bytes that the addresses are known to be multiples of, at most 256 */
-    int32_t device_scales, narrow;            /* narrow: A and B are bytes, and factors belong to them */
-    int32_t mode_a, mode_b, fast;             /* cublasLtMatmulMatrixScale_t of the factors */
-    int32_t align_bias, align_aux;            /* likewise, which the library sees; 0: there is none */
+    int32_t align_a, align_b, align_d;       /* bytes that the addresses are known to be multiples of, at most 256 … */
+    int32_t align_bias;                      /* … and that of the bias; 0: there is none */
+    int32_t tf32, device_scales, narrow;     /* narrow: A and B are bytes, and factors belong to them */
+    int32_t mode_a, mode_b, fast;            /* cublasLtMatmulMatrixScale_t of the factors */
 } te_cuda_product;
+
+_Static_assert(sizeof(te_cuda_product) == 10 * sizeof(int64_t) + 16 * sizeof(int32_t), "a key has no holes");
 
 typedef struct te_cuda_product_data {
     const void *a, *b;
     void       *d;
     const void *bias; /* in the dtype of D, one per row */
-    void       *aux;
     double      alpha;
     const float *device_alpha, *device_beta; /* instead, where the product has device_scales */
     const void *factors_a, *factors_b;       /* where it is narrow */
 } te_cuda_product_data;
 
-enum { TE_CUDA_FINISHES = 12 };
+enum { TE_CUDA_FINISHES = 2 }; /* without a bias and with one */
 
 typedef struct te_cuda_gemm_plan te_cuda_gemm_plan;
 
@@ -88,12 +88,7 @@ bool te_cuda_gemm_single(te_exec *exec, const te_gemm *gemm, const void *bias, b
 /* A dense view of v's shape on lent memory; dimensions in which v repeats itself are stored once. data NULL: failed. */
 te_view te_cuda_gemm_room(te_exec *exec, const te_view *v, te_dtype dtype);
 
-/* gemm_end.c. Whether there is something after the product. */
-static inline bool te_cuda_gemm_has_end(const te_gemm *g)
-{
-    return te_view_present(&g->bias) || te_view_present(&g->aux) || g->activation != TE_ACT_NONE;
-}
-/* The product with its end: fused where that is not slower; and with a pass of its own after it. */
+/* gemm_end.c. The product with its end: fused where that is not slower; and with a pass of its own after it. */
 te_status te_cuda_gemm_ended(te_exec *exec, const te_gemm *g, const float *scales, const te_cuda_narrow *narrow);
 te_status te_cuda_gemm_apart(te_exec *exec, const te_gemm *g, const float *scales, const te_cuda_narrow *narrow);
 void      te_cuda_ends_close(te_exec *exec, te_cuda_blas *blas);
@@ -136,7 +131,7 @@ te_status te_cuda_product_few(te_exec *exec, const struct te_few_args *args, con
 struct te_pad_args;
 te_status te_cuda_pad_lines(te_exec *exec, const struct te_pad_args *args);
 
-/* c = act(product + bias) + beta c, aux = product + bias, for a dense product of the shape of c. */
+/* c = product + bias + beta c, for a dense product of the shape of c. */
 te_status te_cuda_gemm_finish(te_exec *exec, const te_gemm *gemm, const te_view *product);
 void      te_cuda_finishes_close(te_exec *exec, te_cuda_blas *blas);
 

@@ -1,5 +1,5 @@
-/* gemm_end.c - the end of a product, which is its bias and activation: fused into it as cuBLASLt's epilogue, or apart
- * from it, a row program over the dense product (gemm_finish.c).
+/* gemm_end.c - the end of a product, which is its bias: fused into it as cuBLASLt's epilogue, or apart from it, a row
+ * program over the dense product (gemm_finish.c).
  *
  * Fused moves fewer bytes. But a library has fewer kernels with an epilogue than without, and the best of them may lose
  * more than a pass over the result costs. So of a product that is large enough for its algorithms to be timed both ways
@@ -178,7 +178,7 @@ te_status te_cuda_gemm_ended(te_exec *exec, const te_gemm *g, const float *scale
 {
     product p = {.gemm = g, .scales = scales, .narrow = narrow};
     void *lent;
-    if (!te_cuda_gemm_has_end(g)) return run_fused(exec, &p);
+    if (!te_view_present(&g->bias)) return run_fused(exec, &p);
     te_status status = bias_of(exec, g, &p.bias, &lent);
     if (status == TE_OK) status = end_product(exec, &p);
     if (lent) exec->scratch_free(exec, lent);

@@ -21,9 +21,8 @@ bool te_cuda_few_takes(te_exec *exec, const te_cuda_product *p)
 {
     bool narrow_elements = p->input_a == p->input_b && (p->input_a == TE_BF16 || p->input_a == TE_F16);
     bool result = p->output == p->input_a || p->output == TE_F32;
-    bool end = p->epilogue == CUBLASLT_EPILOGUE_DEFAULT || p->epilogue == CUBLASLT_EPILOGUE_BIAS;
     bool size = p->batch == 1 && p->columns <= TE_FEW_ROWS && p->inner > 0 && p->inner <= MOST_WEIGHTS / p->rows;
-    return te_cuda(exec)->capability >= 80 && narrow_elements && result && end && size && !p->accumulate &&
+    return te_cuda(exec)->capability >= 80 && narrow_elements && result && size && !p->accumulate &&
            !p->device_scales && !p->narrow && by_rows(p);
 }
 
@@ -63,8 +62,7 @@ bool te_cuda_few_takes_fp8(te_exec *exec, const te_gemm *g)
     bool result = g->c.dtype == TE_BF16 || g->c.dtype == TE_F16 || g->c.dtype == TE_F32;
     return te_cuda(exec)->capability >= 89 && is_fp8(g->a.quant) && is_fp8(g->b.quant) && rows > 0 &&
            rows <= TE_FEW_ROWS && columns > 0 && g->a.shape[n] > 0 && g->a.shape[n] <= TE_FEW_LONGEST &&
-           g->beta == 0 && !te_view_present(&g->aux) &&
-           g->activation == TE_ACT_NONE && bias && result && (g->c.stride[n] == 1 || columns == 1) &&
+           g->beta == 0 && bias && result && (g->c.stride[n] == 1 || columns == 1) &&
            in_units(&g->a, n, g->a.stride[m], rows) && in_units(&g->b, m, g->b.stride[n], columns);
 }
 

@@ -1,44 +1,29 @@
 /* gemm_finish.c - what follows a product where cuBLASLt has no epilogue for it: a row program over the dense product.
  *
- *      p (+ bias) -> aux;  activation -> c, added to what is there when accumulating
+ *      p (+ bias) -> c, added to what is there when accumulating
  */
 #include "gemm.h"
 
 #include <stdio.h>
 
-enum { MAX_INSNS = 16 };
+enum { MAX_INSNS = 3 };
 
-/* Appends an instruction, all of one value per element but constants; returns its value. */
-static int add(te_program *p, te_opcode op, int slot, double imm, int a, int b)
+/* Appends an instruction of one value per element; returns its value. */
+static int add(te_program *p, te_opcode op, int slot, int a, int b)
 {
-    te_rate rate = op == TE_PW_CONST ? TE_RATE_UNIFORM : TE_RATE_ELEM;
     p->insns[p->n_insns] =
-        (te_insn){.op = (uint8_t)op, .rate = (uint8_t)rate, .slot = (int16_t)slot, .arg = {a, b, -1}, .imm = imm};
+        (te_insn){.op = (uint8_t)op, .rate = (uint8_t)TE_RATE_ELEM, .slot = (int16_t)slot, .arg = {a, b, -1}};
     return p->n_insns++;
 }
 
-/* gelu(x) = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as core/ops/activation.c has it */
-static int add_gelu(te_program *p, int x)
+static void build(te_program *p, bool bias)
 {
-    int first = add(p, TE_PW_CONST, 0, 1.5957691216057308, -1, -1);
-    int third = add(p, TE_PW_CONST, 0, 0.07135481627260025, -1, -1);
-    int inner = add(p, TE_PW_ADD, 0, 0, first, add(p, TE_PW_MUL, 0, 0, third, add(p, TE_PW_MUL, 0, 0, x, x)));
-    int s = add(p, TE_PW_SIGMOID, 0, 0, add(p, TE_PW_MUL, 0, 0, x, inner), -1);
-    return add(p, TE_PW_MUL, 0, 0, x, s);
-}
-
-static void build(te_program *p, bool bias, bool aux, te_activation activation)
-{
-    int x = add(p, TE_PW_LOAD, 0, 0, -1, -1);
+    int x = add(p, TE_PW_LOAD, 0, -1, -1);
     p->n_inputs = bias ? 2 : 1;
     p->input_rates[0] = p->input_rates[1] = TE_RATE_ELEM;
-    if (bias) x = add(p, TE_PW_ADD, 0, 0, x, add(p, TE_PW_LOAD, 1, 0, -1, -1));
-    int y = activation == TE_ACT_GELU   ? add_gelu(p, x)
-            : activation == TE_ACT_RELU ? add(p, TE_PW_MAX, 0, 0, x, add(p, TE_PW_CONST, 0, 0, -1, -1))
-                                        : x;
-    p->outputs[0] = (struct te_program_output){TE_OUT_ELEM, y};
-    p->outputs[1] = (struct te_program_output){TE_OUT_ELEM, x};
-    p->n_outputs = aux ? 2 : 1;
+    if (bias) x = add(p, TE_PW_ADD, 0, x, add(p, TE_PW_LOAD, 1, -1, -1));
+    p->outputs[0] = (struct te_program_output){TE_OUT_ELEM, x};
+    p->n_outputs = 1;
     snprintf(p->name, sizeof p->name, "matrix product's end");
 }
 
@@ -46,14 +31,14 @@ static void build(te_program *p, bool bias, bool aux, te_activation activation)
 typedef struct finish {
     te_program program;
     te_insn insns[MAX_INSNS];
-    struct te_program_output outputs[2];
+    struct te_program_output outputs[1];
     uint8_t rates[2];
 } finish;
 
 static te_program *finish_of(te_exec *exec, te_cuda_blas *blas, const te_gemm *g)
 {
-    bool bias = te_view_present(&g->bias), aux = te_view_present(&g->aux);
-    te_program **slot = &blas->finish[(int)g->activation * 4 + bias * 2 + aux];
+    bool bias = te_view_present(&g->bias);
+    te_program **slot = &blas->finish[bias];
     if (*slot) return *slot;
     finish *f = te_mem_zalloc(exec->mem, sizeof *f);
     if (!f) {
@@ -61,7 +46,7 @@ static te_program *finish_of(te_exec *exec, te_cuda_blas *blas, const te_gemm *g
         return NULL;
     }
     f->program = (te_program){.mem = exec->mem, .insns = f->insns, .outputs = f->outputs, .input_rates = f->rates};
-    build(&f->program, bias, aux, g->activation);
+    build(&f->program, bias);
     return *slot = &f->program;
 }
 
@@ -88,11 +73,11 @@ te_status te_cuda_gemm_finish(te_exec *exec, const te_gemm *g, const te_view *pr
     te_status status = te_cuda_blas_open(exec, &blas);
     te_program *program = status == TE_OK ? finish_of(exec, blas, g) : NULL;
     if (!program) return status == TE_OK ? TE_ERROR_MEMORY : status;
-    te_operand inputs[2] = {operand(product)}, outputs[2] = {operand(&g->c), operand(&g->aux)};
+    te_operand inputs[2] = {operand(product)}, output = operand(&g->c);
     inputs[1] = (te_operand){.data = g->bias.data, .dtype = g->bias.dtype};
     inputs[1].stride[g->c.ndim - 1] = g->bias.stride[0];
-    outputs[0].accumulate = g->beta != 0;
-    te_run run = {.ndim = g->c.ndim, .inputs = inputs, .outputs = outputs, .compute_f64 = g->c.dtype == TE_F64};
+    output.accumulate = g->beta != 0;
+    te_run run = {.ndim = g->c.ndim, .inputs = inputs, .outputs = &output, .compute_f64 = g->c.dtype == TE_F64};
     memcpy(run.shape, g->c.shape, sizeof run.shape);
     return te_cuda_program_run(exec, program, &run, 1);
 }

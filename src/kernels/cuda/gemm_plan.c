@@ -1,6 +1,6 @@
 /* gemm_plan.c - algorithms of cuBLASLt, chosen by measuring.
  *
- * For each product (shape, layout, types, epilogue) the library's heuristic names candidates; they are timed once on
+ * For each product (shape, layout, types, bias) the library's heuristic names candidates; they are timed once on
  * the operands at hand, and the winner is kept in memory and on disk. A product that adds to its result is timed on a
  * copy's memory. Small products, and sizes beyond the few that are timed (gemm_sizes.c), take the first candidate:
  * measuring would cost more than it can win. Of their plans only the latest are kept, since there is no end of them.
@@ -86,7 +86,7 @@ static cublasStatus_t make_desc(const te_cuda_blas *blas, const te_cuda_product 
                                             : CUBLAS_COMPUTE_32F;
     cublasOperation_t op_a = p->transposed_a ? CUBLAS_OP_T : CUBLAS_OP_N,
                       op_b = p->transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)p->epilogue;
+    cublasLtEpilogue_t epilogue = p->align_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     int32_t pointers = CUBLASLT_POINTER_MODE_DEVICE;
     int8_t fast = p->fast != 0;
     cublasStatus_t r = l->cublasLtMatmulDescCreate(out, compute, f64 ? CUDA_R_64F : CUDA_R_32F);
@@ -99,7 +99,6 @@ static cublasStatus_t make_desc(const te_cuda_blas *blas, const te_cuda_product 
         {CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a, true},
         {CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b, true},
         {CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, true},
-        {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &p->ld_aux, sizeof p->ld_aux, p->ld_aux > 0},
         {CUBLASLT_MATMUL_DESC_POINTER_MODE, &pointers, sizeof pointers, p->device_scales != 0},
         {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &p->mode_a, sizeof p->mode_a, p->narrow && p->mode_a},
         {CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &p->mode_b, sizeof p->mode_b, p->narrow && p->mode_b},
@@ -123,8 +122,6 @@ static cublasStatus_t set_pointers(const te_cuda_blas *blas, const te_cuda_gemm_
         bool wanted;
     } pointers[] = {
         {CUBLASLT_MATMUL_DESC_BIAS_POINTER, &data->bias, data->bias != NULL},
-        {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (const void *const *)&data->aux,
-         data->aux && plan->product.ld_aux > 0},
         {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &data->factors_a, narrow},
         {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &data->factors_b, narrow},
     };

@@ -93,8 +93,9 @@ static te_hash128 key_without(te_exec *exec, te_cuda_product p, bool columns)
     *(columns ? &p.columns : &p.inner) = 0;
     if (columns ? p.transposed_b : !p.transposed_b) p.ld_b = 0;
     if (!columns && p.transposed_a) p.ld_a = 0;
-    p.step_a = p.step_b = p.step_d = p.step_aux = 0;
-    p.align_a = p.align_b = p.align_d = p.align_bias = p.align_aux = 0;
+    p.step_a = p.step_b = p.step_d = 0;
+    p.align_a = p.align_b = p.align_d = 0;
+    p.align_bias = p.align_bias != 0;
     return te_hash128_add(te_cuda_product_key(exec, &p), columns ? "columns" : "inner", columns ? 7 : 5);
 }
 

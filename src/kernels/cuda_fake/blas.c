@@ -67,19 +67,17 @@ TE_FAKE cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handl
                                                       const void *value, size_t size)
 {
     desc *d = desc_of(handle);
-    void *field = name == CUBLASLT_MATMUL_DESC_TRANSA                 ? (void *)&d->op_a
-                  : name == CUBLASLT_MATMUL_DESC_TRANSB               ? (void *)&d->op_b
-                  : name == CUBLASLT_MATMUL_DESC_EPILOGUE             ? (void *)&d->epilogue
-                  : name == CUBLASLT_MATMUL_DESC_BIAS_POINTER         ? (void *)&d->bias
-                  : name == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER ? (void *)&d->aux
-                  : name == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD      ? (void *)&d->ld_aux
-                  : name == CUBLASLT_MATMUL_DESC_POINTER_MODE         ? (void *)&d->pointers
-                  : name == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER      ? (void *)&d->factors[0]
-                  : name == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER      ? (void *)&d->factors[1]
-                  : name == CUBLASLT_MATMUL_DESC_A_SCALE_MODE         ? (void *)&d->mode[0]
-                  : name == CUBLASLT_MATMUL_DESC_B_SCALE_MODE         ? (void *)&d->mode[1]
-                  : name == CUBLASLT_MATMUL_DESC_FAST_ACCUM           ? (void *)&d->fast
-                                                                      : NULL;
+    void *field = name == CUBLASLT_MATMUL_DESC_TRANSA            ? (void *)&d->op_a
+                  : name == CUBLASLT_MATMUL_DESC_TRANSB          ? (void *)&d->op_b
+                  : name == CUBLASLT_MATMUL_DESC_EPILOGUE        ? (void *)&d->epilogue
+                  : name == CUBLASLT_MATMUL_DESC_BIAS_POINTER    ? (void *)&d->bias
+                  : name == CUBLASLT_MATMUL_DESC_POINTER_MODE    ? (void *)&d->pointers
+                  : name == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER ? (void *)&d->factors[0]
+                  : name == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER ? (void *)&d->factors[1]
+                  : name == CUBLASLT_MATMUL_DESC_A_SCALE_MODE    ? (void *)&d->mode[0]
+                  : name == CUBLASLT_MATMUL_DESC_B_SCALE_MODE    ? (void *)&d->mode[1]
+                  : name == CUBLASLT_MATMUL_DESC_FAST_ACCUM      ? (void *)&d->fast
+                                                                 : NULL;
     bool word = field == &d->op_a || field == &d->op_b || field == &d->epilogue || field == &d->pointers ||
                 field == &d->mode[0] || field == &d->mode[1];
     size_t wanted = word ? 4 : field == &d->fast ? 1 : 8;
@@ -155,11 +153,9 @@ static cublasStatus_t check(const desc *d, const layout *a, const layout *b, con
     if (d->factors[0] || d->factors[1] || d->mode[0] || d->mode[1]) return CUBLAS_STATUS_INVALID_VALUE;
     if (a->type != b->type || (c->type != a->type && c->type != CUDA_R_32F) || f64 != (a->type == CUDA_R_64F))
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (f64 && d->epilogue != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
-    bool aux = d->epilogue & 128;
-    if (aux && (d->ld_aux % 8 != 0 || d->ld_aux < m || (uintptr_t)d->aux % 16)) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if ((d->epilogue & CUBLASLT_EPILOGUE_BIAS) && (uintptr_t)d->bias % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
-    return CUBLAS_STATUS_SUCCESS;
+    if (d->epilogue == CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_SUCCESS;
+    bool takes_bias = d->epilogue == CUBLASLT_EPILOGUE_BIAS && !f64 && (uintptr_t)d->bias % 16 == 0;
+    return takes_bias ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 enum { ALGORITHMS = 3, FASTEST = 1 };
@@ -311,21 +307,13 @@ static void column_sums(double *sums, const double *a, const double *b, int64_t 
             block_sums(sums + i, a + i, b + j, m, n, k, (int)(m - i < LINES ? m - i : LINES), columns);
 }
 
-static double activate(uint32_t epilogue, double x)
-{
-    if (epilogue & CUBLASLT_EPILOGUE_RELU) return x > 0 ? x : 0;
-    if (epilogue & CUBLASLT_EPILOGUE_GELU) return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
-    return x;
-}
-
 static void put_column(const product *p, char *base_c, const double *sums, int64_t m, int64_t j)
 {
     for (int64_t i = 0; i < m; i++) {
         double sum = p->alpha * sums[i];
         if (p->beta != 0) sum += p->beta * get(base_c, p->c.type, i + j * p->c.ld);
-        if (p->d.epilogue & CUBLASLT_EPILOGUE_BIAS) sum += get(p->d.bias, p->c.type, i);
-        if (p->d.epilogue & 128) put(p->d.aux, p->c.type, i + j * p->d.ld_aux, sum);
-        put(base_c, p->c.type, i + j * p->c.ld, activate(p->d.epilogue, sum));
+        if (p->d.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += get(p->d.bias, p->c.type, i);
+        put(base_c, p->c.type, i + j * p->c.ld, sum);
     }
 }
 
@@ -400,7 +388,7 @@ TE_FAKE cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDes
     if (c != out || !there || !inside(out, &p.c)) return CUBLAS_STATUS_INVALID_VALUE;
     if (wanted > workspace_bytes || (wanted && !te_fake_contains((CUdeviceptr)(uintptr_t)workspace, wanted)))
         return CUBLAS_STATUS_INVALID_VALUE;
-    if ((p.d.epilogue & CUBLASLT_EPILOGUE_BIAS) &&
+    if (p.d.epilogue == CUBLASLT_EPILOGUE_BIAS &&
         !te_fake_contains((CUdeviceptr)(uintptr_t)p.d.bias, (size_t)(p.c.rows * element_size(p.c.type))))
         return CUBLAS_STATUS_INVALID_VALUE;
     if (narrow) te_fake_enter(p.d.fast ? "fast product" : "narrow product");

@@ -12,8 +12,6 @@ typedef struct te_fake_desc {
     int32_t op_a, op_b;
     uint32_t epilogue;
     const void *bias;
-    void *aux;
-    int64_t ld_aux;
     int32_t pointers;       /* cublasLtPointerMode_t */
     const void *factors[2]; /* of A and B */
     int32_t mode[2];        /* cublasLtMatmulMatrixScale_t */

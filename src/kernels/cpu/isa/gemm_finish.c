@@ -1,14 +1,12 @@
-/* gemm_finish.c - what happens to a tile of sums on its way out: scale, bias, aux, activation, accumulation, rounding.
+/* gemm_finish.c - what happens to a tile of sums on its way out: scale, bias, accumulation, rounding.
  *
  * A row at a time, in a buffer that never leaves the first-level cache. Loops are over whole arrays of a constant
  * number of elements where that lets them vectorize; the elements beyond `cols` are computed and not stored.
  */
 #include "../../dtype.h"
-#include "../../elementary.h"
 #include "../gemm.h"
 #include "halves.h"
 
-#include <math.h>
 #include <string.h>
 
 enum { MAX_COLS = 64 };
@@ -66,26 +64,7 @@ static void load_row_f32(const te_gemm_matrix *m, int64_t row, int64_t col, floa
         for (int j = 0; j < MAX_COLS; j++) x[j] = te_f16_to_f32(half[j]);
 }
 
-static void round_row(te_dtype dtype, float *x)
-{
-    if (dtype == TE_BF16)
-        for (int j = 0; j < MAX_COLS; j++) x[j] = te_bf16_to_f32(te_f32_to_bf16(x[j]));
-    else if (dtype == TE_F16)
-        for (int j = 0; j < MAX_COLS; j++) x[j] = te_f16_to_f32(te_f32_to_f16(x[j]));
-}
-
 /* --- float32 sums ------------------------------------------------------------------------------------------------- */
-
-static void activate_row_f32(te_activation activation, float *x)
-{
-    if (activation == TE_ACT_RELU)
-        for (int j = 0; j < MAX_COLS; j++) x[j] = x[j] < 0 ? 0 : x[j]; /* NaN stays */
-    else
-        for (int j = 0; j < MAX_COLS; j++) { /* as core/ops/activation.c has it */
-            float square = x[j] * x[j];
-            x[j] *= te_sigmoid(x[j] * (1.5957691216057308f + 0.07135481627260025f * square));
-        }
-}
 
 static void finish_row_f32(const te_gemm_finish *f, const float *sums, int64_t row, int64_t col, int cols)
 {
@@ -96,11 +75,6 @@ static void finish_row_f32(const te_gemm_finish *f, const float *sums, int64_t r
         for (int j = 0; j < MAX_COLS; j++) x[j] *= f->alpha;
     if (bias)
         for (int j = 0; j < cols; j++) x[j] += f->bias_by_row ? bias[row] : bias[col + j];
-    if (f->aux.data) store_row_f32(&f->aux, row, col, x, cols);
-    if (f->activation != TE_ACT_NONE) {
-        round_row(f->c.dtype, x);
-        activate_row_f32(f->activation, x);
-    }
     if (f->accumulate) {
         load_row_f32(&f->c, row, col, old, cols);
         for (int j = 0; j < cols; j++) x[j] += old[j];
@@ -111,8 +85,8 @@ static void finish_row_f32(const te_gemm_finish *f, const float *sums, int64_t r
 /* The most frequent finish: the sums as they are, or with a bias per column, stored or added, in contiguous rows. */
 static bool is_plain(const te_gemm_finish *f)
 {
-    return f->alpha == 1 && !(f->bias && f->bias_by_row) && !f->aux.data && f->activation == TE_ACT_NONE &&
-           f->c.cs == 1 && f->c.dtype != TE_F16 && !(f->accumulate && f->c.dtype != TE_F32);
+    return f->alpha == 1 && !(f->bias && f->bias_by_row) && f->c.cs == 1 && f->c.dtype != TE_F16 &&
+           !(f->accumulate && f->c.dtype != TE_F32);
 }
 
 static inline __attribute__((always_inline)) void finish_plain(const te_gemm_finish *f, const float *restrict sums,
@@ -153,28 +127,7 @@ void TE_ISA_NAME(te_gemm_finish_f32)(const te_gemm_finish *f, const void *sums, 
         for (int i = 0; i < rows; i++) finish_row_f32(f, (const float *)sums + i * nr, row + i, col, cols);
 }
 
-void TE_ISA_NAME(te_gemm_activate)(const te_gemm_finish *f, int64_t row, int64_t col, int64_t rows, int64_t cols)
-{
-    float x[MAX_COLS] = {0};
-    for (int64_t i = row; i < row + rows; i++)
-        for (int64_t j = 0; j < cols; j += MAX_COLS) {
-            int n = cols - j < MAX_COLS ? (int)(cols - j) : MAX_COLS;
-            load_row_f32(&f->c, i, col + j, x, n);
-            if (f->aux.data) store_row_f32(&f->aux, i, col + j, x, n);
-            if (f->activation == TE_ACT_NONE) continue;
-            activate_row_f32(f->activation, x);
-            store_row_f32(&f->c, i, col + j, x, n);
-        }
-}
-
 /* --- float64 sums: for reference and gradient checks, so plain ---------------------------------------------------- */
-
-static double activate_f64(te_activation activation, double x)
-{
-    if (activation == TE_ACT_RELU) return x < 0 ? 0 : x;
-    if (activation == TE_ACT_GELU) return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
-    return x;
-}
 
 void TE_ISA_NAME(te_gemm_finish_f64)(const te_gemm_finish *f, const void *sums, int nr, int64_t row, int64_t col,
                                      int rows, int cols)
@@ -185,8 +138,6 @@ void TE_ISA_NAME(te_gemm_finish_f64)(const te_gemm_finish *f, const void *sums, 
             double x = f->alpha * ((const double *)sums)[(i - row) * nr + j - col];
             char *c = te_gemm_element(&f->c, i, j);
             if (bias) x += f->bias_by_row ? bias[i] : bias[j];
-            if (f->aux.data) te_store_f64(te_gemm_element(&f->aux, i, j), f->aux.dtype, 0, x);
-            x = activate_f64(f->activation, x);
             if (f->accumulate) x += te_load_f64(c, f->c.dtype, 0);
             te_store_f64(c, f->c.dtype, 0, x);
         }

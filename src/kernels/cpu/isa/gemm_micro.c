@@ -293,5 +293,4 @@ const te_gemm_isa TE_ISA_NAME(te_gemm_isa) = {
     .dots_f16 = TE_ISA_NAME(te_gemm_dots_f16),
     .sweep = TE_ISA_NAME(te_gemm_sweep),
     .pack = TE_ISA_NAME(te_gemm_pack_panels),
-    .activate = TE_ISA_NAME(te_gemm_activate),
 };

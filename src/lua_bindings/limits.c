@@ -76,8 +76,8 @@ void tetrain_count_work(tetrain *host, lua_State *L, unsigned instructions)
     luaL_error(L, "instruction limit of %f reached", (double)host->now.limit);
 }
 
-/* The heap has given a block, which the script's instruction now fills: a long text that is joined, cut or formatted. It
- * cannot raise there; the hook does, at the next instruction. */
+/* The heap has given a block, which the script's instruction now fills: a long text that is joined, cut or formatted.
+ * Nothing can be raised there; the hook does it at the next instruction. */
 void tetrain_count_large(tetrain *host, size_t bytes)
 {
     if (!host->rt || !host->rt->stack_base || lua_gethook(host->L) != look) return; /* no call runs */

@@ -89,8 +89,8 @@ static te_fuse_plan *open_plan(te_group *group)
         te_fail_memory(ctx, "fuser");
         return NULL;
     }
-    *plan = (te_fuse_plan){.ctx = ctx, .refs = 1, .counted = bytes, .n_inputs = group->n_inputs, .n_nodes = group->n_nodes,
-                           .n_values = group->n_values, .n_outputs = group->n_outputs};
+    *plan = (te_fuse_plan){.ctx = ctx, .refs = 1, .counted = bytes, .n_inputs = group->n_inputs,
+                           .n_nodes = group->n_nodes, .n_values = group->n_values, .n_outputs = group->n_outputs};
     te_context_retain(ctx);
     plan->keys = te_mem_zalloc(&ctx->mem, (size_t)plan->n_inputs * sizeof *plan->keys);
     plan->values = te_mem_zalloc(&ctx->mem, (size_t)plan->n_values * sizeof *plan->values);

@@ -64,11 +64,12 @@
  *   instructions, and so does every operation of the engine; a loop that was compiled to machine code and calls no
  *   operation never sees it. Where that must not happen, set TETRAIN_INTERPRETED, whose cost is negligible next to
  *   tensor operations. Limits and TETRAIN_RESTRICTED imply it. Long work in the string and table libraries then counts
- *   as instructions, too, and table.insert refuses positions before 1. An instruction limit counts Lua instructions,
- *   not the time that operations take: a host that must be sure also calls tetrain_interrupt from a timer. An operation
- *   that runs on the CPU is abandoned, usually within a fifth of a second, and fails. It returns no results; but
- *   tensors that it was changing in place, such as gradients that a backward pass was adding to, are left partly
- *   updated. An optimizer's update is never left half done. Work on other devices, and on files, is not interrupted.
+ *   as instructions, too, and so does the length of a text that is made; compiling one is not interrupted. table.insert
+ *   refuses positions before 1. An instruction limit counts Lua instructions, not the time that operations take: a host
+ *   that must be sure also calls tetrain_interrupt from a timer. An operation that runs on the CPU is abandoned,
+ *   usually within a fifth of a second, and fails. It returns no results; but tensors that it was changing in place,
+ *   such as gradients that a backward pass was adding to, are left partly updated. An optimizer's update is never left
+ *   half done. Work on other devices, and on files, is not interrupted.
  *
  * Chunks are always text: LuaJIT bytecode is never accepted, since damaged bytecode crashes the process.
  */
@@ -123,7 +124,7 @@ typedef struct tetrain_options {
     size_t      lua_memory_limit;    /* bytes of the Lua heap, including what te.profile records; 0: none. Implies
                                         TETRAIN_INTERPRETED */
     size_t      tensor_memory_limit; /* bytes per device, on the CPU including those that the engine keeps for each
-                                        tensor, recorded operation and value of a group; 0: none */
+                                        tensor, recorded operation, value and plan of a group, and recipe; 0: none */
     uint64_t    instruction_limit;   /* Lua instructions per call of the host, including nested calls; 0: none.
                                         Implies TETRAIN_INTERPRETED */
     unsigned    flags;

@@ -195,6 +195,29 @@ static void test_interrupts(void)
     tetrain_close(rt);
 }
 
+static void interrupt_at_i(void *user, int level, const char *message)
+{
+    (void)level;
+    if (strcmp(message, "i") == 0) tetrain_interrupt(*(tetrain **)user);
+}
+
+/* One that comes when the script has failed already is pending, and the next call's. What scripts set by other ways
+ * than scopes ends with their call. */
+static void test_late_interrupt(void)
+{
+    tetrain        *rt;
+    tetrain_options options = {.struct_size = sizeof options, .threads = 1, .flags = TETRAIN_RESTRICTED,
+                               .log = interrupt_at_i, .user = &rt};
+    rt = tetrain_open(&options);
+    CHECK(run(rt, "core = require('te')._core") == TETRAIN_OK);
+    CHECK(run(rt, "print 'i' error 'x'") == TETRAIN_ERROR_SCRIPT && tetrain_interrupt_pending(rt));
+    CHECK(run(rt, "x = 1") == TETRAIN_ERROR_INTERRUPTED && !tetrain_interrupt_pending(rt));
+    CHECK(run(rt, "x = 1") == TETRAIN_OK);
+    CHECK(run(rt, "core.set_grad_enabled(false) core.set_compute_dtype 'bfloat16'") == TETRAIN_OK);
+    CHECK(run(rt, "assert(core.grad_enabled() and core.compute_dtype() == nil)") == TETRAIN_OK);
+    tetrain_close(rt);
+}
+
 /* An interrupt waits for the call that ends with it. */
 static void test_interrupts_wait(unsigned flags)
 {
@@ -506,6 +529,7 @@ int main(int argc, char **argv)
     test_arguments();
     test_null();
     test_interrupts();
+    test_late_interrupt();
     test_interrupts_wait(0);
     test_interrupts_wait(TETRAIN_INTERPRETED);
     test_interrupts_wait(TETRAIN_RESTRICTED);

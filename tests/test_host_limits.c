@@ -58,6 +58,11 @@ static const char *const tensors[] = {
      "while true do x = te._core.group_op(g, 1, 'neg', {x}, {}) end"),
     "local t = {} for i = 1, 1e6 do t[i] = te._core.group_new() end error('went on')",
     "local t = {} for i = 1, 1e6 do t[i] = te._core.define('f(x)', 'y = x * 2') end error('went on')",
+    /* plans, in which there is no tensor */
+    "local keep, core = {}, te._core for n = 1, 1e6 do local g = core.group_new() keep[n] = g "
+    "local x = core.group_input(g, false) for i = 1, 60 do x = core.group_op(g, 1, 'tanh', {x}, {}) end "
+    "core.group_output(g, x) core.group_run(g, {te.ones({2})}) core.group_run(g, {te.ones({2, 2})}) end",
+    "local keep = {} for n = 1, 1e7 do keep[n] = te._core.recipe_state() end",
 };
 
 /* Scopes that never end by themselves, and what must hold after each. */
@@ -135,6 +140,20 @@ static const char *const work[] = {
     "while true do text:upper() end",
     "while true do text:lower() end",
     "while true do pcall(string.lower, text) end",
+    "while true do tonumber(digits) end",
+    "while true do local x = ('%q'):format(text) end",
+    "while true do load(text) end",
+    "(('b'):rep(6e4)):find('%f[' .. ('a'):rep(6e4) .. ']')",
+    "(('b'):rep(1000)):find('[' .. ('a'):rep(1e6) .. ']')",
+    "(('b'):rep(2e6)):find(('()'):rep(31) .. '%f[a]')",
+    "text:gsub('', '')",
+};
+
+/* What long texts are made by, where the heap is one that counts. */
+static const char *const made[] = {
+    "while true do local x = text .. 'a' end",
+    "while true do local x = text:sub(2) end",
+    "while true do local x = ('%s'):format(text) end",
 };
 
 /* They are what they were. */
@@ -163,10 +182,16 @@ static void test_instructions(void)
     tetrain *rt = open_runtime(TETRAIN_RESTRICTED, 0, 0, 1000000);
     CHECK(run(rt, "te = require 'te'") == TETRAIN_OK);
     check_ends(rt, "return pcall(function() while true do end end)", TETRAIN_ERROR_LIMIT, "instruction limit");
-    CHECK(run(rt, "list, text = {}, ('aB'):rep(1e6) for i = 1, 3e4 do list[i] = -i end") == TETRAIN_OK);
+    CHECK(run(rt, "list, text, digits = {}, ('aB'):rep(1e6), ('1'):rep(1e6)") == TETRAIN_OK);
+    CHECK(run(rt, "for i = 1, 3e4 do list[i] = -i end") == TETRAIN_OK);
     for (size_t i = 0; i < sizeof work / sizeof *work; i++)
         check_ends(rt, work[i], TETRAIN_ERROR_LIMIT, "instruction limit");
     check_ends(rt, same, TETRAIN_OK, "");
+    tetrain_close(rt);
+    rt = open_runtime(TETRAIN_RESTRICTED, 64 << 20, 0, 1000000);
+    CHECK(run(rt, "te, text = require 'te', ('aB'):rep(1e6)") == TETRAIN_OK);
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        check_ends(rt, made[i], TETRAIN_ERROR_LIMIT, "instruction limit");
     tetrain_close(rt);
 }
 

@@ -198,6 +198,16 @@ static int count_texts(lua_State *L)
     return 0;
 }
 
+/* sub(s, i, j): what it takes of the text. A text that is there already is compared with it, and nothing allocated. */
+static int count_sub(lua_State *L)
+{
+    double size = size_of(L, 1), i = lua_tonumber(L, 2), j = lua_isnoneornil(L, 3) ? -1 : lua_tonumber(L, 3);
+    if (i < 0) i += size + 1;
+    if (j < 0) j += size + 1;
+    count_size(L, ((j < size ? j : size) - (i > 1 ? i : 1)) / BYTES);
+    return 0;
+}
+
 /* Of no bytes as well LuaJIT goes through all n. */
 static int count_rep(lua_State *L)
 {
@@ -236,7 +246,7 @@ static int count_sort(lua_State *L)
 }
 
 static const char guarded_work[] =
-    "local globals, bytes, rep, concat, insert, sorts, texts = ...\n"
+    "local globals, bytes, rep, concat, insert, sorts, texts, sub = ...\n"
     "local string, table, select = globals.string, globals.table, globals.select\n"
     "local function guard(library, name, count)\n"
     "    local call = library[name]\n"
@@ -246,11 +256,15 @@ static const char guarded_work[] =
     "guard(string, 'rep', rep)\n"
     "guard(string, 'format', texts)\n"
     "for _, name in ipairs { 'load', 'loadstring' } do guard(globals, name, texts) end\n"
-    "local number, kind = globals.tonumber, globals.type\n"
-    "function globals.tonumber(x, ...)\n"
-    "    if kind(x) == 'string' and #x > 1000 then texts(x) end\n"
-    "    return number(x, ...)\n"
+    "local function guard_long(library, name, count)\n"
+    "    local call, kind = library[name], globals.type\n"
+    "    library[name] = function(x, ...)\n"
+    "        if kind(x) == 'string' and #x > 1000 then count(x, ...) end\n"
+    "        return call(x, ...)\n"
+    "    end\n"
     "end\n"
+    "guard_long(globals, 'tonumber', texts)\n"
+    "guard_long(string, 'sub', sub)\n"
     "guard(table, 'concat', concat)\n"
     "local sort, append, ascending = table.sort, table.insert, function(a, b) return a < b end\n"
     "function table.insert(...)\n"
@@ -265,7 +279,7 @@ static const char guarded_work[] =
 static void guard_work(lua_State *L)
 {
     static const lua_CFunction counts[] = {count_bytes, count_rep, count_concat, count_insert, count_sort,
-                                           count_texts};
+                                           count_texts, count_sub};
     enum { N = sizeof counts / sizeof *counts };
     if (luaL_loadbuffer(L, guarded_work, sizeof guarded_work - 1, "=te/limits") != 0) lua_error(L);
     lua_pushvalue(L, LUA_GLOBALSINDEX);

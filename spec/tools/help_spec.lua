@@ -211,6 +211,26 @@ describe("te.help", function()
         assert.equal(te.help "te", te.help(te))
     end)
 
+    it("says what computes the same where a function is missing", function()
+        local names = require("te.tools.elsewhere").names
+        local function value(name, given)
+            given.te, given.math = te, math
+            return setfenv(assert(loadstring("return " .. (names[name]:gsub(" of .*", "")))), given)():totable()
+        end
+        local ids = te.tensor({ 1, 1, 3 }, { dtype = "int64" })
+        local a, b = te.tensor { 3, 4 }, te.tensor { 4, 3 }
+        assert.same({ { 12, 9 }, { 16, 12 } }, value("outer", { a = a, b = b }))
+        assert.same({ 3, -4 }, value("floor_divide", { a = te.tensor({ 7, -7 }, { dtype = "int64" }), b = 2 }))
+        assert.same({ 0, 2, 0, 1 }, value("bincount", { n = 4, ids = ids }))
+        assert.same({ 1, 1, 1, 1, 3, 3 }, value("repeat_interleave", { x = ids, dim = 1, k = 2, n = 3 }))
+        assert.same({ false, true }, value("isinf", { x = te.tensor { 1, -math.huge } }))
+        assert.same({ 0, 0.25, 0.5, 0.75, 1 }, value("linspace", { first = 0, last = 1, n = 5 }))
+        assert.same({ 1, -0.5 }, { value("elu", { x = te.tensor { 1, -math.log(2) } })[1], -0.5 })
+        assert.near(0.96, te.tensor(value("cosine_similarity", { a = a:view(1, 2), b = b:view(1, 2) })):item(), 1e-6)
+        assert.near(1.0625, te.tensor { value("smooth_l1_loss", { d = te.tensor { 0.5, 2.5 } }) }:item(), 1e-6)
+        assert.near(24, te.tensor { value("prod", { x = te.tensor { 2, 3, 4 }, dim = 1 }) }:item(), 1e-4)
+    end)
+
     it("names the nearest in a library", function()
         for wrong, right in pairs { ["optim.Adam"] = "optim.AdamW", ["te.models.gtp"] = "models.gpt" } do
             assert.error_matches(function() te.help(wrong) end, ('did you mean "%s"?'):format(right), 1, true)

@@ -12,6 +12,20 @@ local SHAPES = "x.shape is a table, #x.shape or x:dim() its length"
 local MODEL = "build it of te.Residual, te.LayerNorm, te.MultiHeadedSelfAttention, te.Linear, or take te.models.gpt"
 local NORM_FIRST = "te.Sequential(te.LayerNorm(n), te.Linear(n, m)%s): the norm writes what the product reads"
 
+-- Functions that are methods there as well.
+local functions = {
+    unbind = "x[i] for i = 1, #x", outer = "a:view { -1, 1 } * b:view { 1, -1 }",
+    prod = "te.exp(te.sum(te.log(x), dim)) of positive numbers",
+    cumprod = "te.exp(te.cumsum(te.log(x), dim)) of positive numbers",
+    floor_divide = "te.floor(a:to(\"float64\") / b):to(\"int64\")",
+    isinf = "x:abs():eq(math.huge)", isclose = "(a - b):abs():lt(1e-6)",
+    allclose = "(a - b):abs():max():item() < 1e-6",
+    bincount = "te.scatter_add(te.zeros(n), 1, ids, te.ones(ids.shape))",
+    tile = "te.cat({ x, x }, dim)", ["repeat"] = "te.cat({ x, x }, dim)",
+    repeat_interleave = "te.index_select(x, dim, te.floor(te.arange(0, k * n - 1) / k):to(\"int64\"))",
+    median = "the middle one of te.sort(x, dim)", unique = "those of te.sort(x, dim) that differ from the one before",
+}
+
 --- Of te, te.optim and what else says that it has no such name.
 local names = {
     nn = MODULES, functional = MODULES, pytorch = MODULES, torch = MODULES,
@@ -25,6 +39,13 @@ local names = {
     fuser = "containers fuse what they run: ?Sequential, ?explain, ?set_fusion",
     compile = FUSES, jit = FUSES, fx = FUSES,
     mm = PRODUCTS, bmm = PRODUCTS, addmm = PRODUCTS .. ", te.linear adds a bias",
+    linspace = "te.arange(first, last, (last - first) / (n - 1))",
+    meshgrid = "x:view { -1, 1 } and y:view { 1, -1 } broadcast",
+    l1_loss = "(x - y):abs():mean()",
+    smooth_l1_loss = "te.where(d:lt(1), d * d / 2, d - 0.5):mean() of d = (x - y):abs()",
+    nll_loss = "te.cross_entropy(logits, targets)", leaky_relu = "te.maximum(x, 0.01 * x)",
+    elu = "te.where(x:gt(0), x, te.expm1(x))",
+    cosine_similarity = "(te.l2_normalize(a) * te.l2_normalize(b)):sum(-1)",
     one_hot = "ids:unsqueeze(-1):eq(te.arange(0, n - 1)):to(\"int64\")",
     logical_not = "x:eq(0)", logical_and = "a * b of bool tensors", logical_or = "a + b of bool tensors",
     logical_xor = "a:ne(b) of bool tensors",
@@ -48,5 +69,7 @@ local methods = {
     numpy = "x:totable()", tolist = "x:totable()", T = "x:transpose(1, 2)", t = "x:transpose(1, 2)",
     ndim = SHAPES, mm = PRODUCTS, bmm = PRODUCTS,
 }
+
+for name, text in pairs(functions) do names[name], methods[name] = text, text end
 
 return { names = names, methods = methods }

@@ -23,6 +23,8 @@ local function method(name) return require("te.tools.elsewhere").methods[name] e
 
 local COMPARE = "te.lt(x, 2), te.le, te.gt and te.ge compare element by element, x:item() < 2 the number in x"
 
+local INDEX = "x[i] is one row; te.index_select and te.gather take places, te.masked_select a mask"
+
 -- Rows of { pattern, sentence or function of the captures }; the first that fits is taken.
 local rows = {
     { "cannot open ([^\n]-): No such file", function(path)
@@ -52,9 +54,12 @@ local rows = {
     { "te[%w_.]* has no \"([%w_]+)\"", function(name) return require("te.tools.elsewhere").names[name] end },
     { "tensors have no field or method \"([%w_]+)\"", method },
     { "attempt to call method '([%w_]+)' %(a nil value%)", method },
+    { "index: expected a whole number or a name, got table", INDEX },
+    { "index: expected a whole number or a name, got [%w]+ tensor", INDEX },
     { "module '(te[%w_.]*)' not found", "the library's modules are reached through te: te.optim, te.models" },
     { "out of memory",
-        "smaller batches, te.checkpoint or te.no_grad need less; :mem and te.memory_stats() say what is in use" },
+        "smaller batches, te.checkpoint (recompute_blocks of te.models) or te.no_grad need less; :mem and "
+            .. "te.memory_stats() say what is in use" },
     { "attempt to compare two userdata values",
         "tensors are compared element by element: te.lt(a, b), te.le, te.gt, te.ge, te.eq" },
     { "attempt to concatenate [^\n]*userdata value", "use tostring(x), or x:item() for the number in it" },

@@ -107,23 +107,6 @@ static void test_changing_sizes(void)
     te_context_release(ctx);
 }
 
-/* A large block serves a request that is somewhat smaller, and none that is much smaller. */
-static void test_similar_sizes(void)
-{
-    te_memory_stats before, after;
-    te_context     *ctx = te_context_open(NULL);
-    te_tensor      *t = te_tensor_empty(ctx, TE_F32, 1, (int64_t[]){1000000});
-    te_tensor_release(t);
-    CHECK(te_context_memory(ctx, "cpu", &before) == TE_OK);
-    t = te_tensor_empty(ctx, TE_F32, 1, (int64_t[]){750000});
-    CHECK(te_context_memory(ctx, "cpu", &after) == TE_OK && after.reserved == before.reserved);
-    te_tensor_release(t);
-    t = te_tensor_empty(ctx, TE_F32, 1, (int64_t[]){400000});
-    CHECK(te_context_memory(ctx, "cpu", &after) == TE_OK && after.reserved > before.reserved);
-    te_tensor_release(t);
-    te_context_release(ctx);
-}
-
 /* --- a limit of the process --------------------------------------------------------------------------------------- */
 
 #ifndef SANITIZED
@@ -159,6 +142,5 @@ int main(void)
     test_small_results();
     test_absurd();
     test_changing_sizes();
-    test_similar_sizes();
     return TEST_END();
 }

@@ -136,20 +136,6 @@ static te_block *fresh_block(te_allocator *allocator, size_t size)
     return block;
 }
 
-/* A cached block that is up to four steps, half at most, larger than a large request. Where sizes are others in
- * every step, as with batches of texts, blocks would otherwise be kept of each of them. */
-static te_block *take_larger(te_allocator *allocator, size_t size, int class)
-{
-    enum { LARGE = 32 << 10, STEPS = 4 };
-    for (int i = class + 1; size >= LARGE && i <= class + STEPS && i < TE_SIZE_CLASSES; i++) {
-        te_block *block = allocator->cached[i];
-        if (!block) continue;
-        allocator->cached[i] = block->next;
-        return block;
-    }
-    return NULL;
-}
-
 te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
 {
     if (bytes > LARGEST) return NULL;
@@ -160,7 +146,7 @@ te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
         allocator->pool->cached[class] = block->next;
     else if ((block = allocator->cached[class]))
         allocator->cached[class] = block->next;
-    else if (!(block = take_larger(allocator, size, class)) && !(block = fresh_block(allocator, size)))
+    else if (!(block = fresh_block(allocator, size)))
         return NULL;
     block->next = NULL;
     if (allocator->pool && !block->pool) {

@@ -27,6 +27,9 @@ describe("attention modules", function()
 
     it("refuses windows that are none", function()
         local q = te.randn { 1, 1, 2, 4 }
+        local lengths = te.zeros({ 1 }, { dtype = "int32" }):expand(2 ^ 31)
+        assert.error_matches(function() te.self_attention(te.zeros { 4, 12 }, { seq_lens = lengths }) end,
+            "seq_lens {2147483648} beside {4,12}: more than 2^31 - 1 sequences", 1, true)
         assert.error_matches(function() te.scaled_dot_product_attention(q, q, q, { window_left = -2 }) end,
             "window_left and window_right must be at least -1, not -2 and -1", 1, true)
     end)

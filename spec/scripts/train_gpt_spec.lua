@@ -399,6 +399,19 @@ describe("train_gpt.lua", function()
         end
     end)
 
+    it("computes blocks again with --recompute-blocks, and no digit tells", function()
+        local options = SMALL .. "--steps=5 --dropout=0.1 --recipe=delayed --eval-interval=3 "
+        assert.equal(0, (train("kept", options)))
+        assert.equal(0, (train("again", options .. "--recompute-blocks")))
+        assert.same(losses "kept", losses "again")
+        os.remove(te.train.checkpoint.path(folder .. "/again", 5))
+        assert.equal(0, (run("train_gpt.lua", ("--out=%s/again --resume"):format(folder)))) -- goes on with it
+        assert.same(losses "kept", losses "again")
+        local saved = te.train.checkpoint.load(te.train.checkpoint.path(folder .. "/again", 5))
+        assert.equal("true", saved.metadata["option.recompute_blocks"])
+        te.train.checkpoint.release(saved)
+    end)
+
     it("writes what quantization does to the metrics, the same after a stop", function()
         local options = SMALL .. "--steps=6 --grad-accumulation=2 --recipe=mxfp8 --watch-numerics=3 "
         assert.equal(0, (train("watched", options .. "--eval-interval=4")))

@@ -152,6 +152,17 @@ static void test_choice(void)
     CHECK_MSG(timed_product() == 1, "the choice was forgotten");
 }
 
+/* Where memory is too short to measure, the first algorithm does it, and no later run is bound to that. */
+static void test_choice_unmeasured(void)
+{
+    each_cached(shorten);
+    fake.set_memory(8 << 20); /* no workspace */
+    CHECK_MSG(timed_product() == 1, "it was measured");
+    fake.set_memory((size_t)8 << 30);
+    CHECK_MSG(timed_product() > 3, "what was not measured was kept");
+    CHECK(timed_product() == 1);
+}
+
 /* The algorithm that is taken where products take so long; nanoseconds, of a cold and of a hot device. */
 static int algorithm_for(const uint64_t cold[3], const uint64_t hot[3])
 {
@@ -416,6 +427,7 @@ int main(void)
     test_refusals(ctx);
     te_context_release(ctx);
     test_choice();
+    test_choice_unmeasured();
     test_choice_under_load();
     test_epilogue_declined();
     test_end();

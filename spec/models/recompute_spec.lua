@@ -72,8 +72,12 @@ describe("recompute_blocks", function()
         local model = model_of("gpt", { n_layer = 8, n_embd = 64 })
         local ids = te.randint(0, 49, { 8, 24 })
         local function held()
+            collectgarbage()
+            collectgarbage()
             local before = te.memory_stats().current
             local _, loss = model(ids, ids)
+            collectgarbage()
+            collectgarbage()
             local bytes = te.memory_stats().current - before
             loss:backward()
             return bytes

@@ -1,19 +1,20 @@
-# The Lua library as C source, with the training and generation scripts as the tools te.tools.train and
-# te.tools.generate. Run with -P, ROOT being the project's folder and OUTPUT the file to write; included, it declares
-# the rules that make ${TE_LUA_SOURCES_C}, packed by pack_sources.c where the build can run programs. Lines that are
-# comments become empty, except those that document functions (---), which tools read. Comments behind code go as well,
-# and indentation, unless a text of several lines might need it.
+# The Lua library as C source, with the training, generation and export scripts as the tools te.tools.train,
+# te.tools.generate and te.tools.export. Run with -P, ROOT being the project's folder and OUTPUT the file to write;
+# included, it declares the rules that make ${TE_LUA_SOURCES_C}, packed by pack_sources.c where the build can run
+# programs. Lines that are comments become empty, except those that document functions (---), which tools read. Comments
+# behind code go as well, and indentation, unless a text of several lines might need it.
 if(CMAKE_SCRIPT_MODE_FILE)
   file(GLOB_RECURSE files RELATIVE ${ROOT}/lua ${ROOT}/lua/te/*.lua)
   list(SORT files)
   set(tool_train scripts/train_gpt.lua)
   set(tool_generate scripts/generate.lua)
+  set(tool_export scripts/export.lua)
   set(arrays "")
   set(rows "")
   set(n 0)
-  foreach(file IN LISTS files ITEMS te/tools/train.lua te/tools/generate.lua)
+  foreach(file IN LISTS files ITEMS te/tools/train.lua te/tools/generate.lua te/tools/export.lua)
     set(path lua/${file})
-    if(file MATCHES "^te/tools/(train|generate)\\.lua$")
+    if(file MATCHES "^te/tools/(train|generate|export)\\.lua$")
       set(path ${tool_${CMAKE_MATCH_1}})
     endif()
     file(READ ${ROOT}/${path} text)
@@ -43,7 +44,7 @@ else()
   add_custom_command(OUTPUT ${TE_LUA_SOURCES_C}
     COMMAND ${CMAKE_COMMAND} -DROOT=${CMAKE_SOURCE_DIR} -DOUTPUT=${TE_LUA_SOURCES_C} -P ${CMAKE_CURRENT_LIST_FILE}
     DEPENDS ${TE_LUA_FILES} ${CMAKE_SOURCE_DIR}/scripts/train_gpt.lua ${CMAKE_SOURCE_DIR}/scripts/generate.lua
-      ${CMAKE_CURRENT_LIST_FILE}
+      ${CMAKE_SOURCE_DIR}/scripts/export.lua ${CMAKE_CURRENT_LIST_FILE}
     COMMENT "Embedding the Lua library")
   if(NOT CMAKE_CROSSCOMPILING)
     add_executable(te_pack_sources ${CMAKE_CURRENT_LIST_DIR}/pack_sources.c ${TE_LUA_SOURCES_C}

@@ -28,29 +28,19 @@ local command_line = train.command_line {
     { "threads", "integer", 0, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
 }
 
-local function check(path, model)
-    local damage = train.guard(model):damage()
-    if damage then train.fail(train.exit.io, ("%s: %s is not finite"):format(path, damage)) end
-end
-
 -- The model, its tokenizer, and the tokens that end a text where a folder says it.
 local function load(o)
     if o.hugging_face then
         if o.checkpoint then command_line:refuse "--checkpoint and --hugging-face: one of them" end
         local model, ends = train.io(te.models.from_hugging_face, o.hugging_face, { dtype = o.dtype })
-        check(o.hugging_face, model)
+        train.saved.check(o.hugging_face, model)
         return model, train.io(te.tokenizer.load, o.hugging_face), ends
     end
-    local path = o.checkpoint or train.io(train.checkpoint.latest, o.out)
-    if not path then train.fail(train.exit.io, ("no checkpoint in %s; train_gpt.lua makes one"):format(o.out)) end
-    local saved = train.io(train.checkpoint.load, path)
-    if not saved.metadata.tokenizer then
+    local model, tokenizer, path = train.saved.load(o.out, o.checkpoint)
+    if not tokenizer then
         train.fail(train.exit.usage, path .. ": the model was trained on ids; there is no tokenizer for a prompt")
     end
-    local model = train.of_file(path, te.models.from_checkpoint, saved)
-    train.checkpoint.release(saved)
-    check(path, model)
-    return model, train.of_file(path, te.tokenizer.parse, saved.metadata.tokenizer)
+    return model, tokenizer
 end
 
 -- The ids to continue: what a text begins with, and the prompt.

@@ -5,6 +5,7 @@
 --     tetrain train_gpt.lua --preset=nanogpt-char --data=input.txt --dtype=bfloat16
 --     tetrain train_gpt.lua --preset=nanogpt-char --data=input.txt --recipe=mxfp8
 --     tetrain train_gpt.lua --out=out/book --resume      goes on exactly where the run stopped
+--     tetrain train_gpt.lua --hugging-face=gpt2 --data=book.txt --block=256 --lr=3e-5    goes on with that model
 --     mpirun -n 4 tetrain train_gpt.lua --batch=8        four processes, 32 rows a batch
 --     mpirun -n 4 tetrain train_gpt.lua --context-parallel=2     two pairs, which halve each row
 --
@@ -25,12 +26,13 @@ local command_line = train.command_line {
     about = "Trains a GPT or a Llama model on a text file, a folder of text files, or token shards.",
     { "data", "string", section = "Data",
         help = "text file, folder, or .bin shards; default: the project's own text" },
-    { "tokenizer", "string", "char", choices = { "byte", "char" }, help = "for text" },
+    { "tokenizer", "string", "char", help = "for text: byte, char, or a tokenizer.json file or its folder" },
     { "vocab-size", "size", 50304, max = 2 ^ 24, help = "for shards, which hold ids already" },
     { "val-fraction", "number", 0.1, min = 0, max = 0.9, help = "fraction of the data kept for validation" },
 
     { "model", "string", "gpt", section = "Model", choices = { "gpt", "llama" },
         help = "llama: rotary positions, RMSNorm, SwiGLU, an untied head" },
+    { "hugging-face", "string", help = "folder of a Hugging Face Transformers model and its tokenizer to start from" },
     { "n-layer", "size", 4, help = "blocks" },
     { "n-head", "size", 4, help = "attention heads" },
     { "n-kv-head", "integer", 0, min = 0, help = "llama: key and value heads; 0: as many as --n-head" },
@@ -98,8 +100,8 @@ local command_line = train.command_line {
 local function refuse(...) command_line:refuse(...) end
 
 -- Options that a model in a checkpoint has for good: others for it would have no effect.
-local MODEL = { "tokenizer", "vocab-size", "model", "n-layer", "n-head", "n-kv-head", "n-expert", "n-expert-active",
-    "expert-aux-loss", "n-embd", "dropout", "bias", "init-std", "fp8-params" }
+local MODEL = { "tokenizer", "hugging-face", "vocab-size", "model", "n-layer", "n-head", "n-kv-head", "n-expert",
+    "n-expert-active", "expert-aux-loss", "n-embd", "dropout", "bias", "init-std", "fp8-params" }
 local STORED = { "recipe", unpack(MODEL) } -- of one whose weights are quantized
 
 -- Options that processes may have otherwise: of each its own, and of rank 0 alone. Data is compared by what it holds.
@@ -135,7 +137,7 @@ local function sample(run)
     local ids, problem = train.sample(run.model, start, run.options.sample_tokens, { temperature = 0.8, top_k = 40,
         on_token = function() return not te._core.interrupt_flag() end })
     te.rng_state(rng)
-    return ids and run.tokenizer:decode(ids:totable()[1]) or "no sample: " .. problem
+    return ids and train.text.decode(run.tokenizer, ids:totable()[1]) or "no sample: " .. problem
 end
 
 -- The checkpoint to go on from, whose options hold unless others are given.
@@ -166,6 +168,26 @@ local function new_model(o, tokenizer)
         config.expert_aux_loss = o.expert_aux_loss
     end
     return te.models[o.model](config)
+end
+
+-- The model that the run starts with, before its data is open.
+local function pretrained_model(o)
+    return train.io(train.pretrained.load, o, o.fp8_params and train.recipes[o.recipe] or nil, refuse)
+end
+
+-- Opens the data. A model that is there already has to know what the tokenizer makes.
+local function open_data(o, script, ranks, saved)
+    local tokenizer = train.io(train.text.tokenizer, o, saved)
+    local set = train.io(te.data.open, { path = o.data, except = o.out, script = script,
+        tokenizer = tokenizer or "byte", vocab_size = o.vocab_size, batch = o.batch, block = o.block,
+        rank = ranks.row_rank, ranks = ranks.row_ranks, seed = o.seed, val_fraction = o.val_fraction })
+    if set.tokenizer and not tokenizer then
+        refuse("--hugging-face=%s: there is no tokenizer.json for text; --tokenizer names one", o.hugging_face)
+    elseif set.tokenizer and o.hugging_face and set.tokenizer.vocab_size > o.vocab_size then
+        refuse("the tokenizer has %d tokens, the model in --hugging-face=%s %d", set.tokenizer.vocab_size,
+            o.hugging_face, o.vocab_size)
+    end
+    return set
 end
 
 local function saved_model(o, saved)
@@ -206,14 +228,13 @@ local function open_run(o, given, script)
     function run.loss(x, y) return loss_of(run, x, y) end
     function run.sample() return sample(run) end
     function run.texts() return command_line:texts(o) end
-    run.set = train.io(te.data.open, { path = o.data, except = o.out, script = script, tokenizer = o.tokenizer,
-        vocab_size = o.vocab_size, batch = o.batch, block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks,
-        seed = o.seed, val_fraction = o.val_fraction })
+    run.model = not saved and o.hugging_face and pretrained_model(o)
+    run.set = open_data(o, script, ranks, saved)
     run.tokenizer = run.set.tokenizer
     if ranks:difference(run.set:texts()) then refuse "--data: the processes have different data" end
     refuse_other_data(given, run.tokenizer)
     if saved then train.checkpoint.check_data(saved, run.set) end
-    run.model = saved and saved_model(o, saved) or new_model(o, run.tokenizer)
+    run.model = run.model or saved and saved_model(o, saved) or new_model(o, run.tokenizer)
     run.model:set_recompute_blocks(o.recompute_blocks)
     if ranks.context then
         local fits, why = pcall(run.model.set_context_parallel_group, run.model, ranks.context, o.cp_comm_type)
@@ -232,6 +253,7 @@ local function open_run(o, given, script)
         train.checkpoint.release(saved)
     elseif ranks.leads then
         run.set_aside = train.io(train.checkpoint.set_aside, o.out)
+        train.io(train.text.keep, run.tokenizer, o.out)
     end
     ranks:broadcast(run.model)
     ranks:divide_random()

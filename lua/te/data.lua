@@ -43,6 +43,7 @@ end
 local function is_text(text) return not text:sub(1, 4096):find("%z") end
 
 local RUN_FILES = { ["metrics.jsonl"] = true, ["metrics.jsonl.tmp"] = true, ["plot.svg"] = true }
+for _, name in ipairs(require "te.tokenizer.beside") do RUN_FILES[name] = true end
 
 -- Whether a folder is a run's, which may have stopped before it saved.
 local function is_of_run(folder, names)

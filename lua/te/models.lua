@@ -28,6 +28,14 @@ end
 function models.from_hugging_face(folder, opts) return require("te.hugging_face").load(folder, opts) end
 options.declare(models.from_hugging_face, function() return require("te.hugging_face").OPTIONS end)
 
+--- Writes a model into a folder of Hugging Face's Transformers (te.hugging_face).
+---@param model table
+---@param folder string
+---@param opts table|nil
+---@return string kind  its model_type
+function models.to_hugging_face(model, folder, opts) return require("te.hugging_face").save(model, folder, opts) end
+options.declare(models.to_hugging_face, function() return require("te.hugging_face").SAVE end)
+
 return setmetatable(models, {
     names = KINDS, -- what loads when it is named, for completion and help
     __index = function(_, name)

@@ -6,6 +6,8 @@
 -- te.tokenizer.bpe.
 
 local fail = require "te.fail"
+local files = require "te.files"
+local json = require "te.json"
 local options = require "te.options"
 local each = require "te.tokenizer.ids"
 
@@ -108,6 +110,23 @@ function Byte.ends() return {} end
 
 function Byte.describe() return "byte" end
 
+-- Writes a tokenizer.json into a folder, and what makes Transformers read it.
+local function save(folder, text)
+    options.argument("tokenizer:save", "folder", folder, { "string" })
+    files.need "tokenizer:save"
+    local write = require("te")._core.write_file
+    write(folder .. "/tokenizer.json", text)
+    write(folder .. "/tokenizer_config.json",
+        json.encode { tokenizer_class = "PreTrainedTokenizerFast", clean_up_tokenization_spaces = false })
+end
+
+--- Writes tokenizer.json and tokenizer_config.json into a folder, as Transformers reads them.
+---@param folder string
+function Byte:save(folder)
+    options.method("tokenizer:save", self, Byte)
+    save(folder, require("te.tokenizer.characters").byte_file())
+end
+
 local Char = { kind = "char", decode = decode }
 Char.__index = Char
 
@@ -151,6 +170,20 @@ function Char:describe()
     return "char " .. table.concat(self.points, " ")
 end
 
+--- Writes tokenizer.json and tokenizer_config.json into a folder, as Transformers reads them.
+---@param folder string
+function Char:save(folder)
+    options.method("tokenizer:save", self, Char)
+    local texts = {}
+    for i, point in ipairs(self.points) do
+        if point >= BAD and point < BAD + 256 then
+            fail("tokenizer:save: byte 0x%02x, which is no UTF-8, has no place in a tokenizer.json", point - BAD)
+        end
+        texts[i] = self.texts[i - 1]
+    end
+    save(folder, require("te.tokenizer.characters").file(texts))
+end
+
 --- A tokenizer whose tokens are the bytes of a text.
 ---@return te.Tokenizer
 function tokenizer.byte() return setmetatable({}, Byte) end
@@ -182,17 +215,31 @@ function tokenizer.from_points(points)
     return new_char(points)
 end
 
+--- A tokenizer of these characters, in the order of their ids.
+---@param texts string[]  each the UTF-8 of one
+---@return te.Tokenizer
+function tokenizer.of_characters(texts)
+    local points = {}
+    for i, text in ipairs(texts) do points[i] = code_point(text, 1) end
+    return new_char(points)
+end
+
 --- The tokenizer of a tokenizer.json file, as GPT-2, Llama, Qwen and Gemma come with: BPE.
 ---@param path string  the file, or the folder that holds it
 ---@return te.Tokenizer
 function tokenizer.load(path) return require("te.tokenizer.bpe").load(path) end
 
 --- The tokenizer that describe() described.
+---@param text string
+---@param folder string|nil  where the names of files start from
 ---@return te.Tokenizer
-function tokenizer.parse(text)
+function tokenizer.parse(text, folder)
     if text == "byte" then return tokenizer.byte() end
     local path = type(text) == "string" and text:match("^bpe (.+)$")
-    if path then return tokenizer.load(path) end
+    if path then
+        local full = folder and not path:find "^/" and folder .. "/" .. path or path
+        return tokenizer.load(full):call(path)
+    end
     local list = type(text) == "string" and text:match("^char ([%d ]*)$")
     if not list then fail("te.tokenizer.parse: %q is no description of a tokenizer", tostring(text)) end
     local points = {}

@@ -40,8 +40,11 @@ return options.library("te.train", {
     announce = require "te.train.announce",
     guard = require "te.train.guard",
     loop = require "te.train.loop",
+    pretrained = require "te.train.pretrained",
     ranks = require "te.train.ranks",
     sample = require "te.train.sample",
+    saved = require "te.train.saved",
     steps = require "te.train.steps",
+    text = require "te.train.text",
     peak_flops = require "te.train.peak",
 })

@@ -34,8 +34,10 @@ local ARGUMENTS = {
     ["optim.SGD"] = { { te.ones { 1 } } }, ["optim.grad_clip"] = { {} }, rope_frequencies = { 4 },
     graph = { double, {} }, make_graphed_callables = { double, {} }, ["numerics.watch"] = { te.Linear(2, 2) },
     ["distributed.average_gradients"] = { {} }, ["distributed.broadcast_parameters"] = { {} },
-    ["models.from_hugging_face"] = { "/none" }, register_forward_fusion = { double },
-    register_backward_fusion = { double }, parallel_cross_entropy = { te.ones { 1, 2 }, te.zeros { 1 } },
+    ["models.from_hugging_face"] = { "/none" },
+    ["models.to_hugging_face"] = { te.models.gpt { vocab_size = 2, n_layer = 1, n_embd = 4, n_head = 1 }, "/none" },
+    register_forward_fusion = { double }, register_backward_fusion = { double },
+    parallel_cross_entropy = { te.ones { 1, 2 }, te.zeros { 1 } },
     ["data.write_tokens"] = { "/none.bin", {} },
 }
 local OPTIONS_FIRST = { autocast = true, fp8_autocast = true, quantized_model_init = true, fp8_model_init = true }

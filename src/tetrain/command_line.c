@@ -31,6 +31,7 @@ const tool_row command_line_tools[] = {
     {"repl", "", "the prompt"},
     {"train", "[options]", "train a GPT on text"},
     {"generate", "[options]", "continue a text with a trained model"},
+    {"export", "[options]", "write a trained model as Hugging Face Transformers reads it"},
     {"inspect", "FILE...", "list the tensors and metadata of safetensors files"},
     {"plan", "SCRIPT [arguments]", "print how the model that SCRIPT returns will run"},
     {"bench", "[options]", "measure the engine's kernels against the limits of the machine"},

@@ -107,7 +107,7 @@ local function each_of_block(i, fn)
     end
 end
 
-local WHO = "GPT:load_hugging_face"
+local WHO, WHO_GIVES = "GPT:load_hugging_face", "GPT:hugging_face_state"
 
 -- The state that `each` goes over, out of a checkpoint's tensors, and the views among it, which hold those that may be
 -- let go of; `used`: names that have a place here.
@@ -184,14 +184,19 @@ function GPT:load_hugging_face_parts(names, read)
     check_used(names, used)
 end
 
---- The parameters as load_hugging_face takes them, for te.save(path, …, { format = "pt" }): copies. Of a model with
---- `bias`, as GPT-2 is.
+--- The parameters as load_hugging_face takes them, for te.save(path, …, { format = "pt" }): copies. A GPT-2 has biases:
+--- those of a model without are zeros.
 ---@return table<string, te.Tensor>
 function GPT:hugging_face_state()
-    if not self.config.bias then fail "GPT:hugging_face_state: a GPT-2 has biases, this model has none" end
     local value_of, tensors = self:values_by_name(), {}
     local function put(name, to, turned)
-        local value = value_of("GPT:hugging_face_state", name)
+        local is_bias = name:find "%.bias$"
+        if is_bias and not self.config.bias then
+            local weight = value_of(WHO_GIVES, (name:gsub("bias$", "weight")))
+            tensors[to] = te.zeros({ weight:size(1) }, { dtype = weight.dtype, device = weight.device })
+            return
+        end
+        local value = value_of(WHO_GIVES, name)
         tensors[to] = turned and value:dim() == 2 and value:transpose(1, 2):contiguous() or value:clone()
     end
     each_of_ends(put)

@@ -12,6 +12,8 @@ local each = require "te.tokenizer.ids"
 local reader = require "te.tokenizer.reader"
 local byte_level = require "te.tokenizer.byte_level"
 local byte_fallback = require "te.tokenizer.byte_fallback"
+local characters = require "te.tokenizer.characters"
+local beside = require "te.tokenizer.beside"
 
 local WHO = reader.WHO
 local refuse, typed, silent, entries, sequence = reader.refuse, reader.typed, reader.silent, reader.entries,
@@ -274,7 +276,33 @@ end
 ---@return string
 function Bpe:describe()
     options.method("tokenizer:describe", self, Bpe)
-    return "bpe " .. self.path
+    return "bpe " .. self.called
+end
+
+--- Has describe() say another name of the file: one from the folder that te.tokenizer.parse is given.
+---@param name string
+function Bpe:call(name)
+    options.method("tokenizer:call", self, Bpe)
+    self.called = options.argument("tokenizer:call", "name", name, { "string" })
+    return self
+end
+
+--- Copies the file, and what stands beside it for tokenizers, into a folder.
+---@param folder string
+function Bpe:save(folder)
+    options.method("tokenizer:save", self, Bpe)
+    options.argument("tokenizer:save", "folder", folder, { "string" })
+    files.need "tokenizer:save"
+    local from = self.path:match "^(.*/)[^/]*$" or ""
+    local function copy(source, name)
+        local text, message = files.read(source)
+        if not text then te._core.fail_io("tokenizer:save: " .. message) end
+        te._core.write_file(folder .. "/" .. name, text)
+    end
+    for i, name in ipairs(beside) do
+        local source = i == 1 and self.path or from .. name
+        if i == 1 or te._core.stat(source) then copy(source, name) end
+    end
 end
 
 local bpe = {}
@@ -294,8 +322,8 @@ local function build(path, file)
     fields.added, fields.whole_first, fields.name = flat_added(added), model.ignore_merges or false, path
     local size = #fields.tokens
     local before, after = read_post_processor(path, file.post_processor, size)
-    return setmetatable({ core = te._core.tokenizer(fields), path = path, vocab_size = size, names = names,
-        special = special, before = before, after = after, strips = way.strips or false }, Bpe)
+    return setmetatable({ core = te._core.tokenizer(fields), path = path, called = path, vocab_size = size,
+        names = names, special = special, before = before, after = after, strips = way.strips or false }, Bpe)
 end
 
 --- The tokenizer of a tokenizer.json file.
@@ -307,7 +335,8 @@ function bpe.load(path)
     if stat and stat.type == "directory" then path = path .. "/tokenizer.json" end
     local file = files.json(WHO, path)
     if type(file) ~= "table" then refuse(path, "the file", file, "an object") end
-    return build(path, file)
+    local texts = characters.texts(file)
+    return texts and te.tokenizer.of_characters(texts) or build(path, file)
 end
 
 return bpe

@@ -12,6 +12,7 @@ local refuse, typed, silent, sequence = reader.refuse, reader.typed, reader.sile
 -- Bytes -----------------------------------------------------------------------------------------------------------
 
 local unknown -- whether a character of the token met last stands for no byte
+-- The byte that each of the characters stands for.
 local alphabet = setmetatable({}, { __index = function()
     unknown = true
     return nil
@@ -99,7 +100,7 @@ local function check_decoder(path, decoder)
     if #steps ~= 1 then refuse(path, "decoder", decoder, 'one "ByteLevel"') end
 end
 
-local byte_level = {}
+local byte_level = { alphabet = alphabet }
 
 --- What te._core.tokenizer takes, out of a file, and how tokens are written.
 ---@return table way  fields; bytes_of(token): the text that leads to one of the vocabulary or nil, and whether it does;

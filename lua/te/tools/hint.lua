@@ -13,10 +13,10 @@ local function near_file(path)
     return near and ("did you mean %s%s?"):format(folder, near)
 end
 
-local TOOLS = { "repl", "train", "generate", "inspect", "plan", "bench", "doctor", "plot" }
+local TOOLS = { "repl", "train", "generate", "export", "inspect", "plan", "bench", "doctor", "plot" }
 
-local SCRIPTS = { "train_gpt.lua", "generate.lua", "examples/custom_fusion.lua", "examples/custom_operation.lua",
-    "examples/residual_branches.lua", "examples/traced_activation.lua" }
+local SCRIPTS = { "train_gpt.lua", "generate.lua", "export.lua", "examples/custom_fusion.lua",
+    "examples/custom_operation.lua", "examples/residual_branches.lua", "examples/traced_activation.lua" }
 local OPTIONS = { help = true, version = true, man = true, completion = true }
 
 local function method(name) return require("te.tools.elsewhere").methods[name] end

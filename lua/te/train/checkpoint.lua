@@ -13,6 +13,7 @@ local run = require "te.train.run"
 
 local checkpoint = {}
 
+local TOKENIZER = require "te.tokenizer.beside"
 local NAME = "checkpoint-%08d.safetensors"
 local PATTERN = "^checkpoint%-(%d+)%.safetensors$"
 local UNFINISHED = "^%.checkpoint%-%d+%.safetensors%.%x+%.tmp$" -- te.save renames it when it is whole
@@ -245,7 +246,7 @@ local function move(name, from, to)
 end
 
 --- Makes the folder ready for a new run. The checkpoints and metrics of an earlier one move to <folder>/previous, or
---- where that holds something of a run to previous-2 and so on.
+--- where that holds something of a run to previous-2 and so on; its tokenizer is copied.
 ---@return string|nil where  the folder that they moved to
 function checkpoint.set_aside(folder)
     files.need "te.train.checkpoint.set_aside"
@@ -259,6 +260,11 @@ function checkpoint.set_aside(folder)
     te._core.mkdir(previous)
     for _, step in ipairs(checkpoint.steps(folder)) do move(NAME:format(step), folder, previous) end
     if te._core.stat(folder .. "/metrics.jsonl") then move("metrics.jsonl", folder, previous) end
+    for _, name in ipairs(TOKENIZER) do -- which the new run may be about to read
+        if te._core.stat(folder .. "/" .. name) then
+            te._core.write_file(previous .. "/" .. name, assert(files.read(folder .. "/" .. name)))
+        end
+    end
     return previous
 end
 

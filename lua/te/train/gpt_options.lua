@@ -2,22 +2,12 @@
 
 local te = require "te"
 local run = require "te.train.run"
+local pretrained = require "te.train.pretrained"
 
 local FP8_ATTENTION = { delayed = true, current = true, mxfp8 = true }
 
---- Refuses options of train_gpt.lua that do not go together, which each alone cannot say.
----@param o table  values of options
----@param given table  those that the command line said
----@param device string
----@param refuse function  takes a message as string.format does, and ends the script
-return function(o, given, device, refuse)
-    if o.recipe == "none" and (o.fp8_params or o.watch_numerics > 0) then
-        refuse("--%s needs a --recipe", o.fp8_params and "fp8-params" or "watch-numerics")
-    end
-    if o.fp8_attention ~= "none" and not FP8_ATTENTION[o.recipe] then
-        refuse("--fp8-attention needs --recipe=delayed, current or mxfp8, not %s", o.recipe)
-    end
-    if o.min_lr and o.min_lr > o.lr then refuse("--min-lr=%g is above --lr=%g", o.min_lr, o.lr) end
+-- Of a model that is made new.
+local function check_model(o, given, refuse)
     if o.n_embd % o.n_head ~= 0 then refuse("--n-embd=%d is no multiple of --n-head=%d", o.n_embd, o.n_head) end
     if o.model == "llama" then
         if o.bias then refuse "--bias: --model=llama has none" end
@@ -34,6 +24,34 @@ return function(o, given, device, refuse)
     end
     if o.n_expert == 0 and (given.n_expert_active or given.expert_aux_loss) then
         refuse("--%s needs --n-expert", given.n_expert_active and "n-expert-active" or "expert-aux-loss")
+    end
+end
+
+local function check_tokenizer(o, refuse)
+    local named = o.tokenizer ~= "byte" and o.tokenizer ~= "char"
+    if named and not o.resume and not te._core.stat(o.tokenizer) then -- a run that goes on has its own
+        refuse("--tokenizer: expected byte, char, or a tokenizer.json file or its folder, got %q", o.tokenizer)
+    end
+end
+
+--- Refuses options of train_gpt.lua that do not go together, which each alone cannot say.
+---@param o table  values of options
+---@param given table  those that the command line said
+---@param device string
+---@param refuse function  takes a message as string.format does, and ends the script
+return function(o, given, device, refuse)
+    if o.recipe == "none" and (o.fp8_params or o.watch_numerics > 0) then
+        refuse("--%s needs a --recipe", o.fp8_params and "fp8-params" or "watch-numerics")
+    end
+    if o.fp8_attention ~= "none" and not FP8_ATTENTION[o.recipe] then
+        refuse("--fp8-attention needs --recipe=delayed, current or mxfp8, not %s", o.recipe)
+    end
+    if o.min_lr and o.min_lr > o.lr then refuse("--min-lr=%g is above --lr=%g", o.min_lr, o.lr) end
+    check_tokenizer(o, refuse)
+    if not o.hugging_face then
+        check_model(o, given, refuse)
+    elseif not o.resume then
+        pretrained.check(o, given, refuse)
     end
     if given.cp_comm_type and o.context_parallel == 1 then refuse "--cp-comm-type needs --context-parallel" end
     if o.context_parallel > 1 and o.fp8_attention ~= "none" then

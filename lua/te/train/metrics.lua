@@ -2,6 +2,7 @@
 
 local te = require "te"
 local files = require "te.files"
+local json = require "te.json"
 
 local Metrics = {}
 Metrics.__index = Metrics
@@ -13,7 +14,7 @@ local function encode(value)
     elseif type(value) == "boolean" then
         return tostring(value)
     end
-    return '"' .. tostring(value):gsub('[%c"\\]', function(c) return ("\\u%04x"):format(c:byte()) end) .. '"'
+    return json.text(tostring(value))
 end
 
 -- Lines of the file up to a step: what a run that stopped without saving wrote after its last checkpoint goes.

@@ -1,0 +1,198 @@
+-- train_gpt.lua with a tokenizer from a file and with a model of Hugging Face's Transformers; export.lua.
+
+local te = require "te"
+local shell = require "spec.support.shell"
+
+local TETRAIN = os.getenv("TETRAIN") or "build/tetrain"
+local TOKENIZER = "spec/support/tokenizer.json" -- of 639 tokens
+
+describe("train_gpt.lua", function()
+    local root
+
+    before_each(function()
+        root = os.tmpname()
+        os.remove(root)
+        te._core.mkdir(root)
+        local file = assert(io.open(root .. "/text.txt", "w"))
+        file:write(("The fused kernel reads every row once, and writes it once.\n"):rep(60))
+        file:close()
+    end)
+    after_each(function() os.execute("rm -rf " .. root) end)
+
+    local function run(script, options)
+        local output, status = shell.capture(("%s scripts/%s %s"):format(TETRAIN, script, options:gsub("ROOT", root)))
+        return output, status
+    end
+
+    local function train(options)
+        return run("train_gpt.lua", "--data=ROOT/text.txt --batch=2 --eval-batches=1 --sample-tokens=8 --warmup=1 "
+            .. "--min-lr=1e-3 " .. options)
+    end
+
+    local function losses(folder)
+        local found = {}
+        for loss in shell.read(root .. folder .. "/metrics.jsonl"):gmatch '"loss":([^,}]+)' do
+            found[#found + 1] = loss
+        end
+        return found
+    end
+
+    local function weights(folder, step)
+        return te.load(("%s%s/checkpoint-%08d.safetensors"):format(root, folder, step))
+    end
+
+    local function assert_same(a, b)
+        for name, tensor in pairs(a) do assert.same(tensor:totable(), b[name]:totable(), name) end
+    end
+
+    it("takes a tokenizer from a file, keeps it beside the checkpoints, and goes on exactly there", function()
+        local small = "--n-layer=1 --n-head=2 --n-embd=16 --block=16 --eval-interval=2 "
+        local output, status = train(small .. "--steps=4 --out=ROOT/a --tokenizer=" .. TOKENIZER)
+        assert.equal(0, status, output)
+        assert.equal(shell.read(TOKENIZER), shell.read(root .. "/a/tokenizer.json"))
+        assert.same({ 639, 16 }, weights("/a", 4)["model.wte.weight"].shape)
+        os.execute(("cp %s %s/tok.json"):format(TOKENIZER, root))
+        output, status = train(small .. "--steps=2 --out=ROOT/b --tokenizer=ROOT/tok.json")
+        assert.equal(0, status, output)
+        os.execute(("rm %s/tok.json; mv %s/b %s/c"):format(root, root, root)) -- nothing else is needed
+        output, status = run("train_gpt.lua", "--out=ROOT/c --resume --steps=4")
+        assert.equal(0, status, output)
+        assert.same(losses "/a", losses "/c")
+        assert_same(weights("/a", 4), weights("/c", 4))
+        output, status = run("generate.lua", "--out=ROOT/c --prompt='The fused' --tokens=3 --temperature=0")
+        assert.equal(0, status, output)
+        assert.truthy(output:find "^The fused")
+    end)
+
+    it("copies the tokenizer of a run that moves away, which the new one may read", function()
+        local small = "--n-layer=1 --n-head=2 --n-embd=16 --block=16 --steps=1 --out=ROOT/a "
+        local output, status = train(small .. "--tokenizer=" .. TOKENIZER)
+        assert.equal(0, status, output)
+        output, status = train(small .. "--tokenizer=ROOT/a")
+        assert.equal(0, status, output)
+        for _, folder in ipairs { "/a", "/a/previous" } do
+            assert.equal(shell.read(TOKENIZER), shell.read(root .. folder .. "/tokenizer.json"))
+            output, status = run("generate.lua", ("--out=ROOT%s --tokens=2"):format(folder))
+            assert.equal(0, status, output)
+        end
+    end)
+
+    -- A folder with a model of Transformers' and its tokenizer.
+    local function make_folder(model)
+        te.manual_seed(4)
+        te.models.to_hugging_face(model, root .. "/hf", { tokenizer = te.tokenizer.load(TOKENIZER) })
+    end
+
+    local function qwen()
+        return te.models.llama { vocab_size = 650, block_size = 40, n_layer = 2, n_head = 2, n_kv_head = 1,
+            n_embd = 16, head_size = 16, qk_norm = true }
+    end
+
+    for _, how in ipairs { "", "--recipe=current --fp8-params ", "--dtype=bfloat16 --dropout=0.1 " } do
+        it("starts with a model of Transformers, and goes on exactly where it stopped " .. how, function()
+            make_folder(qwen())
+            local options = "--hugging-face=ROOT/hf --block=16 --eval-interval=2 " .. how
+            local output, status = train(options .. "--steps=4 --out=ROOT/a")
+            assert.equal(0, status, output)
+            output, status = train(options .. "--steps=2 --out=ROOT/b")
+            assert.equal(0, status, output)
+            os.execute(("rm -r %s/hf"):format(root))
+            output, status = run("train_gpt.lua", "--out=ROOT/b --resume --steps=4")
+            assert.equal(0, status, output)
+            assert.same(losses "/a", losses "/b")
+            assert_same(weights("/a", 4), weights("/b", 4))
+        end)
+    end
+
+    it("begins with the loss that the model has", function()
+        local model = qwen()
+        make_folder(model)
+        local output, status = train "--hugging-face=ROOT/hf --block=16 --steps=1 --out=ROOT/a"
+        assert.equal(0, status, output)
+        local set = te.data.open { path = root .. "/text.txt", tokenizer = te.tokenizer.load(TOKENIZER), batch = 2,
+            block = 16, seed = 1 }
+        local _, loss = model(set:next_train())
+        set:close()
+        assert.near(loss:item(), tonumber(losses("/a")[1]), 1e-5)
+    end)
+
+    it("exports what it trained, which is the same model", function()
+        make_folder(qwen())
+        local output, status = train "--hugging-face=ROOT/hf --block=16 --steps=2 --out=ROOT/a"
+        assert.equal(0, status, output)
+        output, status = run("export.lua", "--out=ROOT/a --to=ROOT/new/model")
+        assert.equal(0, status, output)
+        assert.truthy(output:find("new/model: qwen3 of .*checkpoint%-00000002.safetensors, %d+ parameters\n$"), output)
+        local model = te.models.from_hugging_face(root .. "/new/model")
+        local state = weights("/a", 2)
+        for name, parameter in model:named_parameters() do
+            assert.same(state["model." .. name]:totable(), parameter:totable(), name)
+        end
+        local same = {}
+        for _, from in ipairs { "--out=ROOT/a", "--hugging-face=ROOT/new/model" } do
+            same[#same + 1] = run("generate.lua", from .. " --prompt=once --tokens=5 --temperature=0")
+        end
+        assert.equal(same[1], same[2])
+    end)
+
+    it("exports a model of characters with a tokenizer of them", function()
+        local output, status = train "--n-layer=1 --n-head=2 --n-embd=16 --block=16 --steps=2 --out=ROOT/a"
+        assert.equal(0, status, output)
+        output, status = run("export.lua", "--out=ROOT/a --to=ROOT/new --dtype=bfloat16")
+        assert.equal(0, status, output)
+        assert.equal("char", te.tokenizer.load(root .. "/new").kind)
+        output, status = train "--hugging-face=ROOT/new --block=16 --steps=2 --out=ROOT/b"
+        assert.equal(0, status, output)
+    end)
+
+    it("draws samples from ids that the tokenizer does not have", function()
+        local model = qwen()
+        te.no_grad(function() model.lm_head.weight:narrow(1, 1, 639):zero_() end)
+        make_folder(model)
+        local output, status = train "--hugging-face=ROOT/hf --block=16 --steps=1 --sample-tokens=30 --out=ROOT/a"
+        assert.equal(0, status, output)
+    end)
+
+    it("says what does not go together", function()
+        make_folder(qwen())
+        local function refuses(code, message, options)
+            local output, status = train(options .. " --steps=1 --out=ROOT/a")
+            assert.equal(code, status, output)
+            assert.truthy(output:find(message, 1, true), output)
+            assert.is_nil(te._core.stat(root .. "/a/metrics.jsonl"))
+        end
+        refuses(2, "--n-layer: the model in --hugging-face=" .. root .. "/hf has its own",
+            "--hugging-face=ROOT/hf --n-layer=3")
+        refuses(2, "--tokenizer=byte: the model in --hugging-face=", "--hugging-face=ROOT/hf --tokenizer=byte")
+        refuses(2, "--block=64, but the model in --hugging-face=" .. root .. "/hf sees 40", "--hugging-face=ROOT/hf")
+        refuses(2, '--tokenizer: expected byte, char, or a tokenizer.json file or its folder, got "bite"',
+            "--tokenizer=bite")
+        refuses(74, "config.json: No such file", "--hugging-face=ROOT/none")
+        os.execute(("rm %s/hf/tokenizer.json"):format(root))
+        refuses(2, "there is no tokenizer.json for text; --tokenizer names one", "--hugging-face=ROOT/hf --block=16")
+        refuses(74, "tokenizer.json: No such file", "--tokenizer=ROOT/hf")
+        te.models.to_hugging_face(te.models.gpt { vocab_size = 200, block_size = 16, n_layer = 1, n_head = 1,
+            n_embd = 8 }, root .. "/hf")
+        refuses(2, "the tokenizer has 639 tokens, the model in --hugging-face=" .. root .. "/hf 200",
+            "--hugging-face=ROOT/hf --block=16 --tokenizer=" .. TOKENIZER)
+        local output, status = run("export.lua", "--out=ROOT/a")
+        assert.equal(2, status)
+        assert.equal("export.lua: --to is missing: the folder to write into\n", output)
+        output, status = run("export.lua", "--out=ROOT/a --to=ROOT/new")
+        assert.equal(74, status)
+        assert.truthy(output:find("no checkpoint in", 1, true), output)
+    end)
+
+    it("trains a model of Transformers on shards of its ids", function()
+        make_folder(qwen())
+        local ids = te.tokenizer.load(TOKENIZER):encode(shell.read(root .. "/text.txt"))
+        te.data.write_tokens(root .. "/ids.bin", ids)
+        local output, status = train "--hugging-face=ROOT/hf --block=16 --steps=2 --out=ROOT/a"
+        assert.equal(0, status, output)
+        output, status = train "--data=ROOT/ids.bin --hugging-face=ROOT/hf --block=16 --steps=2 --out=ROOT/b"
+        assert.equal(0, status, output)
+        assert.same(losses "/a", losses "/b")
+        output, status = run("generate.lua", "--out=ROOT/b --tokens=2")
+        assert.equal(0, status, output)
+    end)
+end)

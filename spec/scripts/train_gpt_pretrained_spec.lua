@@ -111,7 +111,9 @@ describe("train_gpt.lua", function()
         assert.equal(0, status, output)
         local set = te.data.open { path = root .. "/text.txt", tokenizer = te.tokenizer.load(TOKENIZER), batch = 2,
             block = 16, seed = 1 }
-        local _, loss = model(set:next_train())
+        local x, y = set:next_train()
+        local device = te.get_default_device()
+        local _, loss = model(x:to(device), y:to(device))
         set:close()
         assert.near(loss:item(), tonumber(losses("/a")[1]), 1e-5)
     end)

@@ -158,7 +158,8 @@ adds_fp8="spec/cuda_spec.lua spec/graph/copies_spec.lua spec/cuda/attention_spec
 # Specs that show nothing new on a device. They compare what programs and documents print, which names the device of a
 # tensor; scripts/train_gpt.lua is started many times, and its models are in other specs.
 prints="spec/cli_spec.lua spec/gpu_check_spec.lua spec/options_spec.lua spec/prompt_spec.lua spec/readme_spec.lua
-    spec/scripts/train_gpt_spec.lua spec/tools/*_spec.lua spec/train/command_line_spec.lua"
+    spec/scripts/train_gpt_spec.lua spec/scripts/train_gpt_pretrained_spec.lua spec/tools/*_spec.lua
+    spec/train/command_line_spec.lua"
 
 # device_files: what runs with a device in place of the CPU, whose loops spec/cpu is about.
 device_files() {

@@ -11,6 +11,7 @@
  * made the most needed ones, and none is begun after so many SECONDS.
  */
 #include "kernels/cuda/disk_cache.h"
+#include "kernels/cuda/spills.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -24,8 +25,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-enum { SPILL_ALLOWED = 99 }; /* bytes: some go around divisions of 64 bits */
 
 static const char magic[] = "fake cubin\n";
 
@@ -109,24 +108,10 @@ static char *read_source(const char *path)
     return source;
 }
 
-/* The most bytes that a function spills by the assembler's report; -1 without a report. */
-static long spilled(const char *log)
-{
-    static const char mark[] = " bytes spill ";
-    long most = -1;
-    for (const char *at = strstr(log, mark); at; at = strstr(at + 1, mark)) {
-        const char *digits = at;
-        while (digits > log && digits[-1] >= '0' && digits[-1] <= '9') digits--;
-        long bytes = strtol(digits, NULL, 10);
-        if (bytes > most) most = bytes;
-    }
-    return most;
-}
-
 static bool compiles(const compiler *c, const char *name, const char *source)
 {
     char target[64];
-    const char *options[] = {"--fmad=false", "--std=c++17", target, "--ptxas-options=-v"};
+    const char *options[] = {"--fmad=false", "--std=c++17", target, TE_CUDA_REPORT_OPTION};
     nvrtcProgram program = NULL;
     size_t size = 0;
     snprintf(target, sizeof target, "--gpu-architecture=%s", c->target);
@@ -134,8 +119,8 @@ static bool compiles(const compiler *c, const char *name, const char *source)
     if (r == NVRTC_SUCCESS) r = c->compile(program, sizeof options / sizeof *options, options);
     char *log = c->log_size(program, &size) == NVRTC_SUCCESS ? calloc(1, size + 1) : NULL;
     if (log) c->log(program, log);
-    long spills = log ? spilled(log) : -1;
-    bool fine = r == NVRTC_SUCCESS && spills >= 0 && spills <= SPILL_ALLOWED;
+    long spills = log ? te_cuda_spills(log) : -1;
+    bool fine = r == NVRTC_SUCCESS && spills >= 0 && spills <= TE_CUDA_SPILLS_ALLOWED;
     if (r != NVRTC_SUCCESS)
         fprintf(stderr, "%s does not compile for %s: %.2000s\n", name, c->target, log ? log : "");
     else if (!fine)

@@ -1,7 +1,8 @@
 /* cuda_sources.c - writes the CUDA sources of a training step, generated and hand-written, into a folder, one file
- * each: for nvcc to compile and report on (target cuda_kernels). `cuda_sources FOLDER` */
+ * each: for nvcc to compile and report on (target cuda_kernels). `cuda_sources FOLDER`, or `cuda_sources FOLDER rest`
+ * for those alone that the build has not compiled and looked at (ready/make_ready.c). */
 #include "core/program_build.h"
-#include "kernels/cuda/kernels/hand.h"
+#include "kernels/cuda/ready.h"
 #include "quantizers.h"
 #include "test.h"
 
@@ -145,11 +146,28 @@ static int write_sample(te_exec *exec, const char *folder, const sample *s)
     return result;
 }
 
+static bool leaves_ready; /* kernels that the build has compiled are left out */
+
+/* Whether the build has compiled this source (kernels/ready_list.c). */
+static bool is_ready(const te_text *text)
+{
+    bool found = false;
+    for (const te_cuda_kernel *k = te_cuda_ready_list; k->file != TE_CUDA_FILE_COUNT && !found; k++) {
+        te_text source;
+        te_text_open(&source, &te_mem_libc);
+        found = te_cuda_kernel_source(k, &source) == TE_OK && source.length == text->length &&
+                memcmp(source.data, text->data, text->length) == 0;
+        te_text_close(&source);
+    }
+    return found;
+}
+
 static int write_kernel(const char *folder, const char *name, te_cuda_kernel kernel)
 {
     te_text text;
     te_text_open(&text, &te_mem_libc);
-    int result = te_cuda_kernel_source(&kernel, &text) == TE_OK ? write_text(folder, name, &text) : 1;
+    int result = te_cuda_kernel_source(&kernel, &text) != TE_OK;
+    if (!result && !(leaves_ready && is_ready(&text))) result = write_text(folder, name, &text);
     te_text_close(&text);
     return result;
 }
@@ -171,10 +189,11 @@ static int write_quantizer(const char *folder, int recipe, int role)
 
 int main(int argc, char **argv)
 {
-    if (argc != 2) {
-        fprintf(stderr, "usage: cuda_sources FOLDER\n");
+    if (argc != 2 && !(argc == 3 && strcmp(argv[2], "rest") == 0)) {
+        fprintf(stderr, "usage: cuda_sources FOLDER [rest]\n");
         return 2;
     }
+    leaves_ready = argc == 3;
     te_exec exec = test_exec_open(1);
     int     failed = 0;
     for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++) failed += write_sample(&exec, argv[1], &samples[i]);

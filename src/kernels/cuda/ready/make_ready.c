@@ -4,6 +4,7 @@
  * their first line says to be made from the same sources stay as they are.
  */
 #include "../ready.h"
+#include "../spills.h"
 
 #include <fcntl.h>
 #include <nvrtc.h>
@@ -48,10 +49,21 @@ static int write_binary(output *o, const te_text *source, nvrtcProgram program)
     return failed ? complain(o, "its binary cannot be written", NULL) : 0;
 }
 
+/* Whether the assembler reports a kernel that keeps its registers. */
+static bool keeps_registers(nvrtcProgram program)
+{
+    size_t size = 0;
+    char *log = nvrtcGetProgramLogSize(program, &size) == NVRTC_SUCCESS ? calloc(1, size + 1) : NULL;
+    bool read = log && nvrtcGetProgramLog(program, log) == NVRTC_SUCCESS;
+    long spills = read ? te_cuda_spills(log) : -1;
+    free(log);
+    return spills >= 0 && spills <= TE_CUDA_SPILLS_ALLOWED;
+}
+
 static int compile_kernel(output *o, const te_cuda_kernel *kernel)
 {
     char target[64];
-    const char *options[] = {TE_CUDA_FIXED_OPTIONS, target};
+    const char *options[] = {TE_CUDA_FIXED_OPTIONS, TE_CUDA_REPORT_OPTION, target};
     nvrtcProgram program = NULL;
     te_text source;
     te_text_open(&source, &te_mem_libc);
@@ -59,7 +71,9 @@ static int compile_kernel(output *o, const te_cuda_kernel *kernel)
     int failed = te_cuda_kernel_source(kernel, &source) != TE_OK ||
                  nvrtcCreateProgram(&program, source.data, "kernel", 0, NULL, NULL) != NVRTC_SUCCESS ||
                  nvrtcCompileProgram(program, sizeof options / sizeof *options, options) != NVRTC_SUCCESS;
-    failed = failed ? complain(o, "a kernel does not compile", program) : write_binary(o, &source, program);
+    if (failed) complain(o, "a kernel does not compile", program);
+    else if (!keeps_registers(program)) failed = complain(o, "a kernel spills registers", program);
+    else failed = write_binary(o, &source, program);
     if (program) nvrtcDestroyProgram(&program);
     te_text_close(&source);
     return failed;

@@ -3,8 +3,9 @@
 --
 --     mpirun -n 2 tetrain spec/support/ranks_train.lua MODE [--option=value …] [then --option=value …]
 --
--- MODE is check, plain or stop=STEP. "stop=5" sends SIGTERM to the process of rank 1 while step 5 is under way. Behind
--- "then" are the options of a second run in the same processes.
+-- MODE is check, plain, stop=STEP, or train=BATCH or val=BATCH. "stop=5" sends SIGTERM to the process of rank 1 while
+-- step 5 is under way; "val=5" keeps it from reading the fifth batch for validation. Behind "then" are the options of a
+-- second run in the same processes.
 
 local te = require "te"
 
@@ -145,8 +146,25 @@ local function same_everywhere(text, what)
     equal(table.concat(first, " "), table.concat(second, " "), what)
 end
 
+-- The part "train" or "val" of the data cannot be read any more from that batch on.
+local function lose(part, batch)
+    local open = te.data.open
+    te.data.open = function(opts)
+        local set, at = open(opts), 0
+        local loader = set[part]
+        set[part] = setmetatable({ next = function()
+            at = at + 1
+            if at >= batch then error("the disk is gone", 0) end
+            return loader:next()
+        end }, { __index = function(_, name) return function(_, ...) return loader[name](loader, ...) end end })
+        return set
+    end
+end
+
 local word = table.remove(arg, 1)
 local stop_at = tonumber(word:match "^stop=(%d+)$")
+local part, batch = word:match "^(%l+)=(%d+)$"
+if (part == "train" or part == "val") and rank == 1 then lose(part, tonumber(batch)) end
 if word == "check" then
     averages(25e6)
     averages(16)

@@ -124,6 +124,23 @@ describe("training in several processes", function()
         same_bits("whole", "parts")
     end)
 
+    it("saves and ends where one cannot read its data", function()
+        if not processes.available() then pending "mpirun cannot start anything" end
+        for what, step in pairs { ["train=12"] = 5, ["train=1"] = 0, ["val=3"] = 4 } do
+            os.execute(("rm -rf '%s/lost'"):format(folder))
+            local code, text = together(what .. " " .. options("lost", "--batch=2"))
+            assert.equal(74, code, text)
+            local _, reasons = text:gsub("the disk is gone\n", "")
+            assert.equal(1, reasons, text)
+            assert.is_nil(text:find("traceback", 1, true), text)
+            assert.is_nil(text:find("differ", 1, true), text)
+            local said = text:match "\nended after step (%d+); "
+            assert.equal(step > 0 and tostring(step) or nil, said, text)
+            local steps = te.train.checkpoint.steps(folder .. "/lost")
+            assert.equal(step > 0 and step or nil, steps[#steps])
+        end
+    end)
+
     it("makes the steps of one process with parts of the same rows, stops and goes on exactly there", function()
         if not processes.available() then pending "mpirun cannot start anything" end
         local cut = " --context-parallel=2 "

@@ -7,21 +7,24 @@ local te = require "te"
 local checkpoint = require "te.train.checkpoint"
 local script = require "te.train.run"
 
+local function asked() return te._core.interrupt_flag() and 1 or 0 end
+
 -- Whether one of the processes was asked to stop.
-local function stopping(run) return run.ranks:sums(te._core.interrupt_flag() and 1 or 0) > 0 end
+local function stopping(run) return run.ranks:sums(asked()) > 0 end
 
 -- The loss on the validation part, nil where that is too small; whether a request to stop came before, and why a batch
--- cannot be read.
+-- cannot be read, here or in another process.
 local function validate(run)
-    local stop
+    local problem, stops = nil, 0
     local function loss(x, y)
-        stop = stopping(run)
-        return not stop and run.loss(x, y):item()
+        problem, stops = run.ranks:agree(nil, asked())
+        return stops == 0 and problem == nil and run.loss(x, y):item()
     end
     run.model:eval()
-    local mean, problem = te.no_grad(run.set.validation_loss, run.set, run.options.eval_batches, loss)
+    local mean, unread = te.no_grad(run.set.validation_loss, run.set, run.options.eval_batches, loss)
     run.model:train()
-    return mean and run.ranks:mean(mean), stop, problem
+    if unread then problem, stops = run.ranks:agree(unread, asked()) end -- where the others ask before the batch
+    return mean and run.ranks:mean(mean), stops > 0, problem
 end
 
 -- Saves after a step, with its loss where it has yet to be validated.

@@ -6,6 +6,7 @@
 
 local te = require "te"
 local options = require "te.options"
+local run = require "te.train.run"
 
 local Ranks = {}
 Ranks.__index = Ranks
@@ -49,6 +50,19 @@ function Ranks:sums(...)
     if self.size == 1 then return ... end
     local values = te.tensor({ ... }, { dtype = "float64", device = "cpu" })
     return unpack(self.group:all_reduce_(values, "sum"):totable())
+end
+
+local function told(problem, failed, ...)
+    if problem == nil and failed > 0 then problem = select(2, pcall(run.fail, run.exit.io)) end
+    return problem, ...
+end
+
+--- What keeps a process from going on, `problem` as it was raised here: all call this and get one where any has. A
+--- process whose own is nil gets a failure without a message: whoever has the reason gives it. Behind it stand the sums
+--- of numbers.
+function Ranks:agree(problem, ...)
+    if self.size == 1 then return problem, ... end
+    return told(problem, self:sums(problem ~= nil and 1 or 0, ...))
 end
 
 function Ranks:mean(value) return (self:sums(value)) / self.size end

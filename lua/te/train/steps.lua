@@ -105,12 +105,13 @@ local function make(self, s, batches)
 end
 
 --- Starts a step. Returns whether to stop after it: true in all processes when one was asked to. Nothing is started
---- where its batches cannot be read; returns nil, then, and what next_batch raised.
+--- where a process cannot read its batches; returns nil, then, and what next_batch raised, here or in another process.
 function Steps:start(step)
     if self.unfinished then self.o.optimizer:zero_grad() end -- what one that raised, or was interrupted, has left
     local s = { step = step, lr = self.o.schedule(step), at = core.clock() }
     local read, batches = pcall(next_batches, self)
-    if not read then return nil, batches end
+    local problem = self.ranks:agree(not read and batches or nil)
+    if problem ~= nil then return nil, problem end
     self.unfinished = true
     local stop = (self.recorder and start_graph or make)(self, s, batches)
     self.unfinished = false

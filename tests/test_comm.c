@@ -482,6 +482,7 @@ static void interrupts(member *m)
     if (m->rank < m->size - 1) {
         te_context_interrupt(m->ctx);
         CHECK_RANK(!te_comm_all_gather(m->comm, x) && m->ctx->status == TE_ERROR_INTERRUPTED, "left off");
+        check_message(m, "te.distributed: all_gather: interrupted");
         te_context_clear_interrupt(m->ctx);
         CHECK_RANK(te_comm_barrier(m->comm) == TE_ERROR_DEVICE, "of no use");
         check_message(m, "an earlier call of this group was left off");

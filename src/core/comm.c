@@ -45,7 +45,7 @@ te_comm *te_comm_join(te_context *ctx, const te_messenger *messenger)
     te_comm           *comm = new_comm(ctx, messenger);
     if (!comm || !messenger) return comm;
     te_status status = messenger->join(&comm->exec, &end, sizeof end, &comm->peers);
-    if (status != TE_OK) te_comm_fail_exec(comm, status);
+    if (status != TE_OK) te_comm_fail_exec(comm, status, "join");
     else status = make_room_for_calls(comm, comm->peers->size);
     if (status == TE_OK) return comm;
     te_comm_release(comm);

@@ -22,10 +22,12 @@ const char *te_comm_reduction_name(int64_t reduction)
 
 void te_comm_give_up(te_comm *comm) { comm->broken = comm->peers->over = true; }
 
-te_status te_comm_fail_exec(te_comm *comm, te_status status)
+/* The messenger moves bytes for a call and names how, which says nothing to whoever interrupts the call. */
+te_status te_comm_fail_exec(te_comm *comm, te_status status, const char *call)
 {
     if (comm->peers) te_comm_give_up(comm);
     comm->left_off = true;
+    if (status == TE_ERROR_INTERRUPTED) return te_fail(comm->ctx, status, "te.distributed: %s: interrupted", call);
     return te_fail(comm->ctx, status, "te.distributed: %s", comm->exec.message);
 }
 
@@ -94,7 +96,7 @@ te_status te_comm_agree(te_comm *comm, const te_comm_call *own)
     te_comm_call *all = comm->calls, *sent = all + size; /* the group may be smaller than its room */
     *sent = *own;
     te_status status = comm->messenger->all_gather(&comm->exec, comm->peers, sent, all, sizeof *sent);
-    if (status != TE_OK) return te_comm_fail_exec(comm, status);
+    if (status != TE_OK) return te_comm_fail_exec(comm, status, te_comm_function_name(own->function));
     look_for_ends(comm, all);
     if (own->failed) return (te_status)own->failed; /* and the message is there */
     status = te_comm_check_group(comm, (te_comm_function)own->function);

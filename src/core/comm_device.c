@@ -20,7 +20,7 @@ static te_status connect_device(const te_comm_work *w, te_device_peers **peers)
     if (te_comm_rank(comm) == 0) a->status = c->make_id(exec, a->id);
     te_status made = (te_status)a->status;
     te_status status = comm->messenger->broadcast(&comm->exec, comm->peers, a, sizeof *a, 0);
-    if (status != TE_OK) return te_comm_fail_exec(comm, status);
+    if (status != TE_OK) return te_comm_fail_exec(comm, status, te_comm_function_name(w->function));
     if (made != TE_OK) return fail_device(w, made);
     if (a->status != TE_OK)
         return te_fail(comm->ctx, (te_status)a->status, "te.distributed: rank 0 cannot connect its device");

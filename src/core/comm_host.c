@@ -125,5 +125,5 @@ te_status te_comm_on_host(const te_comm_work *w)
     if (w->function == TE_COMM_ALL_REDUCE) status = host_all_reduce(w);
     else if (w->function == TE_COMM_REDUCE_SCATTER) status = host_reduce_scatter(w);
     else status = host_move(w);
-    return status == TE_OK ? TE_OK : te_comm_fail_exec(w->comm, status);
+    return status == TE_OK ? TE_OK : te_comm_fail_exec(w->comm, status, te_comm_function_name(w->function));
 }

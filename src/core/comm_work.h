@@ -31,8 +31,8 @@ typedef struct te_comm_work {
 
 /* The group is of no use from now on. */
 void te_comm_give_up(te_comm *comm);
-/* What the messenger says went wrong, which gives the group up. */
-te_status te_comm_fail_exec(te_comm *comm, te_status status);
+/* What the messenger says went wrong in a call, which gives the group up. */
+te_status te_comm_fail_exec(te_comm *comm, te_status status, const char *call);
 /* Whether the group is still of use. */
 te_status te_comm_check_group(te_comm *comm, te_comm_function f);
 /* Every process learns what the others are about to do, and finds the same fault in it or none; so all go on from the

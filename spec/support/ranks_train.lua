@@ -62,6 +62,32 @@ local function averages(limit)
     end
 end
 
+-- Lists of the same length in another order, and modules of other names, would be mixed up.
+local function differences()
+    local function refused(message, ...)
+        local done, problem = pcall(...)
+        equal(false, done, "whether it is done")
+        equal(true, tostring(problem):find(message, 1, true) ~= nil, "what is said: " .. tostring(problem) .. ": right")
+    end
+    local list = {}
+    for i, shape in ipairs { { 2, 3 }, { 3, 2 }, { 6 } } do
+        list[i] = te.zeros(shape, { requires_grad = true })
+        list[i].grad = te.full(shape, i)
+    end
+    if rank == 1 then list[1], list[2] = list[2], list[1] end
+    refused(("average_gradients: parameter 1 is float32 {%s} here, and another"):format(rank == 0 and "2,3" or "3,2"),
+        D.average_gradients, list)
+    refused("broadcast_parameters: tensor 1 is ", D.broadcast_parameters, list)
+    if rank == 1 then list[1], list[2] = list[2], list[1] end
+    D.average_gradients(list)
+    equal("2 2 2 2 2 2", values(list[2].grad), "a gradient of the same everywhere")
+    list[3] = te.zeros({ 6 }, { dtype = rank == 1 and "bfloat16" or "float32", requires_grad = true })
+    refused("parameter 3 is " .. list[3].dtype, D.average_gradients, list)
+    local model = te.Module:extend "Two" {}
+    model[rank == 0 and "first" or "other"] = te.Linear(2, 2)
+    refused("tensor 1 is " .. (rank == 0 and "first.bias" or "other.bias"), D.broadcast_parameters, model)
+end
+
 -- The state of rank 1 everywhere, quantized weights and histories too.
 local function broadcasts()
     for _, name in ipairs { "DelayedScaling", "MXFP8BlockScaling" } do
@@ -168,6 +194,7 @@ if (part == "train" or part == "val") and rank == 1 then lose(part, tonumber(bat
 if word == "check" then
     averages(25e6)
     averages(16)
+    differences()
     broadcasts()
     same_everywhere(steps(), "what steps came to")
     random()

@@ -68,12 +68,51 @@ end
 local ALONE = 2 ^ 20 -- bytes from which on copying a gradient costs more than a collective of its own
 local BYTES = { float64 = 8, float32 = 4, bfloat16 = 2, float16 = 2 }
 
+-- A number from 0 to 2^29 - 1 that says what a tensor is, by a name and unless it is a part by its dtype and shape.
+local function number_of(name, tensor, is_part)
+    local text = is_part and name or ("%s %s %s"):format(name, tensor.dtype, options.shape(tensor))
+    local number = 0
+    for i = 1, #text do number = (number * 16777619 + text:byte(i)) % 2 ^ 29 end
+    return number
+end
+
+-- The largest of every process's flags, which are 0 to 3, by tensor. What goes together would be mixed up where lists
+-- of the same length are of other tensors; numbers say what these are.
+local function agree(who, group, flags, numbers, describe)
+    local values, n = {}, #flags
+    for i = 1, n do values[i], values[n + i] = 4 * numbers[i] + flags[i], -numbers[i] end
+    local all, largest = group:all_reduce_(te.tensor(values, { dtype = "int32", device = "cpu" }), "max"):totable(), {}
+    for i = 1, n do
+        largest[i] = all[i] % 4
+        if all[i] - largest[i] ~= -4 * all[n + i] then
+            fail("%s: %s here, and another tensor in another process", who, describe(i))
+        end
+    end
+    return largest
+end
+
+local numbers = setmetatable({}, { __mode = "k" }) -- by parameter: { its dtype, number }
+
+local function number_of_parameter(parameter)
+    local known, dtype = numbers[parameter], parameter.dtype
+    if not known or known[1] ~= dtype then
+        known = { dtype, number_of("", parameter) }
+        numbers[parameter] = known
+    end
+    return known[2]
+end
+
 -- Which parameters have a gradient in some process, as a list of 0 and 1; 2 is one that is float32, which a main_grad
 -- may be, so that a layout does not outlive the dtypes that it is for.
-local function agree(group, n, grads)
-    local mask = {}
-    for i = 1, n do mask[i] = not grads[i] and 0 or grads[i].dtype == "float32" and 2 or 1 end
-    return group:all_reduce_(te.tensor(mask, { dtype = "int32", device = "cpu" }), "max"):totable()
+local function agree_on_gradients(group, list, grads)
+    local mask, own = {}, {}
+    for i, parameter in ipairs(list) do
+        mask[i] = not grads[i] and 0 or grads[i].dtype == "float32" and 2 or 1
+        own[i] = number_of_parameter(parameter)
+    end
+    return agree("te.distributed.average_gradients", group, mask, own, function(i)
+        return ("parameter %d is %s %s"):format(i, list[i].dtype, options.shape(list[i]))
+    end)
 end
 
 local function new_bucket(dtype, device) return { dtype = dtype, device = device, n = 0, bytes = 0, members = {} } end
@@ -157,7 +196,7 @@ local function average_list(owner, list, group, limit)
     if group.size == 1 or #list == 0 then return end
     local grads = {}
     for i, parameter in ipairs(list) do grads[i] = te._core.gradient(parameter) or false end
-    local mask = agree(group, #list, grads)
+    local mask = agree_on_gradients(group, list, grads)
     te.no_grad(function()
         for i, parameter in ipairs(list) do
             local there, wide = grads[i], mask[i] == 2 and parameter.dtype ~= "float32"
@@ -191,10 +230,11 @@ local AVERAGE = { group = GROUP,
 local BROADCAST = { group = GROUP, root = { "integer", 0, min = 0, help = "rank whose values are sent" } }
 
 --- Replaces gradients by their averages over the processes of a group, which must all call it with the same parameters
---- in the same order. A gradient that only some processes have counts as zeros in the others, which get the average;
---- one that none has stays absent, and one that is a main_grad in some process becomes one in all. On the CPU, averages
---- have the same bits in all processes. Parts of split layers are averaged over the processes with the same part;
---- gradients of split experts become those of the average loss.
+--- in the same order; others of the same number are an error where shapes or dtypes show it. A gradient that only some
+--- processes have counts as zeros in the others, which get the average; one that none has stays absent, and one that is
+--- a main_grad in some process becomes one in all. On the CPU, averages have the same bits in all processes. Parts of
+--- split layers are averaged over the processes with the same part; gradients of split experts become those of the
+--- average loss.
 ---@param params table  a list of parameters, or a module
 ---@param opts table|nil
 function gradients.average_gradients(params, opts)
@@ -249,6 +289,15 @@ local function find_parts(state, module)
     end
 end
 
+-- All processes have tensors of the same names; what is no part is alike.
+local function agree_on_state(who, group, names, state, held_in)
+    local flags, own = {}, {}
+    for i, name in ipairs(names) do flags[i], own[i] = 0, number_of(name, state[name], held_in(name)) end
+    agree(who, group, flags, own, function(i)
+        return ("tensor %d is %s, %s %s"):format(i, names[i], state[names[i]].dtype, options.shape(state[names[i]]))
+    end)
+end
+
 -- To those who have the same ones, from that among them who stands where the root stands among its like.
 local function broadcast_parts(who, all, part_of, tensor, root)
     local same = holders(who, all, part_of)
@@ -258,7 +307,8 @@ local function broadcast_parts(who, all, part_of, tensor, root)
 end
 
 --- Gives all processes of a group the values of one of them: of a module its parameters, buffers and recipe state, of a
---- list its tensors. Processes keep their parts of split layers and experts, or get them from one with the same parts.
+--- list its tensors. Other names, shapes or dtypes in a process are an error in all. Processes keep their parts of
+--- split layers and experts, or get them from one with the same parts.
 ---@param params table  a module, or a list of tensors
 ---@param opts table|nil
 function gradients.broadcast_parameters(params, opts)
@@ -268,8 +318,9 @@ function gradients.broadcast_parameters(params, opts)
     local group = options.group(who, "option group", o.group) or te.distributed.world()
     if group.size == 1 then return end
     te.no_grad(function()
-        local held_in = find_parts(state, module)
-        for _, name in ipairs(options.names(state)) do
+        local held_in, names = find_parts(state, module), options.names(state)
+        agree_on_state(who, group, names, state, held_in)
+        for _, name in ipairs(names) do
             local part_of = held_in(name)
             if part_of then
                 broadcast_parts(who, group, part_of, state[name], o.root)

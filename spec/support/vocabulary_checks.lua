@@ -291,6 +291,25 @@ do -- a column-parallel layer whose columns do not divide
     fails("out_features = 1 cannot be split between", te.Linear, 6, 1, { tensor_parallel_mode = "column" })
 end
 
+do -- gradients that are rounded at random: layers that all have whole stay the same, whatever the parts' sizes
+    local WIDE = 64
+    local recipe = te.recipe.NVFP4BlockScaling()
+    te.manual_seed(14)
+    local net = te.Sequential(te.Linear(WIDE, WIDE), te.Dropout(0.1), te.Linear(WIDE, 10 * size + 1,
+        { tensor_parallel_mode = "column", bias = false }))
+    local optimizer = te.optim.SGD(net:parameters(), { lr = 0.1 })
+    for step = 1, 3 do
+        local x, targets = te.randn { 32, WIDE }, te.randint(0, 10 * size, { 32 }, { dtype = "int64" })
+        te.autocast({ recipe = recipe, group = world }, function()
+            return te.parallel_cross_entropy(net(x), targets)
+        end):backward()
+        optimizer:step()
+        optimizer:zero_grad()
+        local own = net[1].weight:detach()
+        near(("whole weight after step %d"):format(step), own, world:broadcast_(own:clone(), 0), 0)
+    end
+end
+
 -- A model -----------------------------------------------------------------------------------------------------------
 
 local VOCAB, WIDTH = 13, 12

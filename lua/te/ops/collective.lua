@@ -75,6 +75,22 @@ collective.gather = differentiable(gather, scatter)
 collective.scatter = differentiable(scatter, gather)
 local reduce_both = differentiable(sum, sum)
 
+-- Random numbers go on at the same place in all processes: where parts differ in size, rounding gradients at random
+-- (te.recipe.NVFP4BlockScaling) has drawn more for some. Else layers that all have whole would be rounded otherwise.
+local function align_random(group)
+    local seed, offset = core.rng_state():match "^(%d+) (%d+)$"
+    local own = te.tensor({ tonumber(offset) }, { dtype = "float64", device = "cpu" })
+    local furthest = ("%.0f"):format(group:all_reduce(own, "max"):item())
+    if furthest ~= offset then core.rng_state(seed .. " " .. furthest) end
+end
+
+local function sum_and_align(group, dy)
+    if not alone then align_random(group) end
+    return sum(group, dy)
+end
+
+local copy_to_uneven = differentiable(function(_, x) return x:view(x.shape) end, sum_and_align)
+
 -- Operations --------------------------------------------------------------------------------------------------------
 
 local GROUP = { group = { "any", help = "group of te.distributed; default: all processes" } }
@@ -89,6 +105,7 @@ local function define(name, sentence, way, declarations)
         opts = declared.check("te." .. name, opts, declarations)
         self.group = collective.group("te." .. name, "group", opts.group)
         if opts.reduce_in_backward then self.way = reduce_both end
+        if opts.uneven then self.way = copy_to_uneven end
     end
     options.declare(class.init, declarations)
 
@@ -112,7 +129,8 @@ collective.AllReduce = define("AllReduce", "The sum over all processes.", collec
     { reduce_in_backward = { "boolean", false, help = "sum gradients over the processes, too" } })
 collective.AllGather = define("AllGather", "The rows of all processes, one after the other.", collective.gather)
 collective.ReduceScatter = define("ReduceScatter", "This process's part of the rows of the sum.", collective.scatter)
-collective.CopyToGroup = define("CopyToGroup", "What it is given; gradients are added.", collective.copy)
+collective.CopyToGroup = define("CopyToGroup", "What it is given; gradients are added.", collective.copy,
+    { uneven = { "boolean", false, help = "what follows is split into parts of different size" } })
 
 -- Tensor parallelism ------------------------------------------------------------------------------------------------
 
@@ -163,6 +181,7 @@ function collective.around(split)
     elseif split.sequence then
         first = collective.AllGather
     end
+    if first == collective.CopyToGroup then group.uneven = split.uneven end
     return first and first(group), last and last(group)
 end
 

@@ -49,6 +49,7 @@ end
 local function split_weight(self, who, weight, split)
     local by_columns = split.mode == "column"
     self.split = split
+    split.uneven = by_columns and weight.shape[1] % split.group.size ~= 0
     weight = collective.part(who, by_columns and "out_features" or "in_features", weight:detach(),
         by_columns and 1 or 2, split.group, by_columns)
     weight.requires_grad = true

@@ -263,23 +263,35 @@ static void *interrupt_later(void *user)
 
 static tetrain_status run(tetrain *rt, const char *text) { return tetrain_run_string(rt, text, strlen(text), "=test"); }
 
-/* What is prepared, and one operation on it that takes seconds on one thread. */
+/* What is prepared, and one operation on it that takes seconds on one thread; whom the message names, not parts of it
+ * that have names of their own. */
 static const struct {
-    const char *prepare, *run;
+    const char *prepare, *run, *name;
 } operations[] = {
-    {"x = te.ones(1, 3072, 3072):expand(64, 3072, 3072)", "y = te.matmul(x, x)"},
-    {"x = te.ones(8000, 8000)", "y = te.matmul(x, x)"},
-    {"x = te.randn { 1, 8, 16384, 64 }", "y = te.scaled_dot_product_attention(x, x, x)"},
+    {"x = te.ones(1, 3072, 3072):expand(64, 3072, 3072)", "y = te.matmul(x, x)", "matmul"},
+    {"x = te.ones(8000, 8000)", "y = te.matmul(x, x)", "matmul"},
+    {"x = te.randn { 1, 8, 16384, 64 }", "y = te.scaled_dot_product_attention(x, x, x)",
+     "scaled_dot_product_attention"},
     {"x = te.randn { 1, 8, 8192, 64 } x.requires_grad = true l = te.scaled_dot_product_attention(x, x, x):sum()",
-     "y = l:backward()"},
-    {"x = te.ones(1):expand(2^30)", "y = te.sin(x)"},
-    {"x = te.ones(1):expand(2^30)", "y = te.softmax(x)"},
-    {"x = te.ones(1, 1):expand(2, 2^29)", "y = te.cumsum(x, 2)"},
-    {"x = te.ones(1, 1):expand(2^26, 16)", "y = te.cumsum(x, 1)"},
-    {"x = te.ones(1, 1):expand(2^28, 16)", "y = te.argmax(x, 1)"},
-    {"x = te.ones(1, 1):expand(2^28, 16)", "y = te.max(x, 1)"},
-    {"x = te.rand { 2^24 }", "y = te.topk(x, 2^24)"},
+     "y = l:backward()", NULL},
+    {"x = te.ones(1):expand(2^30)", "y = te.sin(x)", "sin"},
+    {"x = te.ones(1):expand(2^30)", "y = te.softmax(x)", "softmax"},
+    {"x = te.ones(1, 1):expand(2, 2^29)", "y = te.cumsum(x, 2)", "cumsum"},
+    {"x = te.ones(1, 1):expand(2^26, 16)", "y = te.cumsum(x, 1)", "cumsum"},
+    {"x = te.ones(1, 1):expand(2^28, 16)", "y = te.argmax(x, 1)", "argmax"},
+    {"x = te.ones(1, 1):expand(2^28, 16)", "y = te.max(x, 1)", "max"},
+    {"x = te.rand { 2^24 }", "y = te.topk(x, 2^24)", "topk"},
+    {"x = nil", "while true do te.ones(1000, 1000):release() end", "ones"},
+    {"x = nil", "while true do te.rand(1000, 1000):release() end", "rand"},
 };
+
+/* Whether an interrupt's message names an operation, or none, since it came before the next one. */
+static bool names(const char *message, const char *name)
+{
+    char said[64];
+    snprintf(said, sizeof said, "te.%s: interrupted\n", name ? name : "");
+    return !name || !strstr(message, "te.") || strstr(message, said);
+}
 
 /* Generous, since sanitizers are slow: what is not interrupted takes much longer still. */
 static void test_operations(void)
@@ -298,6 +310,7 @@ static void test_operations(void)
         if (getenv("TE_TEST_TIMES")) fprintf(stderr, "%-40s %6.1f ms\n", operations[i].run, 1e3 * late);
         CHECK_MSG(status == TETRAIN_ERROR_INTERRUPTED && strstr(tetrain_error(rt), "interrupted"), "%s: %d, %s",
                   operations[i].run, (int)status, tetrain_error(rt));
+        CHECK_MSG(names(tetrain_error(rt), operations[i].name), "%s: %s", operations[i].run, tetrain_error(rt));
         CHECK_MSG(late < 2, "%s worked for %.2f s after it was interrupted", operations[i].run, late);
         CHECK_MSG(run(rt, "assert(y == nil and te.ones(3):sum():item() == 3)") == TETRAIN_OK, "%s", tetrain_error(rt));
     }

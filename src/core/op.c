@@ -173,13 +173,14 @@ static te_status run_forward(te_call *call)
     return status == TE_OK && def->after ? def->after(call) : status;
 }
 
-/* What an operation inside, or nobody by name, has to say is told under the name that the caller used. */
+/* What an operation inside, or nobody by name, has to say is told under the name that the caller used. An interrupt
+ * that came before any kernel ran concerns none. */
 static te_status name_outer(te_context *ctx, te_status status, const te_op *op, const char *form)
 {
     const char *inner = ctx->message + 3, *rest = strchr(ctx->message, ':');
-    if (status == TE_ERROR_INTERRUPTED) return status;
-    if (strncmp(ctx->message, "te.", 3) != 0)
-        return te_fail(ctx, status, "te.%s%s: %s", op->name, form, ctx->message);
+    bool        named = strncmp(ctx->message, "te.", 3) == 0;
+    if (!named && status == TE_ERROR_INTERRUPTED) return status;
+    if (!named) return te_fail(ctx, status, "te.%s%s: %s", op->name, form, ctx->message);
     if (!rest) return status;
     size_t n = (size_t)(rest - inner);
     for (int i = 0; i < ctx->n_ops; i++)

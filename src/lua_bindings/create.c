@@ -78,13 +78,21 @@ static te_status write_with(te_lua *rt, lua_State *L, const char *name, const te
     return status;
 }
 
+/* What fills a tensor is an operation of another name, such as te.fill for te.ones. */
+static int raise_filling(te_lua *rt, lua_State *L, const te_lua_creation *c, te_status status)
+{
+    const char *message = te_context_error(rt->ctx), *rest = strchr(message, ':');
+    if (strncmp(message, "te.", 3) == 0 && rest) status = te_fail(rt->ctx, status, "te.%s%s", c->function, rest);
+    return te_lua_raise(rt, L, c->function, status);
+}
+
 int te_lua_finish_created(te_lua *rt, lua_State *L, const te_lua_creation *c, te_status status)
 {
     te_tensor *t = te_lua_to_tensor(L, -1)->t;
     te_lua_call call = te_lua_begin(rt, L);
     if (status == TE_OK && c->requires_grad) status = te_tensor_set_requires_grad(t, true);
     te_lua_end(rt, call);
-    if (status != TE_OK) return te_lua_raise(rt, L, c->function, status);
+    if (status != TE_OK) return raise_filling(rt, L, c, status);
     te_lua_charge(rt, L);
     return 1;
 }

@@ -22,7 +22,7 @@ function models.from_checkpoint(saved)
     return class.from_checkpoint(saved)
 end
 
---- The model in a folder of Hugging Face's Transformers (te.hugging_face).
+--- The model in a folder of Hugging Face's Transformers: config.json and safetensors files.
 ---@param folder string
 ---@param opts table|nil
 function models.from_hugging_face(folder, opts) return require("te.hugging_face").load(folder, opts) end

@@ -230,6 +230,9 @@ describe("te.help", function()
         assert.same({ 1, -0.5 }, { value("elu", { x = te.tensor { 1, -math.log(2) } })[1], -0.5 })
         assert.near(0.96, te.tensor(value("cosine_similarity", { a = a:view(1, 2), b = b:view(1, 2) })):item(), 1e-6)
         assert.near(1.0625, te.tensor { value("smooth_l1_loss", { d = te.tensor { 0.5, 2.5 } }) }:item(), 1e-6)
+        assert.equal(24, te.tensor(value("dot", { a = a, b = b })):item())
+        assert.equal(2, te.tensor(value("count_nonzero", { x = te.tensor { 0, 3, -1 } })):item())
+        assert.near(0.865098, value("mish", { x = te.ones(1) })[1], 1e-6)
         assert.near(24, te.tensor { value("prod", { x = te.tensor { 2, 3, 4 }, dim = 1 }) }:item(), 1e-4)
     end)
 
@@ -359,5 +362,13 @@ describe("docs/operations.md", function()
         for name, entry in pairs(entries()) do
             if entry.options and not name:find "^recipe%." then has(text, ("\n* `te.%s("):format(name)) end
         end
+    end)
+
+    it("names nothing of te that is not there", function()
+        local file = assert(io.open "docs/operations.md")
+        for name in file:read("*a"):gsub("te%.tools%.", ""):gmatch "%f[%w_.]te%.([%a_][%w_]*)" do
+            assert.is_truthy(pcall(function() return te[name] end), "te." .. name)
+        end
+        file:close()
     end)
 end)

@@ -124,11 +124,20 @@ static void push_shape(lua_State *L, const te_tensor *t)
     lua_setmetatable(L, -2);
 }
 
+/* The tensor whose field or row the key at 2 names. */
+static te_tensor *check_self(lua_State *L)
+{
+    const te_lua_tensor *u = te_lua_to_tensor(L, 1);
+    if (u && !u->t && lua_type(L, 2) == LUA_TSTRING)
+        te_lua_fail(L, NULL, "t.%.40s: tensor was released", lua_tostring(L, 2));
+    return te_lua_check_tensor(L, 1, NULL, "t[i]");
+}
+
 /* t.grad, t.main_grad */
 static int push_grad(lua_State *L, te_tensor *grad_of(const te_tensor *t))
 {
     te_lua_tensor *u = te_lua_new_tensor(L);
-    u->t = te_tensor_retain(grad_of(te_lua_check_tensor(L, 1, NULL, "self")));
+    u->t = te_tensor_retain(grad_of(check_self(L)));
     if (!u->t) lua_pushnil(L);
     return 1;
 }
@@ -150,7 +159,7 @@ static int unknown_field(lua_State *L, const char *key)
 static int push_row(lua_State *L, te_lua *rt)
 {
     te_lua_tensor *result = te_lua_new_tensor(L);
-    te_tensor     *t = te_lua_check_tensor(L, 1, NULL, "self");
+    te_tensor     *t = check_self(L);
     int64_t i = te_lua_check_int(L, 2, NULL, "t[i]: index");
     int64_t n = t->ndim ? t->shape[0] : 0;
     if (t->ndim == 0) return te_lua_fail(L, NULL, "t[i]: index %lld into a tensor without dimensions", (long long)i);
@@ -176,7 +185,7 @@ static int tensor_index(lua_State *L)
     lua_rawget(L, lua_upvalueindex(2));
     if (!lua_isnil(L, -1)) return 1;
     te_lua    *rt = te_lua_runtime(L);
-    te_tensor *t = te_lua_check_tensor(L, 1, NULL, "self");
+    te_tensor *t = check_self(L);
     if (lua_type(L, 2) == LUA_TNUMBER) return push_row(L, rt);
     char        text[256];
     const char *key = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : NULL;
@@ -205,7 +214,7 @@ static int tensor_index(lua_State *L)
 /* t[i] = value */
 static int assign_row(lua_State *L, te_lua *rt)
 {
-    te_tensor *t = te_lua_check_tensor(L, 1, NULL, "self"), *value = NULL;
+    te_tensor *t = check_self(L), *value = NULL;
     const char *unwritable = te_tensor_unwritable(t);
     if (unwritable) return te_lua_fail(L, NULL, "t[i] = value: t: %s", unwritable);
     if (te_tensor_is_quantized(t))
@@ -267,7 +276,7 @@ static int raise_field(te_lua *rt, lua_State *L, const char *key, te_status stat
 static int tensor_newindex(lua_State *L)
 {
     te_lua     *rt = te_lua_runtime(L);
-    te_tensor  *t = te_lua_check_tensor(L, 1, NULL, "self");
+    te_tensor  *t = check_self(L);
     const char *key = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : "";
     te_status   status;
     char        text[256];

@@ -9,6 +9,7 @@ local FUSES = "te.Sequential and te.pointwise fuse what they run; te.graph recor
 local PRODUCTS = "te.matmul multiplies matrices and batches of them"
 local SCHEDULES = "schedules are functions of the step: te.optim.cosine; or set optimizer.lr"
 local SHAPES = "x.shape is a table, #x.shape or x:dim() its length"
+local HOOKS = "a function between modules sees what passes: te.Sequential(m1, function(x) print(x) return x end, m2)"
 local MODEL = "build it of te.Residual, te.LayerNorm, te.MultiHeadedSelfAttention, te.Linear, or take te.models.gpt"
 local NORM_FIRST = "te.Sequential(te.LayerNorm(n), te.Linear(n, m)%s): the norm writes what the product reads"
 
@@ -18,6 +19,7 @@ local functions = {
     prod = "te.exp(te.sum(te.log(x), dim)) of positive numbers",
     cumprod = "te.exp(te.cumsum(te.log(x), dim)) of positive numbers",
     floor_divide = "te.floor(a:to(\"float64\") / b):to(\"int64\")",
+    dot = "te.matmul(a, b) of two vectors", count_nonzero = "x:ne(0):sum()",
     isinf = "x:abs():eq(math.huge)", isclose = "(a - b):abs():lt(1e-6)",
     allclose = "(a - b):abs():max():item() < 1e-6",
     bincount = "te.scatter_add(te.zeros(n), 1, ids, te.ones(ids.shape))",
@@ -29,6 +31,7 @@ local functions = {
 --- Of te, te.optim and what else says that it has no such name.
 local names = {
     nn = MODULES, functional = MODULES, pytorch = MODULES, torch = MODULES,
+    common = "recipes are te.recipe.DelayedScaling {}, te.recipe.MXFP8BlockScaling {} and so on",
     Parameter = "te.zeros({ 2 }, { requires_grad = true }) is a parameter of the module in whose field it is",
     Tensor = "te.tensor makes tensors of numbers and tables", from_numpy = "te.load reads safetensors files",
     ModuleList = LISTS, ModuleDict = LISTS, ParameterList = LISTS,
@@ -44,7 +47,7 @@ local names = {
     l1_loss = "(x - y):abs():mean()",
     smooth_l1_loss = "te.where(d:lt(1), d * d / 2, d - 0.5):mean() of d = (x - y):abs()",
     nll_loss = "te.cross_entropy(logits, targets)", leaky_relu = "te.maximum(x, 0.01 * x)",
-    elu = "te.where(x:gt(0), x, te.expm1(x))",
+    mish = "x * te.tanh(te.softplus(x))", elu = "te.where(x:gt(0), x, te.expm1(x))",
     cosine_similarity = "(te.l2_normalize(a) * te.l2_normalize(b)):sum(-1)",
     one_hot = "ids:unsqueeze(-1):eq(te.arange(0, n - 1)):to(\"int64\")",
     logical_not = "x:eq(0)", logical_and = "a * b of bool tensors", logical_or = "a + b of bool tensors",
@@ -68,6 +71,7 @@ local methods = {
     type = "x.dtype, x:to(\"float32\")", requires_grad_ = "x.requires_grad = true", data = "x:detach()",
     numpy = "x:totable()", tolist = "x:totable()", T = "x:transpose(1, 2)", t = "x:transpose(1, 2)",
     ndim = SHAPES, mm = PRODUCTS, bmm = PRODUCTS,
+    register_forward_hook = HOOKS, register_forward_pre_hook = HOOKS,
 }
 
 for name, text in pairs(functions) do names[name], methods[name] = text, text end

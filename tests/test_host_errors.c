@@ -141,8 +141,23 @@ static void test_forgotten(void)
     tetrain_close(rt);
 }
 
+/* LuaJIT does not say which chunk it refuses. */
+static void test_bytecode(void)
+{
+    static const char code[] = "\33LJ\2\0";
+    tetrain          *rt = tetrain_open(NULL);
+    CHECK(run_text(rt, code, sizeof code - 1) == TETRAIN_ERROR_SCRIPT);
+    CHECK_MSG(strcmp(tetrain_error(rt), "test: bytecode is not accepted") == 0, "%s", tetrain_error(rt));
+    CHECK(tetrain_run_string(rt, code, sizeof code - 1, "@model.lua") == TETRAIN_ERROR_SCRIPT);
+    CHECK_MSG(strcmp(tetrain_error(rt), "model.lua: bytecode is not accepted") == 0, "%s", tetrain_error(rt));
+    CHECK(tetrain_run_string(rt, code, sizeof code - 1, code) == TETRAIN_ERROR_SCRIPT);
+    CHECK_MSG(strcmp(tetrain_error(rt), "(string): bytecode is not accepted") == 0, "%s", tetrain_error(rt));
+    tetrain_close(rt);
+}
+
 int main(void)
 {
+    test_bytecode();
     test_forgotten();
     test_inside();
     test_messages(0);

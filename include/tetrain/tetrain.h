@@ -99,14 +99,14 @@ typedef enum tetrain_status {
 
 /* Flags of tetrain_options. */
 enum {
-    /* For scripts that the host did not write: no io, os, package, debug, ffi and jit libraries, no files through te,
-     * no finalizers, no bytecode, no way to use more threads than the host allows; `print` goes to `log`. Set the three
-     * limits as well: with this flag pcall cannot catch them. (Without it a script may catch an out-of-memory error,
-     * also at a limit, and go on with less; the instruction limit ends it in any case.) The flag limits the damage that
-     * a mistaken or careless script can do. It is no defense against a hostile author: LuaJIT and the engine are large
-     * programs that share the host's address space. Run such scripts in a process of their own. Devices are not
-     * restricted: a script may use a GPU, whose driver compiles kernels for it and keeps them in the cache folder
-     * ($TETRAIN_CACHE). */
+    /* For scripts that the host did not write: no io, os, package, debug, ffi and jit libraries, none of dofile,
+     * loadfile, module, newproxy, collectgarbage and string.dump, no files through te, no finalizers, no bytecode, no
+     * way to use more threads than the host allows; `print` goes to `log`. Set the three limits as well: with this flag
+     * pcall cannot catch them. (Without it a script may catch an out-of-memory error, also at a limit, and go on with
+     * less; the instruction limit ends it in any case.) The flag limits the damage that a mistaken or careless script
+     * can do. It is no defense against a hostile author: LuaJIT and the engine are large programs that share the host's
+     * address space. Run such scripts in a process of their own. Devices are not restricted: a script may use a GPU,
+     * whose driver compiles kernels for it and keeps them in the cache folder ($TETRAIN_CACHE). */
     TETRAIN_RESTRICTED = 1 << 0,
     /* The JIT compiler stays off, so that tetrain_interrupt ends every script. */
     TETRAIN_INTERPRETED = 1 << 1,
@@ -128,7 +128,8 @@ typedef struct tetrain_options {
     uint64_t    instruction_limit;   /* Lua instructions per call of the host, including nested calls; 0: none.
                                         Implies TETRAIN_INTERPRETED */
     unsigned    flags;
-    /* Receives what print writes in restricted runtimes, a zero byte as "\0"; NULL: the output is dropped. */
+    /* Receives what print writes in restricted runtimes, a zero byte as "\0", without the newline at its end; level is
+     * 0. NULL: the output is dropped. */
     void      (*log)(void *user, int level, const char *message);
     void       *user;
     /* Allocator for all host memory: the Lua heap, the engine's and tensors'. It has lua_Alloc's contract; NULL: the C

@@ -375,14 +375,20 @@ static void push_arguments(lua_State *L, const run_job *job)
     for (int i = 0; i < job->argc; i++) lua_pushstring(L, job->argv[i]);
 }
 
+/* Raises why a chunk was not loaded. */
+static int raise_unloaded(lua_State *L, int failure, const char *name)
+{
+    static const char wrong_mode[] = "attempt to load chunk with wrong mode"; /* LuaJIT's, without the name */
+    if (failure == LUA_ERRSYNTAX && strcmp(lua_tostring(L, -1), wrong_mode) == 0)
+        lua_pushfstring(L, "%s: bytecode is not accepted", name);
+    return lua_error(L);
+}
+
 static int run_file(lua_State *L)
 {
-    static const char wrong_mode[] = "attempt to load chunk with wrong mode"; /* LuaJIT's, without the file */
-    run_job          *job = lua_touserdata(L, 1);
+    run_job *job = lua_touserdata(L, 1);
     job->host->now.failure = luaL_loadfilex(L, job->path, "t");
-    if (job->host->now.failure == LUA_ERRSYNTAX && strcmp(lua_tostring(L, -1), wrong_mode) == 0)
-        lua_pushfstring(L, "%s: bytecode is not accepted", job->path ? job->path : "stdin");
-    if (job->host->now.failure) return lua_error(L);
+    if (job->host->now.failure) return raise_unloaded(L, job->host->now.failure, job->path ? job->path : "stdin");
     push_arguments(L, job);
     tetrain_call_traced(job->host, job->argc, 0);
     return 0;
@@ -400,7 +406,9 @@ tetrain_status tetrain_run_file(tetrain *host, const char *path, int argc, const
 static int run_string(lua_State *L)
 {
     run_job *job = lua_touserdata(L, 1);
-    if (luaL_loadbufferx(L, job->code, job->size, job->name, "t") != 0) return lua_error(L);
+    bool     marked = job->name[0] == '=' || job->name[0] == '@'; /* otherwise it may be the code */
+    int      failure = luaL_loadbufferx(L, job->code, job->size, job->name, "t");
+    if (failure) return raise_unloaded(L, failure, marked ? job->name + 1 : "(string)");
     tetrain_call_traced(job->host, 0, 0);
     return 0;
 }

@@ -43,6 +43,16 @@ describe("the prompt, piped", function()
         assert.equal("", (piped "(function() end)()\n"))
     end)
 
+    it("says in which line a missing field was read", function()
+        for _, text in ipairs { "x.y.z\n", "x.y.z  \n", "x = 1; x.y.z\n" } do
+            local _, err = piped("x = {}\n" .. text)
+            assert.equal(1, (err:find("prompt:1: attempt to index", 1, true)), text .. err)
+        end
+        local _, err = piped "x = {}\n{1,\nx.y.z}\n"
+        assert.equal(1, (err:find("prompt:2: attempt to index", 1, true)), err)
+        assert.equal("3\n4\n", (piped "x = 3\nx -- a comment\nx + 1 --[[ of\ntwo lines]]\n"))
+    end)
+
     it("keeps the last value in _", function()
         assert.equal("3\n4\n", (piped "1 + 2\n_ + 1\n"))
     end)

@@ -18,9 +18,11 @@ local function is_expression(text)
 end
 
 -- The chunk that gives the values of expressions behind `head`. They are arguments: a call that is returned would have
--- no frame, and its messages no line. Not so where a semicolon ends them.
+-- no frame, and its messages no line. Not so where a semicolon ends them. A field that ends them is read in the line
+-- of the bracket behind it, which stands in a line of its own only where a comment would hide it.
 local function valued(head, expressions)
-    return loadstring(("%sreturn (function(...) return ... end)(%s\n)"):format(head, expressions), "=prompt")
+    local call = ("%sreturn (function(...) return ... end)(%s"):format(head, (expressions:gsub("%s+$", "")))
+    return loadstring(call .. ")", "=prompt") or loadstring(call .. "\n)", "=prompt")
         or loadstring(head .. "return " .. expressions, "=prompt")
 end
 

@@ -361,6 +361,18 @@ describe("reductions", function()
         end
     end)
 
+    it("says in its help who has the gradient of a tensor beside an equal number", function()
+        for name, has in pairs { maximum = { "second", 0, 1 }, minimum = { "first", 1, 0 } } do
+            assert.is_truthy(te.help(name):find("of a tensor and a number, the " .. has[1] .. " has it", 1, true))
+            for position, gradient in ipairs { has[2], has[3] } do
+                local t = te.tensor({ 3 }, { requires_grad = true })
+                local y = position == 1 and te[name](t, 3) or te[name](3, t)
+                y:backward(te.ones { 1 })
+                assert.equal(gradient, t.grad:item())
+            end
+        end
+    end)
+
     it("has mean, max, min, var, norm, argmax and argmin", function()
         close({ 2.5 / 3, -1.75 / 3 }, te.mean(x, 2))
         close({ 3.5, 4 }, te.max(x, 2))

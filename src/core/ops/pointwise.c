@@ -40,11 +40,13 @@ const te_op_def te_ops_pointwise[] = {
      .formula = "y = x ^ other",
      .domain = "0.3 2"},
     {.signature = "maximum(x, other)",
-     .doc = "The larger; NaN when either is NaN. Equal values share the gradient.",
+     .doc = "The larger; NaN when either is NaN. Equal values share the gradient; of a tensor and a number, the "
+            "second has it.",
      .flags = BINARY,
      .formula = "y = max(x, other)"},
     {.signature = "minimum(x, other)",
-     .doc = "The smaller; NaN when either is NaN. Equal values share the gradient.",
+     .doc = "The smaller; NaN when either is NaN. Equal values share the gradient; of a tensor and a number, the "
+            "first has it.",
      .flags = BINARY,
      .formula = "y = min(x, other)"},
     {.signature = "lerp(x, other, weight)",

@@ -212,7 +212,8 @@ return function(words)
         for _, panel in ipairs(panels) do terminal_panel(panel.title, panel.series, width, o.height) end
         for k, run in ipairs(runs) do
             local mark = MARKS[(k - 1) % #MARKS + 1]
-            print(("%s %s: %d steps, last loss %.4f"):format(mark, run.name, #run.loss, run.loss[#run.loss][2]))
+            local n = #run.loss
+            print(("%s %s: %d step%s, last loss %.4f"):format(mark, run.name, n, n == 1 and "" or "s", run.loss[n][2]))
         end
     end
     local path = o.svg or runs[1].folder .. "/plot.svg"

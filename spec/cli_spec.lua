@@ -151,12 +151,16 @@ describe("tetrain", function()
     it("names a variable with a value that means nothing", function()
         for setting, expected in pairs { ["TE_CPU_ISA=bogus"] = "portable, avx2 or avx512",
             ["TE_CPU_ISA=avx"] = "portable", ["TE_TRACE=bogus"] = "dispatch, fuse or both",
-            ["TE_TRACE=dispatch,fused"] = "dispatch" } do
+            ["TE_TRACE=dispatch,fused"] = "dispatch", ["TETRAIN_CUDNN=yes"] = "0 or all",
+            ["TETRAIN_GEMM_CANDIDATES=0"] = "a whole number from 1 to 10000",
+            ["TETRAIN_GEMM_CANDIDATES=8x"] = "a whole number", ["TETRAIN_GEMM_CANDIDATES=10001"] = "a whole number",
+            ["TETRAIN_CUDNN_WORKSPACE=1G"] = "a number of MiB" } do
             local _, err, status = shell(("%s '%s' -e 'print(1)'"):format(setting, TETRAIN))
             assert.equal(2, status)
             assert.is_truthy(err:find(("tetrain: %s: expected %s"):format(setting, expected), 1, true), err)
         end
-        for _, setting in ipairs { "TE_CPU_ISA=", "TE_CPU_ISA=portable", "TE_CPU_ISA=avx512", "TE_TRACE=dispatch" } do
+        for _, setting in ipairs { "TE_CPU_ISA=", "TE_CPU_ISA=portable", "TE_CPU_ISA=avx512", "TE_TRACE=dispatch",
+            "TETRAIN_CUDNN=all", "TETRAIN_CUDNN=", "TETRAIN_GEMM_CANDIDATES=10000", "TETRAIN_CUDNN_WORKSPACE=0.5" } do
             assert.equal("1\n", (shell(("%s '%s' -e 'print(1)'"):format(setting, TETRAIN))))
         end
     end)

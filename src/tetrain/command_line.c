@@ -166,6 +166,18 @@ static bool names_device(const char *text)
     return strncmp(text, "cuda:", 5) == 0 && text[5] >= '0' && text[5] <= '9' && !text[6];
 }
 
+/* Variables of the engine that would have no effect, or that of 0, with a text that is no number. */
+static int check_numbers(void)
+{
+    const char *candidates = getenv("TETRAIN_GEMM_CANDIDATES"), *mib = getenv("TETRAIN_CUDNN_WORKSPACE");
+    long        n = candidates && *candidates && !candidates[strspn(candidates, "0123456789")] ? atol(candidates) : 0;
+    if (candidates && *candidates && (n < 1 || n > 10000))
+        return usage_error("TETRAIN_GEMM_CANDIDATES=%s: expected a whole number from 1 to 10000", candidates);
+    if (mib && (mib[strspn(mib, "0123456789.")] || strcmp(mib, ".") == 0))
+        return usage_error("TETRAIN_CUDNN_WORKSPACE=%s: expected a number of MiB", mib);
+    return NOT_DONE;
+}
+
 /* Variables of the engine that would have no effect with a word that it does not know. */
 static int check_variables(void)
 {
@@ -173,6 +185,7 @@ static int check_variables(void)
         const char *name, *between, *words, *message;
     } rows[] = {
         {"TE_CPU_ISA", "", " portable avx2 avx512 ", "TE_CPU_ISA=%s: expected portable, avx2 or avx512"},
+        {"TETRAIN_CUDNN", "", " 0 all ", "TETRAIN_CUDNN=%s: expected 0 or all"},
         {"TE_TRACE", ",", " dispatch fuse ", "TE_TRACE=%s: expected dispatch, fuse or both, with a comma between"},
     };
     char        word[32];
@@ -188,7 +201,7 @@ static int check_variables(void)
             at += n + (at[n] != 0);
         }
     }
-    return NOT_DONE;
+    return check_numbers();
 }
 
 int command_line_parse(command_line *line, int argc, char **argv)

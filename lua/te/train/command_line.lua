@@ -208,8 +208,9 @@ end
 
 --- The text of --help.
 function CommandLine:help()
-    local words = (#self.rows > 0 and " [--option=value …]" or "") .. (self.arguments and " " .. self.arguments[1] or "")
-    local lines = { ("usage: tetrain %s%s\n"):format(self.script, words), self.about }
+    local takes = #self.rows > 0 and " [--option=value …]" or ""
+    local words = self.arguments and " " .. self.arguments[1] or ""
+    local lines = { ("usage: tetrain %s%s%s\n"):format(self.script, takes, words), self.about }
     if #self.rows > 0 then lines[#lines + 1] = "" end
     for _, row in ipairs(self.rows) do
         if row.section then lines[#lines + 1] = "\n" .. row.section end

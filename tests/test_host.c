@@ -427,6 +427,13 @@ static void test_restricted(void)
     CHECK(run(rt, "print('x\\0y\\0', 1)") == TETRAIN_OK && strcmp(printed.last, "x\\0y\\0\t1") == 0);
     CHECK(run(rt, "require('te').data.open { path = '/' }") == TETRAIN_ERROR_SCRIPT &&
           says(rt, "test:1: te.data.open: scripts of this host reach no files"));
+    CHECK(run(rt, "require('te').data.open { tokens = { 1, 2, 3 }, block = 1 }") == TETRAIN_ERROR_SCRIPT &&
+          says(rt, "test:1: te.data.open: scripts of this host reach no files"));
+    CHECK(run(rt, "require('te').data.open {}") == TETRAIN_ERROR_SCRIPT && says(rt, "reach no files"));
+    CHECK_MSG(run(rt, "local te = require('te') local a = te.Linear(2, 2) local b = a:clone() "
+                      "te.no_grad(b.weight.zero_, b.weight) assert(te.any(te.ne(a.weight, b.weight)):item())") ==
+                  TETRAIN_OK,
+              "%s", tetrain_error(rt));
     CHECK(run(rt, "require('te').profile(function() end):save_trace('/x')") == TETRAIN_ERROR_SCRIPT &&
           says(rt, "reach no files"));
     CHECK(run(rt, "assert(require('te.recipe.faster').path() == nil)") == TETRAIN_OK);

@@ -216,6 +216,7 @@ end
 
 -- { train = source, val = source or nil, tokenizer =, description = }
 local function find_source(opts)
+    require("te.files").need("te.data.open") -- nor are there loaders of ids in memory where scripts reach no files
     local own = type(opts.tokenizer) == "table" and opts.tokenizer or nil -- the one of shards and ids
     if opts.tokens ~= nil then
         if opts.path then fail("te.data.open: path and tokens: one of them") end
@@ -227,7 +228,6 @@ local function find_source(opts)
         local source, tok = text_source(text, opts.tokenizer)
         return { train = source, tokenizer = tok, description = description }
     end
-    require("te.files").need("te.data.open")
     local stat = te._core.stat(opts.path)
     if not stat then te._core.fail_io(("te.data.open: %s: no such file or folder"):format(opts.path)) end
     local is_folder, text, shards = stat.type == "directory", "", nil

@@ -300,6 +300,10 @@ describe("rows that run across memory", function()
         assert.equal(0, te.full({ 20 }, -inf):argmax():item())
         assert.equal(0, te.full({ 300, 20 }, -inf):argmax(1):max():item())
         assert.equal(0, te.full({ 300, 20 }, inf):argmin(1):max():item())
+        local least = -0x1.fffffep127
+        assert.equal(1, te.tensor({ -inf, least, -inf }):argmax():item())
+        assert.equal(2, te.tensor({ inf, inf, -least }):argmin():item())
+        assert.equal(1, te.tensor({ -inf, 0 / 0, least }):argmax():item())
     end)
 
     it("give the same largest as wider numbers do", function()

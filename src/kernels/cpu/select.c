@@ -152,6 +152,8 @@ static int64_t first_equal(const float *v, int64_t n, float value)
     return i;
 }
 
+#define LARGEST_FINITE 0x1.fffffep127f
+
 /* The extreme of values whose sign is turned where the smallest is wanted; NaN when there is one. */
 static float largest_of(float *v, int64_t n, float sign)
 {
@@ -164,6 +166,9 @@ static float largest_of(float *v, int64_t n, float sign)
         most = x > most ? x : most;
         is_nan |= x != x;
     }
+    /* OpenMP lets a reduction begin with the least finite number, as Clang does; then infinities need another look */
+    if (most <= -LARGEST_FINITE)
+        for (int64_t i = 0; i < n; i++) most = i == 0 || v[i] > most ? v[i] : most;
     return is_nan ? TE_NAN : most;
 }
 

@@ -43,6 +43,8 @@ if(TARGET CUDA::nvrtc AND NOT CMAKE_CROSSCOMPILING AND NOT TE_SANITIZE)
   add_executable(te_cuda_make_ready ${make_ready_sources} ${TE_SHARED_SOURCES}
     ${CMAKE_SOURCE_DIR}/src/kernels/cuda/disk_cache.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/memory.c)
   target_link_libraries(te_cuda_make_ready PRIVATE te_cuda_program te_flags CUDA::nvrtc ${CMAKE_DL_LIBS} m)
+  # CMake links the driver with NVRTC, and where this is built there may be none to load.
+  target_link_options(te_cuda_make_ready PRIVATE -Wl,--as-needed)
   foreach(target sm_80 sm_89 sm_90a sm_100)
     set(ready ${CMAKE_BINARY_DIR}/te_cuda_ready_${target})
     add_custom_command(OUTPUT ${ready}.c ${ready}.bin COMMAND te_cuda_make_ready ${target} ${ready}

@@ -2,7 +2,7 @@
 
 TETRAIN_BUILD_PACKAGES="build-essential cmake ninja-build pkg-config libluajit-5.1-dev libdnnl-dev libjansson-dev"
 TETRAIN_BUILD_PACKAGES="$TETRAIN_BUILD_PACKAGES libpcre2-dev libutf8proc-dev libedit-dev"
-TETRAIN_TEST_PACKAGES="clang file lua-busted openmpi-bin libopenmpi-dev"
+TETRAIN_TEST_PACKAGES="clang file libomp-dev lua-busted openmpi-bin libopenmpi-dev"
 
 # install_packages NAME…: installs what is not there yet, as root or through sudo.
 install_packages() {

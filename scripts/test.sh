@@ -236,6 +236,20 @@ step "without oneDNN" plain
 [ ! -x build-plain/tetrain ] ||
     spec_files build-plain "" spec/models/*_spec.lua spec/autograd/*_spec.lua spec/ops/linear_spec.lua
 
+# Compiled by clang, which brings its own OpenMP, whose reductions begin otherwise, and links libraries that GCC drops.
+of_clang() {
+    cmake -S . -B build-clang -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER=clang \
+        -DTE_ISA_OBJECTS="$PWD/build" -DCMAKE_COMPILE_WARNING_AS_ERROR=ON &&
+        limited 1800 cmake --build build-clang --target tetrain_executable || return 1
+    if [ -x build/te_cuda_make_ready ]; then
+        cmake --build build-clang --target te_cuda_make_ready || return 1
+        build-clang/te_cuda_make_ready # starts, and says how it is used
+        [ $? -eq 2 ] || return 1
+    fi
+    busted_on build-clang 900 spec/ops/*_spec.lua
+}
+step "build with clang" of_clang
+
 # Where threads meet.
 threads() {
     tests="test_host test_interrupt_stress test_tetrain test_tokens test_workers"

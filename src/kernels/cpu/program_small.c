@@ -91,7 +91,7 @@ static fact fact_of_operation(int op, const fact *a)
 /* Whether the result is the same when inputs are at most `bound`. */
 static bool is_same(const te_program *program, const te_run *run, double bound)
 {
-    fact     facts[MOST_INSNS];
+    fact     facts[MOST_INSNS] = {{UNKNOWN, 0}}; /* which GCC for Arm does not see filled */
     te_dtype made = run->outputs[0].dtype;
     for (int v = 0; v < program->n_insns; v++) {
         const te_insn *insn = &program->insns[v];

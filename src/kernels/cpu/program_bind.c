@@ -11,9 +11,10 @@
 
 /* --- layout ----------------------------------------------------------------------------------------------------- */
 
-static size_t take(size_t *at, size_t bytes)
+/* The next so many bytes; NULL where there is no workspace yet, and sizes alone are wanted. */
+static void *take(char *base, size_t *at, size_t bytes)
 {
-    size_t start = *at;
+    void *start = base ? base + *at : NULL;
     *at += te_align64(bytes);
     return start;
 }
@@ -38,20 +39,20 @@ size_t te_walker_lay_out(const te_job *job, te_walker *w, char *base)
     size_t            at = 0, n_operands = (size_t)(p->n_inputs + p->n_outputs), size = job->blocks->size;
     w->register_bytes = te_align64((size_t)(job->tile_rows * (job->tile_columns ? job->tile_columns : 1)) * size);
     w->kept_bytes = te_align64((size_t)job->columns * size);
-    w->operands = (te_bound_operand *)(void *)(base + take(&at, n_operands * sizeof *w->operands));
-    w->row = (char **)(void *)(base + take(&at, n_operands * sizeof *w->row));
-    w->slot = (char **)(void *)(base + take(&at, (size_t)plan->n_slots * sizeof *w->slot));
-    w->form = (uint8_t *)(base + take(&at, (size_t)plan->n_slots * sizeof *w->form));
-    w->step = (int64_t *)(void *)(base + take(&at, job->band ? (size_t)plan->n_slots * sizeof *w->step : 0));
-    w->direct = (int32_t *)(void *)(base + take(&at, (size_t)p->n_outputs * sizeof *w->direct));
-    w->shares = (te_share *)(void *)(base + take(&at, (size_t)plan->n_turns * sizeof *w->shares));
-    w->folds = (te_fold *)(void *)(base + take(&at, (size_t)plan->n_row_folds * sizeof *w->folds));
-    w->sums = (te_fold *)(void *)(base + take(&at, (size_t)job->compiled->n_sums * sizeof *w->sums));
+    w->operands = take(base, &at, n_operands * sizeof *w->operands);
+    w->row = take(base, &at, n_operands * sizeof *w->row);
+    w->slot = take(base, &at, (size_t)plan->n_slots * sizeof *w->slot);
+    w->form = take(base, &at, (size_t)plan->n_slots * sizeof *w->form);
+    w->step = take(base, &at, job->band ? (size_t)plan->n_slots * sizeof *w->step : 0);
+    w->direct = take(base, &at, (size_t)p->n_outputs * sizeof *w->direct);
+    w->shares = take(base, &at, (size_t)plan->n_turns * sizeof *w->shares);
+    w->folds = take(base, &at, (size_t)plan->n_row_folds * sizeof *w->folds);
+    w->sums = take(base, &at, (size_t)job->compiled->n_sums * sizeof *w->sums);
     size_t scalar_bytes = job->band ? (size_t)job->tile_rows * size : sizeof(double);
-    char  *scalars = base + take(&at, (size_t)p->n_insns * scalar_bytes);
-    w->registers = base + take(&at, (size_t)plan->n_registers * w->register_bytes);
-    w->spare = base + take(&at, w->register_bytes);
-    w->kept = base + take(&at, (size_t)plan->n_kept * w->kept_bytes);
+    char  *scalars = take(base, &at, (size_t)p->n_insns * scalar_bytes);
+    w->registers = take(base, &at, (size_t)plan->n_registers * w->register_bytes);
+    w->spare = take(base, &at, w->register_bytes);
+    w->kept = take(base, &at, (size_t)plan->n_kept * w->kept_bytes);
     size_t constants = at;
     for (int i = 0; i < p->n_inputs; i++) at += is_constant(job, i) ? w->register_bytes : 0;
     if (!base) return at;

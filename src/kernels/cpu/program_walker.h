@@ -52,9 +52,11 @@ static inline bool te_walker_chains(const te_walker *w)
     return w->blocks->strip > 0 && w->tile_rows * w->tile_columns >= w->blocks->strip;
 }
 
+/* NULL: values that are never but where they lie as a tensor have none. */
 static inline char *te_walker_register(const te_walker *w, int32_t slot)
 {
-    return w->registers + (size_t)w->plan->slots[slot].index * w->register_bytes;
+    int32_t index = w->plan->slots[slot].index;
+    return index < 0 ? NULL : w->registers + (size_t)index * w->register_bytes;
 }
 
 /* Whether a load may leave bfloat16 to the links that read it. */

@@ -69,11 +69,12 @@ static void encode_pairs(const te_panel_job *p, te_panel_lane *l, const te_panel
     te_pair_rows w = {.x = te_panel_source(p, x->row + i, x->col), .stride = p->job.source_stride, .rows = rows,
                       .multipliers = multipliers, .step = step, .random_stride = groups * TE_GROUP,
                       .tied = p->tied[0]};
-    if (p->job.quantizer->stochastic) w.random = l->random[0];
+    uint8_t *random = p->job.quantizer->stochastic ? (uint8_t *)l->random : NULL;
+    w.random = random;
     for (int k = 0; k < rows; k++) {
         foresee(p, x, i + k);
-        if (w.random)
-            p->blocks->random_along(l->random[0] + k * w.random_stride, side->rng,
+        if (random)
+            p->blocks->random_along(random + k * w.random_stride, side->rng,
                                     (uint64_t)((x->row + i + k) * across + x->col / TE_GROUP), groups);
     }
     uint8_t *to = side->data + (x->row + i) * side->row_stride + x->col / 2;

@@ -28,7 +28,7 @@ end
 function models.from_hugging_face(folder, opts) return require("te.hugging_face").load(folder, opts) end
 options.declare(models.from_hugging_face, function() return require("te.hugging_face").OPTIONS end)
 
---- Writes a model into a folder of Hugging Face's Transformers (te.hugging_face).
+--- Writes a model into a folder as Hugging Face's Transformers reads it: config.json, model.safetensors, a tokenizer.
 ---@param model table
 ---@param folder string
 ---@param opts table|nil

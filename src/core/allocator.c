@@ -119,7 +119,7 @@ static te_block *reserve_block(te_allocator *allocator, size_t size)
 
 static bool is_idle(const te_allocator *allocator)
 {
-    enum { TIMES = 4 };
+    enum { TIMES = 2 };
     size_t cached = allocator->reserved - allocator->current;
     return cached > allocator->idle && cached / TIMES > allocator->most;
 }
@@ -136,6 +136,21 @@ static te_block *fresh_block(te_allocator *allocator, size_t size)
     return block;
 }
 
+/* A larger block, up to twice the size, where the cache holds more than was ever in use at a time: sizes change then,
+ * and what is there serves others as well. Elsewhere what lives long would keep the larger ones. */
+static te_block *larger_block(te_allocator *allocator, int class)
+{
+    size_t cached = allocator->reserved - allocator->current;
+    if (allocator->pool || cached <= allocator->idle || cached <= allocator->most) return NULL;
+    for (int c = class + 1; c <= class + 8 && c < TE_SIZE_CLASSES; c++) {
+        te_block *block = allocator->cached[c];
+        if (!block) continue;
+        allocator->cached[c] = block->next;
+        return block;
+    }
+    return NULL;
+}
+
 te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
 {
     if (bytes > LARGEST) return NULL;
@@ -146,7 +161,7 @@ te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
         allocator->pool->cached[class] = block->next;
     else if ((block = allocator->cached[class]))
         allocator->cached[class] = block->next;
-    else if (!(block = fresh_block(allocator, size)))
+    else if (!(block = larger_block(allocator, class)) && !(block = fresh_block(allocator, size)))
         return NULL;
     block->next = NULL;
     if (allocator->pool && !block->pool) {
@@ -154,7 +169,8 @@ te_block *te_allocator_alloc(te_allocator *allocator, size_t bytes)
         block->pool->blocks++;
     }
     allocator->allocations++;
-    allocator->current += block->size;
+    block->used = size;
+    allocator->current += size;
     if (allocator->current > allocator->peak) allocator->peak = allocator->current;
     if (allocator->current > allocator->most) allocator->most = allocator->current;
     return block;
@@ -177,7 +193,7 @@ static void return_to_cache(te_allocator *allocator, te_pool *pool, te_block *bl
 
 void te_allocator_free(te_allocator *allocator, te_block *block)
 {
-    allocator->current -= block->size;
+    allocator->current -= block->used;
     if (block->pool && block->pool->closed)
         return_to_cache(allocator, block->pool, block);
     else if (!block->pool && gives_back(allocator))

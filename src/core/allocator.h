@@ -7,8 +7,9 @@
  *
  * The host's memory is not the library's alone. A system that has refused gets back what the cache holds beyond three
  * quarters of what it had given, until it gives more than that again: others need memory, too, and some of them end the
- * process without it. And the cache is emptied where nothing in it fits though it holds several times what was ever in
- * use at a time: sizes change then, and those before do not come again.
+ * process without it. Where the cache holds more than was ever in use at a time, sizes change: then a larger block
+ * serves where there is none of the class, and the cache is emptied where it holds twice as much and nothing in it
+ * fits.
  */
 #ifndef TE_CORE_ALLOCATOR_H
 #define TE_CORE_ALLOCATOR_H
@@ -21,7 +22,7 @@ typedef struct te_pool te_pool;
 
 typedef struct te_block {
     void            *ptr;
-    size_t           size; /* rounded */
+    size_t           size, used; /* what there is, and of that what was asked for, rounded */
     struct te_block *next;
     te_pool         *pool; /* NULL: anybody's */
 } te_block;
@@ -39,7 +40,7 @@ typedef struct te_allocator {
     te_exec  *exec;
     size_t    limit; /* 0: none */
     size_t    beside; /* bytes of host memory that count towards the limit: of tensors and recorded operations */
-    size_t    current, peak, reserved;
+    size_t    current, peak, reserved; /* of `used` the first two, of `size` the third */
     size_t    most;    /* that `current` ever was: the peak may be reset */
     size_t    refused; /* reserved bytes when the system last refused, SIZE_MAX: it gives */
     size_t    idle;    /* bytes that the cache may hold in any case, SIZE_MAX: nobody else wants the memory */

@@ -5,6 +5,7 @@
 #include "allocator.h"
 #include "device_module.h"
 #include "kernels/kernels.h"
+#include "kernels/map.h"
 #include "tetrain/te.h"
 
 #include <stdarg.h>
@@ -12,8 +13,7 @@
 
 #define TE_PRINTF(string, first) __attribute__((__format__(__printf__, string, first)))
 
-typedef struct te_node     te_node;
-typedef struct te_variants te_variants;
+typedef struct te_node te_node;
 
 enum { TE_MAX_DEVICES = 9 }; /* cpu and eight accelerators */
 enum { TE_MAX_THREADS = 1024 };
@@ -80,7 +80,7 @@ struct te_context {
     te_op       *ops; /* parsed declarations */
     int          n_ops;
     te_op       *ops_by_name[TE_OP_HASHES]; /* the first of each hash, see te_op.next */
-    te_variants *variants; /* compiled programs of program ops */
+    te_map       variants; /* compiled programs of program ops, see op_variant.c */
 
     void (*reclaim)(void *user); /* the host's, see te_context_on_memory_pressure … */
     void  *reclaim_user;

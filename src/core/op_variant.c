@@ -9,18 +9,7 @@
 
 #include <stdio.h>
 
-struct te_variants {
-    te_variant **slots; /* open addressing, power of two */
-    size_t capacity, count;
-};
-
 /* --- cache of variants -------------------------------------------------------------------------------------------- */
-
-te_status te_variants_open(te_context *ctx)
-{
-    ctx->variants = te_mem_zalloc(&ctx->mem, sizeof *ctx->variants);
-    return ctx->variants ? TE_OK : te_fail_memory(ctx, "te_context_open");
-}
 
 static void free_variant(te_context *ctx, te_variant *v)
 {
@@ -30,65 +19,29 @@ static void free_variant(te_context *ctx, te_variant *v)
 
 void te_variants_close(te_context *ctx)
 {
-    te_variants *cache = ctx->variants;
-    if (!cache) return;
-    for (size_t i = 0; i < cache->capacity; i++)
-        if (cache->slots[i]) free_variant(ctx, cache->slots[i]);
-    te_mem_free(&ctx->mem, cache->slots, cache->capacity * sizeof *cache->slots);
-    te_mem_free(&ctx->mem, cache, sizeof *cache);
-    ctx->variants = NULL;
+    te_variant *v;
+    for (size_t at = 0; (v = te_map_next(&ctx->variants, &at));) free_variant(ctx, v);
+    te_map_clear(&ctx->variants, &ctx->mem);
 }
 
-static size_t hash(const te_op *op, uint64_t key)
-{
-    uint64_t h = ((uint64_t)(uintptr_t)op ^ key * 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;
-    return (size_t)(h ^ h >> 29);
-}
-
-static te_variant **find_slot(te_variant **slots, size_t capacity, const te_op *op, uint64_t key)
-{
-    size_t i = hash(op, key) & (capacity - 1);
-    while (slots[i] && (slots[i]->op != op || slots[i]->key != key)) i = (i + 1) & (capacity - 1);
-    return &slots[i];
-}
-
-static te_status grow_cache(te_context *ctx)
-{
-    te_variants *cache = ctx->variants;
-    if (cache->count * 2 < cache->capacity) return TE_OK;
-    size_t capacity = cache->capacity ? cache->capacity * 2 : 64;
-    te_variant **slots = te_mem_zalloc(&ctx->mem, capacity * sizeof *slots);
-    if (!slots) return te_fail_memory(ctx, "program cache");
-    for (size_t i = 0; i < cache->capacity; i++)
-        if (cache->slots[i]) *find_slot(slots, capacity, cache->slots[i]->op, cache->slots[i]->key) = cache->slots[i];
-    te_mem_free(&ctx->mem, cache->slots, cache->capacity * sizeof *slots);
-    cache->slots = slots;
-    cache->capacity = capacity;
-    return TE_OK;
-}
-
-/* Frees the entry at i; those behind it that it stood in the way of move up. */
-static void remove_slot(te_context *ctx, size_t i)
-{
-    te_variants *cache = ctx->variants;
-    size_t mask = cache->capacity - 1;
-    free_variant(ctx, cache->slots[i]);
-    cache->slots[i] = NULL;
-    cache->count--;
-    for (i = (i + 1) & mask; cache->slots[i]; i = (i + 1) & mask) {
-        te_variant *moved = cache->slots[i];
-        cache->slots[i] = NULL;
-        *find_slot(cache->slots, cache->capacity, moved->op, moved->key) = moved;
-    }
-}
+static te_map_key key_of(const te_op *op, uint64_t key) { return (te_map_key){(uint64_t)(uintptr_t)op, key}; }
 
 void te_variants_drop(te_context *ctx, const te_op *op)
 {
-    te_variants *cache = ctx->variants;
     for (te_variant *v = op->variants, *next; v; v = next) {
         next = v->next;
-        remove_slot(ctx, (size_t)(find_slot(cache->slots, cache->capacity, op, v->key) - cache->slots));
+        te_map_remove(&ctx->variants, key_of(op, v->key));
+        free_variant(ctx, v);
     }
+}
+
+/* Keeps a new variant; without memory for that it is freed. */
+static te_variant *keep_variant(te_context *ctx, te_variant *v)
+{
+    if (te_map_put(&ctx->variants, &ctx->mem, key_of(v->op, v->key), v)) return v;
+    free_variant(ctx, v);
+    te_fail_memory(ctx, "program cache");
+    return NULL;
 }
 
 /* --- compiling a variant ------------------------------------------------------------------------------------------ */
@@ -190,8 +143,7 @@ static bool is_flat(const te_program *p)
 
 te_variant *te_variant_find(te_context *ctx, const te_op *op, int n)
 {
-    const te_variants *cache = ctx->variants;
-    return cache->capacity ? *find_slot(cache->slots, cache->capacity, op, (1u << n) - 1) : NULL;
+    return te_map_find(&ctx->variants, key_of(op, (1u << n) - 1));
 }
 
 /* The variant for this call: wanted and reduce per program input. */
@@ -204,11 +156,9 @@ te_variant *te_variant_get(te_call *call, unsigned present, unsigned numbers, co
         key |= (uint64_t)wanted[i] << (13 + i);
         if (wanted[i]) key |= (uint64_t)reduce[i] << (20 + 3 * i);
     }
-    if (grow_cache(ctx) != TE_OK) return NULL;
-    te_variant **slot = find_slot(ctx->variants->slots, ctx->variants->capacity, call->op, key);
-    if (*slot) return *slot;
-    te_variant *v = te_mem_zalloc(&ctx->mem, sizeof *v);
-    if (!v) {
+    te_variant *v = te_map_find(&ctx->variants, key_of(call->op, key));
+    if (v) return v;
+    if (!(v = te_mem_zalloc(&ctx->mem, sizeof *v))) {
         te_call_fail(call, TE_ERROR_MEMORY, "out of host memory");
         return NULL;
     }
@@ -221,21 +171,20 @@ te_variant *te_variant_get(te_call *call, unsigned present, unsigned numbers, co
         return NULL;
     }
     v->flat = !call->record && is_flat(v->gradient.forward);
-    ctx->variants->count++;
+    if (!keep_variant(ctx, v)) return NULL;
     if (v->op->refs) {
         te_op *own = (te_op *)(uintptr_t)v->op;
         v->next = own->variants;
         own->variants = v;
     }
-    return *slot = v;
+    return v;
 }
 
 te_program *te_utility_program(te_context *ctx, const te_utility *u)
 {
     const te_op *op = (const te_op *)(const void *)u; /* its address identifies it among the ops */
-    if (grow_cache(ctx) != TE_OK) return NULL;
-    te_variant **slot = find_slot(ctx->variants->slots, ctx->variants->capacity, op, 0);
-    if (*slot) return (*slot)->gradient.forward;
+    te_variant *v = te_map_find(&ctx->variants, key_of(op, 0));
+    if (v) return v->gradient.forward;
     char names[3][TE_GRAD_MAX_SOURCES][24];
     const char *pointers[3][TE_GRAD_MAX_SOURCES];
     int n[3];
@@ -252,8 +201,7 @@ te_program *te_utility_program(te_context *ctx, const te_utility *u)
                           .input_names = pointers[0],
                           .param_names = pointers[1],
                           .output_names = pointers[2]};
-    te_variant *v = te_mem_zalloc(&ctx->mem, sizeof *v);
-    if (!v) {
+    if (!(v = te_mem_zalloc(&ctx->mem, sizeof *v))) {
         te_fail_memory(ctx, u->name);
         return NULL;
     }
@@ -265,7 +213,5 @@ te_program *te_utility_program(te_context *ctx, const te_utility *u)
         return NULL;
     }
     if (u->kind != TE_OUT_ELEM) v->gradient.forward->outputs[0].kind = (uint8_t)u->kind;
-    ctx->variants->count++;
-    *slot = v;
-    return v->gradient.forward;
+    return keep_variant(ctx, v) ? v->gradient.forward : NULL;
 }

@@ -16,9 +16,8 @@ extern const te_op_def te_ops_pointwise[], te_ops_activation[], te_ops_norm[], t
     te_ops_attention[], te_ops_random[], te_ops_convert[], te_ops_quantized[], te_ops_moe[], te_ops_moe_router[];
 
 /* Compiled programs of program ops, kept in the context. */
-te_status te_variants_open(te_context *ctx);
-void      te_variants_close(te_context *ctx);
-void      te_variants_drop(te_context *ctx, const te_op *op); /* those of one op */
+void te_variants_close(te_context *ctx);
+void te_variants_drop(te_context *ctx, const te_op *op); /* those of one op */
 
 /* A program that the engine uses by itself, kept in the context from its first use; identified by its address. */
 typedef struct te_utility {

@@ -11,7 +11,6 @@
 enum { MAX_FUNCTIONS = 16 };
 
 struct te_cuda_code {
-    te_hash128 key;
     CUmodule module;
     int n_functions;
     struct {
@@ -114,63 +113,42 @@ static te_status load_module(te_exec *exec, const char *name, const char *source
     return status;
 }
 
-/* The slot of a key in a table that is at most half full. */
-static te_cuda_code **find_slot(te_cuda_code **slots, size_t capacity, te_hash128 key)
+static void free_code(te_exec *exec, te_cuda_code *code)
 {
-    size_t i = (size_t)key.a & (capacity - 1);
-    while (slots[i] && (slots[i]->key.a != key.a || slots[i]->key.b != key.b)) i = (i + 1) & (capacity - 1);
-    return &slots[i];
-}
-
-static bool grow_table(te_exec *exec)
-{
-    te_cuda_device *d = te_cuda(exec);
-    if (2 * (d->n_codes + 1) <= d->codes_capacity) return true;
-    size_t capacity = d->codes_capacity ? 2 * d->codes_capacity : 64;
-    te_cuda_code **slots = te_mem_zalloc(exec->mem, capacity * sizeof(void *));
-    if (!slots) return false;
-    for (size_t i = 0; i < d->codes_capacity; i++)
-        if (d->codes[i]) *find_slot(slots, capacity, d->codes[i]->key) = d->codes[i];
-    te_mem_free(exec->mem, d->codes, d->codes_capacity * sizeof(void *));
-    d->codes = slots;
-    d->codes_capacity = capacity;
-    return true;
+    te_cuda(exec)->driver.cuModuleUnload(code->module);
+    te_mem_free(exec->mem, code, sizeof *code);
 }
 
 te_status te_cuda_compile(te_exec *exec, const char *name, const char *source, size_t length, te_cuda_code **out)
 {
     te_cuda_device *d = te_cuda(exec);
     te_hash128 key = key_of(d, source, length);
-    te_cuda_code *code = NULL;
-    te_cuda_code **slot = grow_table(exec) ? find_slot(d->codes, d->codes_capacity, key) : NULL;
-    if (slot && *slot) {
-        *out = *slot;
+    te_cuda_code *code = te_map_find(&d->codes, key);
+    if (code) {
+        *out = code;
         return TE_OK;
     }
-    if (!slot || !(code = te_mem_zalloc(exec->mem, sizeof *code)))
-        return te_exec_fail(exec, TE_ERROR_MEMORY, "kernel %s: out of host memory", name);
-    code->key = key;
+    code = te_mem_zalloc(exec->mem, sizeof *code);
+    if (!code) return te_exec_fail(exec, TE_ERROR_MEMORY, "kernel %s: out of host memory", name);
     te_status status = load_module(exec, name, source, length, key, &code->module);
     if (status != TE_OK) {
         te_mem_free(exec->mem, code, sizeof *code);
         return status;
     }
-    d->n_codes++;
-    *out = *slot = code;
+    if (!te_map_put(&d->codes, exec->mem, key, code)) {
+        free_code(exec, code);
+        return te_exec_fail(exec, TE_ERROR_MEMORY, "kernel %s: out of host memory", name);
+    }
+    *out = code;
     return TE_OK;
 }
 
 void te_cuda_codes_close(te_exec *exec)
 {
     te_cuda_device *d = te_cuda(exec);
-    for (size_t i = 0; i < d->codes_capacity; i++) {
-        if (!d->codes[i]) continue;
-        d->driver.cuModuleUnload(d->codes[i]->module);
-        te_mem_free(exec->mem, d->codes[i], sizeof *d->codes[i]);
-    }
-    te_mem_free(exec->mem, d->codes, d->codes_capacity * sizeof(void *));
-    d->codes = NULL;
-    d->codes_capacity = d->n_codes = 0;
+    te_cuda_code *code;
+    for (size_t at = 0; (code = te_map_next(&d->codes, &at));) free_code(exec, code);
+    te_map_clear(&d->codes, exec->mem);
 }
 
 /* --- launching ---------------------------------------------------------------------------------------------------- */

@@ -51,9 +51,8 @@ typedef struct te_cuda_device {
 
     te_cuda_reading *readings; /* all of them, in use or not */
 
-    te_cuda_code **codes; /* by hash of the source */
-    size_t         codes_capacity, n_codes;
-    te_disk_cache  cache;
+    te_map        codes; /* te_cuda_code, by hash of the source */
+    te_disk_cache cache;
 
     char     recent[TE_CUDA_RECENT][TE_CUDA_NAME]; /* operations since the last synchronization, the newest n_recent */
     uint64_t n_recent;

@@ -7,13 +7,9 @@
 #ifndef TE_KERNELS_CUDA_DISK_CACHE_H
 #define TE_KERNELS_CUDA_DISK_CACHE_H
 
-#include "../memory.h"
+#include "../map.h"
 
-#include <stdbool.h>
-
-typedef struct te_hash128 {
-    uint64_t a, b;
-} te_hash128;
+typedef te_map_key te_hash128;
 
 #define TE_HASH128_START ((te_hash128){0x9e3779b97f4a7c15u, 0xc2b2ae3d27d4eb4fu})
 

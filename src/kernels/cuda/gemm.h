@@ -35,20 +35,16 @@ typedef struct te_cuda_product_data {
 
 enum { TE_CUDA_FINISHES = 2 }; /* without a bias and with one */
 
-typedef struct te_cuda_gemm_plan te_cuda_gemm_plan;
-
 typedef struct te_cuda_blas {
     te_cuda_blas_library library;
     cublasLtHandle_t     handle;
-    te_cuda_gemm_plan       **plans; /* open addressing by hash of the product */
-    size_t               capacity, n_plans, n_passing; /* passing: those that can be made again at any time */
+    te_map               plans; /* te_cuda_gemm_plan, by hash of the product */
+    size_t               n_passing; /* those that can be made again at any time */
     uint64_t             plan_clock;
     int                  candidates; /* algorithms that are timed for a product */
     te_program          *finish[TE_CUDA_FINISHES];
-    struct te_cuda_end  *ends; /* gemm_end.c, open addressing */
-    size_t               ends_capacity, n_ends;
-    struct te_cuda_series *series; /* gemm_sizes.c, likewise */
-    size_t               series_capacity, n_series;
+    te_map               ends;   /* gemm_end.c */
+    te_map               series; /* gemm_sizes.c */
     struct te_cuda_kept *kept; /* gemm_kept.c */
     size_t               n_kept, kept_bytes;
     uint64_t             kept_clock;

@@ -11,58 +11,22 @@
 
 #include "../dtype.h"
 
-typedef enum way { UNKNOWN, FUSED, APART } way;
-
-typedef struct te_cuda_end {
-    te_hash128 key;
-    way        way; /* UNKNOWN: a free entry */
-} end;
+typedef enum way { UNKNOWN = 0, FUSED, APART } way;
 
 /* --- what is known ------------------------------------------------------------------------------------------------ */
 
-static end *find(end *entries, size_t capacity, te_hash128 key)
-{
-    size_t i = (size_t)key.a & (capacity - 1);
-    while (entries[i].way != UNKNOWN && (entries[i].key.a != key.a || entries[i].key.b != key.b))
-        i = (i + 1) & (capacity - 1);
-    return &entries[i];
-}
+void te_cuda_ends_close(te_exec *exec, te_cuda_blas *blas) { te_map_clear(&blas->ends, exec->mem); }
 
-static bool grow(te_exec *exec, te_cuda_blas *blas)
-{
-    if (2 * (blas->n_ends + 1) <= blas->ends_capacity) return true;
-    size_t capacity = blas->ends_capacity ? 2 * blas->ends_capacity : 32;
-    end *entries = te_mem_zalloc(exec->mem, capacity * sizeof *entries);
-    if (!entries) return false;
-    for (size_t i = 0; i < blas->ends_capacity; i++)
-        if (blas->ends[i].way != UNKNOWN) *find(entries, capacity, blas->ends[i].key) = blas->ends[i];
-    te_mem_free(exec->mem, blas->ends, blas->ends_capacity * sizeof *entries);
-    blas->ends = entries;
-    blas->ends_capacity = capacity;
-    return true;
-}
-
-void te_cuda_ends_close(te_exec *exec, te_cuda_blas *blas)
-{
-    te_mem_free(exec->mem, blas->ends, blas->ends_capacity * sizeof *blas->ends);
-    blas->ends = NULL;
-    blas->ends_capacity = blas->n_ends = 0;
-}
-
-/* Without memory for it the answer is looked up again next time. */
+/* The way itself stands where the table has a pointer. Without memory for that the answer is looked up again. */
 static void remember(te_exec *exec, te_hash128 key, way found)
 {
-    te_cuda_blas *blas = te_cuda(exec)->blas;
-    if (!grow(exec, blas)) return;
-    *find(blas->ends, blas->ends_capacity, key) = (end){key, found};
-    blas->n_ends++;
+    te_map_put(&te_cuda(exec)->blas->ends, exec->mem, key, (void *)(uintptr_t)found);
 }
 
 /* Of the key in memory, else on disk. */
 static way known_way(te_exec *exec, const te_cuda_product *described, te_hash128 key)
 {
-    const te_cuda_blas *blas = te_cuda(exec)->blas;
-    way known = blas->ends_capacity ? find(blas->ends, blas->ends_capacity, key)->way : UNKNOWN;
+    way known = (way)(uintptr_t)te_map_find(&te_cuda(exec)->blas->ends, key);
     size_t length = 0;
     if (known != UNKNOWN) return known;
     if (!te_cuda_product_timed(exec, described)) return FUSED;

@@ -14,7 +14,7 @@
 enum { WORKSPACE = 32 << 20, MOST_PASSING = 512 };
 static const double worth_timing = 4e6; /* multiplications */
 
-struct te_cuda_gemm_plan {
+typedef struct te_cuda_gemm_plan {
     te_cuda_product product;
     te_hash128 hash;
     cublasLtMatmulDesc_t desc;
@@ -24,7 +24,7 @@ struct te_cuda_gemm_plan {
     uint64_t used;
     bool unsupported; /* the library has no algorithm for it */
     bool passing;     /* chosen by a rule, so that it would be the same again */
-};
+} te_cuda_gemm_plan;
 
 static te_hash128 hash_of(const te_cuda_product *p) { return te_hash128_add(TE_HASH128_START, p, sizeof *p); }
 
@@ -325,59 +325,21 @@ static void free_plan(te_exec *exec, const te_cuda_blas *blas, te_cuda_gemm_plan
 
 void te_cuda_plans_close(te_exec *exec, te_cuda_blas *blas)
 {
-    for (size_t i = 0; i < blas->capacity; i++)
-        if (blas->plans[i]) free_plan(exec, blas, blas->plans[i]);
-    te_mem_free(exec->mem, blas->plans, blas->capacity * sizeof *blas->plans);
-    blas->plans = NULL;
-    blas->capacity = blas->n_plans = blas->n_passing = 0;
-}
-
-static te_cuda_gemm_plan **find_slot(te_cuda_gemm_plan **slots, size_t capacity, te_hash128 hash)
-{
-    size_t i = (size_t)hash.a & (capacity - 1);
-    while (slots[i] && (slots[i]->hash.a != hash.a || slots[i]->hash.b != hash.b)) i = (i + 1) & (capacity - 1);
-    return &slots[i];
-}
-
-static bool grow_plans(te_exec *exec, te_cuda_blas *blas)
-{
-    if (2 * (blas->n_plans + 1) <= blas->capacity) return true;
-    size_t capacity = blas->capacity ? 2 * blas->capacity : 64;
-    te_cuda_gemm_plan **slots = te_mem_zalloc(exec->mem, capacity * sizeof *slots);
-    if (!slots) return false;
-    for (size_t i = 0; i < blas->capacity; i++)
-        if (blas->plans[i]) *find_slot(slots, capacity, blas->plans[i]->hash) = blas->plans[i];
-    te_mem_free(exec->mem, blas->plans, blas->capacity * sizeof *slots);
-    blas->plans = slots;
-    blas->capacity = capacity;
-    return true;
-}
-
-/* Those behind it that are there because it was in their way move up. */
-static void remove_plan(te_exec *exec, te_cuda_blas *blas, size_t at)
-{
-    size_t mask = blas->capacity - 1, hole = at;
-    blas->n_passing -= blas->plans[at]->passing;
-    blas->n_plans--;
-    free_plan(exec, blas, blas->plans[at]);
-    for (size_t i = (at + 1) & mask; blas->plans[i]; i = (i + 1) & mask) {
-        size_t home = (size_t)blas->plans[i]->hash.a & mask;
-        if (((i - home) & mask) < ((i - hole) & mask)) continue;
-        blas->plans[hole] = blas->plans[i];
-        hole = i;
-    }
-    blas->plans[hole] = NULL;
+    te_cuda_gemm_plan *plan;
+    for (size_t at = 0; (plan = te_map_next(&blas->plans, &at));) free_plan(exec, blas, plan);
+    te_map_clear(&blas->plans, exec->mem);
+    blas->n_passing = 0;
 }
 
 static void remove_oldest(te_exec *exec, te_cuda_blas *blas)
 {
-    size_t oldest = blas->capacity;
-    for (size_t i = 0; i < blas->capacity; i++) {
-        const te_cuda_gemm_plan *plan = blas->plans[i];
-        if (!plan || !plan->passing) continue;
-        if (oldest == blas->capacity || plan->used < blas->plans[oldest]->used) oldest = i;
-    }
-    if (oldest < blas->capacity) remove_plan(exec, blas, oldest);
+    te_cuda_gemm_plan *plan, *oldest = NULL;
+    for (size_t at = 0; (plan = te_map_next(&blas->plans, &at));)
+        if (plan->passing && (!oldest || plan->used < oldest->used)) oldest = plan;
+    if (!oldest) return;
+    te_map_remove(&blas->plans, oldest->hash);
+    blas->n_passing--;
+    free_plan(exec, blas, oldest);
 }
 
 static te_status make_plan(te_exec *exec, te_cuda_blas *blas, const te_cuda_product *p, te_hash128 hash,
@@ -401,6 +363,11 @@ static te_status make_plan(te_exec *exec, te_cuda_blas *blas, const te_cuda_prod
             return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of memory");
         return fail_blas(exec, blas, r, p);
     }
+    if (!te_map_put(&blas->plans, exec->mem, hash, plan)) {
+        free_plan(exec, blas, plan);
+        return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of host memory");
+    }
+    blas->n_passing += plan->passing;
     *out = plan;
     return TE_OK;
 }
@@ -412,15 +379,9 @@ te_status te_cuda_product_run(te_exec *exec, const te_cuda_product *product, con
     if (status != TE_OK) return status;
     if (te_cuda_few_takes(exec, product)) return te_cuda_few_run(exec, product, data);
     te_hash128 hash = hash_of(product);
-    if (!grow_plans(exec, blas)) return te_exec_fail(exec, TE_ERROR_MEMORY, "matrix product: out of host memory");
-    te_cuda_gemm_plan **slot = find_slot(blas->plans, blas->capacity, hash);
-    if (!*slot) {
-        status = make_plan(exec, blas, product, hash, data, slot);
-        if (status != TE_OK) return status;
-        blas->n_plans++;
-        blas->n_passing += (*slot)->passing;
-    }
-    te_cuda_gemm_plan *plan = *slot;
+    te_cuda_gemm_plan *plan = te_map_find(&blas->plans, hash);
+    if (!plan) status = make_plan(exec, blas, product, hash, data, &plan);
+    if (status != TE_OK) return status;
     plan->used = ++blas->plan_clock;
     if (blas->n_passing > MOST_PASSING) remove_oldest(exec, blas);
     if (plan->unsupported) return fail_unsupported(exec, product);

@@ -13,41 +13,17 @@
 
 enum { SIZES = 8 };
 
-typedef struct te_cuda_series {
+typedef struct series {
     te_hash128 key;
-    int        n; /* 0: a free entry, or one that nobody has joined */
+    int        n; /* 0: nobody has joined yet */
     int64_t    sizes[SIZES];
-    bool       taken;
 } series;
-
-/* --- the table ---------------------------------------------------------------------------------------------------- */
-
-static series *find(series *entries, size_t capacity, te_hash128 key)
-{
-    size_t i = (size_t)key.a & (capacity - 1);
-    while (entries[i].taken && (entries[i].key.a != key.a || entries[i].key.b != key.b)) i = (i + 1) & (capacity - 1);
-    return &entries[i];
-}
-
-static bool grow(te_exec *exec, te_cuda_blas *blas)
-{
-    if (2 * (blas->n_series + 2) <= blas->series_capacity) return true;
-    size_t capacity = blas->series_capacity ? 2 * blas->series_capacity : 64;
-    series *entries = te_mem_zalloc(exec->mem, capacity * sizeof *entries);
-    if (!entries) return false;
-    for (size_t i = 0; i < blas->series_capacity; i++)
-        if (blas->series[i].taken) *find(entries, capacity, blas->series[i].key) = blas->series[i];
-    te_mem_free(exec->mem, blas->series, blas->series_capacity * sizeof *entries);
-    blas->series = entries;
-    blas->series_capacity = capacity;
-    return true;
-}
 
 void te_cuda_sizes_close(te_exec *exec, te_cuda_blas *blas)
 {
-    te_mem_free(exec->mem, blas->series, blas->series_capacity * sizeof *blas->series);
-    blas->series = NULL;
-    blas->series_capacity = blas->n_series = 0;
+    series *s;
+    for (size_t at = 0; (s = te_map_next(&blas->series, &at));) te_mem_free(exec->mem, s, sizeof *s);
+    te_map_clear(&blas->series, exec->mem);
 }
 
 /* --- one series --------------------------------------------------------------------------------------------------- */
@@ -64,7 +40,8 @@ static void add(series *s, int64_t size)
     if (s->n < SIZES && !has(s, size)) s->sizes[s->n++] = size;
 }
 
-static bool shuts_out(const series *s, int64_t size) { return s->n == SIZES && !has(s, size); }
+/* NULL, a series that is not in memory, shuts nothing out. */
+static bool shuts_out(const series *s, int64_t size) { return s && s->n == SIZES && !has(s, size); }
 
 static void read_sizes(te_exec *exec, series *s)
 {
@@ -74,14 +51,22 @@ static void read_sizes(te_exec *exec, series *s)
     if (kept) te_mem_free(exec->mem, kept, length);
 }
 
+/* NULL: no memory. */
+static series *new_series(te_exec *exec, te_cuda_blas *blas, te_hash128 key)
+{
+    series *s = te_mem_zalloc(exec->mem, sizeof *s);
+    if (!s) return NULL;
+    s->key = key;
+    if (te_map_put(&blas->series, exec->mem, key, s)) return s;
+    te_mem_free(exec->mem, s, sizeof *s);
+    return NULL;
+}
+
 static series *open_series(te_exec *exec, te_cuda_blas *blas, te_hash128 key)
 {
-    series *s = find(blas->series, blas->series_capacity, key);
-    if (!s->taken) {
-        *s = (series){.key = key, .taken = true};
-        blas->n_series++;
-    }
-    if (s->n < SIZES) read_sizes(exec, s);
+    series *s = te_map_find(&blas->series, key);
+    if (!s) s = new_series(exec, blas, key);
+    if (s && s->n < SIZES) read_sizes(exec, s);
     return s;
 }
 
@@ -102,14 +87,15 @@ static te_hash128 key_without(te_exec *exec, te_cuda_product p, bool columns)
 bool te_cuda_product_timed(te_exec *exec, const te_cuda_product *p)
 {
     te_cuda_blas *blas = te_cuda(exec)->blas;
-    if (!te_cuda_product_large(p) || !grow(exec, blas)) return false;
+    if (!te_cuda_product_large(p)) return false;
     const te_hash128 keys[2] = {key_without(exec, *p, true), key_without(exec, *p, false)};
     const int64_t sizes[2] = {p->columns, p->inner};
     series *both[2];
     /* in memory first: a full series is not to cost its others anything */
     for (int i = 0; i < 2; i++)
-        if (shuts_out(find(blas->series, blas->series_capacity, keys[i]), sizes[i])) return false;
-    for (int i = 0; i < 2; i++) both[i] = open_series(exec, blas, keys[i]);
+        if (shuts_out(te_map_find(&blas->series, keys[i]), sizes[i])) return false;
+    for (int i = 0; i < 2; i++)
+        if (!(both[i] = open_series(exec, blas, keys[i]))) return false;
     if (shuts_out(both[0], sizes[0]) || shuts_out(both[1], sizes[1])) return false;
     bool known = has(both[0], sizes[0]) && has(both[1], sizes[1]);
     if (known || te_cuda(exec)->capture) return known; /* what is recorded cannot be timed */

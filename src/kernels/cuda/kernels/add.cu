@@ -188,15 +188,6 @@ struct te_stretch {
     uint8_t tag[TE_TAGS];
 };
 
-TE_HD static inline te_a te_plus(te_a x, te_a y)
-{
-#if TE_A_IS_INTEGER
-    return (te_a)((uint64_t)x + (uint64_t)y);
-#else
-    return te_as_a(te_from_a(x) + te_from_a(y));
-#endif
-}
-
 /* Adds a warp's elements, in the order of lanes, to their places in the stretch; a negative place: none. */
 static __device__ inline void te_add_places(te_stretch &s, int place, te_a x)
 {
@@ -267,13 +258,6 @@ extern "C" __global__ void __launch_bounds__(128) te_add_lines(const __grid_cons
 
 /* --- single elements, by buckets --------------------------------------------------------------------------------- */
 
-/* x / by; most numbers fit 32 bits, whose division takes a quarter of the instructions. */
-TE_HD static inline int64_t te_ratio(int64_t x, int64_t by)
-{
-    if (((uint64_t)x | (uint64_t)by) >> 32 == 0) return (int64_t)((uint32_t)x / (uint32_t)by);
-    return x / by;
-}
-
 /* An element and its place in its bucket's stretch, which one access moves. */
 struct __align__(sizeof(te_a) < 4 ? 4 : 2 * sizeof(te_a)) te_placed {
     te_a     x;
@@ -287,7 +271,7 @@ static __device__ inline int64_t te_slot(const te_buckets_args &a, int64_t u, in
         if (report) te_report_id(a.bound, u, id);
         return -1;
     }
-    int64_t inner = a.inner, rest = te_ratio(u, inner), outer = te_ratio(rest, a.taken);
+    int64_t inner = a.inner, rest = te_quotient(u, inner), outer = te_quotient(rest, a.taken);
     return (outer * a.extent + id) * inner + u - rest * inner;
 }
 

@@ -317,12 +317,8 @@ extern "C" __global__ void __launch_bounds__(128, 4) te_attention(const __grid_c
 {
     TE_DYNAMIC_SHARED(te_real, shared);
     te_forward  f = te_forward_at(a, shared);
-    te_block    block = te_block_of(a, a.q.shape[1]);
-    int64_t     head = block.head, kv_head = block.kv_head;
-    int64_t     first;
-    te_sequence s = te_sequence_of(a, block, a.cu_q, TE_TILE, &first);
-    if (first >= s.n_q) return;
-    int rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
+    const auto [s, head, kv_head, first, rows] = te_queries_of_block<TE_TILE>(a);
+    if (rows <= 0) return;
     te_load_rows(f.q, f.pitch, a.q, s.batch, head, s.q_start + first, rows, TE_ATTENTION_SCALE(a));
     te_clear(f.out, TE_TILE * f.units_v * TE_UNIT);
     te_dropout z = te_dropout_of(a);
@@ -330,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(128, 4) te_attention(const __grid_c
     for (int i = threadIdx.x; i < TE_TILE; i += TE_ATTENTION_THREADS) f.top[i] = sink, f.sum[i] = te_sink_weight(sink);
     int64_t end = te_end_key(s, first + rows - 1);
     for (int64_t key = te_first_key(s, first) / TE_TILE * TE_TILE; key < end; key += TE_TILE) {
-        int n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);
+        int n = te_rows_in_tile(key, s.n_kv, TE_TILE);
         te_load_rows(f.kv, f.pitch, a.k, s.batch, kv_head, s.kv_start + key, n, 1);
         te_draw_tile(f.kept, a, s, z, head, first, key);
         __syncthreads();
@@ -444,17 +440,13 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attention_dq(const __gri
     TE_DYNAMIC_SHARED(te_real, shared);
     te_backward b = te_backward_at(a, shared);
     te_dropout  z = te_dropout_of(a);
-    te_block    block = te_block_of(a, a.q.shape[1]);
-    int64_t     head = block.head, kv_head = block.kv_head;
-    int64_t     first;
-    te_sequence s = te_sequence_of(a, block, a.cu_q, TE_TILE, &first);
-    if (first >= s.n_q) return;
-    int rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
+    const auto [s, head, kv_head, first, rows] = te_queries_of_block<TE_TILE>(a);
+    if (rows <= 0) return;
     te_load_queries(a, b, s, head, first, rows);
     te_clear(b.sum, TE_TILE * b.units * TE_UNIT);
     int64_t end = te_end_key(s, first + rows - 1);
     for (int64_t key = te_first_key(s, first) / TE_TILE * TE_TILE; key < end; key += TE_TILE) {
-        int n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);
+        int n = te_rows_in_tile(key, s.n_kv, TE_TILE);
         te_load_keys(a, b, s, kv_head, key, n);
         te_draw_tile(b.kept, a, s, z, head, first, key);
         __syncthreads();
@@ -509,18 +501,14 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attention_dkv(const __gr
     te_backward b = te_backward_at(a, shared);
     te_dropout  z = te_dropout_of(a);
     te_real    *dk = b.sum, *dv = b.sum + TE_TILE * b.units * TE_UNIT;
-    te_block    block = te_block_of(a, a.k.shape[1]);
-    int64_t     kv_head = block.head, group = (uint32_t)a.q.shape[1] / (uint32_t)a.k.shape[1];
-    int64_t     key;
-    te_sequence s = te_sequence_of(a, block, a.cu_kv, TE_TILE, &key);
-    if (key >= s.n_kv) return;
-    int     n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);
+    const auto [s, kv_head, group, key, n] = te_keys_of_block<TE_TILE>(a);
+    if (n <= 0) return;
     int64_t first = te_clamp(key - s.delta - s.right, 0, s.n_q), end = te_clamp(key + n - s.delta + s.left, 0, s.n_q);
     te_load_keys(a, b, s, kv_head, key, n);
     te_clear(b.sum, TE_TILE * (b.units + b.units_v) * TE_UNIT);
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
         for (int64_t query = first / TE_TILE * TE_TILE; query < end; query += TE_TILE) {
-            int rows = (int)(s.n_q - query < TE_TILE ? s.n_q - query : TE_TILE);
+            int rows = te_rows_in_tile(query, s.n_q, TE_TILE);
             te_load_queries(a, b, s, head, query, rows);
             te_draw_tile(b.kept, a, s, z, head, query, key);
             __syncthreads();

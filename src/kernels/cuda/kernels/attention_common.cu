@@ -52,9 +52,9 @@ __device__ static inline te_sequence te_sequence_at(const te_attention_args &a, 
 
 /* Which tile of which of n heads this block has, and the head that those share whose keys it reads. A grid has less
  * than 2^31 blocks: no division of 64 bits, which is a call that registers are spilled around. */
-typedef struct te_block {
+struct te_block {
     uint32_t tile, head, kv_head, batch;
-} te_block;
+};
 
 __device__ static inline te_block te_block_of(const te_attention_args &a, int64_t n)
 {
@@ -78,6 +78,47 @@ __device__ static inline te_sequence te_sequence_of(const te_attention_args &a, 
     }
     if (part > 0) *first -= (starts[part - 1] / rows + part) * rows;
     return te_sequence_at(a, part);
+}
+
+/* How many of n rows a tile of `rows` has that begins at the row `first`; none, or fewer: it is nobody's. */
+TE_HD static inline int te_rows_in_tile(int64_t first, int64_t n, int rows)
+{
+    return (int)(n - first < rows ? n - first : rows);
+}
+
+/* The queries of this block: `rows` of a head and sequence, from `first` on. */
+struct te_block_queries {
+    te_sequence s;
+    int64_t     head, kv_head, first;
+    int         rows;
+};
+
+template <int ROWS> __device__ static inline te_block_queries te_queries_of_block(const te_attention_args &a)
+{
+    te_block_queries q;
+    te_block         block = te_block_of(a, a.q.shape[1]);
+    q.s = te_sequence_of(a, block, a.cu_q, ROWS, &q.first);
+    q.head = block.head, q.kv_head = block.kv_head;
+    q.rows = te_rows_in_tile(q.first, q.s.n_q, ROWS);
+    return q;
+}
+
+/* Likewise its keys; the heads kv_head * group to kv_head * group + group - 1 read them. */
+struct te_block_keys {
+    te_sequence s;
+    uint32_t    kv_head, group;
+    int64_t     first;
+    int         rows;
+};
+
+template <int ROWS> __device__ static inline te_block_keys te_keys_of_block(const te_attention_args &a)
+{
+    te_block_keys k;
+    te_block      block = te_block_of(a, a.k.shape[1]);
+    k.s = te_sequence_of(a, block, a.cu_kv, ROWS, &k.first);
+    k.kv_head = block.head, k.group = (uint32_t)a.q.shape[1] / (uint32_t)a.k.shape[1];
+    k.rows = te_rows_in_tile(k.first, k.s.n_kv, ROWS);
+    return k;
 }
 
 TE_HD static inline int64_t te_clamp(int64_t x, int64_t low, int64_t high)

@@ -32,7 +32,7 @@ __device__ static inline void te_mma_send_keys(te_a *k, te_a *v, const te_rows &
                                                int64_t key, int64_t end, int64_t n_kv)
 {
     if (key < end) {
-        int n = (int)(n_kv - key < N ? n_kv - key : N);
+        int n = te_rows_in_tile(key, n_kv, N);
         te_rows from_k = {k_rows.data + key * k_rows.stride, k_rows.stride, k_rows.dim};
         te_rows from_v = {v_rows.data + key * v_rows.stride, v_rows.stride, v_rows.dim};
         te_mma_send<N, TE_DIM, TE_ATTENTION_THREADS>(k, from_k, n, threadIdx.x);
@@ -48,13 +48,10 @@ extern "C" __global__ void __launch_bounds__(128, TE_MMA_FORWARD_BLOCKS)
 {
     const int N = TE_MMA_FORWARD;
     __shared__ __align__(16) te_a k[2][N * TE_PITCH], v[2][N * TE_PITCH_V];
-    te_block    block = te_block_of(a, a.q.shape[1]);
-    int64_t     head = block.head, kv_head = block.kv_head;
-    int64_t     first;
-    te_sequence s = te_sequence_of(a, block, a.cu_q, TE_MMA_ROWS, &first);
-    if (first >= s.n_q) return;
-    int      rows = (int)(s.n_q - first < TE_MMA_ROWS ? s.n_q - first : TE_MMA_ROWS), warp = threadIdx.x / 32 * 16;
-    int      g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, mine = (int)te_clamp(rows - warp, 0, 16);
+    const auto [s, head, kv_head, first, rows] = te_queries_of_block<TE_MMA_ROWS>(a);
+    if (rows <= 0) return;
+    int      warp = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    int      mine = (int)te_clamp(rows - warp, 0, 16);
     int64_t  query = first + (mine ? warp : 0);
     uint32_t q[TE_DIM / 16][4];
     float    sink = te_sink_of(a, head);
@@ -166,13 +163,9 @@ extern "C" __global__ void __launch_bounds__(128, 2)
 {
     const int N = TE_MMA_BACKWARD, STEP = TE_MMA_STEP;
     __shared__ __align__(16) te_a k[2][N * TE_PITCH], v[2][N * TE_PITCH_V];
-    te_block    block = te_block_of(a, a.q.shape[1]);
-    int64_t     head = block.head, kv_head = block.kv_head;
-    int64_t     first;
-    te_sequence s = te_sequence_of(a, block, a.cu_q, TE_MMA_ROWS, &first);
-    if (first >= s.n_q) return;
-    int      rows = (int)(s.n_q - first < TE_MMA_ROWS ? s.n_q - first : TE_MMA_ROWS), warp = threadIdx.x / 32 * 16;
-    int      g = threadIdx.x % 32 / 4, mine = (int)te_clamp(rows - warp, 0, 16);
+    const auto [s, head, kv_head, first, rows] = te_queries_of_block<TE_MMA_ROWS>(a);
+    if (rows <= 0) return;
+    int      warp = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4, mine = (int)te_clamp(rows - warp, 0, 16);
     int64_t  query = first + (mine ? warp : 0);
     uint32_t q[TE_DIM / 16][4], dout[TE_DIM_V / 16][4];
     float    dq[TE_DIM / 8][4], lse[2], d[2], kept_scale = a.dropout ? a.kept_scale_f32 : 1.0f;
@@ -244,7 +237,7 @@ __device__ static inline void te_mma_send_queries(const te_attention_args &a, co
                                                   float *numbers, te_queries at)
 {
     const int N = TE_MMA_BACKWARD;
-    int       n = (int)(s.n_q - at.query < N ? s.n_q - at.query : N), i = threadIdx.x;
+    int       n = te_rows_in_tile(at.query, s.n_q, N), i = threadIdx.x;
     te_mma_send<N, TE_DIM, TE_ATTENTION_THREADS>(q, te_rows_of(a.q, s.batch, at.head, s.q_start + at.query), n, i);
     te_mma_send<N, TE_DIM_V, TE_ATTENTION_THREADS>(dout, te_rows_of(a.dout, s.batch, at.head, s.q_start + at.query), n,
                                                    i);
@@ -264,13 +257,10 @@ extern "C" __global__ void __launch_bounds__(128, 2)
     const int N = TE_MMA_BACKWARD, STEP = TE_MMA_STEP;
     __shared__ __align__(16) te_a q[2][N * TE_PITCH], dout[2][N * TE_PITCH_V];
     __shared__ __align__(16) float numbers[2][2 * N]; /* lse and D */
-    te_block    block = te_block_of(a, a.k.shape[1]);
-    uint32_t    kv_head = block.head, group = (uint32_t)a.q.shape[1] / (uint32_t)a.k.shape[1];
-    int64_t     first;
-    te_sequence s = te_sequence_of(a, block, a.cu_kv, TE_MMA_ROWS, &first);
-    if (first >= s.n_kv) return;
-    int      keys = (int)(s.n_kv - first < TE_MMA_ROWS ? s.n_kv - first : TE_MMA_ROWS), warp = threadIdx.x / 32 * 16;
-    int      g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, mine = (int)te_clamp(keys - warp, 0, 16);
+    const auto [s, kv_head, group, first, keys] = te_keys_of_block<TE_MMA_ROWS>(a);
+    if (keys <= 0) return;
+    int      warp = threadIdx.x / 32 * 16, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    int      mine = (int)te_clamp(keys - warp, 0, 16);
     int64_t  key = first + (mine ? warp : 0);
     uint32_t k[TE_DIM / 16][4], v[TE_DIM_V / 16][4];
     float    dk[TE_DIM / 8][4], dv[TE_DIM_V / 8][4], kept_scale = a.dropout ? a.kept_scale_f32 : 1.0f;

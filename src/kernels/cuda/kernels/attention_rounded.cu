@@ -28,12 +28,8 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_rounded(const __g
 {
     TE_DYNAMIC_SHARED(te_real, shared);
     te_forward  f = te_forward_at(a, shared);
-    te_block    block = te_block_of(a, a.q.shape[1]);
-    int64_t     head = block.head, kv_head = block.kv_head;
-    int64_t     first;
-    te_sequence s = te_sequence_of(a, block, a.cu_q, TE_TILE, &first);
-    if (first >= s.n_q) return;
-    int     rows = (int)(s.n_q - first < TE_TILE ? s.n_q - first : TE_TILE);
+    const auto [s, head, kv_head, first, rows] = te_queries_of_block<TE_TILE>(a);
+    if (rows <= 0) return;
     te_real scale = (te_real)(a.scale * (double)*a.factor[0] * (double)*a.factor[1]);
     te_real times = (te_real)((a.codes ? 1.0 : (double)*a.factor[2]) / 448 * (a.dropout ? a.kept_scale : 1.0));
     te_load_rows(f.q, f.pitch, a.q, s.batch, head, s.q_start + first, rows, 1);
@@ -44,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(128) te_attention_rounded(const __g
     int64_t end = te_end_key(s, first + rows - 1);
     for (int walk = 0; walk < 2; walk++) {
         for (int64_t key = te_first_key(s, first) / TE_TILE * TE_TILE; key < end; key += TE_TILE) {
-            int n = (int)(s.n_kv - key < TE_TILE ? s.n_kv - key : TE_TILE);
+            int n = te_rows_in_tile(key, s.n_kv, TE_TILE);
             te_load_rows(f.kv, f.pitch, a.k, s.batch, kv_head, s.kv_start + key, n, 1);
             if (walk == 1) te_draw_tile(f.kept, a, s, z, head, first, key);
             __syncthreads();

@@ -1,5 +1,12 @@
-/* common.h - what the hand-written kernels share. The text before it defines te_real, and for the two element types at
- * hand te_a, te_from_a, te_as_a, TE_A_IS_INTEGER and the same with b. */
+/* common.h - what the hand-written kernels share. The text before it defines te_real; the text after it, for the two
+ * element types at hand, te_a, te_from_a, te_as_a, TE_A_IS_INTEGER and the same with b. */
+
+/* x / by; most numbers fit 32 bits, whose division takes a quarter of the instructions. */
+TE_HD static inline int64_t te_quotient(int64_t x, int64_t by)
+{
+    if (((uint64_t)x | (uint64_t)by) >> 32 == 0) return (int64_t)((uint32_t)x / (uint32_t)by);
+    return x / by;
+}
 
 /* Coordinates of the row-major `index` in `shape` times strides, without that along `left_out`. The loop stays one: as
  * several copies it is longer than a small kernel takes to run it, for they all come from memory first. */

@@ -337,15 +337,6 @@ extern "C" __global__ void __launch_bounds__(256) te_gather(const __grid_constan
     }
 }
 
-TE_HD static inline te_a te_added(te_a x, te_a y)
-{
-#if TE_A_IS_INTEGER
-    return (te_a)((uint64_t)x + (uint64_t)y);
-#else
-    return te_as_a(te_from_a(x) + te_from_a(y));
-#endif
-}
-
 /* A thread per line along dim: lines are independent. ADDS: to what is there, else in its place. */
 template <bool ADDS> static __device__ void te_scatter_along(const te_index_args &a)
 {
@@ -365,7 +356,7 @@ template <bool ADDS> static __device__ void te_scatter_along(const te_index_args
                 continue;
             }
             te_a *place = to + target * a.whole.stride[a.dim];
-            *place = ADDS ? te_added(*place, x) : x;
+            *place = ADDS ? te_plus(*place, x) : x;
         }
     }
 }
@@ -422,7 +413,7 @@ extern "C" __global__ void __launch_bounds__(256) te_scatter_add(const __grid_co
             }
 #pragma unroll
             for (int k = 0; k < AHEAD; k++)
-                if (k < count) sum = te_added(sum, x[k]);
+                if (k < count) sum = te_plus(sum, x[k]);
         }
         *to = sum;
     }

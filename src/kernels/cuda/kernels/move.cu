@@ -2,13 +2,6 @@
  * triangle. te_a is the unsigned type of a unit's elements, of which it has TE_VECTOR.
  */
 
-/* x / by; most numbers fit 32 bits, whose division takes a quarter of the instructions. */
-TE_HD static inline int64_t te_quotient(int64_t x, int64_t by)
-{
-    if (((uint64_t)x | (uint64_t)by) >> 32 == 0) return (int64_t)((uint32_t)x / (uint32_t)by);
-    return x / by;
-}
-
 /* --- many copies ------------------------------------------------------------------------------------------------- */
 
 /* A block has TE_COPY_EACH units a thread of one piece. */

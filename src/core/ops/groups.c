@@ -6,9 +6,10 @@
 const te_op_group te_op_groups[] = {
     {"arithmetic", te_ops_pointwise},  {"activation", te_ops_activation}, {"normalization", te_ops_norm},
     {"loss", te_ops_loss},             {"reduction", te_ops_reduce},      {"shape", te_ops_view},
-    {"indexing", te_ops_index},        {"arrangement", te_ops_scatter},   {"arrangement", te_ops_order},
-    {"arrangement", te_ops_arrange},   {"matrix product", te_ops_linear}, {"attention", te_ops_attention},
-    {"random", te_ops_random},         {"conversion", te_ops_convert},
+    {"indexing", te_ops_index},        {"indexing", te_ops_join},         {"indexing", te_ops_along},
+    {"indexing", te_ops_triangle},     {"indexing", te_ops_draw},         {"arrangement", te_ops_scatter},
+    {"arrangement", te_ops_order},     {"arrangement", te_ops_arrange},   {"matrix product", te_ops_linear},
+    {"attention", te_ops_attention},   {"random", te_ops_random},         {"conversion", te_ops_convert},
     {"quantization", te_ops_quantized}, {"mixture of experts", te_ops_moe},
     {"router of experts", te_ops_moe_router}, {NULL, NULL},
 };

@@ -12,8 +12,9 @@ typedef struct te_op_group {
 extern const te_op_group te_op_groups[]; /* ends with a NULL name */
 
 extern const te_op_def te_ops_pointwise[], te_ops_activation[], te_ops_norm[], te_ops_loss[], te_ops_reduce[],
-    te_ops_view[], te_ops_index[], te_ops_scatter[], te_ops_order[], te_ops_arrange[], te_ops_linear[],
-    te_ops_attention[], te_ops_random[], te_ops_convert[], te_ops_quantized[], te_ops_moe[], te_ops_moe_router[];
+    te_ops_view[], te_ops_index[], te_ops_join[], te_ops_along[], te_ops_triangle[], te_ops_draw[], te_ops_scatter[],
+    te_ops_order[], te_ops_arrange[], te_ops_linear[], te_ops_attention[], te_ops_random[], te_ops_convert[],
+    te_ops_quantized[], te_ops_moe[], te_ops_moe_router[];
 
 /* Compiled programs of program ops, kept in the context. */
 void te_variants_close(te_context *ctx);
@@ -67,6 +68,9 @@ te_tensor *te_tensor_seen(te_tensor *t, int ndim, const int64_t *shape);
  * messages. */
 te_status te_embedding_rows(te_call *call, te_tensor *y, te_tensor *table, te_tensor *ids);
 te_status te_embedding_add_rows(te_call *call, te_tensor *dtable, te_tensor *dy, te_tensor *ids);
+
+/* The backward of what picked elements along dimension memo[0] by a saved index. */
+te_status te_gather_backward(te_call *call);
 
 /* dst = before, with dst[... index ...] += src along dim, for src in index's shape that shares no memory with dst. Sums
  * of fewer than 32 bits are taken in float32 or int64, so that they are rounded, or limited to what dst holds, once;

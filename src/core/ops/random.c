@@ -192,6 +192,34 @@ static te_status stay_within(te_call *call)
     return status;
 }
 
+/* --- draws by weight ---------------------------------------------------------------------------------------------- */
+
+static te_status multinomial_forward(te_call *call)
+{
+    te_tensor *x = call->in[0];
+    int64_t n = (int64_t)call->attr[0].number, shape[2];
+    if (x->ndim < 1 || x->ndim > 2)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "weights must be {classes} or {rows, classes}, not %s",
+                            TE_SHAPE_TEXT(x));
+    if (n < 1) return te_call_fail(call, TE_ERROR_ARGUMENT, "n = %lld draws", (long long)n);
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->ndim - 1] = n;
+    te_tensor *y = call->out[0] = te_tensor_new(call->ctx, x->storage->device, TE_I64, x->ndim, shape);
+    if (!y) return call->ctx->status;
+    te_exec *exec = te_call_exec(call, x);
+    te_view out = te_tensor_view(y), src = te_tensor_view(x);
+    te_rng rng = te_context_draw(call->ctx, (uint64_t)te_tensor_numel(y));
+    return te_call_kernel(call, exec, exec->backend->multinomial(exec, &out, &src, call->attr[1].number != 0, rng));
+}
+
+const te_op_def te_ops_draw[] = {
+    {.signature = "multinomial(x, n: int = 1, replacement: bool = false)",
+     .doc = "n class ids (from 0, int64) per row of x, drawn with the row as weights.",
+     .flags = TE_OP_METHOD | TE_OP_NOGRAD,
+     .forward = multinomial_forward},
+    {0},
+};
+
 #define DRAW (TE_OP_METHOD | TE_OP_INPLACE | TE_OP_NOGRAD)
 
 const te_op_def te_ops_random[] = {

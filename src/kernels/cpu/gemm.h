@@ -1,18 +1,18 @@
 /* gemm.h - how the CPU's matrix product is put together.
  *
- *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm.c), where few columns become
- *                             few rows, cuts a large one in slices for the library
+ *      te_cpu_gemm            checks the operands, turns them into a te_gemm_problem (gemm_problem.c), where few
+ *                             columns become few rows, cuts a large one in slices for the library (gemm.c)
  *        turned               more rows times contiguous columns, whose places they take (gemm_turned.c)
  *        rows                 few rows times contiguous columns, nothing packed (gemm_rows.c): b is read once
  *        sweep                few rows times contiguous rows, as they lie (gemm_sweep.c)
  *        small                one thread, workspace on the stack: the call costs less than a microsecond
- *        own                  our own kernel where it is the faster one (rule in gemm.c)
+ *        own                  our own kernel where it is the faster one (rule in gemm_choose.c)
  *        onednn               the library, where it is there (gemm_onednn.c)
  *        blocked              our own kernel: accepts everything (gemm_blocked.c)
  *
- * The implementations stand in this order in one table; the first that accepts a problem runs it, and one that declines
- * says why. An element of c is one chain of additions over k in an order that depends on the shape alone, never on how
- * many threads share the work: threads divide m and n, not k.
+ * The implementations stand in this order in one table (gemm_choose.c); the first that accepts a problem runs it, and
+ * one that declines says why. An element of c is one chain of additions over k in an order that depends on the shape
+ * alone, never on how many threads share the work: threads divide m and n, not k.
  *
  * Our own kernel computes c in tiles of mr x nr from packed panels. A *word* is what one step of the inner loop
  * consumes per row of a and column of b: one float, one double, or a pair of bfloat16 that are neighbours along k.

@@ -140,6 +140,7 @@ static inline int te_count_from(te_context *ctx, int first)
 
 /* Opens on first use; NULL with the reason recorded. A NULL name is the default device. */
 te_device *te_context_device(te_context *ctx, const char *name);
+void       te_device_close(te_device *device); /* one that is not open: does nothing */
 
 /* Takes over of a struct of options what both sides know. `given`, the host's struct_size, is a multiple of 8 in every
  * version of such a struct; bytes behind that would be a part of a field. */

@@ -27,6 +27,7 @@ local modules = {
     fused_moe_aux_loss = "te.moe:fused_aux_loss",
     parallel_cross_entropy = "te.distributed.cross_entropy",
     einsum = "te.einsum",
+    gradcheck = "te.gradcheck",
     rope_frequencies = "te.rotary:frequencies",
     register_forward_fusion = "te.fuser.rules:register_forward_fusion",
     register_backward_fusion = "te.fuser.rules:register_backward_fusion",

@@ -183,61 +183,82 @@ static const char *title_of(lua_State *L, int ctx)
 }
 
 /* record(backward, ctx, n_outputs, outputs…, inputs…): the outputs, connected to those inputs that are tensors. */
+/* The n results of the forward function, from place 4 of the stack on. */
+static te_lua_tensors take_results(lua_State *L, const char *title, int n)
+{
+    te_lua_tensors results = te_lua_new_tensors(L, n);
+    char text[256];
+    for (int i = 0; i < n; i++) {
+        te_lua_tensor *u = te_lua_to_tensor(L, 4 + i);
+        if (!u || !u->t)
+            te_lua_fail(L, NULL, "%s: result %d of the forward function: expected a tensor, got %s", title, i + 1,
+                        te_lua_describe(L, 4 + i, text, sizeof text));
+        results.t[i] = te_tensor_retain(u->t);
+    }
+    return results;
+}
+
+/* The n inputs from place `first` on, NULL for what is no tensor; *wanted: whether one of them wants a gradient. */
+static te_lua_tensors take_inputs(lua_State *L, int first, int n, bool *wanted)
+{
+    te_lua_tensors inputs = te_lua_new_tensors(L, n);
+    *wanted = false;
+    for (int i = 0; i < n; i++) {
+        te_lua_tensor *u = te_lua_to_tensor(L, first + i);
+        inputs.t[i] = te_tensor_retain(u ? u->t : NULL);
+        *wanted = *wanted || (inputs.t[i] && te_needs_grad(inputs.t[i]));
+    }
+    return inputs;
+}
+
+/* Makes the node: fresh tensors of the results' memory, into `fresh`. */
+static te_status make_node(te_call *call, const te_lua_tensors *results, const te_lua_tensors *inputs,
+                           te_lua_tensor *const *fresh)
+{
+    for (int i = 0; i < results->n; i++) {
+        te_tensor *t = results->t[i];
+        call->out[i] = fresh[i]->t = te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset);
+        if (!fresh[i]->t) return call->ctx->status;
+    }
+    return te_autograd_record(call, inputs->t, inputs->n);
+}
+
 static int record(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);
     te_call call = {.ctx = rt->ctx, .op = &custom_op};
     int64_t count = te_lua_check_int(L, 3, "custom", "number of outputs");
-    bool    wanted = false;
-    char    text[256];
+    bool    wanted;
     luaL_checktype(L, 1, LUA_TFUNCTION);
     const char *title = title_of(L, 2);
     te_lua_enter(rt, L, "custom");
     if (count < 1 || count > TE_OP_MAX_OUTPUTS)
         return te_lua_fail(L, NULL, "%s: the forward function returned %lld values; one to %d tensors are possible",
                            title, (long long)count, TE_OP_MAX_OUTPUTS);
-    int n_out = (int)count, first = 4 + n_out, n_in = lua_gettop(L) - 3 - n_out;
+    int n_out = (int)count, n_in = lua_gettop(L) - 3 - n_out;
     if (n_in < 0 || n_in > MAX_INPUTS)
         return te_lua_fail(L, NULL, "%s: %d inputs; at most %d are possible", title, n_in, MAX_INPUTS);
-    te_lua_tensors outputs = te_lua_new_tensors(L, n_out), inputs = te_lua_new_tensors(L, n_in);
-    for (int i = 0; i < n_out; i++) {
-        te_lua_tensor *u = te_lua_to_tensor(L, 4 + i);
-        if (!u || !u->t)
-            return te_lua_fail(L, NULL, "%s: result %d of the forward function: expected a tensor, got %s", title,
-                               i + 1, te_lua_describe(L, 4 + i, text, sizeof text));
-        outputs.t[i] = te_tensor_retain(u->t);
-    }
-    for (int i = 0; i < n_in; i++) {
-        te_lua_tensor *u = te_lua_to_tensor(L, first + i);
-        inputs.t[i] = te_tensor_retain(u ? u->t : NULL);
-        wanted = wanted || (inputs.t[i] && te_needs_grad(inputs.t[i]));
-    }
+    te_lua_tensors results = take_results(L, title, n_out), inputs = take_inputs(L, 4 + n_out, n_in, &wanted);
     if (!wanted || !te_context_grad_enabled(rt->ctx)) {
-        te_lua_drop_tensors(&outputs);
+        te_lua_drop_tensors(&results);
         te_lua_drop_tensors(&inputs);
         lua_settop(L, 3 + n_out);
         return n_out;
     }
     luaL_checkstack(L, n_out + 4, "te.custom");
-    te_lua_tensor *results[TE_OP_MAX_OUTPUTS];
-    for (int i = 0; i < n_out; i++) results[i] = te_lua_new_tensor(L);
+    te_lua_tensor *fresh[TE_OP_MAX_OUTPUTS];
+    for (int i = 0; i < n_out; i++) fresh[i] = te_lua_new_tensor(L);
     lua_createtable(L, 2, 0);
     for (int i = 1; i <= 2; i++) {
         lua_pushvalue(L, i);
         lua_rawseti(L, -2, i);
     }
     hold(rt, L, &call, title);
-    te_status   status = TE_OK;
-    te_lua_call entered = te_lua_begin(rt, L);
-    for (int i = 0; i < n_out && status == TE_OK; i++) {
-        te_tensor *t = outputs.t[i];
-        call.out[i] = results[i]->t = te_tensor_alias(t, t->ndim, t->shape, t->stride, t->offset);
-        if (!results[i]->t) status = rt->ctx->status;
-    }
     call.memo[0] = n_out;
-    if (status == TE_OK) status = te_autograd_record(&call, inputs.t, n_in);
+    te_lua_call entered = te_lua_begin(rt, L);
+    te_status   status = make_node(&call, &results, &inputs, fresh);
     te_lua_end(rt, entered);
-    te_lua_drop_tensors(&outputs);
+    te_lua_drop_tensors(&results);
     te_lua_drop_tensors(&inputs);
     if (status != TE_OK) {
         release_custom(&call);

@@ -186,6 +186,27 @@ static void move_bits(const te_program *program, te_operand *inputs, te_operand 
     if (input->dtype == TE_I64 && output->dtype == TE_I64) input->dtype = output->dtype = TE_F64;
 }
 
+/* Results of the program: those of the call, of `dtype`, and behind them `rows`, what backward reads again. */
+static te_status make_results(te_call *call, const te_variant *v, const te_space *s, te_device *device, te_dtype dtype,
+                              bool compute_f64, te_operand *outputs, te_tensor **rows)
+{
+    const te_program *program = v->gradient.forward;
+    int n_results = program->n_outputs - v->gradient.n_rows;
+    for (int i = 0; i < program->n_outputs; i++) {
+        bool again = i >= n_results, reduced = program->outputs[i].kind != TE_OUT_ELEM;
+        te_tensor *t, **place = again ? &rows[i - n_results] : &call->out[i];
+        if (i == 0 && call->inplace)
+            t = te_tensor_retain(call->inplace);
+        else
+            t = te_program_result(call, reduced, s, !again ? dtype : compute_f64 ? TE_F64 : TE_F32, device);
+        *place = t;
+        if (!t) return call->ctx->status;
+        outputs[i] =
+            te_space_operand(t, s, (te_part){0}, program->outputs[i].kind == TE_OUT_ROW ? TE_RATE_ROW : TE_RATE_ELEM);
+    }
+    return TE_OK;
+}
+
 static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, const te_space *s, unsigned numbers)
 {
     te_program *program = v->gradient.forward;
@@ -194,34 +215,13 @@ static te_status bind_and_run(te_call *call, te_variant *v, const te_layout *l, 
     te_tensor *rows[TE_GRAD_MAX_SOURCES] = {NULL};
     double params[TE_OP_MAX_ATTRS + TE_OP_MAX_INPUTS + 1] = {0};
     te_dtype dtype = call->inplace ? call->inplace->dtype : te_program_result_dtype(call, l);
-    te_status status = TE_OK;
     te_run run;
     te_run_start(&run, s);
     for (int i = 0; i < l->n; i++)
         inputs[i] = te_space_operand(call->in[l->input[i]], s, l->part[i], l->rate[i]);
     run.compute_f64 = computes_f64(call, l, program, dtype) || te_counts_far(program, &run);
-    int n_results = program->n_outputs - v->gradient.n_rows;
-    for (int i = 0; i < program->n_outputs; i++) {
-        te_tensor *t;
-        if (i == 0 && call->inplace)
-            t = te_tensor_retain(call->inplace);
-        else
-            t = te_program_result(call, program->outputs[i].kind != TE_OUT_ELEM, s,
-                                  i < n_results     ? dtype
-                                  : run.compute_f64 ? TE_F64
-                                                    : TE_F32,
-                                  device);
-        if (i < n_results)
-            call->out[i] = t;
-        else
-            rows[i - n_results] = t;
-        if (!t) {
-            status = call->ctx->status;
-            goto done;
-        }
-        outputs[i] =
-            te_space_operand(t, s, (te_part){0}, program->outputs[i].kind == TE_OUT_ROW ? TE_RATE_ROW : TE_RATE_ELEM);
-    }
+    te_status status = make_results(call, v, s, device, dtype, run.compute_f64, outputs, rows);
+    if (status != TE_OK) goto done;
     te_program_params(call, program, numbers, run.shape[run.ndim - 1], params);
     if (program->n_rngs) {
         uint64_t words = 1;

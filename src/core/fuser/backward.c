@@ -204,6 +204,49 @@ static bool is_nothing(const te_unit *unit, int k, const te_program *program)
     return partial && !unit->slots[unit->grads[k].slot].part.half && te_program_gives_nothing(program, k);
 }
 
+/* Memory for the gradients of a unit, each where it goes; e: what is emitted instead, or NULL. *computes: there is
+ * something to compute. */
+static te_status bind_gradients(te_group_backward *b, const te_unit *unit, const te_program *program,
+                                const te_space *s, te_emitting *e, result *results, te_operand *outputs,
+                                bool *computes)
+{
+    te_status status = TE_OK;
+    for (int k = 0; k < unit->n_grads && status == TE_OK; k++) {
+        const te_unit_grad *grad = &unit->grads[k];
+        const te_unit_slot *slot = &unit->slots[grad->slot];
+        outputs[k] = (te_operand){.data = NULL};
+        if (is_nothing(unit, k, program)) continue;
+        if (e && grad->bias == TE_NO_VALUE && te_emission_of(e, slot->value)) {
+            *computes = true;
+            continue;
+        }
+        if (grad->bias != TE_NO_VALUE)
+            status = bind_bias(b, unit, k, s, outputs);
+        else if (b->plan->values[slot->value].cls == TE_VALUE_FIXED)
+            status = bind_parameter(b, slot->value, s, &outputs[k]);
+        else
+            status = bind_activation(b, unit, k, s, results, &outputs[k]);
+        *computes |= outputs[k].data != NULL;
+    }
+    return status;
+}
+
+static te_status run_gradient(te_group_backward *b, const te_unit *unit, te_program *program, const te_space *s,
+                              te_emitting *e, te_operand *inputs, te_operand *outputs)
+{
+    te_exec *exec = &b->state->device->exec;
+    te_run run;
+    te_run_start(&run, s);
+    run.inputs = inputs;
+    run.outputs = outputs;
+    run.rngs = b->state->rngs + unit->first_rng;
+    run.compute_f64 = unit->compute_f64;
+    if (e) return te_emitting_run(e, program, &run);
+    te_status status = exec->backend->program_run(exec, program, &run, 1);
+    if (status != TE_OK) te_fail_exec(b->ctx, status, exec, program->name);
+    return status;
+}
+
 static te_status backward_program(te_group_backward *b, const te_unit *unit)
 {
     const te_gradient *g = &unit->gradient;
@@ -213,46 +256,17 @@ static te_status backward_program(te_group_backward *b, const te_unit *unit)
     te_tensor *zero = NULL;
     te_status status = TE_OK;
     bool computes = false;
-    te_run run;
     if (!g->backward || !has_gradient(b, unit)) return TE_OK;
     te_program *program = program_of(b, unit);
     if (!program) return b->ctx->status;
     for (int i = 0; i < g->n_sources && status == TE_OK; i++) status = bind_source(b, unit, i, &s, &zero, &inputs[i]);
     te_emitting e;
     bool emits = status == TE_OK && b->plan->n_products && te_emitting_backward(b->state, unit, &s, inputs, &e);
+    te_emitting *emitting = emits ? &e : NULL;
     for (int k = 0; k < unit->n_grads; k++) results[k] = (result){.value = -1};
-    for (int k = 0; k < unit->n_grads && status == TE_OK; k++) {
-        const te_unit_grad *grad = &unit->grads[k];
-        const te_unit_slot *slot = &unit->slots[grad->slot];
-        outputs[k] = (te_operand){.data = NULL};
-        if (is_nothing(unit, k, program)) continue;
-        if (emits && grad->bias == TE_NO_VALUE && te_emission_of(&e, slot->value)) {
-            computes = true;
-            continue;
-        }
-        if (grad->bias != TE_NO_VALUE)
-            status = bind_bias(b, unit, k, &s, outputs);
-        else if (b->plan->values[slot->value].cls == TE_VALUE_FIXED)
-            status = bind_parameter(b, slot->value, &s, &outputs[k]);
-        else
-            status = bind_activation(b, unit, k, &s, results, &outputs[k]);
-        computes |= outputs[k].data != NULL;
-    }
-    if (status == TE_OK) status = bind_again(b, unit, &s, emits ? &e : NULL, outputs + unit->n_grads, &computes);
-    if (status == TE_OK && computes) {
-        te_run_start(&run, &s);
-        run.inputs = inputs;
-        run.outputs = outputs;
-        run.rngs = b->state->rngs + unit->first_rng;
-        run.compute_f64 = unit->compute_f64;
-        te_exec *exec = &b->state->device->exec;
-        if (emits) {
-            status = te_emitting_run(&e, program, &run);
-        } else {
-            status = exec->backend->program_run(exec, program, &run, 1);
-            if (status != TE_OK) te_fail_exec(b->ctx, status, exec, program->name);
-        }
-    }
+    if (status == TE_OK) status = bind_gradients(b, unit, program, &s, emitting, results, outputs, &computes);
+    if (status == TE_OK) status = bind_again(b, unit, &s, emitting, outputs + unit->n_grads, &computes);
+    if (status == TE_OK && computes) status = run_gradient(b, unit, program, &s, emitting, inputs, outputs);
     for (int k = 0; k < unit->n_grads; k++) {
         if (results[k].value < 0) continue;
         te_drop(&b->state->grads[results[k].value]);

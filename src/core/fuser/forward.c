@@ -217,6 +217,37 @@ static te_tensor *leaf_of(te_tensor *t, bool wanted)
 }
 
 /* An operation with a tape of its own: its input is a leaf there, and so are sinks that learn. */
+/* Runs a call with the numbers and the state of a recipe that belong to its unit. */
+static te_status run_with_state(te_group_state *state, const te_unit *unit, te_call *call,
+                                te_recipe_state *recipe)
+{
+    te_context *ctx = state->plan->ctx;
+    uint64_t offset = ctx->rng_offset;
+    te_recipe_state *state_before = ctx->product_state;
+    bool bytes_before = ctx->product_bytes;
+    if (unit->n_rngs) ctx->rng_offset = state->rngs[unit->first_rng].offset;
+    ctx->product_state = recipe;
+    ctx->product_bytes = state->plan->values[unit->result].handed;
+    te_status status = te_call_run_op(call);
+    ctx->product_state = state_before;
+    ctx->product_bytes = bytes_before;
+    if (unit->n_rngs) ctx->rng_offset = offset;
+    return status;
+}
+
+/* The result of a call as its value: handed on, or as the plan stores it, without its place in the tape. */
+static te_status keep_result(te_group_state *state, const te_unit *unit, te_tensor *y)
+{
+    const te_plan_value *result = &state->plan->values[unit->result];
+    if (result->handed) return te_state_hand_on(state, unit, y);
+    te_tensor *stored = te_state_stored(state, result, y);
+    if (stored)
+        state->values[unit->result] =
+            te_tensor_alias(stored, stored->ndim, stored->shape, stored->stride, stored->offset);
+    te_tensor_release(stored);
+    return state->values[unit->result] ? TE_OK : state->plan->ctx->status;
+}
+
 static te_status run_call(te_group_state *state, const te_unit *unit)
 {
     te_fuse_plan *plan = state->plan;
@@ -238,35 +269,17 @@ static te_status run_call(te_group_state *state, const te_unit *unit)
     call.in[0] = leaf;
     for (int i = 1; i < call.op->n_inputs; i++)
         call.in[i] = node->in[i] == TE_NO_VALUE ? NULL : node->in[i] == sinks ? second : state->values[node->in[i]];
-    uint64_t offset = ctx->rng_offset;
-    if (unit->n_rngs) ctx->rng_offset = state->rngs[unit->first_rng].offset;
-    bool handed = plan->values[unit->result].handed;
-    te_recipe_state *state_before = ctx->product_state;
-    bool bytes_before = ctx->product_bytes;
-    ctx->product_state = node->recipe_state;
-    ctx->product_bytes = handed;
-    status = te_call_run_op(&call);
-    ctx->product_state = state_before;
-    ctx->product_bytes = bytes_before;
-    if (unit->n_rngs) ctx->rng_offset = offset;
+    status = run_with_state(state, unit, &call, node->recipe_state);
     te_tensor *y = call.out[0];
-    if (status == TE_OK && (wanted || second)) {
+    bool recorded = wanted || second;
+    if (status == TE_OK && recorded) {
         state->aux[unit->first_aux] = wanted ? te_tensor_retain(leaf) : NULL;
         state->aux[unit->first_aux + 1] = te_tensor_retain(y);
         state->aux[unit->first_aux + 2] = te_tensor_retain(second);
     }
-    if (status == TE_OK && handed) status = te_state_hand_on(state, unit, y);
-    if (status == TE_OK && !handed) {
-        te_tensor *stored = te_state_stored(state, result, y);
-        if (stored)
-            state->values[unit->result] =
-                te_tensor_alias(stored, stored->ndim, stored->shape, stored->stride, stored->offset);
-        if (!state->values[unit->result]) status = ctx->status;
-        te_tensor_release(stored);
-    }
-    bool recorded = wanted || second;
+    if (status == TE_OK) status = keep_result(state, unit, y);
     if (status == TE_OK && wanted && (unit->attention || te_plan_turns(node))) status = forget_values(leaf);
-    if (status == TE_OK && recorded && unit->attention && !handed) status = forget_values(y);
+    if (status == TE_OK && recorded && unit->attention && !result->handed) status = forget_values(y);
     te_tensor_release(y);
     te_tensor_release(leaf);
     te_tensor_release(second);

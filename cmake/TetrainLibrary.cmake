@@ -40,8 +40,8 @@ set_source_files_properties(${TE_CORE_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_
 file(GLOB TE_OP_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/core/ops/*.c)
 set_source_files_properties(${TE_OP_SOURCES} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
 # Float64, what calls the loops of others, and what makes plans of programs.
-foreach(name program_f64 program_across program_whole_rows index program_plan program_registers program_chain
-    program_compile program_lookup)
+foreach(name program_f64 program_across program_across_plan program_whole_rows index program_plan program_registers
+    program_chain program_compile program_lookup)
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/${name}.c PROPERTIES COMPILE_OPTIONS
     "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
 endforeach()

@@ -1,7 +1,7 @@
-/* gemm.h - matrix products: gemm.c finds the form that cuBLASLt takes, gemm_plan.c chooses and runs its algorithms,
- * gemm_sizes.c says which sizes are worth timing, gemm_end.c decides whether a bias is its epilogue or a pass
- * of its own, which gemm_finish.c does. Quantized operands go as bytes with their factors where the device multiplies
- * them (gemm_narrow.c), else decoded (gemm_quantized.c). Few rows are a kernel of our own (gemm_few.c). */
+/* gemm.h - matrix products: gemm.c finds the form that cuBLASLt takes, gemm_plan.c runs its algorithms, gemm_choose.c
+ * chooses them, gemm_sizes.c says which sizes are worth timing, gemm_end.c decides whether a bias is its epilogue or a
+ * pass of its own, which gemm_finish.c does. Quantized operands go as bytes with their factors where the device
+ * multiplies them (gemm_narrow.c), else decoded (gemm_quantized.c). Few rows are a kernel of our own (gemm_few.c). */
 #ifndef TE_KERNELS_CUDA_GEMM_H
 #define TE_KERNELS_CUDA_GEMM_H
 

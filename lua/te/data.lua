@@ -1,10 +1,8 @@
 --- te.data: where training text comes from, and batches of it.
 --
 -- A source is a text file, a folder of text files, token shards (.bin: raw uint16, or with a header that says uint16
--- or uint32, as write_tokens makes them), or ids that a script has. Of a folder only regular files are read, and what
--- stands in a folder that links make reachable by several ways is read once. What runs write beside their checkpoints
--- is left out: it grows. Without any, the project's own text: the tree that the script stands in, else the sources of
--- the Lua library, which every executable carries.
+-- or uint32, as write_tokens makes them), or ids that a script has. Without any, the project's own text: the tree that
+-- the script stands in, else the sources of the Lua library, which every executable carries.
 --
 -- Batches are cut by the engine in a thread of its own. Batch number s of the training part depends on the seed and s
 -- alone, so a run that resumes there sees what it would have seen. Several processes cut the same batches, of the rows
@@ -12,88 +10,13 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local files = require "te.data_files"
 local options = require "te.options"
 local tokenizer = require "te.tokenizer"
 
 local data = {}
 
--- Reading ---------------------------------------------------------------------------------------------------------
-
-local MOST_TEXT = 2 ^ 31 - 512 -- a little below what LuaJIT lets a string have
-
-local TOO_MUCH = "%.0f bytes of text: they end at 2 GiB; te.data.write_tokens makes shards, which have no end"
-
-local function read_file(path)
-    local file, problem = io.open(path, "rb")
-    if not file then te._core.fail_io("te.data.open: " .. problem) end
-    local size = file:seek "end" -- nil of a pipe, 0 of a device
-    if size then file:seek "set" end
-    if size and size > MOST_TEXT then
-        file:close()
-        fail("te.data.open: %s: " .. TOO_MUCH, path, size)
-    end
-    -- at once, as a buffer that grows ends at half of what a text may have; raises where memory ends before the file
-    local read, text, why = pcall(file.read, file, size and size > 0 and size or "*a")
-    file:close()
-    if not read then error(("%s: %s"):format(path, text), 0) end
-    if not text then te._core.fail_io(("te.data.open: %s: %s"):format(path, why)) end
-    return text
-end
-
-local function is_text(text) return not text:sub(1, 4096):find("%z") end
-
-local RUN_FILES = { ["metrics.jsonl"] = true, ["metrics.jsonl.tmp"] = true, ["plot.svg"] = true }
-for _, name in ipairs(require "te.tokenizer.beside") do RUN_FILES[name] = true end
-
--- Whether a folder is a run's, which may have stopped before it saved.
-local function is_of_run(folder, names)
-    for _, name in ipairs(names) do
-        if name:find "^checkpoint%-%d+%.safetensors$" then return true end
-        local path = folder .. "/" .. name
-        local stat = name == "metrics.jsonl" and io and te._core.stat(path)
-        local file = stat and stat.type == "file" and io.open(path)
-        local start = file and file:read(8)
-        if file then file:close() end
-        if start == '{"step":' then return true end
-    end
-    return false
-end
-
--- Regular files below a folder in the order of their names, hidden ones and what a run writes left out.
--- accept(name, is_folder) says which files are meant and which folders are entered. A link to a folder is followed; one
--- that leads back would have no end, so each folder is entered once. `entered` holds their ids.
-local function files_below(folder, accept, entered, found)
-    found, entered = found or {}, entered or {}
-    local here = te._core.stat(folder)
-    if not here or entered[here.id] then return found end
-    entered[here.id] = true
-    local names = te._core.list_dir(folder)
-    local of_run = is_of_run(folder, names)
-    table.sort(names)
-    for _, name in ipairs(names) do
-        local path = folder .. "/" .. name
-        local stat = te._core.stat(path)
-        if name:find("^%.") or (of_run and RUN_FILES[name]) or not stat then -- hidden, a run's, or gone
-        elseif stat.type == "directory" then
-            if accept(name, true) then files_below(path, accept, entered, found) end
-        elseif stat.type == "file" and accept(name) then -- a pipe's end comes when somebody has written to it
-            found[#found + 1] = path
-        end
-    end
-    return found
-end
-
-local function join_files(paths)
-    local texts, size = {}, 0
-    for _, path in ipairs(paths) do
-        local text = read_file(path)
-        if is_text(text) then
-            texts[#texts + 1], size = text, size + #text + 1
-            if size > MOST_TEXT then fail("te.data.open: %s: with it " .. TOO_MUCH, path, size) end
-        end
-    end
-    return table.concat(texts, "\n"), #texts
-end
+-- The project's own text ------------------------------------------------------------------------------------------
 
 local OWN = { md = true, lua = true, c = true, h = true, sh = true, cmake = true }
 
@@ -112,11 +35,11 @@ end
 function data.own_text(script)
     local root = source_tree(script)
     if root then
-        local paths = files_below(root, function(name, is_folder)
+        local paths = files.below(root, function(name, is_folder)
             if is_folder then return not name:find("^build") and name ~= "out" end
             return OWN[name:match("%.(%w+)$")]
         end)
-        local text, n = join_files(paths)
+        local text, n = files.join(paths)
         return text, ("the project's own text, %d files"):format(n)
     end
     local texts = {}
@@ -153,7 +76,7 @@ local function shards_of(path, stat, entered)
     if stat.type ~= "directory" then return { train = { path } } end
     local found = { train = {}, val = {} }
     local function accept(name, is_folder) return is_folder or is_shard(name) end
-    for _, file in ipairs(files_below(path, accept, entered)) do
+    for _, file in ipairs(files.below(path, accept, entered)) do
         table.insert(is_validation(file) and found.val or found.train, file)
     end
     if #found.train == 0 or #found.val == 0 then
@@ -238,7 +161,7 @@ local function find_source(opts)
         shards = shards_of(opts.path, stat, except())
     else
         local function no_shard(name, inner) return inner or not is_shard(name) end
-        text = is_folder and join_files(files_below(opts.path, no_shard, except())) or read_file(opts.path)
+        text = is_folder and files.join(files.below(opts.path, no_shard, except())) or files.read(opts.path)
         shards = is_folder and text == "" and shards_of(opts.path, stat, except())
     end
     if shards then

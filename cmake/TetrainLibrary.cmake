@@ -52,7 +52,7 @@ list(FILTER TE_SELDOM EXCLUDE REGEX "/(operations|tensor|collect|arguments|optim
 foreach(name fuser/describe fuser/compile fuser/plan fuser/infer fuser/cluster fuser/frame fuser/recompute fuser/ranges
     formula program op_program op_variant op_gradient recipe_kinds recipe_value recipe_update safetensors io tokens bpe
     profile graph context comm tensor_transfer optimizer quantized nearest op_define op_signature tokenizer regex nfc
-    numerics device_module recipe_quantize autocast)
+    numerics device_module recipe_factors recipe_quantize autocast)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/core/${name}*.c)
   list(APPEND TE_SELDOM ${sources})
 endforeach()

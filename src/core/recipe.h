@@ -126,6 +126,16 @@ te_status te_recipe_forget_amax(te_tensor *history);
 te_status te_recipe_skipped_amaxes(te_context *ctx, uint64_t *count);
 /* Has *t on the device: another tensor takes its place where it lies elsewhere. */
 te_status te_recipe_move(te_tensor **t, te_device *device);
+
+/* recipe_factors.c. Scales and histories lie where the tensors are that they are about: brings a role's to a device. */
+te_status te_role_settle(te_recipe_state *state, te_role role, te_device *device);
+/* The factor that delayed scaling has for a tensor on `device`, held for the caller: of a weight possibly a copy of its
+ * own, or, with `current`, that of the quantized weight which is there; from the tape where a stretch runs again, or a
+ * part of it. */
+te_status te_role_take_factor(te_recipe_state *state, const te_quantizer *q, te_role role, te_device *device,
+                              bool current, te_tensor **factor);
+/* Another holder of the factor, or a copy where it is one that updates change. */
+te_tensor *te_role_lasting(const te_recipe_state *state, te_role role, te_tensor *factor);
 /* Lets go of the factors on a tape. */
 void te_scale_tape_clear(te_scale_tape *tape);
 

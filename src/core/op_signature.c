@@ -142,6 +142,62 @@ static int values_of(const te_param *p)
     return n;
 }
 
+static te_status fail_kind(te_call *call, const te_param *p)
+{
+    return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be a %s", p->name,
+                        p->type == TE_TYPE_CHOICE ? p->text : type_names[p->type]);
+}
+
+static te_status take_number(te_call *call, const te_param *p, double number)
+{
+    te_attr *a = &call->attr[p->slot];
+    bool choice = p->type == TE_TYPE_CHOICE;
+    if (p->type == TE_TYPE_TEXT || p->type == TE_TYPE_DEVICE) return fail_kind(call, p);
+    if (p->type != TE_TYPE_NUMBER && !te_is_whole(number))
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be whole, not %g", p->name, number);
+    if (values_of(p) && !(number >= 0 && number < values_of(p)))
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be from 0 to %d%s%s, not %g", p->name,
+                            values_of(p) - 1, choice ? " for " : "", choice ? p->text : "", number);
+    if (p->type == TE_TYPE_DIMS || p->type == TE_TYPE_SHAPE) {
+        a->n = 1;
+        a->ints[0] = (int64_t)number;
+    } else {
+        a->number = number;
+    }
+    return TE_OK;
+}
+
+static te_status take_ints(te_call *call, const te_param *p, const int64_t *ints, int n)
+{
+    te_attr *a = &call->attr[p->slot];
+    if (p->type != TE_TYPE_DIMS && p->type != TE_TYPE_SHAPE) return fail_kind(call, p);
+    if (n < 0 || (n > 0 && !ints))
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: %d entries%s", p->name, n, ints ? "" : " at NULL");
+    if (n > TE_MAX_DIMS)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s has %d entries, at most %d are possible", p->name, n,
+                            TE_MAX_DIMS);
+    a->n = n;
+    if (n) memcpy(a->ints, ints, (size_t)n * sizeof *a->ints);
+    return TE_OK;
+}
+
+static te_status take_text(te_call *call, const te_param *p, const char *text)
+{
+    te_attr *a = &call->attr[p->slot];
+    if (!text) return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: the text is NULL", p->name);
+    if (p->type == TE_TYPE_CHOICE) {
+        int choice = choice_index(p->text, text);
+        if (choice < 0)
+            return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be one of %s, not \"%.40s\"", p->name,
+                                p->text, text);
+        a->number = choice;
+        return TE_OK;
+    }
+    if (p->type != TE_TYPE_TEXT && p->type != TE_TYPE_DEVICE) return fail_kind(call, p);
+    a->text = text;
+    return TE_OK;
+}
+
 static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
 {
     te_attr *a = &call->attr[p->slot];
@@ -152,50 +208,11 @@ static te_status take_attr(te_call *call, const te_param *p, const te_arg *arg)
         a->set = p->has_default;
         a->number = p->number;
         return TE_OK;
-    case TE_ARG_NUMBER:
-        if (p->type == TE_TYPE_TEXT || p->type == TE_TYPE_DEVICE) break;
-        if (p->type != TE_TYPE_NUMBER && !te_is_whole(arg->as.number))
-            return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be whole, not %g", p->name, arg->as.number);
-        if (values_of(p) && !(arg->as.number >= 0 && arg->as.number < values_of(p)))
-            return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be from 0 to %d%s%s, not %g", p->name,
-                                values_of(p) - 1, p->type == TE_TYPE_CHOICE ? " for " : "",
-                                p->type == TE_TYPE_CHOICE ? p->text : "", arg->as.number);
-        if (p->type == TE_TYPE_DIMS || p->type == TE_TYPE_SHAPE) {
-            a->n = 1;
-            a->ints[0] = (int64_t)arg->as.number;
-        } else {
-            a->number = arg->as.number;
-        }
-        return TE_OK;
-    case TE_ARG_INTS:
-        if (p->type != TE_TYPE_DIMS && p->type != TE_TYPE_SHAPE) break;
-        if (arg->n < 0 || (arg->n > 0 && !arg->as.ints))
-            return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: %d entries%s", p->name, arg->n,
-                                arg->as.ints ? "" : " at NULL");
-        if (arg->n > TE_MAX_DIMS)
-            return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s has %d entries, at most %d are possible", p->name,
-                                arg->n, TE_MAX_DIMS);
-        a->n = arg->n;
-        if (arg->n) memcpy(a->ints, arg->as.ints, (size_t)arg->n * sizeof *a->ints);
-        return TE_OK;
-    case TE_ARG_TEXT:
-        if (!arg->as.text) return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s: the text is NULL", p->name);
-        if (p->type == TE_TYPE_CHOICE) {
-            int choice = choice_index(p->text, arg->as.text);
-            if (choice < 0)
-                return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be one of %s, not \"%.40s\"", p->name,
-                                    p->text, arg->as.text);
-            a->number = choice;
-            return TE_OK;
-        }
-        if (p->type != TE_TYPE_TEXT && p->type != TE_TYPE_DEVICE) break;
-        a->text = arg->as.text;
-        return TE_OK;
-    default:
-        break;
+    case TE_ARG_NUMBER: return take_number(call, p, arg->as.number);
+    case TE_ARG_INTS: return take_ints(call, p, arg->as.ints, arg->n);
+    case TE_ARG_TEXT: return take_text(call, p, arg->as.text);
+    default: return fail_kind(call, p);
     }
-    return te_call_fail(call, TE_ERROR_ARGUMENT, "argument %s must be a %s", p->name,
-                        p->type == TE_TYPE_CHOICE ? p->text : type_names[p->type]);
 }
 
 te_status te_call_attributes(te_call *call, const te_arg *args, int n_args)

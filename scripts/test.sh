@@ -271,7 +271,7 @@ if [ -x build-asan/tetrain ]; then
         header "Lua specs on the CUDA backend in build-asan"
         made_up_gpu build-asan cuda spec/autograd/*_spec.lua spec/optim/*_spec.lua spec/module_spec.lua \
             spec/sequential_spec.lua spec/tensor_spec.lua spec/ops/attention_spec.lua spec/ops/embedding_spec.lua \
-            spec/ops/linear_spec.lua spec/fuser/plan_spec.lua spec/recipe/parameters_spec.lua \
+            spec/fuser/plan_spec.lua spec/recipe/parameters_spec.lua \
             spec/train/checkpoint_spec.lua
         made_up_gpu build-asan cpu spec/cuda/parameters_spec.lua spec/cuda/reports_spec.lua
     }

@@ -8,6 +8,12 @@
 
 #include "tetrain/tetrain.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+enum { STRIDE = 67 }; /* each try is ten times as long */
+#else
+enum { STRIDE = 23 };
+#endif
+
 typedef struct heap {
     long countdown; /* fails when it reaches 0; negative: never */
     long count;     /* growing requests */
@@ -100,7 +106,7 @@ int main(int argc, char **argv)
     CHECK(rt && run(rt) == TETRAIN_OK);
     tetrain_close(rt);
     CHECK(h.live == 0);
-    long total = h.count, stride = argc > 1 ? atol(argv[1]) : 23;
+    long total = h.count, stride = argc > 1 ? atol(argv[1]) : STRIDE;
     CHECK_MSG(total > 1000, "%ld allocations", total);
     for (int stays = 0; stays <= 1; stays++) {
         int outcomes[3] = {0};

@@ -99,11 +99,6 @@ local command_line = train.command_line {
 
 local function refuse(...) command_line:refuse(...) end
 
--- Options that a model in a checkpoint has for good: others for it would have no effect.
-local MODEL = { "tokenizer", "hugging-face", "vocab-size", "model", "n-layer", "n-head", "n-kv-head", "n-expert",
-    "n-expert-active", "expert-aux-loss", "n-embd", "dropout", "bias", "init-std", "fp8-params" }
-local STORED = { "recipe", unpack(MODEL) } -- of one whose weights are quantized
-
 -- Options that processes may have otherwise: of each its own, and of rank 0 alone. Data is compared by what it holds.
 local OWN = { "data", "threads", "device", "out", "preset", "sample-tokens", "keep", "log-interval" }
 
@@ -111,12 +106,6 @@ local OWN = { "data", "threads", "device", "out", "preset", "sample-tokens", "ke
 local function agree(ranks, texts)
     local name, rank, text, first = ranks:difference(texts)
     if name then refuse("%s: rank %d has %s, rank 0 %s", name, rank, text, first) end
-end
-
--- Options of text, which has a tokenizer, or of shards, for the other.
-local function refuse_other_data(given, tokenizer)
-    if given.tokenizer and not tokenizer then refuse "--tokenizer is for text: shards hold ids already" end
-    if given.vocab_size and tokenizer then refuse "--vocab-size is for shards: a text has its own" end
 end
 
 local function loss_of(run, x, y)
@@ -140,27 +129,10 @@ local function sample(run)
     return ids and train.text.decode(run.tokenizer, ids:totable()[1]) or "no sample: " .. problem
 end
 
--- The checkpoint to go on from, whose options hold unless others are given.
-local function open_checkpoint(o, given)
-    local path = train.io(train.checkpoint.latest, o.out)
-    if not path then train.fail(train.exit.io, ("--resume: no checkpoint in %s"):format(o.out)) end
-    local saved = train.io(train.checkpoint.load, path)
-    refuse_other_data(given, saved.metadata.tokenizer)
-    local function keeps(names, format)
-        local name, asked, kept = command_line:changed(given, saved.metadata, names)
-        if name then refuse(format, name, asked, kept) end
-    end
-    local stored = saved.metadata["option.fp8_params"] == "true" -- in the recipe's format
-    keeps(stored and STORED or MODEL, "--resume: --%s=%s, but the model in the checkpoint has %s")
-    keeps({ "val-fraction" }, "--resume: --%s=%s, but the run began with %s")
-    train.of_file(path, command_line.restore, command_line, o, given, saved.metadata)
-    return saved
-end
-
-local function new_model(o, tokenizer)
+local function new_model(o, tokenizer, quantized)
     local config = { vocab_size = tokenizer and tokenizer.vocab_size or o.vocab_size, block_size = o.block,
         n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout, init_std = o.init_std,
-        quantized = o.fp8_params and train.recipes[o.recipe] or nil }
+        quantized = quantized }
     if o.model == "gpt" then config.bias = o.bias end
     if o.n_kv_head > 0 then config.n_kv_head = o.n_kv_head end
     if o.n_expert > 0 then
@@ -168,33 +140,6 @@ local function new_model(o, tokenizer)
         config.expert_aux_loss = o.expert_aux_loss
     end
     return te.models[o.model](config)
-end
-
--- The model that the run starts with, before its data is open.
-local function pretrained_model(o)
-    return train.io(train.pretrained.load, o, o.fp8_params and train.recipes[o.recipe] or nil, refuse)
-end
-
--- Opens the data. A model that is there already has to know what the tokenizer makes.
-local function open_data(o, script, ranks, saved)
-    local tokenizer = train.io(train.text.tokenizer, o, saved)
-    local set = train.io(te.data.open, { path = o.data, except = o.out, script = script,
-        tokenizer = tokenizer or "byte", vocab_size = o.vocab_size, batch = o.batch, block = o.block,
-        rank = ranks.row_rank, ranks = ranks.row_ranks, seed = o.seed, val_fraction = o.val_fraction })
-    if set.tokenizer and not tokenizer then
-        refuse("--hugging-face=%s: there is no tokenizer.json for text; --tokenizer names one", o.hugging_face)
-    elseif set.tokenizer and o.hugging_face and set.tokenizer.vocab_size > o.vocab_size then
-        refuse("the tokenizer has %d tokens, the model in --hugging-face=%s %d", set.tokenizer.vocab_size,
-            o.hugging_face, o.vocab_size)
-    end
-    return set
-end
-
-local function saved_model(o, saved)
-    local model = train.of_file(saved.path, te.models.from_checkpoint, saved)
-    local limit = model.config.block_size
-    if o.block > limit then refuse("--resume: --block=%d, but the model in the checkpoint sees %d", o.block, limit) end
-    return model
 end
 
 local function new_steps(run, o)
@@ -210,7 +155,7 @@ end
 local function open_run(o, given, script)
     local ranks = train.ranks.new()
     if ranks.leads then train.io(train.checkpoint.claim, o.out, not o.resume) end
-    local saved = o.resume and open_checkpoint(o, given) or nil
+    local saved = o.resume and train.resume.open(command_line, o, given) or nil
     local words = command_line:words(o, OWN)
     words["checkpoint's step"] = saved and tostring(saved.step)
     agree(ranks, words)
@@ -228,13 +173,14 @@ local function open_run(o, given, script)
     function run.loss(x, y) return loss_of(run, x, y) end
     function run.sample() return sample(run) end
     function run.texts() return command_line:texts(o) end
-    run.model = not saved and o.hugging_face and pretrained_model(o)
-    run.set = open_data(o, script, ranks, saved)
+    local quantized = o.fp8_params and train.recipes[o.recipe] or nil
+    if o.hugging_face and not saved then run.model = train.pretrained.load(o, quantized, refuse) end
+    run.set = train.text.open(o, saved, ranks, script, refuse)
     run.tokenizer = run.set.tokenizer
     if ranks:difference(run.set:texts()) then refuse "--data: the processes have different data" end
-    refuse_other_data(given, run.tokenizer)
+    train.text.check_options(given, run.tokenizer, refuse)
     if saved then train.checkpoint.check_data(saved, run.set) end
-    run.model = run.model or saved and saved_model(o, saved) or new_model(o, run.tokenizer)
+    run.model = run.model or saved and train.resume.model(o, saved, refuse) or new_model(o, run.tokenizer, quantized)
     run.model:set_recompute_blocks(o.recompute_blocks)
     if ranks.context then
         local fits, why = pcall(run.model.set_context_parallel_group, run.model, ranks.context, o.cp_comm_type)

@@ -42,6 +42,7 @@ return options.library("te.train", {
     loop = require "te.train.loop",
     pretrained = require "te.train.pretrained",
     ranks = require "te.train.ranks",
+    resume = require "te.train.resume",
     sample = require "te.train.sample",
     saved = require "te.train.saved",
     steps = require "te.train.steps",

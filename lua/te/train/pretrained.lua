@@ -1,6 +1,7 @@
 --- te.train.pretrained: runs of train_gpt.lua that start with the model in a folder of Hugging Face's Transformers.
 
 local te = require "te"
+local script = require "te.train.run"
 
 local pretrained = {}
 
@@ -23,13 +24,13 @@ function pretrained.check(o, given, refuse)
     end
 end
 
---- The model in the folder o.hugging_face; the options say then what it is.
+--- The model in the folder o.hugging_face; the options say then what it is. What is wrong ends the script.
 ---@param o table
 ---@param quantized string|nil  the recipe in whose format weights are stored
 ---@param refuse function
 ---@return table model
 function pretrained.load(o, quantized, refuse)
-    local model = te.models.from_hugging_face(o.hugging_face, { dropout = o.dropout, quantized = quantized })
+    local model = script.io(te.models.from_hugging_face, o.hugging_face, { dropout = o.dropout, quantized = quantized })
     local config = model.config
     if o.block > config.block_size then
         refuse("--block=%d, but the model in --hugging-face=%s sees %d", o.block, o.hugging_face, config.block_size)

@@ -1,7 +1,9 @@
---- te.train.text: the tokenizer of a run. One from a file is copied beside the run's checkpoints, which name it there.
+--- te.train.text: the data of train_gpt.lua and its tokenizer. A tokenizer from a file is copied beside the run's
+--- checkpoints, which name it there.
 
 local te = require "te"
 local beside = require "te.tokenizer.beside"
+local script = require "te.train.run"
 
 local text = {}
 
@@ -11,12 +13,9 @@ local function folder_of(path)
     return stat and stat.type == "directory" and path or path:match "^(.*)/[^/]*$" or "."
 end
 
---- What te.data.open takes as tokenizer for the options of train_gpt.lua: "byte", "char", or one that is read from a
---- file; nil for a model in a folder that has none.
----@param o table             options tokenizer, hugging_face, out
----@param saved table|nil     the checkpoint that the run goes on from
----@return string|table|nil
-function text.tokenizer(o, saved)
+-- What te.data.open takes as tokenizer: "byte", "char", or one that is read from a file; nil for a model in a folder
+-- that has none.
+local function tokenizer_of(o, saved)
     local named = saved and saved.metadata.tokenizer
     if named then return named:find "^bpe " and te.tokenizer.parse(named, folder_of(saved.path)) or o.tokenizer end
     local path = o.tokenizer
@@ -27,6 +26,36 @@ function text.tokenizer(o, saved)
     if path == "byte" or path == "char" then return path end
     local tokenizer = te.tokenizer.load(path)
     return tokenizer.kind == "bpe" and tokenizer:call(beside[1]) or tokenizer
+end
+
+--- Opens the data of train_gpt.lua. What is wrong ends the script.
+---@param o table             options data, out, tokenizer, hugging_face, vocab_size, batch, block, seed, val_fraction
+---@param saved table|nil     the checkpoint that the run goes on from
+---@param ranks table         of te.train.ranks
+---@param path string         of the running script
+---@param refuse function
+---@return table set          of te.data.open
+function text.open(o, saved, ranks, path, refuse)
+    local tokenizer = script.io(tokenizer_of, o, saved)
+    local set = script.io(te.data.open, { path = o.data, except = o.out, script = path, tokenizer = tokenizer or "byte",
+        vocab_size = o.vocab_size, batch = o.batch, block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks,
+        seed = o.seed, val_fraction = o.val_fraction })
+    if set.tokenizer and not tokenizer then
+        refuse("--hugging-face=%s: there is no tokenizer.json for text; --tokenizer names one", o.hugging_face)
+    elseif set.tokenizer and o.hugging_face and set.tokenizer.vocab_size > o.vocab_size then
+        refuse("the tokenizer has %d tokens, the model in --hugging-face=%s %d", set.tokenizer.vocab_size,
+            o.hugging_face, o.vocab_size)
+    end
+    return set
+end
+
+--- Ends the script for options of text, which has a tokenizer, where there are shards, and the other way round.
+---@param given table     options of the command line
+---@param tokenizer any   nil: there are shards
+---@param refuse function
+function text.check_options(given, tokenizer, refuse)
+    if given.tokenizer and not tokenizer then refuse "--tokenizer is for text: shards hold ids already" end
+    if given.vocab_size and tokenizer then refuse "--vocab-size is for shards: a text has its own" end
 end
 
 --- Copies a tokenizer that is in a file into the folder of a run.

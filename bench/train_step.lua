@@ -19,6 +19,7 @@ local command_line = te.train.command_line {
     { "threads", "integer", 2, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
     { "runs", "integer", 9, min = 2, help = "fewest steps timed" },
     { "seconds", "number", 2, min = 0, max = 3600, help = "shortest time measured; short steps run more often" },
+    { "recompute-blocks", "boolean", false, help = "backward computes each block again" },
     { "start", "string", help = "file for the weights and tokens, so that the peer can start from the same" },
     { "json", "boolean", false, help = "one JSON object instead of text" },
     { "profile", "boolean", false, help = "the parts of the step too" },
@@ -28,6 +29,7 @@ local function build_step(o)
     local _, _, _, batch, sequence, vocabulary = unpack(models.configs[o.config])
     te.manual_seed(1)
     local model = models.build(o.config)
+    model:set_recompute_blocks(o.recompute_blocks)
     local parameters = model:parameters()
     local optimizer = te.optim.AdamW(model:parameter_groups(0.1), { lr = 1e-3, betas = { 0.9, 0.99 }, eps = 1e-8 })
     local ids = te.randint(0, vocabulary - 1, { batch, sequence }, { dtype = "int32" })
@@ -36,9 +38,9 @@ local function build_step(o)
 
     if o.start then models.save_start(o.start, model, ids, targets) end
 
-    local bench = { parameters = model:num_parameters(), tokens = batch * sequence, losses = {} }
+    local bench = { parameters = model:num_parameters(), tokens = batch * sequence, losses = {}, kept = 0 }
     function bench.step()
-        local start = clock()
+        local held, start = te.memory_stats().current, clock()
         local loss = te.autocast(autocast, function()
             local logits, loss = model(ids, targets)
             logits:release()
@@ -46,6 +48,7 @@ local function build_step(o)
         end)
         table.insert(bench.losses, loss:item())
         local forward = clock()
+        bench.kept = math.max(bench.kept, te.memory_stats().current - held) -- less where garbage went meanwhile
         loss:backward()
         local backward = clock()
         local norm = te.optim.grad_norm(parameters)
@@ -65,14 +68,14 @@ local function report(o, bench, times)
         "forward_ms", parts.forward * 1e3, "backward_ms", parts.backward * 1e3, "optimizer_ms", parts.optimizer * 1e3,
         "tokens_per_s", bench.tokens / times.median, "loss_5", bench.losses[5],
         "peak_rss_mib", te._core.peak_rss() / mib, "peak_tensors_mib", memory.peak / mib,
-        "reserved_mib", memory.reserved / mib,
+        "reserved_mib", memory.reserved / mib, "kept_mib", bench.kept / mib,
     }
 end
 
 local function print_text(o, bench, times)
-    print(("%s %s: %.2f ms a step (%.2f to %.2f, %d steps), %.0f tokens/s, %.0f MiB"):format(o.config, o.dtype,
-        times.median * 1e3, times.min * 1e3, times.max * 1e3, times.runs, bench.tokens / times.median,
-        te._core.peak_rss() / 1024 / 1024))
+    print(("%s %s: %.2f ms a step (%.2f to %.2f, %d steps), %.0f tokens/s, %.0f MiB, of them %.0f kept for backward")
+        :format(o.config, o.dtype, times.median * 1e3, times.min * 1e3, times.max * 1e3, times.runs,
+            bench.tokens / times.median, te._core.peak_rss() / 1024 / 1024, bench.kept / 1024 / 1024))
     if not o.profile then return end
     for _, name in ipairs { "forward", "backward", "optimizer" } do
         local seconds = times.parts[name]

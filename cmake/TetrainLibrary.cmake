@@ -24,7 +24,7 @@ if(TE_WITH_ONEDNN)
   target_link_libraries(te_objects PUBLIC te_dnnl)
 endif()
 
-# These have loops over data of their own. Gradient checks alone compute in float64.
+# These have loops over data of their own.
 file(GLOB TE_KERNEL_SOURCES CONFIGURE_DEPENDS
   ${CMAKE_SOURCE_DIR}/src/kernels/*.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/*.c)
 set_source_files_properties(${TE_KERNEL_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_KERNEL_FLAGS};${TE_NOTHING_THROWN}")
@@ -39,9 +39,9 @@ set_source_files_properties(${TE_CORE_SOURCES} PROPERTIES COMPILE_OPTIONS "${TE_
 # Operations prepare calls of kernels; most of their code sees little data.
 file(GLOB TE_OP_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/core/ops/*.c)
 set_source_files_properties(${TE_OP_SOURCES} PROPERTIES COMPILE_OPTIONS "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
-# Float64, what calls the loops of others, and what makes plans of programs.
-foreach(name program_f64 program_across program_across_plan program_whole_rows index program_plan program_registers
-    program_chain program_compile program_lookup)
+# What calls the loops of others, and what makes plans of programs.
+foreach(name program_across program_across_plan program_whole_rows index program_plan program_registers program_chain
+    program_compile program_lookup)
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/${name}.c PROPERTIES COMPILE_OPTIONS
     "$<$<CONFIG:Release>:-Os>;${TE_NOTHING_THROWN}")
 endforeach()
@@ -103,6 +103,13 @@ if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
   set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c PROPERTIES COMPILE_OPTIONS
     --param=vect-epilogues-nomask=0) # its loops have few ends
 endif()
+# Float64 is seldom: vectors as they are written, and nothing that -O3 adds for their ends.
+set(seldom $<$<CONFIG:Release>:-Os> $<$<CONFIG:Release>:-ftree-vectorize>)
+if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
+  list(APPEND seldom --param=vect-epilogues-nomask=0)
+endif()
+set_source_files_properties(${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/program_f64.c PROPERTIES COMPILE_OPTIONS
+  "${seldom}")
 # Sanitized, these take most of the time of tests that run models.
 if(TE_SANITIZE)
   foreach(name attention_blocks gemm_micro)

@@ -1,9 +1,11 @@
 /* program_naive.h - row programs evaluated one element at a time, straight from the definitions in program.h: what the
- * backends' results are compared with. Elementary functions come from elementary.h (float32) and the C library
- * (float64); sums are added in float64, so they are exact only where the test sees to it. */
+ * backends' results are compared with. Elementary functions come from elementary.h (float32) and elementary64.h
+ * (float64), or with TE_NAIVE_OF_LIBRARY, for device code, the latter from the C library. Sums are added in float64, so
+ * they are exact only where the test sees to it. */
 #ifndef TE_TEST_PROGRAM_NAIVE_H
 #define TE_TEST_PROGRAM_NAIVE_H
 
+#include "kernels/elementary64.h"
 #include "kernels/philox.h"
 #include "test.h"
 
@@ -16,17 +18,25 @@ static double naive_load(const te_operand *operand, int64_t at, bool f64)
     return naive_round(te_load_f64(operand->data, operand->dtype, at), f64);
 }
 
+#ifdef TE_NAIVE_OF_LIBRARY
+#define TE_NAIVE64(own, of_library) (of_library)
+#else
+#define TE_NAIVE64(own, of_library) (own)
+#endif
+
 static double naive_elementary(te_opcode op, double x, bool f64)
 {
     float f = (float)x;
     switch (op) {
-    case TE_PW_EXP: return f64 ? exp(x) : (double)te_exp(f);
-    case TE_PW_LOG: return f64 ? log(x) : (double)te_log(f);
-    case TE_PW_SIN: return f64 ? sin(x) : (double)te_sin(f);
-    case TE_PW_COS: return f64 ? cos(x) : (double)te_cos(f);
-    case TE_PW_TANH: return f64 ? tanh(x) : (double)te_tanh(f);
-    case TE_PW_ERF: return f64 ? erf(x) : (double)te_erf(f);
-    case TE_PW_SIGMOID: return !f64 ? (double)te_sigmoid(f) : (x < 0 ? exp(-fabs(x)) : 1) / (1 + exp(-fabs(x)));
+    case TE_PW_EXP: return f64 ? TE_NAIVE64(te_exp64(x), exp(x)) : (double)te_exp(f);
+    case TE_PW_LOG: return f64 ? TE_NAIVE64(te_log64(x), log(x)) : (double)te_log(f);
+    case TE_PW_SIN: return f64 ? TE_NAIVE64(te_sin_turned64(x, 0), sin(x)) : (double)te_sin(f);
+    case TE_PW_COS: return f64 ? TE_NAIVE64(te_sin_turned64(x, 1), cos(x)) : (double)te_cos(f);
+    case TE_PW_TANH: return f64 ? TE_NAIVE64(te_tanh64(x), tanh(x)) : (double)te_tanh(f);
+    case TE_PW_ERF: return f64 ? TE_NAIVE64(te_erf64(x), erf(x)) : (double)te_erf(f);
+    case TE_PW_SIGMOID:
+        if (!f64) return (double)te_sigmoid(f);
+        return TE_NAIVE64(te_sigmoid64(x), (x < 0 ? exp(-fabs(x)) : 1) / (1 + exp(-fabs(x))));
     case TE_PW_TO_BF16: return (double)te_bf16_to_f32(te_f64_to_bf16(x));
     case TE_PW_TO_F16: return (double)te_f16_to_f32(te_f64_to_f16(x));
     case TE_PW_TO_F32: return (double)f;

@@ -2,6 +2,7 @@
  * random programs on random shapes, strides, types and values. Every source is also compiled by NVRTC where that is
  * installed. `test_cuda_program COUNT [FIRST]` tries that many random programs. */
 #include "cuda_device.h"
+#define TE_NAIVE_OF_LIBRARY
 #include "program_scene.h"
 
 static cuda_device cuda;

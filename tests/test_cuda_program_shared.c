@@ -1,6 +1,7 @@
 /* test_cuda_program_shared.c - long rows that several blocks share, by the simulator: against the CPU computing in
  * float64, random programs against the naive evaluator, to the bit. */
 #include "cuda_device.h"
+#define TE_NAIVE_OF_LIBRARY
 #include "program_scene.h"
 
 #include <sys/mman.h>

@@ -151,7 +151,23 @@ static void op_pow_2(void *dst, const void *pa, const void *pb, const void *pc, 
 #else
 TE_ONE one_pow(te_real x, te_real y) { return TE_REAL_FN(pow)(x, y); }
 TE_BINARY_VARIANT(pow, 0, , a[i], b[i])
-TE_BINARY_VARIANT(pow, 2, TE_NUMBER(b0, b), a[i], b0)
+
+/* Exponents of few instructions have loops of their own. */
+static void op_pow_2(void *dst, const void *pa, const void *pb, const void *pc, size_t n)
+{
+    te_real       *d = dst, b = *(const te_real *)pb;
+    const te_real *a = pa;
+    (void)pc;
+    if (b == 2) {
+        TE_EACH d[i] = one_pow(a[i], 2);
+    } else if (b == 3) {
+        TE_EACH d[i] = one_pow(a[i], 3);
+    } else if (b == (te_real)0.5) {
+        TE_EACH d[i] = one_pow(a[i], (te_real)0.5);
+    } else {
+        for (size_t i = 0; i < n; i++) d[i] = one_pow(a[i], b);
+    }
+}
 #endif
 
 /* A number to the power of many: spread, since exponents are looked at first. */
@@ -164,17 +180,17 @@ static void op_pow_1(void *dst, const void *pa, const void *pb, const void *pc, 
         op_pow_0(d + i, number, (const te_real *)pb + i, pc, n - i < SPAN ? n - i : SPAN);
 }
 
-#if TE_REAL_IS_F32
 /* Angles too large for the loop without branches are looked for first: dst may be where they are. */
-static void turn(float *d, const float *a, size_t n, uint32_t quarters)
+static void turn(te_real *d, const te_real *a, size_t n, uint32_t quarters)
 {
     uint32_t huge = 0;
-    _Pragma("omp simd reduction(| : huge)") for (size_t i = 0; i < n; i++) huge |= te_angle_is_huge(a[i]) ? 1u : 0u;
+    _Pragma("omp simd reduction(| : huge)")
+    for (size_t i = 0; i < n; i++) huge |= TE_REAL_FN(angle_is_huge)(a[i]) ? 1u : 0u;
     if (huge) {
-        for (size_t i = 0; i < n; i++) d[i] = te_sin_turned(a[i], quarters);
+        for (size_t i = 0; i < n; i++) d[i] = TE_REAL_FN(sin_turned)(a[i], quarters);
         return;
     }
-    TE_EACH d[i] = te_sin_bounded(a[i], quarters);
+    TE_EACH d[i] = TE_REAL_FN(sin_bounded)(a[i], quarters);
 }
 
 static void op_sin(void *dst, const void *a, const void *b, const void *c, size_t n)
@@ -188,10 +204,6 @@ static void op_cos(void *dst, const void *a, const void *b, const void *c, size_
     (void)b, (void)c;
     turn(dst, a, n, 1);
 }
-#else
-TE_UNARY(sin, sin(x))
-TE_UNARY(cos, cos(x))
-#endif
 
 /* --- loads and stores ------------------------------------------------------------------------------------------- */
 

@@ -14,7 +14,7 @@
 #elif TE_REAL_IS_F32 && defined(TE_ISA_avx2)
 #include <immintrin.h>
 #define TE_WIDTH 8
-#elif TE_REAL_IS_F32
+#elif TE_REAL_IS_F32 || defined(TE_ISA_avx512) || defined(TE_ISA_avx2)
 #define TE_WIDTH 4
 #else
 #define TE_WIDTH 2

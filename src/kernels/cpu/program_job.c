@@ -302,16 +302,18 @@ static void choose_chunks(te_job *job)
 
 const te_blocks *te_job_blocks(te_exec *exec, bool compute_f64)
 {
-    if (compute_f64) return &te_program_blocks_f64;
-#ifdef TE_ISA_HAS_AVX512BF16
-    if (te_cpu(exec)->isa == TE_CPU_AVX512 && te_cpu(exec)->has_bf16) return &te_program_blocks_avx512bf16;
-#endif
+    const te_cpu_isa isa = te_cpu(exec)->isa;
 #ifdef TE_ISA_HAS_X86
-    if (te_cpu(exec)->isa == TE_CPU_AVX512) return &te_program_blocks_avx512;
-    if (te_cpu(exec)->isa == TE_CPU_AVX2) return &te_program_blocks_avx2;
+    if (isa == TE_CPU_AVX512 && compute_f64) return &te_program_blocks_f64_avx512;
+    if (isa == TE_CPU_AVX2 && compute_f64) return &te_program_blocks_f64_avx2;
+#ifdef TE_ISA_HAS_AVX512BF16
+    if (isa == TE_CPU_AVX512 && te_cpu(exec)->has_bf16) return &te_program_blocks_avx512bf16;
 #endif
-    (void)exec;
-    return &te_program_blocks_portable;
+    if (isa == TE_CPU_AVX512) return &te_program_blocks_avx512;
+    if (isa == TE_CPU_AVX2) return &te_program_blocks_avx2;
+#endif
+    (void)isa;
+    return compute_f64 ? &te_program_blocks_f64_portable : &te_program_blocks_portable;
 }
 
 te_status te_job_describe(te_exec *exec, te_program *program, const te_run *run, te_job *job)

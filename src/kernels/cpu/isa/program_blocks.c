@@ -23,6 +23,9 @@ typedef float te_real;
 #define f32_tanh      te_tanh
 #define f32_sigmoid   te_sigmoid
 #define f32_erf       te_erf
+#define f32_sin_turned    te_sin_turned
+#define f32_sin_bounded   te_sin_bounded
+#define f32_angle_is_huge te_angle_is_huge
 #define f32_to_bf16   te_f32_to_bf16
 #define f32_round_bf16 te_f32_round_bf16
 #define f32_to_f16    te_f32_to_f16

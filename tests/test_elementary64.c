@@ -1,5 +1,6 @@
 /* test_elementary64.c - the float64 elementary functions against the C library in long double: every range of
- * arguments, edges, angles next to multiples of pi / 2; and the loops of every instruction set against one another. */
+ * arguments, edges, angles next to multiples of pi / 2; and the loops of every instruction set against one another,
+ * those from and to int64 too. */
 #include "test.h"
 
 #include "kernels/cpu/cpu.h"
@@ -117,6 +118,24 @@ static void check_blocks(const te_blocks *blocks, const char *isa)
     }
 }
 
+/* From int64 and back, of numbers around the limit of the fast way, and beyond it. */
+static void check_whole(const te_blocks *blocks, const char *isa)
+{
+    static int64_t whole[COUNT], back[COUNT];
+    static double  values[COUNT];
+    for (int bits = 1; bits < 64; bits++) {
+        for (int i = 0; i < COUNT; i++) whole[i] = (int64_t)next_bits() >> (63 - bits), back[i] = 0;
+        int wrong = 0;
+        blocks->load[TE_I64](values, whole, 1, COUNT);
+        for (int i = 0; i < COUNT; i++) wrong += values[i] != (double)whole[i];
+        for (int i = 0; i < COUNT; i++) values[i] += bits < 50 ? next_unit() - 0.5 : 0;
+        values[0] = -0.0, values[1] = bits < 50 ? -0.75 : bits < 60 ? NAN : INFINITY;
+        blocks->store[TE_I64](back, 1, values, COUNT);
+        for (int i = 0; i < COUNT; i++) wrong += back[i] != te_f64_to_i64(values[i]);
+        CHECK_MSG(wrong == 0, "%s: %d of int64 with %d bits", isa, wrong, bits);
+    }
+}
+
 /* Exponents with loops of their own mean what pow means. */
 static void check_powers(void)
 {
@@ -137,9 +156,13 @@ int main(void)
 {
     for (int i = 0; i < N_FUNCTIONS; i++) check_function(&FUNCTIONS[i]);
     check_powers();
+    check_whole(&te_program_blocks_f64_portable, "portable");
 #ifdef TE_ISA_HAS_X86
-    if (te_cpu_isa_detect() >= TE_CPU_AVX2) check_blocks(&te_program_blocks_f64_avx2, "avx2");
-    if (te_cpu_isa_detect() >= TE_CPU_AVX512) check_blocks(&te_program_blocks_f64_avx512, "avx512");
+    static const te_blocks *const further[] = {&te_program_blocks_f64_avx2, &te_program_blocks_f64_avx512};
+    for (int isa = TE_CPU_AVX2; isa <= (int)te_cpu_isa_detect(); isa++) {
+        check_blocks(further[isa - TE_CPU_AVX2], te_cpu_isa_name((te_cpu_isa)isa));
+        check_whole(further[isa - TE_CPU_AVX2], te_cpu_isa_name((te_cpu_isa)isa));
+    }
 #else
     check_blocks(&te_program_blocks_f64_portable, "portable");
 #endif

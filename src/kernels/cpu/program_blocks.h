@@ -157,8 +157,4 @@ extern const te_blocks te_program_blocks_portable, te_program_blocks_avx2, te_pr
 extern const te_blocks te_program_blocks_avx512bf16; /* the same as avx512 but for how bfloat16 is stored */
 extern const te_blocks te_program_blocks_f64_portable, te_program_blocks_f64_avx2, te_program_blocks_f64_avx512;
 
-/* program_whole.c: float64 from whole numbers and back. */
-void te_whole_load_i64(void *dst, const void *src, int64_t stride, size_t n);
-void te_whole_store_i64(void *dst, int64_t stride, const void *src, size_t n);
-
 #endif

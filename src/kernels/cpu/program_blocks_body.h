@@ -296,8 +296,7 @@ static bool load_small(void *dst, const void *src, te_dtype dtype, int64_t strid
     return dtype == TE_I64 ? load_small_i64(dst, src, stride, n, bits) : load_small_i32(dst, src, stride, n, bits);
 }
 #else
-#define load_i64  te_whole_load_i64
-#define store_i64 te_whole_store_i64
+#include "program_blocks_whole.h"
 #endif
 TE_LOAD_STORE(i32, int32_t, TE_SAME, TE_REAL_FN(to_i32))
 TE_LOAD_STORE(u8, uint8_t, TE_SAME, TE_REAL_FN(to_u8))

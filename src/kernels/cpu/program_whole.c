@@ -1,9 +1,5 @@
-/* program_whole.c - programs on whole numbers, which compute in float64: conversions, and single operations in integers
- * where the results are the same.
- *
- * Processors without AVX-512 have no instruction that converts several 64-bit integers. Those below 2^51 in magnitude
- * are converted by their bits: 1.5 * 2^52 + v has v in its lowest ones.
- */
+/* program_whole.c - programs on whole numbers, which compute in float64: single operations in integers where the
+ * results are the same. */
 #include "copy.h"
 #include "program_exec.h"
 #include "workers.h"
@@ -11,67 +7,6 @@
 #include "kernels/dtype.h"
 
 #include <string.h>
-
-typedef double   pair __attribute__((vector_size(16)));
-typedef uint64_t pair_bits __attribute__((vector_size(16)));
-
-#define MIDDLE    0x1.8p52 /* what negative ones are added to, and its bits */
-#define MIDDLE_AT 0x4338000000000000u
-#define ABOVE     0x1p52 /* what others are added to */
-#define ABOVE_AT  0x4330000000000000u
-#define LIMIT_AT  0x4320000000000000u /* the bits of 2^51 */
-#define SIGN      0x8000000000000000u
-
-#define PAIRS for (size_t i = 0; i + 2 <= n; i += 2)
-
-static inline pair_bits bits_at(const void *p)
-{
-    pair_bits v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
-void te_whole_load_i64(void *dst, const void *src, int64_t stride, size_t n)
-{
-    double        *d = dst;
-    const int64_t *s = src;
-    pair_bits      large = {0};
-    size_t         done = 0;
-    if (stride == 1) PAIRS large |= bits_at(s + i) + (UINT64_C(1) << 51);
-    if (stride == 1 && (large[0] | large[1]) >> 52 == 0) {
-        PAIRS
-        {
-            pair v = (pair)(bits_at(s + i) + MIDDLE_AT) - MIDDLE;
-            memcpy(d + i, &v, sizeof v);
-        }
-        done = n & ~(size_t)1;
-    }
-    for (size_t i = done; i < n; i++) d[i] = (double)s[(int64_t)i * stride];
-}
-
-/* Without the fraction: the nearest whole number of the magnitude, and one less where that is larger. */
-void te_whole_store_i64(void *dst, int64_t stride, const void *src, size_t n)
-{
-    int64_t      *d = dst;
-    const double *s = src;
-    pair_bits     large = {0};
-    size_t        done = 0;
-    if (stride == 1) PAIRS large |= (bits_at(s + i) & ~SIGN) + (SIGN - LIMIT_AT);
-    if (stride == 1 && (large[0] | large[1]) < SIGN) {
-        PAIRS
-        {
-            pair_bits x = bits_at(s + i), minus = -(x >> 63);
-            pair      size = (pair)(x & ~SIGN), near = size + ABOVE;
-            pair_bits v = (pair_bits)near - ABOVE_AT - ((pair_bits)(size - (near - ABOVE)) >> 63);
-            v = (v ^ minus) - minus;
-            memcpy(d + i, &v, sizeof v);
-        }
-        done = n & ~(size_t)1;
-    }
-    for (size_t i = done; i < n; i++) d[(int64_t)i * stride] = te_f64_to_i64(s[i]);
-}
-
-/* --- without float64 ---------------------------------------------------------------------------------------------- */
 
 /* Two of a kind, or one and a number, added, subtracted, multiplied, compared, or the larger or smaller; the negative
  * of one; and the sum of a tensor: in integers, where those are so small that float64 would give the same. */

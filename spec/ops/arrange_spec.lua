@@ -49,6 +49,26 @@ describe("te.sort", function()
             "te.sort: dimension 2 is not in a tensor with 1 dimensions", 1, true)
     end)
 
+    it("orders long rows of long keys that are spread out, partly the same, or seem spread out", function()
+        local n, wide = 9000, 2 ^ 47
+        local function number(i) return i * 7919 % 20011 * 2 ^ 32 + i * 104729 % 65536 end
+        local kinds = {
+            spread = number,
+            half = function(i) return i % 2 == 0 and number(i) or 5 end,
+            -- where every sample is taken from they differ, elsewhere in their lower bits alone, and descend
+            seeming = function(i) return (i - 1) % 94 == 0 and number(i) or wide - i end,
+            twice = function(i) return number(i % 4500) end,
+        }
+        for name, kind in pairs(kinds) do
+            local list = {}
+            for i = 1, n do list[i] = kind(i) end
+            for _, descending in ipairs { false, true } do
+                local got = te.argsort(te.tensor(list, { dtype = "int64" }), 1, { descending = descending }):totable()
+                assert.same(order_of(list, descending), got, name)
+            end
+        end
+    end)
+
     it("orders long rows of large and close numbers", function()
         te.manual_seed(5)
         for _, x in ipairs { te.randn { 20000 }, te.randn { 20000 }:to "float64" * 1e-300,

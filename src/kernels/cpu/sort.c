@@ -1,8 +1,10 @@
 /* sort.c - the order of every row: stable, by keys of 64 bits (select.h), a digit at a time from the lowest. Of short
- * rows of numbers that float32 holds, each is compared with all others, by vectors (isa/few.h). */
+ * rows of numbers that float32 holds, each is compared with all others, by vectors (isa/few.h). Of long keys that are
+ * spread out the upper digits are enough, after which few records are not in their places. */
 #include "select.h"
 #include "workers.h"
 
+#include <math.h>
 #include <string.h>
 
 typedef struct record {
@@ -59,14 +61,18 @@ static bool few_of_row(const sort_job *job, int64_t row, int64_t *index, int64_t
     return true;
 }
 
-static void insert_records(record *r, int64_t n)
+/* False: there were more than `most` moves to be made, and records are in an order that is only stable. */
+static bool insert_records(record *r, int64_t n, int64_t most)
 {
     for (int64_t i = 1; i < n; i++) {
         record  moving = r[i];
         int64_t k = i;
         for (; k > 0 && r[k - 1].key > moving.key; k--) r[k] = r[k - 1];
         r[k] = moving;
+        most -= i - k;
+        if (most < 0) return false;
     }
+    return true;
 }
 
 /* Sorts by the digit of so many bits from `shift`; false where all records have the same one, and nothing was done. */
@@ -88,25 +94,58 @@ static bool pass(te_exec *exec, record *to, const record *from, int64_t n, int s
     return true;
 }
 
+/* Of a row: the records, and room for as many. */
+typedef struct record_rows {
+    record *now, *other;
+} record_rows;
+
+static void passes(te_exec *exec, record_rows *row, int64_t n, int shift, int bits, int digit)
+{
+    for (; shift < bits && !te_cpu_stopped(exec); shift += digit) {
+        if (!pass(exec, row->other, row->now, n, shift, digit)) continue;
+        record *sorted = row->other;
+        row->other = row->now;
+        row->now = sorted;
+    }
+}
+
+/* Whether few of the keys are the same from bit `shift` on, by a sample of sqrt(n), in which two pairs stand for 4 n of
+ * all. */
+static bool is_spread(const record_rows *row, int64_t n, int shift)
+{
+    int64_t step = (int64_t)sqrt((double)n), m = 0, same = 0;
+    for (int64_t i = 0; i < n; i += step) row->other[m++] = (record){row->now[i].key >> shift, 0};
+    insert_records(row->other, m, INT64_MAX);
+    for (int64_t i = 1; i < m; i++) same += row->other[i].key == row->other[i - 1].key;
+    return same <= 2;
+}
+
+/* Long keys that are spread out are nearly sorted by as many of their upper digits as tell n of them apart. */
+static void sort_long(te_exec *exec, record_rows *row, int64_t n, int bits)
+{
+    int digit = n < WIDE_FROM ? 8 : MOST_BITS, upper = digit;
+    while (n >> upper != 0) upper += digit;
+    if (upper < bits && is_spread(row, n, bits - upper)) {
+        passes(exec, row, n, bits - upper, bits, digit);
+        if (te_cpu_stopped(exec) || insert_records(row->now, n, 4 * n)) return;
+    }
+    passes(exec, row, n, 0, bits, digit);
+}
+
 static void sort_rows(void *context, int64_t first, int64_t end, int thread)
 {
     const sort_job *job = context;
     int64_t         n = te_row_length(job->src), step = te_row_stride(job->indices);
-    int             digit = n < WIDE_FROM ? 8 : MOST_BITS;
     for (int64_t row = first; row < end && !te_cpu_stopping(job->exec); row++) {
-        record  *now = job->records + 2 * n * thread, *other = now + n;
+        record  *records = job->records + 2 * n * thread;
+        record_rows pair = {records, records + n};
         int64_t *index = te_row_at(job->indices, row);
         if (few_of_row(job, row, index, step)) continue;
-        int      bits = load_records(job, now, row);
-        if (n <= FEW) insert_records(now, n);
-        for (int shift = 0; n > FEW && shift < bits && !te_cpu_stopped(job->exec); shift += digit) {
-            record *sorted = other;
-            if (!pass(job->exec, sorted, now, n, shift, digit)) continue;
-            other = now;
-            now = sorted;
-        }
+        int bits = load_records(job, records, row);
+        if (n <= FEW) insert_records(records, n, INT64_MAX);
+        else sort_long(job->exec, &pair, n, bits);
         if (te_cpu_stopped(job->exec)) return; /* what is there may be no positions */
-        for (int64_t i = 0; i < n; i++) index[i * step] = now[i].index;
+        for (int64_t i = 0; i < n; i++) index[i * step] = pair.now[i].index;
     }
 }
 

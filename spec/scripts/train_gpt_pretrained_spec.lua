@@ -143,8 +143,20 @@ describe("train_gpt.lua", function()
         output, status = run("export.lua", "--out=ROOT/a --to=ROOT/new --dtype=bfloat16")
         assert.equal(0, status, output)
         assert.equal("char", te.tokenizer.load(root .. "/new").kind)
-        output, status = train "--hugging-face=ROOT/new --block=16 --steps=2 --out=ROOT/b"
-        assert.equal(0, status, output)
+        for _, how in ipairs { "--hugging-face=ROOT/new ", "--tokenizer=ROOT/new --n-layer=1 --n-embd=16 " } do
+            output, status = train(how .. "--block=16 --steps=2 --out=ROOT/b")
+            assert.equal(0, status, output)
+            output, status = run("train_gpt.lua", "--out=ROOT/b --resume --steps=3")
+            assert.equal(0, status, output)
+        end
+    end)
+
+    it("refuses shards with ids that the tokenizer does not have", function()
+        te.data.write_tokens(root .. "/ids.bin", te.full({ 640 }, 639, { dtype = "int32" }))
+        local output, status = train("--data=ROOT/ids.bin --n-layer=1 --n-embd=16 --block=16 --steps=1 --out=ROOT/a "
+            .. "--tokenizer=" .. TOKENIZER)
+        assert.equal(74, status, output)
+        assert.truthy(output:find("is 639, of a vocabulary of 639", 1, true), output)
     end)
 
     it("draws samples from ids that the tokenizer does not have", function()

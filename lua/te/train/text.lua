@@ -16,9 +16,9 @@ end
 -- What te.data.open takes as tokenizer: "byte", "char", or one that is read from a file; nil for a model in a folder
 -- that has none.
 local function tokenizer_of(o, saved)
-    local named = saved and saved.metadata.tokenizer
-    if named then return named:find "^bpe " and te.tokenizer.parse(named, folder_of(saved.path)) or o.tokenizer end
-    local path = o.tokenizer
+    local named, path = saved and saved.metadata.tokenizer, o.tokenizer
+    local of_data = path == "byte" or path == "char" and not o.hugging_face -- which is compared with that of before
+    if named then return of_data and path or te.tokenizer.parse(named, folder_of(saved.path)) end
     if o.hugging_face and path == "char" then
         path = o.hugging_face .. "/" .. beside[1]
         if not te._core.stat(path) then return nil end
@@ -37,8 +37,9 @@ end
 ---@return table set          of te.data.open
 function text.open(o, saved, ranks, path, refuse)
     local tokenizer = script.io(tokenizer_of, o, saved)
+    local model_has = not o.hugging_face and type(tokenizer) == "table" and tokenizer.vocab_size or o.vocab_size
     local set = script.io(te.data.open, { path = o.data, except = o.out, script = path, tokenizer = tokenizer or "byte",
-        vocab_size = o.vocab_size, batch = o.batch, block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks,
+        vocab_size = model_has, batch = o.batch, block = o.block, rank = ranks.row_rank, ranks = ranks.row_ranks,
         seed = o.seed, val_fraction = o.val_fraction })
     if set.tokenizer and not tokenizer then
         refuse("--hugging-face=%s: there is no tokenizer.json for text; --tokenizer names one", o.hugging_face)

@@ -133,7 +133,9 @@ end
 local function text_source(text, tok)
     if tok == "char" then tok = tokenizer.from_points(te._core.text_points(text)) end
     if tok == "byte" then tok = tokenizer.byte() end
-    if tok.kind == "byte" or tok.kind == "char" then return { tokens = te._core.encode_text(text, tok.points) }, tok end
+    if tok.kind == "byte" or tok.kind == "char" and tok.ascends then -- in the engine's own table
+        return { tokens = te._core.encode_text(text, tok.points) }, tok
+    end
     return { tokens = stream_of("data.open", "what the tokenizer made", tok:encode(text)) }, tok
 end
 

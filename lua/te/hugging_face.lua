@@ -11,6 +11,7 @@ local json = require "te.json"
 local options = require "te.options"
 local initializers = require "te.initializers"
 local configuration = require "te.hugging_face.config"
+local characters = require "te.tokenizer.characters"
 
 local WHO = "te.models.from_hugging_face"
 
@@ -157,6 +158,7 @@ local function check_saved(model, folder, opts)
     if tokenizer and tokenizer.vocab_size > size then
         fail("%s: option tokenizer: it has %d tokens, the model %d", TO, tokenizer.vocab_size, size)
     end
+    if tokenizer then characters.check(TO .. ": option tokenizer", tokenizer) end
     local ends = opts.eos or tokenizer and tokenizer:ends() or {}
     opts.eos = type(ends) == "table" and ends or { ends }
     for i = 1, options.list(TO, "option eos", opts.eos) do

@@ -7,9 +7,9 @@
 
 local fail = require "te.fail"
 local files = require "te.files"
-local json = require "te.json"
 local options = require "te.options"
 local each = require "te.tokenizer.ids"
+local beside = require "te.tokenizer.beside"
 
 local tokenizer = {}
 
@@ -114,10 +114,7 @@ function Byte.describe() return "byte" end
 local function save(folder, text)
     options.argument("tokenizer:save", "folder", folder, { "string" })
     files.need "tokenizer:save"
-    local write = require("te")._core.write_file
-    write(folder .. "/tokenizer.json", text)
-    write(folder .. "/tokenizer_config.json",
-        json.encode { tokenizer_class = "PreTrainedTokenizerFast", clean_up_tokenization_spaces = false })
+    beside.write(folder, { ["tokenizer.json"] = text })
 end
 
 --- Writes tokenizer.json and tokenizer_config.json into a folder, as Transformers reads them.
@@ -131,8 +128,9 @@ local Char = { kind = "char", decode = decode }
 Char.__index = Char
 
 local function new_char(points)
-    local self = setmetatable({ points = points, vocab_size = #points, ids = {}, texts = {} }, Char)
+    local self = setmetatable({ points = points, vocab_size = #points, ids = {}, texts = {}, ascends = true }, Char)
     for i, point in ipairs(points) do
+        self.ascends = self.ascends and (i == 1 or points[i - 1] < point)
         self.ids[point] = i - 1
         self.texts[i - 1] = bytes_of(point)
     end
@@ -174,14 +172,10 @@ end
 ---@param folder string
 function Char:save(folder)
     options.method("tokenizer:save", self, Char)
-    local texts = {}
-    for i, point in ipairs(self.points) do
-        if point >= BAD and point < BAD + 256 then
-            fail("tokenizer:save: byte 0x%02x, which is no UTF-8, has no place in a tokenizer.json", point - BAD)
-        end
-        texts[i] = self.texts[i - 1]
-    end
-    save(folder, require("te.tokenizer.characters").file(texts))
+    local characters, texts = require "te.tokenizer.characters", {}
+    characters.check("tokenizer:save", self)
+    for i = 1, self.vocab_size do texts[i] = self.texts[i - 1] end
+    save(folder, characters.file(texts))
 end
 
 --- A tokenizer whose tokens are the bytes of a text.

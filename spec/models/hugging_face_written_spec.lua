@@ -147,6 +147,8 @@ describe("te.models.to_hugging_face", function()
         refuses("option tokenizer: expected one of te.tokenizer, got \"byte\"", llama {}, { tokenizer = "byte" })
         refuses("option tokenizer: it has 256 tokens, the model 20", llama { vocab_size = 20 },
             { tokenizer = te.tokenizer.byte() })
+        refuses("option tokenizer: byte 0xff, which is no UTF%-8, has no place in a tokenizer.json", llama {},
+            { tokenizer = te.tokenizer.char "a\255" })
         refuses("option eos%[1%]: expected integer from 0 to 299, got 300", llama {}, { eos = 300 })
         refuses("option dtype: expected one of", llama {}, { dtype = "int32" })
         assert.error_matches(function() te.models.to_hugging_face(llama {}, "") end, "folder: expected a name")
@@ -171,5 +173,59 @@ describe("te.models.to_hugging_face", function()
         assert.same(tokenizer:encode "wörld日", read:encode "wörld日")
         assert.error_matches(function() te.tokenizer.char("a\255"):save(folder) end,
             "tokenizer:save: byte 0xff, which is no UTF%-8, has no place in a tokenizer.json")
+    end)
+
+    it("leaves nothing of another tokenizer beside one, and says that the file is all there is", function()
+        local function there()
+            local names = te._core.list_dir(folder)
+            table.sort(names)
+            return table.concat(names, " ")
+        end
+        local core, said = te._core, shell.read
+        core.mkdir(folder)
+        core.mkdir(folder .. "/chat")
+        core.write_file(folder .. "/chat/tokenizer.json", said "spec/support/tokenizer.json")
+        core.write_file(folder .. "/chat/special_tokens_map.json", "{}")
+        core.write_file(folder .. "/chat/tokenizer_config.json", "{}")
+        local chat, plain = te.tokenizer.load(folder .. "/chat"), te.tokenizer.load "spec/support/tokenizer.json"
+        for _, other in ipairs { plain, te.tokenizer.byte(), te.tokenizer.char "ab" } do
+            chat:save(folder)
+            assert.equal("chat special_tokens_map.json tokenizer.json tokenizer_config.json", there())
+            assert.equal("{}", said(folder .. "/tokenizer_config.json"))
+            other:save(folder)
+            assert.equal("chat tokenizer.json tokenizer_config.json", there())
+            assert.equal("PreTrainedTokenizerFast",
+                core.json(said(folder .. "/tokenizer_config.json")).tokenizer_class)
+        end
+        chat:save(folder .. "/chat") -- onto itself
+        assert.equal("{}", said(folder .. "/chat/special_tokens_map.json"))
+    end)
+
+    -- A file of the characters b and a, in this order, with what else it says.
+    local function characters_file(model, beside)
+        te._core.mkdir(folder)
+        te._core.write_file(folder .. "/tokenizer.json", ('{"model": {"type": "BPE", "vocab": {"b": 0, "a": 1}, '
+            .. '"merges": []%s}%s}'):format(model or "", beside or ""))
+        return folder
+    end
+
+    it("takes characters in any order, for data as well", function()
+        local tokenizer = te.tokenizer.load(characters_file())
+        assert.equal("char 98 97", tokenizer:describe())
+        te._core.write_file(folder .. "/text.txt", ("ab"):rep(20))
+        local set = te.data.open { path = folder .. "/text.txt", tokenizer = tokenizer, block = 4, val_fraction = 0 }
+        local x = set:next_train(0)
+        assert.truthy(("abababab"):find(tokenizer:decode(x)[1], 1, true))
+        set:close()
+    end)
+
+    it("refuses what a file of characters says beside them", function()
+        local function refuses(message, model, beside)
+            local path = characters_file(model, beside)
+            assert.error_matches(function() te.tokenizer.load(path) end, message, 1, true)
+        end
+        refuses("tokenizer.json: model.end_of_word_suffix:", ', "end_of_word_suffix": "</w>"')
+        refuses("tokenizer.json: added_tokens:", nil, ', "added_tokens": 5')
+        refuses("tokenizer.json: ", nil, ', "decoder": {"type": "ByteLevel"}')
     end)
 end)

@@ -287,22 +287,22 @@ function Bpe:call(name)
     return self
 end
 
---- Copies the file, and what stands beside it for tokenizers, into a folder.
+--- Copies the file, and what stands beside it for tokenizers, into a folder, which keeps nothing of another's. Where no
+--- tokenizer_config.json stands there, one is written.
 ---@param folder string
 function Bpe:save(folder)
     options.method("tokenizer:save", self, Bpe)
     options.argument("tokenizer:save", "folder", folder, { "string" })
     files.need "tokenizer:save"
-    local from = self.path:match "^(.*/)[^/]*$" or ""
-    local function copy(source, name)
-        local text, message = files.read(source)
-        if not text then te._core.fail_io("tokenizer:save: " .. message) end
-        te._core.write_file(folder .. "/" .. name, text)
-    end
+    local from, texts = self.path:match "^(.*/)[^/]*$" or "", {}
     for i, name in ipairs(beside) do
         local source = i == 1 and self.path or from .. name
-        if i == 1 or te._core.stat(source) then copy(source, name) end
+        if i == 1 or te._core.stat(source) then
+            local text, message = files.read(source)
+            texts[name] = text or te._core.fail_io("tokenizer:save: " .. message)
+        end
     end
+    beside.write(folder, texts)
 end
 
 local bpe = {}
@@ -336,7 +336,9 @@ function bpe.load(path)
     local file = files.json(WHO, path)
     if type(file) ~= "table" then refuse(path, "the file", file, "an object") end
     local texts = characters.texts(file)
-    return texts and te.tokenizer.of_characters(texts) or build(path, file)
+    if not texts then return build(path, file) end
+    check_model(path, file.model)
+    return te.tokenizer.of_characters(texts)
 end
 
 return bpe

@@ -1,5 +1,6 @@
 --- Tokenizers of single characters, or bytes, as tokenizer.json files: a BPE that merges nothing.
 
+local fail = require "te.fail"
 local json = require "te.json"
 local byte_level = require "te.tokenizer.byte_level"
 
@@ -12,6 +13,17 @@ local function file(vocabulary, pre_tokenizer, decoder)
         model = { type = "BPE", dropout = null, unk_token = null, continuing_subword_prefix = null,
             end_of_word_suffix = null, fuse_unk = false, byte_fallback = false, ignore_merges = false,
             vocab = vocabulary, merges = json.empty_list } }
+end
+
+--- Raises where a tokenizer has a byte that is no UTF-8, and so stands in no file.
+---@param who string
+---@param tokenizer table
+function characters.check(who, tokenizer)
+    for _, point in ipairs(tokenizer.points or {}) do
+        if point >= 0xDC00 and point < 0xDD00 then
+            fail("%s: byte 0x%02x, which is no UTF-8, has no place in a tokenizer.json", who, point - 0xDC00)
+        end
+    end
 end
 
 --- The file of a tokenizer whose token number i - 1 is the text texts[i].
@@ -32,6 +44,8 @@ function characters.byte_file()
     return file(vocabulary, step, step)
 end
 
+local function none(list) return type(list) == "table" and next(list) == nil end
+
 local function single(text) return text:find "^[%z\1-\127\192-\255][\128-\191]*$" ~= nil end
 
 --- The texts of a file that characters.file made, or one that says the same; nil of another.
@@ -39,16 +53,17 @@ local function single(text) return text:find "^[%z\1-\127\192-\255][\128-\191]*$
 ---@return string[]|nil
 function characters.texts(parsed)
     local model = parsed.model
-    local plain = type(model) == "table" and type(model.vocab) == "table" and type(model.merges) == "table"
-        and not (next(model.merges) or model.byte_fallback or model.unk_token or parsed.pre_tokenizer
-            or parsed.normalizer or parsed.post_processor or next(parsed.added_tokens or {}))
-    if not plain then return nil end
+    local plain = type(model) == "table" and type(model.vocab) == "table" and none(model.merges)
+        and none(parsed.added_tokens or {}) and not (model.byte_fallback or model.unk_token or parsed.pre_tokenizer
+            or parsed.normalizer or parsed.post_processor)
+    local decoder = parsed.decoder
+    if not plain or decoder and (type(decoder) ~= "table" or decoder.type ~= "Fuse") then return nil end
     local texts, n = {}, 0
     for text, id in pairs(model.vocab) do
         if type(id) ~= "number" or type(text) ~= "string" or not single(text) or texts[id + 1] then return nil end
         texts[id + 1], n = text, n + 1
     end
-    return #texts == n and texts or nil
+    return n > 0 and #texts == n and texts or nil
 end
 
 return characters

@@ -144,6 +144,11 @@ local function weights_of(model, dtype)
     return tensors
 end
 
+local function is_tokenizer(value)
+    return type(value) == "table" and type(value.save) == "function" and type(value.ends) == "function"
+        and type(value.vocab_size) == "number"
+end
+
 local function check_saved(model, folder, opts)
     if not (type(model) == "table" and model.KIND and type(model.hugging_face_state) == "function") then
         fail("%s: model: expected one of te.models, got %s", TO, options.shown(model))
@@ -152,7 +157,7 @@ local function check_saved(model, folder, opts)
     if folder == "" then fail("%s: folder: expected a name, got an empty one", TO) end
     opts = options.check(TO, opts, SAVE)
     local tokenizer, size = opts.tokenizer, model.config.vocab_size
-    if tokenizer ~= nil and (type(tokenizer) ~= "table" or type(tokenizer.save) ~= "function") then
+    if tokenizer ~= nil and not is_tokenizer(tokenizer) then
         fail("%s: option tokenizer: expected one of te.tokenizer, got %s", TO, options.shown(tokenizer))
     end
     if tokenizer and tokenizer.vocab_size > size then

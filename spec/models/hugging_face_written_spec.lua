@@ -145,6 +145,8 @@ describe("te.models.to_hugging_face", function()
         refuses("as .* it would have embedding_scale = 1, not 2", llama { embedding_scale = 2 })
         refuses("expected one of te.models, got Linear", te.Linear(2, 2))
         refuses("option tokenizer: expected one of te.tokenizer, got \"byte\"", llama {}, { tokenizer = "byte" })
+        refuses("option tokenizer: expected one of te.tokenizer, got a table", llama {},
+            { tokenizer = { save = print, vocab_size = 2 } })
         refuses("option tokenizer: it has 256 tokens, the model 20", llama { vocab_size = 20 },
             { tokenizer = te.tokenizer.byte() })
         refuses("option tokenizer: byte 0xff, which is no UTF%-8, has no place in a tokenizer.json", llama {},

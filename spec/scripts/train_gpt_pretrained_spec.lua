@@ -167,6 +167,18 @@ describe("train_gpt.lua", function()
         assert.equal(0, status, output)
     end)
 
+    it("trains in the folder of the model, whose tokenizer stays", function()
+        make_folder(qwen())
+        os.execute(("cp %s %s/other.json; echo >> %s/other.json"):format(TOKENIZER, root, root))
+        local options = "--hugging-face=ROOT/hf --block=16 --steps=1 --out=ROOT/hf/ --tokenizer=ROOT/"
+        local output, status = train(options .. "other.json")
+        assert.equal(2, status, output)
+        assert.truthy(output:find("would replace the one in --hugging-face=" .. root .. "/hf, which is --out", 1, true))
+        assert.equal(shell.read(TOKENIZER), shell.read(root .. "/hf/tokenizer.json"))
+        output, status = train(options .. "hf/../hf/tokenizer.json")
+        assert.equal(0, status, output)
+    end)
+
     it("says what does not go together", function()
         make_folder(qwen())
         local function refuses(code, message, options)

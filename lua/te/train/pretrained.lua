@@ -2,12 +2,25 @@
 
 local te = require "te"
 local script = require "te.train.run"
+local beside = require "te.tokenizer.beside"
 
 local pretrained = {}
 
 -- What the folder's model has for good, by the options' names.
 local MODEL = { "vocab_size", "model", "n_layer", "n_head", "n_kv_head", "n_expert", "n_expert_active",
     "expert_aux_loss", "n_embd", "bias", "init_std" }
+
+local function id_of(path) return (te._core.stat(path) or {}).id end
+
+-- A run writes its tokenizer into its folder, where that of a model that is there as well would be lost.
+local function keep_own_tokenizer(o, refuse)
+    local own, id = id_of(o.out .. "/" .. beside[1]), id_of(o.tokenizer)
+    if id_of(o.out) ~= id_of(o.hugging_face) or not own then return end
+    if id ~= own and id ~= id_of(o.out) then
+        refuse("--tokenizer=%s would replace the one in --hugging-face=%s, which is --out as well", o.tokenizer,
+            o.hugging_face)
+    end
+end
 
 --- Ends the script where the command line says something else of the model, or how text becomes ids.
 ---@param o table         all options of train_gpt.lua
@@ -22,6 +35,7 @@ function pretrained.check(o, given, refuse)
     if given.tokenizer == "byte" or given.tokenizer == "char" then
         refuse("--tokenizer=%s: the model in --hugging-face=%s knows other ids", given.tokenizer, o.hugging_face)
     end
+    if given.tokenizer then keep_own_tokenizer(o, refuse) end
 end
 
 --- The model in the folder o.hugging_face; the options say then what it is. What is wrong ends the script.

@@ -182,7 +182,6 @@ static const char *title_of(lua_State *L, int ctx)
     return title;
 }
 
-/* record(backward, ctx, n_outputs, outputs…, inputs…): the outputs, connected to those inputs that are tensors. */
 /* The n results of the forward function, from place 4 of the stack on. */
 static te_lua_tensors take_results(lua_State *L, const char *title, int n)
 {
@@ -223,6 +222,7 @@ static te_status make_node(te_call *call, const te_lua_tensors *results, const t
     return te_autograd_record(call, inputs->t, inputs->n);
 }
 
+/* record(backward, ctx, n_outputs, outputs…, inputs…): the outputs, connected to those inputs that are tensors. */
 static int record(lua_State *L)
 {
     te_lua *rt = te_lua_runtime(L);

@@ -213,8 +213,16 @@ end
 ---@param texts string[]  each the UTF-8 of one
 ---@return te.Tokenizer
 function tokenizer.of_characters(texts)
-    local points = {}
-    for i, text in ipairs(texts) do points[i] = code_point(text, 1) end
+    local who, points = "te.tokenizer.of_characters", {}
+    options.argument(who, "texts", texts, { "table" })
+    for i = 1, options.list(who, "texts", texts) do
+        local text = options.argument(who, ("texts[%d]"):format(i), texts[i], { "string" })
+        local length = 0
+        if text ~= "" then points[i], length = code_point(text, 1) end
+        if text == "" or length < #text then
+            fail("%s: texts[%d]: expected one character, got %s", who, i, options.shown(text))
+        end
+    end
     return new_char(points)
 end
 

@@ -50,12 +50,7 @@ describe("te.models.to_hugging_face", function()
         folder = os.tmpname()
         os.remove(folder)
     end)
-    after_each(function()
-        for _, name in ipairs(te._core.stat(folder) and te._core.list_dir(folder) or {}) do
-            os.remove(folder .. "/" .. name)
-        end
-        os.remove(folder)
-    end)
+    after_each(function() os.execute("rm -rf " .. folder) end)
 
     local function config() return te._core.json(shell.read(folder .. "/config.json")) end
 
@@ -219,6 +214,15 @@ describe("te.models.to_hugging_face", function()
         local x = set:next_train(0)
         assert.truthy(("abababab"):find(tokenizer:decode(x)[1], 1, true))
         set:close()
+    end)
+
+    it("says of which text it is that it is no character", function()
+        local of = te.tokenizer.of_characters
+        assert.equal("char 98 233", of({ "b", "é" }):describe())
+        assert.error_matches(function() of { "b", "éa" } end, 'texts%[2%]: expected one character, got "éa"')
+        assert.error_matches(function() of { "" } end, 'texts%[1%]: expected one character, got ""')
+        assert.error_matches(function() of { "a", 5 } end, "texts%[2%]: expected string, got 5")
+        assert.error_matches(function() of(5) end, "te.tokenizer.of_characters: texts: expected")
     end)
 
     it("refuses what a file of characters says beside them", function()

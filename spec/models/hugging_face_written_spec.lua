@@ -137,6 +137,8 @@ describe("te.models.to_hugging_face", function()
         end
         refuses("no model of Transformers that is known here has these options: as llama it would have window = "
             .. "nil, not 3", llama { window = 3, mlp_bias = true, attention_bias = "none" })
+        refuses("as llama it would have embedding_scale = 1, not 2; window = nil, not 3",
+            llama { embedding_scale = 2, window = 3, mlp_bias = true })
         refuses("as .* it would have embedding_scale = 1, not 2", llama { embedding_scale = 2 })
         refuses("expected one of te.models, got Linear", te.Linear(2, 2))
         refuses("option tokenizer: expected one of te.tokenizer, got \"byte\"", llama {}, { tokenizer = "byte" })
@@ -149,6 +151,24 @@ describe("te.models.to_hugging_face", function()
         refuses("option eos%[1%]: expected integer from 0 to 299, got 300", llama {}, { eos = 300 })
         refuses("option dtype: expected one of", llama {}, { dtype = "int32" })
         assert.error_matches(function() te.models.to_hugging_face(llama {}, "") end, "folder: expected a name")
+    end)
+
+    it("writes what Transformers needs to see where nothing depends on it", function()
+        local function fields(kind, options, left_out)
+            local all = {}
+            for name, value in pairs(options) do all[name] = not left_out[name] and value or nil end
+            assert.equal(kind, te.models.to_hugging_face(llama(all), folder))
+            return config()
+        end
+        local windows = { window = true, full_every = true, window_rope_base = true, attention_scale = true }
+        assert.equal(128, fields("gpt_oss", GPT_OSS, windows).sliding_window)
+        local gemma = fields("gemma3_text", GEMMA, windows)
+        assert.equal(4096, gemma.sliding_window)
+        assert.equal(24, gemma.query_pre_attn_scalar)
+        local scaled = { attention_scale = 0.3 } -- 1 / 0.3^2 is not whole, as it has to be
+        for name, value in pairs(GEMMA) do scaled[name] = scaled[name] or value end
+        assert.error_matches(function() te.models.to_hugging_face(llama(scaled), folder) end,
+            "as gemma3_text it would have attention_scale = 0.3015.*, not 0.3$")
     end)
 
     it("keeps a folder that is not whole from being loaded", function()

@@ -51,9 +51,9 @@ local function with_windows(fields, c)
     fields.sliding_window = c.window or json.null
 end
 
-local function with_layers(fields, c)
-    with_windows(fields, c)
-    fields.layer_types = layer_types(c)
+-- unused: the size that a kind wants to read also where no layer has windows.
+local function with_layers(fields, c, unused)
+    fields.sliding_window, fields.layer_types = c.window or unused or json.null, layer_types(c)
 end
 
 -- Windows that a file has to say are in use, from the first layer on.
@@ -76,11 +76,10 @@ local RELATIVES = {
     { "qwen2", "Qwen2ForCausalLM", with_used_windows },
     { "qwen3", "Qwen3ForCausalLM", with_used_windows },
     { "gemma3_text", "Gemma3ForCausalLM", function(fields, c)
-        with_layers(fields, c)
-        local scalar = (c.attention_scale or 1) ^ -2
-        local near = math.floor(scalar + 0.5)
+        with_layers(fields, c, 4096)
         fields.hidden_act, fields.hidden_activation = nil, "gelu_pytorch_tanh"
-        fields.query_pre_attn_scalar = math.abs(scalar - near) < 1e-9 * near and near or scalar
+        fields.query_pre_attn_scalar = c.attention_scale and math.floor(c.attention_scale ^ -2 + 0.5) -- a whole one
+            or fields.head_dim
         fields.rope_local_base_freq = c.window_rope_base or c.rope_base
         fields.attn_logit_softcapping, fields.final_logit_softcapping = json.null, json.null
     end },
@@ -100,7 +99,7 @@ local RELATIVES = {
         fields.qkv_bias, fields.shared_expert_intermediate_size = c.attention_bias == "qkv", c.n_inner_shared
     end },
     { "gpt_oss", "GptOssForCausalLM", function(fields, c)
-        with_layers(fields, c)
+        with_layers(fields, c, 128)
         fields.num_local_experts, fields.num_experts_per_tok = c.n_expert, c.n_expert_active
         fields.swiglu_limit, fields.router_aux_loss_coef = 7, c.expert_aux_loss
     end },
@@ -137,17 +136,18 @@ local function alike(a, b)
     return a == b
 end
 
--- The options that a text gives otherwise than the model has them, as texts; or that it cannot be read, as one.
+-- The options that a text gives otherwise than the model has them, as texts, and how many; or why it cannot be read,
+-- which is more than any number.
 local function differences(model, text, not_said)
     local read, class, made = pcall(configuration.model, configuration.new("config.json", text))
-    if not read then return { (tostring(class):gsub("^.*config%.json: ", "")) } end
+    if not read then return { (tostring(class):gsub("^.*config%.json: ", "")) }, math.huge end
     local own, other, found = complete(class, model.config), complete(class, made), {}
     for _, name in ipairs(options.names(class.CONFIG)) do
         if not not_said[name] and not alike(own[name], other[name]) then
             found[#found + 1] = ("%s = %s, not %s"):format(name, options.shown(other[name]), options.shown(own[name]))
         end
     end
-    return found
+    return found, #found
 end
 
 -- Fields that Transformers takes as real numbers alone.
@@ -184,15 +184,15 @@ function written.config(model, said)
         if found[1] then fail("%s: a gpt2 would have %s", WHO, found[1]) end
         return text, "gpt2"
     end
-    local nearest, least
+    local nearest, least, fewest
     for _, row in ipairs(RELATIVES) do
         local kind, class, add = unpack(row)
         local fields = common(c)
         add(fields, c)
         local text = text_of(kind, class, fields, said)
-        local found = differences(model, text, NOT_SAID)
-        if not found[1] then return text, kind end
-        if not least or #found < #least then nearest, least = kind, found end
+        local found, count = differences(model, text, NOT_SAID)
+        if count == 0 then return text, kind end
+        if not least or count < fewest then nearest, least, fewest = kind, found, count end
     end
     fail("%s: no model of Transformers that is known here has these options: as %s it would have %s", WHO, nearest,
         table.concat(least, "; "))

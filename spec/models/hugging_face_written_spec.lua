@@ -148,6 +148,8 @@ describe("te.models.to_hugging_face", function()
             { tokenizer = te.tokenizer.byte() })
         refuses("option tokenizer: byte 0xff, which is no UTF%-8, has no place in a tokenizer.json", llama {},
             { tokenizer = te.tokenizer.char "a\255" })
+        refuses("option tokenizer: a zero byte has no place in a tokenizer.json", llama {},
+            { tokenizer = te.tokenizer.char "a\0" })
         refuses("option eos%[1%]: expected integer from 0 to 299, got 300", llama {}, { eos = 300 })
         refuses("option dtype: expected one of", llama {}, { dtype = "int32" })
         assert.error_matches(function() te.models.to_hugging_face(llama {}, "") end, "folder: expected a name")

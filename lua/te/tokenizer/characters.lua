@@ -15,11 +15,13 @@ local function file(vocabulary, pre_tokenizer, decoder)
             vocab = vocabulary, merges = json.empty_list } }
 end
 
---- Raises where a tokenizer has a byte that is no UTF-8, and so stands in no file.
+--- Raises where a tokenizer has a byte that is no UTF-8, and so stands in no file, or a zero byte, which te._core.json
+--- reads in no name.
 ---@param who string
 ---@param tokenizer table
 function characters.check(who, tokenizer)
     for _, point in ipairs(tokenizer.points or {}) do
+        if point == 0 then fail("%s: a zero byte has no place in a tokenizer.json", who) end
         if point >= 0xDC00 and point < 0xDD00 then
             fail("%s: byte 0x%02x, which is no UTF-8, has no place in a tokenizer.json", who, point - 0xDC00)
         end

@@ -65,6 +65,7 @@ end
 local OPTIONS = {
     block_size = { "size", help = "in place of the longest sequence that the file allows" },
     dropout = { "number", 0, min = 0, below = 1, help = "as in te.models.llama" },
+    expert_aux_loss = { "number", 0, min = 0, help = "as in te.models.llama, of a model with experts" },
     quantized = { "string", choices = te.models.llama.CONFIG.quantized.choices, help = "as in te.models.llama" },
     dtype = { "string", "float32", choices = { "float32", "bfloat16", "float16", "float64" },
         help = "dtype of the parameters" },
@@ -92,7 +93,7 @@ local hugging_face = {}
 --- The model in a folder: te.models.gpt for gpt2, te.models.llama for gemma3_text, gpt_oss, llama, mistral, mixtral,
 --- qwen2, qwen2_moe, qwen3 and qwen3_moe. Raises on what a configuration asks for and these models don't have.
 ---@param folder string
----@param opts table|nil   block_size, dropout, quantized, dtype (of the parameters)
+---@param opts table|nil   block_size, dropout, expert_aux_loss, quantized, dtype (of the parameters)
 ---@return table model
 ---@return integer[]|nil ends  tokens that end a text (eos_token_id), for model:generate's eos; nil where none are said
 function hugging_face.load(folder, opts)
@@ -107,6 +108,10 @@ function hugging_face.load(folder, opts)
     if class == te.models.gpt and (opts.block_size or 0) > config.block_size then
         fail("%s: block_size: %d, but %s/config.json has %d positions", WHO, opts.block_size, folder, config.block_size)
     end
+    if opts.expert_aux_loss > 0 and not config.n_expert then
+        fail("%s: expert_aux_loss: %g, but %s/config.json has no experts", WHO, opts.expert_aux_loss, folder)
+    end
+    config.expert_aux_loss = config.n_expert and opts.expert_aux_loss or nil
     config.block_size = opts.block_size or config.block_size
     local ends, paths = read_ends(said, folder, config.vocab_size), find_weights(folder)
     if said.fields.tie_word_embeddings == false and not paths["lm_head.weight"] then

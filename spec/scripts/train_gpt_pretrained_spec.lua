@@ -167,6 +167,28 @@ describe("train_gpt.lua", function()
         assert.equal(0, status, output)
     end)
 
+    it("balances the experts of a model as it is told", function()
+        local function coefficient(options)
+            local output, status = train("--hugging-face=ROOT/hf --block=16 --steps=1 --out=ROOT/a " .. options)
+            assert.equal(0, status, output)
+            local _, metadata = te.load(root .. "/a/checkpoint-00000001.safetensors")
+            assert.equal(metadata["option.expert_aux_loss"], metadata["model.expert_aux_loss"])
+            return tonumber(metadata["model.expert_aux_loss"])
+        end
+        make_folder(te.models.llama { vocab_size = 650, block_size = 40, n_layer = 1, n_head = 2, n_embd = 16,
+            n_expert = 2 })
+        assert.equal(0.01, coefficient "")
+        assert.equal(0.5, coefficient "--expert-aux-loss=0.5")
+        assert.equal(0, te.models.from_hugging_face(root .. "/hf").config.expert_aux_loss)
+        make_folder(qwen())
+        local output, status = train "--hugging-face=ROOT/hf --block=16 --steps=1 --expert-aux-loss=0.5 --out=ROOT/b"
+        assert.equal(2, status, output)
+        assert.truthy(output:find("--expert-aux-loss: the model in --hugging-face=" .. root .. "/hf has no experts", 1,
+            true), output)
+        assert.error_matches(function() te.models.from_hugging_face(root .. "/hf", { expert_aux_loss = 1 }) end,
+            "expert_aux_loss: 1, but .*/config.json has no experts")
+    end)
+
     it("trains in the folder of the model, whose tokenizer stays", function()
         make_folder(qwen())
         os.execute(("cp %s %s/other.json; echo >> %s/other.json"):format(TOKENIZER, root, root))

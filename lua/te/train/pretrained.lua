@@ -3,12 +3,18 @@
 local te = require "te"
 local script = require "te.train.run"
 local beside = require "te.tokenizer.beside"
+local configuration = require "te.hugging_face.config"
 
 local pretrained = {}
 
 -- What the folder's model has for good, by the options' names.
 local MODEL = { "vocab_size", "model", "n_layer", "n_head", "n_kv_head", "n_expert", "n_expert_active",
-    "expert_aux_loss", "n_embd", "bias", "init_std" }
+    "n_embd", "bias", "init_std" }
+
+local function has_experts(o)
+    local _, made = configuration.model(configuration.open(o.hugging_face .. "/config.json"))
+    return made.n_expert ~= nil
+end
 
 local function id_of(path) return (te._core.stat(path) or {}).id end
 
@@ -35,6 +41,9 @@ function pretrained.check(o, given, refuse)
     if given.tokenizer == "byte" or given.tokenizer == "char" then
         refuse("--tokenizer=%s: the model in --hugging-face=%s knows other ids", given.tokenizer, o.hugging_face)
     end
+    if given.expert_aux_loss and not script.io(has_experts, o) then
+        refuse("--expert-aux-loss: the model in --hugging-face=%s has no experts", o.hugging_face)
+    end
     if given.tokenizer then keep_own_tokenizer(o, refuse) end
 end
 
@@ -44,7 +53,8 @@ end
 ---@param refuse function
 ---@return table model
 function pretrained.load(o, quantized, refuse)
-    local model = script.io(te.models.from_hugging_face, o.hugging_face, { dropout = o.dropout, quantized = quantized })
+    local model = script.io(te.models.from_hugging_face, o.hugging_face, { dropout = o.dropout, quantized = quantized,
+        expert_aux_loss = script.io(has_experts, o) and o.expert_aux_loss or nil })
     local config = model.config
     if o.block > config.block_size then
         refuse("--block=%d, but the model in --hugging-face=%s sees %d", o.block, o.hugging_face, config.block_size)

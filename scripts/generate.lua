@@ -28,24 +28,25 @@ local command_line = train.command_line {
     { "threads", "integer", 0, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
 }
 
--- The model, its tokenizer, and the tokens that end a text where a folder says it.
+-- The model, its tokenizer, whether it is, or was made of, one of Transformers, and the tokens that end a text where a
+-- folder says it.
 local function load(o)
     if o.hugging_face then
         if o.checkpoint then command_line:refuse "--checkpoint and --hugging-face: one of them" end
         local model, ends = train.io(te.models.from_hugging_face, o.hugging_face, { dtype = o.dtype })
         train.saved.check(o.hugging_face, model)
-        return model, train.io(te.tokenizer.load, o.hugging_face), ends
+        return model, train.io(te.tokenizer.load, o.hugging_face), true, ends
     end
-    local model, tokenizer, path = train.saved.load(o.out, o.checkpoint)
+    local model, tokenizer, path, pretrained = train.saved.load(o.out, o.checkpoint)
     if not tokenizer then
         train.fail(train.exit.usage, path .. ": the model was trained on ids; there is no tokenizer for a prompt")
     end
-    return model, tokenizer
+    return model, tokenizer, pretrained
 end
 
 -- The ids to continue: what a text begins with, and the prompt.
-local function prompt_of(o, model, tokenizer)
-    local ok, prompt = pcall(tokenizer.encode, tokenizer, o.prompt, { prompt = o.hugging_face ~= nil })
+local function prompt_of(o, model, tokenizer, pretrained)
+    local ok, prompt = pcall(tokenizer.encode, tokenizer, o.prompt, { prompt = pretrained })
     if not ok then command_line:refuse("--prompt: %s", train.plain(prompt)) end
     if #prompt == 0 then prompt = { tokenizer:start() } end
     for _, id in ipairs(prompt) do
@@ -72,9 +73,9 @@ local function main(words)
     o.dtype = o.dtype or (recipe and "bfloat16" or "float32")
     if o.threads > 0 then te.set_num_threads(o.threads) end
     te.manual_seed(o.seed)
-    local model, tokenizer, said = te.no_grad(te.quantized_model_init, { recipe = recipe, enabled = recipe ~= nil },
-        load, o)
-    local prompt = prompt_of(o, model, tokenizer)
+    local model, tokenizer, pretrained, said = te.no_grad(te.quantized_model_init,
+        { recipe = recipe, enabled = recipe ~= nil }, load, o)
+    local prompt = prompt_of(o, model, tokenizer, pretrained)
     if o.top_p == 0 then command_line:refuse "--top-p: expected a number above 0, got 0" end
     local ends, is_end = ends_of(o, model, tokenizer, said)
 

@@ -137,6 +137,23 @@ describe("train_gpt.lua", function()
         assert.equal(same[1], same[2])
     end)
 
+    it("puts before a prompt what the model that was trained further has learned there", function()
+        local model = qwen()
+        te.no_grad(function()
+            for _, parameter in ipairs(model:parameters()) do parameter:mul_(parameter:dim() == 2 and 20 or 1) end
+        end)
+        te.models.to_hugging_face(model, root .. "/hf",
+            { tokenizer = te.tokenizer.load "spec/support/tokenizer_sentences.json" }) -- texts begin with <s>
+        local output, status = train "--hugging-face=ROOT/hf --block=16 --steps=1 --out=ROOT/a"
+        assert.equal(0, status, output)
+        assert.equal(0, select(2, run("export.lua", "--out=ROOT/a --to=ROOT/new")))
+        local same = {}
+        for _, from in ipairs { "--out=ROOT/a", "--hugging-face=ROOT/new" } do
+            same[#same + 1] = run("generate.lua", from .. " --prompt='The fused' --tokens=12 --temperature=0")
+        end
+        assert.equal(same[1], same[2])
+    end)
+
     it("exports a model of characters with a tokenizer of them", function()
         local output, status = train "--n-layer=1 --n-head=2 --n-embd=16 --block=16 --steps=2 --out=ROOT/a"
         assert.equal(0, status, output)

@@ -22,6 +22,7 @@ end
 ---@return table model
 ---@return table|nil tokenizer  nil of a run on ids
 ---@return string path        of the checkpoint
+---@return boolean pretrained  whether the run began with a model of Transformers
 function saved.load(folder, path)
     path = path or script.io(checkpoint.latest, folder)
     if not path then
@@ -32,7 +33,7 @@ function saved.load(folder, path)
     local tokenizer = script.of_file(path, text.of_checkpoint, read)
     checkpoint.release(read)
     saved.check(path, model)
-    return model, tokenizer, path
+    return model, tokenizer, path, read.metadata["option.hugging_face"] ~= nil
 end
 
 return saved

@@ -45,9 +45,13 @@ if(TARGET CUDA::nvrtc AND NOT CMAKE_CROSSCOMPILING AND NOT TE_SANITIZE)
   target_link_libraries(te_cuda_make_ready PRIVATE te_cuda_program te_flags CUDA::nvrtc ${CMAKE_DL_LIBS} m)
   # CMake links the driver with NVRTC, and where this is built there may be none to load.
   target_link_options(te_cuda_make_ready PRIVATE -Wl,--as-needed)
+  set(strict "")
+  if(CMAKE_COMPILE_WARNING_AS_ERROR)
+    set(strict strict)
+  endif()
   foreach(target sm_80 sm_89 sm_90a sm_100)
     set(ready ${CMAKE_BINARY_DIR}/te_cuda_ready_${target})
-    add_custom_command(OUTPUT ${ready}.c ${ready}.bin COMMAND te_cuda_make_ready ${target} ${ready}
+    add_custom_command(OUTPUT ${ready}.c ${ready}.bin COMMAND te_cuda_make_ready ${target} ${ready} ${strict}
       DEPENDS te_cuda_make_ready VERBATIM COMMENT "Compiling kernels for ${target}")
     set_source_files_properties(${ready}.c PROPERTIES OBJECT_DEPENDS ${ready}.bin)
     target_sources(tetrain_cuda PRIVATE ${ready}.c)

@@ -177,17 +177,24 @@ local function check_saved(model, folder, opts)
     return opts
 end
 
--- What a configuration says beside the model. Where it is silent about ids, Transformers has some of its own.
-local function fields_beside(model, opts)
+-- The ids around a text. Where a configuration is silent about them, Transformers has some of its own.
+local function ids_around(opts)
     local ends, first = opts.eos, opts.tokenizer and opts.tokenizer.before
-    return { torch_dtype = opts.dtype or model:head().dtype, eos_token_id = ends[2] and ends or ends[1] or json.null,
-        bos_token_id = first and first[1] or json.null, pad_token_id = json.null }
+    return { eos_token_id = ends[2] and ends or ends[1] or json.null, bos_token_id = first and first[1] or json.null,
+        pad_token_id = json.null }
 end
 
---- Writes a model into a folder, which is made where there is none: config.json, model.safetensors and, with a
---- tokenizer, its files. Transformers and te.models.from_hugging_face load it. Raises, and writes nothing, where no
---- model of Transformers computes what this one does; dropout and initial weights are the trainer's. A gpt without
---- biases gets zeros. The configuration comes last: a folder that has it is whole.
+-- What a configuration says beside the model.
+local function fields_beside(model, opts)
+    local fields = ids_around(opts)
+    fields.torch_dtype = opts.dtype or model:head().dtype
+    return fields
+end
+
+--- Writes a model into a folder, which is made where there is none: config.json, model.safetensors,
+--- generation_config.json and, with a tokenizer, its files. Transformers and te.models.from_hugging_face load it.
+--- Raises, and writes nothing, where no model of Transformers computes what this one does; dropout and initial weights
+--- are the trainer's. A gpt without biases gets zeros. config.json comes last: a folder that has it is whole.
 ---@param model table
 ---@param folder string
 ---@param opts table|nil   dtype (of the weights in the file), tokenizer, eos
@@ -203,6 +210,7 @@ function hugging_face.save(model, folder, opts)
     te.save(folder .. "/model.safetensors", tensors, { format = "pt" })
     for _, tensor in pairs(tensors) do tensor:release() end
     if opts.tokenizer then opts.tokenizer:save(folder) end
+    te._core.write_file(folder .. "/generation_config.json", json.encode(ids_around(opts)))
     te._core.write_file(folder .. "/config.json", config)
     return kind
 end

@@ -102,6 +102,15 @@ describe("te.models.to_hugging_face", function()
         end
     end)
 
+    it("leaves nothing of the ends that another model in the folder had", function()
+        te.models.to_hugging_face(llama {}, folder, { eos = { 7, 8 } })
+        local _, ends = same(llama {}, "llama")
+        assert.is_nil(ends)
+        te._core.write_file(folder .. "/generation_config.json", '{"eos_token_id": [1, 2]}')
+        _, ends = same(llama {}, "llama", { eos = 5 })
+        assert.same({ 5 }, ends)
+    end)
+
     it("takes a dtype, ends, and the tokenizer", function()
         local _, ends = same(llama {}, "llama", { tokenizer = te.tokenizer.byte(), eos = { 3, 5 } })
         assert.same({ 3, 5 }, ends)

@@ -142,7 +142,8 @@ static te_block *larger_block(te_allocator *allocator, int class)
 {
     size_t cached = allocator->reserved - allocator->current;
     if (allocator->pool || cached <= allocator->idle || cached <= allocator->most) return NULL;
-    for (int c = class + 1; c <= class + 8 && c < TE_SIZE_CLASSES; c++) {
+    int last = class < 8 ? 2 * class + 1 : class + 8;
+    for (int c = class + 1; c <= last && c < TE_SIZE_CLASSES; c++) {
         te_block *block = allocator->cached[c];
         if (!block) continue;
         allocator->cached[c] = block->next;

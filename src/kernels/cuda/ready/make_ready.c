@@ -1,7 +1,7 @@
 /* make_ready.c - run by the build: compiles the kernels of ready_list.c for one target with the toolkit's NVRTC, which
- * takes them as the backend's would. `make_ready TARGET OUTPUT` writes OUTPUT.bin, the binaries one behind the other,
- * and OUTPUT.c, which puts them into the module with their table (ready.h). That takes half a minute, so outputs which
- * their first line says to be made from the same sources stay as they are.
+ * takes them as the backend's would. `make_ready TARGET OUTPUT [strict]` writes OUTPUT.bin, the binaries one behind the
+ * other, and OUTPUT.c, which puts them into the module with their table (ready.h). That takes half a minute, so outputs
+ * which their first line says to be made from the same sources stay as they are.
  */
 #include "../ready.h"
 #include "../spills.h"
@@ -18,6 +18,7 @@ enum { ALIGNMENT = 64, MAX_LOG = 4000 };
 
 typedef struct output {
     const char *target, *path;
+    bool strict; /* spilled registers are an error */
     FILE *bytes, *table;
     size_t written;
 } output;
@@ -49,15 +50,18 @@ static int write_binary(output *o, const te_text *source, nvrtcProgram program)
     return failed ? complain(o, "its binary cannot be written", NULL) : 0;
 }
 
-/* Whether the assembler reports a kernel that keeps its registers. */
-static bool keeps_registers(nvrtcProgram program)
+/* Warns of a kernel that spills registers, which a strict build refuses, as it does one without a report. */
+static int check_registers(const output *o, nvrtcProgram program)
 {
     size_t size = 0;
     char *log = nvrtcGetProgramLogSize(program, &size) == NVRTC_SUCCESS ? calloc(1, size + 1) : NULL;
     bool read = log && nvrtcGetProgramLog(program, log) == NVRTC_SUCCESS;
     long spills = read ? te_cuda_spills(log) : -1;
     free(log);
-    return spills >= 0 && spills <= TE_CUDA_SPILLS_ALLOWED;
+    if (spills >= 0 && spills <= TE_CUDA_SPILLS_ALLOWED) return 0;
+    if (spills < 0) fprintf(stderr, "%s: the assembler reports no registers of a kernel\n", o->target);
+    else fprintf(stderr, "%s: a kernel spills %ld bytes of registers\n", o->target, spills);
+    return o->strict;
 }
 
 static int compile_kernel(output *o, const te_cuda_kernel *kernel)
@@ -72,8 +76,7 @@ static int compile_kernel(output *o, const te_cuda_kernel *kernel)
                  nvrtcCreateProgram(&program, source.data, "kernel", 0, NULL, NULL) != NVRTC_SUCCESS ||
                  nvrtcCompileProgram(program, sizeof options / sizeof *options, options) != NVRTC_SUCCESS;
     if (failed) complain(o, "a kernel does not compile", program);
-    else if (!keeps_registers(program)) failed = complain(o, "a kernel spills registers", program);
-    else failed = write_binary(o, &source, program);
+    else failed = check_registers(o, program) || write_binary(o, &source, program);
     if (program) nvrtcDestroyProgram(&program);
     te_text_close(&source);
     return failed;
@@ -142,11 +145,11 @@ static void write_head(const output *o, const char *line)
 
 int main(int argc, char **argv)
 {
-    if (argc != 3) {
-        fprintf(stderr, "usage: make_ready TARGET OUTPUT\n");
+    if (argc != 3 && !(argc == 4 && strcmp(argv[3], "strict") == 0)) {
+        fprintf(stderr, "usage: make_ready TARGET OUTPUT [strict]\n");
         return 2;
     }
-    output o = {.target = argv[1], .path = argv[2]};
+    output o = {.target = argv[1], .path = argv[2], .strict = argc == 4};
     char line[80], table[1024];
     if (!describe(&o, line)) return complain(&o, "the sources cannot be made", NULL);
     if (made_already(&o, line)) return 0;

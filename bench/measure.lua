@@ -57,7 +57,7 @@ local function encode(value)
     elseif type(value) == "boolean" then
         return tostring(value)
     end
-    return '"' .. tostring(value):gsub('[%c"\\]', function(c) return ("\\u%04x"):format(c:byte()) end) .. '"'
+    return require("te.json").text(tostring(value))
 end
 
 --- A JSON object from a list of name, value, name, value …

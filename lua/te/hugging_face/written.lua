@@ -12,20 +12,10 @@ local configuration = require "te.hugging_face.config"
 
 local WHO = "te.models.to_hugging_face"
 
--- What of stretched positions each way has a field for, and its option.
-local STRETCHED = {
-    linear = { factor = "rope_factor" },
-    llama3 = { factor = "rope_factor", low_freq_factor = "rope_low_freq_factor",
-        high_freq_factor = "rope_high_freq_factor", original_max_position_embeddings = "rope_original_block_size" },
-    yarn = { factor = "rope_factor", beta_fast = "rope_beta_fast", beta_slow = "rope_beta_slow",
-        truncate = "rope_truncate", attention_factor = "rope_attention_factor",
-        original_max_position_embeddings = "rope_original_block_size" },
-}
-
 local function rope_scaling(c)
     if c.rope_scaling == "none" then return json.null end
-    local fields = { rope_type = c.rope_scaling }
-    for field, option in pairs(STRETCHED[c.rope_scaling]) do fields[field] = c[option] end
+    local fields = { rope_type = c.rope_scaling, attention_factor = c.rope_attention_factor }
+    for field, option in pairs(te.models.llama.STRETCHED[c.rope_scaling]) do fields[field] = c[option] end
     return fields
 end
 
@@ -39,10 +29,8 @@ local function common(c)
         initializer_range = c.init_std, attention_dropout = 0 }
 end
 
-local function windowed(c, layer) return c.window and not (c.full_every and layer % c.full_every == 0) end
-
 local function layer_types(c)
-    local types = {}
+    local types, windowed = {}, te.models.llama.windowed
     for layer = 1, c.n_layer do types[layer] = windowed(c, layer) and "sliding_attention" or "full_attention" end
     return types
 end

@@ -123,6 +123,8 @@ local Llama = Decoder:extend("Llama")
 
 Llama.records = true
 Llama.KIND = "llama"
+Llama.STRETCHED = STRETCHED -- fields of a configuration, too
+Llama.windowed = windowed
 Llama.CONFIG = Decoder.shared {
     block_size = { "size", 2048, help = "the longest sequence" },
     n_kv_head = { "size", help = "key and value heads; default: n_head" },

@@ -35,7 +35,7 @@ end
 te.set_num_threads(threads)
 te.manual_seed(1)
 
-local NAMES = { fp32 = "float32", bf16 = "bfloat16" }
+local NAMES = { fp32 = "float32", bf16 = "bfloat16", fp64 = "float64" }
 
 local on = { device = device }
 

@@ -6,9 +6,9 @@
 #                                                [--sizes="16x64 1024x768 4096x3072"] [--threads=2] [--device=cpu]
 #                                                [--keep=NAME]
 #
-# The table is sorted by ratio, slowest first. --keep stores it as bench/results/NAME.txt. A case that fails on a side
-# is named and has no ratio; the exit status is then 1. PyTorch runs with the allocator that JEMALLOC names, if any.
-# BUILD is the build folder, build unless set.
+# A dtype is fp32, bf16 or fp64. The table is sorted by ratio, slowest first. --keep stores it as
+# bench/results/NAME.txt. A case that fails on a side is named and has no ratio; the exit status is then 1. PyTorch runs
+# with the allocator that JEMALLOC names, if any. BUILD is the build folder, build unless set.
 cd "$(dirname "$0")/.." || exit 1
 only=
 dtypes="fp32 bf16"

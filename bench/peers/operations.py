@@ -14,7 +14,7 @@ import types
 import torch
 from torch.nn import functional as F
 
-NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
 def library(device):

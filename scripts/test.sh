@@ -224,31 +224,23 @@ specs build
 device_specs build
 real_compilers
 
-# Without oneDNN: our own GEMM alone, in the same tests. What is compiled for instruction sets knows nothing of it.
-plain() {
-    cmake -S . -B build-plain -G Ninja -DCMAKE_BUILD_TYPE=Release -DTE_WITH_ONEDNN=OFF \
+# Compiled by clang, which brings its own OpenMP, whose reductions begin otherwise, and links libraries that GCC drops;
+# and without oneDNN, with our own GEMM alone. What is compiled for instruction sets knows of neither.
+others() {
+    cmake -S . -B build-clang -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER=clang -DTE_WITH_ONEDNN=OFF \
         -DTE_ISA_OBJECTS="$PWD/build" -DCMAKE_COMPILE_WARNING_AS_ERROR=ON &&
-        limited 1800 cmake --build build-plain --target tetrain_executable test_gemm test_gemm_ways test_engine &&
-        limited 300 build-plain/test_gemm && limited 300 build-plain/test_gemm_ways &&
-        limited 300 build-plain/test_engine
-}
-step "without oneDNN" plain
-[ ! -x build-plain/tetrain ] ||
-    spec_files build-plain "" spec/models/*_spec.lua spec/autograd/*_spec.lua spec/ops/linear_spec.lua
-
-# Compiled by clang, which brings its own OpenMP, whose reductions begin otherwise, and links libraries that GCC drops.
-of_clang() {
-    cmake -S . -B build-clang -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_C_COMPILER=clang \
-        -DTE_ISA_OBJECTS="$PWD/build" -DCMAKE_COMPILE_WARNING_AS_ERROR=ON &&
-        limited 1800 cmake --build build-clang --target tetrain_executable || return 1
+        limited 1800 cmake --build build-clang --target tetrain_executable test_gemm test_gemm_ways test_engine &&
+        limited 300 build-clang/test_gemm && limited 300 build-clang/test_gemm_ways &&
+        limited 300 build-clang/test_engine || return 1
     if [ -x build/te_cuda_make_ready ]; then
         cmake --build build-clang --target te_cuda_make_ready || return 1
         build-clang/te_cuda_make_ready # starts, and says how it is used
         [ $? -eq 2 ] || return 1
     fi
 }
-step "build with clang" of_clang
-[ ! -x build-clang/tetrain ] || spec_files build-clang "" spec/ops/*_spec.lua
+step "build with clang, without oneDNN" others
+[ ! -x build-clang/tetrain ] ||
+    spec_files build-clang "" spec/ops/*_spec.lua spec/models/*_spec.lua spec/autograd/*_spec.lua
 
 # Where threads meet.
 threads() {

@@ -69,9 +69,9 @@ static inline bool nvrtc_saw(uint64_t *seen, int *n, int limit, uint64_t hash)
 
 enum { NVRTC_SAMPLE = 4 };
 
-/* True when the source compiles, or when there is no NVRTC. The first source of each kernel is compiled as for use; of
- * the others, which differ in dtypes and constants, every fourth by its hash, without optimizing, which takes a third
- * of the time or less. */
+/* True when the source compiles, or when there is no NVRTC. Compiled are the first source of each kernel and, of the
+ * others, which differ in dtypes and constants, every fourth by its hash. Not optimizing takes a third of the time or
+ * less: the build and cuda_compile.c look at what is optimized. */
 static inline bool nvrtc_accepts(nvrtc_functions *nvrtc, const char *source, const char *name)
 {
     const char *options[] = {"--gpu-architecture=sm_90a", "--fmad=false", "--std=c++17", "--device-debug"};
@@ -84,7 +84,7 @@ static inline bool nvrtc_accepts(nvrtc_functions *nvrtc, const char *source, con
     if (!first && (hash >> 32) % NVRTC_SAMPLE) return true;
     nvrtc->compiled++;
     if (nvrtc->create(&program, source, name, 0, NULL, NULL) != 0) return false;
-    int result = nvrtc->compile(program, first ? 3 : 4, options);
+    int result = nvrtc->compile(program, sizeof options / sizeof options[0], options);
     nvrtc->log_size(program, &size);
     if (result != 0 && size <= sizeof log) nvrtc->log(program, log);
     if (result != 0) fprintf(stderr, "NVRTC on %s: %.1500s\n", name, log);

@@ -276,7 +276,8 @@ static double *unpack(const char *base, const layout *l, bool k_is_row, int64_t 
 enum { LINES = 16, COLUMNS = 4 }; /* whose sums stay in registers */
 
 /* sums[c * m + i] of column j + c for `lines` and `columns` from line i on. Four steps at a time, in an order that does
- * not depend on how many go together. The arrays are those of one_product, and no sanitizer watches them. */
+ * not depend on how many go together. The arrays are those of one_product, and no sanitizer watches them: that is the
+ * caller's to say, into which this goes. */
 __attribute__((no_sanitize("address", "undefined"), always_inline)) static inline void
 block_sums(double *restrict sums, const double *restrict a, const double *restrict b, int64_t m, int64_t n, int64_t k,
            int lines, int columns)
@@ -297,8 +298,8 @@ block_sums(double *restrict sums, const double *restrict a, const double *restri
 }
 
 /* sums[c * m + i] of line i and column j + c, so many columns. */
-static void column_sums(double *sums, const double *a, const double *b, int64_t m, int64_t n, int64_t k, int64_t j,
-                        int columns)
+__attribute__((no_sanitize("address", "undefined"))) static void
+column_sums(double *sums, const double *a, const double *b, int64_t m, int64_t n, int64_t k, int64_t j, int columns)
 {
     for (int64_t i = 0; i < m; i += LINES)
         if (m - i >= LINES && columns == COLUMNS)

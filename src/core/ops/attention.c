@@ -3,7 +3,7 @@
  * Both ops describe their operands as [batch, heads, seq, dim] views and leave the rest to the backend; scores are
  * never stored. The packed form exists because a projection's gradient is then written once, where three views would
  * each need their own pass over it. Here stands what both share, and their declarations; the rest is in
- * attention_separate.c and attention_packed.c.
+ * attention_separate.c and attention_packed.c, and attention to keys that arrive block by block in attention_block.c.
  *
  * Sinks (te_attention) are the kernels' in the forward pass, which leave them in lse, so that backward needs not know
  * of them; only their own gradient is made here: they have no value, so of dS = P (dP - D) it is
@@ -217,5 +217,28 @@ const te_op_def te_ops_attention[] = {
      .unit = TE_UNIT_ATTENTION,
      .forward = te_attention_packed_forward,
      .backward = te_attention_packed_backward},
+    {.signature = "attention_block(q, k, v; " TE_ATTENTION_SIGNATURE ")",
+     .doc = "Attention to some of the keys: its result, and for every row the logarithm of the softmax denominator.",
+     .flags = TE_OP_HIDDEN | TE_OP_NOGRAD,
+     .outputs = "y lse",
+     .forward = te_attention_block_forward},
+    {.signature = "attention_block_gradients(dy, q, k, v, y, lse; " TE_ATTENTION_SIGNATURE ")",
+     .doc = "What some of the keys contribute to the gradients of q, k and v: y and lse are those of all keys.",
+     .flags = TE_OP_HIDDEN | TE_OP_NOGRAD,
+     .outputs = "dq dk dv",
+     .forward = te_attention_block_gradients},
+    {.signature = "attention_merge(y, lse, part, part_lse)",
+     .doc = "Attention to two sets of keys from what attention to each of them gives.",
+     .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN | TE_OP_NOGRAD,
+     .rows = "lse part_lse",
+     .outputs = "z total",
+     .formula = "m = max(lse, part_lse); m = where(m == -inf, 0, m); a = exp(lse - m); b = exp(part_lse - m); "
+                "s = a + b; z = where(s == 0, 0, (a * y + b * part) / s); total = m + log(s)"},
+    {.signature = "attention_sink_gradient(y, dy, lse, sink)",
+     .doc = "What every row contributes to the gradient of its head's sink.",
+     .flags = TE_OP_F32 | TE_OP_LASTROW | TE_OP_HIDDEN | TE_OP_NOGRAD,
+     .rows = "lse sink",
+     .formula = "d = rowsum(y * dy); z = where(sink < -3.0e38, 0, -exp(sink - lse) * d)",
+     .outputs = "z"},
     {0},
 };

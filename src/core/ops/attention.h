@@ -51,9 +51,14 @@ bool te_attention_wants_dsinks(const te_call *call, int index, const te_tensor *
 /* The gradient of input `index`, the sinks that were saved. */
 te_status te_attention_give_dsinks(te_call *call, int index, const te_attention_grad *g, te_tensor *sinks);
 
+/* Whether shapes and dtypes of separate projections fit together. */
+te_status te_attention_check_separate(te_call *call, const te_tensor *q, const te_tensor *k, const te_tensor *v);
+
 te_status te_attention_separate_forward(te_call *call);
 te_status te_attention_separate_backward(te_call *call);
 te_status te_attention_packed_forward(te_call *call);
 te_status te_attention_packed_backward(te_call *call);
+te_status te_attention_block_forward(te_call *call);
+te_status te_attention_block_gradients(te_call *call);
 
 #endif

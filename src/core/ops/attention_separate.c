@@ -7,9 +7,8 @@
 
 enum { BIAS = 3, SINKS, SAVED_OUT = 3, SAVED_STATISTICS, SAVED_BIAS, SAVED_SINKS };
 
-static te_status check_separate(te_call *call)
+te_status te_attention_check_separate(te_call *call, const te_tensor *q, const te_tensor *k, const te_tensor *v)
 {
-    te_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2];
     bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && q->shape[0] == k->shape[0] &&
                 k->shape[0] == v->shape[0] && k->shape[1] == v->shape[1] && k->shape[2] == v->shape[2] &&
                 q->shape[3] == k->shape[3] && k->shape[1] > 0 && q->shape[1] % k->shape[1] == 0;
@@ -76,7 +75,7 @@ te_status te_attention_separate_forward(te_call *call)
 {
     te_context *ctx = call->ctx;
     te_tensor *bias = te_tensor_retain(call->in[BIAS]), *qkv[3] = {NULL}, *out = NULL, *lse = NULL, *sinks = NULL;
-    te_status status = check_separate(call);
+    te_status status = te_attention_check_separate(call, call->in[0], call->in[1], call->in[2]);
     te_attention_state *s = status == TE_OK ? te_attention_open(call, 0) : NULL;
     if (!s) {
         te_tensor_release(bias);

@@ -89,7 +89,7 @@ end
 
 --- Cuts sequences between the processes of a group, nil: of none, in all that attends.
 ---@param group table|nil
----@param comm_type string|nil  all_gather unless given, or a2a
+---@param comm_type string|nil  all_gather unless given, a2a or p2p
 function Decoder:set_context_parallel_group(group, comm_type)
     options.method("Decoder:set_context_parallel_group", self, Decoder)
     local who = self.__name .. ":set_context_parallel_group"

@@ -144,9 +144,9 @@ describe("training in several processes", function()
     it("makes the steps of one process with parts of the same rows, stops and goes on exactly there", function()
         if not processes.available() then pending "mpirun cannot start anything" end
         local cut = " --context-parallel=2 "
-        local code, text = together(("plain %s then %s then %s"):format(options("cut", "--batch=4" .. cut),
+        local code, text = together(("plain %s then %s then %s then %s"):format(options("cut", "--batch=4" .. cut),
             options("llama", "--model=llama --n-kv-head=2 --batch=4 --cp-comm-type=a2a" .. cut),
-            options("cut-whole", HARD .. cut)))
+            options("ring", "--batch=4 --cp-comm-type=p2p" .. cut), options("cut-whole", HARD .. cut)))
         assert.equal(0, code, text)
         assert.is_truthy(text:find("2 processes, each 2 on the same rows, 64 tokens a step\n", 1, true), text)
         for name, more in pairs { ["cut-one"] = "", ["llama-one"] = "--model=llama --n-kv-head=2" } do
@@ -155,6 +155,7 @@ describe("training in several processes", function()
             assert.equal(0, code, text)
         end
         same_steps("cut", "cut-one")
+        same_steps("ring", "cut-one")
         same_steps("llama", "llama-one")
 
         code, text = together("stop=4 " .. options("cut-parts", HARD .. cut))

@@ -4,11 +4,12 @@
 --     all_gather   all keys and values go to every process, their gradients back as sums (Llama 3, 2024, section 3.3)
 --     a2a          each process gives its part of all heads and gets all parts of some heads, and the result goes the
 --                  other way (Ulysses: Jacobs et al., arXiv 2309.14509)
+--     p2p          keys and values go from one process to the next until each has seen all (te.ops.context_ring)
 --
--- all_gather moves the keys and values of all, whatever the number of processes; a2a a part of queries, keys, values
--- and results, but there must be as many heads as processes. Under all_gather the two chunks of a process attend one by
--- one, each to the keys that it may see. Where causal those are the sequence up to the chunk's end, so the last query
--- is aligned with the last key.
+-- all_gather and p2p move the keys and values of all, whatever the number of processes, and p2p never holds more than
+-- three parts of them; a2a moves a part of queries, keys, values and results, but there must be as many heads as
+-- processes. Under all_gather the two chunks of a process attend one by one, each to the keys that it may see. Where
+-- causal those are the sequence up to the chunk's end, so the last query is aligned with the last key.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -19,21 +20,17 @@ local core = te._core
 
 local context_parallel = {}
 
-local COMM_TYPE = { "string", choices = { "all_gather", "a2a" } }
-local NOT_HERE = { p2p = true, ["a2a+p2p"] = true }
+local COMM_TYPE = { "string", choices = { "all_gather", "a2a", "p2p" } }
 
 local function wrong_comm_type(value)
-    if NOT_HERE[value] then
-        return ("cp_comm_type: %q is not supported: keys and values are not passed round; all_gather and a2a are")
-            :format(value)
-    end
+    if value == "a2a+p2p" then return 'cp_comm_type: "a2a+p2p" is not supported; all_gather, a2a and p2p are' end
     local reason = options.reason(COMM_TYPE, value)
     return reason and "cp_comm_type: " .. reason
 end
 
 context_parallel.OPTIONS = {
     cp_group = { "any", help = "group of te.distributed that sequences are split over" },
-    cp_comm_type = { "string", wrong = wrong_comm_type, help = "all_gather (default) or a2a" },
+    cp_comm_type = { "string", wrong = wrong_comm_type, help = "all_gather (default), a2a or p2p" },
 }
 
 --- The group, nil for one of one, and the way; raises where they are none.
@@ -157,6 +154,18 @@ local function by_heads(group, q, k, v, sinks, o)
     return to_all_heads(te.scaled_dot_product_attention(q, k, v, nil, sinks, o), group)
 end
 
+local function by_ring(group, q, k, v, sinks, o)
+    local dtype = core.compute_dtype()
+    if dtype and q.dtype ~= "float64" then q, k, v = q:to(dtype), k:to(dtype), v:to(dtype) end
+    local ring = require("te.ops.context_ring").attend
+    if o.dropout == 0 then return ring(group, q, k, v, sinks, o) end
+    local probabilities = q:numel() / q.shape[4] * k.shape[3] * group.size
+    return drawing(probabilities + 16 * group.size, ring, group, q, k, v, sinks, o)
+end
+
+local DTYPES = { float64 = true, float32 = true, bfloat16 = true, float16 = true }
+local WAYS = { all_gather = by_gathering, a2a = by_heads, p2p = by_ring }
+
 local function check_length(self, n)
     local size = self.cp_group.size
     if n % 2 == 0 and n > 0 then return end
@@ -180,8 +189,24 @@ local function check_operands(self, q, k, v, o)
     if self.cp_comm_type == "a2a" then
         check_heads(who, group, q.shape[2], k.shape[2])
     elseif masked and q.shape[3] ~= k.shape[3] then
-        fail("%s: cp_comm_type all_gather: with causal or a window queries and keys must be of equal number, not %d "
-            .. "and %d", who, q.shape[3], k.shape[3])
+        fail("%s: cp_comm_type %s: with causal or a window queries and keys must be of equal number, not %d and %d",
+            who, self.cp_comm_type, q.shape[3], k.shape[3])
+    end
+end
+
+-- What only a process of its own would find wrong, which then is missing in the ring.
+local function check_ring(self, q, k, v, sinks)
+    local who, dtype = "te." .. self.__name, core.compute_dtype()
+    local function computed(t) return t.dtype ~= "float64" and dtype or t.dtype end
+    if q.shape[1] ~= k.shape[1] or q.shape[2] % k.shape[2] ~= 0 or q.shape[4] ~= k.shape[4] then
+        fail("%s: q %s and k %s do not go together: the same batch and dim are needed, and heads that are a multiple",
+            who, options.shape(q), options.shape(k))
+    end
+    if not DTYPES[computed(q)] or computed(q) ~= computed(k) or computed(k) ~= computed(v) then
+        fail("%s: q, k and v must have one floating dtype, not %s, %s, %s", who, q.dtype, k.dtype, v.dtype)
+    end
+    if sinks and sinks:numel() ~= q.shape[2] then
+        fail("%s: %d sinks do not go with the %d heads of q", who, sinks:numel(), q.shape[2])
     end
 end
 
@@ -224,7 +249,8 @@ end
 function context_parallel.attend(self, q, k, v, sinks, o)
     check_situation(self)
     check_operands(self, q, k, v, o)
-    return (self.cp_comm_type == "a2a" and by_heads or by_gathering)(self.cp_group, q, k, v, sinks, o)
+    if self.cp_comm_type == "p2p" then check_ring(self, q, k, v, sinks) end
+    return WAYS[self.cp_comm_type](self.cp_group, q, k, v, sinks, o)
 end
 
 return context_parallel

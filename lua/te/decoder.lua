@@ -88,8 +88,8 @@ function Decoder:make_blocks(Block)
 end
 
 --- Cuts sequences between the processes of a group, nil: of none, in all that attends.
----@param group table|nil
----@param comm_type string|nil  all_gather unless given, a2a or p2p
+---@param group table|nil        of a2a+p2p a list of two
+---@param comm_type string|nil  all_gather unless given, a2a, p2p or a2a+p2p
 function Decoder:set_context_parallel_group(group, comm_type)
     options.method("Decoder:set_context_parallel_group", self, Decoder)
     local who = self.__name .. ":set_context_parallel_group"

@@ -120,8 +120,12 @@ describe("a sequence cut between processes", function()
         refused("te%.MultiHeadedSelfAttention: cp_group: expected a group of te%.distributed, got 3", Attention, 8, 2,
             { cp_group = 3 })
         refused("cp_group: expected a group", te.DotProductAttention, { cp_group = {} })
-        refused('cp_comm_type: "a2a%+p2p" is not supported', te.DotProductAttention, { cp_comm_type = "a2a+p2p" })
-        refused('expected one of all_gather, a2a, p2p, got "ring"', Attention, 8, 2, { cp_comm_type = "ring" })
+        refused("cp_comm_type has no effect without cp_group", te.DotProductAttention, { cp_comm_type = "a2a+p2p" })
+        refused("cp_group: cp_comm_type a2a%+p2p needs two groups of te%.distributed, { heads, ring }, got",
+            te.DotProductAttention, { cp_group = world, cp_comm_type = "a2a+p2p" })
+        refused("cp_group: expected a group", te.DotProductAttention, { cp_group = { world, world } })
+        refused('expected one of all_gather, a2a, p2p, a2a%+p2p, got "ring"', Attention, 8, 2,
+            { cp_comm_type = "ring" })
         refused("cp_comm_type: expected string", Attention, 8, 2, { cp_comm_type = 1 })
         refused("cp_comm_type has no effect without cp_group", Attention, 8, 2, { cp_comm_type = "a2a" })
         local module, set = Attention(8, 2), Attention.set_context_parallel_group
@@ -131,7 +135,7 @@ describe("a sequence cut between processes", function()
         refused('te%.models%.gpt: context_parallel: expected a group of te%.distributed, got "two"', te.models.gpt,
             model)
         model.context_parallel, model.cp_comm_type = world, "a2a+p2p"
-        refused('"a2a%+p2p" is not supported', te.models.llama, model)
+        refused("llama: context_parallel: cp_comm_type a2a%+p2p needs two groups", te.models.llama, model)
         model.context_parallel, model.cp_comm_type = nil, "a2a"
         refused("cp_comm_type has no effect without context_parallel", te.models.gpt, model)
 
@@ -142,5 +146,6 @@ describe("a sequence cut between processes", function()
         refused("join_sequence: dim: expected integer, at least 1, got 0", D.join_sequence, x, world, 0)
         refused("sequence_positions: n: expected positive integer, got 0", D.sequence_positions, 0)
         refused("sequence_positions: group", D.sequence_positions, 2, x)
+        refused("sequence_positions: group", D.sequence_positions, 2, { world })
     end)
 end)

@@ -223,7 +223,6 @@ do
     recipe.fp8_dpa = false
     local y = te.autocast({ recipe = recipe, dtype = "bfloat16" }, module, x)
     check(y.dtype == "bfloat16", "the projections are quantized")
-    refused('"a2a+p2p" is not supported', te.DotProductAttention, { cp_group = world, cp_comm_type = "a2a+p2p" })
     refused("3 heads of queries and 3 of keys cannot be divided", te.MultiHeadedSelfAttention, 3, 3,
         { cp_group = world, cp_comm_type = "a2a" })
     refused("a bias of the scores", te.DotProductAttention, { bias = true, cp_group = world })

@@ -1,5 +1,6 @@
--- Run by every process of a group: attention by cp_comm_type p2p against one process in float64, bit for bit from run
--- to run, and what it holds of the keys. Prints "ok" and how many checks were made; an error ends all processes.
+-- Run by every process of a group: attention by cp_comm_type p2p, and a2a+p2p of four, against one process in float64,
+-- bit for bit from run to run, and what it holds of the keys. Prints "ok" and how many checks were made; an error ends
+-- all processes.
 
 local te = require "te"
 local alike = require "spec.support.alike"
@@ -14,6 +15,10 @@ local TOLERANCE = { float64 = 1e-13, float32 = 2e-6, bfloat16 = 0.012, float16 =
 local DTYPES = { "float64", "float32", "bfloat16", "float16" }
 local CHUNK = 5
 local SEQ = CHUNK * 2 * size
+
+-- Group and way: of four processes neighbours exchange heads, too.
+local RING, BOTH = { world, "p2p" }, nil
+if size == 4 then BOTH = { { world:split(math.floor(rank / 2)), world:split(rank % 2) }, "a2a+p2p" } end
 
 local function part(x) return D.split_sequence(x, world, 3):detach() end
 
@@ -34,8 +39,8 @@ local function run(module, q, k, v, dy)
     return results
 end
 
-local function module_of(case, group)
-    local opts = { cp_group = group, cp_comm_type = group and "p2p" or nil }
+local function module_of(case, way)
+    local opts = { cp_group = way and way[1], cp_comm_type = way and way[2] }
     for name, value in pairs(case.options) do opts[name] = value end
     local module = te.DotProductAttention(opts)
     if module.softmax_offset then
@@ -46,8 +51,8 @@ local function module_of(case, group)
     return module
 end
 
-local function compare(case, dtype)
-    local name, heads, kv_heads = ("%s in %s"):format(case.name, dtype), case.heads or 4, case.kv_heads or 4
+local function compare(case, dtype, way)
+    local name, heads, kv_heads = ("%s by %s in %s"):format(case.name, way[2], dtype), 4, case.kv_heads or 4
     local function drawn(count, seq, width, scale)
         return (te.randn({ 2, count, seq, width }, { dtype = "float64" }) * (scale or 1)):to(dtype)
     end
@@ -59,7 +64,7 @@ local function compare(case, dtype)
     for i, t in ipairs(all) do exact[i], parts[i] = t:to("float64"), part(t) end
     for i = 1, 3 do leaf(exact[i]) end
     local want = run(module_of(case), unpack(exact))
-    local module, first = module_of(case, world), nil
+    local module, first = module_of(case, way), nil
     for _ = 1, 2 do
         local is = run(module, leaf(parts[1]:clone()), leaf(parts[2]:clone()), leaf(parts[3]:clone()), parts[4])
         for key, t in pairs(is) do
@@ -95,7 +100,10 @@ local CASES = {
 if not on_host then DTYPES, CASES = { "float32", "bfloat16" }, { CASES[1], CASES[3], CASES[8], CASES[12] } end
 for _, case in ipairs(CASES) do
     for _, dtype in ipairs(DTYPES) do
-        if not case.wide or dtype:find "64" or dtype:find "32" then compare(case, dtype) end
+        if not case.wide or dtype:find "64" or dtype:find "32" then
+            compare(case, dtype, RING)
+            if BOTH and case.kv_heads ~= 1 then compare(case, dtype, BOTH) end
+        end
     end
 end
 
@@ -143,6 +151,58 @@ do
     local sinks = te.DotProductAttention { softmax_type = "learnable", num_heads = 3, cp_group = world,
         cp_comm_type = "p2p" }
     refused("3 sinks do not go with the 2 heads", sinks, q, k, v)
+end
+
+-- Heads within, keys and values between ------------------------------------------------------------------------------
+
+if BOTH then
+    local pair = BOTH[1]
+    te.manual_seed(6)
+    local x = te.randn({ 2, 16, 3 }, { requires_grad = true })
+    near("a part of two groups", D.split_sequence(x, pair), D.split_sequence(x, world), 0)
+    near("its positions", D.sequence_positions(4, pair), D.sequence_positions(4, world), 0)
+    local own = leaf(D.split_sequence(x, pair):detach())
+    local whole = D.join_sequence(own, pair)
+    near("whole again", whole, x, 0)
+    te.mul(whole, te.arange(1, 16, 1):view { 1, 16, 1 }):sum():backward()
+    near("its gradient", own.grad:select(1, 1):select(2, 1), (D.sequence_positions(4) + 1) * size, 0)
+
+    local config = { vocab_size = 30, block_size = 16, n_layer = 2, n_embd = 16, n_head = 4, n_kv_head = 2 }
+    for _, kind in ipairs { "gpt", "llama" } do
+        config.n_kv_head = kind == "llama" and 2 or nil
+        config.context_parallel, config.cp_comm_type = nil, nil
+        te.manual_seed(5)
+        local one = te.models[kind](config)
+        config.context_parallel, config.cp_comm_type = pair, "a2a+p2p"
+        te.manual_seed(5)
+        local cut = te.models[kind](config)
+        local ids, targets = te.randint(0, 29, { 2, 16 }), te.randint(0, 29, { 2, 16 })
+        local _, loss = one(ids, targets)
+        local _, own_loss = cut(D.split_sequence(ids, pair), D.split_sequence(targets, pair))
+        near(kind .. ", loss", world:all_reduce(own_loss:detach(), "average"), loss, 1e-5)
+        own_loss:backward()
+        loss:backward()
+        D.average_gradients(cut)
+        local grads = {}
+        for key, p in one:named_parameters() do grads[key] = p.grad end
+        for key, p in cut:named_parameters() do near(kind .. ", " .. key, p.grad, grads[key], 1e-4, 1e-3) end
+        local start = te.zeros({ 1, 1 }, { dtype = "int64" })
+        near(kind .. ", a sample", cut:generate(start, 5, { temperature = 0 }),
+            one:generate(start, 5, { temperature = 0 }), 0)
+        check(cut.cp_group[1] == pair[1] and cut.cp_comm_type == "a2a+p2p", "the groups are back")
+    end
+
+    local module = te.DotProductAttention { cp_group = pair, cp_comm_type = "a2a+p2p" }
+    check(tostring(module):find("cp=4 by a2a+p2p", 1, true), "%s", tostring(module))
+    local odd = te.randn { 1, 3, 4, 8 }
+    refused("a2a+p2p: 3 heads of queries and 3 of keys cannot be divided among 2", module, odd, odd, odd)
+    refused("must have one rank in their groups of heads", te.DotProductAttention { cp_group = { pair[1], world },
+        cp_comm_type = "a2a+p2p" }, te.randn { 1, 2, 4, 8 }, te.randn { 1, 2, 4, 8 }, te.randn { 1, 2, 4, 8 })
+    local alone = world:split(rank)
+    check(tostring(te.DotProductAttention { cp_group = { alone, world }, cp_comm_type = "a2a+p2p" })
+        :find("cp=4 by p2p", 1, true), "one that exchanges heads is none")
+    check(tostring(te.DotProductAttention { cp_group = { world, alone }, cp_comm_type = "a2a+p2p" })
+        :find("cp=4 by a2a", 1, true), "a ring of one is none")
 end
 
 -- What a process holds -----------------------------------------------------------------------------------------------

@@ -5,11 +5,13 @@
 --     a2a          each process gives its part of all heads and gets all parts of some heads, and the result goes the
 --                  other way (Ulysses: Jacobs et al., arXiv 2309.14509)
 --     p2p          keys and values go from one process to the next until each has seen all (te.ops.context_ring)
+--     a2a+p2p      heads are exchanged within a group, and the keys and values of these heads go round between groups
 --
 -- all_gather and p2p move the keys and values of all, whatever the number of processes, and p2p never holds more than
 -- three parts of them; a2a moves a part of queries, keys, values and results, but there must be as many heads as
--- processes. Under all_gather the two chunks of a process attend one by one, each to the keys that it may see. Where
--- causal those are the sequence up to the chunk's end, so the last query is aligned with the last key.
+-- processes. a2a+p2p takes two groups: of processes that are near each other, and of those with the same heads. Under
+-- all_gather the two chunks of a process attend one by one, each to the keys that it may see. Where causal those are
+-- the sequence up to the chunk's end, so the last query is aligned with the last key.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -20,43 +22,65 @@ local core = te._core
 
 local context_parallel = {}
 
-local COMM_TYPE = { "string", choices = { "all_gather", "a2a", "p2p" } }
+local COMM_TYPE = { "string", choices = { "all_gather", "a2a", "p2p", "a2a+p2p" } }
 
 local function wrong_comm_type(value)
-    if value == "a2a+p2p" then return 'cp_comm_type: "a2a+p2p" is not supported; all_gather, a2a and p2p are' end
     local reason = options.reason(COMM_TYPE, value)
     return reason and "cp_comm_type: " .. reason
 end
 
 context_parallel.OPTIONS = {
-    cp_group = { "any", help = "group of te.distributed that sequences are split over" },
-    cp_comm_type = { "string", wrong = wrong_comm_type, help = "all_gather (default), a2a or p2p" },
+    cp_group = { "any", help = "group of te.distributed that sequences are split over; of a2a+p2p a list of two" },
+    cp_comm_type = { "string", wrong = wrong_comm_type, help = "all_gather (default), a2a, p2p or a2a+p2p" },
 }
+
+local function sequence() return require "te.distributed.sequence" end
+
+-- The two groups as one, or the one of them that has other processes.
+local function check_pair(who, option, pair)
+    if not sequence().is_pair(pair) then
+        fail("%s: %s: cp_comm_type a2a+p2p needs two groups of te.distributed, { heads, ring }, got %s", who, option,
+            options.shown(pair))
+    end
+    if pair[1].size == 1 then return pair[2], "p2p" end
+    if pair[2].size == 1 then return pair[1], "a2a" end
+    return sequence().both(pair), "a2a+p2p"
+end
 
 --- The group, nil for one of one, and the way; raises where they are none.
 ---@param who string
 ---@param option string|nil  the group's name, cp_group
 function context_parallel.check(who, group, comm_type, option)
     option = option or "cp_group"
-    options.group(who, option, group)
     local wrong = comm_type ~= nil and wrong_comm_type(comm_type)
+    if comm_type == "a2a+p2p" and group ~= nil then
+        group, comm_type = check_pair(who, option, group)
+    else
+        options.group(who, option, group)
+    end
     if wrong then fail("%s: %s", who, wrong) end
     if comm_type and not group then fail("%s: cp_comm_type has no effect without %s", who, option) end
     if not group or group.size == 1 then return nil, nil end
     return group, comm_type or "all_gather"
 end
 
-local function check_heads(who, group, heads, kv_heads)
-    if heads % group.size == 0 and kv_heads % group.size == 0 then return end
-    fail("%s: cp_comm_type a2a: %d heads of queries and %d of keys cannot be divided among %d processes", who, heads,
-        kv_heads, group.size)
+-- The processes that have heads of their own; nil: each has all.
+local function heads_group(group, comm_type)
+    return comm_type == "a2a" and group or comm_type == "a2a+p2p" and group[1] or nil
+end
+
+local function check_heads(who, group, comm_type, heads, kv_heads)
+    local among = heads_group(group, comm_type)
+    if not among or heads % among.size == 0 and kv_heads % among.size == 0 then return end
+    fail("%s: cp_comm_type %s: %d heads of queries and %d of keys cannot be divided among %d processes", who, comm_type,
+        heads, kv_heads, among.size)
 end
 
 --- The fields cp_group and cp_comm_type of an attention module.
 function context_parallel.set(self, who, group, comm_type)
     group, comm_type = context_parallel.check(who, group, comm_type)
     if group and self.num_extra_inputs == 3 then fail("%s: cp_group: a bias of the scores is not divided", who) end
-    if comm_type == "a2a" and self.num_kv_heads then check_heads(who, group, self.num_heads, self.num_kv_heads) end
+    if group and self.num_kv_heads then check_heads(who, group, comm_type, self.num_heads, self.num_kv_heads) end
     self.cp_group, self.cp_comm_type = group, comm_type
 end
 
@@ -66,8 +90,6 @@ function context_parallel.describe(self)
 end
 
 -- Between processes -------------------------------------------------------------------------------------------------
-
-local function sequence() return require "te.distributed.sequence" end
 
 local function linear(forward, backward)
     return function(x, group)
@@ -145,13 +167,16 @@ local function by_gathering(group, q, k, v, sinks, o)
     return drawing(q:numel() / q.shape[4] * k.shape[3] + 8, by_chunks, group, q, k, v, sinks, o)
 end
 
-local function by_heads(group, q, k, v, sinks, o)
+local function whole(_, q, k, v, sinks, o) return te.scaled_dot_product_attention(q, k, v, nil, sinks, o) end
+
+-- attend(ring, …), which has the sequence, or the part of it that the group has, of the group's share of the heads.
+local function by_heads(group, q, k, v, sinks, o, attend, ring)
     local size = k.shape[4]
     local kv = to_own_heads(te.cat({ k, v }, 4), group)
     q, k, v = to_own_heads(q, group), kv:narrow(4, 1, size), kv:narrow(4, size + 1, v.shape[4])
     local heads = q.shape[2]
     if sinks then sinks = sinks:narrow(1, group.rank * heads + 1, heads) end
-    return to_all_heads(te.scaled_dot_product_attention(q, k, v, nil, sinks, o), group)
+    return to_all_heads((attend or whole)(ring, q, k, v, sinks, o), group)
 end
 
 local function by_ring(group, q, k, v, sinks, o)
@@ -164,7 +189,31 @@ local function by_ring(group, q, k, v, sinks, o)
 end
 
 local DTYPES = { float64 = true, float32 = true, bfloat16 = true, float16 = true }
-local WAYS = { all_gather = by_gathering, a2a = by_heads, p2p = by_ring }
+local checked = setmetatable({}, { __mode = "k" }) -- by group that exchanges heads: those that pass round and fit
+
+-- Whether all of the group give the same number.
+local function all_alike(group, value)
+    local own = te.tensor({ value, -value }, { dtype = "int64", device = "cpu" })
+    local least = group:all_reduce(own, "min"):totable()
+    return least[1] == -least[2]
+end
+
+-- A ring is of processes with the same rank among those that exchange heads, and the other way round: parts of the
+-- sequence stand in this order.
+local function check_places(who, heads, ring)
+    if checked[heads] == ring then return end
+    local same_heads, same_part = all_alike(ring, heads.rank), all_alike(heads, ring.rank)
+    local fits = te.tensor({ same_heads and same_part and 1 or 0 }, { dtype = "int64", device = "cpu" })
+    if heads:all_reduce(ring:all_reduce(fits, "min"), "min"):item() == 0 then
+        fail("%s: cp_group: { heads, ring }: the processes of a ring must have one rank in their groups of heads, and "
+            .. "the other way round; this one has ranks %d and %d", who, heads.rank, ring.rank)
+    end
+    checked[heads] = ring
+end
+
+local function by_both(pair, q, k, v, sinks, o) return by_heads(pair[1], q, k, v, sinks, o, by_ring, pair[2]) end
+
+local WAYS = { all_gather = by_gathering, a2a = by_heads, p2p = by_ring, ["a2a+p2p"] = by_both }
 
 local function check_length(self, n)
     local size = self.cp_group.size
@@ -186,9 +235,8 @@ local function check_operands(self, q, k, v, o)
         fail("%s: k %s and v %s are not of the same tokens and heads", who, options.shape(k), options.shape(v))
     end
     local masked = o.causal or o.window_left >= 0 or (o.window_right or -1) >= 0
-    if self.cp_comm_type == "a2a" then
-        check_heads(who, group, q.shape[2], k.shape[2])
-    elseif masked and q.shape[3] ~= k.shape[3] then
+    check_heads(who, group, self.cp_comm_type, q.shape[2], k.shape[2])
+    if self.cp_comm_type ~= "a2a" and masked and q.shape[3] ~= k.shape[3] then
         fail("%s: cp_comm_type %s: with causal or a window queries and keys must be of equal number, not %d and %d",
             who, self.cp_comm_type, q.shape[3], k.shape[3])
     end
@@ -249,7 +297,8 @@ end
 function context_parallel.attend(self, q, k, v, sinks, o)
     check_situation(self)
     check_operands(self, q, k, v, o)
-    if self.cp_comm_type == "p2p" then check_ring(self, q, k, v, sinks) end
+    if self.cp_comm_type:find "p2p" then check_ring(self, q, k, v, sinks) end
+    if self.cp_comm_type == "a2a+p2p" then check_places("te." .. self.__name, self.cp_group[1], self.cp_group[2]) end
     return WAYS[self.cp_comm_type](self.cp_group, q, k, v, sinks, o)
 end
 

@@ -69,8 +69,10 @@ local command_line = train.command_line {
     { "threads", "integer", 0, min = 0, max = 1024, told = train.ranks.threads_told,
         help = "0: OMP_NUM_THREADS, or all cores, divided among processes that share them" },
     { "context-parallel", "size", 1, help = "number of processes that each row of tokens is split over" },
-    { "cp-comm-type", "string", "all_gather", choices = { "all_gather", "a2a", "p2p" },
-        help = "how they attend: keys and values go to all, each gets some of the heads, or keys and values go round" },
+    { "cp-comm-type", "string", "all_gather", choices = { "all_gather", "a2a", "p2p", "a2a+p2p" },
+        help = "how they attend: keys and values go to all, each gets some of the heads, keys and values go round, or "
+            .. "go round between processes that exchange heads" },
+    { "cp-heads", "size", help = "of a2a+p2p: number of neighbouring processes that exchange heads" },
     { "device", "string", te.get_default_device(), told = train.ranks.device_told,
         help = "cpu, cuda, cuda:1; with several processes, cuda gives each its own" },
     { "graph", "boolean", true, help = "record and launch each step as a whole, where the device can" },
@@ -161,7 +163,7 @@ local function open_run(o, given, script)
     agree(ranks, words)
     local device = ranks:device(o.device)
     train.check_gpt_options(o, given, device, refuse)
-    local problem = ranks:divide_sequences(o.context_parallel, o.block)
+    local problem = ranks:divide_sequences(o.context_parallel, o.block, o.cp_heads)
     if problem then refuse("--context-parallel=%d: %s", o.context_parallel, problem) end
     o.dtype = o.dtype or (o.recipe == "none" and "float32" or "bfloat16")
     if o.threads > 0 then te.set_num_threads(o.threads) else ranks:share_threads() end

@@ -30,8 +30,8 @@ describe("training in several processes", function()
     end
 
     -- Exit code and what was printed.
-    local function together(words)
-        local text, code = processes.run(2, ("'%s' spec/support/ranks_train.lua %s"):format(TETRAIN, words))
+    local function together(words, n)
+        local text, code = processes.run(n or 2, ("'%s' spec/support/ranks_train.lua %s"):format(TETRAIN, words))
         return code, text
     end
 
@@ -156,6 +156,11 @@ describe("training in several processes", function()
         end
         same_steps("cut", "cut-one")
         same_steps("ring", "cut-one")
+        code, text = together("plain " .. options("both", "--batch=4 --context-parallel=4 --cp-comm-type=a2a+p2p "
+            .. "--cp-heads=2"), 4)
+        assert.equal(0, code, text)
+        assert.is_truthy(text:find("4 processes, each 4 on the same rows", 1, true), text)
+        same_steps("both", "cut-one")
         same_steps("llama", "llama-one")
 
         code, text = together("stop=4 " .. options("cut-parts", HARD .. cut))

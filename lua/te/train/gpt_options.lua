@@ -54,6 +54,12 @@ return function(o, given, device, refuse)
         pretrained.check(o, given, refuse)
     end
     if given.cp_comm_type and o.context_parallel == 1 then refuse "--cp-comm-type needs --context-parallel" end
+    if (o.cp_comm_type == "a2a+p2p") ~= (o.cp_heads ~= nil) then
+        refuse "--cp-heads and --cp-comm-type=a2a+p2p go together"
+    end
+    if o.cp_heads and o.context_parallel % o.cp_heads ~= 0 then
+        refuse("--context-parallel=%d is no multiple of --cp-heads=%d", o.context_parallel, o.cp_heads)
+    end
     if o.context_parallel > 1 and o.fp8_attention ~= "none" then
         refuse "--fp8-attention: not with --context-parallel"
     end

@@ -30,15 +30,22 @@ function ranks.new(group)
 end
 
 --- Gives every n neighbouring processes the same rows, of which each takes its part of the tokens: field `context` is
---- their group, of a model's option context_parallel. All processes call it. Returns what is wrong, if anything.
+--- their group, of a model's option context_parallel, or with `heads` the two groups of cp_comm_type a2a+p2p. All
+--- processes call it. Returns what is wrong, if anything.
 ---@param n integer
 ---@param block integer  tokens of a row
+---@param heads integer|nil  how many neighbours of the n exchange heads, which divides n
 ---@return string|nil problem
-function Ranks:divide_sequences(n, block)
+function Ranks:divide_sequences(n, block, heads)
     if n == 1 then return end
     if self.size % n ~= 0 then return ("the number of processes, %d, is no multiple of it"):format(self.size) end
     if block % (2 * n) ~= 0 then return ("rows of %d tokens cannot be cut in 2 x %d chunks"):format(block, n) end
-    self.context = self.group:split(math.floor(self.rank / n))
+    local context = self.group:split(math.floor(self.rank / n))
+    if heads then
+        context = require("te.distributed.sequence").both { context:split(math.floor(context.rank / heads)),
+            context:split(context.rank % heads) }
+    end
+    self.context = context
     self.row_rank, self.row_ranks = math.floor(self.rank / n), self.size / n
 end
 

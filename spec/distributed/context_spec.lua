@@ -85,6 +85,27 @@ describe("a sequence cut between processes", function()
             blocks)
     end)
 
+    it("goes round past those from whom a window hides it", function()
+        local n = 4
+        for size = 2, 7 do
+            for left = -1, 2 * n * size, 3 do
+                for _, right in ipairs { -1, 0, 2, n + 1 } do
+                    local steps = {}
+                    for step = 0, size - 1 do
+                        local blocks = 0
+                        for rank = 0, size - 1 do
+                            blocks = blocks + #ring.blocks(rank, (rank - step) % size, size, 2 * n, 2 * n, left, right)
+                        end
+                        if blocks > 0 then steps[#steps + 1] = step end
+                    end
+                    assert.same(steps, ring.steps(size, 2 * n, left, right))
+                end
+            end
+        end
+        assert.same({ 0, 1, 7 }, ring.steps(8, 8, 3, 0)) -- of eight processes, neighbours alone
+        assert.same({ 0, 1, 2, 3 }, ring.steps(4, 8, -1, 0))
+    end)
+
     it("is whole in a group of one", function()
         local world = te.distributed.world()
         local function made(opts)

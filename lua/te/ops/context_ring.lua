@@ -14,7 +14,8 @@
 -- the ranks after the owner: bits are the same in every run.
 --
 -- A part is two chunks (te.distributed.sequence): of causal attention, each step but the first is half of the part's
--- scores in every process, and the kernels never see what a mask hides.
+-- scores in every process, and the kernels never see what a mask hides. A step in which a window hides all from every
+-- process is left out: what goes round goes several processes ahead.
 
 local te = require "te"
 local core = te._core
@@ -30,13 +31,19 @@ local function block(first_query, queries, first_key, keys, left, right)
         window_right = right }
 end
 
+-- How many tokens farther than `ahead` a window reaches; where that is -n or less, no token of one chunk sees one of
+-- the other.
+local function reach_beyond(ahead, left, right)
+    local reach = ahead > 0 and left or right
+    return reach < 0 and math.huge or reach - math.abs(ahead)
+end
+
 -- Of chunks with n tokens each, where the one with the queries stands `ahead` tokens behind the one with the keys. Some
 -- queries and as many keys: a window that cuts a corner of the scores starts on their diagonal.
 local function of_chunks(ahead, n, first_query, first_key, left, right)
     if ahead == 0 then return block(first_query, n, first_key, n, left, right) end
-    local reach = ahead > 0 and left or right
-    if reach < 0 then return block(first_query, n, first_key, n, OPEN, OPEN) end
-    local beyond = reach - math.abs(ahead)
+    local beyond = reach_beyond(ahead, left, right)
+    if beyond == math.huge then return block(first_query, n, first_key, n, OPEN, OPEN) end
     local count = math.min(n, n + beyond)
     if count <= 0 then return nil end
     beyond = math.max(0, beyond)
@@ -73,6 +80,35 @@ function ring.blocks(rank, from, size, queries, keys, left, right)
     return blocks
 end
 
+local function sees(rank, from, size, n, left, right)
+    for _, own in ipairs { rank, 2 * size - 1 - rank } do
+        for _, other in ipairs { from, 2 * size - 1 - from } do
+            local ahead = (own - other) * n
+            if ahead == 0 or n + reach_beyond(ahead, left, right) > 0 then return true end
+        end
+    end
+    return false
+end
+
+--- The steps, from 0, in which some process sees keys that are not hidden from it: the same list in all.
+---@param size integer     of the group
+---@param queries integer  of a part
+---@param left integer     window_left
+---@param right integer    window_right, 0 where causal
+---@return integer[] steps
+function ring.steps(size, queries, left, right)
+    local steps = {}
+    for step = 0, size - 1 do
+        for rank = 0, size - 1 do
+            if sees(rank, (rank - step) % size, size, queries / 2, left, right) then
+                steps[#steps + 1] = step
+                break
+            end
+        end
+    end
+    return steps
+end
+
 -- Steps -------------------------------------------------------------------------------------------------------------
 
 local operations = {}
@@ -87,32 +123,37 @@ local function free(...)
     for i = 1, select("#", ...) do select(i, ...):release() end
 end
 
--- What is sent to the next process; returns what the one before has sent.
-local function pass(group, x) return group:exchange(x, (group.rank + 1) % group.size, (group.rank - 1) % group.size) end
+-- What is sent to the process `ahead` ranks on; returns what the one so far behind has sent.
+local function pass(group, x, ahead)
+    return group:exchange(x, (group.rank + ahead) % group.size, (group.rank - ahead) % group.size)
+end
+
+local function right_of(o) return o.causal and 0 or o.window_right or OPEN end
 
 local function apart(kv, size) return kv:narrow(4, 1, size), kv:narrow(4, size + 1, kv.shape[4] - size) end
 
--- fn(k, v, rank) with the keys and values of every process, this one's first.
-local function round(group, k, v, fn)
-    local kv
-    for step = 0, group.size - 1 do
+-- fn(k, v, rank, steps since the last call) with the keys and values of every process that any needs, this one's first.
+-- Returns the steps from the last call to the end of the round.
+local function round(group, n, k, v, o, fn)
+    local steps, kv = ring.steps(group.size, n, o.window_left, right_of(o)), nil
+    for i, step in ipairs(steps) do
         local theirs, their_values = k, v
         if step > 0 then theirs, their_values = apart(kv, k.shape[4]) end
-        fn(theirs, their_values, (group.rank - step) % group.size)
+        fn(theirs, their_values, (group.rank - step) % group.size, step - (steps[i - 1] or 0))
         if step > 0 then free(theirs, their_values) end
-        if step < group.size - 1 then
+        if steps[i + 1] then
             local sent = kv or te.cat({ k, v }, 4)
-            kv = pass(group, sent)
+            kv = pass(group, sent, steps[i + 1] - step)
             free(sent)
         end
     end
     if kv then free(kv) end
+    return group.size - steps[#steps]
 end
 
 -- fn(block, its keys, its values, how to attend) for what the n queries see of the keys of rank `from`.
 local function each_block(group, from, k, v, n, o, fn)
-    local right = o.causal and 0 or o.window_right or OPEN
-    for _, b in ipairs(ring.blocks(group.rank, from, group.size, n, k.shape[3], o.window_left, right)) do
+    for _, b in ipairs(ring.blocks(group.rank, from, group.size, n, k.shape[3], o.window_left, right_of(o))) do
         local keys, values = k:narrow(3, b.first_key + 1, b.keys), v:narrow(3, b.first_key + 1, b.keys)
         fn(b, keys, values, { scale = o.scale, dropout = o.dropout, window_left = b.window_left,
             window_right = b.window_right })
@@ -166,7 +207,7 @@ end
 
 local function forward(group, o, q, k, v, sinks)
     local n, sum = q.shape[3], start(q, v, sinks)
-    round(group, k, v, function(theirs, their_values, from)
+    round(group, n, k, v, o, function(theirs, their_values, from)
         each_block(group, from, theirs, their_values, n, o, function(b, keys, values, opts)
             if b.queries < n then open_rows(sum, q, v) end
             local part, lse = operation "attention_block"(rows_of(b, q), keys, values, opts)
@@ -207,17 +248,17 @@ local function backward(group, o, dy, q, k, v, y, lse)
     local opts = { dtype = wide(q), device = q.device }
     local dq, dkv = te.zeros(q.shape, opts), nil
     local batch, heads, n, size = unpack(k.shape)
-    round(group, k, v, function(theirs, their_values, from)
+    local left = round(group, q.shape[3], k, v, o, function(theirs, their_values, from, steps)
         if dkv then
             local sent = dkv
-            dkv = pass(group, sent)
+            dkv = pass(group, sent, steps)
             free(sent)
         else
             dkv = te.zeros({ batch, heads, n, size + v.shape[4] }, opts)
         end
         add_gradients(group, o, from, dy, q, theirs, their_values, y, lse, dq, dkv)
     end)
-    local dk, dv = apart(pass(group, dkv), size)
+    local dk, dv = apart(pass(group, dkv, left), size)
     free(dkv)
     return dq:to(q.dtype), dk:to(k.dtype), dv:to(v.dtype)
 end

@@ -31,23 +31,23 @@ local function block(first_query, queries, first_key, keys, left, right)
         window_right = right }
 end
 
--- How many tokens farther than `ahead` a window reaches; where that is -n or less, no token of one chunk sees one of
+-- How many tokens farther than `after` a window reaches; where that is -n or less, no token of one chunk sees one of
 -- the other.
-local function reach_beyond(ahead, left, right)
-    local reach = ahead > 0 and left or right
-    return reach < 0 and math.huge or reach - math.abs(ahead)
+local function reach_beyond(after, left, right)
+    local reach = after > 0 and left or right
+    return reach < 0 and math.huge or reach - math.abs(after)
 end
 
--- Of chunks with n tokens each, where the one with the queries stands `ahead` tokens behind the one with the keys. Some
--- queries and as many keys: a window that cuts a corner of the scores starts on their diagonal.
-local function of_chunks(ahead, n, first_query, first_key, left, right)
-    if ahead == 0 then return block(first_query, n, first_key, n, left, right) end
-    local beyond = reach_beyond(ahead, left, right)
+-- Of chunks with n tokens each, where the one with the queries begins `after` tokens after the one with the keys, or
+-- before it. Some queries and as many keys: a window that cuts a corner of the scores starts on their diagonal.
+local function of_chunks(after, n, first_query, first_key, left, right)
+    if after == 0 then return block(first_query, n, first_key, n, left, right) end
+    local beyond = reach_beyond(after, left, right)
     if beyond == math.huge then return block(first_query, n, first_key, n, OPEN, OPEN) end
     local count = math.min(n, n + beyond)
     if count <= 0 then return nil end
     beyond = math.max(0, beyond)
-    if ahead > 0 then return block(first_query, count, first_key + n - count, count, beyond, OPEN) end
+    if after > 0 then return block(first_query, count, first_key + n - count, count, beyond, OPEN) end
     return block(first_query + n - count, count, first_key, count, OPEN, beyond)
 end
 
@@ -83,8 +83,8 @@ end
 local function sees(rank, from, size, n, left, right)
     for _, own in ipairs { rank, 2 * size - 1 - rank } do
         for _, other in ipairs { from, 2 * size - 1 - from } do
-            local ahead = (own - other) * n
-            if ahead == 0 or n + reach_beyond(ahead, left, right) > 0 then return true end
+            local after = (own - other) * n
+            if after == 0 or n + reach_beyond(after, left, right) > 0 then return true end
         end
     end
     return false

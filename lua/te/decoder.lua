@@ -24,6 +24,7 @@ local context_parallel = require "te.ops.context_parallel"
 local KVCache = require "te.kv_cache"
 
 local Decoder = te.Module:extend("Decoder")
+Decoder.own_products = { "lm_head" } -- fields of layers whose weight is read, which te.lora leaves alone
 
 local recipes = {}
 for i, names in ipairs(te._core.recipe_names()) do recipes[i] = names[1] end
@@ -209,7 +210,7 @@ function Decoder:explain(ids)
     local weight = self:head() -- embeddings are as it is, but for te.autocast
     local dtype = weight.dtype ~= "float64" and te._core.compute_dtype() or weight.dtype
     local x = te.empty({ ids:size(1), ids:size(2), self.config.n_embd }, { dtype = dtype, device = weight.device })
-    x.requires_grad = te._core.grad_enabled()
+    x.requires_grad = te._core.grad_enabled() and self.wte.weight.requires_grad
     return fuser.explain_chain(self, x)
 end
 
@@ -228,12 +229,17 @@ function Decoder:generate(ids, count, opts)
 end
 options.declare(Decoder.generate, function() return require("te.generate").OPTIONS end)
 
---- Floating point operations of one token's forward and backward: 6 per weight that multiplies, and attention's share.
+--- Floating point operations of one token's forward and backward: 6 per weight that multiplies, 4 where it is frozen,
+--- and attention's share.
 function Decoder:flops_per_token()
     options.method("Decoder:flops_per_token", self, Decoder)
     local c = self.config
     local width = c.head_size and c.n_head * c.head_size or c.n_embd
-    return 6 * self:num_multiplying() + 12 * c.n_layer * width * c.block_size
+    local multiplying, trained = self:num_multiplying(), 0
+    for _, parameter in ipairs(self:parameters()) do
+        trained = trained + (parameter.requires_grad and parameter:numel() or 0)
+    end
+    return 4 * multiplying + 2 * math.min(multiplying, trained) + 12 * c.n_layer * width * c.block_size
 end
 
 --- Raises where a checkpoint has a head and it is not the embedding's table, as it is in this model.
@@ -247,35 +253,52 @@ end
 --- How many parameters are in matrix products.
 function Decoder:num_multiplying() return self:num_parameters() end
 
---- Parameters in groups for te.optim.AdamW: matrices decay, biases and norms do not.
+--- Parameters in groups for te.optim.AdamW: matrices decay, biases and norms do not. Frozen ones are in none, so that
+--- with adapters (te.lora) an optimizer has those alone.
 function Decoder:parameter_groups(weight_decay)
     options.method("Decoder:parameter_groups", self, Decoder)
     local matrices, vectors = {}, {}
     for _, parameter in ipairs(self:parameters()) do
-        table.insert(parameter:dim() >= 2 and matrices or vectors, parameter)
+        if parameter.requires_grad then table.insert(parameter:dim() >= 2 and matrices or vectors, parameter) end
     end
-    return { { params = matrices, weight_decay = weight_decay }, { params = vectors, weight_decay = 0 } }
+    local groups = {}
+    if matrices[1] then groups[1] = { params = matrices, weight_decay = weight_decay } end
+    if vectors[1] then groups[#groups + 1] = { params = vectors, weight_decay = 0 } end
+    return groups
 end
 
---- The configuration as texts by "model.<key>", for a checkpoint's metadata.
+--- The configuration as texts by "model.<key>", for a checkpoint's metadata; with that of adapters (te.lora).
 function Decoder:texts()
     local texts = { ["model.kind"] = self.KIND }
     for key in pairs(self.CONFIG) do
         if self.config[key] ~= nil then texts["model." .. key] = options.exact(self.config[key]) end
     end
+    require("te.lora.texts").add(self, texts)
     return texts
 end
 
---- What gives parameters by name, those that are stored quantized as the numbers that they stand for.
+--- What gives parameters by name, those that are stored quantized as the numbers that they stand for, and weights with
+--- what their adapters add.
 ---@return function
 function Decoder:values_by_name()
-    local parameters = {}
-    for name, parameter in self:named_parameters() do parameters[name] = parameter end
+    local parameters, adapters = {}, {}
+    for name, parameter, module in self:named_parameters() do
+        parameters[name] = parameter
+        local adapter = parameter == module.weight and module.lora
+        adapters[name] = adapter and not adapter.merged and adapter or nil
+    end
     return function(who, name)
-        local parameter = parameters[name] or fail("%s: this model has no %s", who, name)
-        return te._core.is_quantized(parameter) and te.no_grad(parameter.dequantize, parameter) or parameter:detach()
+        local parameter, adapter = parameters[name] or fail("%s: this model has no %s", who, name), adapters[name]
+        local value = te._core.is_quantized(parameter) and te.no_grad(parameter.dequantize, parameter)
+            or parameter:detach()
+        return adapter and adapter:delta():add_(value):to(value.dtype) or value
     end
 end
+
+--- The products of the blocks by path, and what Transformers calls their layers: { path =, names =, counts = } each,
+--- where there are several names with how many rows each has. What te.lora gives adapters to.
+---@return table[]
+function Decoder:product_names() return {} end
 
 local BOOLEAN = { ["true"] = true, ["false"] = false }
 
@@ -299,7 +322,9 @@ function Decoder.restore(class, saved)
     if (tonumber(config.n_layer) or 0) > n then
         error(("%s: model.n_layer: %s layers, but there are %d tensors"):format(saved.path, config.n_layer, n), 0)
     end
-    return te.train.checkpoint.restore_model(saved, class(config))
+    local model = class(config)
+    require("te.lora.texts").restore(model, saved.metadata)
+    return te.train.checkpoint.restore_model(saved, model)
 end
 
 require "te.uncompiled"(Decoder.make_blocks, Decoder.generate)

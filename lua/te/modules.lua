@@ -50,6 +50,7 @@ local modules = {
     optim = "te.optim",
     models = "te.models",
     train = "te.train",
+    lora = "te.lora",
     initializers = "te.initializers",
     tokenizer = "te.tokenizer",
     data = "te.data",

@@ -95,6 +95,7 @@ end
 
 --- A mixture of experts.
 local MoE = te.Module:extend("MoE")
+MoE.own_products = { "router", "shared_gate" } -- fields of layers whose weight is read, which te.lora leaves alone
 
 local OPTIONS = {
     topk = { "size", 2, help = "experts per token" },

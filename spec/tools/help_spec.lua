@@ -36,6 +36,7 @@ local ARGUMENTS = {
     ["distributed.average_gradients"] = { {} }, ["distributed.broadcast_parameters"] = { {} },
     ["models.from_hugging_face"] = { "/none" },
     ["models.to_hugging_face"] = { te.models.gpt { vocab_size = 2, n_layer = 1, n_embd = 4, n_head = 1 }, "/none" },
+    ["lora.add"] = { te.Linear(4, 4) }, ["lora.save"] = { te.lora.add(te.Sequential(te.Linear(4, 4))), "/none" },
     register_forward_fusion = { double }, register_backward_fusion = { double },
     parallel_cross_entropy = { te.ones { 1, 2 }, te.zeros { 1 } },
     ["data.write_tokens"] = { "/none.bin", {} },

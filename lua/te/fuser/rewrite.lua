@@ -116,6 +116,9 @@ local function continues(items, at, run, readers)
     return before == nil or before.y == items[at].x and readers[before.y].count == 1
 end
 
+-- Whether rules may fuse an item. One with an adapter (te.lora) is more than what they know it to be.
+local function is_offered(item) return is(item.op, BasicOperation) and not item.op.lora end
+
 --- Replaces items of a walk (te.fuser.flatten) that rules fuse by scripts. Returns the fields that the rules may have
 --- looked at, as checks of a program: { operation, field, value }.
 function rewrite.walk(walk, situation)
@@ -123,7 +126,7 @@ function rewrite.walk(walk, situation)
     local items = walk.items
     while items[at] do
         local run = {}
-        while items[at] and is(items[at].op, BasicOperation) and continues(items, at, run, readers) do
+        while items[at] and is_offered(items[at]) and continues(items, at, run, readers) do
             for _, field in ipairs(operation.plan_fields(items[at].op)) do
                 checks[#checks + 1] = { items[at].op, field, items[at].op[field] }
             end

@@ -204,6 +204,19 @@ function GPT:hugging_face_state()
     return tensors
 end
 
+--- The products of the blocks, as Transformers' GPT-2 names them; each is one layer there, too.
+---@return table[]
+function GPT:product_names()
+    local list = {}
+    for i = 1, self.config.n_layer do
+        each_of_block(i, function(name, from, turned)
+            local path, layer = name:match "^(.*)%.weight$", from:match "^(.*)%.weight$"
+            if turned and path then list[#list + 1] = { path = path, names = { "transformer." .. layer } } end
+        end)
+    end
+    return list
+end
+
 --- The model of a checkpoint that te.train.checkpoint.load read.
 function GPT.from_checkpoint(saved) return Decoder.restore(GPT, saved) end
 

@@ -252,6 +252,11 @@ function Llama:hugging_face_state()
     return require("te.models.llama_weights").scatter(self)
 end
 
+--- The products of the blocks, and the layers of Transformers that each stands for: q_proj, k_proj and v_proj of one,
+--- gate_proj and up_proj of another.
+---@return table[]
+function Llama:product_names() return require("te.models.llama_weights").products(self) end
+
 --- The model of a checkpoint that te.train.checkpoint.load read.
 function Llama.from_checkpoint(saved) return Decoder.restore(Llama, saved) end
 

@@ -316,10 +316,38 @@ local function scatter(model)
         for i = 1, model.config.n_layer do made:take_block(i) end
         if model.lm_head then made:place("lm_head.weight", { "lm_head.weight" }) end
     end)
-    for name in model:named_parameters() do
-        if not made.used[name] then fail("Llama:hugging_face_state: Transformers have no place for %q", name) end
+    for name, _, module in model:named_parameters() do
+        if not made.used[name] and not module.is_adapter then
+            fail("Llama:hugging_face_state: Transformers have no place for %q", name)
+        end
     end
     return made.tensors
 end
 
-return { gather = gather, gather_parts = gather_parts, scatter = scatter }
+-- Names alone: { config =, list = the products so far }.
+local Listed = setmetatable({}, { __index = Scattered })
+Listed.__index = Listed
+
+function Listed:take_product(to, _, prefix, parts, counts)
+    local names = {}
+    for i, name in ipairs(type(parts) == "table" and parts or { parts }) do names[i] = prefix .. name end
+    self.list[#self.list + 1] = { path = to, names = names, counts = counts }
+end
+
+function Listed:place() end
+
+function Listed:take_joined_experts() end
+
+function Listed:take_single_experts(to, from, parts)
+    self:take_product(to .. "1", false, from, { parts[1], parts[2] })
+    self:take_product(to .. "3", false, from, parts[3])
+end
+
+--- What model:product_names() gives; norms are among them.
+local function products(model)
+    local listed = setmetatable({ config = model.config, list = {} }, Listed)
+    for i = 1, model.config.n_layer do listed:take_block(i) end
+    return listed.list
+end
+
+return { gather = gather, gather_parts = gather_parts, scatter = scatter, products = products }

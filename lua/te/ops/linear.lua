@@ -15,7 +15,8 @@ local initializers = require "te.initializers"
 local collective = require "te.ops.collective"
 local flatten = require "te.fuser.flatten"
 local parts = require "te.distributed.parts"
-local BasicOperation = require("te.operation").BasicOperation
+local operation = require "te.operation"
+local BasicOperation = operation.BasicOperation
 
 local WEIGHT = declared.join(declared.join(declared.PLACE, collective.PARALLEL),
     { init_method = declared.INIT, name = declared.NAME })
@@ -76,13 +77,15 @@ local function product_keys() return { "weight" } end
 -- By itself, not in a group.
 local function multiply(self, x, bias)
     check_width(self, x)
-    if mode.on then return mode.linear(self, "weight", x, self.weight, bias) end
-    return te.linear(x, self.weight, bias)
+    local y = mode.on and mode.linear(self, "weight", x, self.weight, bias) or te.linear(x, self.weight, bias)
+    return self.lora and self.lora(y, x) or y
 end
 
 -- In a group.
 local function lower_product(self, g, x, bias)
-    return g:op("linear", { x, g:param(self, "weight"), bias }, nil, g:product(self, "weight"))
+    local y, reason = g:op("linear", { x, g:param(self, "weight"), bias }, nil, g:product(self, "weight"))
+    if not y or not self.lora then return y, reason end
+    return operation.lower_child(self.lora, g, y, x)
 end
 
 -- A layer that is split runs as a chain: what goes between the processes, and its product as it would be by itself.
@@ -141,6 +144,8 @@ end
 local BasicLinear = BasicOperation:extend("BasicLinear")
 BasicLinear.pure, BasicLinear.takes = true, 3
 BasicLinear.product_keys = product_keys
+BasicLinear.lora = false -- the adapter of te.lora, where there is one
+BasicLinear.plan_fields = { "lora" }
 
 --- te.Linear without a bias: y = x W^T.
 function BasicLinear:init(in_features, out_features, opts)
@@ -209,7 +214,8 @@ function Bias:describe() return ("size=%d"):format(self.size) end
 local Linear = BasicOperation:extend("Linear")
 Linear.pure, Linear.takes = true, 3
 Linear.product_keys = product_keys
-Linear.plan_fields = { "return_bias" }
+Linear.lora = false
+Linear.plan_fields = { "return_bias", "lora" }
 
 --- y = x W^T + b over the last dimension; W has shape {out_features, in_features}. Recipes quantize its products.
 function Linear:init(in_features, out_features, opts)

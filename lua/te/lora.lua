@@ -1,0 +1,189 @@
+--- te.lora: low-rank adapters (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models").
+--
+--     local model = te.models.from_hugging_face("Qwen3-0.6B", { quantized = "mxfp8" })
+--     te.lora.add(model, { rank = 16, alpha = 32, targets = { "q_proj", "v_proj" } })
+--     local optimizer = te.optim.AdamW(model:parameter_groups(0), { lr = 2e-4 })
+--     …
+--     te.lora.save(model, "tuned")          -- the adapters alone, as PEFT reads them
+--     te.models.to_hugging_face(model, "whole")   -- an ordinary model, its weights W + scale B A
+--
+-- The model's own parameters are frozen: nothing computes or holds gradients of them, and they may be stored quantized
+-- (Dettmers et al. 2023, "QLoRA"), on which nothing is ever written. Adapters are float32, or float64 beside such
+-- weights, and their products are in the dtype of te.autocast; no recipe quantizes them. An adapter stands in the field
+-- `lora` of its layer, so that its A and B are parameters of the model like all others: "….qkv.lora.A.1".
+
+local te = require "te"
+local fail = require "te.fail"
+local options = require "te.options"
+local tree = require "te.module_tree"
+local Adapter = require "te.ops.adapter"
+local initializers = require "te.initializers"
+
+local lora = {}
+
+local OPTIONS = {
+    rank = { "size", 8, help = "rows of A and columns of B" },
+    alpha = { "number", 16, help = "the adapter's share is multiplied by alpha / rank" },
+    dropout = { "number", 0, min = 0, below = 1, help = "of what A multiplies with, in training" },
+    targets = { "any", help = "name of layers, or a list of names: of Transformers or the path here, whole or its end; "
+        .. "with any of ^$*+?[]% a Lua pattern. Default: all linear layers, of te.models those of the blocks" },
+    init_std = { "number", min = 0, help = "A begins as N(0, init_std); default: U(-b, b), b = 1 / sqrt(inputs)" },
+    rslora = { "boolean", false, help = "multiply by alpha / sqrt(rank) instead (Kalajdzievski 2023)" },
+}
+
+local function check_model(who, model)
+    if not te.Module.is(model, te.Module) then
+        fail("%s: model: expected a module, got %s", who, options.shown(model))
+    end
+end
+
+-- The layers that have adapters: { path =, module = }.
+local function adapted(model)
+    local list = {}
+    for path, module in model:named_modules() do
+        if module.lora and module.lora.is_adapter then
+            list[#list + 1] = { path = path == "" and module.__name or path, module = module }
+        end
+    end
+    return list
+end
+
+-- The same, of which there is one.
+local function need_adapted(who, model)
+    check_model(who, model)
+    local list = adapted(model)
+    if not list[1] then fail("%s: model: %s has no adapters", who, model.__name) end
+    return list
+end
+
+local function init_of(opts, module)
+    if opts.init_std then return initializers.normal(0, opts.init_std) end
+    local bound = 1 / math.sqrt(module.weight.shape[2]) -- Kaiming's with a = sqrt(5), as of Linear layers elsewhere
+    return initializers.uniform(-bound, bound)
+end
+
+-- What the options of adapters are, complete; raises where they are wrong.
+local function check_options(who, opts)
+    opts = options.check(who, opts, OPTIONS)
+    if type(opts.targets) == "string" then opts.targets = { opts.targets } end
+    if opts.targets ~= nil then
+        options.argument(who, "option targets", opts.targets, { "table" })
+        if opts.targets[1] == nil then fail("%s: option targets: the list is empty", who) end
+    end
+    return opts
+end
+
+--- Freezes all parameters of a model and gives its linear layers adapters, y = W x + b + alpha / rank B A dropout(x),
+--- which begin with B = 0. A product that a model makes of several layers at once, of q, k and v or of gate and up, has
+--- an adapter for each; they share one dropout. Experts, and layers that are split over processes, take none.
+---@param model te.Module
+---@param opts table|nil
+---@return te.Module model
+function lora.add(model, opts)
+    local who = "te.lora.add"
+    check_model(who, model)
+    opts = check_options(who, opts)
+    local before = adapted(model)[1]
+    if before then fail("%s: model: %s has adapters already; te.lora.remove takes them off", who, before.path) end
+    local found = require("te.lora.targets").find(who, model, opts.targets)
+    model:requires_grad_(false)
+    for _, layer in ipairs(found) do
+        local module = layer.module
+        module.lora = Adapter(module.weight, layer.parts, { rank = opts.rank, alpha = opts.alpha,
+            rslora = opts.rslora, dropout = opts.dropout, init = init_of(opts, module) }):train(module.training)
+    end
+    return model
+end
+options.declare(lora.add, OPTIONS)
+
+--- What the adapters of a model were made with: rank, alpha, dropout, rslora, the names of targets in full; and whether
+--- they are merged. nil where it has none.
+---@param model te.Module
+---@return table|nil config
+function lora.config(model)
+    check_model("te.lora.config", model)
+    local config
+    for _, layer in ipairs(adapted(model)) do
+        local adapter = layer.module.lora
+        config = config or { rank = adapter.rank, alpha = adapter.alpha, dropout = adapter.dropout,
+            rslora = adapter.rslora, merged = adapter.merged, targets = {} }
+        for _, part in ipairs(adapter.parts) do table.insert(config.targets, part.name) end
+    end
+    return config
+end
+
+-- The set of tensors that stand in several modules, as those of an embedding and a head may.
+local function shared_tensors(model)
+    local holders, shared = {}, {}
+    tree.walk(model, "", function(_, tensor, _, holder)
+        shared[tensor] = shared[tensor] or holders[tensor] ~= nil and holders[tensor] ~= holder or nil
+        holders[tensor] = holder
+    end)
+    return shared
+end
+
+local QUANTIZED = "%s: %s.weight is stored quantized: the sum would be rounded to its format, and much of what the "
+    .. "adapter adds would be lost. te.models.to_hugging_face writes the sums in full"
+
+-- Adds what adapters add to the weights, or takes it away.
+local function fold(who, model, merged, sign)
+    local list, shared = need_adapted(who, model), shared_tensors(model)
+    for _, layer in ipairs(list) do
+        local module = layer.module
+        if te._core.is_quantized(module.weight) then fail(QUANTIZED, who, layer.path) end
+        if shared[module.weight] then fail("%s: %s.weight stands at other places, too", who, layer.path) end
+        if module.lora.merged == merged then
+            fail("%s: model: its adapters are %s", who, merged and "merged already" or "not merged")
+        end
+    end
+    te.no_grad(function()
+        for _, layer in ipairs(list) do
+            local delta = layer.module.lora:delta()
+            layer.module.weight:add_(delta:mul_(sign))
+            delta:release()
+            layer.module.lora.merged = merged
+        end
+    end)
+    return model
+end
+
+--- Adds alpha / rank B A to the weights, so that the model runs as fast as without adapters, which stay where they are.
+--- Not for weights that are stored quantized.
+---@param model te.Module
+---@return te.Module model
+function lora.merge(model) return fold("te.lora.merge", model, true, 1) end
+
+--- Takes what te.lora.merge added away again, but for rounding.
+---@param model te.Module
+---@return te.Module model
+function lora.unmerge(model) return fold("te.lora.unmerge", model, false, -1) end
+
+--- Takes the adapters off. Where they are merged, the model computes what it did with them. Its parameters stay frozen.
+---@param model te.Module
+---@return te.Module model
+function lora.remove(model)
+    for _, layer in ipairs(need_adapted("te.lora.remove", model)) do layer.module.lora = nil end
+    return model
+end
+
+--- Writes the adapters alone into a folder as PEFT reads them: adapter_config.json and adapter_model.safetensors.
+---@param model te.Module
+---@param folder string
+---@param opts table|nil
+function lora.save(model, folder, opts)
+    need_adapted("te.lora.save", model)
+    require("te.lora.folder").save(model, folder, opts)
+end
+options.declare(lora.save, function() return require("te.lora.folder").SAVE end)
+
+--- Gives a model the adapters in a folder that te.lora.save or PEFT wrote. Raises on what a configuration asks for and
+--- adapters here don't have.
+---@param model te.Module
+---@param folder string
+---@return te.Module model
+function lora.load(model, folder)
+    check_model("te.lora.load", model)
+    return require("te.lora.folder").load(model, folder)
+end
+
+return options.library("te.lora", lora)

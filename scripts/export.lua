@@ -2,6 +2,7 @@
 --
 --     tetrain export.lua --out=out/gpt --to=my-gpt
 --     tetrain export.lua --checkpoint=out/gpt/checkpoint-00002000.safetensors --to=my-gpt --dtype=bfloat16
+--     tetrain export.lua --out=out/gpt --to=my-adapters --adapters     of a run with --lora-rank, for PEFT
 --
 -- AutoModelForCausalLM.from_pretrained("my-gpt") and AutoTokenizer.from_pretrained("my-gpt") load it there,
 -- te.models.from_hugging_face and te.tokenizer.load here.
@@ -17,13 +18,23 @@ local command_line = train.command_line {
     { "to", "string", help = "folder to write into; required" },
     { "dtype", "string", choices = { "float32", "bfloat16", "float16" },
         help = "of the weights in the file; default: the checkpoint's" },
+    { "adapters", "boolean", false, help = "the adapters of a run with --lora-rank alone, as PEFT reads them" },
 }
 
 local function main(words)
     local o = command_line:parse(words)
     if not o.to then command_line:refuse "--to is missing: the folder to write into" end
-    local model, tokenizer, path = train.saved.load(o.out, o.checkpoint)
+    local model, tokenizer, path, base = train.saved.load(o.out, o.checkpoint)
+    local adapted = te.lora.config(model)
+    if o.adapters then
+        if not adapted then command_line:refuse("--adapters: %s has none", path) end
+        if o.dtype then command_line:refuse "--dtype: adapters have that of the checkpoint" end
+        train.io(te.lora.save, model, o.to, { base = base })
+        io.stdout:write(("%s: adapters of %s, for %s\n"):format(o.to, path, base))
+        return
+    end
     local kind = train.io(te.models.to_hugging_face, model, o.to, { dtype = o.dtype, tokenizer = tokenizer })
+    if adapted then te.lora.remove(model) end -- they are in the weights there
     io.stdout:write(("%s: %s of %s, %d parameters%s\n"):format(o.to, kind, path, model:num_parameters(),
         tokenizer and "" or ", without a tokenizer"))
 end

@@ -37,11 +37,12 @@ local function load(o)
         train.saved.check(o.hugging_face, model)
         return model, train.io(te.tokenizer.load, o.hugging_face), true, ends
     end
-    local model, tokenizer, path, pretrained = train.saved.load(o.out, o.checkpoint)
+    local model, tokenizer, path, base = train.saved.load(o.out, o.checkpoint)
+    train.saved.merge(model)
     if not tokenizer then
         train.fail(train.exit.usage, path .. ": the model was trained on ids; there is no tokenizer for a prompt")
     end
-    return model, tokenizer, pretrained
+    return model, tokenizer, base ~= nil
 end
 
 -- The ids to continue: what a text begins with, and the prompt.

@@ -6,6 +6,7 @@
 --     tetrain train_gpt.lua --preset=nanogpt-char --data=input.txt --recipe=mxfp8
 --     tetrain train_gpt.lua --out=out/book --resume      goes on exactly where the run stopped
 --     tetrain train_gpt.lua --hugging-face=gpt2 --data=book.txt --block=256 --lr=3e-5    goes on with that model
+--     tetrain train_gpt.lua --hugging-face=gpt2 --data=book.txt --block=256 --lora-rank=8    trains adapters of it
 --     mpirun -n 4 tetrain train_gpt.lua --batch=8        four processes, 32 rows a batch
 --     mpirun -n 4 tetrain train_gpt.lua --context-parallel=2     two pairs, which halve each row
 --
@@ -44,6 +45,12 @@ local command_line = train.command_line {
     { "dropout", "number", 0, min = 0, max = 0.99, help = "probability" },
     { "bias", "boolean", false, help = "biases in linear layers and norms" },
     { "init-std", "number", 0.05, min = 0, max = 1, help = "of initial weights; narrower models need more" },
+
+    { "lora-rank", "integer", 0, min = 0, section = "Adapters", max = 4096,
+        help = "with --hugging-face: freeze the model and train low-rank adapters; 0: train its weights" },
+    { "lora-alpha", "number", 16, help = "what adapters add is multiplied by alpha / rank" },
+    { "lora-dropout", "number", 0, min = 0, max = 0.99, help = "of what adapters read" },
+    { "lora-targets", "string", help = "names of layers, with commas between them; default: all of the blocks" },
 
     { "steps", "size", 2000, section = "Training", max = 2 ^ 40, help = "optimizer steps" },
     { "batch", "size", 12, help = "rows per batch, for each process if mpirun starts several" },

@@ -104,6 +104,72 @@ describe("train_gpt.lua", function()
         end)
     end
 
+    for _, how in ipairs { "--lora-targets=q_proj,v_proj,down_proj", "--recipe=mxfp8 --fp8-params" } do
+        it("trains adapters of it alone, and goes on exactly where it stopped " .. how, function()
+            make_folder(qwen())
+            local start = te.models.from_hugging_face(root .. "/hf"):state_dict()
+            local options = "--hugging-face=ROOT/hf --block=16 --eval-interval=2 --lora-rank=2 --lora-dropout=0.1 "
+                .. how
+            local output, status = train(options .. " --steps=4 --out=ROOT/a")
+            assert.equal(0, status, output)
+            assert.truthy(output:find "%d+ parameters, %d+ of them trained,")
+            output, status = train(options .. " --steps=2 --out=ROOT/b")
+            assert.equal(0, status, output)
+            os.execute(("mv %s/hf %s/moved"):format(root, root)) -- checkpoints have the frozen weights as well
+            output, status = run("train_gpt.lua", "--out=ROOT/b --resume --steps=4")
+            assert.equal(0, status, output)
+            assert.same(losses "/a", losses "/b")
+            local state = weights("/a", 4)
+            assert_same(state, weights("/b", 4))
+            for name, tensor in pairs(start) do
+                local kept = state["model." .. name]
+                if kept then assert.same(tensor:totable(), kept:totable(), name) end
+            end
+            for name in pairs(state) do
+                assert.truthy(not name:find "^optimizer%." or name:find "%.lora%.", name)
+            end
+            output, status = run("train_gpt.lua", "--out=ROOT/b --resume --steps=5 --lora-alpha=3")
+            assert.equal(2, status, output)
+            assert.truthy(output:find("--lora-alpha=3, but the model in the checkpoint has 16", 1, true), output)
+
+            assert.equal(0, select(2, run("export.lua", "--out=ROOT/b --to=ROOT/whole")))
+            output, status = run("export.lua", "--out=ROOT/b --to=ROOT/adapters --adapters")
+            assert.equal(0, status, output)
+            local model = te.lora.load(te.models.from_hugging_face(root .. "/moved"), root .. "/adapters")
+            assert.equal(2, te.lora.config(model).rank)
+            local whole = te.models.from_hugging_face(root .. "/whole")
+            if not how:find "fp8" then
+                te.lora.merge(model)
+                assert.same(model.blocks[1].mlp[4].weight:totable(), whole.blocks[1].mlp[4].weight:totable())
+            end
+            local same = {}
+            for _, from in ipairs { "--out=ROOT/b", "--hugging-face=ROOT/whole" } do
+                same[#same + 1] = run("generate.lua", from .. " --prompt=once --tokens=5 --temperature=0")
+            end
+            assert.equal(same[1], same[2])
+        end)
+    end
+
+    it("says what does not go together with adapters", function()
+        make_folder(qwen())
+        for message, options in pairs {
+            ["--lora-rank needs --hugging-face"] = "--lora-rank=2",
+            ["--lora-alpha needs --lora-rank"] = "--hugging-face=ROOT/hf --block=16 --lora-alpha=3",
+            ['--lora-rank=2: option targets[1]: no linear layer is named "q_porj"; did you mean "q_proj"?'] =
+                "--hugging-face=ROOT/hf --block=16 --lora-rank=2 --lora-targets=q_porj",
+            ["--lora-rank: expected integer from 0 to 4096, got -1"] = "--lora-rank=-1",
+        } do
+            local output, status = train(options .. " --steps=1 --out=ROOT/a")
+            assert.equal(2, status, output)
+            assert.truthy(output:find(message, 1, true), output)
+        end
+        local output, status = train "--n-layer=1 --n-head=2 --n-embd=16 --block=16 --steps=1 --out=ROOT/a"
+        assert.equal(0, status, output)
+        output, status = run("export.lua", "--out=ROOT/a --to=ROOT/new --adapters")
+        assert.equal(2, status, output)
+        assert.truthy(output:find("export.lua: %-%-adapters: .*checkpoint%-00000001.safetensors has none"), output)
+    end)
+
     it("begins with the loss that the model has", function()
         local model = qwen()
         make_folder(model)

@@ -2,6 +2,15 @@
 
 local te = require "te"
 
+-- How many of the parameters are trained, where that is not all.
+local function adapters(run)
+    local n = 0
+    for _, parameter in ipairs(run.model:parameters()) do
+        n = n + (parameter.requires_grad and parameter:numel() or 0)
+    end
+    return n < run.model:num_parameters() and (", %d of them trained"):format(n) or ""
+end
+
 --- Prints what a run is.
 ---@param run table  what te.train.loop takes; also device, saved_by (in how many parts the batches of its checkpoint
 ---  were cut) and set_aside (where an earlier run went); of options: steps, dtype, recipe, out
@@ -10,7 +19,7 @@ return function(run)
     if run.set_aside then progress:print("%s: the run there moved to %s", o.out, run.set_aside) end
     progress:print("%s: %d tokens for training, %d for validation", run.set.description, run.set.n_train, run.set.n_val)
     local threads, to_do = te.get_num_threads(), run.first_step <= o.steps
-    progress:print("%d parameters, %s%d thread%s, %s, recipe %s, %s%s", run.model:num_parameters(),
+    progress:print("%d parameters%s, %s%d thread%s, %s, recipe %s, %s%s", run.model:num_parameters(), adapters(run),
         run.device == "cpu" and "" or run.device .. ", ", threads, threads == 1 and "" or "s", o.dtype, o.recipe,
         to_do and ("steps %d to %d, "):format(run.first_step, o.steps) or "", o.out)
     if ranks.size > 1 then

@@ -34,6 +34,16 @@ local function check_tokenizer(o, refuse)
     end
 end
 
+-- Of adapters, which a model of Transformers alone gets.
+local function check_adapters(o, given, refuse)
+    if o.lora_rank > 0 and not o.hugging_face then
+        refuse("--lora-rank needs --hugging-face: adapters are for a model that is there already")
+    end
+    for _, name in ipairs { "alpha", "dropout", "targets" } do
+        if o.lora_rank == 0 and given["lora_" .. name] ~= nil then refuse("--lora-%s needs --lora-rank", name) end
+    end
+end
+
 --- Refuses options of train_gpt.lua that do not go together, which each alone cannot say.
 ---@param o table  values of options
 ---@param given table  those that the command line said
@@ -48,6 +58,7 @@ return function(o, given, device, refuse)
     end
     if o.min_lr and o.min_lr > o.lr then refuse("--min-lr=%g is above --lr=%g", o.min_lr, o.lr) end
     check_tokenizer(o, refuse)
+    check_adapters(o, given, refuse)
     if not o.hugging_face then
         check_model(o, given, refuse)
     elseif not o.resume then

@@ -47,7 +47,17 @@ function pretrained.check(o, given, refuse)
     if given.tokenizer then keep_own_tokenizer(o, refuse) end
 end
 
---- The model in the folder o.hugging_face; the options say then what it is. What is wrong ends the script.
+-- Freezes the model and gives it the adapters that the options ask for.
+local function add_adapters(model, o, refuse)
+    local targets = o.lora_targets and {} or nil
+    for name in (o.lora_targets or ""):gmatch "[^,]+" do targets[#targets + 1] = name end
+    local added, why = pcall(te.lora.add, model, { rank = o.lora_rank, alpha = o.lora_alpha, dropout = o.lora_dropout,
+        targets = targets })
+    if not added then refuse("--lora-rank=%d: %s", o.lora_rank, script.plain(why)) end
+end
+
+--- The model in the folder o.hugging_face, with adapters where the options ask for them; the options say then what it
+--- is. What is wrong ends the script.
 ---@param o table
 ---@param quantized string|nil  the recipe in whose format weights are stored
 ---@param refuse function
@@ -63,6 +73,7 @@ function pretrained.load(o, quantized, refuse)
         if config[name] ~= nil then o[name] = config[name] end
     end
     o.model = model.KIND
+    if o.lora_rank > 0 then add_adapters(model, o, refuse) end
     return model
 end
 

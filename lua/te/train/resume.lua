@@ -9,7 +9,8 @@ local resume = {}
 
 -- Options that a model in a checkpoint has for good: others for it would have no effect.
 local MODEL = { "tokenizer", "hugging-face", "vocab-size", "model", "n-layer", "n-head", "n-kv-head", "n-expert",
-    "n-expert-active", "expert-aux-loss", "n-embd", "dropout", "bias", "init-std", "fp8-params" }
+    "n-expert-active", "expert-aux-loss", "n-embd", "dropout", "bias", "init-std", "fp8-params",
+    "lora-rank", "lora-alpha", "lora-dropout", "lora-targets" }
 local STORED = { "recipe", unpack(MODEL) } -- of one whose weights are quantized
 
 --- The newest checkpoint of the run in o.out, whose options hold unless the command line gives others. Ends the script

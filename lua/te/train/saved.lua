@@ -22,7 +22,7 @@ end
 ---@return table model
 ---@return table|nil tokenizer  nil of a run on ids
 ---@return string path        of the checkpoint
----@return boolean pretrained  whether the run began with a model of Transformers
+---@return string|nil base     the folder of the model of Transformers that the run began with
 function saved.load(folder, path)
     path = path or script.io(checkpoint.latest, folder)
     if not path then
@@ -33,7 +33,16 @@ function saved.load(folder, path)
     local tokenizer = script.of_file(path, text.of_checkpoint, read)
     checkpoint.release(read)
     saved.check(path, model)
-    return model, tokenizer, path, read.metadata["option.hugging_face"] ~= nil
+    return model, tokenizer, path, read.metadata["option.hugging_face"]
+end
+
+--- Folds a model's adapters into its weights, where it has some and no weight is stored quantized.
+---@param model table
+function saved.merge(model)
+    for _, parameter in ipairs(model:parameters()) do
+        if te._core.is_quantized(parameter) then return end
+    end
+    if te.lora.config(model) then te.lora.merge(model) end
 end
 
 return saved

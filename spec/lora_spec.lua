@@ -123,6 +123,17 @@ describe("te.lora.add", function()
         assert.is_true(qkv.lora.B.grad:narrow(1, 49, 16):abs():max():item() > 0)
     end)
 
+    it("works in layers that return their bias", function()
+        local layer = te.Linear(4, 3, { return_bias = true })
+        local seq = fill(te.lora.add(te.Sequential(te.GELU(), layer), { rank = 2 }))
+        te.no_grad(layer.bias.copy_, layer.bias, te.tensor { 1, 2, 3 })
+        local x = te.randn { 2, 4 }
+        local y, bias = seq(x)
+        assert.same({ 1, 2, 3 }, bias:totable())
+        assert.near(0, largest(y, te.linear(te.gelu(x, { approximate = "tanh" }), layer.weight + layer.lora:delta())),
+            1e-6)
+    end)
+
     it("gives every linear layer of the blocks one unless it is told which", function()
         local names = te.lora.config(te.lora.add(llama())).targets
         assert.equal(14, #names)

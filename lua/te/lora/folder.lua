@@ -170,6 +170,8 @@ function folder.load(model, name)
     te.no_grad(each_part, model, function(layer, adapter, i, part)
         adapter.A[i]:copy_(given[layer].A)
         adapter.B:narrow(1, part.first, part.count):copy_(given[layer].B)
+        given[layer].A:release()
+        given[layer].B:release()
     end)
     return model
 end

@@ -49,39 +49,33 @@ function Adapter:init(weight, parts, opts)
     self.B = initializers.parameter({ out, opts.rank }, initializers.zeros, place)
 end
 
--- Both as it runs by itself and as it is planned: what makes a product, a sum, a dropout.
-local function compute(self, y, x, ways)
-    if self.merged then return y end
-    if self.training and self.dropout > 0 then x = ways.dropout(x) end
-    for i = 1, #self.A do
-        y = ways.add(y, ways.product(ways.product(x, "A." .. i), "B"), self["rows" .. i] and "rows" .. i)
-    end
-    return y
-end
-
 --- y + scale B A x, y being what the layer makes of x.
 function Adapter:op_forward(_, y, x)
-    return compute(self, y, x, {
-        dropout = function(rows) return te.dropout(rows, { p = self.dropout }) end,
-        product = function(rows, name)
-            return te.linear(rows, name == "B" and self.B or self.A[tonumber(name:sub(3))])
-        end,
-        add = function(sum, share, rows)
-            if not rows then return add(sum, share, { scale = self.scale }) end
-            return add_columns(sum, share, self[rows], { scale = self.scale })
-        end,
-    })
+    if self.merged then return y end
+    local rows, sum, opts = x, y, { scale = self.scale }
+    if self.training and self.dropout > 0 then rows = te.dropout(x, { p = self.dropout }) end
+    for i, A in ipairs(self.A) do
+        local inner, columns = te.linear(rows, A), self["rows" .. i]
+        local share, before = te.linear(inner, self.B), sum
+        sum = columns and add_columns(before, share, columns, opts) or add(before, share, opts)
+        inner:release()
+        share:release()
+        if before ~= y then before:release() end
+    end
+    if rows ~= x then rows:release() end
+    return sum
 end
 
 function Adapter:lower(g, y, x)
-    return compute(self, y, x, {
-        dropout = function(rows) return g:op("dropout", { rows }, { p = self.dropout }) end,
-        product = function(rows, name) return g:op("linear", { rows, g:param(self, name) }) end,
-        add = function(sum, share, rows)
-            if not rows then return g:op(add, { sum, share }, { scale = self.scale }) end
-            return g:op(add_columns, { sum, share, g:param(self, rows) }, { scale = self.scale })
-        end,
-    })
+    if self.merged then return y end
+    local opts = { scale = self.scale }
+    if self.training and self.dropout > 0 then x = g:op("dropout", { x }, { p = self.dropout }) end
+    for i = 1, #self.A do
+        local inner, columns = g:op("linear", { x, g:param(self, "A." .. i) }), g:param(self, "rows" .. i)
+        local share = g:op("linear", { inner, g:param(self, "B") })
+        y = columns and g:op(add_columns, { y, share, columns }, opts) or g:op(add, { y, share }, opts)
+    end
+    return y
 end
 
 --- What the adapter adds to the layer's weight: scale B A.

@@ -78,7 +78,10 @@ local function product_keys() return { "weight" } end
 local function multiply(self, x, bias)
     check_width(self, x)
     local y = mode.on and mode.linear(self, "weight", x, self.weight, bias) or te.linear(x, self.weight, bias)
-    return self.lora and self.lora(y, x) or y
+    if not self.lora then return y end
+    local adapted = self.lora(y, x)
+    if adapted ~= y then y:release() end
+    return adapted
 end
 
 -- In a group.

@@ -341,6 +341,18 @@ describe("adapters beside quantized products", function()
         end
     end
 
+    it("run no product for gradients of weights, nor the first layer's for that of its input", function()
+        local model = te.lora.add(llama { n_embd = 64, n_inner = 96, quantized = "MXFP8BlockScaling" }, { rank = 2 })
+        local loss = te.autocast({ recipe = te.recipe.MXFP8BlockScaling {}, dtype = "bfloat16" }, function()
+            return select(2, model(ids(), ids()))
+        end)
+        local products = 0
+        for _, kernel in ipairs(te.profile(function() loss:backward() end):kernels()) do
+            if kernel.name:find "^gemm .*float8" then products = products + kernel.calls end
+        end
+        assert.equal(2 * 4 - 1, products)
+    end)
+
     it("are written as sums with weights that are stored quantized", function()
         local model = fill(te.lora.add(llama { quantized = "MXFP8BlockScaling" }, { rank = 2 }))
         local down = model.blocks[1].mlp[4]

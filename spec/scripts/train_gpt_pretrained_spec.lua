@@ -2,8 +2,10 @@
 
 local te = require "te"
 local shell = require "spec.support.shell"
+local processes = require "spec.support.processes"
 
 local TETRAIN = os.getenv("TETRAIN") or "build/tetrain"
+local TRAIN = "--data=ROOT/text.txt --batch=2 --eval-batches=1 --sample-tokens=8 --warmup=1 --min-lr=1e-3 "
 local TOKENIZER = "spec/support/tokenizer.json" -- of 639 tokens
 
 describe("train_gpt.lua", function()
@@ -25,8 +27,7 @@ describe("train_gpt.lua", function()
     end
 
     local function train(options)
-        return run("train_gpt.lua", "--data=ROOT/text.txt --batch=2 --eval-batches=1 --sample-tokens=8 --warmup=1 "
-            .. "--min-lr=1e-3 " .. options)
+        return run("train_gpt.lua", TRAIN .. options)
     end
 
     local function losses(folder)
@@ -149,6 +150,19 @@ describe("train_gpt.lua", function()
             assert.equal(same[1], same[2])
         end)
     end
+
+    it("trains adapters in several processes as in one", function()
+        if not processes.available() then pending "no mpirun" end
+        make_folder(qwen())
+        local options = "--hugging-face=ROOT/hf --block=16 --steps=3 --lora-rank=2 "
+        local output, status = train(options .. "--out=ROOT/a")
+        assert.equal(0, status, output)
+        output, status = processes.run(2, ("'%s' scripts/train_gpt.lua %s --batch=1 --out=%s/b"):format(TETRAIN,
+            (TRAIN .. options):gsub("ROOT", root), root))
+        assert.equal(0, status, output)
+        local one, both = losses "/a", losses "/b"
+        for i = 1, 3 do assert.near(tonumber(one[i]), tonumber(both[i]), 1e-5) end
+    end)
 
     it("says what does not go together with adapters", function()
         make_folder(qwen())

@@ -134,6 +134,16 @@ describe("te.lora.add", function()
             1e-6)
     end)
 
+    it("lets modules have a field of that name of their own", function()
+        local Own = te.Module:extend("Own")
+        function Own:init() self.lora, self.layer = 3, te.Linear(4, 4) end
+        function Own:forward(x) return self.layer(x) * self.lora end
+        local model = fill(te.lora.add(Own(), { rank = 1 }))
+        local x = te.ones { 2, 4 }
+        assert.same((model.layer(x) * 3):totable(), model(x):totable())
+        assert.same({ "layer" }, te.lora.config(model).targets)
+    end)
+
     it("gives every linear layer of the blocks one unless it is told which", function()
         local names = te.lora.config(te.lora.add(llama())).targets
         assert.equal(14, #names)

@@ -1,6 +1,6 @@
 --- te.lora: low-rank adapters (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models").
 --
---     local model = te.models.from_hugging_face("Qwen3-0.6B", { quantized = "mxfp8" })
+--     local model = te.models.from_hugging_face("Qwen3-0.6B", { quantized = "MXFP8BlockScaling" })
 --     te.lora.add(model, { rank = 16, alpha = 32, targets = { "q_proj", "v_proj" } })
 --     local optimizer = te.optim.AdamW(model:parameter_groups(0), { lr = 2e-4 })
 --     …
@@ -8,7 +8,7 @@
 --     te.models.to_hugging_face(model, "whole")   -- an ordinary model, its weights W + scale B A
 --
 -- The model's own parameters are frozen: nothing computes or holds gradients of them, and they may be stored quantized
--- (Dettmers et al. 2023, "QLoRA"), on which nothing is ever written. Adapters are float32, or float64 beside such
+-- (Dettmers et al. 2023, "QLoRA"), since nothing is ever written to them. Adapters are float32, or float64 beside such
 -- weights, and their products are in the dtype of te.autocast; no recipe quantizes them. An adapter stands in the field
 -- `lora` of its layer, so that its A and B are parameters of the model like all others: "….qkv.lora.A.1".
 
@@ -41,7 +41,7 @@ end
 local function adapted(model)
     local list = {}
     for path, module in model:named_modules() do
-        if module.lora and module.lora.is_adapter then
+        if tree.is_module(module.lora) and module.lora.is_adapter then
             list[#list + 1] = { path = path == "" and module.__name or path, module = module }
         end
     end

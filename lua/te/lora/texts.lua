@@ -29,7 +29,7 @@ function texts.restore(model, from)
         dropout = tonumber(of "dropout"), rslora = of "rslora" == "true", targets = targets })
     if of "merged" ~= "true" then return end
     for _, module in model:named_modules() do
-        if module.is_adapter then module.merged = true end
+        if module.is_adapter == true then module.merged = true end
     end
 end
 

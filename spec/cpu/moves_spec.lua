@@ -3,6 +3,7 @@
 
 local bits = require "spec.support.bits"
 local te = require "te"
+local trials = require "spec.support.trials"
 
 local DTYPES = { "float32", "bfloat16", "int64", "uint8", "float64", "bool" }
 local SIZES = { 1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 31, 33, 64, 65, 100 }
@@ -79,7 +80,7 @@ describe("moved elements", function()
     end
 
     it("of permuted views are where they belong, and nothing else is written", function()
-        for case = 1, 500 do
+        for case = 1, trials(500) do
             te.set_num_threads(case % 2 + 1)
             local shape, dtype = random_shape(20000), DTYPES[case % #DTYPES + 1]
             local order = random_order(#shape)
@@ -109,7 +110,7 @@ describe("moved elements", function()
     end)
 
     it("of flipped views are where they belong", function()
-        for case = 1, 200 do
+        for case = 1, trials(200) do
             te.set_num_threads(case % 2 + 1)
             local shape, dtype = random_shape(20000), DTYPES[case % #DTYPES + 1]
             local order = random_order(#shape)
@@ -133,7 +134,7 @@ describe("moved elements", function()
     end)
 
     it("of triangles are where they belong, in whole numbers of any size too", function()
-        for case = 1, 200 do
+        for case = 1, trials(200) do
             te.set_num_threads(case % 2 + 1)
             local shape, dtype = random_shape(20000), DTYPES[case % #DTYPES + 1]
             local x = te.randint(1, 200, shape):to(dtype)

@@ -208,7 +208,7 @@ real_compilers() {
     nvrtc=$(ls /usr/local/cuda/lib64/libnvrtc.so.* 2>/dev/null | head -n 1)
     if [ -n "$nvrtc" ] && [ -x build/cuda_compile ]; then
         header "kernels of the specs for sm_90a, without spills"
-        compiles sm_90a "$logs/cache-build" 400
+        compiles sm_90a "$logs/cache-build" 200
         step "$what" step_sources "$logs/sources"
         for target in sm_80 sm_90a sm_100; do compiles $target "$logs/sources" 1000; done
     elif command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then

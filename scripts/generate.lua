@@ -19,6 +19,10 @@ local command_line = train.command_line {
     { "temperature", "number", 0.8, min = 0, max = 100, help = "0: always the most likely token" },
     { "top-k", "integer", 40, min = 0, help = "sample from this many most likely tokens; 0: all" },
     { "top-p", "number", 1, min = 0, max = 1, help = "sample from the most likely tokens with this total probability" },
+    { "min-p", "number", 0, min = 0, max = 1,
+        help = "sample from tokens of at least this share of the most likely token's probability" },
+    { "repetition-penalty", "number", 1, min = 0, max = 100,
+        help = "above 1: makes tokens that the text has less likely" },
     { "ignore-eos", "boolean", false, help = "do not stop at a token that ends a text" },
     { "recipe", "string", "none", choices = train.recipe_choices,
         help = "store weights in its format, in less memory, and quantize products as it says" },
@@ -77,7 +81,9 @@ local function main(words)
     local model, tokenizer, pretrained, said = te.no_grad(te.quantized_model_init,
         { recipe = recipe, enabled = recipe ~= nil }, load, o)
     local prompt = prompt_of(o, model, tokenizer, pretrained)
-    if o.top_p == 0 then command_line:refuse "--top-p: expected a number above 0, got 0" end
+    for _, name in ipairs { "top-p", "repetition-penalty" } do
+        if o[name:gsub("-", "_")] == 0 then command_line:refuse("--%s: expected a number above 0, got 0", name) end
+    end
     local ends, is_end = ends_of(o, model, tokenizer, said)
 
     for i = 1, o.samples do
@@ -86,6 +92,7 @@ local function main(words)
         te.autocast({ dtype = o.dtype, recipe = recipe, enabled = o.dtype ~= "float32" or recipe ~= nil }, function()
             local made, problem = train.sample(model, te.tensor({ prompt }, { dtype = "int32" }), o.tokens, {
                 temperature = o.temperature, top_k = o.top_k > 0 and o.top_k or nil, top_p = o.top_p,
+                min_p = o.min_p, repetition_penalty = o.repetition_penalty,
                 eos = ends[1] and ends,
                 on_token = function(token)
                     local id = token:item()

@@ -1,4 +1,5 @@
---- Continuing texts with a model of te.decoder: how tokens are chosen, and batches of prompts that differ in length.
+--- Continuing texts with a model of te.decoder, in batches of prompts that differ in length. te.sampling chooses the
+-- tokens.
 --
 -- All rows of a batch stand at the same position. They begin together after the shortest prompt; where the prompt of a
 -- row goes on, the row takes its prompt's token instead of the chosen one. So every row is computed at positions of its
@@ -12,6 +13,7 @@ local options = require "te.options"
 local settle = require "te.settle"
 local KVCache = require "te.kv_cache"
 local decoding = require "te.decoding"
+local sampling = require "te.sampling"
 
 -- A step is recorded where so many tokens are to come, with room for so many at least; so many tokens after rows have
 -- left, and twice as many each time that it served fewer than WORTH_ENDING.
@@ -19,100 +21,16 @@ local WORTH_RECORDING, LEAST_ROOM, APART, WORTH_ENDING = 8, 64, 4, 16
 
 local generate = {}
 
-local function wrong_top_p(p)
-    if p == 0 then return "top_p: expected a number above 0, got 0" end
-end
-
 generate.OPTIONS = {
-    temperature = { "number", 1, min = 0, help = "0: always the most likely token" },
-    top_k = { "size", help = "sample from this many most likely tokens; default: all" },
-    top_p = { "number", nil, min = 0, max = 1, wrong = wrong_top_p,
-        help = "sample from the most likely tokens that together have this probability, above 0; default: all" },
     eos = { "any", help = "the id, or a list of ids, after which a row has ended; generation stops when all have" },
     use_cache = { "boolean", true, help = "keep keys and values of previous tokens, up to block_size tokens" },
     graph = { "boolean", true, help = "record the step of a token as a graph, on devices that have graphs" },
+    process_logits = { "callable", help = "called with the logits {rows, vocabulary}, the ids {rows, seq} so far and "
+        .. "the numbers of the rows, which are those that have not ended; returns the logits to choose from" },
     on_token = { "callable", help = "called with the tokens {batch, 1} at every new position, including those of "
         .. "longer prompts and the padding of ended rows; returning false stops" },
 }
-
--- Choosing --------------------------------------------------------------------------------------------------------
-
-local SORTED, HALVINGS = 1024, 30 -- so many candidates are put in order; among more, a bound is sought
-
--- On a device the ends of 2^BITS parts of the stretch where the bound lies are tried at a time: their sums are made
--- beside each other, which takes hardly longer than one.
-local BITS = 5
-local mass = te._core.define("mass(p, high, done, part; scale: number = 1)",
-    "sums = rowsum(where(p > high * (done + part * scale), p, 0))", { outputs = "sums" })
-local parts_with = te._core.define("parts_with(sums, done; top_p: number = 1, scale: number = 1)",
-    "more = rowmax(done) + scale * rowsum(where(sums >= top_p, 1, 0))", { outputs = "more" })
-
-local function bound_by_parts(p, high, top_p)
-    local rows, parts = p:size(1), 2 ^ BITS
-    local part = te.arange(1, parts - 1, { device = p.device }):view { 1, parts - 1, 1 }
-    local wide, most = p:view { rows, 1, -1 }, high:view { rows, 1, 1 }
-    local done, scale = high * 0, 1
-    for _ = 1, HALVINGS / BITS do
-        scale = scale / parts
-        local sums = mass(wide, most, done:view { rows, 1, 1 }, part, { scale = scale })
-        done = parts_with(sums, done, { top_p = top_p, scale = scale }):view { rows, 1 }
-    end
-    return te.minimum(high * done, high * (1 - 2 ^ -24)) -- a part may be rounded to all of it
-end
-
-local function bound_by_halves(p, high, top_p)
-    local low = high * 0
-    for _ = 1, HALVINGS do
-        local middle = (low + high) / 2
-        local enough = te.ge(te.sum(te.where(te.gt(p, middle), p, 0), -1, true), top_p)
-        low, high = te.where(enough, middle, low), te.where(enough, high, middle)
-    end
-    return low
-end
-
--- The probabilities, 0 where likelier tokens together have top_p: what is above a bound that lies within 2^-30 of the
--- largest below the right one.
-local function nucleus(p, top_p)
-    local bound_of = p.device == "cpu" and bound_by_halves or bound_by_parts
-    return te.where(te.gt(p, bound_of(p, te.max(p, -1, true), top_p)), p, 0)
-end
-
--- Probabilities, 0 where a token is not among those to choose from. Of equal ones all stay.
-local function probabilities(logits, opts)
-    local n, top_p = logits:size(-1), opts.top_p ~= 1 and opts.top_p
-    local k = math.min(opts.top_k or n, n)
-    local sorts = top_p and k <= SORTED
-    if k < n or sorts then
-        local best = te.topk(logits, k, -1)
-        local least = best:narrow(-1, k, 1)
-        if sorts then
-            local p = te.softmax(best, -1)
-            least = te.min(te.where(te.lt(te.cumsum(p, -1) - p, top_p), best, math.huge), -1, true)
-        end
-        logits = te.where(te.lt(logits, least), -math.huge, logits)
-    end
-    local p = te.softmax(logits, -1)
-    return top_p and not sorts and nucleus(p, top_p) or p
-end
-
-local function choose(logits, opts)
-    if opts.temperature == 0 then return te.argmax(logits, -1, true) end
-    logits = logits:to("float32")
-    -- However low, the likeliest stays finite; of those below a float32 the quotient would be none.
-    logits = (logits - te.max(logits, -1, true)) / math.max(opts.temperature, 1e-30)
-    local ok, tokens = pcall(te.multinomial, probabilities(logits, opts), 1)
-    if not ok and tostring(tokens):find("te.multinomial: row", 1, true) then
-        fail("%s: the logits are not finite", opts.who)
-    end
-    if not ok then error(tokens, 0) end
-    return tokens
-end
-
--- The likeliest of logits that are NaN would be some token. Devices are not waited for.
-local function check_logits(logits, opts)
-    if opts.temperature > 0 or logits.device ~= "cpu" then return end
-    if te.isnan(te.max(logits)):item() then fail("%s: the logits are not finite", opts.who) end
-end
+for name, option in pairs(sampling.OPTIONS) do generate.OPTIONS[name] = option end
 
 -- Logits after the last of ids; where they are longer than block_size, its last block alone is read: positions move
 -- then, so that nothing in a cache holds any more.
@@ -176,28 +94,35 @@ end
 
 -- The batch -------------------------------------------------------------------------------------------------------
 
--- Rows are those that have not ended: their numbers, prompts and ids so far. `done` has the ids of the others.
+-- Rows are those that have not ended: their numbers, prompts and ids so far, and where it matters how often each has
+-- `seen` a token, {rows, vocabulary}. `done` has the ids of the others.
 local Batch = {}
 Batch.__index = Batch
 
-local function new_batch(prompts, lengths, count, pad, ends)
+local function new_batch(prompts, lengths, count, pad, ends, seen)
     local self = setmetatable({ size = prompts:size(1), given = prompts, prompts = prompts, lengths = lengths or {},
-        rows = {}, done = {}, count = count, pad = pad, ends = ends }, Batch)
+        rows = {}, done = {}, count = count, pad = pad, ends = ends, seen = seen }, Batch)
     for i = 1, self.size do
         self.rows[i], self.lengths[i] = i, self.lengths[i] or prompts:size(2)
     end
     return self
 end
 
+-- Counts tokens {rows, seq}. Recorded steps read the counts, so they stay where they are.
+function Batch:see(tokens)
+    if not self.seen then return end
+    self.seen:scatter_add_(2, tokens:to "int64", te.ones(tokens.shape, { device = tokens.device }))
+end
+
 -- Takes in what all rows have of their prompts. Returns how many tokens that is.
 function Batch:read()
     local position, shortest = self.ids and self.ids:size(2) or 0, self.rows[1] and math.huge or 0
     for _, row in ipairs(self.rows) do shortest = math.min(shortest, self.lengths[row]) end
-    if shortest == self.prompts:size(2) and position == 0 then
-        self.ids = self.prompts
-    elseif shortest > position then
+    if shortest > position then
         local more = self.prompts:narrow(2, position + 1, shortest - position)
-        self.ids = self.ids and te.cat({ self.ids, more }, 2) or more:contiguous()
+        self:see(more)
+        if shortest == self.prompts:size(2) and position == 0 then self.ids = self.prompts
+        else self.ids = self.ids and te.cat({ self.ids, more }, 2) or more:contiguous() end
     end
     return math.max(shortest - position, 0)
 end
@@ -212,9 +137,21 @@ end
 -- One token {rows, 1} for every row, of the logits after its last. As many are drawn as there were rows at first: what
 -- a row gets does not depend on when others end.
 function Batch:choose(logits, opts)
-    if not self.places then return choose(logits, opts):to(self.ids.dtype) end
-    local tokens = choose(te.index_select(logits, 1, self.places), opts)
+    logits = sampling.prepare(logits, opts, self.seen)
+    if not self.places then return sampling.choose(logits, opts):to(self.ids.dtype) end
+    local tokens = sampling.choose(te.index_select(logits, 1, self.places), opts)
     return te.index_select(tokens, 1, self.active):to(self.ids.dtype)
+end
+
+-- What a script makes of the logits.
+function Batch:processed(logits, opts)
+    local made = opts.process_logits(logits, self.ids:clone(), { unpack(self.rows) })
+    if not options.tensor(opts.who, "option process_logits: its result", made) or
+        options.shape(made) ~= options.shape(logits) then
+        fail("%s: option process_logits: expected logits %s from it, got %s", opts.who, options.shape(logits),
+            te.is_tensor(made) and options.shape(made) or options.shown(made))
+    end
+    return made
 end
 
 -- The tokens of prompts that go on in place of chosen ones.
@@ -256,6 +193,7 @@ function Batch:retire(tokens)
     self.is_active = te.tensor(is_active, { device = tokens.device })
     kept = te.tensor(kept, integers)
     self.ids, self.prompts = te.index_select(self.ids, 1, kept), te.index_select(self.prompts, 1, kept)
+    self.seen = self.seen and te.index_select(self.seen, 1, kept)
     return kept
 end
 
@@ -305,7 +243,7 @@ end
 local function go_on(model, batch, opts)
     local cache, tokens = opts.use_cache and KVCache() or nil, nil
     local plain, apart = 0, APART -- steps that are to run plainly; after rows have left
-    local records = cache and opts.graph
+    local records = cache and opts.graph and not opts.process_logits
     batch:read()
     while batch.count > 0 and #batch.rows > 0 do
         local position, steps = batch.ids:size(2), batch.steps
@@ -316,11 +254,13 @@ local function go_on(model, batch, opts)
             tokens = steps(batch.ids:narrow(2, position, 1))
         else
             local logits = next_logits(model, batch.ids, cache)
-            check_logits(logits, opts)
+            sampling.check(logits, opts)
+            if opts.process_logits then logits = batch:processed(logits, opts) end
             tokens = batch:choose(logits, opts)
         end
         tokens = batch:keep_prompts(tokens)
         batch.ids = te.cat({ batch.ids, tokens }, 2)
+        batch:see(tokens)
         if opts.on_token and opts.on_token(batch:whole(tokens):clone()) == false then break end
         local left = batch:retire(tokens)
         if left and steps then
@@ -349,7 +289,9 @@ function generate.run(model, ids, count, opts)
     local ends, pad = ends_of(who, opts.eos, model.config.vocab_size)
     local prompts, lengths = read_prompts(who, ids, pad or 0, model)
     if prompts:size(1) == 0 then return without_rows(prompts, count, ends) end
-    local batch, trains = new_batch(prompts, lengths, count, pad or 0, ends), {}
+    local seen = opts.repetition_penalty ~= 1 and te.zeros({ prompts:size(1), model.config.vocab_size },
+        { device = prompts.device }) or nil
+    local batch, trains = new_batch(prompts, lengths, count, pad or 0, ends, seen), {}
     local group, comm_type = model.cp_group, model.cp_comm_type
     for _, module in model:named_modules() do
         if module.training then trains[#trains + 1] = module end
@@ -373,6 +315,6 @@ function generate.run(model, ids, count, opts)
     return result, sizes
 end
 
-require "te.uncompiled"(generate.run, go_on, next_logits, Batch.retire, Batch.choose)
+require "te.uncompiled"(generate.run, go_on, next_logits, Batch.retire, Batch.choose, Batch.see)
 
 return generate

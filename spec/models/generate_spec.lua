@@ -174,6 +174,92 @@ describe("generate", function()
         check_nucleus(model_of "gpt", 200, { { 0.5, nil, 2 }, { 0.9, nil, 2 }, { 0.7, 6 }, { 1, 5 }, { 1e-6 }, { 1 } })
     end)
 
+    it("draws from tokens of a share of the likeliest one's probability, beside other bounds", function()
+        local model, start = model_of "gpt", {}
+        for i = 1, 150 do start[i] = { i % 7, 3 * i % VOCAB } end
+        local logits = te.no_grad(model, ids(start)):totable()
+        for _, case in ipairs { { 0.2 }, { 0.5, 1, 4 }, { 0.4, 0.9 }, { 1 } } do
+            local min_p, top_p, top_k, kept, dropped = case[1], case[2] or 1, case[3], {}, 0
+            for i, row in ipairs(logits) do
+                kept[i] = nucleus(row, top_p, top_k, 2)
+                local most = math.max(unpack(kept[i]))
+                for k, p in ipairs(kept[i]) do
+                    if p > 0 and p < min_p * most then kept[i][k], dropped = 0, dropped + 1 end
+                end
+            end
+            assert.is_true(dropped > 20)
+            te.manual_seed(4)
+            local expected = te.multinomial(te.tensor(kept), 1):totable()
+            te.manual_seed(4)
+            local got = model:generate(ids(start), 1,
+                { min_p = min_p, top_p = top_p, top_k = top_k, temperature = 2 }):totable()
+            local differ = 0
+            for i, row in ipairs(got) do
+                assert.is_true(kept[i][row[3] + 1] > 0)
+                if row[3] ~= expected[i][1] then differ = differ + 1 end
+            end
+            assert.is_true(differ <= 1)
+        end
+    end)
+
+    -- The likeliest token after a row, of those that it has with logits divided or multiplied by the penalty.
+    local function penalized(model, row, penalty)
+        local logits, best = te.no_grad(model, ids { row }):totable()[1], 1
+        for _, id in ipairs(row) do row[("has %d"):format(id)] = true end
+        for i, x in ipairs(logits) do
+            if row[("has %d"):format(i - 1)] then logits[i] = x > 0 and x / penalty or x * penalty end
+        end
+        for i, x in ipairs(logits) do best = x > logits[best] and i or best end
+        return best - 1
+    end
+
+    it("makes tokens that a row has less likely, or more, also of longer prompts and where others end", function()
+        for _, penalty in ipairs { 1.7, 40, 0.6 } do
+            local model, expected = model_of("llama", 40), {}
+            for i, prompt in ipairs(PROMPTS) do
+                expected[i] = { unpack(prompt) }
+                for _ = 1, 9 do table.insert(expected[i], penalized(model, { unpack(expected[i]) }, penalty)) end
+            end
+            for _, use_cache in ipairs { true, false } do
+                local opts = { temperature = 0, repetition_penalty = penalty, use_cache = use_cache }
+                assert.same(expected, texts(model:generate(PROMPTS, 9, opts)))
+                opts.eos = { expected[1][13], expected[2][5] }
+                local all, lengths = model:generate(PROMPTS, 9, opts)
+                local ended = 0
+                for i, row in ipairs(texts(all, lengths)) do
+                    for k, id in ipairs(row) do assert.equal(expected[i][k], id) end
+                    if #row < #expected[i] then ended = ended + 1 end
+                end
+                assert.is_true(ended > 0)
+            end
+        end
+    end)
+
+    it("lets a function change the logits, given the rows that have not ended and what they have", function()
+        local model, seen = model_of "gpt", {}
+        local all, lengths = model:generate(PROMPTS, 5, { temperature = 0, eos = 22, process_logits =
+            function(logits, before, rows)
+                assert.same({ #rows, VOCAB }, logits.shape)
+                assert.equal(#rows, before:size(1))
+                local wanted = {}
+                for i, row in ipairs(rows) do
+                    local new = before:size(2) - #PROMPTS[row]
+                    seen[row] = new
+                    wanted[i] = new == row % 3 + 1 and 22 or row
+                end
+                rows[1] = nil
+                before:zero_() -- their copies
+                return te.where(te.eq(te.arange(0, VOCAB - 1):unsqueeze(1), te.tensor(wanted):unsqueeze(2)), 0, -1e9)
+            end })
+        for i, row in ipairs(texts(all, lengths)) do
+            local expected = { unpack(PROMPTS[i]) }
+            for _ = 1, i % 3 + 1 do expected[#expected + 1] = i end
+            expected[#expected + 1] = 22
+            assert.same(expected, row)
+            assert.equal(i % 3 + 1, seen[i])
+        end
+    end)
+
     it("draws from the nucleus of many tokens, which are not put in order", function()
         te.manual_seed(3)
         local model = te.models.llama { vocab_size = 3000, block_size = 8, n_layer = 1, n_head = 1, n_embd = 16,
@@ -278,6 +364,13 @@ describe("generate", function()
             ["GPT:generate: option eos: the list is empty"] = { { { 1 } }, 1, { eos = {} } },
             ["GPT:generate: option top_p: expected a number above 0, got 0"] = { { { 1 } }, 1, { top_p = 0 } },
             ["GPT:generate: option top_p: expected number from 0 to 1, got 2"] = { { { 1 } }, 1, { top_p = 2 } },
+            ["GPT:generate: option repetition_penalty: expected a number above 0, got 0"] =
+                { { { 1 } }, 1, { repetition_penalty = 0 } },
+            ["GPT:generate: option min_p: expected number from 0 to 1, got -1"] = { { { 1 } }, 1, { min_p = -1 } },
+            ["GPT:generate: option process_logits: expected logits {1,23} from it, got nil"] =
+                { { { 1 } }, 1, { process_logits = function() end } },
+            ["GPT:generate: option process_logits: expected logits {1,23} from it, got {23}"] =
+                { { { 1 } }, 1, { process_logits = function(logits) return logits:view { 23 } end } },
             ['GPT:generate: unknown option "topp"; did you mean "top_p"?'] = { { { 1 } }, 1, { topp = 1 } },
         } do
             assert.error_matches(function() model:generate(unpack(arguments)) end, message, 1, true)

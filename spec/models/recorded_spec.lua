@@ -57,6 +57,13 @@ describe("Generation in recorded steps", function()
         ["the likeliest tokens"] = { gpt, tensor "int32", 20, { temperature = 0 }, launches = 17 },
         ["drawn ones"] = { gpt, tensor "int32", 20, { top_k = 10 }, launches = 17 },
         ["drawn from a nucleus"] = { gpt, tensor "int64", 20, { top_p = 0.8 }, launches = 17 },
+        ["drawn from what is likely enough and not there"] =
+            { gpt, RAGGED, 20, { min_p = 0.2, repetition_penalty = 2, eos = { 3, 4 } } },
+        ["the likeliest, with a penalty"] =
+            { gpt, tensor "int32", 20, { temperature = 0, repetition_penalty = 1.5 }, launches = 17 },
+        ["those of a function"] = { gpt, tensor "int32", 20, { process_logits = function(logits)
+            return logits * 2
+        end }, launches = 0 },
         ["beyond the model's context"] = { gpt, tensor "int32", 80, {}, launches = 57 },
         ["prompts of different lengths"] = { gpt, RAGGED, 20, {} },
         ["rows that end"] = { gpt, RAGGED, 40, { eos = { 1, 2, 3, 4 } } },

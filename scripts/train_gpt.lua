@@ -58,6 +58,8 @@ local command_line = train.command_line {
     { "lr", "number", 1e-3, min = 0, max = 10, help = "highest learning rate" },
     { "min-lr", "number", min = 0, max = 10, help = "at the end of the cosine; default: a tenth of --lr" },
     { "warmup", "integer", 100, min = 0, max = 2 ^ 40, help = "steps of linear warm-up" },
+    { "optimizer", "string", "adamw", choices = { "adamw", "muon" },
+        help = "muon: orthogonal updates of the blocks' matrices; AdamW has the others" },
     { "beta1", "number", 0.9, min = 0, max = 0.9999, help = "AdamW" },
     { "beta2", "number", 0.99, min = 0, max = 0.99999, help = "AdamW" },
     { "weight-decay", "number", 0.1, min = 0, max = 10, help = "of matrices" },
@@ -199,7 +201,8 @@ local function open_run(o, given, script)
         recipe = train.recipe(o.recipe,
             o.fp8_attention ~= "none" and { fp8_dpa = true, fp8_mha = o.fp8_attention == "mha" } or nil) }
     run.model:to(device)
-    run.optimizer = te.optim.AdamW(run.model:parameter_groups(o.weight_decay), { betas = { o.beta1, o.beta2 } })
+    run.optimizer = te.optim[o.optimizer == "muon" and "Muon" or "AdamW"](
+        run.model:parameter_groups(o.weight_decay, o.optimizer), { betas = { o.beta1, o.beta2 } })
     run.guard = train.guard(run.model, ranks)
     run.steps = new_steps(run, o)
     run.set.train:seek((run.first_step - 1) * o.grad_accumulation)

@@ -253,17 +253,33 @@ end
 --- How many parameters are in matrix products.
 function Decoder:num_multiplying() return self:num_parameters() end
 
---- Parameters in groups for te.optim.AdamW: matrices decay, biases and norms do not. Frozen ones are in none, so that
---- with adapters (te.lora) an optimizer has those alone.
-function Decoder:parameter_groups(weight_decay)
+-- Of a layer inside of a block, its adapters left out.
+local function is_hidden(name) return name:find "^blocks%." ~= nil and not name:find "%.lora%." end
+
+--- Parameters in groups for te.optim.AdamW, or for te.optim.Muon: matrices decay, biases and norms do not. Of Muon's
+--- the matrices of blocks are one group, for rates as AdamW has them, and AdamW updates the others. Frozen parameters
+--- are in no group, so that with adapters (te.lora) an optimizer has those alone.
+---@param weight_decay number
+---@param optimizer string|nil  "adamw", the default, or "muon"
+---@return table[] groups
+function Decoder:parameter_groups(weight_decay, optimizer)
     options.method("Decoder:parameter_groups", self, Decoder)
-    local matrices, vectors = {}, {}
-    for _, parameter in ipairs(self:parameters()) do
-        if parameter.requires_grad then table.insert(parameter:dim() >= 2 and matrices or vectors, parameter) end
+    local known = { "string", "adamw", choices = { "adamw", "muon" } }
+    local muon = options.argument("Decoder:parameter_groups", "optimizer", optimizer or known[2], known) == "muon"
+    local hidden, matrices, vectors, use_muon = {}, {}, {}, nil
+    for name, parameter in self:named_parameters() do
+        local list = parameter:dim() < 2 and vectors or muon and is_hidden(name) and hidden or matrices
+        if parameter.requires_grad then list[#list + 1] = parameter end
     end
+    if muon then use_muon = false end -- an option that AdamW does not know
     local groups = {}
-    if matrices[1] then groups[1] = { params = matrices, weight_decay = weight_decay } end
-    if vectors[1] then groups[#groups + 1] = { params = vectors, weight_decay = 0 } end
+    for _, group in ipairs {
+        { params = hidden, weight_decay = weight_decay, adjust_lr_fn = "match_rms_adamw" },
+        { params = matrices, weight_decay = weight_decay, use_muon = use_muon },
+        { params = vectors, weight_decay = 0, use_muon = use_muon },
+    } do
+        if group.params[1] then groups[#groups + 1] = group end
+    end
     return groups
 end
 

@@ -2,6 +2,7 @@
 
 return require("te.options").library("te.optim", {
     AdamW = require "te.optim.adamw",
+    Muon = require "te.optim.muon",
     SGD = require "te.optim.sgd",
     grad_norm = require("te.optim.clip").grad_norm,
     grad_clip = require("te.optim.clip").grad_clip,

@@ -106,6 +106,9 @@ describe("train_gpt.lua", function()
         code, _, err = train("large", "--seed=9007199254740993")
         assert.equal(2, code)
         assert.matches("--seed: expected integer, at least 0, below 2^53, got 9.007", err, 1, true)
+        code, _, err = train("kept", "--resume --optimizer=muon --steps=4")
+        assert.equal(2, code)
+        assert.equal("train_gpt.lua: --resume: --optimizer=muon, but the run began with adamw\n", err)
         code, _, err = train("kept", "--resume --vocab-size=25 --steps=4")
         assert.equal(2, code)
         assert.equal("train_gpt.lua: --vocab-size is for shards: a text has its own\n", err)
@@ -300,18 +303,23 @@ describe("train_gpt.lua", function()
         assert.equal(25, #text)
     end)
 
-    it("goes on exactly where it stopped, with dropout and accumulation", function()
-        local options = SMALL .. "--dropout=0.2 --grad-accumulation=2 --eval-interval=4 "
-        train("whole", options .. "--steps=11")
-        train("parts", options .. "--steps=11 --eval-interval=7")
-        os.remove(te.train.checkpoint.path(folder .. "/parts", 11))
-        local code, _, err = run("train_gpt.lua", ("--out=%s/parts --resume"):format(folder))
-        assert.equal(0, code, err)
-        assert.same(losses("whole"), losses("parts"))
-        local a = te.load(te.train.checkpoint.path(folder .. "/whole", 11))
-        local b = te.load(te.train.checkpoint.path(folder .. "/parts", 11))
-        for name, tensor in pairs(a) do assert.same(tensor:totable(), b[name]:totable(), name) end
-    end)
+    for _, optimizer in ipairs { "adamw", "muon" } do
+        it("goes on exactly where it stopped, with dropout and accumulation: " .. optimizer, function()
+            local options = SMALL .. "--dropout=0.2 --grad-accumulation=2 --eval-interval=4 --optimizer=" .. optimizer
+            train("whole", options .. " --steps=11")
+            train("parts", options .. " --steps=11 --eval-interval=7")
+            os.remove(te.train.checkpoint.path(folder .. "/parts", 11))
+            local code, _, err = run("train_gpt.lua", ("--out=%s/parts --resume"):format(folder))
+            assert.equal(0, code, err)
+            assert.same(losses("whole"), losses("parts"))
+            local a = te.load(te.train.checkpoint.path(folder .. "/whole", 11))
+            local b = te.load(te.train.checkpoint.path(folder .. "/parts", 11))
+            for name, tensor in pairs(a) do assert.same(tensor:totable(), b[name]:totable(), name) end
+            local matrix = "blocks.1.mlp.2.weight"
+            assert.equal(optimizer == "muon", a["optimizer.momentum_buffer." .. matrix] ~= nil)
+            assert.equal(optimizer == "adamw", a["optimizer.exp_avg." .. matrix] ~= nil)
+        end)
+    end
 
     for _, recipe in ipairs { "delayed", "current", "block", "mxfp8", "nvfp4" } do
         it("goes on exactly where it stopped, under the recipe " .. recipe, function()

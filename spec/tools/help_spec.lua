@@ -31,7 +31,8 @@ local ARGUMENTS = {
     RMSNorm = { 4 }, Embedding = { 4, 4 }, MultiHeadedSelfAttention = { 8, 2 }, GroupedQueryAttention = { 8, 2, 1 },
     MultiQuerySelfAttention = { 8, 2 }, MoE = { 8, 8, 4 }, Dropout = { 0.1 }, StochasticDepth = { 0.1 },
     ConstantScale = { 2 }, Reshape = { { 2 } }, Pointwise = { double }, ["optim.AdamW"] = { { te.ones { 1 } } },
-    ["optim.SGD"] = { { te.ones { 1 } } }, ["optim.grad_clip"] = { {} }, rope_frequencies = { 4 },
+    ["optim.SGD"] = { { te.ones { 1 } } }, ["optim.Muon"] = { { te.ones { 1, 1 } } },
+    ["optim.grad_clip"] = { {} }, rope_frequencies = { 4 },
     graph = { double, {} }, make_graphed_callables = { double, {} }, ["numerics.watch"] = { te.Linear(2, 2) },
     ["distributed.average_gradients"] = { {} }, ["distributed.broadcast_parameters"] = { {} },
     ["models.from_hugging_face"] = { "/none" },
@@ -133,7 +134,7 @@ describe("te.help", function()
             assert.equal(text, te.help("te." .. name))
             assert.equal(text, te.help(value_of(name)))
         end
-        has(te.help "optim", "\nmembers: AdamW SGD ")
+        has(te.help "optim", "\nmembers: AdamW Muon SGD ")
         has(te.help "models", " gpt llama")
         has(te.help(te.optim), "te.optim: optimizers")
     end)

@@ -89,6 +89,7 @@ function groups.add(self, who, group, defaults, seen)
     local complete = groups.options(self, who, group, defaults)
     complete.params = as_parameters(who, group.params)
     check_parameters(who, complete.params, seen)
+    if self.takes then self.takes(who, complete) end
     for _, parameter in ipairs(complete.params) do self.order[#self.order + 1] = parameter end
     self.groups[#self.groups + 1] = complete
 end
@@ -135,6 +136,7 @@ function groups.collect(self)
     local seen, all = {}, {}
     for g, group in ipairs(self.groups) do
         check_parameters(("te.optim.%s: group %d"):format(self.name, g), group.params, seen)
+        if self.takes then self.takes(("te.optim.%s: group %d"):format(self.name, g), group) end
         for _, parameter in ipairs(group.params) do all[#all + 1] = parameter end
     end
     self.order, self.memory = all, nil

@@ -56,7 +56,8 @@ local function text_of(self)
 end
 
 --- Makes an optimizer class. An option of an optimizer, `lr`, is that of its first group; who sets it sets that of all.
---- The class may have check(who, group), which raises where options contradict each other.
+--- The class may have check(who, group), which raises where options contradict each other, takes(who, group), which
+--- does where parameters are not for it, and essential(group), the options without which a saved state has other slots.
 ---@param name string
 ---@param declared table  options of a group, besides those of all optimizers
 ---@param slots function  names of the float32 tensors that a group keeps per parameter, zero at first

@@ -50,7 +50,8 @@ end
 function states.loaded(optimizer, who, group, parameter, saved)
     options.argument(who, "state", saved, { "table" })
     local state, required = states.complete(nil, group, parameter), { step = true }
-    for _, slot in ipairs(optimizer.slots(options.check(who, {}, optimizer.declared))) do required[slot] = true end
+    local least = options.check(who, optimizer.essential and optimizer.essential(group) or {}, optimizer.declared)
+    for _, slot in ipairs(optimizer.slots(least)) do required[slot] = true end
     for name, value in pairs(state) do
         local given = saved[name]
         if given == nil and required[name] then

@@ -56,7 +56,7 @@ local names = {
     utils = "there are te.data.open, te.checkpoint, te.optim.clip_grad_norm",
     lr_scheduler = SCHEDULES, LambdaLR = SCHEDULES, CosineAnnealingLR = SCHEDULES, StepLR = SCHEDULES,
     Adam = "te.optim.AdamW(parameters, { weight_decay = 0 })",
-    RMSprop = "te.optim has AdamW and SGD", Adagrad = "te.optim has AdamW and SGD",
+    RMSprop = "te.optim has AdamW, Muon and SGD", Adagrad = "te.optim has AdamW, Muon and SGD",
     Format = "formats are texts: te.recipe.DelayedScaling { fp8_format = \"HYBRID\" }",
     LayerNormLinear = NORM_FIRST:format(""),
     LayerNormMLP = NORM_FIRST:format(", te.GELU(), te.Linear(m, n)"),

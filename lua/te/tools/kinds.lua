@@ -23,7 +23,7 @@ local ROWS = {
         function() return getmetatable(te.data.open { tokens = { 0, 0, 0 }, block = 1 }) end },
     { "Watch", "watch", "", "What te.numerics.watch returns; prints as a table.", "te.numerics" },
     { "Graph", "graph", "", "What te.graph returns; it is called like its function.", "te.graph" },
-    { "Optimizer", "optimizer", "groups: table[], lr: number", "What te.optim.AdamW and te.optim.SGD return.",
+    { "Optimizer", "optimizer", "groups: table[], lr: number", "What te.optim.AdamW, Muon and SGD return.",
         function() return require "te.optim.optimizer" end },
     { "Decoder", "model", "config: table", "The base of te.models.gpt and te.models.llama.",
         function() return require "te.decoder" end },

@@ -31,7 +31,7 @@ function resume.open(command_line, o, given)
     end
     local stored = saved.metadata["option.fp8_params"] == "true" -- in the recipe's format
     keeps(stored and STORED or MODEL, "--resume: --%s=%s, but the model in the checkpoint has %s")
-    keeps({ "val-fraction" }, "--resume: --%s=%s, but the run began with %s")
+    keeps({ "val-fraction", "optimizer" }, "--resume: --%s=%s, but the run began with %s")
     script.of_file(path, command_line.restore, command_line, o, given, saved.metadata)
     return saved
 end

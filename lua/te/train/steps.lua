@@ -28,6 +28,7 @@ local function new(opts)
     local together = opts.ranks or ranks.alone()
     -- what goes between processes may go through the host, which no graph can record
     local recorder = opts.graph and core.device_traits(opts.device).graphs and together.size == 1
+        and opts.optimizer.update_on -- AdamW alone makes steps without the host
     return setmetatable({ o = opts, started = {}, finished_at = 0, recorder = recorder, ranks = together }, Steps)
 end
 

@@ -132,6 +132,9 @@ describe("train_gpt.lua", function()
             output, status = run("train_gpt.lua", "--out=ROOT/b --resume --steps=5 --lora-alpha=3")
             assert.equal(2, status, output)
             assert.truthy(output:find("--lora-alpha=3, but the model in the checkpoint has 16", 1, true), output)
+            output, status = run("train_gpt.lua", "--out=ROOT/b --resume --steps=5 --lora-targets=k_proj")
+            assert.equal(2, status, output)
+            assert.truthy(output:find("--lora-targets=k_proj, but the model in the checkpoint has ", 1, true), output)
 
             assert.equal(0, select(2, run("export.lua", "--out=ROOT/b --to=ROOT/whole")))
             output, status = run("export.lua", "--out=ROOT/b --to=ROOT/adapters --adapters")
@@ -169,8 +172,8 @@ describe("train_gpt.lua", function()
         for message, options in pairs {
             ["--lora-rank needs --hugging-face"] = "--lora-rank=2",
             ["--lora-alpha needs --lora-rank"] = "--hugging-face=ROOT/hf --block=16 --lora-alpha=3",
-            ['--lora-rank=2: option targets[1]: no linear layer is named "q_porj"; did you mean "q_proj"?'] =
-                "--hugging-face=ROOT/hf --block=16 --lora-rank=2 --lora-targets=q_porj",
+            ['--lora-targets=v_proj, q_porj: no linear layer is named "q_porj"; did you mean "q_proj"?'] =
+                "--hugging-face=ROOT/hf --block=16 --lora-rank=2 '--lora-targets=v_proj, q_porj'",
             ["--lora-rank: expected integer from 0 to 4096, got -1"] = "--lora-rank=-1",
         } do
             local output, status = train(options .. " --steps=1 --out=ROOT/a")

@@ -98,6 +98,11 @@ describe("te.train.command_line", function()
         assert.same({ "learning-rate", "0.5", "0.001" }, { cl:changed(given, {}, { "steps", "learning-rate" }) })
         assert.same({ "steps", "100", "7" }, { cl:changed(given, { ["option.steps"] = "7" }, { "steps" }) })
         assert.is_nil(cl:changed(given, { ["option.learning_rate"] = "0.5" }, { "steps", "learning-rate" }))
+        local named = te.train.command_line { script = "s", { "from", "string" } }
+        local o, said = named:parse { "--from=a" }
+        assert.equal("a", o.from)
+        assert.same({ "from", "a", "the default" }, { named:changed(said, {}, { "from" }) })
+        assert.is_nil(named:changed({}, {}, { "from" }))
     end)
 
     it("tells its values as they would be typed", function()

@@ -186,13 +186,15 @@ local function value_text(value)
 end
 
 --- The first of the named options that the command line gave another value than a checkpoint has, and both as texts.
---- What the checkpoint does not say had its default.
+--- What the checkpoint does not say had its default, which is none for some.
 function CommandLine:changed(given, texts, names)
     local wanted, plain = self:texts(given), self:texts(defaults(self))
     for _, name in ipairs(names) do
         local key = "option." .. key_of(name)
         local kept = texts[key] or plain[key]
-        if wanted[key] and kept and wanted[key] ~= kept then return name, value_text(wanted[key]), value_text(kept) end
+        if wanted[key] and wanted[key] ~= kept then
+            return name, value_text(wanted[key]), kept and value_text(kept) or "the default"
+        end
     end
 end
 

@@ -50,10 +50,13 @@ end
 -- Freezes the model and gives it the adapters that the options ask for.
 local function add_adapters(model, o, refuse)
     local targets = o.lora_targets and {} or nil
-    for name in (o.lora_targets or ""):gmatch "[^,]+" do targets[#targets + 1] = name end
+    for name in (o.lora_targets or ""):gmatch "[^,%s]+" do targets[#targets + 1] = name end
     local added, why = pcall(te.lora.add, model, { rank = o.lora_rank, alpha = o.lora_alpha, dropout = o.lora_dropout,
         targets = targets })
-    if not added then refuse("--lora-rank=%d: %s", o.lora_rank, script.plain(why)) end
+    if added then return end
+    local problem, of_targets = script.plain(why):gsub("^option targets[^:]*: ", "")
+    if of_targets > 0 then refuse("--lora-targets=%s: %s", o.lora_targets, problem) end
+    refuse("--lora-rank=%d: %s", o.lora_rank, problem)
 end
 
 --- The model in the folder o.hugging_face, with adapters where the options ask for them; the options say then what it

@@ -437,6 +437,7 @@ describe("te.lora.add says what is wrong:", function()
         ["option targets: the list is empty"] = { targets = {} },
         ["option targets: expected table, got 3"] = { targets = 3 },
         ["option rank: expected positive integer, got 0"] = { rank = 0 },
+        ["option alpha: expected a finite number, got inf"] = { alpha = 1 / 0 },
         ["option dropout: expected number from 0 to below 1, got 1"] = { dropout = 1 },
         ['unknown option "aplha"; did you mean "alpha"?'] = { aplha = 1 },
     }
@@ -447,6 +448,12 @@ describe("te.lora.add says what is wrong:", function()
             assert.is_true(model.wte.weight.requires_grad)
         end)
     end
+
+    it("what takes more memory than there is, and leaves the model as it was", function()
+        local model = llama()
+        assert.error_matches(function() te.lora.add(model, { rank = 2 ^ 40 }) end, "out of memory", 1, true)
+        assert.is_true(model.wte.weight.requires_grad and not te.lora.config(model))
+    end)
 
     it("layers that take none", function()
         local function refuses(message, model, opts)
@@ -511,6 +518,17 @@ describe("te.lora.save and load", function()
         same[1].weight = seq[1].weight
         te.lora.load(same, path "own/")
         assert.same(seq(te.ones { 1, 4 }):totable(), same(te.ones { 1, 4 }):totable())
+    end)
+
+    it("know layers by their whole names", function()
+        local function nested() return te.Sequential(te.Linear(4, 4), te.Sequential(te.Linear(4, 4))) end
+        local model = fill(te.lora.add(nested(), { rank = 1, targets = "^1$" }))
+        te.lora.save(model, path "nested")
+        local other = te.lora.load(nested(), path "nested")
+        assert.same({ "1" }, te.lora.config(other).targets)
+        assert.same(model[1].lora:delta():totable(), other[1].lora:delta():totable())
+        assert.error_matches(function() te.lora.load(other, path "nested") end,
+            "te.lora.load: model: 1 has adapters already", 1, true)
     end)
 
     it("refuse what other adapters would be", function()

@@ -16,20 +16,9 @@ local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local tree = require "te.module_tree"
-local Adapter = require "te.ops.adapter"
-local initializers = require "te.initializers"
+local attach = require "te.lora.attach"
 
 local lora = {}
-
-local OPTIONS = {
-    rank = { "size", 8, help = "rows of A and columns of B" },
-    alpha = { "number", 16, help = "the adapter's share is multiplied by alpha / rank" },
-    dropout = { "number", 0, min = 0, below = 1, help = "of what A multiplies with, in training" },
-    targets = { "any", help = "name of layers, or a list of names: of Transformers or the path here, whole or its end; "
-        .. "with any of ^$*+?[]% a Lua pattern. Default: all linear layers, of te.models those of the blocks" },
-    init_std = { "number", min = 0, help = "A begins as N(0, init_std); default: U(-b, b), b = 1 / sqrt(inputs)" },
-    rslora = { "boolean", false, help = "multiply by alpha / sqrt(rank) instead (Kalajdzievski 2023)" },
-}
 
 local function check_model(who, model)
     if not te.Module.is(model, te.Module) then
@@ -37,40 +26,12 @@ local function check_model(who, model)
     end
 end
 
--- The layers that have adapters: { path =, module = }.
-local function adapted(model)
-    local list = {}
-    for path, module in model:named_modules() do
-        if tree.is_module(module.lora) and module.lora.is_adapter then
-            list[#list + 1] = { path = path == "" and module.__name or path, module = module }
-        end
-    end
-    return list
-end
-
--- The same, of which there is one.
+-- The layers that have adapters, of which there is one.
 local function need_adapted(who, model)
     check_model(who, model)
-    local list = adapted(model)
+    local list = attach.adapted(model)
     if not list[1] then fail("%s: model: %s has no adapters", who, model.__name) end
     return list
-end
-
-local function init_of(opts, module)
-    if opts.init_std then return initializers.normal(0, opts.init_std) end
-    local bound = 1 / math.sqrt(module.weight.shape[2]) -- Kaiming's with a = sqrt(5), as of Linear layers elsewhere
-    return initializers.uniform(-bound, bound)
-end
-
--- What the options of adapters are, complete; raises where they are wrong.
-local function check_options(who, opts)
-    opts = options.check(who, opts, OPTIONS)
-    if type(opts.targets) == "string" then opts.targets = { opts.targets } end
-    if opts.targets ~= nil then
-        options.argument(who, "option targets", opts.targets, { "table" })
-        if opts.targets[1] == nil then fail("%s: option targets: the list is empty", who) end
-    end
-    return opts
 end
 
 --- Freezes all parameters of a model and gives its linear layers adapters, y = W x + b + alpha / rank B A dropout(x),
@@ -82,19 +43,9 @@ end
 function lora.add(model, opts)
     local who = "te.lora.add"
     check_model(who, model)
-    opts = check_options(who, opts)
-    local before = adapted(model)[1]
-    if before then fail("%s: model: %s has adapters already; te.lora.remove takes them off", who, before.path) end
-    local found = require("te.lora.targets").find(who, model, opts.targets)
-    model:requires_grad_(false)
-    for _, layer in ipairs(found) do
-        local module = layer.module
-        module.lora = Adapter(module.weight, layer.parts, { rank = opts.rank, alpha = opts.alpha,
-            rslora = opts.rslora, dropout = opts.dropout, init = init_of(opts, module) }):train(module.training)
-    end
-    return model
+    return attach.add(who, model, attach.check(who, opts))
 end
-options.declare(lora.add, OPTIONS)
+options.declare(lora.add, attach.OPTIONS)
 
 --- What the adapters of a model were made with: rank, alpha, dropout, rslora, the names of targets in full; and whether
 --- they are merged. nil where it has none.
@@ -103,7 +54,7 @@ options.declare(lora.add, OPTIONS)
 function lora.config(model)
     check_model("te.lora.config", model)
     local config
-    for _, layer in ipairs(adapted(model)) do
+    for _, layer in ipairs(attach.adapted(model)) do
         local adapter = layer.module.lora
         config = config or { rank = adapter.rank, alpha = adapter.alpha, dropout = adapter.dropout,
             rslora = adapter.rslora, merged = adapter.merged, targets = {} }

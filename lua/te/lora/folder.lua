@@ -7,6 +7,7 @@ local fail = require "te.fail"
 local files = require "te.files"
 local json = require "te.json"
 local options = require "te.options"
+local attach = require "te.lora.attach"
 local targets = require "te.lora.targets"
 
 local folder = {}
@@ -166,7 +167,7 @@ function folder.load(model, name)
         check_shape(path, layer, given[layer], "B", place.part.count, opts.rank)
         table.insert(opts.targets, layer)
     end
-    require("te.lora").add(model, opts)
+    attach.add(WHO, model, attach.check(WHO, opts), true)
     te.no_grad(each_part, model, function(layer, adapter, i, part)
         adapter.A[i]:copy_(given[layer].A)
         adapter.B:narrow(1, part.first, part.count):copy_(given[layer].B)

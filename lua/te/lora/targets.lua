@@ -60,7 +60,8 @@ end
 
 local function is_pattern(target) return target:find "[%^%$%*%+%?%[%]%%]" ~= nil end
 
-local function matches(target, name)
+local function matches(target, name, whole)
+    if whole then return name == target end
     if is_pattern(target) then return name:find(target) ~= nil end
     return name == target or name:sub(-#target - 1) == "." .. target
 end
@@ -79,17 +80,17 @@ local function endings(list)
 end
 
 -- Marks the parts that a target names. Raises where it names none, or one that takes no adapters.
-local function mark(who, list, chosen, i, target)
+local function mark(who, list, chosen, i, target, whole)
     options.argument(who, ("option targets[%d]"):format(i), target, { "string" })
     local good, found = pcall(string.find, "", target)
-    if target == "" or is_pattern(target) and not good then
+    if target == "" or not whole and is_pattern(target) and not good then
         fail("%s: option targets[%d]: %s", who, i, target == "" and "is empty" or "no pattern: " .. tostring(found))
     end
     local any = false
     for _, layer in ipairs(list) do
-        local whole = matches(target, layer.path)
+        local all = matches(target, layer.path, whole)
         for _, part in ipairs(layer.parts) do
-            if whole or matches(target, part.name) then
+            if all or matches(target, part.name, whole) then
                 if layer.refused then fail("%s: option targets[%d]: %s: %s", who, i, layer.path, layer.refused) end
                 chosen[part], any = true, true
             end
@@ -117,11 +118,14 @@ end
 ---@param who string
 ---@param model te.Module
 ---@param wanted string[]|nil  names, ends of names or patterns; nil: all
+---@param whole boolean|nil    whether they are names in full, and no others
 ---@return table[] layers
-function targets.find(who, model, wanted)
+function targets.find(who, model, wanted, whole)
     local list, chosen, found = targets.layers(model), {}, {}
     if not list[1] then fail("%s: model: %s has no linear layers", who, model.__name) end
-    for i = 1, wanted and options.list(who, "option targets", wanted) or 0 do mark(who, list, chosen, i, wanted[i]) end
+    for i = 1, wanted and options.list(who, "option targets", wanted) or 0 do
+        mark(who, list, chosen, i, wanted[i], whole)
+    end
     if not wanted then mark_all(who, list, chosen, model) end
     for _, layer in ipairs(list) do
         local parts = {}

@@ -25,8 +25,9 @@ function texts.restore(model, from)
     if not of "rank" then return end
     local targets = {}
     for name in (of "targets" or ""):gmatch "[^,]+" do targets[#targets + 1] = name end
-    require("te.lora").add(model, { rank = tonumber(of "rank"), alpha = tonumber(of "alpha"),
-        dropout = tonumber(of "dropout"), rslora = of "rslora" == "true", targets = targets })
+    local who, attach = "te.lora.add", require "te.lora.attach"
+    attach.add(who, model, attach.check(who, { rank = tonumber(of "rank"), alpha = tonumber(of "alpha"),
+        dropout = tonumber(of "dropout"), rslora = of "rslora" == "true", targets = targets }), true)
     if of "merged" ~= "true" then return end
     for _, module in model:named_modules() do
         if module.is_adapter == true then module.merged = true end

@@ -531,6 +531,30 @@ describe("te.lora.save and load", function()
             "te.lora.load: model: 1 has adapters already", 1, true)
     end)
 
+    it("leave a folder as it was where the new files cannot be written", function()
+        local function save(rank)
+            return shell.capture(([[(ulimit -f 32; trap '' XFSZ; '%s' -e 'te.manual_seed(1)
+                te.lora.save(te.lora.add(te.Sequential(te.Linear(256, 256)), { rank = %d }), "%s")')]]):format(
+                os.getenv("TETRAIN") or "build/tetrain", rank, path "full"))
+        end
+        local output, status = save(2)
+        assert.equal(0, status, output)
+        local function files()
+            return { shell.read(path "full/adapter_config.json"), shell.read(path "full/adapter_model.safetensors") }
+        end
+        local before = files()
+        output, status = save(64)
+        assert.is_true(status ~= 0)
+        assert.truthy(output:find("cannot write: File too large", 1, true), output)
+        assert.same(before, files())
+        assert.equal("adapter_config.json adapter_model.safetensors",
+            (shell.capture(("echo $(ls -A '%s')"):format(path "full")):gsub("%s+$", "")))
+        local model = te.lora.add(te.Sequential(te.Linear(256, 256)), { rank = 1 })
+        assert.error_matches(function() te.lora.save(model, path "full", { base = "\255" }) end,
+            'te.lora.save: option base: expected text in UTF-8, got "', 1, true)
+        te.lora.load(te.Sequential(te.Linear(256, 256)), path "full")
+    end)
+
     it("refuse what other adapters would be", function()
         te.lora.save(te.lora.add(llama(), { rank = 2, targets = "q_proj" }), path "a")
         local text = shell.read(path "a/adapter_config.json")

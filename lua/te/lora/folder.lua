@@ -70,19 +70,40 @@ local function config_of(model, base)
         init_lora_weights = true, inference_mode = true }
 end
 
+-- Configuration and weights belong together: both are written beside what an earlier save left, and take its place when
+-- they are whole.
+local function write(name, tensors, config)
+    local text, weights, new = name .. "/" .. CONFIG, name .. "/" .. WEIGHTS, ".new"
+    local ok, problem = pcall(function()
+        te.save(weights .. new, tensors, { format = "pt" })
+        te._core.write_file(text .. new, config)
+        os.remove(text) -- a folder that has it is whole
+        for _, path in ipairs { weights, text } do
+            local renamed, why = os.rename(path .. new, path)
+            if not renamed then te._core.fail_io(("te.lora.save: %s"):format(why)) end
+        end
+    end)
+    if ok then return end
+    os.remove(weights .. new)
+    os.remove(text .. new)
+    error(problem, 0)
+end
+
 --- What te.lora.save does.
 function folder.save(model, name, opts)
     local who, tensors = "te.lora.save", {}
     name = check_folder(who, name)
     opts = options.check(who, opts, SAVE)
+    local config = json.encode(config_of(model, opts.base))
+    if not pcall(te._core.json, config) then
+        fail("%s: option base: expected text in UTF-8, got %s", who, options.shown(opts.base))
+    end
     each_part(model, function(layer, adapter, i, part)
         tensors[PREFIX .. layer .. SUFFIX.A] = adapter.A[i]:detach()
         tensors[PREFIX .. layer .. SUFFIX.B] = adapter.B:detach():narrow(1, part.first, part.count):clone()
     end)
     te._core.mkdir(name)
-    os.remove(name .. "/" .. CONFIG) -- a folder that has it is whole
-    te.save(name .. "/" .. WEIGHTS, tensors, { format = "pt" })
-    te._core.write_file(name .. "/" .. CONFIG, json.encode(config_of(model, opts.base)))
+    write(name, tensors, config)
 end
 
 -- Reading -----------------------------------------------------------------------------------------------------------

@@ -398,6 +398,27 @@ describe("te.lora.merge", function()
         end
     end)
 
+    it("goes on, or back, where it failed between layers", function()
+        local function failed()
+            local seq = fill(te.lora.add(te.Sequential(te.Linear(4, 4), te.Linear(4, 4)), { rank = 1 }))
+            local before = bits(seq)
+            seq[2].lora.delta = function() error "no memory" end
+            assert.error_matches(function() te.lora.merge(seq) end, "no memory")
+            seq[2].lora.delta = nil
+            return seq, before
+        end
+        local seq = failed()
+        local want = seq(te.ones { 1, 4 })
+        te.lora.merge(seq)
+        assert.is_true(seq[1].lora.merged and seq[2].lora.merged)
+        assert.near(0, largest(seq(te.ones { 1, 4 }), want), 1e-6)
+        local undone, before = failed()
+        te.lora.unmerge(undone)
+        assert.is_false(undone[1].lora.merged or undone[2].lora.merged)
+        assert.near(0, largest(undone[1].weight, te.tensor(before["1.weight"])), 1e-6)
+        assert.same(before["2.weight"], undone[2].weight:totable())
+    end)
+
     it("rounds once where weights are in less precision", function()
         local layer = te.lora.add(te.Linear(8, 4, { params_dtype = "bfloat16" }), { rank = 2 })
         fill(layer)

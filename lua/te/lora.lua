@@ -76,17 +76,22 @@ end
 local QUANTIZED = "%s: %s.weight is stored quantized: the sum would be rounded to its format, and much of what the "
     .. "adapter adds would be lost. te.models.to_hugging_face writes the sums in full"
 
--- Adds what adapters add to the weights, or takes it away.
-local function fold(who, model, merged, sign)
-    local list, shared = need_adapted(who, model), shared_tensors(model)
+-- The layers that are to be merged, or no more. Not all are where there was no memory for the rest the last time.
+local function to_fold(who, model, merged)
+    local list, shared, left = need_adapted(who, model), shared_tensors(model), {}
     for _, layer in ipairs(list) do
         local module = layer.module
         if te._core.is_quantized(module.weight) then fail(QUANTIZED, who, layer.path) end
         if shared[module.weight] then fail("%s: %s.weight stands at other places, too", who, layer.path) end
-        if module.lora.merged == merged then
-            fail("%s: model: its adapters are %s", who, merged and "merged already" or "not merged")
-        end
+        if module.lora.merged ~= merged then left[#left + 1] = layer end
     end
+    if not left[1] then fail("%s: model: its adapters are %s", who, merged and "merged already" or "not merged") end
+    return left
+end
+
+-- Adds what adapters add to the weights, or takes it away.
+local function fold(who, model, merged, sign)
+    local list = to_fold(who, model, merged)
     te.no_grad(function()
         for _, layer in ipairs(list) do
             local delta = layer.module.lora:delta()
@@ -98,8 +103,8 @@ local function fold(who, model, merged, sign)
     return model
 end
 
---- Adds alpha / rank B A to the weights, so that the model runs as fast as without adapters, which stay where they are.
---- Not for weights that are stored quantized.
+--- Adds alpha / rank B A to the weights, so that the model runs as fast as without adapters, which stay where they are
+--- but take no part: to train them further, te.lora.unmerge comes first. Not for weights that are stored quantized.
 ---@param model te.Module
 ---@return te.Module model
 function lora.merge(model) return fold("te.lora.merge", model, true, 1) end

@@ -630,4 +630,24 @@ describe("a checkpoint of a model with adapters", function()
             assert.is_false(again.wte.weight.requires_grad)
         end
     end)
+
+    it("is refused where it says nothing of them that has a meaning", function()
+        local texts = te.lora.add(llama(), { rank = 2 }):texts()
+        for message, change in pairs {
+            ['option rank: expected positive integer, got "x"'] = { rank = "x" },
+            ['option alpha: expected number, got ""'] = { alpha = false },
+            ['option dropout: expected number from 0 to below 1, got "-"'] = { dropout = "-" },
+            ['option rslora: expected boolean, got "maybe"'] = { rslora = "maybe" },
+            ["option targets: the list is empty"] = { targets = false },
+            ['option targets[1]: no linear layer is named "proj"'] = { targets = "proj" },
+        } do
+            local changed = {}
+            for name, text in pairs(texts) do changed[name] = text end
+            for name, text in pairs(change) do changed["model.lora." .. name] = text or nil end
+            local model = llama()
+            assert.error_matches(function() require "te.lora.texts".restore(model, changed) end,
+                "te.lora.add: " .. message, 1, true)
+            assert.is_nil(te.lora.config(model))
+        end
+    end)
 end)

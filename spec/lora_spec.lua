@@ -451,6 +451,8 @@ describe("te.lora.add says what is wrong:", function()
     local cases = {
         ['option targets[2]: no linear layer is named "q_porj"; did you mean "q_proj"?'] =
             { targets = { "v_proj", "q_porj" } },
+        ['option targets[1]: no linear layer is named "all-linear"; there are down_proj, gate_proj, k_proj, o_proj, '
+            .. "q_proj, up_proj, v_proj"] = { targets = "all-linear" },
         ["option targets[1]: lm_head: Llama reads its weight by itself"] = { targets = "lm_head" },
         ["option targets[1]: no pattern: malformed pattern (missing ']')"] = { targets = "[" },
         ["option targets[1]: is empty"] = { targets = { "" } },

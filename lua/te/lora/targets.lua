@@ -9,6 +9,8 @@ local options = require "te.options"
 
 local targets = {}
 
+local MOST_WORDS = 16 -- that a message lists
+
 local function runs_as(module, class)
     return te.is(module, class) and module.forward == class.forward and module.op_forward == class.op_forward
 end
@@ -79,6 +81,17 @@ local function endings(list)
     return options.names(names)
 end
 
+-- What to say of a target that names nothing: what is nearest, or which names there are.
+local function instead(list, target)
+    local near, words = options.nearest(target, endings(list)), {}
+    if near then return ("; did you mean %q?"):format(near) end
+    for _, layer in ipairs(list) do
+        for _, part in ipairs(not layer.refused and layer.parts or {}) do words[part.name:match "[^.]*$"] = true end
+    end
+    words = options.names(words)
+    return words[1] and not words[MOST_WORDS + 1] and "; there are " .. table.concat(words, ", ") or ""
+end
+
 -- Marks the parts that a target names. Raises where it names none, or one that takes no adapters.
 local function mark(who, list, chosen, i, target, whole)
     options.argument(who, ("option targets[%d]"):format(i), target, { "string" })
@@ -97,9 +110,7 @@ local function mark(who, list, chosen, i, target, whole)
         end
     end
     if not any then
-        local near = options.nearest(target, endings(list))
-        fail("%s: option targets[%d]: no linear layer is named %q%s", who, i, target,
-            near and ("; did you mean %q?"):format(near) or "")
+        fail("%s: option targets[%d]: no linear layer is named %q%s", who, i, target, instead(list, target))
     end
 end
 

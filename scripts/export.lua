@@ -21,9 +21,18 @@ local command_line = train.command_line {
     { "adapters", "boolean", false, help = "the adapters of a run with --lora-rank alone, as PEFT reads them" },
 }
 
+-- Transformers adds adapters that lie beside a model to its weights, and those of an exported one have them already.
+local function check_folder(o)
+    if not o.to then command_line:refuse "--to is missing: the folder to write into" end
+    if te._core.stat(o.to .. (o.adapters and "/config.json" or "/adapter_config.json")) then
+        command_line:refuse("--to=%s: there %s already; Transformers would add the adapters to the model", o.to,
+            o.adapters and "is a model" or "are adapters")
+    end
+end
+
 local function main(words)
     local o = command_line:parse(words)
-    if not o.to then command_line:refuse "--to is missing: the folder to write into" end
+    check_folder(o)
     local model, tokenizer, path, base = train.saved.load(o.out, o.checkpoint)
     local adapted = te.lora.config(model)
     if o.adapters then

@@ -139,6 +139,12 @@ describe("train_gpt.lua", function()
             assert.equal(0, select(2, run("export.lua", "--out=ROOT/b --to=ROOT/whole")))
             output, status = run("export.lua", "--out=ROOT/b --to=ROOT/adapters --adapters")
             assert.equal(0, status, output)
+            for options, there in pairs { ["--to=ROOT/adapters"] = "are adapters",
+                ["--to=ROOT/whole --adapters"] = "is a model" } do
+                output, status = run("export.lua", "--out=ROOT/b " .. options)
+                assert.equal(2, status, output)
+                assert.truthy(output:find("there " .. there .. " already; Transformers would add the", 1, true), output)
+            end
             local model = te.lora.load(te.models.from_hugging_face(root .. "/moved"), root .. "/adapters")
             assert.equal(2, te.lora.config(model).rank)
             local whole = te.models.from_hugging_face(root .. "/whole")

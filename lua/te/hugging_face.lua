@@ -205,10 +205,12 @@ function hugging_face.save(model, folder, opts)
     folder = #folder > 1 and folder:gsub("/+$", "") or folder
     local config, kind = require("te.hugging_face.written").config(model, fields_beside(model, opts))
     te._core.mkdir(folder)
-    os.remove(folder .. "/config.json")
-    local tensors = weights_of(model, opts.dtype)
-    te.save(folder .. "/model.safetensors", tensors, { format = "pt" })
+    local tensors, weights = weights_of(model, opts.dtype), folder .. "/model.safetensors"
+    te.save(weights .. ".new", tensors, { format = "pt" }) -- where that fails, what was there stays whole
     for _, tensor in pairs(tensors) do tensor:release() end
+    os.remove(folder .. "/config.json")
+    local renamed, why = os.rename(weights .. ".new", weights)
+    if not renamed then te._core.fail_io(("%s: %s"):format(TO, why)) end
     if opts.tokenizer then opts.tokenizer:save(folder) end
     te._core.write_file(folder .. "/generation_config.json", json.encode(ids_around(opts)))
     te._core.write_file(folder .. "/config.json", config)

@@ -192,6 +192,24 @@ describe("te.models.to_hugging_face", function()
         assert.error_matches(function() te.models.from_hugging_face(folder) end, "config.json: No such file")
     end)
 
+    it("leaves a folder as it was where there is no room for the new weights", function()
+        local function write(width)
+            return shell.capture(([[(ulimit -f 64; trap '' XFSZ; '%s' -e 'te.models.to_hugging_face(te.models.gpt {
+                vocab_size = 16, n_layer = 1, n_head = 2, n_embd = %d, block_size = 8 }, "%s")')]]):format(
+                os.getenv("TETRAIN") or "build/tetrain", width, folder))
+        end
+        local output, status = write(8)
+        assert.equal(0, status, output)
+        local before = shell.read(folder .. "/model.safetensors")
+        output, status = write(128)
+        assert.is_true(status ~= 0)
+        assert.truthy(output:find("cannot write: File too large", 1, true), output)
+        assert.equal(before, shell.read(folder .. "/model.safetensors"))
+        assert.equal(8, te.models.from_hugging_face(folder).config.n_embd)
+        assert.equal("config.json generation_config.json model.safetensors",
+            (shell.capture(("echo $(ls -A %s)"):format(folder)):gsub("%s+$", "")))
+    end)
+
     it("writes tokenizers of characters, which are read again", function()
         local tokenizer = te.tokenizer.char "hällo wörld\n日"
         te._core.mkdir(folder)

@@ -13,6 +13,7 @@ local command_line = train.command_line {
     { "out", "string", "out/gpt", help = "folder of the training run; its newest checkpoint is used" },
     { "checkpoint", "string", help = "a specific checkpoint instead" },
     { "hugging-face", "string", help = "folder of a Hugging Face Transformers model instead" },
+    { "adapters", "string", help = "folder of adapters of the model, from PEFT or export.lua --adapters" },
     { "prompt", "string", "", help = "text to continue; without one, the start of a line" },
     { "tokens", "size", 300, help = "number of tokens to add" },
     { "samples", "size", 1, help = "number of continuations" },
@@ -32,6 +33,12 @@ local command_line = train.command_line {
     { "threads", "integer", 0, min = 0, max = 1024, help = "0: OMP_NUM_THREADS, or all cores" },
 }
 
+-- A model with the adapters that it is to have.
+local function adapt(o, model)
+    if o.adapters then train.io(te.lora.load, model, o.adapters) end
+    train.saved.merge(model)
+end
+
 -- The model, its tokenizer, whether it is, or was made of, one of Transformers, and the tokens that end a text where a
 -- folder says it.
 local function load(o)
@@ -39,10 +46,11 @@ local function load(o)
         if o.checkpoint then command_line:refuse "--checkpoint and --hugging-face: one of them" end
         local model, ends = train.io(te.models.from_hugging_face, o.hugging_face, { dtype = o.dtype })
         train.saved.check(o.hugging_face, model)
+        adapt(o, model)
         return model, train.io(te.tokenizer.load, o.hugging_face), true, ends
     end
     local model, tokenizer, path, base = train.saved.load(o.out, o.checkpoint)
-    train.saved.merge(model)
+    adapt(o, model)
     if not tokenizer then
         train.fail(train.exit.usage, path .. ": the model was trained on ids; there is no tokenizer for a prompt")
     end

@@ -157,6 +157,16 @@ describe("train_gpt.lua", function()
                 same[#same + 1] = run("generate.lua", from .. " --prompt=once --tokens=5 --temperature=0")
             end
             assert.equal(same[1], same[2])
+            local adapted = "--hugging-face=ROOT/moved --adapters=ROOT/adapters --prompt=once --tokens=5 "
+                .. "--temperature=0"
+            output, status = run("generate.lua", adapted .. " --recipe=mxfp8") -- not merged
+            assert.equal(0, status, output)
+            output, status = run("generate.lua", adapted)
+            assert.equal(0, status, output)
+            if not how:find "fp8" then assert.equal(same[2], output) end
+            output, status = run("generate.lua", "--hugging-face=ROOT/moved --adapters=ROOT/whole")
+            assert.equal(74, status, output)
+            assert.truthy(output:find("whole/adapter_config.json", 1, true), output)
         end)
     end
 

@@ -17,7 +17,8 @@ local MADE = { _programs = true, _script = true, _products = true }
 -- What is said elsewhere of parameters, and of modules, by them.
 local function said_elsewhere()
     local gradients = require "te.distributed.gradients"
-    return { require "te.distributed.parts", mode.initial, tree.parameters, gradients.apart }
+    return { require "te.distributed.parts", require("te.distributed.whole").layouts, mode.initial, tree.parameters,
+        gradients.apart }
 end
 
 local function said_of_copy(state, old, new)

@@ -14,6 +14,10 @@
 --
 -- With the option context_parallel, a group of processes, ids and targets are this process's part of sequences that are
 -- cut between them (te.distributed.split_sequence), and so are logits; the loss is the mean over this part's tokens.
+--
+-- With the option tensor_parallel, a group, each process has some heads, a part of every MLP and of the vocabulary
+-- (te.ops.tensor_parallel); ids, targets, loss and hidden states are whole, the logits beside a loss are those of its
+-- part of the vocabulary. self.tensor_parallel and self.sequence_parallel say so, nil and false where nothing is split.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -21,6 +25,9 @@ local options = require "te.options"
 local fuser = require "te.fuser"
 local declared = require "te.ops.declared"
 local context_parallel = require "te.ops.context_parallel"
+local split = require "te.split_decoder"
+local tensor_parallel = require "te.ops.tensor_parallel"
+local whole = require "te.distributed.whole"
 local KVCache = require "te.kv_cache"
 
 local Decoder = te.Module:extend("Decoder")
@@ -52,6 +59,8 @@ local OWN = {
         help = "backward computes each block again from its input: less memory, a third more work" },
     context_parallel = { "any", help = context_parallel.OPTIONS.cp_group.help },
     cp_comm_type = context_parallel.OPTIONS.cp_comm_type,
+    tensor_parallel = tensor_parallel.OPTIONS.tensor_parallel,
+    sequence_parallel = tensor_parallel.OPTIONS.sequence_parallel,
 }
 
 --- Says what options a model's init takes.
@@ -66,9 +75,13 @@ function Decoder:configure(config)
         fail("%s: n_embd = %d is no multiple of n_head = %d", who, config.n_embd, config.n_head)
     end
     context_parallel.check(who, config.context_parallel, config.cp_comm_type, "context_parallel")
+    split.configure(self, who, config)
     self.config = config
     return config
 end
+
+--- The table of the token embedding, filled by init.
+function Decoder:token_embedding(init) return split.embedding(self, init) end
 
 --- Makes self.blocks, Block(config, 1) to Block(config, n_layer), and cuts their sequences as config says.
 function Decoder:make_blocks(Block)
@@ -95,12 +108,21 @@ function Decoder:set_context_parallel_group(group, comm_type)
     options.method("Decoder:set_context_parallel_group", self, Decoder)
     local who = self.__name .. ":set_context_parallel_group"
     group, comm_type = context_parallel.check(who, group, comm_type)
+    if group and self.tensor_parallel then fail("%s: group: the model is split by tensor_parallel", who) end
     for _, module in self:named_modules() do
         local set = module ~= self and module.set_context_parallel_group
         if set then set(module, group, comm_type) end
     end
     self.cp_group, self.cp_comm_type = group, comm_type
     return self
+end
+
+--- Whether the tokens of a model with tensor_parallel are split between its layers: the option sequence_parallel.
+--- Returns the model.
+---@param on boolean
+function Decoder:set_sequence_parallel(on)
+    options.method("Decoder:set_sequence_parallel", self, Decoder)
+    return split.set_sequence_parallel(self, on)
 end
 
 --- Whether backward computes each block again from its input, in place of keeping what is inside: the option
@@ -122,7 +144,7 @@ local function block_with_loss(block, x)
     return y
 end
 
--- Runs what stands between embedding and head.
+-- Runs what stands between embedding and head on what is here.
 local function run_chain(self, x)
     if not self.recompute_blocks or not te._core.grad_enabled() then return fuser.run_chain(self, x) end
     for _, part in ipairs(self:chain()) do
@@ -146,6 +168,18 @@ local function check_ids(self, method, ids)
     end
 end
 
+-- hidden_states; `as_split`: where tokens are split between processes, of this one's.
+local function hidden_states(self, ids, as_split)
+    check_ids(self, "hidden_states", ids)
+    local before = KVCache.offset()
+    if te.is_tensor(before) then return split.run(self, run_chain, self:embed(ids, before), as_split) end
+    local seq = before + ids:size(2) * (self.cp_group and self.cp_group.size or 1)
+    if seq > self.config.block_size then
+        fail("%s: a sequence of %d tokens, block_size is %d", self.__name, seq, self.config.block_size)
+    end
+    return split.run(self, run_chain, self:embed(ids, before), as_split)
+end
+
 --- Hidden states {batch, seq, n_embd} of all positions after the final norm, which the head makes logits of: what a
 --- value or reward head reads. With context_parallel they are those of this process's part; in a te.KVCache's run ids
 --- go on from the tokens that it holds.
@@ -153,14 +187,7 @@ end
 ---@return te.Tensor hidden
 function Decoder:hidden_states(ids)
     if type(self) ~= "table" then options.method("Decoder:hidden_states", self, Decoder) end
-    check_ids(self, "hidden_states", ids)
-    local before = KVCache.offset()
-    if te.is_tensor(before) then return run_chain(self, self:embed(ids, before)) end
-    local seq = before + ids:size(2) * (self.cp_group and self.cp_group.size or 1)
-    if seq > self.config.block_size then
-        fail("%s: a sequence of %d tokens, block_size is %d", self.__name, seq, self.config.block_size)
-    end
-    return run_chain(self, self:embed(ids, before))
+    return hidden_states(self, ids, false)
 end
 
 local FORWARD = {
@@ -171,7 +198,8 @@ local FORWARD = {
 --- With targets {batch, seq}: logits {batch * seq, vocab_size} and the mean cross entropy, in training plus the
 --- load-balancing loss of experts. Without: logits {batch, vocab_size} after the last token only, or with
 --- { logits = "all" } after every token, {batch, seq, vocab_size}, for a custom loss. Within a te.KVCache's run, ids
---- continue the tokens that it holds.
+--- continue the tokens that it holds. With tensor_parallel, logits beside a loss are of this process's part of the
+--- vocabulary.
 ---@param ids te.Tensor           {batch, seq}
 ---@param targets te.Tensor|nil   {batch, seq}
 ---@param opts table|nil
@@ -184,16 +212,16 @@ function Decoder:forward(ids, targets, opts)
         fail('%s: with context_parallel targets are needed, or { logits = "all" }; set_context_parallel_group(nil) '
             .. "makes the model whole", self.__name)
     end
-    local x = self:hidden_states(ids)
+    local x = targets and self.sequence_parallel and hidden_states(self, ids, true) or self:hidden_states(ids)
     if targets and (not te.is_tensor(targets) or options.shape(targets) ~= options.shape(ids)) then
         fail("%s: targets: expected the shape of ids, %s, got %s", self.__name, options.shape(ids),
             te.is_tensor(targets) and options.shape(targets) or type(targets))
     end
     if not targets then
-        return te.linear(which == "all" and x or x:select(2, -1), self:head())
+        return split.logits(self, which == "all" and x or x:select(2, -1))
     end
-    local logits = te.linear(x:view({ -1, self.config.n_embd }), self:head())
-    local loss, more = te.cross_entropy(logits, targets:reshape({ -1 })), self:auxiliary_loss()
+    local logits, loss = split.logits_and_loss(self, x, targets)
+    local more = self:auxiliary_loss()
     return logits, more and loss + more or loss
 end
 options.declare(Decoder.forward, FORWARD)
@@ -209,7 +237,9 @@ function Decoder:explain(ids)
     check_ids(self, "explain", ids)
     local weight = self:head() -- embeddings are as it is, but for te.autocast
     local dtype = weight.dtype ~= "float64" and te._core.compute_dtype() or weight.dtype
-    local x = te.empty({ ids:size(1), ids:size(2), self.config.n_embd }, { dtype = dtype, device = weight.device })
+    local seq = ids:size(2)
+    if self.sequence_parallel then seq = math.ceil(seq / self.tensor_parallel.size) end
+    local x = te.empty({ ids:size(1), seq, self.config.n_embd }, { dtype = dtype, device = weight.device })
     x.requires_grad = te._core.grad_enabled() and self.wte.weight.requires_grad
     return fuser.explain_chain(self, x)
 end
@@ -235,11 +265,11 @@ function Decoder:flops_per_token()
     options.method("Decoder:flops_per_token", self, Decoder)
     local c = self.config
     local width = c.head_size and c.n_head * c.head_size or c.n_embd
-    local multiplying, trained = self:num_multiplying(), 0
+    local multiplying, trained = self:num_multiplying(), {}
     for _, parameter in ipairs(self:parameters()) do
-        trained = trained + (parameter.requires_grad and parameter:numel() or 0)
+        if parameter.requires_grad then trained[#trained + 1] = parameter end
     end
-    return 4 * multiplying + 2 * math.min(multiplying, trained) + 12 * c.n_layer * width * c.block_size
+    return 4 * multiplying + 2 * math.min(multiplying, split.count(trained)) + 12 * c.n_layer * width * c.block_size
 end
 
 --- Raises where a checkpoint has a head and it is not the embedding's table, as it is in this model.
@@ -248,6 +278,13 @@ function Decoder:check_tied(who, head, table)
     if options.shape(head) ~= options.shape(table) or not te.all(te.eq(head, table)):item() then
         fail("%s: the checkpoint has a head of its own; the model's is tied to the embedding", who)
     end
+end
+
+--- How many numbers the parameters are; of a split model, those of all processes together.
+---@return integer
+function Decoder:num_parameters()
+    options.method("Decoder:num_parameters", self, Decoder)
+    return split.count(self:parameters())
 end
 
 --- How many parameters are in matrix products.
@@ -304,6 +341,7 @@ function Decoder:values_by_name()
         adapters[name] = adapter and not adapter.merged and adapter or nil
     end
     return function(who, name)
+        split.refuse(self, who)
         local parameter, adapter = parameters[name] or fail("%s: this model has no %s", who, name), adapters[name]
         local value = te._core.is_quantized(parameter) and te.no_grad(parameter.dequantize, parameter)
             or parameter:detach()
@@ -327,9 +365,19 @@ local function from_text(kind, text)
     return value
 end
 
+--- load_state_dict of a state with whole tensors, also where the model is split.
+function Decoder:load_whole(state, opts)
+    if self.tensor_parallel then state = whole.split_state(self, state) end
+    return self:load_state_dict(state, opts)
+end
+
 --- The model, of this class, of a checkpoint that te.train.checkpoint.load read.
-function Decoder.restore(class, saved)
+---@param class table
+---@param saved table
+---@param own table|nil  options that are this process's: tensor_parallel, sequence_parallel
+function Decoder.restore(class, saved, own)
     local config = {}
+    for key, value in pairs(own or {}) do config[key] = value end
     for key, declared in pairs(class.CONFIG) do
         local text = saved.metadata["model." .. key]
         if text then config[key] = from_text(declared[1], text) end

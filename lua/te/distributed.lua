@@ -125,6 +125,7 @@ local loaded_later = {
     hold_apart = "te.distributed.gradients",
     split_sequence = "te.distributed.sequence", join_sequence = "te.distributed.sequence",
     sequence_positions = "te.distributed.sequence",
+    join_state = "te.distributed.whole", split_state = "te.distributed.whole",
 }
 
 return setmetatable(distributed, { names = loaded_later, __index = function(self, name)

@@ -292,17 +292,19 @@ function generate.run(model, ids, count, opts)
     local seen = opts.repetition_penalty ~= 1 and te.zeros({ prompts:size(1), model.config.vocab_size },
         { device = prompts.device }) or nil
     local batch, trains = new_batch(prompts, lengths, count, pad or 0, ends, seen), {}
-    local group, comm_type = model.cp_group, model.cp_comm_type
+    local group, comm_type, splits = model.cp_group, model.cp_comm_type, model.sequence_parallel
     for _, module in model:named_modules() do
         if module.training then trains[#trains + 1] = module end
     end
     local function train_again()
         for _, module in ipairs(trains) do module.training = true end
         if group then model:set_context_parallel_group(group, comm_type) end
+        if splits then model:set_sequence_parallel(true) end
     end
     settle.unfinished[train_again] = train_again -- on_token may have the same model generate
     model:eval()
     if group then model:set_context_parallel_group(nil) end
+    if splits then model:set_sequence_parallel(false) end -- one token is not split
     local ok, result, sizes = pcall(te.no_grad, function()
         go_on(model, batch, opts)
         if lengths or ends then return batch:result() end

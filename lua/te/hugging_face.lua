@@ -69,6 +69,8 @@ local OPTIONS = {
     quantized = { "string", choices = te.models.llama.CONFIG.quantized.choices, help = "as in te.models.llama" },
     dtype = { "string", "float32", choices = { "float32", "bfloat16", "float16", "float64" },
         help = "dtype of the parameters" },
+    tensor_parallel = { "any", help = "as in te.models.llama: this process's part of the model" },
+    sequence_parallel = { "boolean", false, help = "as in te.models.llama" },
 }
 
 -- The ids after which a text ends, of the configuration and of the one for generating, where a folder has that.
@@ -105,6 +107,7 @@ function hugging_face.load(folder, opts)
     local said = configuration.open(folder .. "/config.json")
     local class, config = configuration.model(said)
     config.dropout, config.quantized = opts.dropout, opts.quantized
+    config.tensor_parallel, config.sequence_parallel = opts.tensor_parallel, opts.sequence_parallel
     if class == te.models.gpt and (opts.block_size or 0) > config.block_size then
         fail("%s: block_size: %d, but %s/config.json has %d positions", WHO, opts.block_size, folder, config.block_size)
     end

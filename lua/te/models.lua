@@ -7,8 +7,14 @@ local models = {}
 
 local KINDS = { gpt = "te.models.gpt", llama = "te.models.llama" }
 
---- The model of a checkpoint that te.train.checkpoint.load read.
-function models.from_checkpoint(saved)
+local SPLIT = { tensor_parallel = { "any" }, sequence_parallel = { "boolean", false } }
+
+--- The model of a checkpoint that te.train.checkpoint.load read; with options tensor_parallel and sequence_parallel
+--- this process's part of it.
+---@param saved table
+---@param opts table|nil
+function models.from_checkpoint(saved, opts)
+    opts = options.check("te.models.from_checkpoint", opts, SPLIT)
     if type(saved) ~= "table" or type(saved.metadata) ~= "table" or type(saved.tensors) ~= "table" then
         fail("te.models.from_checkpoint: saved: expected what te.train.checkpoint.load read, got %s",
             options.shown(saved))
@@ -19,7 +25,7 @@ function models.from_checkpoint(saved)
         fail("te.models.from_checkpoint: model.kind: expected one of %s, got %s",
             table.concat(options.names(KINDS), ", "), options.shown(kind))
     end
-    return class.from_checkpoint(saved)
+    return class.from_checkpoint(saved, opts)
 end
 
 --- The model in a folder of Hugging Face's Transformers: config.json and safetensors files.

@@ -14,6 +14,7 @@ local fail = require "te.fail"
 local initializers = require "te.initializers"
 local options = require "te.options"
 local fuser = require "te.fuser"
+local tensor_parallel = require "te.ops.tensor_parallel"
 local Decoder = require "te.decoder"
 
 local Block = te.Module:extend("Block")
@@ -22,18 +23,25 @@ Block.records = true -- te.decoding
 
 function Block:init(config)
     local width, bias = config.n_embd, config.bias
+    local group, sequence = config.tensor_parallel, config.sequence_parallel
+    local function linear(mode, n_in, n_out, method)
+        return te.Linear(n_in, n_out,
+            tensor_parallel.linear(group, sequence, mode, { bias = bias, init_method = method }))
+    end
+    local function norm() return te.LayerNorm(width, tensor_parallel.norm(group, sequence, { bias = bias })) end
     local init = initializers.normal(0, config.init_std)
     local residual_init = initializers.normal(0, config.init_std / math.sqrt(2 * config.n_layer))
     self.attention = te.Residual(
-        te.LayerNorm(width, { bias = bias }),
+        norm(),
         te.MultiHeadedSelfAttention(width, config.n_head, { causal = true, dropout = config.dropout, bias = bias,
-            init_method = init, output_layer_init_method = residual_init }),
+            init_method = init, output_layer_init_method = residual_init, tp_group = group,
+            sequence_parallel = sequence }),
         te.Dropout(config.dropout))
     self.mlp = te.Residual(
-        te.LayerNorm(width, { bias = bias }),
-        te.Linear(width, 4 * width, { bias = bias, init_method = init }),
+        norm(),
+        linear("column", width, 4 * width, init),
         te.GELU({ approximate = config.gelu }),
-        te.Linear(4 * width, width, { bias = bias, init_method = residual_init }),
+        linear("row", 4 * width, width, residual_init),
         te.Dropout(config.dropout))
 end
 
@@ -55,11 +63,12 @@ GPT.CONFIG = Decoder.shared {
 function GPT:init(config)
     config = self:configure(config)
     local init = { init_method = initializers.normal(0, config.init_std) }
-    self.wte = te.Embedding(config.vocab_size, config.n_embd, init)
+    self.wte = self:token_embedding(init.init_method)
     self.wpe = te.Embedding(config.block_size, config.n_embd, init)
     self.dropout = te.Dropout(config.dropout)
     self:make_blocks(Block)
-    self.norm = te.LayerNorm(config.n_embd, { bias = config.bias })
+    self.norm = te.LayerNorm(config.n_embd,
+        tensor_parallel.norm(self.tensor_parallel, self.sequence_parallel, { bias = config.bias }))
 end
 Decoder.declare(GPT)
 
@@ -156,7 +165,7 @@ function GPT:load_hugging_face(tensors)
         for i = 1, self.config.n_layer do each_of_block(i, fn) end
     end)
     check_used(tensors, used)
-    self:load_state_dict(state)
+    self:load_whole(state)
     release(views)
     return self
 end
@@ -170,7 +179,7 @@ function GPT:load_hugging_face_parts(names, read)
     local function load(wanted, each)
         read(wanted, function(tensors)
             local state, views = gather(self, tensors, prefix, used, each)
-            local _, differs = self:load_state_dict(state, { strict = false })
+            local _, differs = self:load_whole(state, { strict = false })
             if differs.unexpected[1] then fail("%s: this model has no %s", WHO, differs.unexpected[1]) end
             release(views)
         end)
@@ -218,7 +227,7 @@ function GPT:product_names()
 end
 
 --- The model of a checkpoint that te.train.checkpoint.load read.
-function GPT.from_checkpoint(saved) return Decoder.restore(GPT, saved) end
+function GPT.from_checkpoint(saved, own) return Decoder.restore(GPT, saved, own) end
 
 require "te.uncompiled"(GPT.load_hugging_face)
 

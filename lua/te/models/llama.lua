@@ -13,6 +13,7 @@ local te = require "te"
 local fail = require "te.fail"
 local initializers = require "te.initializers"
 local fuser = require "te.fuser"
+local tensor_parallel = require "te.ops.tensor_parallel"
 local Decoder = require "te.decoder"
 
 local Block = te.Module:extend("Block")
@@ -65,8 +66,11 @@ local function scale_of(config, layer)
     return factor ^ 2 * (config.attention_scale or 1 / math.sqrt(config.head_size or config.n_embd / config.n_head))
 end
 
-local function norm(config)
-    return te.RMSNorm(config.n_embd, { eps = config.norm_eps, zero_centered_gamma = config.zero_centered_gamma })
+-- `split`: has the fields tensor_parallel and sequence_parallel; a block's config unless given.
+local function norm(config, split)
+    split = split or config
+    return te.RMSNorm(config.n_embd, tensor_parallel.norm(split.tensor_parallel, split.sequence_parallel,
+        { eps = config.norm_eps, zero_centered_gamma = config.zero_centered_gamma }))
 end
 
 -- Between norm and sum, with the norm of the result where there is one.
@@ -85,7 +89,12 @@ local function attention(config, layer, init, residual_init)
         softmax_type = config.attention_sinks and "learnable" or nil,
         qk_norm = normed and "RMSNorm" or nil, qk_norm_eps = normed and config.norm_eps or nil,
         qk_norm_before_rope = normed or nil, qk_norm_zero_centered_gamma = normed and config.zero_centered_gamma or nil,
-        init_method = init, output_layer_init_method = residual_init })
+        init_method = init, output_layer_init_method = residual_init, tp_group = config.tensor_parallel,
+        sequence_parallel = config.sequence_parallel })
+end
+
+local function linear(config, mode, n_in, n_out, opts)
+    return te.Linear(n_in, n_out, tensor_parallel.linear(config.tensor_parallel, config.sequence_parallel, mode, opts))
 end
 
 local function experts(config, init, residual_init)
@@ -105,9 +114,10 @@ function Block:init(config, layer)
         return
     end
     self.mlp = branch(config,
-        te.Linear(config.n_embd, 2 * config.n_inner, { bias = config.mlp_bias, init_method = init }),
+        linear(config, "column", config.n_embd, 2 * config.n_inner, { bias = config.mlp_bias, init_method = init,
+            tensor_parallel_sections = config.tensor_parallel and { config.n_inner, config.n_inner } }),
         te[config.activation](),
-        te.Linear(config.n_inner, config.n_embd, { bias = config.mlp_bias, init_method = residual_init }))
+        linear(config, "row", config.n_inner, config.n_embd, { bias = config.mlp_bias, init_method = residual_init }))
 end
 
 function Block:chain() return { self.attention, self.mlp } end
@@ -183,16 +193,16 @@ function Llama:init(config)
     config.n_kv_head = config.n_kv_head or config.n_head
     config.n_inner = config.n_inner or 64 * math.ceil(config.n_embd * 8 / 3 / 64)
     local init = initializers.normal(0, config.init_std)
-    self.wte = te.Embedding(config.vocab_size, config.n_embd, { init_method = init })
+    self.wte = self:token_embedding(init)
     if config.embedding_scale ~= 1 then self.scale = te.ConstantScale(config.embedding_scale) end
     self.dropout = te.Dropout(config.dropout)
     self:make_blocks(Block)
-    self.norm = norm(config)
+    self.norm = norm(config, self)
     self.takes_positions = not config.n_expert -- the host counts the rows of experts
     if not config.tie then
         -- no recipe quantizes the head's product
         self.lm_head = te.quantized_model_init({ enabled = false }, te.Linear, config.n_embd, config.vocab_size,
-            { bias = false, init_method = init })
+            tensor_parallel.linear(self.tensor_parallel, false, "column", { bias = false, init_method = init }))
     end
 end
 Decoder.declare(Llama)
@@ -216,7 +226,7 @@ function Llama:head() return (self.lm_head or self.wte).weight end
 function Llama:num_multiplying()
     local c = self.config
     local idle = c.n_expert and 3 * c.n_layer * (c.n_expert - c.n_expert_active) * c.n_embd * c.n_inner or 0
-    return self:num_parameters() - idle - (self.lm_head and self.wte.weight:numel() or 0)
+    return self:num_parameters() - idle - (self.lm_head and c.vocab_size * c.n_embd or 0)
 end
 
 function Llama:auxiliary_loss()
@@ -234,7 +244,7 @@ end
 function Llama:load_hugging_face(tensors)
     local gather = require("te.models.llama_weights").gather
     require "te.uncompiled"(gather)
-    self:load_state_dict(gather(self, tensors))
+    self:load_whole(gather(self, tensors))
     return self
 end
 
@@ -258,6 +268,6 @@ end
 function Llama:product_names() return require("te.models.llama_weights").products(self) end
 
 --- The model of a checkpoint that te.train.checkpoint.load read.
-function Llama.from_checkpoint(saved) return Decoder.restore(Llama, saved) end
+function Llama.from_checkpoint(saved, own) return Decoder.restore(Llama, saved, own) end
 
 return Llama

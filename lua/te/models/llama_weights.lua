@@ -239,7 +239,7 @@ local function gather_parts(model, names, read)
         read(wanted, function(tensors)
             found.tensors, found.state = tensors, {}
             take()
-            local _, differs = model:load_state_dict(found.state, { strict = false })
+            local _, differs = model:load_whole(found.state, { strict = false })
             for _, name in ipairs(differs.unexpected) do fail("%s: this model has no %s", WHO, name) end
             for name in pairs(found.state) do given[name] = true end
             found.tensors, found.state = nil, nil

@@ -9,7 +9,8 @@
 -- each head, so that a head may attend to nothing (Miller 2023; Xiao et al. 2023).
 --
 -- With cp_group x is this process's part of a sequence that is cut between the processes of a group
--- (te.ops.context_parallel).
+-- (te.ops.context_parallel). With tp_group the heads are split between the processes, num_heads and num_kv_heads those
+-- of this process, and x is whole (te.ops.tensor_parallel).
 
 local te = require "te"
 local fail = require "te.fail"
@@ -20,6 +21,8 @@ local declared = require "te.ops.declared"
 local operation = require "te.operation"
 local qk_norm = require "te.ops.qk_norm"
 local context_parallel = require "te.ops.context_parallel"
+local tensor_parallel = require "te.ops.tensor_parallel"
+local whole = require "te.distributed.whole"
 local packed = require "te.packed"
 local KVCache = require "te.kv_cache"
 local BasicOperation = operation.BasicOperation
@@ -37,7 +40,8 @@ local ATTENTION = declared.join(context_parallel.OPTIONS, {
     name = declared.NAME,
 })
 
-local SELF_ATTENTION = declared.join(declared.join(qk_norm.OPTIONS, ATTENTION), {
+local SELF_ATTENTION = declared.join(declared.join(declared.join(qk_norm.OPTIONS, ATTENTION),
+    tensor_parallel.ATTENTION), {
     head_size = { "size", help = "features per head; default: hidden_size / num_heads" },
     rope = rotary.OPTION,
     bias = { "boolean", true, help = "bias of both projections, unless qkv_bias or proj_bias is given" },
@@ -71,6 +75,7 @@ local function init_offset(self, opts, heads)
     else
         zeros.requires_grad = true
         self.softmax_offset = zeros
+        if self.tp_group then whole.hold(zeros, self.tp_group, 1, { heads * self.tp_group.size }) end
     end
 end
 
@@ -78,6 +83,14 @@ end
 local function attend(self, fn, ...)
     if mode.on then return mode.attention(self, fn, ...) end
     return fn(...)
+end
+
+-- The same where heads may be split: those of each process drop probabilities of their own.
+local function attend_heads(self, fn, ...)
+    if self.tp_group and self.training and self.dropout > 0 then
+        return tensor_parallel.apart(self.tp_group, attend, self, fn, ...)
+    end
+    return attend(self, fn, ...)
 end
 
 -- The fields as options of the functions; probabilities are dropped while training only.
@@ -92,7 +105,9 @@ local WAITS = "it waits for other processes"
 
 -- The method of that name: cuts sequences between the processes of a group, nil: of none.
 local function set_context_parallel_group(self, group, comm_type)
-    context_parallel.set(self, ("te.%s:set_context_parallel_group"):format(self.__name), group, comm_type)
+    local who = ("te.%s:set_context_parallel_group"):format(self.__name)
+    if group and self.tp_group then fail("%s: cp_group: the heads are split between processes (tp_group)", who) end
+    context_parallel.set(self, who, group, comm_type)
     return self
 end
 
@@ -103,12 +118,24 @@ SelfAttention.takes_seq_lens = true
 SelfAttention.attends_to_rows = true -- across rows that seq_lens tell apart
 SelfAttention.plan_fields = {
     "qkv", "proj", "causal", "scale", "window_left", "window_right", "dropout", "training", "rope_interleaved",
-    "q_norm", "k_norm", "qk_norm_before_rope", "cp_group",
+    "q_norm", "k_norm", "qk_norm_before_rope", "cp_group", "tp_group",
 }
 
 -- What delayed scaling remembers of Q, K and V, which lie in one tensor, stands beside the two projections' own.
 SelfAttention.attention_key = "attention"
 function SelfAttention:product_keys() return { self.attention_key } end
+
+-- How many heads of queries and keys are here.
+local function split_heads(self, who, num_heads, num_kv_heads, opts)
+    local group, sequence = tensor_parallel.check(who, "tp_group", opts.tp_group, opts.sequence_parallel)
+    opts.sequence_parallel = sequence
+    if not group then return num_heads, num_kv_heads end
+    if opts.cp_group then fail("%s: tp_group: not together with cp_group", who) end
+    tensor_parallel.check_divides(who, "num_heads", num_heads, group)
+    tensor_parallel.check_divides(who, "num_kv_heads", num_kv_heads, group)
+    self.tp_group = group
+    return num_heads / group.size, num_kv_heads / group.size
+end
 
 local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
     local who = "te." .. self.__name
@@ -120,11 +147,12 @@ local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
         fail("%s: hidden_size %d must be a multiple of num_heads %d, and that of num_kv_heads %d", who, hidden_size,
             num_heads, num_kv_heads)
     end
-    self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
     self.head_size = opts.head_size or hidden_size / num_heads
+    local heads, kv_heads = split_heads(self, who, num_heads, num_kv_heads, opts)
+    self.num_heads, self.num_kv_heads = heads, kv_heads
     set_fields(self, opts)
     qk_norm.init(self, opts)
-    init_offset(self, opts, num_heads)
+    init_offset(self, opts, heads)
     context_parallel.set(self, who, opts.cp_group, opts.cp_comm_type)
     self.rope_interleaved = false
     if opts.rope then
@@ -133,14 +161,16 @@ local function init_heads(self, hidden_size, num_heads, num_kv_heads, opts)
         self.rope_interleaved = interleaved
     end
 
-    local function linear(name, inputs, outputs, bias, init_method)
+    local function linear(name, mode_of_split, inputs, outputs, bias, init_method, sections)
         if bias == nil then bias = opts.bias end
-        return te.Linear(inputs, outputs, { bias = bias, init_method = init_method,
-            name = opts.name and opts.name .. name, params_dtype = opts.params_dtype, device = opts.device })
+        return te.Linear(inputs, outputs, tensor_parallel.linear(self.tp_group, opts.sequence_parallel, mode_of_split,
+            { bias = bias, init_method = init_method, name = opts.name and opts.name .. name,
+                params_dtype = opts.params_dtype, device = opts.device, tensor_parallel_sections = sections }))
     end
-    self.qkv = linear(".qkv", hidden_size, (num_heads + 2 * num_kv_heads) * self.head_size, opts.qkv_bias,
-        opts.init_method)
-    self.proj = linear(".proj", num_heads * self.head_size, hidden_size, opts.proj_bias,
+    local q, kv = num_heads * self.head_size, num_kv_heads * self.head_size
+    self.qkv = linear(".qkv", "column", hidden_size, q + 2 * kv, opts.qkv_bias, opts.init_method,
+        self.tp_group and { q, kv, kv })
+    self.proj = linear(".proj", "row", q, hidden_size, opts.proj_bias,
         opts.output_layer_init_method or opts.init_method)
 end
 
@@ -192,7 +222,7 @@ local function attend_cached(self, cache, qkv, seq_lens)
     end
     local q, k, v = separate(self, qkv, nil, cache.length)
     k, v = cache:append(self, k, v)
-    return rows_of(self, attend(self, te.scaled_dot_product_attention, q, k, v, nil, self.softmax_offset,
+    return rows_of(self, attend_heads(self, te.scaled_dot_product_attention, q, k, v, nil, self.softmax_offset,
         attributes(self, { bottom_right = true })), qkv)
 end
 
@@ -231,7 +261,7 @@ function SelfAttention:forward(x, seq_lens)
     else
         local rows, frequencies = qkv, self.rope_frequencies
         if self.q_norm then rows, frequencies = qk_norm.packed(self, qkv, seq_lens) end
-        attended = attend(self, te.self_attention, rows, seq_lens, frequencies, self.softmax_offset,
+        attended = attend_heads(self, te.self_attention, rows, seq_lens, frequencies, self.softmax_offset,
             packed_attributes(self))
     end
     if self.qkv.pure and qkv ~= x then qkv:release() end -- a replacement may keep what it returns or reads
@@ -241,7 +271,7 @@ function SelfAttention:forward(x, seq_lens)
 end
 
 function SelfAttention:lower(g, x)
-    if self.cp_group then return nil, WAITS end
+    if self.cp_group or self.tp_group then return nil, WAITS end
     if KVCache.active then return nil, "its keys and values go through a te.KVCache" end
     if self.q_norm then return nil, "queries and keys are normalized head by head" end
     local qkv, reason = operation.lower_child(self.qkv, g, x)
@@ -258,8 +288,9 @@ function SelfAttention:lower(g, x)
 end
 
 function SelfAttention:describe()
+    local split = self.tp_group and (", %s"):format(tostring(self.tp_group)) or context_parallel.describe(self)
     return ("heads=%d, kv_heads=%d, causal=%s%s%s%s"):format(self.num_heads, self.num_kv_heads, tostring(self.causal),
-        self.rope_frequencies and ", rope" or "", self.q_norm and ", qk_norm" or "", context_parallel.describe(self))
+        self.rope_frequencies and ", rope" or "", self.q_norm and ", qk_norm" or "", split)
 end
 
 local MultiHeadedSelfAttention = SelfAttention:extend("MultiHeadedSelfAttention")

@@ -15,6 +15,7 @@ local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local declared = require "te.ops.declared"
+local whole = require "te.distributed.whole"
 local BasicOperation = require("te.operation").BasicOperation
 local core = te._core
 
@@ -94,24 +95,36 @@ local copy_to_uneven = differentiable(function(_, x) return x:view(x.shape) end,
 -- Operations --------------------------------------------------------------------------------------------------------
 
 local GROUP = { group = { "any", help = "group of te.distributed; default: all processes" } }
+local ROWS = { dim = { "size", 1, help = "dimension that the rows lie along" } }
+
+local function check_dim(self, x)
+    if te.is_tensor(x) and x:dim() >= self.dim then return end
+    fail("te.%s: option dim: %d, but the input is %s", self.__name, self.dim,
+        te.is_tensor(x) and options.shape(x) or options.shown(x))
+end
 
 -- An operation that runs `way` in a group of several, and is not there in a group of one.
 local function define(name, sentence, way, declarations)
+    local rows_of = declarations == ROWS -- dimension 1, unless it is said
     local class = BasicOperation:extend(name)
     class.pure, class.takes, class.way, class.sentence = true, 1, way, sentence
-    declarations = declared.join(declarations or {}, GROUP)
+    declarations = declared.join(declarations, GROUP)
 
     function class:init(opts)
         opts = declared.check("te." .. name, opts, declarations)
         self.group = collective.group("te." .. name, "group", opts.group)
         if opts.reduce_in_backward then self.way = reduce_both end
         if opts.uneven then self.way = copy_to_uneven end
+        if rows_of then self.dim = opts.dim end
     end
     options.declare(class.init, declarations)
 
     function class:op_forward(_, x)
         if not self.group then return x end
-        return self.way(self.group, x)
+        local dim = rows_of and self.dim or 1
+        if dim == 1 then return self.way(self.group, x) end
+        check_dim(self, x)
+        return self.way(self.group, x:transpose(1, dim):contiguous()):transpose(1, dim):contiguous()
     end
 
     function class:lower(_, x)
@@ -127,8 +140,10 @@ end
 -- Its gradient goes back as it is, which is right where all of them go on alike.
 collective.AllReduce = define("AllReduce", "The sum over all processes.", collective.reduce,
     { reduce_in_backward = { "boolean", false, help = "sum gradients over the processes, too" } })
-collective.AllGather = define("AllGather", "The rows of all processes, one after the other.", collective.gather)
-collective.ReduceScatter = define("ReduceScatter", "This process's part of the rows of the sum.", collective.scatter)
+collective.AllGather = define("AllGather", "The rows of all processes, one after the other.", collective.gather,
+    ROWS)
+collective.ReduceScatter = define("ReduceScatter", "This process's part of the rows of the sum.",
+    collective.scatter, ROWS)
 collective.CopyToGroup = define("CopyToGroup", "What it is given; gradients are added.", collective.copy,
     { uneven = { "boolean", false, help = "what follows is split into parts of different size" } })
 
@@ -139,6 +154,9 @@ local PARALLEL = {
         help = "dimension of the weight that is split over processes; default: not split" },
     tensor_parallel_group = { "any", help = "group of te.distributed with the parts; default: all processes" },
     sequence_parallel = { "boolean", false, help = "outside the layer, rows are split between the processes" },
+    sequence_dim = { "size", 1, help = "dimension that those rows lie along: 2 for {batch, seq, features}" },
+    tensor_parallel_sections = { "table",
+        help = "with column: list of sizes of the products that the layer joins, each of which is split" },
 }
 collective.PARALLEL = PARALLEL
 
@@ -146,35 +164,45 @@ collective.PARALLEL = PARALLEL
 function collective.split(who, opts)
     local mode = opts.tensor_parallel_mode
     if not mode then
-        for _, name in ipairs { "sequence_parallel", "tensor_parallel_group" } do
+        for _, name in ipairs { "sequence_parallel", "tensor_parallel_group", "tensor_parallel_sections" } do
             if opts[name] then fail("%s: option %s: needs tensor_parallel_mode", who, name) end
         end
+        if (opts.sequence_dim or 1) ~= 1 then fail("%s: option sequence_dim: needs tensor_parallel_mode", who) end
         return nil
     end
     local group = collective.group(who, "tensor_parallel_group", opts.tensor_parallel_group)
-    return group and { mode = mode, group = group, sequence = opts.sequence_parallel }
+    if opts.sequence_dim and opts.sequence_dim ~= 1 and not opts.sequence_parallel then
+        fail("%s: option sequence_dim: needs sequence_parallel", who)
+    end
+    return group and { mode = mode, group = group, sequence = opts.sequence_parallel, dim = opts.sequence_dim }
 end
 
---- How much of `size` comes before this process's part, and how much is in it. Uneven parts differ by one: the first
---- ranks have the larger ones.
+--- How much of `size` comes before this process's part, and how much is in it (te.distributed.whole). Raises where
+--- there is nothing for some process, or parts would not be alike and may not be `uneven`.
 function collective.share(who, name, size, group, uneven)
-    local rest = size % group.size
-    local each = (size - rest) / group.size
-    if rest ~= 0 and not uneven or each == 0 then
+    if size % group.size ~= 0 and not uneven or size < group.size then
         fail("%s: %s = %d cannot be split between %d processes", who, name, size, group.size)
     end
-    return group.rank * each + math.min(group.rank, rest), group.rank < rest and each + 1 or each
+    return whole.share(size, group)
 end
 
---- The part of t along dimension `dim` that is this process's, a copy.
-function collective.part(who, name, t, dim, group, uneven)
-    local before, count = collective.share(who, name, t.shape[dim], group, uneven)
-    return t:narrow(dim, before + 1, count):clone()
+--- The part of t along dimension `dim` that is this process's, of each section where there are several: a leaf that
+--- requires a gradient and is known as a part.
+function collective.part(who, name, t, dim, group, uneven, sections)
+    sections = sections or { t.shape[dim] }
+    for i, size in ipairs(sections) do
+        local which = #sections == 1 and name or ("tensor_parallel_sections[%d]"):format(i)
+        collective.share(who, which, size, group, uneven and #sections == 1)
+    end
+    local own = te.no_grad(whole.part, t, { group = group, dim = dim, sections = sections })
+    if #sections == 1 then own = own:clone() end
+    own.requires_grad = true
+    return whole.hold(own, group, dim, sections)
 end
 
 --- What runs before and after the product of a layer that is split so; nil: nothing.
 function collective.around(split)
-    local group = { group = split.group }
+    local group = { group = split.group, dim = split.sequence and split.dim or nil }
     local first, last = collective.CopyToGroup, nil
     if split.mode ~= "column" then
         first, last = nil, split.sequence and collective.ReduceScatter or collective.AllReduce

@@ -11,7 +11,6 @@ local options = require "te.options"
 local declared = require "te.ops.declared"
 local initializers = require "te.initializers"
 local collective = require "te.ops.collective"
-local parts = require "te.distributed.parts"
 local BasicOperation = require("te.operation").BasicOperation
 
 local Embedding = BasicOperation:extend("Embedding")
@@ -32,8 +31,6 @@ local function split_table(self, split)
     self.split = split
     self.first = collective.share(who, "num_embeddings", self.num_embeddings, split.group, true)
     self.weight = collective.part(who, "num_embeddings", whole, 1, split.group, true)
-    self.weight.requires_grad = true
-    parts[self.weight] = split.group
     self.reduce = split.sequence and collective.scatter or collective.reduce
 end
 

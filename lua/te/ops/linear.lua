@@ -14,7 +14,7 @@ local mode = require "te.recipe.mode"
 local initializers = require "te.initializers"
 local collective = require "te.ops.collective"
 local flatten = require "te.fuser.flatten"
-local parts = require "te.distributed.parts"
+local whole = require "te.distributed.whole"
 local operation = require "te.operation"
 local BasicOperation = operation.BasicOperation
 
@@ -46,14 +46,26 @@ local function describe_split(self)
     return split and (", tensor_parallel_mode=%q, %s"):format(split.mode, tostring(split.group)) or ""
 end
 
+-- The sizes of the products that the layer joins, nil for one.
+local function sections_of(who, out_features, opts)
+    local sections, sum = opts.tensor_parallel_sections, 0
+    if not sections then return nil end
+    local name = "option tensor_parallel_sections"
+    if opts.tensor_parallel_mode ~= "column" then fail("%s: %s: needs tensor_parallel_mode = column", who, name) end
+    for i = 1, options.list(who, name, sections) do
+        sum = sum + options.argument(who, ("%s[%d]"):format(name, i), sections[i], { "size" })
+    end
+    if sum ~= out_features then fail("%s: %s: they sum to %d, out_features is %d", who, name, sum, out_features) end
+    return sections
+end
+
 -- This process's part of the weight.
 local function split_weight(self, who, weight, split)
     local by_columns = split.mode == "column"
     self.split = split
     split.uneven = by_columns and weight.shape[1] % split.group.size ~= 0
     weight = collective.part(who, by_columns and "out_features" or "in_features", weight:detach(),
-        by_columns and 1 or 2, split.group, by_columns)
-    weight.requires_grad = true
+        by_columns and 1 or 2, split.group, by_columns, split.sections)
     self.local_out_features, self.local_in_features = weight.shape[1], weight.shape[2]
     return weight
 end
@@ -65,10 +77,17 @@ local function init_weight(self, in_features, out_features, opts)
     self.name = opts.name
     local weight = initializers.parameter({ out_features, in_features }, opts.init_method or initializers.default,
         opts)
-    local split = collective.split(who, opts)
-    if split then weight = split_weight(self, who, weight, split) end
+    local split, sections = collective.split(who, opts), sections_of(who, out_features, opts)
+    if split then
+        split.sections = sections
+        weight = split_weight(self, who, weight, split)
+    end
     self.weight = mode.weight(self, "weight", weight)
-    if split then parts[self.weight] = split.group end
+    if split then
+        local by_columns = split.mode == "column"
+        whole.hold(self.weight, split.group, by_columns and 1 or 2,
+            split.sections or { by_columns and out_features or in_features })
+    end
 end
 
 -- The weights that recipes quantize.
@@ -133,7 +152,9 @@ end
 -- Makes a container of a layer that is split.
 local function split_layer(self)
     local by_columns = self.split.mode == "column"
-    if self.bias and by_columns then parts[self.bias] = self.split.group end
+    if self.bias and by_columns then
+        whole.hold(self.bias, self.split.group, 1, self.split.sections or { self.out_features })
+    end
     local first, last = collective.around(self.split)
     local chain = {}
     if first then chain[#chain + 1] = first end
@@ -160,6 +181,14 @@ options.declare(BasicLinear.init, WEIGHT)
 -- The chain of a copy would be that of what was copied.
 local function cloned(self) if self.split then split_layer(self) end end
 BasicLinear.cloned = cloned
+
+-- For a model: whether the tokens {batch, seq, features} outside the layer, where it is split, are split as well.
+local function set_sequence_parallel(self, on)
+    if not self.split then return end
+    self.split.sequence, self.split.dim = on, on and 2 or 1
+    split_layer(self)
+end
+BasicLinear.set_sequence_parallel = set_sequence_parallel
 
 function BasicLinear:op_forward(_, x) return multiply(self, x) end
 
@@ -189,7 +218,7 @@ function Bias:init(size, opts)
         and collective.group("te.Bias", "tensor_parallel_group", opts.tensor_parallel_group)
     if group then size = select(2, collective.share("te.Bias", "size", size, group, true)) end
     self.bias = initializers.parameter({ size }, initializers.constant(0), opts)
-    if group then parts[self.bias] = group end
+    if group then whole.hold(self.bias, group, 1, { self.size }) end
 end
 options.declare(Bias.init, BIAS)
 
@@ -238,7 +267,7 @@ function Linear:init(in_features, out_features, opts)
 end
 options.declare(Linear.init, LINEAR)
 
-Linear.cloned = cloned
+Linear.cloned, Linear.set_sequence_parallel = cloned, set_sequence_parallel
 
 function Linear:op_forward(_, x)
     if self.return_bias then return multiply(self, x), self.bias end

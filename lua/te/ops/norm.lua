@@ -7,11 +7,16 @@ local fail = require "te.fail"
 local options = require "te.options"
 local declared = require "te.ops.declared"
 local initializers = require "te.initializers"
+local collective = require "te.ops.collective"
 local BasicOperation = require("te.operation").BasicOperation
 
 local NORM = declared.join(declared.PLACE, {
     eps = { "number", 1e-5, min = 0, help = "added to the variance or mean square" },
     zero_centered_gamma = { "boolean", false, help = "the weight is stored minus 1" },
+    sequence_parallel = { "boolean", false,
+        help = "each process has rows of its own: gradients of the parameters are summed over the group" },
+    tensor_parallel_group = { "any",
+        help = "with sequence_parallel: group of te.distributed; default: all processes" },
 })
 local LAYER_NORM = declared.join(NORM, { bias = declared.BIAS })
 local L2 = { eps = { "number", 1e-6, min = 0, help = "added to the sum of squares" } }
@@ -32,11 +37,16 @@ local function init_norm(self, size, opts)
     self.normalized_shape = shape_of(self, size)
     self.eps, self.zero_centered_gamma = opts.eps, opts.zero_centered_gamma
     rawset(self, "_attributes", {}) -- used again by every call
+    if opts.tensor_parallel_group and not opts.sequence_parallel then
+        fail("te.%s: option tensor_parallel_group: needs sequence_parallel", self.__name)
+    end
+    self.sequence_group = opts.sequence_parallel
+        and collective.group("te." .. self.__name, "tensor_parallel_group", opts.tensor_parallel_group) or nil
     self.weight = initializers.parameter(self.normalized_shape,
         initializers.constant(opts.zero_centered_gamma and 0 or 1), opts)
 end
 
-local FIELDS = { "eps", "zero_centered_gamma" }
+local FIELDS = { "eps", "zero_centered_gamma", "sequence_group" }
 
 local function attributes(self)
     self._attributes.eps = self.eps
@@ -66,16 +76,25 @@ local function check_shape(self, x)
     end
 end
 
+-- A parameter, whose gradient is that of the rows of all processes.
+local function shared(self, name)
+    local parameter = self[name]
+    if not self.sequence_group or not parameter then return parameter end
+    return collective.copy(self.sequence_group, parameter)
+end
+
 -- normalize(x, weight, bias) with the last dimensions made one.
 local function flattened(self, x, normalize)
     local n = #self.normalized_shape
-    local y = normalize(x:flatten(-n, -1), self.weight:flatten(), self.bias and self.bias:flatten())
+    local bias = shared(self, "bias")
+    local y = normalize(x:flatten(-n, -1), shared(self, "weight"):flatten(), bias and bias:flatten())
     return y:view(x.shape)
 end
 
 -- For the recorder of a description: the inputs of an operation whose row is all dimensions that are normalized, or nil
 -- and a reason.
 local function inputs_of(self, g, x, ...)
+    if self.sequence_group then return nil, "gradients of its parameters wait for other processes" end
     local inputs, joins, reason = { x }, true, nil
     if #self.normalized_shape > 1 then joins, reason = g:join(self.normalized_shape, self.__name) end
     for i, name in ipairs { ... } do
@@ -86,6 +105,9 @@ local function inputs_of(self, g, x, ...)
     return inputs
 end
 
+-- For a model: whether each process of the group has rows of its own.
+local function set_sequence_parallel(self, on, group) self.sequence_group = on and group or nil end
+
 local function describe(self)
     local sizes = self.normalized_shape
     local size = #sizes == 1 and "size=" .. sizes[1] or "{" .. table.concat(sizes, ", ") .. "}"
@@ -93,6 +115,7 @@ local function describe(self)
 end
 
 local LayerNorm = BasicOperation:extend("LayerNorm")
+LayerNorm.set_sequence_parallel = set_sequence_parallel
 LayerNorm.pure, LayerNorm.takes, LayerNorm.describe, LayerNorm.plan_fields = true, 2, describe, FIELDS
 
 --- te.LayerNorm(size), or te.LayerNorm({ sizes of the last dimensions }): subtracts the mean, divides by the standard
@@ -109,7 +132,9 @@ options.declare(LayerNorm.init, LAYER_NORM)
 function LayerNorm:op_forward(_, x)
     check_shape(self, x)
     local normalize, opts = te[operation(self, "layer_norm")], attributes(self)
-    if #self.normalized_shape == 1 then return normalize(x, self.weight, self.bias, opts) end
+    if #self.normalized_shape == 1 then
+        return normalize(x, shared(self, "weight"), shared(self, "bias"), opts)
+    end
     return flattened(self, x, function(rows, weight, bias) return normalize(rows, weight, bias, opts) end)
 end
 
@@ -120,6 +145,7 @@ function LayerNorm:lower(g, x)
 end
 
 local RMSNorm = BasicOperation:extend("RMSNorm")
+RMSNorm.set_sequence_parallel = set_sequence_parallel
 RMSNorm.pure, RMSNorm.takes, RMSNorm.describe, RMSNorm.plan_fields = true, 2, describe, FIELDS
 
 --- te.RMSNorm(size), or te.RMSNorm({ sizes of the last dimensions }): divides by the root mean square, multiplies by a
@@ -132,7 +158,7 @@ options.declare(RMSNorm.init, NORM)
 function RMSNorm:op_forward(_, x)
     check_shape(self, x)
     local normalize, opts = te[operation(self, "rms_norm")], attributes(self)
-    if #self.normalized_shape == 1 then return normalize(x, self.weight, opts) end
+    if #self.normalized_shape == 1 then return normalize(x, shared(self, "weight"), opts) end
     return flattened(self, x, function(rows, weight) return normalize(rows, weight, opts) end)
 end
 

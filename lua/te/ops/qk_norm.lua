@@ -39,9 +39,12 @@ function qk_norm.init(self, opts)
     if opts.qk_norm == "none" then return end
     local function norm()
         if not weighted then return te.L2Normalization { eps = opts.qk_norm_eps } end
-        return te[opts.qk_norm](self.head_size, { eps = opts.qk_norm_eps,
+        -- where heads are split each process has those of its own: rows, for the norm
+        local made = te[opts.qk_norm](self.head_size, { eps = opts.qk_norm_eps,
             zero_centered_gamma = opts.qk_norm_zero_centered_gamma, params_dtype = opts.params_dtype,
-            device = opts.device })
+            device = opts.device, sequence_parallel = self.tp_group ~= nil, tensor_parallel_group = self.tp_group })
+        made.set_sequence_parallel = false
+        return made
     end
     self.q_norm, self.k_norm = norm(), norm()
     self.qk_norm_before_rope = opts.qk_norm_before_rope

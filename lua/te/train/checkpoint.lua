@@ -3,13 +3,16 @@
 -- Tensors: "model.<name>" and "optimizer.<slot>.<name>". Texts, in the metadata: the step, the optimizer's name and its
 -- step counts, with a line "<count> <name>" for each parameter, the state of the random numbers, and whatever the
 -- script adds. Options, such as rates, are the script's: a run goes on with those of the optimizer that it makes. A
--- file appears whole or not at all (te.save), so the newest one is always good.
+-- file appears whole or not at all (te.save), so the newest one is always good. Tensors are those of the whole model,
+-- also where processes have parts of it: any number of processes can go on.
 
 local te = require "te"
 local fail = require "te.fail"
 local files = require "te.files"
 local options = require "te.options"
 local run = require "te.train.run"
+
+local whole = require "te.distributed.whole"
 
 local checkpoint = {}
 
@@ -46,8 +49,33 @@ local function parameter_names(model)
     return names
 end
 
+-- What takes the tensors that are written, put(name, tensor, parameter), and reads a split one's parts from all
+-- processes of the group. Only the process that writes keeps it, in the host's memory.
+local function collector(tensors, group)
+    return function(name, tensor, parameter)
+        local joined = parameter and whole.layouts[parameter] and whole.join(parameter, tensor)
+        if joined and group.rank == 0 then
+            tensors[name] = joined.device == "cpu" and joined or joined:to "cpu"
+        elseif not joined then
+            tensors[name] = tensor
+        end
+        if joined and tensors[name] ~= joined then joined:release() end
+    end
+end
+
+local function add_model(put, model)
+    local parameters, state = {}, model:state_dict()
+    for name, parameter in model:named_parameters() do
+        parameters[name] = parameter
+        if whole.layouts[parameter] and state[name] == nil then
+            fail("te.train.checkpoint.save: %s is split and stored quantized: its parts are not joined", name)
+        end
+    end
+    for _, name in ipairs(options.names(state)) do put("model." .. name, state[name], parameters[name]) end
+end
+
 -- Adds the optimizer's tensors under the names of their parameters, and its counts as text.
-local function add_optimizer(tensors, metadata, model, optimizer)
+local function add_optimizer(put, metadata, model, optimizer)
     local names, counts = parameter_names(model), optimizer:step_counts()
     optimizer:catch_up()
     for i, parameter in ipairs(optimizer.order) do
@@ -57,8 +85,9 @@ local function add_optimizer(tensors, metadata, model, optimizer)
         end
         local state = optimizer.state[parameter] or {} -- itself, as state_dict would copy it
         counts[i] = ("%d %s"):format(counts[i], names[parameter])
-        for slot, value in pairs(state) do
-            if te.is_tensor(value) then tensors[("optimizer.%s.%s"):format(slot, names[parameter])] = value end
+        for _, slot in ipairs(options.names(state)) do
+            local value = state[slot]
+            if te.is_tensor(value) then put(("optimizer.%s.%s"):format(slot, names[parameter]), value, parameter) end
         end
     end
     metadata["optimizer.counts"], metadata["optimizer.name"] = table.concat(counts, "\n"), optimizer.name
@@ -85,7 +114,19 @@ local SAVE = {
     optimizer = { "any", help = "required" },
     metadata = { "table", {}, help = "list of tables of strings, saved as well" },
     keep = { "size", 2, help = "how many checkpoints to keep" },
+    group = { "any", help = "of te.distributed, of a model that is split over it: all of it call this, rank 0 writes" },
 }
+
+-- Raises where parts of a model would be written as if they were the whole.
+local function check_parts(who, model, group)
+    options.group(who, "option group", group)
+    for name, parameter in model:named_parameters() do
+        local layout = whole.layouts[parameter]
+        if layout and layout.group ~= group then
+            fail("%s: option group: %s is split over %s, got %s", who, name, tostring(layout.group), tostring(group))
+        end
+    end
+end
 
 --- Writes a checkpoint and removes the others with the lowest steps.
 ---@param opts table
@@ -101,6 +142,7 @@ function checkpoint.save(opts)
     for i = 1, options.list("te.train.checkpoint.save", "option metadata", opts.metadata) do
         options.argument("te.train.checkpoint.save", ("option metadata[%d]"):format(i), opts.metadata[i], { "table" })
     end
+    check_parts("te.train.checkpoint.save", opts.model, opts.group)
     local tensors, metadata = {}, { step = tostring(opts.step), rng = te.rng_state() }
     for _, texts in ipairs(opts.metadata) do
         for name, value in pairs(texts) do
@@ -110,9 +152,10 @@ function checkpoint.save(opts)
             metadata[name] = value
         end
     end
-    for name, tensor in pairs(opts.model:state_dict()) do tensors["model." .. name] = tensor end
-    add_optimizer(tensors, metadata, opts.model, opts.optimizer)
-    local path = checkpoint.path(opts.folder, opts.step)
+    local put, path = collector(tensors, opts.group), checkpoint.path(opts.folder, opts.step)
+    add_model(put, opts.model)
+    add_optimizer(put, metadata, opts.model, opts.optimizer)
+    if opts.group and opts.group.rank > 0 then return path end
     te.save(path, tensors, metadata)
     local others = {}
     for _, step in ipairs(checkpoint.steps(opts.folder)) do
@@ -161,7 +204,21 @@ end
 
 --- Puts the weights of a checkpoint back into the model that it was made of, which it returns.
 function checkpoint.restore_model(saved, model)
-    return model:load_state_dict(with_prefix(saved.tensors, "model."))
+    return model:load_state_dict(whole.split_state(model, with_prefix(saved.tensors, "model.")))
+end
+
+-- Of what an optimizer kept of a parameter, this process's part.
+local function own_parts(saved, name, parameter, state)
+    if not whole.layouts[parameter] then return state end
+    local own, want = {}, options.shape(whole.shape(parameter))
+    for slot, tensor in pairs(state) do
+        if options.shape(tensor) ~= want then
+            error(("%s: optimizer.%s.%s has shape %s, the whole parameter %s"):format(saved.path, slot, name,
+                options.shape(tensor), want), 0)
+        end
+        own[slot] = whole.split(parameter, tensor)
+    end
+    return own
 end
 
 --- Puts back the optimizer and the random numbers; the model comes first.
@@ -186,7 +243,7 @@ function checkpoint.restore_training(saved, model, optimizer)
             error(("%s: parameter %d of the optimizer, %s, was not optimized"):format(saved.path, i,
                 name or "which is none of the model's"), 0)
         elseif count > 0 then
-            all.state[i] = states[name] or {}
+            all.state[i] = own_parts(saved, name, parameter, states[name] or {})
             all.state[i].step = count
             -- a step on a quantized parameter is one on its master; made anew of the parameter, that would be another
             if te._core.is_quantized(parameter) and not all.state[i].master then

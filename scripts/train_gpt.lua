@@ -9,10 +9,12 @@
 --     tetrain train_gpt.lua --hugging-face=gpt2 --data=book.txt --block=256 --lora-rank=8    trains adapters of it
 --     mpirun -n 4 tetrain train_gpt.lua --batch=8        four processes, 32 rows a batch
 --     mpirun -n 4 tetrain train_gpt.lua --context-parallel=2     two pairs, which halve each row
+--     mpirun -n 4 tetrain train_gpt.lua --tensor-parallel=2      two pairs, each with halves of one model
 --
 -- Several processes train one model, each on --batch rows of its own: n processes of b rows make the steps of one with
 -- n * b. With --context-parallel=c every c of them have the same rows, each a part of their tokens: n / c * b rows a
--- batch. Rank 0 alone prints and writes; a signal to any of them, or a step that is not finite, concerns all.
+-- batch; with --tensor-parallel=c each has a part of the model, of which checkpoints have the whole. Rank 0 alone
+-- prints and writes; a signal to any of them, or a step that is not finite, concerns all.
 --
 -- OUT/metrics.jsonl holds one JSON object a step, and with --watch-numerics one for each operand that was looked at;
 -- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C, SIGTERM and SIGHUP finish the step and save;
@@ -82,6 +84,10 @@ local command_line = train.command_line {
         help = "how they attend: keys and values go to all, each gets some of the heads, keys and values go round, or "
             .. "go round between processes that exchange heads" },
     { "cp-heads", "size", help = "of a2a+p2p: number of neighbouring processes that exchange heads" },
+    { "tensor-parallel", "size", 1,
+        help = "number of processes that heads, MLPs and the vocabulary are split over" },
+    { "sequence-parallel", "boolean", false,
+        help = "with --tensor-parallel: tokens, too, are split between layers" },
     { "device", "string", te.get_default_device(), told = train.ranks.device_told,
         help = "cpu, cuda, cuda:1; with several processes, cuda gives each its own" },
     { "graph", "boolean", true, help = "record and launch each step as a whole, where the device can" },
@@ -135,15 +141,15 @@ local function sample(run)
     local rng = te.rng_state()
     local start = te.tensor({ { run.tokenizer:start() } }, { dtype = "int32", device = run.device })
     local ids, problem = train.sample(run.model, start, run.options.sample_tokens, { temperature = 0.8, top_k = 40,
-        on_token = function() return not te._core.interrupt_flag() end })
+        on_token = function() return not run.ranks:any_part(te._core.interrupt_flag()) end })
     te.rng_state(rng)
     return ids and train.text.decode(run.tokenizer, ids:totable()[1]) or "no sample: " .. problem
 end
 
-local function new_model(o, tokenizer, quantized)
+local function new_model(o, tokenizer, quantized, split)
     local config = { vocab_size = tokenizer and tokenizer.vocab_size or o.vocab_size, block_size = o.block,
         n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout, init_std = o.init_std,
-        quantized = quantized }
+        quantized = quantized, tensor_parallel = split.tensor_parallel, sequence_parallel = split.sequence_parallel }
     if o.model == "gpt" then config.bias = o.bias end
     if o.n_kv_head > 0 then config.n_kv_head = o.n_kv_head end
     if o.n_expert > 0 then
@@ -174,6 +180,8 @@ local function open_run(o, given, script)
     train.check_gpt_options(o, given, device, refuse)
     local problem = ranks:divide_sequences(o.context_parallel, o.block, o.cp_heads)
     if problem then refuse("--context-parallel=%d: %s", o.context_parallel, problem) end
+    problem = ranks:divide_model(o.tensor_parallel, o.sequence_parallel)
+    if problem then refuse("--tensor-parallel=%d: %s", o.tensor_parallel, problem) end
     o.dtype = o.dtype or (o.recipe == "none" and "float32" or "bfloat16")
     if o.threads > 0 then te.set_num_threads(o.threads) else ranks:share_threads() end
     te.manual_seed(o.seed)
@@ -185,13 +193,14 @@ local function open_run(o, given, script)
     function run.sample() return sample(run) end
     function run.texts() return command_line:texts(o) end
     local quantized = o.fp8_params and train.recipes[o.recipe] or nil
-    if o.hugging_face and not saved then run.model = train.pretrained.load(o, quantized, refuse) end
+    if o.hugging_face and not saved then run.model = train.pretrained.load(o, quantized, ranks, refuse) end
     run.set = train.text.open(o, saved, ranks, script, refuse)
     run.tokenizer = run.set.tokenizer
     if ranks:difference(run.set:texts()) then refuse "--data: the processes have different data" end
     train.text.check_options(given, run.tokenizer, refuse)
     if saved then train.checkpoint.check_data(saved, run.set) end
-    run.model = run.model or saved and train.resume.model(o, saved, refuse) or new_model(o, run.tokenizer, quantized)
+    run.model = run.model or saved and train.resume.model(o, saved, ranks, refuse)
+        or new_model(o, run.tokenizer, quantized, ranks.split)
     run.model:set_recompute_blocks(o.recompute_blocks)
     if ranks.context then
         local fits, why = pcall(run.model.set_context_parallel_group, run.model, ranks.context, o.cp_comm_type)

@@ -51,7 +51,8 @@ describe("a model split between processes", function()
             assert.error_matches(function() te.models.gpt(own) end, message)
         end
         refused("te%.models%.gpt: tensor_parallel: expected a group of te%.distributed, got 2", { tensor_parallel = 2 })
-        refused("te%.models%.gpt: sequence_parallel has no effect without tensor_parallel", { sequence_parallel = true })
+        refused("te%.models%.gpt: sequence_parallel has no effect without tensor_parallel",
+            { sequence_parallel = true })
         refused("sequence_parallel: expected boolean, got 1", { tensor_parallel = world, sequence_parallel = 1 })
         local Attention, model = te.MultiHeadedSelfAttention, te.models.gpt(config)
         local function fails(message, fn, ...)

@@ -80,6 +80,18 @@ describe("train_gpt.lua", function()
         refuses("--context-parallel=2 --cp-comm-type=a2a+p2p --cp-heads=3",
             "--context-parallel=2 is no multiple of --cp-heads=3")
         refuses("--context-parallel=2", "--context-parallel=2: the number of processes, 1, is no multiple of it")
+        refuses("--tensor-parallel=2", "--tensor-parallel=2: the number of processes, 1, is no multiple of it")
+        refuses("--sequence-parallel", "--sequence-parallel needs --tensor-parallel")
+        refuses("--tensor-parallel=3", "--tensor-parallel=3: --n-head=2 is no multiple of it")
+        refuses("--tensor-parallel=2 --model=llama --n-kv-head=1",
+            "--tensor-parallel=2: --n-kv-head=1 is no multiple of it")
+        refuses("--tensor-parallel=3 --model=llama --n-head=3 --n-embd=48",
+            "--tensor-parallel=3: --n-embd=48 makes MLPs 128 wide, no multiple of it")
+        refuses("--tensor-parallel=2 --context-parallel=2", "--tensor-parallel=2: not with --context-parallel")
+        refuses("--tensor-parallel=2 --model=llama --n-expert=4", "--tensor-parallel=2: not with --n-expert")
+        refuses("--tensor-parallel=2 --recipe=mxfp8 --fp8-params", "--tensor-parallel=2: not with --fp8-params")
+        refuses("--tensor-parallel=2 --sequence-parallel --block=5",
+            "--sequence-parallel: --block=5 is no multiple of --tensor-parallel=2")
         refuses("--model=llama --n-embd=6", "--model=llama: heads of 3 features are odd")
         assert.equal(0, (train("kept", SMALL .. "--steps=2")))
         local code, _, err = train("kept", "--resume --n-embd=32 --steps=4")

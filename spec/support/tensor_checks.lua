@@ -335,6 +335,25 @@ do
     end
 end
 
+-- What is not finite in one process keeps all from saving.
+do
+    local ranks = te.train.ranks.new()
+    check(ranks:divide_model(size + 1, false) ~= nil, "processes that do not divide")
+    ranks:divide_model(size, false)
+    check(ranks.row_ranks == 1 and ranks.holds and ranks.split.tensor_parallel.size == size, "one model")
+    local own = model_of("gpt", { n_head = 4, n_embd = 32 }, ranks.split)
+    local optimizer = te.optim.AdamW(own:parameters())
+    local guard = te.train.guard(own, ranks)
+    guard:check(optimizer)
+    if rank == size - 1 then te.no_grad(function() own.blocks[1].mlp[2].weight:fill_(0 / 0) end) end
+    local passes, problem = pcall(guard.check, guard, optimizer)
+    check(not passes and problem.code == te.train.exit.not_finite, "%s", tostring(problem))
+    check(rank > 0 or problem.message:find("a part in another process is not finite", 1, true), "%s", problem.message)
+    local options_of = { folder = "/nowhere", step = 1, model = own, optimizer = optimizer }
+    fails("te.train.checkpoint.save: option group: wte.weight is split over Group(rank", te.train.checkpoint.save,
+        options_of)
+end
+
 -- What is refused -----------------------------------------------------------------------------------------------------
 
 do

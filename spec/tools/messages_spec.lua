@@ -19,7 +19,8 @@ local wrong = {
     { [[te.zeros({2}, {zzzzzz = 1})]],
         3, [[te.zeros: unknown option "zzzzzz"; known are dtype, device, requires_grad]] },
     { [[te.LayerNorm(2, {zzzzzz = 1})]],
-        3, [[te.LayerNorm: unknown option "zzzzzz"; known are bias, device, eps, params_dtype, zero_centered_gamma]] },
+        3, [[te.LayerNorm: unknown option "zzzzzz"; known are bias, device, eps, params_dtype, ]]
+            .. "sequence_parallel, tensor_parallel_group, zero_centered_gamma" },
     { [[te.stack({te.ones(2), te.ones(3)})]],
         3, [[te.stack: tensor 2 is {3}, the first one {2}]] },
     { [[te.index_select(te.ones(3), 1, te.tensor({7}, {dtype = "int64"}))]],

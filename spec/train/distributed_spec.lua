@@ -99,6 +99,7 @@ describe("training in several processes", function()
             { "--seed=123456788", "--seed=123456789", "%-%-seed: rank 1 has 123456789, rank 0 123456788" },
             { "--min-lr=0.001", "", "%-%-min%-lr: rank 1 has none, rank 0 0%.001\n" },
             { "--context-parallel=2", "", "%-%-context%-parallel: rank 1 has 1, rank 0 2\n" },
+            { "", "--tensor-parallel=2", "%-%-tensor%-parallel: rank 1 has 2, rank 0 1\n" },
             { "", "--data=" .. other, "%-%-data: the processes have different data\n" },
         } do
             local text, code = differ(case[1], case[2])
@@ -168,5 +169,62 @@ describe("training in several processes", function()
         code, text = together(("plain --out=%s/cut-parts --resume"):format(folder))
         assert.equal(0, code, text)
         same_bits("cut-whole", "cut-parts")
+    end)
+
+    it("makes the steps of one process with parts of one model, stops and goes on exactly there", function()
+        if not processes.available() then pending "mpirun cannot start anything" end
+        local split, tokens = " --tensor-parallel=2 ", " --sequence-parallel "
+        local code, text = together(("plain %s then %s then %s"):format(options("split", "--batch=4" .. split),
+            options("split-llama", "--model=llama --n-kv-head=2 --batch=4" .. split .. tokens),
+            options("split-whole", HARD .. split .. tokens)))
+        assert.equal(0, code, text)
+        assert.is_truthy(text:find("2 processes, each 2 with one model, 64 tokens a step\n", 1, true), text)
+        assert.equal(3 * 2, select(2, text:gsub("train loss", ""))) -- in one voice
+        local said = text:match "%d+ parameters"
+        for name, more in pairs { ["split-one"] = "", ["split-llama-one"] = "--model=llama --n-kv-head=2" } do
+            local words = options(name, more .. " --batch=4")
+            text, code = shell.capture(("%s scripts/train_gpt.lua %s"):format(TETRAIN, words))
+            assert.equal(0, code, text)
+            if more == "" then assert.equal(said, (text:match "%d+ parameters")) end
+        end
+        same_steps("split", "split-one")
+        same_steps("split-llama", "split-llama-one")
+        text, code = processes.run(4, ("'%s' scripts/train_gpt.lua %s"):format(TETRAIN,
+            options("pairs", "--model=llama --n-kv-head=2 --batch=2 --sample-tokens=0" .. split)))
+        assert.equal(0, code, text)
+        same_steps("pairs", "split-llama-one")
+
+        code, text = together("stop=4 " .. options("split-parts", HARD .. split .. tokens))
+        assert.equal(75, code, text)
+        code, text = together(("plain --out=%s/split-parts --resume"):format(folder))
+        assert.equal(0, code, text)
+        same_bits("split-whole", "split-parts")
+    end)
+
+    it("goes on with a model that was split as one process, and the other way round", function()
+        if not processes.available() then pending "mpirun cannot start anything" end
+        local words = options("moved", "--batch=4 --model=llama")
+        local function alone(more)
+            return shell.capture(("%s scripts/train_gpt.lua %s"):format(TETRAIN, more))
+        end
+        local text, code = alone(options("stayed", "--batch=4 --model=llama"))
+        assert.equal(0, code, text)
+        -- the learning rate follows from --steps, so runs are stopped, not made shorter
+        code, text = together("stop=4 " .. words .. " --tensor-parallel=2")
+        assert.equal(75, code, text)
+        text, code = alone(("--out=%s/moved --resume"):format(folder))
+        assert.equal(2, code, text)
+        assert.is_truthy(text:find("--tensor-parallel=2: the number of processes, 1, is no multiple of it", 1, true))
+        text, code = alone(("--out=%s/moved --resume --tensor-parallel=1"):format(folder))
+        assert.equal(0, code, text)
+        same_steps("moved", "stayed")
+
+        os.execute(("cp -r '%s/moved' '%s/back'"):format(folder, folder))
+        os.remove(te.train.checkpoint.path(folder .. "/back", 8))
+        code, text = together(("plain --out=%s/back --resume --tensor-parallel=2 --sequence-parallel"):format(folder))
+        assert.equal(0, code, text)
+        same_steps("back", "stayed")
+        text, code = shell.capture(("%s scripts/generate.lua --out=%s/back --tokens=4"):format(TETRAIN, folder))
+        assert.equal(0, code, text)
     end)
 end)

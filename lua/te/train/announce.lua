@@ -4,10 +4,11 @@ local te = require "te"
 
 -- How many of the parameters are trained, where that is not all.
 local function adapters(run)
-    local n = 0
+    local trained = {}
     for _, parameter in ipairs(run.model:parameters()) do
-        n = n + (parameter.requires_grad and parameter:numel() or 0)
+        if parameter.requires_grad then trained[#trained + 1] = parameter end
     end
+    local n = require("te.split_decoder").count(trained)
     return n < run.model:num_parameters() and (", %d of them trained"):format(n) or ""
 end
 
@@ -23,7 +24,8 @@ return function(run)
         run.device == "cpu" and "" or run.device .. ", ", threads, threads == 1 and "" or "s", o.dtype, o.recipe,
         to_do and ("steps %d to %d, "):format(run.first_step, o.steps) or "", o.out)
     if ranks.size > 1 then
-        local shared = ranks.context and (", each %d on the same rows"):format(ranks.context.size) or ""
+        local shared = ranks.context and (", each %d on the same rows"):format(ranks.context.size)
+            or ranks.tensor and (", each %d with one model"):format(ranks.tensor.size) or ""
         progress:print("%d processes%s, %d tokens a step", ranks.size, shared, run.step_tokens)
     end
     if run.saved_by and run.saved_by ~= ranks.row_ranks then

@@ -27,6 +27,34 @@ local function check_model(o, given, refuse)
     end
 end
 
+-- Of a model that is split between processes.
+local function check_split(o, refuse)
+    local n = o.tensor_parallel
+    if n == 1 then
+        if o.sequence_parallel then refuse "--sequence-parallel needs --tensor-parallel" end
+        return
+    end
+    for _, name in ipairs { "context_parallel", "n_expert", "lora_rank" } do
+        local off = name == "context_parallel" and 1 or 0
+        if o[name] ~= off then refuse("--tensor-parallel=%d: not with --%s", n, (name:gsub("_", "-"))) end
+    end
+    if o.fp8_params then refuse("--tensor-parallel=%d: not with --fp8-params", n) end
+    if not o.hugging_face then
+        for _, name in ipairs { "n_head", "n_kv_head" } do
+            if o[name] % n ~= 0 then
+                refuse("--tensor-parallel=%d: --%s=%d is no multiple of it", n, (name:gsub("_", "-")), o[name])
+            end
+        end
+        local inner = o.model == "llama" and 64 * math.ceil(o.n_embd * 8 / 3 / 64) or 4 * o.n_embd
+        if inner % n ~= 0 then
+            refuse("--tensor-parallel=%d: --n-embd=%d makes MLPs %d wide, no multiple of it", n, o.n_embd, inner)
+        end
+    end
+    if o.sequence_parallel and o.block % n ~= 0 then
+        refuse("--sequence-parallel: --block=%d is no multiple of --tensor-parallel=%d", o.block, n)
+    end
+end
+
 local function check_tokenizer(o, refuse)
     local named = o.tokenizer ~= "byte" and o.tokenizer ~= "char"
     if named and not o.resume and not te._core.stat(o.tokenizer) then -- a run that goes on has its own
@@ -59,6 +87,7 @@ return function(o, given, device, refuse)
     if o.min_lr and o.min_lr > o.lr then refuse("--min-lr=%g is above --lr=%g", o.min_lr, o.lr) end
     check_tokenizer(o, refuse)
     check_adapters(o, given, refuse)
+    check_split(o, refuse)
     if not o.hugging_face then
         check_model(o, given, refuse)
     elseif not o.resume then

@@ -19,7 +19,8 @@ local function finite(x) return x - x == 0 end
 ---@param model table
 ---@param ranks table|nil  te.train.ranks of a model that several processes train: rank 0 alone gives the reason
 local function new(model, ranks)
-    return setmetatable({ model = model, speaks = not ranks or ranks.leads, skipped = 0, in_a_row = 0 }, Guard)
+    return setmetatable({ model = model, ranks = ranks, speaks = not ranks or ranks.leads, skipped = 0, in_a_row = 0 },
+        Guard)
 end
 
 -- "parameter blocks.3.mlp.2.weight of Linear(…)" for the first tensor of the kind that is not finite. Kinds are
@@ -77,6 +78,7 @@ end
 ---@param optimizer te.Optimizer
 function Guard:check(optimizer)
     local found = self:damage(optimizer)
+    if self.ranks and self.ranks:any_part(found ~= nil) then found = found or "a part in another process" end
     if not found then return end
     run.fail(run.exit.not_finite, self.speaks and found .. " is not finite: it is not saved" or nil)
 end

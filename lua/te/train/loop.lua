@@ -31,11 +31,11 @@ end
 local function save(run, step, unvalidated)
     local o, ranks = run.options, run.ranks
     run.guard:check(run.optimizer)
-    if not ranks.leads then return end
+    if not ranks.holds then return end
     local texts = { unvalidated = unvalidated and ("%.17g"):format(unvalidated),
         processes = ranks.row_ranks > 1 and tostring(ranks.row_ranks) or nil } -- with rows of their own
     return script.io(checkpoint.save, { folder = o.out, step = step, model = run.model, optimizer = run.optimizer,
-        keep = o.keep, metadata = { run.texts(), run.set:texts(), run.model:texts(), texts } })
+        keep = o.keep, group = ranks.tensor, metadata = { run.texts(), run.set:texts(), run.model:texts(), texts } })
 end
 
 -- Shows a step; the record of the metrics.
@@ -62,7 +62,7 @@ local function validate_and_sample(run, s, record)
     if val_loss then record[#record + 1], record[#record + 2] = "val_loss", val_loss end
     local validation = val_loss and ("validation loss %.4f"):format(val_loss) or "too few tokens for a validation"
     run.progress:print("step %d: train loss %.4f, %s", s.step, s.loss, validation)
-    local text = run.ranks.leads and run.sample and run.sample()
+    local text = run.ranks.holds and run.sample and run.sample()
     if text then run.progress:print("%s\n", text) end
 end
 

@@ -63,10 +63,12 @@ end
 --- is. What is wrong ends the script.
 ---@param o table
 ---@param quantized string|nil  the recipe in whose format weights are stored
+---@param ranks table            of te.train.ranks, which say how it is split
 ---@param refuse function
 ---@return table model
-function pretrained.load(o, quantized, refuse)
+function pretrained.load(o, quantized, ranks, refuse)
     local model = script.io(te.models.from_hugging_face, o.hugging_face, { dropout = o.dropout, quantized = quantized,
+        tensor_parallel = ranks.split.tensor_parallel, sequence_parallel = ranks.split.sequence_parallel,
         expert_aux_loss = script.io(has_experts, o) and o.expert_aux_loss or nil })
     local config = model.config
     if o.block > config.block_size then

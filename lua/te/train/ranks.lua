@@ -1,5 +1,5 @@
 --- te.train.ranks: the processes that train one model together, each on its own rows of every batch, or with
---- divide_sequences several on parts of the same rows.
+--- divide_sequences several on parts of the same rows, or with divide_model several with parts of the model.
 --
 -- Rank 0 speaks and writes; what follows from the loss, the norm or a signal is decided alike in all. A process that
 -- was started alone is rank 0 of one, and none of this costs it anything.
@@ -13,10 +13,11 @@ Ranks.__index = Ranks
 
 local ranks = {}
 
--- row_rank of row_ranks: whose rows of a batch are this process's.
+-- row_rank of row_ranks: whose rows of a batch are this process's. holds: whether what rank 0 writes is here, or a part
+-- of it. drawer: processes of the same one draw the same random numbers. split: options of a model, how it is split.
 local function new(group, rank, size, local_rank)
     return setmetatable({ group = group, rank = rank, size = size, local_rank = local_rank, leads = rank == 0,
-        row_rank = rank, row_ranks = size }, Ranks)
+        row_rank = rank, row_ranks = size, holds = rank == 0, drawer = rank, split = {} }, Ranks)
 end
 
 --- This process as the only one.
@@ -47,6 +48,28 @@ function Ranks:divide_sequences(n, block, heads)
     end
     self.context = context
     self.row_rank, self.row_ranks = math.floor(self.rank / n), self.size / n
+end
+
+--- Splits the model between every n neighbouring processes, which have the same rows: field `tensor` is their group.
+--- All processes call it. Returns what is wrong, if anything.
+---@param n integer
+---@param sequence boolean  whether tokens are split between layers
+---@return string|nil problem
+function Ranks:divide_model(n, sequence)
+    if n == 1 then return end
+    if self.size % n ~= 0 then return ("the number of processes, %d, is no multiple of it"):format(self.size) end
+    local first = math.floor(self.rank / n)
+    self.tensor = self.group:split(first)
+    self.row_rank, self.row_ranks, self.holds, self.drawer = first, self.size / n, first == 0, first
+    self.split = { tensor_parallel = self.tensor, sequence_parallel = sequence }
+end
+
+--- Whether one of those that have parts of the same model says so; of a whole one, this process.
+---@param said boolean
+---@return boolean
+function Ranks:any_part(said)
+    if not self.tensor then return said end
+    return self.tensor:all_reduce(te.tensor({ said and 1 or 0 }, { dtype = "int32", device = "cpu" }), "max"):item() > 0
 end
 
 --- This process's part of rows {rows, tokens}.
@@ -201,12 +224,13 @@ end
 
 local STRIDE, SEEDS = 173402521172797, 2 ^ 53 -- any large odd number; seeds are whole in a double
 
---- Random numbers of its own for each process, from a state that is the same in all. Rank 0 goes on with that state.
+--- Random numbers of its own for each process, and for those that have parts of the same model together, from a state
+--- that is the same in all. Rank 0 goes on with that state.
 function Ranks:divide_random()
     local seed, offset = te.rng_state():match "^(%d+) (%d+)$"
-    if self.leads then return end
+    if self.drawer == 0 then return end
     seed = tonumber(seed) % SEEDS
-    for _ = 1, self.rank do seed = (seed + STRIDE) % SEEDS end
+    for _ = 1, self.drawer do seed = (seed + STRIDE) % SEEDS end
     te.rng_state(("%.0f %s"):format(seed, offset))
 end
 

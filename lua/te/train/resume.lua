@@ -39,10 +39,11 @@ end
 --- The model of a checkpoint.
 ---@param o table
 ---@param saved table
+---@param ranks table  of te.train.ranks, which say how it is split
 ---@param refuse function
 ---@return table model
-function resume.model(o, saved, refuse)
-    local model = script.of_file(saved.path, te.models.from_checkpoint, saved)
+function resume.model(o, saved, ranks, refuse)
+    local model = script.of_file(saved.path, te.models.from_checkpoint, saved, ranks.split)
     local limit = model.config.block_size
     if o.block > limit then refuse("--resume: --block=%d, but the model in the checkpoint sees %d", o.block, limit) end
     return model

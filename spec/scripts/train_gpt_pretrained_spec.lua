@@ -84,8 +84,8 @@ describe("train_gpt.lua", function()
         te.models.to_hugging_face(model, root .. "/hf", { tokenizer = te.tokenizer.load(TOKENIZER) })
     end
 
-    local function qwen()
-        return te.models.llama { vocab_size = 650, block_size = 40, n_layer = 2, n_head = 2, n_kv_head = 1,
+    local function qwen(kv_heads)
+        return te.models.llama { vocab_size = 650, block_size = 40, n_layer = 2, n_head = 2, n_kv_head = kv_heads or 1,
             n_embd = 16, head_size = 16, qk_norm = true }
     end
 
@@ -181,6 +181,31 @@ describe("train_gpt.lua", function()
         assert.equal(0, status, output)
         local one, both = losses "/a", losses "/b"
         for i = 1, 3 do assert.near(tonumber(one[i]), tonumber(both[i]), 1e-5) end
+    end)
+
+    it("splits a model of Transformers between processes, and exports the whole of it", function()
+        if not processes.available() then pending "no mpirun" end
+        make_folder(qwen())
+        local options = "--hugging-face=ROOT/hf --block=16 --steps=3 "
+        local output, status = train(options .. "--tensor-parallel=2 --out=ROOT/c")
+        assert.equal(2, status, output)
+        assert.truthy(output:find("/hf has 1 key and value heads", 1, true), output)
+        make_folder(qwen(2))
+        output, status = train(options .. "--out=ROOT/a")
+        assert.equal(0, status, output)
+        output, status = processes.run(2, ("'%s' scripts/train_gpt.lua %s --tensor-parallel=2 --out=%s/b"):format(
+            TETRAIN, (TRAIN .. options):gsub("ROOT", root), root))
+        assert.equal(0, status, output)
+        local one, both = losses "/a", losses "/b"
+        for i = 1, 3 do assert.near(tonumber(one[i]), tonumber(both[i]), 1e-5) end
+        output, status = run("export.lua", "--out=ROOT/b --to=ROOT/new")
+        assert.equal(0, status, output)
+        for name, tensor in pairs(te.models.from_hugging_face(root .. "/new"):state_dict()) do
+            assert.same(weights("/b", 3)["model." .. name]:totable(), tensor:totable(), name)
+        end
+        output, status = train(options .. "--tensor-parallel=2 --lora-rank=2 --out=ROOT/c")
+        assert.equal(2, status, output)
+        assert.truthy(output:find("--tensor-parallel=2: not with --lora-rank", 1, true), output)
     end)
 
     it("says what does not go together with adapters", function()

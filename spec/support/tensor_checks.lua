@@ -158,14 +158,21 @@ end
 
 -- In lower precision: rounding differs where sums are made of parts.
 do
-    local kind, more = "llama", { n_head = 4, n_kv_head = 4, n_embd = 64, n_inner = 128 }
+    local more = { n_head = 4, n_kv_head = 4, n_embd = 64, n_inner = 128 }
     local scopes = { { "bfloat16", { dtype = "bfloat16" }, 0.02 },
         { "delayed scaling", { dtype = "float32", recipe = te.recipe.DelayedScaling { amax_history_len = 4 } }, 5e-3 },
-        { "MXFP8", { dtype = "bfloat16", recipe = te.recipe.MXFP8BlockScaling() }, 0.02 } }
+        { "MXFP8", { dtype = "float32", recipe = te.recipe.MXFP8BlockScaling() }, 5e-3 },
+        { "MXFP8 in bfloat16", { dtype = "bfloat16", recipe = te.recipe.MXFP8BlockScaling() }, 0.02 },
+        { "weights in MXFP8", { dtype = "float32", recipe = te.recipe.MXFP8BlockScaling() }, 5e-3,
+            { n_embd = 128, quantized = "MXFP8BlockScaling" } },
+        { "FP8 attention", { dtype = "float32",
+            recipe = te.recipe.DelayedScaling { amax_history_len = 4, fp8_dpa = true } }, 5e-3 } }
+    if te.get_default_device() ~= "cpu" then scopes = { scopes[2], scopes[3] } end
     for _, scope in ipairs(scopes) do
         for _, sequence in ipairs { false, true } do
-            local own = model_of(kind, more, { tensor_parallel = world, sequence_parallel = sequence })
-            local one = model_of(kind, more)
+            local config = copy(more, scope[4])
+            local own = model_of("llama", config, { tensor_parallel = world, sequence_parallel = sequence })
+            local one = model_of("llama", config)
             local trained = {}
             for i, model in ipairs { one, own } do
                 local optimizer = te.optim.AdamW(model:parameters(), { lr = 0.001 })
@@ -331,6 +338,14 @@ do
             local state = D.join_state(own)
             for name, p in pairs(one:state_dict()) do near("load_hugging_face, " .. name, state[name], p, 0) end
             fails("the model is split by tensor_parallel", own.hugging_face_state, own)
+            local folder = os.tmpname() -- of each process
+            os.remove(folder)
+            te.models.to_hugging_face(one, folder)
+            own = te.models.from_hugging_face(folder, { tensor_parallel = world, sequence_parallel = true })
+            check(own.sequence_parallel, "as it was asked for")
+            state = D.join_state(own)
+            for name, p in pairs(one:state_dict()) do near("from_hugging_face, " .. name, state[name], p, 0) end
+            os.execute(("rm -r '%s'"):format(folder))
         end
     end
 end

@@ -11,9 +11,25 @@ local pretrained = {}
 local MODEL = { "vocab_size", "model", "n_layer", "n_head", "n_kv_head", "n_expert", "n_expert_active",
     "n_embd", "bias", "init_std" }
 
-local function has_experts(o)
-    local _, made = configuration.model(configuration.open(o.hugging_face .. "/config.json"))
-    return made.n_expert ~= nil
+local function config_of(o)
+    return (select(2, configuration.model(configuration.open(o.hugging_face .. "/config.json"))))
+end
+
+local function has_experts(o) return config_of(o).n_expert ~= nil end
+
+-- What processes cannot have parts of.
+local function check_split(o, refuse)
+    if o.tensor_parallel == 1 then return end
+    local made, n = script.io(config_of, o), o.tensor_parallel
+    if made.n_expert then
+        refuse("--tensor-parallel=%d: the model in --hugging-face=%s has experts", n, o.hugging_face)
+    end
+    for name, what in pairs { n_head = "attention heads", n_kv_head = "key and value heads" } do
+        if made[name] and made[name] % n ~= 0 then
+            refuse("--tensor-parallel=%d: the model in --hugging-face=%s has %d %s", n, o.hugging_face, made[name],
+                what)
+        end
+    end
 end
 
 local function id_of(path) return (te._core.stat(path) or {}).id end
@@ -44,6 +60,7 @@ function pretrained.check(o, given, refuse)
     if given.expert_aux_loss and not script.io(has_experts, o) then
         refuse("--expert-aux-loss: the model in --hugging-face=%s has no experts", o.hugging_face)
     end
+    check_split(o, refuse)
     if given.tokenizer then keep_own_tokenizer(o, refuse) end
 end
 

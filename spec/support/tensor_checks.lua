@@ -287,29 +287,31 @@ for _, sequence in ipairs { false, true } do
         for r = 2, size do check(not te.all(te.eq(all[r], all[1])):item(), "other numbers than rank 0's") end
     end
     -- what backward drops is what forward dropped: the slope of the loss is that of the gradients
-    local own = model_of("llama", { n_head = 4, n_embd = 32, dropout = 0.3 },
-        { tensor_parallel = world, sequence_parallel = sequence }):to "float64"
-    te.manual_seed(24)
-    local ids, targets = batch()
-    local directions = {}
-    for i, p in ipairs(own:parameters()) do
-        directions[i] = whole.split(p, te.randn(whole.shape(p), { dtype = "float64" })):clone()
+    for _, recompute in ipairs { false, true } do
+        local own = model_of("llama", { n_head = 4, n_embd = 32, dropout = 0.3, recompute_blocks = recompute },
+            { tensor_parallel = world, sequence_parallel = sequence }):to "float64"
+        te.manual_seed(24)
+        local ids, targets = batch()
+        local directions = {}
+        for i, p in ipairs(own:parameters()) do
+            directions[i] = whole.split(p, te.randn(whole.shape(p), { dtype = "float64" })):clone()
+        end
+        local function loss_at(distance)
+            te.no_grad(function()
+                for i, p in ipairs(own:parameters()) do p:add_(directions[i] * distance) end
+            end)
+            te.manual_seed(25)
+            return select(2, own(ids, targets))
+        end
+        local STEP = 1e-6
+        local loss, slope = loss_at(0), 0
+        loss:backward()
+        for i, p in ipairs(own:parameters()) do
+            slope = slope + te.sum(whole.join(p, p.grad) * whole.join(p, directions[i])):item()
+        end
+        local ahead, behind = te.no_grad(loss_at, STEP):item(), te.no_grad(loss_at, -2 * STEP):item()
+        near("the loss's slope", te.full({}, slope), te.full({}, (ahead - behind) / (2 * STEP)), 1e-4, 1e-2)
     end
-    local function loss_at(distance)
-        te.no_grad(function()
-            for i, p in ipairs(own:parameters()) do p:add_(directions[i] * distance) end
-        end)
-        te.manual_seed(25)
-        return select(2, own(ids, targets))
-    end
-    local STEP = 1e-6
-    local loss, slope = loss_at(0), 0
-    loss:backward()
-    for i, p in ipairs(own:parameters()) do
-        slope = slope + te.sum(whole.join(p, p.grad) * whole.join(p, directions[i])):item()
-    end
-    local ahead, behind = te.no_grad(loss_at, STEP):item(), te.no_grad(loss_at, -2 * STEP):item()
-    near("the loss's slope", te.full({}, slope), te.full({}, (ahead - behind) / (2 * STEP)), 1e-4, 1e-2)
     local drops = te.MultiHeadedSelfAttention(8, 4, { dropout = 0.5, tp_group = world, bias = false })
     te.manual_seed(23)
     local x = te.randn { 1, 64, 8 }

@@ -69,6 +69,8 @@ local function differentiable(forward, backward)
     end
 end
 
+collective.differentiable = differentiable
+
 --- x itself; the gradients of all processes are added.
 collective.copy = differentiable(function(_, x) return x:view(x.shape) end, sum)
 collective.reduce = differentiable(sum, same)

@@ -17,6 +17,7 @@ local options = require "te.options"
 local collective = require "te.ops.collective"
 local whole = require "te.distributed.whole"
 local core = te._core
+local differentiable = collective.differentiable
 
 local tensor_parallel = {}
 
@@ -105,13 +106,6 @@ end
 local function gather(group, x) return group:all_gather(x) end
 local function scatter(group, x) return group:reduce_scatter(x) end
 
-local function differentiable(forward, backward)
-    return function(group, x)
-        return core.custom(function(_, value) return forward(group, value) end,
-            function(_, dy) return backward(group, dy) end, x)
-    end
-end
-
 --- This process's tokens of x {batch, seq, features}, which all have.
 local split_tokens = differentiable(own_part(2), along(2, gather))
 
@@ -149,7 +143,7 @@ function tensor_parallel.join_columns(group, y, weight)
         return whole.join(weight, rows):transpose(1, 2):reshape(shape)
     end
     local function own(_, dy) return dy:narrow(-1, before + 1, count):contiguous() end
-    return core.custom(join, own, y)
+    return differentiable(join, own)(group, y)
 end
 
 return tensor_parallel

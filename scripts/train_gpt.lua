@@ -178,10 +178,8 @@ local function open_run(o, given, script)
     agree(ranks, words)
     local device = ranks:device(o.device)
     train.check_gpt_options(o, given, device, refuse)
-    local problem = ranks:divide_sequences(o.context_parallel, o.block, o.cp_heads)
-    if problem then refuse("--context-parallel=%d: %s", o.context_parallel, problem) end
-    problem = ranks:divide_model(o.tensor_parallel, o.sequence_parallel)
-    if problem then refuse("--tensor-parallel=%d: %s", o.tensor_parallel, problem) end
+    local name, problem = ranks:divide(o)
+    if problem then refuse("--%s=%d: %s", name, o[(name:gsub("-", "_"))], problem) end
     o.dtype = o.dtype or (o.recipe == "none" and "float32" or "bfloat16")
     if o.threads > 0 then te.set_num_threads(o.threads) else ranks:share_threads() end
     te.manual_seed(o.seed)

@@ -82,7 +82,8 @@ end
 
 -- Fields that may be nil.
 local OPTIONAL = { scale = true, window_right = true, channel = true, glu_interleave_size = true, q_norm = true,
-    k_norm = true, qk_norm_before_rope = true, cp_group = true }
+    k_norm = true, qk_norm_before_rope = true, cp_group = true, tp_group = true,
+    sequence_group = true }
 
 -- Results of run(inputs) and the gradients of all that it reads.
 local function outcome(op, inputs, run)

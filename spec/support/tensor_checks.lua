@@ -209,6 +209,27 @@ do
     end
 end
 
+-- Muon makes whole matrices orthogonal.
+do
+    local more, trained = { n_head = 4, n_kv_head = 4, n_embd = 32 }, {}
+    for i, split in ipairs { {}, { tensor_parallel = world }, { tensor_parallel = world, sequence_parallel = true } } do
+        local model = model_of("llama", more, split)
+        local optimizer = te.optim.Muon(model:parameter_groups(0.1, "muon"), { lr = 0.01, ns_dtype = "float32" })
+        te.manual_seed(26)
+        for _ = 1, 3 do
+            local _, loss = model(batch())
+            loss:backward()
+            optimizer:step()
+            optimizer:zero_grad()
+        end
+        trained[i] = D.join_state(model)
+    end
+    for name, t in pairs(trained[1]) do
+        near("Muon, " .. name, trained[2][name], t, 1e-3)
+        near("Muon with tokens split, " .. name, trained[3][name], t, 1e-3)
+    end
+end
+
 -- Generation, hidden states, and all logits: whole in all processes.
 for _, case in ipairs(MODELS) do
     for _, sequence in ipairs { false, true } do

@@ -12,12 +12,16 @@
 --
 -- moves the singular values of X, at most 1, to between about 0.7 and 1.2. A tensor of more dimensions is a matrix for
 -- each place in the first ones, as the weights of experts are. Matrices of one shape are multiplied together.
+--
+-- Of a matrix that is split between processes (te.distributed.whole) all have the whole direction made orthogonal, and
+-- each moves its part.
 
 local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local AdamW = require "te.optim.adamw"
 local Optimizer = require "te.optim.optimizer"
+local whole = require "te.distributed.whole"
 local core = te._core
 
 local function wrong_coefficients(list)
@@ -103,6 +107,7 @@ local function directions(list, group, grad_scale)
         local keep = group.momentum
         local u = direction(entry.buffer, entry.grad:to "float32",
             { keep = keep, share = (1 - keep) * grad_scale, nesterov = group.nesterov and 1 or 0 })
+        u = whole.join(entry.parameter, u)
         rows[i] = u:view { -1, u:size(-2), u:size(-1) }
     end
     return #rows == 1 and rows[1] or te.cat(rows, 1)
@@ -112,7 +117,8 @@ end
 local function by_shape(batch)
     local lists, order = {}, {}
     for i, parameter in ipairs(batch.params) do
-        local n, m = parameter:size(-2), parameter:size(-1)
+        local shape = whole.shape(parameter)
+        local n, m = shape[#shape - 1], shape[#shape]
         local key = n .. " " .. m
         if not lists[key] then
             lists[key] = { n = n, m = m }
@@ -135,10 +141,11 @@ local function as_sgd(list, group, batch)
     local sgd = { params = {}, grads = {}, masters = batch.masters and {}, states = {}, step = batch.step,
         lr = batch.lr, weight_decay = group.weight_decay, grad_scale = factor(group, list.n, list.m) }
     for i, entry in ipairs(list) do
-        local shape, count = entry.parameter.shape, 1
+        local shape, count = whole.shape(entry.parameter), 1
         for d = 1, #shape - 2 do count = count * shape[d] end
         sgd.params[i], sgd.states[i] = entry.parameter, entry.state
-        sgd.grads[i] = all:narrow(1, first, count):contiguous():view(shape)
+        local update = all:narrow(1, first, count):contiguous():view(shape)
+        sgd.grads[i] = whole.split(entry.parameter, update):contiguous()
         if sgd.masters then sgd.masters[i] = entry.master end
         first = first + count
     end

@@ -64,6 +64,17 @@ function Ranks:divide_model(n, sequence)
     self.split = { tensor_parallel = self.tensor, sequence_parallel = sequence }
 end
 
+--- Divides what the options of train_gpt.lua say. Returns the option that cannot be, and what is wrong.
+---@param o table
+---@return string|nil name
+---@return string|nil problem
+function Ranks:divide(o)
+    local problem = self:divide_sequences(o.context_parallel, o.block, o.cp_heads)
+    if problem then return "context-parallel", problem end
+    problem = self:divide_model(o.tensor_parallel, o.sequence_parallel)
+    if problem then return "tensor-parallel", problem end
+end
+
 --- Whether one of those that have parts of the same model says so; of a whole one, this process.
 ---@param said boolean
 ---@return boolean

@@ -46,6 +46,7 @@ do
         { weight = te.ones { 12, 6 } })
     fails("te.distributed.join_state: module: expected a module, got 1", D.join_state, 1)
     fails("te.distributed.split_state: state: expected table", D.split_state, split)
+    fails("is of experts that processes have parts of", D.join_state, te.MoE(4, 4, size, { group = world, topk = 1 }))
     fails("they sum to 5, out_features is 6", te.Linear, 4, 6, { tensor_parallel_mode = "column",
         tensor_parallel_sections = { 2, 3 } })
     fails("tensor_parallel_sections: needs tensor_parallel_mode = column", te.Linear, 4, 6,
@@ -416,6 +417,10 @@ do
     fails("cp_group: the heads are split between processes", attention.set_context_parallel_group, attention, world)
     local plan = tostring(own:explain(te.zeros({ 1, 8 }, { dtype = "int64" })))
     check(plan:find("it waits for other processes", 1, true), "%s", plan)
+    if rank == 0 then -- a plan takes one process
+        local divided = te.models.llama(copy(config, { sequence_parallel = true, dropout = 0.1, qk_norm = true }))
+        check(tostring(divided:explain(te.zeros({ 1, 8 }, { dtype = "int64" }))):find "AllGather.*ReduceScatter", "SP")
+    end
     fails("te.lora does not split adapters between processes", te.lora.add, own)
     local quantized = te.quantized_model_init({ recipe = te.recipe.MXFP8BlockScaling() }, te.Linear, 64, 64 * size,
         { tensor_parallel_mode = "column" })

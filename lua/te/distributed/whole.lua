@@ -120,19 +120,21 @@ end
 
 --- The state_dict of a module whose layers are split between processes with whole tensors, as the same module in one
 --- process has it. All processes of its groups call it. What is not split is the module's own. Layers whose weights are
---- stored quantized are refused.
+--- stored quantized are refused, and experts of a te.MoE with a group.
 ---@param module table
----@param each function|nil  each(name, tensor) gives what is put in a tensor's place, at once, or nil: none
 ---@return table<string, te.Tensor>
-function whole.join_state(module, each)
+function whole.join_state(module)
     local who = "te.distributed.join_state"
     check_module(who, module)
+    for name, parameter in module:named_parameters() do
+        if parts[parameter] and not layouts[parameter] then
+            fail("%s: module: %s is of experts that processes have parts of, which are not joined", who, name)
+        end
+    end
     local split, state = split_names(who, module)
-    local names, joined = options.names(state), {}
-    for _, name in ipairs(names) do
-        local tensor = split[name] and whole.join(split[name], state[name]) or state[name]
-        if each then tensor = each(name, tensor) end
-        joined[name] = tensor
+    local joined = {}
+    for _, name in ipairs(options.names(state)) do -- in the same order in all processes
+        joined[name] = split[name] and whole.join(split[name], state[name]) or state[name]
     end
     return joined
 end

@@ -74,8 +74,8 @@ function Decoder:configure(config)
     if not config.head_size and config.n_embd % config.n_head ~= 0 then
         fail("%s: n_embd = %d is no multiple of n_head = %d", who, config.n_embd, config.n_head)
     end
-    context_parallel.check(who, config.context_parallel, config.cp_comm_type, "context_parallel")
-    split.configure(self, who, config)
+    local cut = context_parallel.check(who, config.context_parallel, config.cp_comm_type, "context_parallel")
+    split.configure(self, who, config, cut ~= nil)
     self.config = config
     return config
 end

@@ -20,16 +20,15 @@ local DIVIDED = { "n_head", "n_kv_head", "n_inner" } -- what each process has a 
 ---@param model table
 ---@param who string
 ---@param config table
-function split.configure(model, who, config)
+---@param cut boolean  whether processes have parts of sequences (context_parallel)
+function split.configure(model, who, config, cut)
     local group, sequence = tensor_parallel.check(who, "tensor_parallel", config.tensor_parallel,
         config.sequence_parallel)
     model.tensor_parallel, model.sequence_parallel = group, sequence
     config.tensor_parallel, config.sequence_parallel = group, sequence
     if not group then return end
     if config.n_expert then fail("%s: tensor_parallel: experts (n_expert = %d) are not split", who, config.n_expert) end
-    if config.context_parallel and config.context_parallel.size > 1 then
-        fail("%s: tensor_parallel: not together with context_parallel", who)
-    end
+    if cut then fail("%s: tensor_parallel: not together with context_parallel", who) end
     for _, name in ipairs(DIVIDED) do
         if config[name] then tensor_parallel.check_divides(who, name, config[name], group) end
     end

@@ -405,16 +405,18 @@ do
         { n_inner = 33 })
     refused("te.models.llama: tensor_parallel: experts (n_expert = 2) are not split", "llama", { n_expert = 2 })
     refused("te.models.gpt: tensor_parallel: not together with context_parallel", "gpt", { context_parallel = world })
+    refused("te.models.gpt: tensor_parallel: not together with context_parallel", "gpt",
+        { context_parallel = { world, world:split(rank) }, cp_comm_type = "a2a+p2p" })
     local own = te.models.gpt(config)
     fails("GPT:set_context_parallel_group: group: the model is split by tensor_parallel",
         own.set_context_parallel_group, own, world)
     fails(("te.GroupedQueryAttention: num_kv_heads = 1 cannot be split between %d processes"):format(size),
         te.GroupedQueryAttention, 16, 4, 1, { tp_group = world })
-    fails("te.MultiHeadedSelfAttention: tp_group: not together with cp_group", te.MultiHeadedSelfAttention, 16, 4,
+    fails("te.MultiHeadedSelfAttention: cp_group: not together with tp_group", te.MultiHeadedSelfAttention, 16, 4,
         { tp_group = world, cp_group = world })
     local attention = te.MultiHeadedSelfAttention(16, 4, { tp_group = world })
     check(tostring(attention):find(("heads=%d"):format(4 / size), 1, true), "%s", tostring(attention))
-    fails("cp_group: the heads are split between processes", attention.set_context_parallel_group, attention, world)
+    fails("cp_group: not together with tp_group", attention.set_context_parallel_group, attention, world)
     local plan = tostring(own:explain(te.zeros({ 1, 8 }, { dtype = "int64" })))
     check(plan:find("it waits for other processes", 1, true), "%s", plan)
     if rank == 0 then -- a plan takes one process

@@ -105,9 +105,7 @@ local WAITS = "it waits for other processes"
 
 -- The method of that name: cuts sequences between the processes of a group, nil: of none.
 local function set_context_parallel_group(self, group, comm_type)
-    local who = ("te.%s:set_context_parallel_group"):format(self.__name)
-    if group and self.tp_group then fail("%s: cp_group: the heads are split between processes (tp_group)", who) end
-    context_parallel.set(self, who, group, comm_type)
+    context_parallel.set(self, ("te.%s:set_context_parallel_group"):format(self.__name), group, comm_type)
     return self
 end
 
@@ -130,7 +128,6 @@ local function split_heads(self, who, num_heads, num_kv_heads, opts)
     local group, sequence = tensor_parallel.check(who, "tp_group", opts.tp_group, opts.sequence_parallel)
     opts.sequence_parallel = sequence
     if not group then return num_heads, num_kv_heads end
-    if opts.cp_group then fail("%s: tp_group: not together with cp_group", who) end
     tensor_parallel.check_divides(who, "num_heads", num_heads, group)
     tensor_parallel.check_divides(who, "num_kv_heads", num_kv_heads, group)
     self.tp_group = group

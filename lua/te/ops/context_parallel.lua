@@ -79,6 +79,7 @@ end
 --- The fields cp_group and cp_comm_type of an attention module.
 function context_parallel.set(self, who, group, comm_type)
     group, comm_type = context_parallel.check(who, group, comm_type)
+    if group and self.tp_group then fail("%s: cp_group: not together with tp_group", who) end
     if group and self.num_extra_inputs == 3 then fail("%s: cp_group: a bias of the scores is not divided", who) end
     if group and self.num_kv_heads then check_heads(who, group, comm_type, self.num_heads, self.num_kv_heads) end
     self.cp_group, self.cp_comm_type = group, comm_type

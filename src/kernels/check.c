@@ -138,7 +138,8 @@ static te_status check_attention_elements(te_exec *exec, const char *op, const t
     te_dtype t = a->q.dtype;
     if (t != TE_F32 && t != TE_BF16 && t != TE_F16 && t != TE_F64)
         return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "%s: q must be float32, bfloat16, float16 or float64", op);
-    if (a->k.dtype != t || a->v.dtype != t || a->out.dtype != t)
+    bool wider = exec->backend->wide_attention && a->out.dtype == TE_F32 && t != TE_F64;
+    if (a->k.dtype != t || a->v.dtype != t || (a->out.dtype != t && !wider))
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: q, k, v and out must have the same dtype", op);
     if (te_view_present(&a->lse) && a->lse.dtype != TE_F32 && a->lse.dtype != TE_F64)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: lse must be float32 (or float64)", op);

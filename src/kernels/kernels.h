@@ -177,7 +177,7 @@ typedef struct te_routes {
  * the format, which is what delayed scaling finds wherever some row sees one key only. Below 2^-6 / 448 precision is
  * lost, below 2^-10 / 448, two in a million, a probability counts as 0. */
 typedef struct te_attention {
-    te_view        q, k, v, out;
+    te_view        q, k, v, out; /* of one dtype; out may be f32 where te_backend's wide_attention says so */
     te_view        lse;  /* f32 (f64 is fine too) [batch, heads, seq_q]: log of the softmax denominator, -inf for a
                             masked row; may be absent */
     te_view        bias; /* absent or [batch, heads, seq_q, seq_kv] (strides may be 0), any float dtype, added to scaled
@@ -194,7 +194,8 @@ typedef struct te_attention {
     te_rng         rng;     /* element ((b * heads + h) * seq_q + i) * seq_kv + j (total extents when packed) */
 } te_attention;
 
-/* Gradients, overwritten: dq, dk, dv have the shapes of q, k, v and any strides with a unit last one. */
+/* Gradients, overwritten: dq, dk, dv have the shapes and dtype of q, k, v, or with wide_attention f32, and any strides
+ * with a unit last one. */
 typedef struct te_attention_grad {
     te_attention forward; /* with out and lse as forward left them */
     te_view      dout, dq, dk, dv;
@@ -238,6 +239,7 @@ struct te_backend {
     bool        host_memory; /* device pointers may be read and written by the host */
     bool        emits;       /* program_run leaves outputs quantized (te_operand) */
     bool        adds_halves; /* scatter_add adds bfloat16 to float32 */
+    bool        wide_attention; /* attention's out and gradients may be float32 beside operands of 16 bits */
 
     /* the device and what its kernels come from; NULL: none */
     void      (*describe)(te_exec *exec, char *text, size_t size);

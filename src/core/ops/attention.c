@@ -218,12 +218,14 @@ const te_op_def te_ops_attention[] = {
      .forward = te_attention_packed_forward,
      .backward = te_attention_packed_backward},
     {.signature = "attention_block(q, k, v; " TE_ATTENTION_SIGNATURE ")",
-     .doc = "Attention to some of the keys: its result, and for every row the logarithm of the softmax denominator.",
+     .doc = "Attention to some of the keys: its result, in float32 where the device's kernels write that beside 16 "
+            "bits, and for every row the logarithm of the softmax denominator.",
      .flags = TE_OP_HIDDEN | TE_OP_NOGRAD,
      .outputs = "y lse",
      .forward = te_attention_block_forward},
     {.signature = "attention_block_gradients(dy, q, k, v, y, lse; " TE_ATTENTION_SIGNATURE ")",
-     .doc = "What some of the keys contribute to the gradients of q, k and v: y and lse are those of all keys.",
+     .doc = "What some of the keys contribute to the gradients of q, k and v, in the dtype of a block's result: y and "
+            "lse are those of all keys.",
      .flags = TE_OP_HIDDEN | TE_OP_NOGRAD,
      .outputs = "dq dk dv",
      .forward = te_attention_block_gradients},

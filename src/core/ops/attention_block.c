@@ -13,6 +13,13 @@
  */
 #include "attention.h"
 
+/* Of what is added to other blocks': rounded once, in the end, where the device's kernels can leave it unrounded. */
+static te_dtype part_dtype(const te_tensor *q)
+{
+    bool narrow = q->dtype == TE_BF16 || q->dtype == TE_F16;
+    return narrow && q->storage->device->exec.backend->wide_attention ? TE_F32 : q->dtype;
+}
+
 te_status te_attention_block_forward(te_call *call)
 {
     te_tensor *qkv[3] = {NULL}, *out = NULL;
@@ -29,7 +36,7 @@ te_status te_attention_block_forward(te_call *call)
     }
     if (status == TE_OK) status = te_attention_options(call, &s.a);
     if (status == TE_OK)
-        status = te_attention_compute(call, &s, qkv[0]->dtype, qkv[0]->storage->device, &out, &call->out[1]);
+        status = te_attention_compute(call, &s, part_dtype(qkv[0]), qkv[0]->storage->device, &out, &call->out[1]);
     if (status == TE_OK && !(call->out[0] = te_tensor_alias(out, 4, s.a.out.shape, s.a.out.stride, 0)))
         status = call->ctx->status;
     for (int i = 0; i < 3; i++) te_tensor_release(qkv[i]);
@@ -69,7 +76,7 @@ te_status te_attention_block_gradients(te_call *call)
             status = call->ctx->status;
     }
     for (int i = 0; i < 3 && status == TE_OK; i++) {
-        call->out[i] = te_tensor_new_like(t[Q + i]);
+        call->out[i] = te_tensor_new(call->ctx, t[Q]->storage->device, part_dtype(t[Q]), 4, t[Q + i]->shape);
         if (call->out[i])
             *grads[i] = te_tensor_view(call->out[i]);
         else

@@ -148,5 +148,6 @@ const te_backend te_backend_cpu = {
 #define TE_KERNEL(name, parameters, arguments, moved) .name = cpu_##name,
 #include "../kernel_list.h"
     .adds_halves = true,
+    .wide_attention = true,
     .integers = cpu_integers,
 };

@@ -75,6 +75,7 @@ describe("train_gpt.lua", function()
         refuses("--model=llama --expert-aux-loss=1", "--expert-aux-loss needs --n-expert")
         refuses("--model=llama --bias", "--bias: --model=llama has none")
         refuses("--model=llama --n-kv-head=3", "--n-head=2 is no multiple of --n-kv-head=3")
+        refuses("--cp-heads=2", "--cp-heads needs --context-parallel")
         refuses("--context-parallel=2 --cp-heads=2", "--cp-heads and --cp-comm-type=a2a+p2p go together")
         refuses("--context-parallel=2 --cp-comm-type=a2a+p2p", "--cp-heads and --cp-comm-type=a2a+p2p go together")
         refuses("--context-parallel=2 --cp-comm-type=a2a+p2p --cp-heads=3",

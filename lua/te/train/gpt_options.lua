@@ -72,6 +72,19 @@ local function check_adapters(o, given, refuse)
     end
 end
 
+-- A run that goes on may have --cp-heads from before, without a use for it.
+local function check_context(o, given, refuse)
+    local heads = o.cp_comm_type == "a2a+p2p"
+    if o.context_parallel == 1 then
+        if given.cp_comm_type then refuse "--cp-comm-type needs --context-parallel" end
+        if given.cp_heads then refuse "--cp-heads needs --context-parallel" end
+    elseif heads and not o.cp_heads or given.cp_heads and not heads then
+        refuse "--cp-heads and --cp-comm-type=a2a+p2p go together"
+    elseif heads and o.context_parallel % o.cp_heads ~= 0 then
+        refuse("--context-parallel=%d is no multiple of --cp-heads=%d", o.context_parallel, o.cp_heads)
+    end
+end
+
 --- Refuses options of train_gpt.lua that do not go together, which each alone cannot say.
 ---@param o table  values of options
 ---@param given table  those that the command line said
@@ -93,13 +106,7 @@ return function(o, given, device, refuse)
     elseif not o.resume then
         pretrained.check(o, given, refuse)
     end
-    if given.cp_comm_type and o.context_parallel == 1 then refuse "--cp-comm-type needs --context-parallel" end
-    if (o.cp_comm_type == "a2a+p2p") ~= (o.cp_heads ~= nil) then
-        refuse "--cp-heads and --cp-comm-type=a2a+p2p go together"
-    end
-    if o.cp_heads and o.context_parallel % o.cp_heads ~= 0 then
-        refuse("--context-parallel=%d is no multiple of --cp-heads=%d", o.context_parallel, o.cp_heads)
-    end
+    check_context(o, given, refuse)
     if o.context_parallel > 1 and o.fp8_attention ~= "none" then
         refuse "--fp8-attention: not with --context-parallel"
     end

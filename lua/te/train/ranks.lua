@@ -69,7 +69,8 @@ end
 ---@return string|nil name
 ---@return string|nil problem
 function Ranks:divide(o)
-    local problem = self:divide_sequences(o.context_parallel, o.block, o.cp_heads)
+    local heads = o.cp_comm_type == "a2a+p2p" and o.cp_heads or nil
+    local problem = self:divide_sequences(o.context_parallel, o.block, heads)
     if problem then return "context-parallel", problem end
     problem = self:divide_model(o.tensor_parallel, o.sequence_parallel)
     if problem then return "tensor-parallel", problem end

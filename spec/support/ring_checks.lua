@@ -196,6 +196,8 @@ if BOTH then
     check(tostring(module):find("cp=4 by a2a+p2p", 1, true), "%s", tostring(module))
     local odd = te.randn { 1, 3, 4, 8 }
     refused("a2a+p2p: 3 heads of queries and 3 of keys cannot be divided among 2", module, odd, odd, odd)
+    refused("got a list of two, which is for cp_comm_type a2a+p2p", te.DotProductAttention,
+        { cp_group = pair })
     refused("must have one rank in their groups of heads", te.DotProductAttention { cp_group = { pair[1], world },
         cp_comm_type = "a2a+p2p" }, te.randn { 1, 2, 4, 8 }, te.randn { 1, 2, 4, 8 }, te.randn { 1, 2, 4, 8 })
     local alone = world:split(rank)

@@ -55,6 +55,9 @@ function context_parallel.check(who, group, comm_type, option)
     local wrong = comm_type ~= nil and wrong_comm_type(comm_type)
     if comm_type == "a2a+p2p" and group ~= nil then
         group, comm_type = check_pair(who, option, group)
+    elseif group ~= nil and sequence().is_pair(group) then
+        fail("%s: %s: expected a group of te.distributed, got a list of two, which is for cp_comm_type a2a+p2p", who,
+            option)
     else
         options.group(who, option, group)
     end

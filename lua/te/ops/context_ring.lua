@@ -4,8 +4,7 @@
 -- In step t of n, rank r has the keys and values of rank r - t and attends to those that its queries may see. What the
 -- steps give is merged by the logarithms of the softmax denominators, in float32 (which on the CPU the steps give, too,
 -- so that results are rounded once); sinks are in there from the start, as keys without values. In backward keys and
--- values go round once more, and with them, one step behind, goes the sum of their gradients, to which each process adds
--- its share:
+-- values go round once more. The sum of their gradients follows one step behind, and each process adds its share:
 --
 --     step      0     1     2     3                     rank r sends to r + 1
 --     rank 0    kv0   kv3   kv2   kv1  dkv1 -> rank 1

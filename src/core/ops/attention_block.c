@@ -50,8 +50,11 @@ static te_status check_result(te_call *call, const te_tensor *q, const te_tensor
     const te_tensor *dy = call->in[0], *y = call->in[4], *lse = call->in[5];
     int64_t  want[4] = {q->shape[0], q->shape[1], q->shape[2], v->shape[3]};
     te_dtype statistics = q->dtype == TE_F64 ? TE_F64 : TE_F32;
-    bool     fits = dy->ndim == 4 && y->ndim == 4 && lse->ndim == 3 && dy->dtype == q->dtype && y->dtype == q->dtype &&
-                lse->dtype == statistics;
+    bool     fits = dy->ndim == 4 && y->ndim == 4 && lse->ndim == 3;
+    if (dy->dtype != q->dtype || y->dtype != q->dtype || v->dtype != q->dtype || lse->dtype != statistics)
+        return te_call_fail(call, TE_ERROR_ARGUMENT, "dy, y and v of %s and lse of %s are needed beside q, not %s, %s, "
+                            "%s and %s", te_dtype_name(q->dtype), te_dtype_name(statistics), te_dtype_name(dy->dtype),
+                            te_dtype_name(y->dtype), te_dtype_name(v->dtype), te_dtype_name(lse->dtype));
     for (int i = 0; i < 4 && fits; i++)
         fits = dy->shape[i] == want[i] && y->shape[i] == want[i] && (i == 3 || lse->shape[i] == want[i]);
     if (fits) return TE_OK;

@@ -224,6 +224,32 @@ describe("te.optim.Muon", function()
         assert.same({ 1, 0 }, optimizer:step_counts())
     end)
 
+    it("counts a group's steps anew where AdamW takes it over, with the bits of an optimizer that is new", function()
+        local a, b = parameter { 3, 4 }, parameter { 3, 4 }
+        local muon = te.optim.Muon({ a }, { lr = 0.01 })
+        for _ = 1, 10 do steps(muon, { a }, random_gradients({ a }, 4)) end
+        te.no_grad(b.copy_, b, a:detach())
+        muon.use_muon = false
+        local gradients = random_gradients({ a }, 3)
+        steps(muon, { a }, gradients)
+        steps(te.optim.Muon({ b }, { lr = 0.01, use_muon = false }), { b }, gradients)
+        bits.assert_equal(b:detach(), a:detach())
+        assert.same({ 3 }, muon:step_counts())
+    end)
+
+    it("takes matrices without numbers, beside others", function()
+        for _, adjust in ipairs { "original", "match_rms_adamw" } do
+            local empty = { parameter { 0, 4 }, parameter { 4, 0 }, parameter { 0, 0 }, parameter { 2, 0, 4 } }
+            local a, b = parameter { 4, 4 }, parameter { 4, 4 }
+            te.no_grad(b.copy_, b, a:detach())
+            local params, gradients = { a, unpack(empty) }, {}
+            for i, p in ipairs(params) do gradients[i] = te.ones(p.shape) end
+            steps(te.optim.Muon(params, { adjust_lr_fn = adjust }), params, { gradients })
+            steps(te.optim.Muon({ b }, { adjust_lr_fn = adjust }), { b }, { gradients })
+            bits.assert_equal(b:detach(), a:detach())
+        end
+    end)
+
     it("trains a model of te.models, whose blocks' matrices are its own", function()
         local model = te.models.gpt { vocab_size = 11, block_size = 8, n_layer = 2, n_head = 2, n_embd = 16,
             bias = true }
@@ -264,5 +290,14 @@ describe("te.optim.Muon", function()
         local optimizer = te.optim.Muon { matrix }
         table.insert(optimizer.groups[1].params, parameter { 5 })
         assert.error_matches(function() optimizer:step() end, "Muon: group 1: parameter 2 of a group has shape {5}")
+        local vector = te.optim.Muon({ parameter { 5 } }, { use_muon = false })
+        local saved = vector:state_dict()
+        saved.groups[1].use_muon = true
+        assert.error_matches(function() vector:load_state_dict(saved) end,
+            "te.optim.Muon:load_state_dict: group 1: parameter 1 of a group has shape {5}, which is no matrix")
+        assert.is_false(vector.use_muon)
+        vector.use_muon = true
+        assert.error_matches(function() vector:step() end,
+            "te.optim.Muon:step: group 1: parameter 1 of a group has shape {5}, which is no matrix")
     end)
 end)

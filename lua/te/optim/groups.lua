@@ -89,7 +89,7 @@ function groups.add(self, who, group, defaults, seen)
     local complete = groups.options(self, who, group, defaults)
     complete.params = as_parameters(who, group.params)
     check_parameters(who, complete.params, seen)
-    if self.takes then self.takes(who, complete) end
+    if self.takes then self.takes(who, complete, complete.params) end
     for _, parameter in ipairs(complete.params) do self.order[#self.order + 1] = parameter end
     self.groups[#self.groups + 1] = complete
 end
@@ -136,7 +136,7 @@ function groups.collect(self)
     local seen, all = {}, {}
     for g, group in ipairs(self.groups) do
         check_parameters(("te.optim.%s: group %d"):format(self.name, g), group.params, seen)
-        if self.takes then self.takes(("te.optim.%s: group %d"):format(self.name, g), group) end
+        if self.takes then self.takes(("te.optim.%s: group %d"):format(self.name, g), group, group.params) end
         for _, parameter in ipairs(group.params) do all[#all + 1] = parameter end
     end
     self.order, self.memory = all, nil
@@ -154,6 +154,7 @@ function groups.check(self)
                 given[name] = options.argument(who, "option " .. name, group[name], declaration)
             end
             local now = groups.options(self, who, given, {})
+            if self.takes then self.takes(who, now, group.params) end
             if not same_names(group.slots, now.slots) then group.slots = now.slots end
             if known and asks_for_masters(now) ~= asks_for_masters(known) then self.memory = nil end
             self.known[group] = now

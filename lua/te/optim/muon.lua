@@ -15,6 +15,8 @@
 --
 -- Of a matrix that is split between processes (te.distributed.whole) all have the whole direction made orthogonal, and
 -- each moves its part.
+--
+-- A group whose use_muon is switched begins with what it keeps anew, and AdamW counts its steps from one again.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -54,9 +56,9 @@ local Muon = Optimizer.define("Muon", {
     eps = AdamW.declared.eps,
 }, function(group) return group.use_muon and { "momentum_buffer" } or AdamW.slots(group) end)
 
---- Raises where a group has what is no matrix.
-function Muon.takes(who, group)
-    for i, parameter in ipairs(group.use_muon and group.params or {}) do
+--- Raises where a group with these options has what is no matrix.
+function Muon.takes(who, group, params)
+    for i, parameter in ipairs(group.use_muon and params or {}) do
         if parameter:dim() < 2 then
             fail("%s: parameter %d of a group has shape %s, which is no matrix; with use_muon = false AdamW updates "
                 .. "a group", who, i, options.shape(parameter))
@@ -68,7 +70,10 @@ end
 function Muon.essential(group) return { use_muon = group.use_muon } end
 
 function Muon.describe(group, batch)
-    if not group.use_muon then return { adamw = AdamW.describe(group, batch) } end
+    if not group.use_muon then
+        if batch.fresh then batch.step = 1 end -- means that begin anew are counted anew: use_muon was switched
+        return { adamw = AdamW.describe(group, batch) }
+    end
     return { batch = batch, group = group }
 end
 
@@ -94,10 +99,18 @@ end
 
 -- Of directions {count, n, m}, in the dtype of the iterations.
 local function orthogonal(u, group)
+    if u:numel() == 0 then return u end
     local norm = te.sqrt(te.sum(te.square(u), { 2, 3 }, true))
     local x = (u / te.clamp(norm, { min = math.max(group.ns_eps, 1e-38) })):to(group.ns_dtype)
     if u:size(2) <= u:size(3) then return iterate(x, group) end
     return iterate(x:transpose(2, 3):contiguous(), group):transpose(2, 3)
+end
+
+-- How many matrices a tensor of this shape is.
+local function matrices(shape)
+    local count = 1
+    for d = 1, #shape - 2 do count = count * shape[d] end
+    return count
 end
 
 -- The directions of matrices of one shape, one below the other; momentum buffers stay as they are.
@@ -108,7 +121,7 @@ local function directions(list, group, grad_scale)
         local u = direction(entry.buffer, entry.grad:to "float32",
             { keep = keep, share = (1 - keep) * grad_scale, nesterov = group.nesterov and 1 or 0 })
         u = whole.join(entry.parameter, u)
-        rows[i] = u:view { -1, u:size(-2), u:size(-1) }
+        rows[i] = u:view { matrices(u.shape), u:size(-2), u:size(-1) }
     end
     return #rows == 1 and rows[1] or te.cat(rows, 1)
 end
@@ -131,7 +144,7 @@ local function by_shape(batch)
 end
 
 local function factor(group, n, m)
-    if group.adjust_lr_fn == "original" then return math.sqrt(math.max(1, n / m)) end
+    if group.adjust_lr_fn == "original" then return math.sqrt(math.max(1, n / math.max(m, 1))) end
     return 0.2 * math.sqrt(math.max(n, m))
 end
 
@@ -141,8 +154,8 @@ local function as_sgd(list, group, batch)
     local sgd = { params = {}, grads = {}, masters = batch.masters and {}, states = {}, step = batch.step,
         lr = batch.lr, weight_decay = group.weight_decay, grad_scale = factor(group, list.n, list.m) }
     for i, entry in ipairs(list) do
-        local shape, count = whole.shape(entry.parameter), 1
-        for d = 1, #shape - 2 do count = count * shape[d] end
+        local shape = whole.shape(entry.parameter)
+        local count = matrices(shape)
         sgd.params[i], sgd.states[i] = entry.parameter, entry.state
         local update = all:narrow(1, first, count):contiguous():view(shape)
         sgd.grads[i] = whole.split(entry.parameter, update):contiguous()

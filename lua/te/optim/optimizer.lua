@@ -56,8 +56,9 @@ local function text_of(self)
 end
 
 --- Makes an optimizer class. An option of an optimizer, `lr`, is that of its first group; who sets it sets that of all.
---- The class may have check(who, group), which raises where options contradict each other, takes(who, group), which
---- does where parameters are not for it, and essential(group), the options without which a saved state has other slots.
+--- The class may have check(who, group), which raises where options contradict each other, takes(who, group, params),
+--- which does where parameters are not for it, and essential(group), the options without which a saved state has other
+--- slots.
 ---@param name string
 ---@param declared table  options of a group, besides those of all optimizers
 ---@param slots function  names of the float32 tensors that a group keeps per parameter, zero at first
@@ -323,6 +324,7 @@ function Optimizer:load_state_dict(saved) -- no more is looked at: te.load(path)
     local loaded, state, i = {}, {}, 0
     for g, group in ipairs(self.groups) do
         loaded[g] = saved_options(self, who, group, saved.groups[g])
+        if self.takes then self.takes(("%s: group %d"):format(who, g), loaded[g], group.params) end
         for _, parameter in ipairs(group.params) do
             i = i + 1
             local given, name = saved.state[i], ("%s: parameter %d"):format(who, i)

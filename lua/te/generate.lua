@@ -92,6 +92,16 @@ local function read_prompts(who, ids, pad, model)
     return te.tensor(rows, { dtype = "int32", device = model:head().device }), lengths
 end
 
+-- How often each row has each token, none so far; nil where that does not matter. To count what is no token of the
+-- vocabulary there would be no place.
+local function new_counts(prompts, opts, vocab_size)
+    if opts.repetition_penalty == 1 then return nil end
+    local integers = prompts:to "int64" -- what are none the embedding refuses
+    check_id(opts.who, "ids", te.min(integers):item(), vocab_size)
+    check_id(opts.who, "ids", te.max(integers):item(), vocab_size)
+    return te.zeros({ prompts:size(1), vocab_size }, { device = prompts.device })
+end
+
 -- The batch -------------------------------------------------------------------------------------------------------
 
 -- Rows are those that have not ended: their numbers, prompts and ids so far, and where it matters how often each has
@@ -255,7 +265,10 @@ local function go_on(model, batch, opts)
         else
             local logits = next_logits(model, batch.ids, cache)
             sampling.check(logits, opts)
-            if opts.process_logits then logits = batch:processed(logits, opts) end
+            if opts.process_logits then
+                logits = batch:processed(logits, opts)
+                sampling.check(logits, opts)
+            end
             tokens = batch:choose(logits, opts)
         end
         tokens = batch:keep_prompts(tokens)
@@ -289,8 +302,7 @@ function generate.run(model, ids, count, opts)
     local ends, pad = ends_of(who, opts.eos, model.config.vocab_size)
     local prompts, lengths = read_prompts(who, ids, pad or 0, model)
     if prompts:size(1) == 0 then return without_rows(prompts, count, ends) end
-    local seen = opts.repetition_penalty ~= 1 and te.zeros({ prompts:size(1), model.config.vocab_size },
-        { device = prompts.device }) or nil
+    local seen = new_counts(prompts, opts, model.config.vocab_size)
     local batch, trains = new_batch(prompts, lengths, count, pad or 0, ends, seen), {}
     local group, comm_type, splits = model.cp_group, model.cp_comm_type, model.sequence_parallel
     for _, module in model:named_modules() do

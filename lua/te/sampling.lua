@@ -8,6 +8,7 @@ local sampling = {}
 local function above_zero(name)
     return function(value)
         if value == 0 then return name .. ": expected a number above 0, got 0" end
+        if value == math.huge then return name .. ": expected a finite number, got inf" end
     end
 end
 

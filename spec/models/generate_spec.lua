@@ -285,6 +285,9 @@ describe("generate", function()
         model:generate(prompt, 0):fill_(5)
         assert.same({ { 1, 2 } }, prompt:totable())
         if te.get_default_device() ~= "cpu" then return end -- greedy steps of a device are not waited for
+        assert.error_matches(function()
+            model:generate(prompt, 3, { temperature = 0, process_logits = function(t) return t * (0 / 0) end })
+        end, "GPT:generate: the logits are not finite", 1, true)
         te.no_grad(function() model.blocks[1].mlp[2].weight:fill_(0 / 0) end)
         for _, temperature in ipairs { 0, 1 } do
             assert.error_matches(function() model:generate(prompt, 3, { temperature = temperature }) end,
@@ -366,6 +369,12 @@ describe("generate", function()
             ["GPT:generate: option top_p: expected number from 0 to 1, got 2"] = { { { 1 } }, 1, { top_p = 2 } },
             ["GPT:generate: option repetition_penalty: expected a number above 0, got 0"] =
                 { { { 1 } }, 1, { repetition_penalty = 0 } },
+            ["GPT:generate: option repetition_penalty: expected a finite number, got inf"] =
+                { { { 1 } }, 1, { repetition_penalty = math.huge } },
+            ["GPT:generate: ids: expected a token from 0 to 22, got 23"] = -- before it is counted
+                { ids { { 1, 23 } }, 1, { repetition_penalty = 2 } },
+            ["GPT:generate: ids: expected a token from 0 to 22, got -1"] =
+                { ids { { 1, -1 } }, 1, { repetition_penalty = 2 } },
             ["GPT:generate: option min_p: expected number from 0 to 1, got -1"] = { { { 1 } }, 1, { min_p = -1 } },
             ["GPT:generate: option process_logits: expected logits {1,23} from it, got nil"] =
                 { { { 1 } }, 1, { process_logits = function() end } },

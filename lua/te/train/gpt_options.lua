@@ -28,10 +28,11 @@ local function check_model(o, given, refuse)
 end
 
 -- Of a model that is split between processes.
-local function check_split(o, refuse)
+local function check_split(o, given, refuse)
     local n = o.tensor_parallel
     if n == 1 then
-        if o.sequence_parallel then refuse "--sequence-parallel needs --tensor-parallel" end
+        if given.sequence_parallel then refuse "--sequence-parallel needs --tensor-parallel" end
+        o.sequence_parallel = false -- a run goes on in one process that several began
         return
     end
     for _, name in ipairs { "context_parallel", "n_expert", "lora_rank" } do
@@ -100,7 +101,7 @@ return function(o, given, device, refuse)
     if o.min_lr and o.min_lr > o.lr then refuse("--min-lr=%g is above --lr=%g", o.min_lr, o.lr) end
     check_tokenizer(o, refuse)
     check_adapters(o, given, refuse)
-    check_split(o, refuse)
+    check_split(o, given, refuse)
     if not o.hugging_face then
         check_model(o, given, refuse)
     elseif not o.resume then

@@ -146,19 +146,6 @@ local function sample(run)
     return ids and train.text.decode(run.tokenizer, ids:totable()[1]) or "no sample: " .. problem
 end
 
-local function new_model(o, tokenizer, quantized, split)
-    local config = { vocab_size = tokenizer and tokenizer.vocab_size or o.vocab_size, block_size = o.block,
-        n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout, init_std = o.init_std,
-        quantized = quantized, tensor_parallel = split.tensor_parallel, sequence_parallel = split.sequence_parallel }
-    if o.model == "gpt" then config.bias = o.bias end
-    if o.n_kv_head > 0 then config.n_kv_head = o.n_kv_head end
-    if o.n_expert > 0 then
-        config.n_expert, config.n_expert_active = o.n_expert, o.n_expert_active
-        config.expert_aux_loss = o.expert_aux_loss
-    end
-    return te.models[o.model](config)
-end
-
 local function new_steps(run, o)
     local schedule = te.optim.cosine { max = o.lr, min = o.min_lr or o.lr / 10, warmup = o.warmup,
         steps = math.max(o.steps, o.warmup + 1) } -- a short run may end while it warms up
@@ -198,7 +185,7 @@ local function open_run(o, given, script)
     train.text.check_options(given, run.tokenizer, refuse)
     if saved then train.checkpoint.check_data(saved, run.set) end
     run.model = run.model or saved and train.resume.model(o, saved, ranks, refuse)
-        or new_model(o, run.tokenizer, quantized, ranks.split)
+        or train.new_model(o, run.tokenizer, quantized, ranks.split)
     run.model:set_recompute_blocks(o.recompute_blocks)
     if ranks.context then
         local fits, why = pcall(run.model.set_context_parallel_group, run.model, ranks.context, o.cp_comm_type)

@@ -40,6 +40,7 @@ return options.library("te.train", {
     announce = require "te.train.announce",
     guard = require "te.train.guard",
     loop = require "te.train.loop",
+    new_model = require "te.train.new_model",
     pretrained = require "te.train.pretrained",
     ranks = require "te.train.ranks",
     resume = require "te.train.resume",

@@ -29,6 +29,9 @@ function split.configure(model, who, config, cut)
     if not group then return end
     if config.n_expert then fail("%s: tensor_parallel: experts (n_expert = %d) are not split", who, config.n_expert) end
     if cut then fail("%s: tensor_parallel: not together with context_parallel", who) end
+    if config.vocab_size < group.size then
+        fail("%s: vocab_size = %d cannot be split between %d processes", who, config.vocab_size, group.size)
+    end
     for _, name in ipairs(DIVIDED) do
         if config[name] then tensor_parallel.check_divides(who, name, config[name], group) end
     end

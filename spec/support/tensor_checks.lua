@@ -403,6 +403,10 @@ do
         { n_kv_head = 1 })
     refused(("te.models.llama: n_inner = 33 cannot be split between %d processes"):format(size), "llama",
         { n_inner = 33 })
+    for _, kind in ipairs { "gpt", "llama" } do
+        refused(("te.models.%s: vocab_size = 1 cannot be split between %d processes"):format(kind, size), kind,
+            { vocab_size = 1 })
+    end
     refused("te.models.llama: tensor_parallel: experts (n_expert = 2) are not split", "llama", { n_expert = 2 })
     refused("te.models.gpt: tensor_parallel: not together with context_parallel", "gpt", { context_parallel = world })
     refused("te.models.gpt: tensor_parallel: not together with context_parallel", "gpt",

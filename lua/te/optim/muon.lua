@@ -16,7 +16,8 @@
 -- Of a matrix that is split between processes (te.distributed.whole) all have the whole direction made orthogonal, and
 -- each moves its part.
 --
--- A group whose use_muon is switched begins with what it keeps anew, and AdamW counts its steps from one again.
+-- Where use_muon of a group is switched, what it has not kept before is zero at first, and AdamW counts its steps from
+-- one; what it has kept it goes on with.
 
 local te = require "te"
 local fail = require "te.fail"

@@ -190,6 +190,11 @@ describe("train_gpt.lua", function()
         local output, status = train(options .. "--tensor-parallel=2 --out=ROOT/c")
         assert.equal(2, status, output)
         assert.truthy(output:find("/hf has 1 key and value heads", 1, true), output)
+        make_folder(te.models.llama { vocab_size = 650, block_size = 40, n_layer = 1, n_head = 3, n_embd = 24,
+            n_inner = 64 })
+        output, status = train(options .. "--tensor-parallel=3 --out=ROOT/c")
+        assert.equal(2, status, output)
+        assert.truthy(output:find("/hf has 64 features in an MLP", 1, true), output)
         make_folder(qwen(2))
         output, status = train(options .. "--out=ROOT/a")
         assert.equal(0, status, output)
@@ -198,6 +203,9 @@ describe("train_gpt.lua", function()
         assert.equal(0, status, output)
         local one, both = losses "/a", losses "/b"
         for i = 1, 3 do assert.near(tonumber(one[i]), tonumber(both[i]), 1e-5) end
+        output, status = run("train_gpt.lua", "--resume --tensor-parallel=3 --out=ROOT/b")
+        assert.equal(2, status, output)
+        assert.truthy(output:find("--tensor-parallel=3: --n-head=2 is no multiple of it", 1, true), output)
         output, status = run("export.lua", "--out=ROOT/b --to=ROOT/new")
         assert.equal(0, status, output)
         for name, tensor in pairs(te.models.from_hugging_face(root .. "/new"):state_dict()) do

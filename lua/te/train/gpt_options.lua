@@ -40,12 +40,13 @@ local function check_split(o, given, refuse)
         if o[name] ~= off then refuse("--tensor-parallel=%d: not with --%s", n, (name:gsub("_", "-"))) end
     end
     if o.fp8_params then refuse("--tensor-parallel=%d: not with --fp8-params", n) end
-    if not o.hugging_face then
-        for _, name in ipairs { "n_head", "n_kv_head" } do
-            if o[name] % n ~= 0 then
-                refuse("--tensor-parallel=%d: --%s=%d is no multiple of it", n, (name:gsub("_", "-")), o[name])
-            end
+    local known = o.resume or not o.hugging_face -- a checkpoint's options have them of its model
+    for _, name in ipairs(known and { "n_head", "n_kv_head" } or {}) do
+        if o[name] % n ~= 0 then
+            refuse("--tensor-parallel=%d: --%s=%d is no multiple of it", n, (name:gsub("_", "-")), o[name])
         end
+    end
+    if not o.hugging_face then
         local inner = o.model == "llama" and 64 * math.ceil(o.n_embd * 8 / 3 / 64) or 4 * o.n_embd
         if inner % n ~= 0 then
             refuse("--tensor-parallel=%d: --n-embd=%d makes MLPs %d wide, no multiple of it", n, o.n_embd, inner)

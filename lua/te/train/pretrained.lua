@@ -24,7 +24,9 @@ local function check_split(o, refuse)
     if made.n_expert then
         refuse("--tensor-parallel=%d: the model in --hugging-face=%s has experts", n, o.hugging_face)
     end
-    for name, what in pairs { n_head = "attention heads", n_kv_head = "key and value heads" } do
+    for _, of in ipairs { { "n_head", "attention heads" }, { "n_kv_head", "key and value heads" },
+        { "n_inner", "features in an MLP" } } do
+        local name, what = of[1], of[2]
         if made[name] and made[name] % n ~= 0 then
             refuse("--tensor-parallel=%d: the model in --hugging-face=%s has %d %s", n, o.hugging_face, made[name],
                 what)

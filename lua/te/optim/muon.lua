@@ -171,7 +171,7 @@ local function keep_momentum(described)
     local one = te.ones({}, { device = batch.params[1].device })
     for i, buffer in ipairs(batch.momentum_buffer) do
         buffer:mul_(group.momentum)
-        buffer:addcmul_(batch.grads[i]:to "float32", one, { value = (1 - group.momentum) * batch.grad_scale })
+        buffer:addcmul_(batch.grads[i], one, { value = (1 - group.momentum) * batch.grad_scale })
     end
 end
 

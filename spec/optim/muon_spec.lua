@@ -1,22 +1,10 @@
 --- te.optim.Muon against loops over numbers, and against te.optim.AdamW for what it does not update itself.
 
 local bits = require "spec.support.bits"
+local product = require("spec.support.reference").matmul
 local te = require "te"
 
 local COEFFICIENTS = { 3.4445, -4.775, 2.0315 }
-
-local function product(a, b)
-    local c = {}
-    for i = 1, #a do
-        c[i] = {}
-        for j = 1, #b[1] do
-            local sum = 0
-            for k = 1, #b do sum = sum + a[i][k] * b[k][j] end
-            c[i][j] = sum
-        end
-    end
-    return c
-end
 
 local function turned(a)
     local t = {}

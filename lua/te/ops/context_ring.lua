@@ -111,12 +111,8 @@ end
 
 -- Steps -------------------------------------------------------------------------------------------------------------
 
-local operations = {}
-
-local function operation(name)
-    operations[name] = operations[name] or core.operation(name)
-    return operations[name]
-end
+local attend_block, block_gradients = core.operation "attention_block", core.operation "attention_block_gradients"
+local merged_with, of_sinks = core.operation "attention_merge", core.operation "attention_sink_gradient"
 
 -- Memory is free again when no view of it is left, so views of what goes round are let go of as well.
 local function free(...)
@@ -194,7 +190,7 @@ local function merge(sum, b, part, lse, n)
     if not whole then
         y, before = y:narrow(2, b.first_query + 1, b.queries), before:narrow(2, b.first_query + 1, b.queries)
     end
-    local merged, total = operation "attention_merge"(y, before, part, lse)
+    local merged, total = merged_with(y, before, part, lse)
     if whole then
         sum.y, sum.lse = merged, total
     else
@@ -210,7 +206,7 @@ local function forward(group, o, q, k, v, sinks)
     round(group, n, k, v, o, function(theirs, their_values, from)
         each_block(group, from, theirs, their_values, n, o, function(b, keys, values, opts)
             if b.queries < n then open_rows(sum, q, v) end
-            local part, lse = operation "attention_block"(rows_of(b, q), keys, values, opts)
+            local part, lse = attend_block(rows_of(b, q), keys, values, opts)
             local rows, denominators = part:transpose(2, 3), lse:transpose(2, 3)
             merge(sum, b, rows, denominators, n)
             free(part, lse, rows, denominators)
@@ -224,7 +220,7 @@ end
 
 local function sink_gradient(sinks, y, dy, lse)
     local batch, heads, n = unpack(lse.shape)
-    local of_rows = operation "attention_sink_gradient"(y, dy, lse,
+    local of_rows = of_sinks(y, dy, lse,
         sinks:to(wide(y)):view({ 1, heads, 1 }):expand { batch, heads, n })
     return of_rows:sum { 1, 3 }:to(sinks.dtype)
 end
@@ -233,7 +229,7 @@ end
 local function add_gradients(group, o, from, dy, q, k, v, y, lse, dq, dkv)
     local dk, dv = apart(dkv, k.shape[4])
     each_block(group, from, k, v, q.shape[3], o, function(b, keys, values, opts)
-        local parts = { operation "attention_block_gradients"(rows_of(b, dy), rows_of(b, q), keys, values,
+        local parts = { block_gradients(rows_of(b, dy), rows_of(b, q), keys, values,
             rows_of(b, y), rows_of(b, lse), opts) }
         local sums = { rows_of(b, dq), dk:narrow(3, b.first_key + 1, b.keys), dv:narrow(3, b.first_key + 1, b.keys) }
         for i = 1, 3 do

@@ -301,8 +301,8 @@ local function is_hidden(name) return name:find "^blocks%." ~= nil and not name:
 ---@return table[] groups
 function Decoder:parameter_groups(weight_decay, optimizer)
     options.method("Decoder:parameter_groups", self, Decoder)
-    local known = { "string", "adamw", choices = { "adamw", "muon" } }
-    local muon = options.argument("Decoder:parameter_groups", "optimizer", optimizer or known[2], known) == "muon"
+    local muon = options.argument(self.__name .. ":parameter_groups", "optimizer", optimizer or "adamw",
+        { "string", choices = { "adamw", "muon" } }) == "muon"
     local hidden, matrices, vectors, use_muon = {}, {}, {}, nil
     for name, parameter in self:named_parameters() do
         local list = parameter:dim() < 2 and vectors or muon and is_hidden(name) and hidden or matrices

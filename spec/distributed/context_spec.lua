@@ -11,18 +11,14 @@ describe("a sequence cut between processes", function()
     for _, n in ipairs { 2, 4 } do
         it(("is attended to as by one, between %d"):format(n), function()
             if not processes.available() then pending "mpirun cannot start anything" end
-            local text, status, oks = processes.checks(n, "context")
-            assert.equal(0, status, text)
-            assert.equal(n, oks, text)
+            processes.assert_checks(n, "context")
         end)
     end
 
     for n = 2, 4 do
         it(("goes round as keys and values, of %d"):format(n), function()
             if not processes.available() then pending "mpirun cannot start anything" end
-            local text, status, oks = processes.checks(n, "ring")
-            assert.equal(0, status, text)
-            assert.equal(n, oks, text)
+            processes.assert_checks(n, "ring")
         end)
     end
 

@@ -10,9 +10,7 @@ describe("experts split between processes", function()
     for _, n in ipairs { 2, 3, 4 } do
         it("are those of one process, in " .. n, function()
             if not processes.available() then pending "mpirun cannot start anything" end
-            local text, status, oks = processes.checks(n, "experts")
-            assert.equal(0, status, text)
-            assert.equal(n, oks, text)
+            processes.assert_checks(n, "experts")
         end)
     end
 

@@ -10,9 +10,7 @@ describe("layers split between processes", function()
     it("are the whole layers of one process", function()
         if not processes.available() then pending "mpirun cannot start anything" end
         for _, n in ipairs { 2, 3 } do
-            local text, status, oks = processes.checks(n, "parallel")
-            assert.equal(0, status, text)
-            assert.equal(n, oks, text)
+            processes.assert_checks(n, "parallel")
         end
     end)
 

@@ -10,9 +10,7 @@ describe("a model split between processes", function()
     for _, n in ipairs { 2, 4 } do
         it("computes what one does, between " .. n, function()
             if not processes.available() then pending "mpirun cannot start anything" end
-            local text, status, oks = processes.checks(n, "tensor")
-            assert.equal(0, status, text)
-            assert.equal(n, oks, text)
+            processes.assert_checks(n, "tensor")
         end)
     end
 

@@ -256,6 +256,8 @@ describe("te.optim.Muon", function()
         end
         assert.is_true(last < 0.5 * first, last)
         assert.equal(2, #model:parameter_groups(0.1))
+        assert.error_matches(function() model:parameter_groups(0.1, "sgd") end,
+            'GPT:parameter_groups: optimizer: expected one of adamw, muon, got "sgd"')
     end)
 
     it("says what is wrong", function()

@@ -27,6 +27,13 @@ function processes.checks(n, name)
     return text, status, oks
 end
 
+--- The same; raises unless all end so.
+function processes.assert_checks(n, name)
+    local text, status, oks = processes.checks(n, name)
+    if status == 0 and oks == n then return end
+    error(("exit status %d, %d of %d end with ok: %s"):format(status, oks, n, text), 0)
+end
+
 local works
 
 --- Whether this build has the module, and mpirun is there and can start something.

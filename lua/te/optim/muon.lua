@@ -89,11 +89,11 @@ local function iterate(x, group)
     local a, b, c = unpack(group.ns_coefficients)
     for _ = 1, group.ns_steps do
         local square = te.matmul(x, x:transpose(2, 3))
-        local polynomial = mix(square, te.matmul(square, square), { p = b, q = c })
+        local fourth, before = te.matmul(square, square), x
+        local polynomial = mix(square, fourth, { p = b, q = c })
         local product = te.matmul(polynomial, x)
-        local before = x
         x = mix(before, product, { p = a })
-        for _, t in ipairs { square, polynomial, product, before } do t:release() end
+        for _, t in ipairs { square, fourth, polynomial, product, before } do t:release() end
     end
     return x
 end
@@ -119,7 +119,7 @@ local function directions(list, group, grad_scale)
     local rows = {}
     for i, entry in ipairs(list) do
         local keep = group.momentum
-        local u = direction(entry.buffer, entry.grad:to "float32",
+        local u = direction(entry.buffer, entry.grad,
             { keep = keep, share = (1 - keep) * grad_scale, nesterov = group.nesterov and 1 or 0 })
         u = whole.join(entry.parameter, u)
         rows[i] = u:view { matrices(u.shape), u:size(-2), u:size(-1) }

@@ -180,6 +180,11 @@ Llama.CONFIG = Decoder.shared {
 local NEEDS = { n_expert_active = "n_expert", expert_pre_softmax = "n_expert", expert_aux_loss = "n_expert",
     n_inner_shared = "n_expert", full_every = "window", window_rope_base = "window" }
 
+--- The width of an MLP where n_inner does not say it: two thirds of four times the model's, a multiple of 64.
+---@param n_embd integer
+---@return integer
+function Llama.inner_size(n_embd) return 64 * math.ceil(n_embd * 8 / 3 / 64) end
+
 --- The decoder-only Transformer of Llama: rotary positions, RMSNorm, grouped queries, SwiGLU; options make it a
 --- Mistral, Qwen2, Qwen3, Gemma 3, or with experts a Mixtral or GPT-OSS. Called like te.models.gpt.
 function Llama:init(config)
@@ -191,7 +196,7 @@ function Llama:init(config)
         end
     end
     config.n_kv_head = config.n_kv_head or config.n_head
-    config.n_inner = config.n_inner or 64 * math.ceil(config.n_embd * 8 / 3 / 64)
+    config.n_inner = config.n_inner or Llama.inner_size(config.n_embd)
     local init = initializers.normal(0, config.init_std)
     self.wte = self:token_embedding(init)
     if config.embedding_scale ~= 1 then self.scale = te.ConstantScale(config.embedding_scale) end

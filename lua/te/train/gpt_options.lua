@@ -46,8 +46,8 @@ local function check_split(o, given, refuse)
             refuse("--tensor-parallel=%d: --%s=%d is no multiple of it", n, (name:gsub("_", "-")), o[name])
         end
     end
-    if not o.hugging_face then
-        local inner = o.model == "llama" and 64 * math.ceil(o.n_embd * 8 / 3 / 64) or 4 * o.n_embd
+    if o.model == "llama" and not o.hugging_face then -- of a gpt, a multiple of the width and so of its heads
+        local inner = te.models.llama.inner_size(o.n_embd)
         if inner % n ~= 0 then
             refuse("--tensor-parallel=%d: --n-embd=%d makes MLPs %d wide, no multiple of it", n, o.n_embd, inner)
         end

@@ -92,6 +92,11 @@ describe("attention modules", function()
             local expected = te.matmul(te.softmax(te.matmul(q, k:transpose(-2, -1)) / 2 + bias), v)
             assert.is_true(close(expected, m(q, k, v, bias):view({ 1, 2, 3, 4 })))
         end
+        local bias = te.randn({ 3, 5 }, { requires_grad = true })
+        local wanted = te.grad(te.scaled_dot_product_attention(q, k, v, bias):sum(), { bias })[1]
+        for _, run in ipairs { m, te.Sequential(m) } do
+            assert.is_true(close(wanted, te.grad(run(q, k, v, bias):sum(), { bias })[1]))
+        end
         assert.error_matches(function() m(q, k, v) end, "takes 3 extra inputs, got 2")
     end)
 

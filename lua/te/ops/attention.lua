@@ -332,7 +332,7 @@ DotProductAttention.product_keys = SelfAttention.product_keys
 local DOT_PRODUCT = declared.join(ATTENTION, {
     causal = { "boolean", false, help = ATTENTION.causal.help },
     bottom_right = { "boolean", false, help = "aligns the last query with the last key, whatever their numbers" },
-    bias = { "boolean", false, help = "a third extra input, a mask added to the scores; gradient only on the CPU" },
+    bias = { "boolean", false, help = "a third extra input, added to the scores, with a gradient" },
     num_heads = { "size", help = "query heads; required where softmax_type is not vanilla" },
 })
 

@@ -122,7 +122,7 @@ function distributed.is_group(v) return getmetatable(v) == Group end
 -- What training needs besides is loaded when it is first used.
 local loaded_later = {
     average_gradients = "te.distributed.gradients", broadcast_parameters = "te.distributed.gradients",
-    hold_apart = "te.distributed.gradients",
+    hold_apart = "te.distributed.gradients", shard_optimizer = "te.distributed.sharded",
     split_sequence = "te.distributed.sequence", join_sequence = "te.distributed.sequence",
     sequence_positions = "te.distributed.sequence",
     join_state = "te.distributed.whole", split_state = "te.distributed.whole",

@@ -29,6 +29,14 @@ function alike.near(name, a, b, tolerance, least)
     alike.check(not wrong, "%s: %s", name, wrong)
 end
 
+--- All numbers are equal, and so are the shapes.
+function alike.same(name, a, b)
+    local shapes = { table.concat(a.shape, ","), table.concat(b.shape, ",") }
+    alike.check(shapes[1] == shapes[2], "%s: shapes {%s} and {%s}", name, shapes[1], shapes[2])
+    local sum = te.no_grad(function() return te.sum(te.abs(a:to("float64") - b:to("float64"))) end):item()
+    alike.check(sum == 0, "%s differs by %g", name, sum)
+end
+
 --- The function raises, with the text in its message.
 function alike.fails(text, ...)
     local done, problem = pcall(...)

@@ -7,6 +7,7 @@
  *     quantized_parts(t)                   rowwise data, scale_inv, amax, column-wise data, scale_inv, amax; nil
  *                                          where absent
  *     set_quantized_parts(t, …)            takes over the like
+ *     count_quantized(t)                   counts the amax of what was taken over in the history of t's product
  *     check_quantized_parts(name, t, …)    nil, or why it would not, beginning with the name
  *     quantized_on(t, device)              another with the same bytes there
  *     quantized_clone(t, states)           another with copies of the bytes
@@ -95,6 +96,17 @@ static int take_parts(lua_State *L, const char *who)
 
 static int set_quantized_parts(lua_State *L) { return take_parts(L, NULL); }
 
+static int count_quantized(lua_State *L)
+{
+    te_lua *rt = te_lua_runtime(L);
+    te_lua_enter(rt, L, "count_quantized");
+    const struct te_quantized_storage *quantized = check_quantized(L, "count_quantized")->storage->quantized;
+    te_lua_call call = te_lua_begin(rt, L);
+    te_status status = te_role_count_resident(quantized->state, &quantized->copies);
+    te_lua_end(rt, call);
+    return status == TE_OK ? 0 : te_lua_raise(rt, L, "count_quantized", status);
+}
+
 static int check_quantized_parts(lua_State *L)
 {
     char who[160];
@@ -172,6 +184,7 @@ const luaL_Reg te_lua_quantized_parameter_functions[] = {
     {"quantized_writes", quantized_writes},
     {"quantized_parts", quantized_parts},
     {"set_quantized_parts", set_quantized_parts},
+    {"count_quantized", count_quantized},
     {"check_quantized_parts", check_quantized_parts},
     {"quantized_as", quantized_as},
     {"quantized_on", quantized_on},

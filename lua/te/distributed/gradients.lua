@@ -9,6 +9,8 @@
 -- Large gradients are averaged where they are. Small ones, of which a model has many, go together: they are copied into
 -- buckets, flat tensors of one dtype that are kept for the next step.
 --
+-- Of parameters whose optimizer is sharded each process gets the share that it updates (te.distributed.scatter).
+--
 -- Parameters of which each process of a group has parts (te.distributed.parts) are averaged only over those that have
 -- the same parts. Others, such as experts, are held apart: their gradients came from all of the group already, so they
 -- are divided by its size, too.
@@ -18,7 +20,9 @@ local fail = require "te.fail"
 local Module = require "te.module"
 local options = require "te.options"
 local parameter_list = require "te.parameter_list"
+local agree = require "te.distributed.agree"
 local parts = require "te.distributed.parts"
+local shards = require "te.distributed.shards"
 
 local apart = setmetatable({}, { __mode = "k" }) -- groups by parameter that is held apart, and by the module of it
 
@@ -33,20 +37,24 @@ function gradients.hold_apart(module, group)
     for _, parameter in ipairs(module:parameters()) do apart[parameter], parts[parameter] = group, group end
 end
 
--- The list without what processes hold parts of, and that by group, as lists { group =, apart =, parameters… }.
+-- A list as lists { group =, apart =, sharded =, parameters… } of what averages alike: `group` of those that processes
+-- hold parts of.
 local function divide(list)
-    local common, held, known = {}, {}, { [true] = {}, [false] = {} }
+    local lists, known = {}, {}
     for _, parameter in ipairs(list) do
-        local group, is_apart = parts[parameter], apart[parameter] ~= nil
-        local alike = known[is_apart]
-        if group and not alike[group] then
-            alike[group] = { group = group, apart = is_apart }
-            held[#held + 1] = alike[group]
+        local group, is_apart, sharded = parts[parameter], apart[parameter] ~= nil, shards.of[parameter] ~= nil
+        local alike = known[group or 0] or {}
+        known[group or 0] = alike
+        local kind = (is_apart and 2 or 0) + (sharded and 1 or 0)
+        if not alike[kind] then
+            alike[kind] = { group = group, apart = is_apart, sharded = sharded }
+            lists[#lists + 1] = alike[kind]
         end
-        table.insert(group and alike[group] or common, parameter)
+        table.insert(alike[kind], parameter)
     end
-    return common, held
+    return lists
 end
+gradients.divide = divide
 
 local same_parts = setmetatable({}, { __mode = "k" }) -- by group that holds parts: by group of all; true: all have them
 
@@ -64,55 +72,17 @@ local function holders(who, all, group)
     local same = known[all] == true and all or known[all]
     return same.size > 1 and same or nil
 end
+gradients.holders = holders
 
 local ALONE = 2 ^ 20 -- bytes from which on copying a gradient costs more than a collective of its own
 local BYTES = { float64 = 8, float32 = 4, bfloat16 = 2, float16 = 2 }
 
--- A number from 0 to 2^29 - 1 that says what a tensor is, by a name and unless it is a part by its dtype and shape.
-local function number_of(name, tensor, is_part)
-    local text = is_part and name or ("%s %s %s"):format(name, tensor.dtype, options.shape(tensor))
-    local number = 0
-    for i = 1, #text do number = (number * 16777619 + text:byte(i)) % 2 ^ 29 end
-    return number
-end
-
--- The largest of every process's flags, which are 0 to 3, by tensor. What goes together would be mixed up where lists
--- of the same length are of other tensors; numbers say what these are.
-local function agree(who, group, flags, numbers, describe)
-    local values, n = {}, #flags
-    for i = 1, n do values[i], values[n + i] = 4 * numbers[i] + flags[i], -numbers[i] end
-    local all, largest = group:all_reduce_(te.tensor(values, { dtype = "int32", device = "cpu" }), "max"):totable(), {}
-    for i = 1, n do
-        largest[i] = all[i] % 4
-        if all[i] - largest[i] ~= -4 * all[n + i] then
-            fail("%s: %s here, and another tensor in another process", who, describe(i))
-        end
-    end
-    return largest
-end
-
-local numbers = setmetatable({}, { __mode = "k" }) -- by parameter: { its dtype, number }
-
-local function number_of_parameter(parameter)
-    local known, dtype = numbers[parameter], parameter.dtype
-    if not known or known[1] ~= dtype then
-        known = { dtype, number_of("", parameter) }
-        numbers[parameter] = known
-    end
-    return known[2]
-end
-
 -- Which parameters have a gradient in some process, as a list of 0 and 1; 2 is one that is float32, which a main_grad
 -- may be, so that a layout does not outlive the dtypes that it is for.
 local function agree_on_gradients(group, list, grads)
-    local mask, own = {}, {}
-    for i, parameter in ipairs(list) do
-        mask[i] = not grads[i] and 0 or grads[i].dtype == "float32" and 2 or 1
-        own[i] = number_of_parameter(parameter)
-    end
-    return agree("te.distributed.average_gradients", group, mask, own, function(i)
-        return ("parameter %d is %s %s"):format(i, list[i].dtype, options.shape(list[i]))
-    end)
+    local mask = {}
+    for i = 1, #list do mask[i] = not grads[i] and 0 or grads[i].dtype == "float32" and 2 or 1 end
+    return agree.on_parameters("te.distributed.average_gradients", group, list, mask)
 end
 
 local function new_bucket(dtype, device) return { dtype = dtype, device = device, n = 0, bytes = 0, members = {} } end
@@ -191,9 +161,10 @@ local function average(group, layout, grads)
     end
 end
 
--- Averages the gradients of a list; `owner` keeps what they travel in.
+-- Averages the gradients of a list; `owner` keeps what they travel in. Of sharded parameters each process gets its
+-- share.
 local function average_list(owner, list, group, limit)
-    if group.size == 1 or #list == 0 then return end
+    if list.sharded then shards.check(group, list) end
     local grads = {}
     for i, parameter in ipairs(list) do grads[i] = te._core.gradient(parameter) or false end
     local mask = agree_on_gradients(group, list, grads)
@@ -208,7 +179,11 @@ local function average_list(owner, list, group, limit)
                 if wide then parameter.grad = nil end
             end
         end
-        average(group, layout_of(owner, list, mask, grads, limit), grads)
+        if list.sharded then
+            require("te.distributed.scatter").reduce(group, list, grads, limit)
+        else
+            average(group, layout_of(owner, list, mask, grads, limit), grads)
+        end
     end)
     for i = 1, #list do
         if grads[i] then grads[i]:release() end -- this handle; the collector would keep a model's gradients for a while
@@ -218,7 +193,8 @@ end
 local function scale_list(list, factor)
     te.no_grad(function()
         for _, parameter in ipairs(list) do
-            local grad = te._core.gradient(parameter)
+            local shard = shards.of[parameter]
+            local grad = te._core.gradient(shard and shard.slice or parameter)
             if grad then grad:mul_(factor) grad:release() end
         end
     end)
@@ -234,7 +210,8 @@ local BROADCAST = { group = GROUP, root = { "integer", 0, min = 0, help = "rank 
 --- processes have counts as zeros in the others, which get the average; one that none has stays absent, and one that is
 --- a main_grad in some process becomes one in all. On the CPU, averages have the same bits in all processes. Parts of
 --- split layers are averaged over the processes with the same part; gradients of split experts become those of the
---- average loss.
+--- average loss. Of parameters whose optimizer is sharded (te.distributed.shard_optimizer) each process gets the share
+--- that it updates, and the gradient of the parameter is taken away.
 ---@param params table  a list of parameters, or a module
 ---@param opts table|nil
 function gradients.average_gradients(params, opts)
@@ -243,12 +220,11 @@ function gradients.average_gradients(params, opts)
     local list = parameter_list(who, params)
     local group = options.group(who, "option group", o.group) or te.distributed.world()
     if group.size == 1 then return end
-    local common, held = divide(list)
-    average_list(params, common, group, o.bucket_bytes)
-    for _, part in ipairs(held) do
-        local same = holders(who, group, part.group)
-        if same then average_list(part[1], part, same, o.bucket_bytes) end
-        if part.apart then scale_list(part, 1 / part.group.size) end
+    for _, alike in ipairs(divide(list)) do
+        local same = group
+        if alike.group then same = holders(who, group, alike.group) end
+        if same then average_list(alike.group and alike[1] or params, alike, same, o.bucket_bytes) end
+        if alike.apart then scale_list(alike, 1 / alike.group.size) end
     end
 end
 options.declare(gradients.average_gradients, AVERAGE)
@@ -292,8 +268,8 @@ end
 -- All processes have tensors of the same names; what is no part is alike.
 local function agree_on_state(who, group, names, state, held_in)
     local flags, own = {}, {}
-    for i, name in ipairs(names) do flags[i], own[i] = 0, number_of(name, state[name], held_in(name)) end
-    agree(who, group, flags, own, function(i)
+    for i, name in ipairs(names) do flags[i], own[i] = 0, agree.number_of(name, state[name], held_in(name)) end
+    agree.largest(who, group, flags, own, function(i)
         return ("tensor %d is %s, %s %s"):format(i, names[i], state[names[i]].dtype, options.shape(state[names[i]]))
     end)
 end

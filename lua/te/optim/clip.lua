@@ -1,5 +1,6 @@
 --- Gradient norms. One pass over all gradients gives the norm and, when it is not finite, which tensor broke it.
 --- Squares of what processes hold parts of (te.distributed.parts) are added up between them: they find the same norm.
+--- Gradients of sharded parameters are those of their slices, which are parts.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -7,29 +8,34 @@ local Module = require "te.module"
 local options = require "te.options"
 local parameter_list = require "te.parameter_list"
 local parts = require "te.distributed.parts"
+local shards = require "te.distributed.shards"
 
 local clip = {}
 
+-- Gradients; the parameters that they belong to; by gradient's number the group that has parts of it, if one has; and a
+-- list of these groups.
 local function gradients(who, params)
-    local list, owners, groups = {}, {}, {}
+    local list, owners, held, groups = {}, {}, {}, {}
     for _, parameter in ipairs(parameter_list(who, params)) do
-        local group, grad = parts[parameter], te._core.gradient(parameter)
+        local shard = shards.of[parameter]
+        local group = shard and shard.summed_over or parts[parameter]
+        local grad = te._core.gradient(shard and shard:holder(who) or parameter)
         if group and not groups[group] then
             groups[#groups + 1], groups[group] = group, 0
         end
         if grad then
             list[#list + 1] = grad
-            owners[#owners + 1] = parameter
+            owners[#list], held[#list] = parameter, group
         end
     end
-    return list, owners, groups
+    return list, owners, held, groups
 end
 
 -- The sum of all squares where some belong to parts.
-local function sum_of_parts(squares, owners, groups)
+local function sum_of_parts(squares, held, groups)
     local total = 0
     for i, square in ipairs(squares) do
-        local group = parts[owners[i]]
+        local group = held[i]
         if group then
             groups[group] = groups[group] + square
         else
@@ -48,10 +54,10 @@ end
 ---@return number norm  NaN or infinite when a gradient is
 ---@return table|nil broken  then: the list of parameters whose gradients are not finite in this process
 function clip.grad_norm(params)
-    local grads, owners, groups = gradients("te.optim.grad_norm", params)
+    local grads, owners, held, groups = gradients("te.optim.grad_norm", params)
     if #grads == 0 and #groups == 0 then return 0 end
     local squares, total = te._core.sum_squares(grads)
-    if #groups > 0 then total = sum_of_parts(squares, owners, groups) end
+    if #groups > 0 then total = sum_of_parts(squares, held, groups) end
     for i = 1, #grads do grads[i]:release() end -- these handles, not the gradients
     if total - total == 0 then return math.sqrt(total) end
     local broken = {}
@@ -74,7 +80,7 @@ local CLIP = {
 ---@param opts table
 function clip.grad_clip(params, opts)
     local o = options.check("te.optim.grad_clip", opts, CLIP)
-    local grads, _, groups = gradients("te.optim.grad_clip", params)
+    local grads, _, _, groups = gradients("te.optim.grad_clip", params)
     if #groups > 0 then
         fail("te.optim.grad_clip: params: some are split between processes; te.optim.grad_norm adds what all have")
     end

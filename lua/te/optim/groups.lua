@@ -4,6 +4,7 @@ local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local Module = require "te.module"
+local shards = require "te.distributed.shards"
 
 local groups = {}
 
@@ -90,7 +91,9 @@ function groups.add(self, who, group, defaults, seen)
     complete.params = as_parameters(who, group.params)
     check_parameters(who, complete.params, seen)
     if self.takes then self.takes(who, complete, complete.params) end
-    for _, parameter in ipairs(complete.params) do self.order[#self.order + 1] = parameter end
+    for _, parameter in ipairs(complete.params) do
+        self.order[#self.order + 1], shards.of[parameter] = parameter, nil -- no earlier optimizer's from here on
+    end
     self.groups[#self.groups + 1] = complete
 end
 

@@ -56,6 +56,7 @@ local names = {
     utils = "there are te.data.open, te.checkpoint, te.optim.clip_grad_norm",
     lr_scheduler = SCHEDULES, LambdaLR = SCHEDULES, CosineAnnealingLR = SCHEDULES, StepLR = SCHEDULES,
     Adam = "te.optim.AdamW(parameters, { weight_decay = 0 })",
+    ZeroRedundancyOptimizer = "te.distributed.shard_optimizer(optimizer)",
     RMSprop = "te.optim has AdamW, Muon and SGD", Adagrad = "te.optim has AdamW, Muon and SGD",
     Format = "formats are texts: te.recipe.DelayedScaling { fp8_format = \"HYBRID\" }",
     LayerNormLinear = NORM_FIRST:format(""),

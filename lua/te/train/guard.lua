@@ -6,6 +6,7 @@
 
 local te = require "te"
 local options = require "te.options"
+local shards = require "te.distributed.shards"
 local run = require "te.train.run"
 
 local Guard = {}
@@ -23,23 +24,35 @@ local function new(model, ranks)
         Guard)
 end
 
--- "parameter blocks.3.mlp.2.weight of Linear(…)" for the first tensor of the kind that is not finite. Kinds are
--- "gradient", "parameter" and the names of what the optimizer keeps of one.
-local function culprit(model, kind, optimizer)
-    local tensors, texts = {}, {}
+local function tensor_of(parameter, kind, optimizer)
+    local shard = shards.of[parameter]
+    local slice = shard and shard.slice or parameter
+    if kind == "gradient" then return te._core.gradient(slice) end
+    if kind == "parameter" then return parameter:detach() end
+    return (optimizer.state[slice] or {})[kind]
+end
+
+-- "parameter blocks.3.mlp.2.weight of Linear(…)" for the first tensor of the kind that is not finite, here or in
+-- another process of a group. Kinds are "gradient", "parameter" and the names of what the optimizer keeps of one.
+local function culprit(model, kind, optimizer, group)
+    local tensors, places, texts = {}, {}, {}
     for name, parameter, module in model:named_parameters() do
-        local tensor
-        if kind == "gradient" then tensor = te._core.gradient(parameter)
-        elseif kind == "parameter" then tensor = parameter:detach()
-        else tensor = (optimizer.state[parameter] or {})[kind] end
-        if tensor then
-            tensors[#tensors + 1] = tensor
-            texts[#texts + 1] = ("%s %s of %s"):format(kind, name, tostring(module):match("^[^\n]*"))
-        end
+        local tensor = tensor_of(parameter, kind, optimizer)
+        texts[#texts + 1] = ("%s %s of %s"):format(kind, name, tostring(module):match("^[^\n]*"))
+        if tensor then tensors[#tensors + 1], places[#tensors + 1] = tensor, #texts end
     end
-    if #tensors == 0 then return nil end
-    for i, square in ipairs((te._core.sum_squares(tensors))) do
-        if not finite(square) then return texts[i] end
+    local first = #texts + 1
+    for i, square in ipairs(#tensors > 0 and te._core.sum_squares(tensors) or {}) do
+        if not finite(square) then first = math.min(first, places[i]) end
+    end
+    if group then first = group:all_reduce(te.tensor({ first }, { dtype = "int32", device = "cpu" }), "min"):item() end
+    return texts[first]
+end
+
+-- The processes that have shares of the model's gradients, where it is so.
+local function sharing(self)
+    for _, parameter in ipairs(self.ranks and self.model:parameters() or {}) do
+        if shards.of[parameter] then return self.ranks.group end
     end
 end
 
@@ -54,10 +67,12 @@ function Guard:allows(loss, grad_norm, backward)
     end
     self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
     if self.in_a_row < PATIENCE then return false end
-    local what = culprit(self.model, "parameter")
+    local group = sharing(self)
+    local what = culprit(self.model, "parameter", nil, group)
     if not what and backward then backward() end
+    what = what or culprit(self.model, "gradient", nil, group)
     if not self.speaks then run.fail(run.exit.not_finite) end
-    what = what or culprit(self.model, "gradient") or ("the loss of %s"):format(self.model.__name)
+    what = what or ("the loss of %s"):format(self.model.__name)
     run.fail(run.exit.not_finite, ("%d steps in a row were not finite (loss %s, gradient norm %s): %s"):format(
         PATIENCE, tostring(loss), tostring(grad_norm), what))
 end
@@ -78,7 +93,9 @@ end
 ---@param optimizer te.Optimizer
 function Guard:check(optimizer)
     local found = self:damage(optimizer)
-    if self.ranks and self.ranks:any_part(found ~= nil) then found = found or "a part in another process" end
+    local any = self.ranks and self.ranks:any_part(found ~= nil)
+    if sharing(self) then any = self.ranks:sums(found and 1 or 0) > 0 end
+    if any then found = found or "a part in another process" end
     if not found then return end
     run.fail(run.exit.not_finite, self.speaks and found .. " is not finite: it is not saved" or nil)
 end

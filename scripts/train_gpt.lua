@@ -8,6 +8,7 @@
 --     tetrain train_gpt.lua --hugging-face=gpt2 --data=book.txt --block=256 --lr=3e-5    goes on with that model
 --     tetrain train_gpt.lua --hugging-face=gpt2 --data=book.txt --block=256 --lora-rank=8    trains adapters of it
 --     mpirun -n 4 tetrain train_gpt.lua --batch=8        four processes, 32 rows a batch
+--     mpirun -n 4 tetrain train_gpt.lua --shard-optimizer        each keeps a quarter of the optimizer's state
 --     mpirun -n 4 tetrain train_gpt.lua --context-parallel=2     two pairs, which halve each row
 --     mpirun -n 4 tetrain train_gpt.lua --tensor-parallel=2      two pairs, each with halves of one model
 --
@@ -88,6 +89,8 @@ local command_line = train.command_line {
         help = "number of processes that heads, MLPs and the vocabulary are split over" },
     { "sequence-parallel", "boolean", false,
         help = "with --tensor-parallel: tokens, too, are split between layers" },
+    { "shard-optimizer", "boolean", false,
+        help = "with several processes: each keeps and updates a share of the optimizer's state" },
     { "device", "string", te.get_default_device(), told = train.ranks.device_told,
         help = "cpu, cuda, cuda:1; with several processes, cuda gives each its own" },
     { "graph", "boolean", true, help = "record and launch each step as a whole, where the device can" },
@@ -197,6 +200,7 @@ local function open_run(o, given, script)
     run.model:to(device)
     run.optimizer = te.optim[o.optimizer == "muon" and "Muon" or "AdamW"](
         run.model:parameter_groups(o.weight_decay, o.optimizer), { betas = { o.beta1, o.beta2 } })
+    if o.shard_optimizer then ranks:shard(run.optimizer) end
     run.guard = train.guard(run.model, ranks)
     run.steps = new_steps(run, o)
     run.set.train:seek((run.first_step - 1) * o.grad_accumulation)

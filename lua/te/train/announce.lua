@@ -26,7 +26,8 @@ return function(run)
     if ranks.size > 1 then
         local shared = ranks.context and (", each %d on the same rows"):format(ranks.context.size)
             or ranks.tensor and (", each %d with one model"):format(ranks.tensor.size) or ""
-        progress:print("%d processes%s, %d tokens a step", ranks.size, shared, run.step_tokens)
+        progress:print("%d processes%s%s, %d tokens a step", ranks.size, shared,
+            run.optimizer.sharding and ", the optimizer sharded" or "", run.step_tokens)
     end
     if run.saved_by and run.saved_by ~= ranks.row_ranks then
         progress:print("the checkpoint's batches were cut in %d, these are in %d: rows from here on are others",

@@ -12,6 +12,7 @@ local files = require "te.files"
 local options = require "te.options"
 local run = require "te.train.run"
 
+local shards = require "te.distributed.shards"
 local whole = require "te.distributed.whole"
 
 local checkpoint = {}
@@ -50,11 +51,14 @@ local function parameter_names(model)
 end
 
 -- What takes the tensors that are written, put(name, tensor, parameter), and reads a split one's parts from all
--- processes of the group. Only the process that writes keeps it, in the host's memory.
-local function collector(tensors, group)
-    return function(name, tensor, parameter)
+-- processes of the group. Only the process that writes keeps it, in the host's memory; likewise what was `made` of a
+-- sharded optimizer's.
+local function collector(tensors, writes)
+    return function(name, tensor, parameter, made)
         local joined = parameter and whole.layouts[parameter] and whole.join(parameter, tensor)
-        if joined and group.rank == 0 then
+        if made and joined then tensor:release() end
+        joined = joined or made and tensor
+        if joined and writes then
             tensors[name] = joined.device == "cpu" and joined or joined:to "cpu"
         elseif not joined then
             tensors[name] = tensor
@@ -78,28 +82,36 @@ end
 local function add_optimizer(put, metadata, model, optimizer)
     local names, counts = parameter_names(model), optimizer:step_counts()
     optimizer:catch_up()
-    for i, parameter in ipairs(optimizer.order) do
+    local sharding = optimizer.sharding
+    for i, parameter in ipairs(shards.parameters(optimizer)) do
         if not names[parameter] then
             fail("te.train.checkpoint.save: parameter %d of the optimizer, of shape %s, is none of the model's", i,
                 options.shape(parameter))
         end
-        local state = optimizer.state[parameter] or {} -- itself, as state_dict would copy it
+        local slice = optimizer.order[i]
+        local state = optimizer.state[slice] or {} -- itself, as state_dict would copy it
         counts[i] = ("%d %s"):format(counts[i], names[parameter])
-        for _, slot in ipairs(options.names(state)) do
-            local value = state[slot]
-            if te.is_tensor(value) then put(("optimizer.%s.%s"):format(slot, names[parameter]), value, parameter) end
+        local function put_slot(slot, value, made)
+            if te.is_tensor(value) then
+                put(("optimizer.%s.%s"):format(slot, names[parameter]), value, parameter, made)
+            end
+        end
+        if sharding and sharding.by_slice[slice] then
+            sharding.each_whole(optimizer, slice, function(slot, value) put_slot(slot, value, true) end)
+        else
+            for _, slot in ipairs(options.names(state)) do put_slot(slot, state[slot]) end
         end
     end
     metadata["optimizer.counts"], metadata["optimizer.name"] = table.concat(counts, "\n"), optimizer.name
 end
 
 -- By the name of the parameter, and how many. Files of before have "optimizer.steps", in the order of the optimizer.
-local function step_counts(metadata, optimizer, names)
+local function step_counts(metadata, parameters, names)
     local counts, n, texts = {}, 0, metadata["optimizer.counts"]
     for count, name in (texts or ""):gmatch("(%d+) ([^\n]*)") do counts[name], n = tonumber(count), n + 1 end
     for count in (not texts and metadata["optimizer.steps"] or ""):gmatch("%d+") do
         n = n + 1
-        local name = names[optimizer.order[n]]
+        local name = names[parameters[n]]
         if name then counts[name] = tonumber(count) end
     end
     return counts, n
@@ -128,7 +140,14 @@ local function check_parts(who, model, group)
     end
 end
 
---- Writes a checkpoint and removes the others with the lowest steps.
+-- Whether this process writes, of all that call save for one model.
+local function is_writer(opts)
+    local sharding = opts.optimizer.sharding
+    return (not opts.group or opts.group.rank == 0) and (not sharding or sharding.group.rank == 0)
+end
+
+--- Writes a checkpoint and removes the others with the lowest steps. If the optimizer is sharded all processes of its
+--- group call this, and its rank 0 writes.
 ---@param opts table
 ---@return string path
 function checkpoint.save(opts)
@@ -152,10 +171,11 @@ function checkpoint.save(opts)
             metadata[name] = value
         end
     end
-    local put, path = collector(tensors, opts.group), checkpoint.path(opts.folder, opts.step)
+    local writes, path = is_writer(opts), checkpoint.path(opts.folder, opts.step)
+    local put = collector(tensors, writes)
     add_model(put, opts.model)
     add_optimizer(put, metadata, opts.model, opts.optimizer)
-    if opts.group and opts.group.rank > 0 then return path end
+    if not writes then return path end
     te.save(path, tensors, metadata)
     local others = {}
     for _, step in ipairs(checkpoint.steps(opts.folder)) do
@@ -232,11 +252,12 @@ function checkpoint.restore_training(saved, model, optimizer)
         states[parameter][slot] = tensor
     end
     optimizer:catch_up() -- with what its groups have
-    local counts, n = step_counts(saved.metadata, optimizer, names)
-    if n ~= #optimizer.order then
-        error(("%s: %d parameters were optimized, the model has %d"):format(saved.path, n, #optimizer.order), 0)
+    local parameters = shards.parameters(optimizer)
+    local counts, n = step_counts(saved.metadata, parameters, names)
+    if n ~= #parameters then
+        error(("%s: %d parameters were optimized, the model has %d"):format(saved.path, n, #parameters), 0)
     end
-    for i, parameter in ipairs(optimizer.order) do
+    for i, parameter in ipairs(parameters) do
         local name = names[parameter]
         local count = name and counts[name]
         if not count then

@@ -31,7 +31,7 @@ end
 local function save(run, step, unvalidated)
     local o, ranks = run.options, run.ranks
     run.guard:check(run.optimizer)
-    if not ranks.holds then return end
+    if not ranks.holds and not run.optimizer.sharding then return end
     local texts = { unvalidated = unvalidated and ("%.17g"):format(unvalidated),
         processes = ranks.row_ranks > 1 and tostring(ranks.row_ranks) or nil } -- with rows of their own
     return script.io(checkpoint.save, { folder = o.out, step = step, model = run.model, optimizer = run.optimizer,

@@ -121,6 +121,11 @@ function Ranks:broadcast(model)
     if self.size > 1 then te.distributed.broadcast_parameters(model, { group = self.group }) end
 end
 
+--- Divides an optimizer between all processes.
+function Ranks:shard(optimizer)
+    if self.size > 1 then te.distributed.shard_optimizer(optimizer, self.group) end
+end
+
 function Ranks:barrier()
     if self.size > 1 then self.group:barrier() end
 end

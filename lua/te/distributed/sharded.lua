@@ -157,7 +157,11 @@ function Sharded:zero_grad(...)
 end
 
 function Sharded:add_group(group, ...)
-    local who = "te.optim." .. self.name .. ":add_group"
+    local who, params = "te.optim." .. self.name .. ":add_group", type(group) == "table" and group.params or nil
+    if te.is(params, te.Module) then params = params:parameters() end
+    for i, parameter in ipairs(type(params) == "table" and params or {}) do
+        if self.sharding.parameters[parameter] then fail("%s: parameter %d of a group came before", who, i) end
+    end
     self.sharding.class.add_group(self, group, ...)
     check_alike(who, self.sharding.group, self.groups[#self.groups].params)
     shard_groups(self, who)

@@ -18,7 +18,7 @@ local MADE = { _programs = true, _script = true, _products = true }
 local function said_elsewhere()
     local gradients = require "te.distributed.gradients"
     return { require "te.distributed.parts", require("te.distributed.whole").layouts, mode.initial, tree.parameters,
-        gradients.apart }
+        gradients.apart, require("te.distributed.stages").held }
 end
 
 local function said_of_copy(state, old, new)

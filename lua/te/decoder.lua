@@ -18,6 +18,9 @@
 -- With the option tensor_parallel, a group, each process has some heads, a part of every MLP and of the vocabulary
 -- (te.ops.tensor_parallel); ids, targets, loss and hidden states are whole, the logits beside a loss are those of its
 -- part of the vocabulary. self.tensor_parallel and self.sequence_parallel say so, nil and false where nothing is split.
+--
+-- With the option pipeline_parallel, a group, each process has some of the blocks, and self.stage says so
+-- (te.distributed.stages). A model makes what is around the blocks by self:keep, and may have it in one stage alone.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -26,6 +29,8 @@ local fuser = require "te.fuser"
 local declared = require "te.ops.declared"
 local context_parallel = require "te.ops.context_parallel"
 local split = require "te.split_decoder"
+local staged = require "te.staged_decoder"
+local stages = require "te.distributed.stages"
 local tensor_parallel = require "te.ops.tensor_parallel"
 local whole = require "te.distributed.whole"
 local KVCache = require "te.kv_cache"
@@ -61,6 +66,7 @@ local OWN = {
     cp_comm_type = context_parallel.OPTIONS.cp_comm_type,
     tensor_parallel = tensor_parallel.OPTIONS.tensor_parallel,
     sequence_parallel = tensor_parallel.OPTIONS.sequence_parallel,
+    pipeline_parallel = staged.OPTIONS.pipeline_parallel,
 }
 
 --- Says what options a model's init takes.
@@ -76,6 +82,7 @@ function Decoder:configure(config)
     end
     local cut = context_parallel.check(who, config.context_parallel, config.cp_comm_type, "context_parallel")
     split.configure(self, who, config, cut ~= nil)
+    staged.configure(self, who, config)
     self.config = config
     return config
 end
@@ -83,13 +90,17 @@ end
 --- The table of the token embedding, filled by init.
 function Decoder:token_embedding(init) return split.embedding(self, init) end
 
+--- A module of the model, nil where the stage of this process does not have it.
+---@param name string
+---@param module table
+---@param place string  the stage that has it: first, last or ends, which are both
+function Decoder:keep(name, module, place) return staged.keep(self, name, module, place) end
+
 --- Makes self.blocks, Block(config, 1) to Block(config, n_layer), and cuts their sequences as config says.
 function Decoder:make_blocks(Block)
     local config = self.config
     self.blocks = te.Sequential()
-    local function append_blocks()
-        for layer = 1, config.n_layer do self.blocks:append(Block(config, layer)) end
-    end
+    local function append_blocks() staged.append_blocks(self, Block) end
     if config.quantized then
         te.quantized_model_init({ recipe = te.recipe[config.quantized] {} }, append_blocks)
     else
@@ -144,6 +155,13 @@ local function block_with_loss(block, x)
     return y
 end
 
+-- A block on x, of which backward computes what is inside again.
+local function run_block(block, x)
+    local y, loss = te.checkpoint(block_with_loss, block, x)
+    if loss then block:auxiliary_loss(loss) end
+    return y
+end
+
 -- Runs what stands between embedding and head on what is here.
 local function run_chain(self, x)
     if not self.recompute_blocks or not te._core.grad_enabled() then return fuser.run_chain(self, x) end
@@ -152,9 +170,7 @@ local function run_chain(self, x)
             x = part(x)
         else
             for _, block in ipairs(part) do
-                local y, loss = te.checkpoint(block_with_loss, block, x)
-                if loss then block:auxiliary_loss(loss) end
-                x = y
+                if not te.is(block, te.Identity) then x = run_block(block, x) end -- else it is in another stage
             end
         end
     end
@@ -168,8 +184,9 @@ local function check_ids(self, method, ids)
     end
 end
 
--- hidden_states; `as_split`: where tokens are split between processes, of this one's.
-local function hidden_states(self, ids, as_split)
+-- hidden_states; `as_split`: where tokens are split between processes, of this one's; x: what comes from the stage
+-- before this one, where there is one.
+local function hidden_states(self, ids, as_split, x)
     check_ids(self, "hidden_states", ids)
     local before = KVCache.offset()
     if te.is_tensor(before) then return split.run(self, run_chain, self:embed(ids, before), as_split) end
@@ -177,7 +194,7 @@ local function hidden_states(self, ids, as_split)
     if seq > self.config.block_size then
         fail("%s: a sequence of %d tokens, block_size is %d", self.__name, seq, self.config.block_size)
     end
-    return split.run(self, run_chain, self:embed(ids, before), as_split)
+    return split.run(self, run_chain, x or self:embed(ids, before), as_split)
 end
 
 --- Hidden states {batch, seq, n_embd} of all positions after the final norm, which the head makes logits of: what a
@@ -187,7 +204,31 @@ end
 ---@return te.Tensor hidden
 function Decoder:hidden_states(ids)
     if type(self) ~= "table" then options.method("Decoder:hidden_states", self, Decoder) end
+    if self.stage then fail("%s:hidden_states: not with pipeline_parallel: one stage alone has them", self.__name) end
     return hidden_states(self, ids, false)
+end
+
+-- What this stage makes of ids, and of what comes from the stage before.
+local function stage_states(self, ids, x) return hidden_states(self, ids, false, x) end
+
+local function check_targets(self, ids, targets)
+    if te.is_tensor(targets) and options.shape(targets) == options.shape(ids) then return end
+    fail("%s: targets: expected the shape of ids, %s, got %s", self.__name, options.shape(ids),
+        te.is_tensor(targets) and options.shape(targets) or type(targets))
+end
+
+--- For te.distributed.pipeline_step: what this stage makes of a batch, the hidden states or in the last one the loss.
+---@param ids te.Tensor
+---@param targets te.Tensor
+---@param x te.Tensor|nil  what comes from the stage before
+function Decoder:forward_stage(ids, targets, x)
+    check_ids(self, "forward", ids)
+    check_targets(self, ids, targets)
+    x = hidden_states(self, ids, false, x)
+    if self.stage and self.stage.behind then return x end
+    local logits, loss = split.logits_and_loss(self, x, targets)
+    logits:release()
+    return loss
 end
 
 local FORWARD = {
@@ -199,7 +240,8 @@ local FORWARD = {
 --- load-balancing loss of experts. Without: logits {batch, vocab_size} after the last token only, or with
 --- { logits = "all" } after every token, {batch, seq, vocab_size}, for a custom loss. Within a te.KVCache's run, ids
 --- continue the tokens that it holds. With tensor_parallel, logits beside a loss are of this process's part of the
---- vocabulary.
+--- vocabulary. With pipeline_parallel all processes call it without gradients (te.no_grad), and those logits are in the
+--- last stage, nil in others.
 ---@param ids te.Tensor           {batch, seq}
 ---@param targets te.Tensor|nil   {batch, seq}
 ---@param opts table|nil
@@ -212,11 +254,13 @@ function Decoder:forward(ids, targets, opts)
         fail('%s: with context_parallel targets are needed, or { logits = "all" }; set_context_parallel_group(nil) '
             .. "makes the model whole", self.__name)
     end
-    local x = targets and self.sequence_parallel and hidden_states(self, ids, true) or self:hidden_states(ids)
-    if targets and (not te.is_tensor(targets) or options.shape(targets) ~= options.shape(ids)) then
-        fail("%s: targets: expected the shape of ids, %s, got %s", self.__name, options.shape(ids),
-            te.is_tensor(targets) and options.shape(targets) or type(targets))
+    if self.stage then
+        check_ids(self, "forward", ids)
+        if targets then check_targets(self, ids, targets) end
+        return staged.forward(self, stage_states, ids, targets, which)
     end
+    local x = targets and self.sequence_parallel and hidden_states(self, ids, true) or self:hidden_states(ids)
+    if targets then check_targets(self, ids, targets) end
     if not targets then
         return split.logits(self, which == "all" and x or x:select(2, -1))
     end
@@ -225,6 +269,11 @@ function Decoder:forward(ids, targets, opts)
     return logits, more and loss + more or loss
 end
 options.declare(Decoder.forward, FORWARD)
+
+--- The table that the first and the last stage of pipeline_parallel share, nil in others and where there is none.
+function Decoder:tied_table()
+    return self.config.tie ~= false and self.wte and self.wte.weight or nil
+end
 
 --- What the last forward adds to the loss, or nil.
 function Decoder:auxiliary_loss() return nil end
@@ -235,12 +284,12 @@ function Decoder:auxiliary_loss() return nil end
 function Decoder:explain(ids)
     options.method("Decoder:explain", self, Decoder)
     check_ids(self, "explain", ids)
-    local weight = self:head() -- embeddings are as it is, but for te.autocast
+    local weight = self.stage and self:parameters()[1] or self:head() -- embeddings are as it is, but for te.autocast
     local dtype = weight.dtype ~= "float64" and te._core.compute_dtype() or weight.dtype
     local seq = ids:size(2)
     if self.sequence_parallel then seq = math.ceil(seq / self.tensor_parallel.size) end
     local x = te.empty({ ids:size(1), seq, self.config.n_embd }, { dtype = dtype, device = weight.device })
-    x.requires_grad = te._core.grad_enabled() and self.wte.weight.requires_grad
+    x.requires_grad = te._core.grad_enabled() and weight.requires_grad
     return fuser.explain_chain(self, x)
 end
 
@@ -269,7 +318,8 @@ function Decoder:flops_per_token()
     for _, parameter in ipairs(self:parameters()) do
         if parameter.requires_grad then trained[#trained + 1] = parameter end
     end
-    return 4 * multiplying + 2 * math.min(multiplying, split.count(trained)) + 12 * c.n_layer * width * c.block_size
+    local count = self.stage and self.stage.count or split.count(trained)
+    return 4 * multiplying + 2 * math.min(multiplying, count) + 12 * c.n_layer * width * c.block_size
 end
 
 --- Raises where a checkpoint has a head and it is not the embedding's table, as it is in this model.
@@ -280,11 +330,11 @@ function Decoder:check_tied(who, head, table)
     end
 end
 
---- How many numbers the parameters are; of a split model, those of all processes together.
+--- How many numbers the parameters are; of a split or divided model, those of all processes together.
 ---@return integer
 function Decoder:num_parameters()
     options.method("Decoder:num_parameters", self, Decoder)
-    return split.count(self:parameters())
+    return self.stage and self.stage.count or split.count(self:parameters())
 end
 
 --- How many parameters are in matrix products.
@@ -342,6 +392,7 @@ function Decoder:values_by_name()
     end
     return function(who, name)
         split.refuse(self, who)
+        stages.refuse(self, who)
         local parameter, adapter = parameters[name] or fail("%s: this model has no %s", who, name), adapters[name]
         local value = te._core.is_quantized(parameter) and te.no_grad(parameter.dequantize, parameter)
             or parameter:detach()
@@ -367,14 +418,14 @@ end
 
 --- load_state_dict of a state with whole tensors, also where the model is split.
 function Decoder:load_whole(state, opts)
-    if self.tensor_parallel then state = whole.split_state(self, state) end
+    if self.tensor_parallel or self.stage then state = whole.split_state(self, state) end
     return self:load_state_dict(state, opts)
 end
 
 --- The model, of this class, of a checkpoint that te.train.checkpoint.load read.
 ---@param class table
 ---@param saved table
----@param own table|nil  options that are this process's: tensor_parallel, sequence_parallel
+---@param own table|nil  options that are this process's: tensor_parallel, sequence_parallel, pipeline_parallel
 function Decoder.restore(class, saved, own)
     local config = {}
     for key, value in pairs(own or {}) do config[key] = value end

@@ -89,7 +89,8 @@ end
 --- Whether steps of the model can be recorded.
 ---@param model table
 function decoding.takes(model)
-    if not model.takes_positions or not te._core.device_traits(model:head().device).graphs then return false end
+    if not model.takes_positions or model.stage then return false end -- stages wait for each other
+    if not te._core.device_traits(model:head().device).graphs then return false end
     if te._core.profiling() or te.numerics.looks() then return false end -- they look at every kernel
     for _, module in model:named_modules() do
         if not is_own(module) then return false end

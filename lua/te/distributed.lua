@@ -125,6 +125,7 @@ local loaded_later = {
     hold_apart = "te.distributed.gradients", shard_optimizer = "te.distributed.sharded",
     split_sequence = "te.distributed.sequence", join_sequence = "te.distributed.sequence",
     sequence_positions = "te.distributed.sequence",
+    pipeline_step = "te.distributed.pipeline",
     join_state = "te.distributed.whole", split_state = "te.distributed.whole",
 }
 

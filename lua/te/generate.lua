@@ -89,7 +89,7 @@ local function read_prompts(who, ids, pad, model)
         rows[i] = {}
         for k = 1, longest do rows[i][k] = prompt[k] or pad end
     end
-    return te.tensor(rows, { dtype = "int32", device = model:head().device }), lengths
+    return te.tensor(rows, { dtype = "int32", device = model:parameters()[1].device }), lengths
 end
 
 -- How often each row has each token, none so far; nil where that does not matter. To count what is no token of the

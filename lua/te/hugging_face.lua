@@ -71,6 +71,7 @@ local OPTIONS = {
         help = "dtype of the parameters" },
     tensor_parallel = { "any", help = "as in te.models.llama: this process's part of the model" },
     sequence_parallel = { "boolean", false, help = "as in te.models.llama" },
+    pipeline_parallel = { "any", help = "as in te.models.llama: this process's stage of the model" },
 }
 
 -- The ids after which a text ends, of the configuration and of the one for generating, where a folder has that.
@@ -108,6 +109,7 @@ function hugging_face.load(folder, opts)
     local class, config = configuration.model(said)
     config.dropout, config.quantized = opts.dropout, opts.quantized
     config.tensor_parallel, config.sequence_parallel = opts.tensor_parallel, opts.sequence_parallel
+    config.pipeline_parallel = opts.pipeline_parallel
     if class == te.models.gpt and (opts.block_size or 0) > config.block_size then
         fail("%s: block_size: %d, but %s/config.json has %d positions", WHO, opts.block_size, folder, config.block_size)
     end

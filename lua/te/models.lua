@@ -7,10 +7,11 @@ local models = {}
 
 local KINDS = { gpt = "te.models.gpt", llama = "te.models.llama" }
 
-local SPLIT = { tensor_parallel = { "any" }, sequence_parallel = { "boolean", false } }
+local SPLIT = { tensor_parallel = { "any" }, sequence_parallel = { "boolean", false },
+    pipeline_parallel = { "any" } }
 
---- The model of a checkpoint that te.train.checkpoint.load read; with options tensor_parallel and sequence_parallel
---- this process's part of it.
+--- The model of a checkpoint that te.train.checkpoint.load read; with options tensor_parallel, sequence_parallel
+--- and pipeline_parallel this process's part of it.
 ---@param saved table
 ---@param opts table|nil
 function models.from_checkpoint(saved, opts)

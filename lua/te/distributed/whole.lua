@@ -12,6 +12,7 @@ local fail = require "te.fail"
 local options = require "te.options"
 local parts = require "te.distributed.parts"
 local rows = require "te.rows"
+local stages = require "te.distributed.stages"
 
 local whole = {}
 
@@ -118,9 +119,9 @@ local function split_names(who, module)
     return found, state
 end
 
---- The state_dict of a module whose layers are split between processes with whole tensors, as the same module in one
---- process has it. All processes of its groups call it. What is not split is the module's own. Layers whose weights are
---- stored quantized are refused, and experts of a te.MoE with a group.
+--- The state_dict of a module whose layers are split or divided between processes with whole tensors, as the same
+--- module in one process has it. All processes of its groups call it. What is not split is the module's own. Split layers
+--- whose weights are stored quantized are refused, and experts of a te.MoE with a group.
 ---@param module table
 ---@return table<string, te.Tensor>
 function whole.join_state(module)
@@ -136,11 +137,11 @@ function whole.join_state(module)
     for _, name in ipairs(options.names(state)) do -- in the same order in all processes
         joined[name] = split[name] and whole.join(split[name], state[name]) or state[name]
     end
-    return joined
+    return stages.join(module, joined)
 end
 
 --- Of a whole state, such as join_state makes and a checkpoint holds, what this process's module:load_state_dict takes.
---- Names that are not the module's stay as they are.
+--- What other stages of it alone have is left out; names that are not the module's stay as they are.
 ---@param module table
 ---@param state table<string, any>
 ---@return table<string, any>
@@ -148,7 +149,7 @@ function whole.split_state(module, state)
     local who = "te.distributed.split_state"
     check_module(who, module)
     options.argument(who, "state", state, { "table" })
-    local split, own = split_names(who, module), {}
+    local split, own, elsewhere = split_names(who, module), {}, stages.elsewhere(module)
     for name, tensor in pairs(state) do
         local parameter = split[name]
         if parameter and (te.is_tensor(tensor) or rows.are(tensor)) then
@@ -159,7 +160,7 @@ function whole.split_state(module, state)
             if rows.are(tensor) then tensor = te.no_grad(te.cat, tensor.parts, 1) end
             tensor = whole.split(parameter, tensor)
         end
-        own[name] = tensor
+        if not (elsewhere and elsewhere(name)) then own[name] = tensor end
     end
     return own
 end

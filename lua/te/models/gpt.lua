@@ -63,12 +63,12 @@ GPT.CONFIG = Decoder.shared {
 function GPT:init(config)
     config = self:configure(config)
     local init = { init_method = initializers.normal(0, config.init_std) }
-    self.wte = self:token_embedding(init.init_method)
-    self.wpe = te.Embedding(config.block_size, config.n_embd, init)
-    self.dropout = te.Dropout(config.dropout)
+    self.wte = self:keep("wte", self:token_embedding(init.init_method), "ends")
+    self.wpe = self:keep("wpe", te.Embedding(config.block_size, config.n_embd, init), "first")
+    self.dropout = self:keep("dropout", te.Dropout(config.dropout), "first") or te.Identity()
     self:make_blocks(Block)
-    self.norm = te.LayerNorm(config.n_embd,
-        tensor_parallel.norm(self.tensor_parallel, self.sequence_parallel, { bias = config.bias }))
+    self.norm = self:keep("norm", te.LayerNorm(config.n_embd,
+        tensor_parallel.norm(self.tensor_parallel, self.sequence_parallel, { bias = config.bias })), "last")
 end
 Decoder.declare(GPT)
 
@@ -94,7 +94,7 @@ end
 
 function GPT:head() return self.wte.weight end
 
-function GPT:num_multiplying() return self:num_parameters() - self.wpe.weight:numel() end
+function GPT:num_multiplying() return self:num_parameters() - self.config.block_size * self.config.n_embd end
 
 -- fn(name here, name there, whether there inputs come first) for every parameter outside of the blocks.
 local function each_of_ends(fn)

@@ -198,16 +198,19 @@ function Llama:init(config)
     config.n_kv_head = config.n_kv_head or config.n_head
     config.n_inner = config.n_inner or Llama.inner_size(config.n_embd)
     local init = initializers.normal(0, config.init_std)
-    self.wte = self:token_embedding(init)
-    if config.embedding_scale ~= 1 then self.scale = te.ConstantScale(config.embedding_scale) end
-    self.dropout = te.Dropout(config.dropout)
+    self.wte = self:keep("wte", self:token_embedding(init), config.tie and "ends" or "first")
+    if config.embedding_scale ~= 1 then
+        self.scale = self:keep("scale", te.ConstantScale(config.embedding_scale), "first")
+    end
+    self.dropout = self:keep("dropout", te.Dropout(config.dropout), "first") or te.Identity()
     self:make_blocks(Block)
-    self.norm = norm(config, self)
+    self.norm = self:keep("norm", norm(config, self), "last")
     self.takes_positions = not config.n_expert -- the host counts the rows of experts
     if not config.tie then
         -- no recipe quantizes the head's product
-        self.lm_head = te.quantized_model_init({ enabled = false }, te.Linear, config.n_embd, config.vocab_size,
-            tensor_parallel.linear(self.tensor_parallel, false, "column", { bias = false, init_method = init }))
+        self.lm_head = self:keep("lm_head", te.quantized_model_init({ enabled = false }, te.Linear, config.n_embd,
+            config.vocab_size, tensor_parallel.linear(self.tensor_parallel, false, "column",
+                { bias = false, init_method = init })), "last")
     end
 end
 Decoder.declare(Llama)
@@ -231,13 +234,13 @@ function Llama:head() return (self.lm_head or self.wte).weight end
 function Llama:num_multiplying()
     local c = self.config
     local idle = c.n_expert and 3 * c.n_layer * (c.n_expert - c.n_expert_active) * c.n_embd * c.n_inner or 0
-    return self:num_parameters() - idle - (self.lm_head and c.vocab_size * c.n_embd or 0)
+    return self:num_parameters() - idle - (c.tie and 0 or c.vocab_size * c.n_embd)
 end
 
 function Llama:auxiliary_loss()
     local sum
     for _, block in ipairs(self.blocks) do
-        local loss = block:auxiliary_loss()
+        local loss = block.auxiliary_loss and block:auxiliary_loss()
         if loss then sum = sum and sum + loss or loss end
     end
     return sum

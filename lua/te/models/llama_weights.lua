@@ -200,7 +200,7 @@ end
 -- The head of what is gathered.
 local function take_head(found, model)
     local head = found.tensors["lm_head.weight"] and found:named { "lm_head.weight" } or found.state["wte.weight"]
-    if model.lm_head then
+    if not model.config.tie then
         found.state["lm_head.weight"] = head
     else
         model:check_tied(WHO, head, found.state["wte.weight"])

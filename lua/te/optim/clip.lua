@@ -1,6 +1,6 @@
 --- Gradient norms. One pass over all gradients gives the norm and, when it is not finite, which tensor broke it.
---- Squares of what processes hold parts of (te.distributed.parts) are added up between them: they find the same norm.
---- Gradients of sharded parameters are those of their slices, which are parts.
+-- Squares of what processes hold parts of (te.distributed.parts), or stages have (te.distributed.stages), are added up
+-- between them: they find the same norm. Gradients of sharded parameters are those of their slices, which are parts.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -9,14 +9,15 @@ local options = require "te.options"
 local parameter_list = require "te.parameter_list"
 local parts = require "te.distributed.parts"
 local shards = require "te.distributed.shards"
+local stages = require "te.distributed.stages"
 
 local clip = {}
 
--- Gradients; the parameters that they belong to; by gradient's number the group that has parts of it, if one has; and a
--- list of these groups.
+-- Gradients; the parameters that they belong to; by gradient's number the group that has parts of it, if one has; a list
+-- of these groups; and the group of stages, if there are any.
 local function gradients(who, params)
-    local list, owners, held, groups = {}, {}, {}, {}
-    for _, parameter in ipairs(parameter_list(who, params)) do
+    local list, owners, held, groups, parameters = {}, {}, {}, {}, parameter_list(who, params)
+    for _, parameter in ipairs(parameters) do
         local shard = shards.of[parameter]
         local group = shard and shard.summed_over or parts[parameter]
         local grad = te._core.gradient(shard and shard:holder(who) or parameter)
@@ -28,24 +29,29 @@ local function gradients(who, params)
             owners[#list], held[#list] = parameter, group
         end
     end
-    return list, owners, held, groups
+    return list, owners, held, groups, stages.group_of(parameters)
 end
 
--- The sum of all squares where some belong to parts.
-local function sum_of_parts(squares, held, groups)
-    local total = 0
+local function sum_over(group, value)
+    return group:all_reduce(te.tensor({ value }, { dtype = "float64", device = "cpu" })):item()
+end
+
+-- The sum of all squares where some belong to parts, or to stages: what several of these have counts once.
+local function sum_of_parts(squares, owners, held, groups, staged)
+    local common, own = 0, 0
     for i, square in ipairs(squares) do
-        local group = held[i]
+        local group, stage = held[i], stages.held[owners[i]]
+        if stage and stage.copy then square = 0 end
         if group then
             groups[group] = groups[group] + square
+        elseif stage then
+            own = own + square
         else
-            total = total + square
+            common = common + square
         end
     end
-    for _, group in ipairs(groups) do
-        total = total + group:all_reduce(te.tensor({ groups[group] }, { dtype = "float64", device = "cpu" })):item()
-    end
-    return total
+    for _, group in ipairs(groups) do own = own + sum_over(group, groups[group]) end
+    return common + (staged and sum_over(staged, own) or own)
 end
 
 --- The 2-norm of all gradients together. Where processes hold parts of parameters all of them call it, and the parts of
@@ -54,10 +60,11 @@ end
 ---@return number norm  NaN or infinite when a gradient is
 ---@return table|nil broken  then: the list of parameters whose gradients are not finite in this process
 function clip.grad_norm(params)
-    local grads, owners, held, groups = gradients("te.optim.grad_norm", params)
-    if #grads == 0 and #groups == 0 then return 0 end
+    local grads, owners, held, groups, staged = gradients("te.optim.grad_norm", params)
+    local divided = #groups > 0 or staged
+    if #grads == 0 and not divided then return 0 end
     local squares, total = te._core.sum_squares(grads)
-    if #groups > 0 then total = sum_of_parts(squares, held, groups) end
+    if divided then total = sum_of_parts(squares, owners, held, groups, staged) end
     for i = 1, #grads do grads[i]:release() end -- these handles, not the gradients
     if total - total == 0 then return math.sqrt(total) end
     local broken = {}
@@ -80,8 +87,8 @@ local CLIP = {
 ---@param opts table
 function clip.grad_clip(params, opts)
     local o = options.check("te.optim.grad_clip", opts, CLIP)
-    local grads, _, _, groups = gradients("te.optim.grad_clip", params)
-    if #groups > 0 then
+    local grads, _, _, groups, staged = gradients("te.optim.grad_clip", params)
+    if #groups > 0 or staged then
         fail("te.optim.grad_clip: params: some are split between processes; te.optim.grad_norm adds what all have")
     end
     if #grads == 0 then -- the norm of nothing is 0

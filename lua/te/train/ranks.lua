@@ -6,6 +6,7 @@
 
 local te = require "te"
 local options = require "te.options"
+local gather = require "te.distributed.texts"
 local run = require "te.train.run"
 
 local Ranks = {}
@@ -151,20 +152,6 @@ local function unpacked(text)
         texts[name] = read()
     end
     return texts
-end
-
--- One text of every process, by its rank.
-local function gather(group, text)
-    local longest = group:all_reduce(te.tensor({ #text }, { dtype = "int32", device = "cpu" }), "max"):item()
-    local bytes = { #text }
-    for i = 1, longest do bytes[i + 1] = text:byte(i) or 0 end
-    local all = group:all_gather(te.tensor({ bytes }, { dtype = "int32", device = "cpu" })):totable()
-    for rank, list in ipairs(all) do
-        local length = list[1]
-        for i = 1, length do list[i] = string.char(list[i + 1]) end
-        all[rank] = table.concat(list, "", 1, length)
-    end
-    return all
 end
 
 --- The first of texts, which go by names, that another process has otherwise than rank 0: its name, the rank, and both

@@ -1,0 +1,248 @@
+--- te.distributed.pipeline_step: forward and backward of a model whose blocks are divided over processes, for the
+-- micro-batches of a step, one forward and one backward in turn (1F1B; PipeDream-Flush):
+--
+--     rank 0    1 2 3 . . . 1 4 2 5 3 6 4 . 5 . 6       of six micro-batches in three stages:
+--     rank 1      1 2 . . 1 3 2 4 3 5 4 6 5 . 6         forwards until the first gradient is there, then one backward
+--     rank 2        1 1 2 2 3 3 4 4 5 5 6 6             and one forward in turn, then the backwards that are left
+--
+-- So rank r keeps what backward needs of no more than size - r micro-batches, and gradients are added in the order of
+-- the micro-batches, as one process adds them. Activations and their gradients pass between neighbours alone, whose
+-- groups of two meet in Group:exchange; where one sends an activation while the other sends a gradient, both at once.
+--
+-- A stage that fails says so to its neighbours in place of its next call, they to theirs, and all in what ends a step:
+-- so there is an error in every process, and none waits.
+--
+-- Sources: Narayanan et al., PipeDream-2BW (arXiv 2006.09503), section 3; Megatron-LM (arXiv 2104.04473), section 2.2.
+
+local te = require "te"
+local fail = require "te.fail"
+local options = require "te.options"
+local staged = require "te.staged_decoder"
+local core = te._core
+
+local WHO = "te.distributed.pipeline_step"
+
+local OPTIONS = {
+    autocast = { "table", help = "options of te.autocast, in which every micro-batch is computed" },
+    scale = { "number",
+        help = "factor of the losses' gradients; default: 1 / number of micro-batches, for those of the mean loss" },
+}
+
+-- Neighbours ------------------------------------------------------------------------------------------------------
+
+-- The way to a neighbour, which is `other` in a group of two, and how many calls are left of it in the step.
+local function link(group, other, calls) return group and { group = group, other = other, left = calls } end
+
+-- Sends x, or receives what is like it, or both.
+local function call(to, x, sends, receives)
+    to.left = to.left - 1
+    local none = -1
+    local done, came = pcall(to.group.exchange, to.group, x, sends and to.other or none, receives and to.other or none)
+    if done then return came end
+    to.left = 0
+    error(came, 0)
+end
+
+local function send(to, x) call(to, x, true, false):release() end
+
+local function receive(from, like)
+    local came = call(from, like, false, true)
+    like:release()
+    return came
+end
+
+-- Tells a neighbour that waits, or will, that there is nothing more to come.
+local function call_off(to, x)
+    if not to or to.left == 0 then return end
+    to.left = 0
+    pcall(to.group.exchange, to.group, x, to.group.size, -1) -- nobody: the call fails on both sides
+end
+
+-- The stage's work ------------------------------------------------------------------------------------------------
+
+local Work = {}
+Work.__index = Work
+
+-- A tensor like what comes from the stage before.
+function Work:like(i) return self:under(staged.like, self.model, self.batches[i][1]) end
+
+function Work:under(fn, ...)
+    if self.autocast then return te.autocast(self.autocast, fn, ...) end
+    return fn(...)
+end
+
+-- Forward of micro-batch i, which x came for; returns what is to be sent.
+function Work:forward(i, x)
+    if x then x.requires_grad = true end
+    local batch = self.batches[i]
+    local y = self:under(self.model.forward_stage, self.model, batch[1], batch[2], x)
+    self.kept[i] = { x = x, y = y }
+    if self.behind then return y:detach() end
+    self.losses[i] = y:detach():to "float64"
+end
+
+-- Backward of micro-batch i, of whose result dy is the gradient; returns what is to be sent.
+function Work:backward(i, dy)
+    local kept = self.kept[i]
+    local x, y = kept.x, kept.y
+    dy = dy or te.full({}, self.scale, { dtype = y.dtype, device = y.device })
+    if y.requires_grad then y:backward(dy) end
+    local dx = x and (x.grad or te.zeros_like(x)):contiguous()
+    self.kept[i] = nil
+    for _, t in ipairs { y, dy, x } do t:release() end
+    return dx
+end
+
+-- Sends what a forward made and releases it, for a gradient where one is due.
+function Work:pass_forward(y, gradient)
+    if not self.behind then return end
+    local came
+    if gradient then came = call(self.behind, y, true, true) else send(self.behind, y) end
+    y:release()
+    return came
+end
+
+-- The same of a backward, for the input of micro-batch `next`, where there is one to come.
+function Work:pass_backward(dx, next)
+    if not self.before then return end
+    local came
+    if next then came = call(self.before, dx, true, true) else send(self.before, dx) end
+    dx:release()
+    return came
+end
+
+local function receive_input(self, i) return self.before and receive(self.before, self:like(i)) end
+
+local function run_schedule(self)
+    local count, ahead = #self.batches, self.ahead
+    for i = 1, ahead do self:pass_forward(self:forward(i, receive_input(self, i))) end
+    local x = ahead < count and receive_input(self, ahead + 1) or nil
+    for i = 1, count - ahead do
+        local dy = self:pass_forward(self:forward(i + ahead, x), true)
+        x = self:pass_backward(self:backward(i, dy), i < count - ahead)
+    end
+    for i = count - ahead + 1, count do
+        self:pass_backward(self:backward(i, receive(self.behind, self:like(i))))
+    end
+end
+
+-- Each loss in turn where the model is in one process.
+local function run_alone(self)
+    for i = 1, #self.batches do
+        self:forward(i)
+        self:backward(i)
+    end
+end
+
+-- Parameters that the first and the last stage both have -------------------------------------------------------------
+
+-- Lays aside what gradients of before they have. Returns what adds those of the step over both stages.
+local function begin_tied(model, stage)
+    local tied = {}
+    for _, parameter in ipairs(stage and stage.ends and model:parameters() or {}) do
+        local shared = parameter == model:tied_table()
+        if shared and parameter.requires_grad then
+            local grad = core.gradient(parameter)
+            tied[#tied + 1] = { parameter = parameter, before = grad and te.no_grad(te.clone, grad) }
+            if grad then te.no_grad(grad.zero_, grad) end
+        end
+    end
+    return function()
+        for _, entry in ipairs(tied) do
+            local grad = core.gradient(entry.parameter)
+            te.no_grad(function()
+                stage.ends:all_reduce_(grad)
+                if entry.before then grad:add_(entry.before) end
+            end)
+            grad:release()
+        end
+    end
+end
+
+-- The step --------------------------------------------------------------------------------------------------------
+
+local function check_batches(batches)
+    if options.list(WHO, "batches", batches) == 0 then fail("%s: batches: there is none", WHO) end
+    local first
+    for i, batch in ipairs(batches) do
+        local ids = options.argument(WHO, ("batches[%d]"):format(i), batch, { "table" })[1]
+        if not te.is_tensor(ids) or not te.is_tensor(batch[2]) then
+            fail("%s: batches[%d]: expected { ids, targets }, got { %s, %s }", WHO, i, options.shown(ids),
+                options.shown(batch[2]))
+        end
+        first = first or options.shape(ids)
+        if options.shape(ids) ~= first then
+            fail("%s: batches[%d]: ids are %s, those of the first are %s: micro-batches are of one shape", WHO, i,
+                options.shape(ids), first)
+        end
+    end
+end
+
+-- Every loss in all processes, and random numbers from the same place; raises where a stage has failed.
+local function conclude(self, stage, problem)
+    local own, count = { problem ~= nil and 1 or 0, staged.drawn() }, #self.batches
+    for i = 1, count do own[2 + i] = self.losses[i] and self.losses[i]:item() or 0 end
+    local all, far = stage.group:all_gather(te.tensor({ own }, { dtype = "float64", device = "cpu" })):totable(), 0
+    if problem ~= nil then error(problem, 0) end
+    for rank, numbers in ipairs(all) do
+        if numbers[1] > 0 then fail("%s: rank %d failed, whose message says why", WHO, rank - 1) end
+        far = math.max(far, numbers[2])
+    end
+    staged.draw_from(far)
+    return { unpack(all[stage.size], 3, 2 + count) }
+end
+
+local function new_work(model, batches, o)
+    local stage, count = model.stage, #batches
+    local work = setmetatable({ model = model, batches = batches, scale = o.scale or 1 / count, autocast = o.autocast,
+        kept = {}, losses = {}, ahead = 0 }, Work)
+    if not stage then return work end
+    local function calls(rank) return count + math.min(stage.size - 1 - rank, count) end -- with the stage behind
+    work.ahead = math.min(stage.size - 1 - stage.rank, count)
+    work.before = link(stage.before, 0, stage.before and calls(stage.rank - 1))
+    work.behind = link(stage.behind, 1, calls(stage.rank))
+    return work
+end
+
+local function run_stage(work, stage)
+    local finish_tied = begin_tied(work.model, stage)
+    local done, problem = pcall(staged.apart, stage, run_schedule, work)
+    if not done then
+        local x = te.zeros { 1 }
+        call_off(work.before, x)
+        call_off(work.behind, x)
+    end
+    local losses = conclude(work, stage, not done and problem or nil)
+    finish_tied()
+    return losses
+end
+
+--- Forward and backward of a model with pipeline_parallel for micro-batches { { ids, targets }, … } of one shape, which
+--- are the same in all its processes; all call it. Gradients are added to those that are there, as by loss:backward();
+--- those of a table that the first and the last stage share are complete in both. Of a model that is not divided it
+--- does the same, one micro-batch after the other.
+---@param model table          of te.models
+---@param batches table        list of { ids, targets }, both {batch, seq}
+---@param opts table|nil
+---@return number loss         the mean of the micro-batches' losses, in all processes
+---@return number[] losses     of each
+local function pipeline_step(model, batches, opts)
+    local o = options.check(WHO, opts, OPTIONS)
+    if not te.is(model, require "te.decoder") then
+        fail("%s: model: expected a model of te.models, got %s", WHO, options.shown(model))
+    end
+    check_batches(batches)
+    if not core.grad_enabled() then fail("%s: within te.no_grad there is nothing to train", WHO) end
+    local work, losses, sum = new_work(model, batches, o), {}, 0
+    if model.stage then
+        losses = run_stage(work, model.stage)
+    else
+        run_alone(work)
+        for i, loss in ipairs(work.losses) do losses[i] = loss:item() end
+    end
+    for _, loss in ipairs(losses) do sum = sum + loss end
+    return sum / #losses, losses
+end
+options.declare(pipeline_step, OPTIONS)
+
+return { pipeline_step = pipeline_step }

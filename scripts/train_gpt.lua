@@ -11,11 +11,12 @@
 --     mpirun -n 4 tetrain train_gpt.lua --shard-optimizer        each keeps a quarter of the optimizer's state
 --     mpirun -n 4 tetrain train_gpt.lua --context-parallel=2     two pairs, which halve each row
 --     mpirun -n 4 tetrain train_gpt.lua --tensor-parallel=2      two pairs, each with halves of one model
+--     mpirun -n 4 tetrain train_gpt.lua --pipeline-parallel=2 --grad-accumulation=8      halves of the blocks each
 --
 -- Several processes train one model, each on --batch rows of its own: n processes of b rows make the steps of one with
 -- n * b. With --context-parallel=c every c of them have the same rows, each a part of their tokens: n / c * b rows a
--- batch; with --tensor-parallel=c each has a part of the model, of which checkpoints have the whole. Rank 0 alone
--- prints and writes; a signal to any of them, or a step that is not finite, concerns all.
+-- batch; with --tensor-parallel=c or --pipeline-parallel=c each has a part of the model, of which checkpoints have
+-- the whole. Rank 0 alone prints and writes; a signal to any of them, or a step that is not finite, concerns all.
 --
 -- OUT/metrics.jsonl holds one JSON object a step, and with --watch-numerics one for each operand that was looked at;
 -- OUT/checkpoint-*.safetensors everything needed to resume. Ctrl-C, SIGTERM and SIGHUP finish the step and save;
@@ -91,6 +92,8 @@ local command_line = train.command_line {
         help = "with --tensor-parallel: tokens, too, are split between layers" },
     { "shard-optimizer", "boolean", false,
         help = "with several processes: each keeps and updates a share of the optimizer's state" },
+    { "pipeline-parallel", "size", 1,
+        help = "number of processes that blocks are divided over; batches of --grad-accumulation follow each other" },
     { "device", "string", te.get_default_device(), told = train.ranks.device_told,
         help = "cpu, cuda, cuda:1; with several processes, cuda gives each its own" },
     { "graph", "boolean", true, help = "record and launch each step as a whole, where the device can" },
@@ -132,7 +135,7 @@ local function loss_of(run, x, y)
     x, y = run.ranks:part(x):to(run.device), run.ranks:part(y):to(run.device)
     return te.autocast(run.autocast, function()
         local logits, loss = run.model(x, y)
-        logits:release()
+        if logits then logits:release() end
         return loss
     end)
 end
@@ -153,9 +156,9 @@ local function new_steps(run, o)
     local schedule = te.optim.cosine { max = o.lr, min = o.min_lr or o.lr / 10, warmup = o.warmup,
         steps = math.max(o.steps, o.warmup + 1) } -- a short run may end while it warms up
     return train.steps { next_batch = function() return train.io(run.set.next_train, run.set) end, loss = run.loss,
-        parameters = run.model:parameters(), optimizer = run.optimizer, schedule = schedule, guard = run.guard,
-        ranks = run.ranks, interrupted = te._core.interrupt_flag, device = run.device, graph = o.graph, clip = o.clip,
-        grad_accumulation = o.grad_accumulation }
+        model = run.model, autocast = run.autocast, parameters = run.model:parameters(), optimizer = run.optimizer,
+        schedule = schedule, guard = run.guard, ranks = run.ranks, interrupted = te._core.interrupt_flag,
+        device = run.device, graph = o.graph, clip = o.clip, grad_accumulation = o.grad_accumulation }
 end
 
 -- Everything that lives as long as the run, fresh or from a checkpoint: what te.train.loop takes.
@@ -194,7 +197,7 @@ local function open_run(o, given, script)
         local fits, why = pcall(run.model.set_context_parallel_group, run.model, ranks.context, o.cp_comm_type)
         if not fits then refuse("--context-parallel=%d: %s", o.context_parallel, train.plain(why)) end
     end
-    run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none", group = ranks.group,
+    run.autocast = { dtype = o.dtype, enabled = o.dtype ~= "float32" or o.recipe ~= "none", group = ranks.alike,
         recipe = train.recipe(o.recipe,
             o.fp8_attention ~= "none" and { fp8_dpa = true, fp8_mha = o.fp8_attention == "mha" } or nil) }
     run.model:to(device)

@@ -208,8 +208,11 @@ function Decoder:hidden_states(ids)
     return hidden_states(self, ids, false)
 end
 
--- What this stage makes of ids, and of what comes from the stage before.
-local function stage_states(self, ids, x) return hidden_states(self, ids, false, x) end
+-- What this stage makes of ids, and of what comes from the stage before. The last one's is for a loss, if there is one.
+local function stage_states(self, ids, x, has_loss)
+    local as_split = has_loss and self.sequence_parallel and not (self.stage and self.stage.behind)
+    return hidden_states(self, ids, as_split, x)
+end
 
 local function check_targets(self, ids, targets)
     if te.is_tensor(targets) and options.shape(targets) == options.shape(ids) then return end
@@ -224,7 +227,7 @@ end
 function Decoder:forward_stage(ids, targets, x)
     check_ids(self, "forward", ids)
     check_targets(self, ids, targets)
-    x = hidden_states(self, ids, false, x)
+    x = stage_states(self, ids, x, true)
     if self.stage and self.stage.behind then return x end
     local logits, loss = split.logits_and_loss(self, x, targets)
     logits:release()

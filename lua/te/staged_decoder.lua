@@ -125,11 +125,11 @@ local function from_last(model, x, shape, dtype)
     return stage.group:broadcast_(x, stage.size - 1)
 end
 
--- A forward of all stages without gradients. run(model, ids, x): this stage's.
+-- A forward of all stages without gradients. run(model, ids, x, has_loss): this stage's.
 local function pass_on(model, run, ids, targets, which)
     local stage, x = model.stage, nil
     if stage.before then x = stage.before:exchange(staged.like(model, ids), -1, 0) end
-    x = run(model, ids, x)
+    x = run(model, ids, x, targets ~= nil)
     local is_last = not stage.behind
     if not is_last then stage.behind:exchange(x, 1, -1) end
     if targets then
@@ -145,7 +145,8 @@ end
 
 --- What Decoder:forward gives where no gradient is recorded.
 ---@param model table
----@param run function      of the model, ids and what came from the stage before, the hidden states of this one
+---@param run function      of the model, ids, what came from the stage before and whether there are targets: the
+---  hidden states of this stage
 ---@param ids te.Tensor
 ---@param targets te.Tensor|nil
 ---@param which string|nil  option logits

@@ -12,8 +12,8 @@
 -- Of parameters whose optimizer is sharded each process gets the share that it updates (te.distributed.scatter).
 --
 -- Parameters of which each process of a group has parts (te.distributed.parts) are averaged only over those that have
--- the same parts. Others, such as experts, are held apart: their gradients came from all of the group already, so they
--- are divided by its size, too.
+-- the same parts, and those of a stage (te.distributed.stages) over those that have the same stage. Others, such as
+-- experts, are held apart: their gradients came from all of the group already, so they are divided by its size, too.
 
 local te = require "te"
 local fail = require "te.fail"
@@ -23,6 +23,7 @@ local parameter_list = require "te.parameter_list"
 local agree = require "te.distributed.agree"
 local parts = require "te.distributed.parts"
 local shards = require "te.distributed.shards"
+local stages = require "te.distributed.stages"
 
 local apart = setmetatable({}, { __mode = "k" }) -- groups by parameter that is held apart, and by the module of it
 
@@ -73,6 +74,14 @@ local function holders(who, all, group)
     return same.size > 1 and same or nil
 end
 gradients.holders = holders
+
+-- The processes of `all` that have the same stage of what a list of parameters belongs to: `all` where it is not
+-- divided, nil where there is no other.
+local function same_stage(who, all, list)
+    local group = all.size > 1 and stages.group_of(list)
+    if not group then return all.size > 1 and all or nil end
+    return holders(who, all, group)
+end
 
 local ALONE = 2 ^ 20 -- bytes from which on copying a gradient costs more than a collective of its own
 local BYTES = { float64 = 8, float32 = 4, bfloat16 = 2, float16 = 2 }
@@ -209,17 +218,18 @@ local BROADCAST = { group = GROUP, root = { "integer", 0, min = 0, help = "rank 
 --- in the same order; others of the same number are an error where shapes or dtypes show it. A gradient that only some
 --- processes have counts as zeros in the others, which get the average; one that none has stays absent, and one that is
 --- a main_grad in some process becomes one in all. On the CPU, averages have the same bits in all processes. Parts of
---- split layers are averaged over the processes with the same part; gradients of split experts become those of the
---- average loss. Of parameters whose optimizer is sharded (te.distributed.shard_optimizer) each process gets the share
---- that it updates, and the gradient of the parameter is taken away.
+--- split layers are averaged over the processes with the same part, stages over those with the same stage; gradients of
+--- split experts become those of the average loss. Of parameters whose optimizer is sharded
+--- (te.distributed.shard_optimizer) each process gets the share that it updates, and the gradient of the parameter is
+--- taken away.
 ---@param params table  a list of parameters, or a module
 ---@param opts table|nil
 function gradients.average_gradients(params, opts)
     local who = "te.distributed.average_gradients"
     local o = options.check(who, opts, AVERAGE)
     local list = parameter_list(who, params)
-    local group = options.group(who, "option group", o.group) or te.distributed.world()
-    if group.size == 1 then return end
+    local group = same_stage(who, options.group(who, "option group", o.group) or te.distributed.world(), list)
+    if not group then return end
     for _, alike in ipairs(divide(list)) do
         local same = group
         if alike.group then same = holders(who, group, alike.group) end
@@ -274,34 +284,39 @@ local function agree_on_state(who, group, names, state, held_in)
     end)
 end
 
+-- Where the root stands among its like, which are a group in each process.
+local function place_of(all, same, root)
+    return all:broadcast_(te.tensor({ same.rank }, { dtype = "int64", device = "cpu" }), root):item()
+end
+
 -- To those who have the same ones, from that among them who stands where the root stands among its like.
 local function broadcast_parts(who, all, part_of, tensor, root)
     local same = holders(who, all, part_of)
-    if not same then return end
-    local place = te.tensor({ same.rank }, { dtype = "int64", device = "cpu" })
-    broadcast(same, tensor, all:broadcast_(place, root):item())
+    if same then broadcast(same, tensor, place_of(all, same, root)) end
 end
 
 --- Gives all processes of a group the values of one of them: of a module its parameters, buffers and recipe state, of a
 --- list its tensors. Other names, shapes or dtypes in a process are an error in all. Processes keep their parts of
---- split layers and experts, or get them from one with the same parts.
+--- split layers, stages and experts, or get them from one with the same parts.
 ---@param params table  a module, or a list of tensors
 ---@param opts table|nil
 function gradients.broadcast_parameters(params, opts)
     local who = "te.distributed.broadcast_parameters"
     local o = options.check(who, opts, BROADCAST)
     local state, module = state_of(who, params)
-    local group = options.group(who, "option group", o.group) or te.distributed.world()
-    if group.size == 1 then return end
+    local all = options.group(who, "option group", o.group) or te.distributed.world()
+    local group = same_stage(who, all, module and module:parameters() or params)
+    if not group then return end
+    local root = group == all and o.root or place_of(all, group, o.root)
     te.no_grad(function()
         local held_in, names = find_parts(state, module), options.names(state)
         agree_on_state(who, group, names, state, held_in)
         for _, name in ipairs(names) do
             local part_of = held_in(name)
             if part_of then
-                broadcast_parts(who, group, part_of, state[name], o.root)
+                broadcast_parts(who, group, part_of, state[name], root)
             else
-                broadcast(group, state[name], o.root)
+                broadcast(group, state[name], root)
             end
         end
         if module then module:load_state_dict(state) end -- parts of quantized parameters: others depend on them

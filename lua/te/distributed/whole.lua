@@ -120,8 +120,8 @@ local function split_names(who, module)
 end
 
 --- The state_dict of a module whose layers are split or divided between processes with whole tensors, as the same
---- module in one process has it. All processes of its groups call it. What is not split is the module's own. Split layers
---- whose weights are stored quantized are refused, and experts of a te.MoE with a group.
+--- module in one process has it. All processes of its groups call it. What is not split is the module's own. Split
+--- layers whose weights are stored quantized are refused, and experts of a te.MoE with a group.
 ---@param module table
 ---@return table<string, te.Tensor>
 function whole.join_state(module)

@@ -1,6 +1,7 @@
 --- Putting adapters into a model, for te.lora.add and for what reads them: te.lora.load and checkpoints.
 
 local fail = require "te.fail"
+local stages = require "te.distributed.stages"
 local options = require "te.options"
 local tree = require "te.module_tree"
 local targets = require "te.lora.targets"
@@ -70,6 +71,7 @@ end
 ---@return te.Module model
 function attach.add(who, model, opts, whole)
     local before, made = attach.adapted(model)[1], {}
+    if stages.find(model) then fail("%s: model: it is divided by pipeline_parallel, which takes no adapters", who) end
     if before then fail("%s: model: %s has adapters already; te.lora.remove takes them off", who, before.path) end
     local found = targets.find(who, model, opts.targets, whole)
     for i, layer in ipairs(found) do made[i] = new_adapter(layer, opts) end

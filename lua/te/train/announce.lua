@@ -5,6 +5,7 @@ local te = require "te"
 -- How many of the parameters are trained, where that is not all.
 local function adapters(run)
     local trained = {}
+    if run.model.stage then return "" end
     for _, parameter in ipairs(run.model:parameters()) do
         if parameter.requires_grad then trained[#trained + 1] = parameter end
     end
@@ -25,7 +26,7 @@ return function(run)
         to_do and ("steps %d to %d, "):format(run.first_step, o.steps) or "", o.out)
     if ranks.size > 1 then
         local shared = ranks.context and (", each %d on the same rows"):format(ranks.context.size)
-            or ranks.tensor and (", each %d with one model"):format(ranks.tensor.size) or ""
+            or ranks.parts and (", each %d with one model"):format(ranks.parts.size) or ""
         progress:print("%d processes%s%s, %d tokens a step", ranks.size, shared,
             run.optimizer.sharding and ", the optimizer sharded" or "", run.step_tokens)
     end

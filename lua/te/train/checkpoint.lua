@@ -12,7 +12,9 @@ local files = require "te.files"
 local options = require "te.options"
 local run = require "te.train.run"
 
+local collected = require "te.train.collected"
 local shards = require "te.distributed.shards"
+local stages = require "te.distributed.stages"
 local whole = require "te.distributed.whole"
 
 local checkpoint = {}
@@ -48,23 +50,6 @@ local function parameter_names(model)
     local names = {}
     for name, parameter in model:named_parameters() do names[parameter] = name end
     return names
-end
-
--- What takes the tensors that are written, put(name, tensor, parameter), and reads a split one's parts from all
--- processes of the group. Only the process that writes keeps it, in the host's memory; likewise what was `made` of a
--- sharded optimizer's.
-local function collector(tensors, writes)
-    return function(name, tensor, parameter, made)
-        local joined = parameter and whole.layouts[parameter] and whole.join(parameter, tensor)
-        if made and joined then tensor:release() end
-        joined = joined or made and tensor
-        if joined and writes then
-            tensors[name] = joined.device == "cpu" and joined or joined:to "cpu"
-        elseif not joined then
-            tensors[name] = tensor
-        end
-        if joined and tensors[name] ~= joined then joined:release() end
-    end
 end
 
 local function add_model(put, model)
@@ -105,10 +90,14 @@ local function add_optimizer(put, metadata, model, optimizer)
     metadata["optimizer.counts"], metadata["optimizer.name"] = table.concat(counts, "\n"), optimizer.name
 end
 
--- By the name of the parameter, and how many. Files of before have "optimizer.steps", in the order of the optimizer.
-local function step_counts(metadata, parameters, names)
+-- By the name of the parameter, and how many of them are here, where others are in other stages. Files of before have
+-- "optimizer.steps", in the order of the optimizer.
+local function step_counts(metadata, parameters, names, elsewhere)
     local counts, n, texts = {}, 0, metadata["optimizer.counts"]
-    for count, name in (texts or ""):gmatch("(%d+) ([^\n]*)") do counts[name], n = tonumber(count), n + 1 end
+    for count, name in (texts or ""):gmatch("(%d+) ([^\n]*)") do
+        counts[name] = tonumber(count)
+        if not (elsewhere and elsewhere(name)) then n = n + 1 end
+    end
     for count in (not texts and metadata["optimizer.steps"] or ""):gmatch("%d+") do
         n = n + 1
         local name = names[parameters[n]]
@@ -126,18 +115,26 @@ local SAVE = {
     optimizer = { "any", help = "required" },
     metadata = { "table", {}, help = "list of tables of strings, saved as well" },
     keep = { "size", 2, help = "how many checkpoints to keep" },
-    group = { "any", help = "of te.distributed, of a model that is split over it: all of it call this, rank 0 writes" },
+    group = { "any", help = "of te.distributed, of a model that is split or divided over it: all of it call this, "
+        .. "rank 0 writes" },
 }
 
--- Raises where parts of a model would be written as if they were the whole.
+-- Raises where parts of a model would be written as if they were the whole. Returns the stage of one that is divided.
 local function check_parts(who, model, group)
     options.group(who, "option group", group)
+    local stage, split = stages.find(model), 1
     for name, parameter in model:named_parameters() do
         local layout = whole.layouts[parameter]
-        if layout and layout.group ~= group then
+        if layout and not stage and layout.group ~= group then
             fail("%s: option group: %s is split over %s, got %s", who, name, tostring(layout.group), tostring(group))
         end
+        if layout then split = layout.group.size end
     end
+    if stage and (not group or group.size ~= stage.size * split) then
+        fail("%s: option group: the model is divided between %d processes, got %s", who, stage.size * split,
+            tostring(group))
+    end
+    return stage
 end
 
 -- Whether this process writes, of all that call save for one model.
@@ -161,7 +158,7 @@ function checkpoint.save(opts)
     for i = 1, options.list("te.train.checkpoint.save", "option metadata", opts.metadata) do
         options.argument("te.train.checkpoint.save", ("option metadata[%d]"):format(i), opts.metadata[i], { "table" })
     end
-    check_parts("te.train.checkpoint.save", opts.model, opts.group)
+    local stage = check_parts("te.train.checkpoint.save", opts.model, opts.group)
     local tensors, metadata = {}, { step = tostring(opts.step), rng = te.rng_state() }
     for _, texts in ipairs(opts.metadata) do
         for name, value in pairs(texts) do
@@ -172,9 +169,10 @@ function checkpoint.save(opts)
         end
     end
     local writes, path = is_writer(opts), checkpoint.path(opts.folder, opts.step)
-    local put = collector(tensors, writes)
+    local put, finish = collected.new(tensors, metadata, writes, opts.model, stage)
     add_model(put, opts.model)
     add_optimizer(put, metadata, opts.model, opts.optimizer)
+    finish()
     if not writes then return path end
     te.save(path, tensors, metadata)
     local others = {}
@@ -253,7 +251,7 @@ function checkpoint.restore_training(saved, model, optimizer)
     end
     optimizer:catch_up() -- with what its groups have
     local parameters = shards.parameters(optimizer)
-    local counts, n = step_counts(saved.metadata, parameters, names)
+    local counts, n = step_counts(saved.metadata, parameters, names, stages.elsewhere(model))
     if n ~= #parameters then
         error(("%s: %d parameters were optimized, the model has %d"):format(saved.path, n, #parameters), 0)
     end

@@ -57,6 +57,18 @@ local function check_split(o, given, refuse)
     end
 end
 
+-- Of a model whose blocks are divided between processes.
+local function check_stages(o, refuse)
+    local n = o.pipeline_parallel
+    if n == 1 then return end
+    for _, name in ipairs { "n_expert", "lora_rank" } do
+        if o[name] ~= 0 then refuse("--pipeline-parallel=%d: not with --%s", n, (name:gsub("_", "-"))) end
+    end
+    if (o.resume or not o.hugging_face) and o.n_layer < n then
+        refuse("--pipeline-parallel=%d: there are --n-layer=%d blocks", n, o.n_layer)
+    end
+end
+
 local function check_tokenizer(o, refuse)
     local named = o.tokenizer ~= "byte" and o.tokenizer ~= "char"
     if named and not o.resume and not te._core.stat(o.tokenizer) then -- a run that goes on has its own
@@ -103,6 +115,7 @@ return function(o, given, device, refuse)
     check_tokenizer(o, refuse)
     check_adapters(o, given, refuse)
     check_split(o, given, refuse)
+    check_stages(o, refuse)
     if not o.hugging_face then
         check_model(o, given, refuse)
     elseif not o.resume then

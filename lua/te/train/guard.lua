@@ -13,15 +13,15 @@ local Guard = {}
 Guard.__index = Guard
 
 local PATIENCE = 3
+local ELSEWHERE = "a part in another process"
 
 local function finite(x) return x - x == 0 end
 
 --- Keeps what is not finite from the weights: allows(loss, grad_norm) says whether a step may be applied.
 ---@param model table
----@param ranks table|nil  te.train.ranks of a model that several processes train: rank 0 alone gives the reason
+---@param ranks table|nil  te.train.ranks of a model that several processes train: one alone gives the reason
 local function new(model, ranks)
-    return setmetatable({ model = model, ranks = ranks, speaks = not ranks or ranks.leads, skipped = 0, in_a_row = 0 },
-        Guard)
+    return setmetatable({ model = model, ranks = ranks, skipped = 0, in_a_row = 0 }, Guard)
 end
 
 local function tensor_of(parameter, kind, optimizer)
@@ -71,7 +71,7 @@ function Guard:allows(loss, grad_norm, backward)
     local what = culprit(self.model, "parameter", nil, group)
     if not what and backward then backward() end
     what = what or culprit(self.model, "gradient", nil, group)
-    if not self.speaks then run.fail(run.exit.not_finite) end
+    if self.ranks and not self.ranks:speaks(what ~= nil) then run.fail(run.exit.not_finite) end
     what = what or ("the loss of %s"):format(self.model.__name)
     run.fail(run.exit.not_finite, ("%d steps in a row were not finite (loss %s, gradient norm %s): %s"):format(
         PATIENCE, tostring(loss), tostring(grad_norm), what))
@@ -95,9 +95,10 @@ function Guard:check(optimizer)
     local found = self:damage(optimizer)
     local any = self.ranks and self.ranks:any_part(found ~= nil)
     if sharing(self) then any = self.ranks:sums(found and 1 or 0) > 0 end
-    if any then found = found or "a part in another process" end
+    if any then found = found or ELSEWHERE end
     if not found then return end
-    run.fail(run.exit.not_finite, self.speaks and found .. " is not finite: it is not saved" or nil)
+    local speaks = not self.ranks or self.ranks:speaks(found ~= ELSEWHERE)
+    run.fail(run.exit.not_finite, speaks and found .. " is not finite: it is not saved" or nil)
 end
 
 return new

@@ -35,7 +35,7 @@ local function save(run, step, unvalidated)
     local texts = { unvalidated = unvalidated and ("%.17g"):format(unvalidated),
         processes = ranks.row_ranks > 1 and tostring(ranks.row_ranks) or nil } -- with rows of their own
     return script.io(checkpoint.save, { folder = o.out, step = step, model = run.model, optimizer = run.optimizer,
-        keep = o.keep, group = ranks.tensor, metadata = { run.texts(), run.set:texts(), run.model:texts(), texts } })
+        keep = o.keep, group = ranks.parts, metadata = { run.texts(), run.set:texts(), run.model:texts(), texts } })
 end
 
 -- Shows a step; the record of the metrics.

@@ -10,7 +10,8 @@ local te = require "te"
 return function(o, tokenizer, quantized, split)
     local config = { vocab_size = tokenizer and tokenizer.vocab_size or o.vocab_size, block_size = o.block,
         n_layer = o.n_layer, n_head = o.n_head, n_embd = o.n_embd, dropout = o.dropout, init_std = o.init_std,
-        quantized = quantized, tensor_parallel = split.tensor_parallel, sequence_parallel = split.sequence_parallel }
+        quantized = quantized, tensor_parallel = split.tensor_parallel, sequence_parallel = split.sequence_parallel,
+        pipeline_parallel = split.pipeline_parallel }
     if o.model == "gpt" then config.bias = o.bias end
     if o.n_kv_head > 0 then config.n_kv_head = o.n_kv_head end
     if o.n_expert > 0 then

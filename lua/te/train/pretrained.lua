@@ -17,6 +17,17 @@ end
 
 local function has_experts(o) return config_of(o).n_expert ~= nil end
 
+-- What processes cannot have stages of.
+local function check_stages(o, refuse)
+    if o.pipeline_parallel == 1 then return end
+    local made, n = script.io(config_of, o), o.pipeline_parallel
+    if made.n_expert then
+        refuse("--pipeline-parallel=%d: the model in --hugging-face=%s has experts", n, o.hugging_face)
+    elseif made.n_layer < n then
+        refuse("--pipeline-parallel=%d: the model in --hugging-face=%s has %d blocks", n, o.hugging_face, made.n_layer)
+    end
+end
+
 -- What processes cannot have parts of.
 local function check_split(o, refuse)
     if o.tensor_parallel == 1 then return end
@@ -63,6 +74,7 @@ function pretrained.check(o, given, refuse)
         refuse("--expert-aux-loss: the model in --hugging-face=%s has no experts", o.hugging_face)
     end
     check_split(o, refuse)
+    check_stages(o, refuse)
     if given.tokenizer then keep_own_tokenizer(o, refuse) end
 end
 
@@ -88,6 +100,7 @@ end
 function pretrained.load(o, quantized, ranks, refuse)
     local model = script.io(te.models.from_hugging_face, o.hugging_face, { dropout = o.dropout, quantized = quantized,
         tensor_parallel = ranks.split.tensor_parallel, sequence_parallel = ranks.split.sequence_parallel,
+        pipeline_parallel = ranks.split.pipeline_parallel,
         expert_aux_loss = script.io(has_experts, o) and o.expert_aux_loss or nil })
     local config = model.config
     if o.block > config.block_size then

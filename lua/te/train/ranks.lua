@@ -1,5 +1,6 @@
 --- te.train.ranks: the processes that train one model together, each on its own rows of every batch, or with
---- divide_sequences several on parts of the same rows, or with divide_model several with parts of the model.
+--- divide_sequences several on parts of the same rows, or with divide_model several with parts of the model, or with
+-- divide_stages with some of its blocks. What is inside has neighbouring ranks: parts or sequences, stages, rows.
 --
 -- Rank 0 speaks and writes; what follows from the loss, the norm or a signal is decided alike in all. A process that
 -- was started alone is rank 0 of one, and none of this costs it anything.
@@ -16,9 +17,10 @@ local ranks = {}
 
 -- row_rank of row_ranks: whose rows of a batch are this process's. holds: whether what rank 0 writes is here, or a part
 -- of it. drawer: processes of the same one draw the same random numbers. split: options of a model, how it is split.
+-- parts: the group of those who have one model together; alike: that of those who have the same layers.
 local function new(group, rank, size, local_rank)
-    return setmetatable({ group = group, rank = rank, size = size, local_rank = local_rank, leads = rank == 0,
-        row_rank = rank, row_ranks = size, holds = rank == 0, drawer = rank, split = {} }, Ranks)
+    return setmetatable({ group = group, alike = group, rank = rank, size = size, local_rank = local_rank,
+        leads = rank == 0, row_rank = rank, row_ranks = size, holds = rank == 0, drawer = rank, split = {} }, Ranks)
 end
 
 --- This process as the only one.
@@ -62,7 +64,27 @@ function Ranks:divide_model(n, sequence)
     local first = math.floor(self.rank / n)
     self.tensor = self.group:split(first)
     self.row_rank, self.row_ranks, self.holds, self.drawer = first, self.size / n, first == 0, first
-    self.split = { tensor_parallel = self.tensor, sequence_parallel = sequence }
+    self.parts, self.split = self.tensor, { tensor_parallel = self.tensor, sequence_parallel = sequence }
+end
+
+--- Divides the blocks of the model between every n processes, or n times as many where others have parts of it or of
+--- sequences. All processes call it, behind divide_sequences and divide_model. Returns what is wrong, if anything.
+---@param n integer
+---@return string|nil problem
+function Ranks:divide_stages(n)
+    if n == 1 then return end
+    local inner = (self.tensor or self.context or { size = 1 }).size
+    if self.size % (n * inner) ~= 0 then
+        return ("the number of processes, %d, is no multiple of %s"):format(self.size,
+            inner == 1 and "it" or ("%d x %d"):format(n, inner))
+    end
+    local row, place = math.floor(self.rank / (n * inner)), self.rank % inner
+    local stages = self.group:split(row * inner + place)
+    self.split.pipeline_parallel, self.alike = stages, self.group:split(stages.rank)
+    self.parts = self.tensor and self.group:split(row) or stages
+    self.row_rank, self.row_ranks = row, self.size / (n * inner)
+    self.holds = row == 0 and (self.tensor ~= nil or place == 0)
+    self.drawer = self.tensor and row or row * inner + place
 end
 
 --- Divides what the options of train_gpt.lua say. Returns the option that cannot be, and what is wrong.
@@ -75,14 +97,29 @@ function Ranks:divide(o)
     if problem then return "context-parallel", problem end
     problem = self:divide_model(o.tensor_parallel, o.sequence_parallel)
     if problem then return "tensor-parallel", problem end
+    problem = self:divide_stages(o.pipeline_parallel)
+    if problem then return "pipeline-parallel", problem end
+end
+
+local function of_all(group, number, op)
+    return group:all_reduce(te.tensor({ number }, { dtype = "int32", device = "cpu" }), op):item()
 end
 
 --- Whether one of those that have parts of the same model says so; of a whole one, this process.
 ---@param said boolean
 ---@return boolean
 function Ranks:any_part(said)
-    if not self.tensor then return said end
-    return self.tensor:all_reduce(te.tensor({ said and 1 or 0 }, { dtype = "int32", device = "cpu" }), "max"):item() > 0
+    if not self.parts then return said end
+    return of_all(self.parts, said and 1 or 0, "max") > 0
+end
+
+--- Whether this process is the one to say what it has found: rank 0, or of a divided model the first that has it.
+---@param found boolean
+---@return boolean
+function Ranks:speaks(found)
+    if not self.split.pipeline_parallel then return self.leads end
+    local first = of_all(self.parts, found and self.parts.rank or self.parts.size, "min")
+    return self.holds and self.parts.rank == first % self.parts.size
 end
 
 --- This process's part of rows {rows, tokens}.

@@ -22,7 +22,8 @@ Steps.__index = Steps
 --- The optimizer steps of a run: one after the other, or as launches of a graph where the device has them.
 ---@param opts table  next_batch() and loss(x, y); parameters, optimizer, schedule(step) and guard; device, graph, clip
 ---                   (the largest norm; 0: no limit) and grad_accumulation (batches of a step); ranks (te.train.ranks;
----                   this process alone unless given) and interrupted(), whether this process was asked to stop
+---                   this process alone unless given) and interrupted(), whether this process was asked to stop; of a
+---                   model in stages (pipeline_parallel) the model and autocast, te.autocast's options
 ---@return table steps  start(step), finished(all)
 local function new(opts)
     local together = opts.ranks or ranks.alone()
@@ -84,13 +85,30 @@ local function finish_graph(self, s)
     s.batches, s.figures = nil, nil
 end
 
-local function make(self, s, batches)
+-- Gradients of all batches; the sum of their losses.
+local function add_gradients(self, batches)
     local o, total = self.o, 0
     for i = 1, #batches, 2 do
         local loss = o.loss(batches[i], batches[i + 1])
         total = total + loss:item()
         loss:backward()
     end
+    return total
+end
+
+-- The same where processes have stages of the model, in which batches follow each other.
+local function add_gradients_in_stages(self, batches)
+    local o, list, total = self.o, {}, 0
+    for i, tensor in ipairs(batches) do batches[i] = self.ranks:part(tensor):to(o.device) end
+    for i = 1, #batches, 2 do list[#list + 1] = { batches[i], batches[i + 1] } end
+    local _, losses = te.distributed.pipeline_step(o.model, list, { autocast = o.autocast, scale = 1 })
+    for _, loss in ipairs(losses) do total = total + loss end
+    return total
+end
+
+local function make(self, s, batches)
+    local o = self.o
+    local total = (o.model and o.model.stage and add_gradients_in_stages or add_gradients)(self, batches)
     local sum, stops = self.ranks:sums(total, asked(self))
     self.ranks:average_gradients(o.parameters)
     -- gradients are sums over the batches; the optimizer divides, in the pass that it makes anyway

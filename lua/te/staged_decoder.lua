@@ -45,6 +45,15 @@ local PLACES = {
     elsewhere = function() return false end,
 }
 
+-- Frees a module that other stages have. A recipe may still look at weights that are stored quantized: the collector
+-- knows when.
+local function let_go(stage, name, module)
+    stage.elsewhere[name] = true
+    for _, parameter in ipairs(module:parameters()) do
+        if not core.is_quantized(parameter) then parameter:release() end
+    end
+end
+
 --- The module where it is this stage's, else nil.
 ---@param model table
 ---@param name string   of it in the model
@@ -54,16 +63,11 @@ function staged.keep(model, name, module, place)
     local stage = model.stage
     if not stage then return module end
     stage.count = stage.count + split.count(module:parameters())
-    local here = PLACES[place](stage)
+    if not PLACES[place](stage) then return let_go(stage, name, module) end
     for _, parameter in ipairs(module:parameters()) do
-        if here then
-            stages.held[parameter] = { group = stage.group, copy = place == "ends" and stage.rank > 0 }
-        else
-            parameter:release()
-        end
+        stages.held[parameter] = { group = stage.group, copy = place == "ends" and stage.rank > 0 }
     end
-    if here then return module end
-    stage.elsewhere[name] = true
+    return module
 end
 
 --- Appends blocks to a model's, te.Identity in the place of those that other stages have.

@@ -214,7 +214,7 @@ end
 
 -- What fails, fails in all --------------------------------------------------------------------------------------------
 
-do
+if not on_device then -- which would say it later
     local own = model_of("llama", {}, world)
     local good = micro_batches(6)
     for bad = 1, 6, size > 2 and 5 or 1 do

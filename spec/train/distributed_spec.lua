@@ -269,4 +269,71 @@ describe("training in several processes", function()
         text, code = shell.capture(("%s scripts/generate.lua --out=%s/back --tokens=4"):format(TETRAIN, folder))
         assert.equal(0, code, text)
     end)
+
+    it("makes the steps of one process with stages of one model, stops and goes on exactly there", function()
+        if not processes.available() then pending "mpirun cannot start anything" end
+        local stages, llama = " --pipeline-parallel=2 --n-layer=3 ", "--model=llama --n-kv-head=2 --batch=4"
+        local code, text = together(("plain %s then %s then %s"):format(options("stages", "--batch=4" .. stages),
+            options("stages-llama", llama .. " --optimizer=muon --recompute-blocks" .. stages),
+            options("stages-whole", HARD .. stages)))
+        assert.equal(0, code, text)
+        assert.is_truthy(text:find("2 processes, each 2 with one model, 64 tokens a step\n", 1, true), text)
+        assert.equal(3 * 2, select(2, text:gsub("train loss", ""))) -- in one voice
+        local said = text:match "%d+ parameters"
+        for name, more in pairs { ["stages-one"] = "--batch=4", ["stages-llama-one"] = llama .. " --optimizer=muon" } do
+            text, code = shell.capture(("%s scripts/train_gpt.lua %s --n-layer=3"):format(TETRAIN, options(name, more)))
+            assert.equal(0, code, text)
+            if more == "--batch=4" then assert.equal(said, (text:match "%d+ parameters")) end
+        end
+        same_steps("stages", "stages-one")
+        same_steps("stages-llama", "stages-llama-one")
+        for name, beside in pairs { rows = "--batch=2", parts = "--batch=4 --tensor-parallel=2 --sequence-parallel",
+            tokens = "--batch=4 --context-parallel=2" } do
+            text, code = processes.run(4, ("'%s' scripts/train_gpt.lua %s"):format(TETRAIN,
+                options("stages-" .. name, beside .. stages)))
+            assert.equal(0, code, text)
+            same_steps("stages-" .. name, "stages-one")
+        end
+
+        code, text = together("stop=4 " .. options("stages-parts", HARD .. stages))
+        assert.equal(75, code, text)
+        code, text = together(("plain --out=%s/stages-parts --resume"):format(folder))
+        assert.equal(0, code, text)
+        same_bits("stages-whole", "stages-parts")
+    end)
+
+    it("goes on with a model in other numbers of stages, which must divide the processes", function()
+        if not processes.available() then pending "mpirun cannot start anything" end
+        local function alone(more)
+            return shell.capture(("%s scripts/train_gpt.lua %s"):format(TETRAIN, more))
+        end
+        local words = "--batch=4 --model=llama --n-layer=4"
+        local text, code = alone(options("undivided", words))
+        assert.equal(0, code, text)
+        code, text = together("stop=4 " .. options("divided", words .. " --pipeline-parallel=2"))
+        assert.equal(75, code, text)
+        text, code = alone(("--out=%s/divided --resume"):format(folder))
+        assert.equal(2, code, text)
+        assert.is_truthy(text:find("--pipeline-parallel=2: the number of processes, 1, is no multiple of it", 1, true))
+        os.execute(("cp -r '%s/divided' '%s/joined'"):format(folder, folder))
+        text, code = alone(("--out=%s/joined --resume --pipeline-parallel=1"):format(folder))
+        assert.equal(0, code, text)
+        same_steps("joined", "undivided")
+        code, text = together(("plain --out=%s/divided --resume --pipeline-parallel=4"):format(folder), 4)
+        assert.equal(0, code, text)
+        same_steps("divided", "undivided")
+        text, code = shell.capture(("%s scripts/generate.lua --out=%s/divided --tokens=4"):format(TETRAIN, folder))
+        assert.equal(0, code, text)
+
+        for message, more in pairs {
+            ["--pipeline-parallel=2: there are --n-layer=1 blocks"] = "--pipeline-parallel=2",
+            ["--pipeline-parallel=2: not with --n-expert"] = "--pipeline-parallel=2 --model=llama --n-expert=2",
+            ["--pipeline-parallel=2: the number of processes, 1, is no multiple of it"] = "--n-layer=2 "
+                .. "--pipeline-parallel=2",
+        } do
+            text, code = alone(options("refused", more))
+            assert.equal(2, code, text)
+            assert.is_truthy(text:find(message, 1, true), text)
+        end
+    end)
 end)

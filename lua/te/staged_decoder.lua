@@ -110,16 +110,18 @@ end
 
 -- Forward ---------------------------------------------------------------------------------------------------------
 
--- The dtype of what the model computes here.
+--- The dtype of what stages pass on.
 local function dtype_of(model)
     local own = model:parameters()[1].dtype
     return own ~= "float64" and core.compute_dtype() or own
 end
 
+staged.dtype_of = dtype_of
+
 --- A tensor like the one that stages pass on for ids.
-function staged.like(model, ids)
+function staged.like(model, ids, dtype)
     return te.empty({ ids:size(1), ids:size(2), model.config.n_embd },
-        { dtype = dtype_of(model), device = model:parameters()[1].device })
+        { dtype = dtype, device = model:parameters()[1].device })
 end
 
 -- What the last stage has, in all of them.
@@ -132,7 +134,7 @@ end
 -- A forward of all stages without gradients. run(model, ids, x, has_loss): this stage's.
 local function pass_on(model, run, ids, targets, which)
     local stage, x = model.stage, nil
-    if stage.before then x = stage.before:exchange(staged.like(model, ids), -1, 0) end
+    if stage.before then x = stage.before:exchange(staged.like(model, ids, dtype_of(model)), -1, 0) end
     x = run(model, ids, x, targets ~= nil)
     local is_last = not stage.behind
     if not is_last then stage.behind:exchange(x, 1, -1) end

@@ -63,8 +63,11 @@ end
 local Work = {}
 Work.__index = Work
 
--- A tensor like what comes from the stage before.
-function Work:like(i) return self:under(staged.like, self.model, self.batches[i][1]) end
+-- A tensor like what stages pass on.
+function Work:like()
+    self.dtype = self.dtype or self:under(staged.dtype_of, self.model)
+    return staged.like(self.model, self.batches[1][1], self.dtype)
+end
 
 function Work:under(fn, ...)
     if self.autocast then return te.autocast(self.autocast, fn, ...) end
@@ -111,18 +114,18 @@ function Work:pass_backward(dx, next)
     return came
 end
 
-local function receive_input(self, i) return self.before and receive(self.before, self:like(i)) end
+local function receive_input(self) return self.before and receive(self.before, self:like()) end
 
 local function run_schedule(self)
     local count, ahead = #self.batches, self.ahead
-    for i = 1, ahead do self:pass_forward(self:forward(i, receive_input(self, i))) end
-    local x = ahead < count and receive_input(self, ahead + 1) or nil
+    for i = 1, ahead do self:pass_forward(self:forward(i, receive_input(self))) end
+    local x = ahead < count and receive_input(self) or nil
     for i = 1, count - ahead do
         local dy = self:pass_forward(self:forward(i + ahead, x), true)
         x = self:pass_backward(self:backward(i, dy), i < count - ahead)
     end
     for i = count - ahead + 1, count do
-        self:pass_backward(self:backward(i, receive(self.behind, self:like(i))))
+        self:pass_backward(self:backward(i, receive(self.behind, self:like())))
     end
 end
 
@@ -182,8 +185,11 @@ end
 local function conclude(self, stage, problem)
     local own, count = { problem ~= nil and 1 or 0, staged.drawn() }, #self.batches
     for i = 1, count do own[2 + i] = self.losses[i] and self.losses[i]:item() or 0 end
-    local all, far = stage.group:all_gather(te.tensor({ own }, { dtype = "float64", device = "cpu" })):totable(), 0
-    if problem ~= nil then error(problem, 0) end
+    local row = te.tensor({ own }, { dtype = "float64", device = "cpu" })
+    local met, all = pcall(stage.group.all_gather, stage.group, row)
+    if problem ~= nil or not met then error(problem == nil and all or problem, 0) end
+    all = all:totable()
+    local far = 0
     for rank, numbers in ipairs(all) do
         if numbers[1] > 0 then fail("%s: rank %d failed, whose message says why", WHO, rank - 1) end
         far = math.max(far, numbers[2])

@@ -224,8 +224,9 @@ if not on_device then -- which would say it later
             batches[bad] = rank == who and (who == 0 and { wrong, good[1][2] } or { good[1][1], wrong }) or good[bad]
             local done, problem = pcall(D.pipeline_step, own, batches)
             check(not done, "batch %d of rank %d: no error", bad, who)
-            check(tostring(problem):find(rank == who and ("%d"):format(VOCAB) or "whose message says why", 1, true),
-                "batch %d of rank %d: %s", bad, who, tostring(problem))
+            local said = rank == who and ("%d"):format(VOCAB)
+                or ("te.distributed.pipeline_step: rank %d failed, whose message says why"):format(who)
+            check(tostring(problem):find(said, 1, true), "batch %d of rank %d: %s", bad, who, tostring(problem))
         end
     end
     own:zero_grad()
@@ -251,6 +252,8 @@ do
     fails("te.optim.grad_clip: params: some are split", te.optim.grad_clip, own, { max = 1 })
     fails(("te.train.checkpoint.save: option group: the model is divided between %d processes, got nil"):format(size),
         te.train.checkpoint.save, { folder = "/nowhere", step = 1, model = own, optimizer = te.optim.SGD(own, {}) })
+    fails("option autocast: group: Group(rank", D.pipeline_step, own, { { ids, ids } },
+        { autocast = { group = world } })
     check(tostring(own):find "Identity", "%s", tostring(own))
     check(tostring(own:explain(ids)):find "Linear", "a plan takes one process")
     local twin = own:clone() -- is divided as well

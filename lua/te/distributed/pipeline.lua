@@ -18,6 +18,7 @@ local te = require "te"
 local fail = require "te.fail"
 local options = require "te.options"
 local staged = require "te.staged_decoder"
+local mode = require "te.recipe.mode"
 local core = te._core
 
 local WHO = "te.distributed.pipeline_step"
@@ -30,7 +31,8 @@ local OPTIONS = {
 
 -- Neighbours ------------------------------------------------------------------------------------------------------
 
--- The way to a neighbour, which is `other` in a group of two, and how many calls are left of it in the step.
+-- The way to a neighbour, which is `other` in a group of two, and how many calls are left of it in the step. `broken`:
+-- a call of it has failed.
 local function link(group, other, calls) return group and { group = group, other = other, left = calls } end
 
 -- Sends x, or receives what is like it, or both.
@@ -39,7 +41,7 @@ local function call(to, x, sends, receives)
     local none = -1
     local done, came = pcall(to.group.exchange, to.group, x, sends and to.other or none, receives and to.other or none)
     if done then return came end
-    to.left = 0
+    to.left, to.broken = 0, true
     error(came, 0)
 end
 
@@ -181,21 +183,39 @@ local function check_batches(batches)
     end
 end
 
+local FAILED, STOPPED = 2, 1 -- by itself; because a neighbour has
+
 -- Every loss in all processes, and random numbers from the same place; raises where a stage has failed.
 local function conclude(self, stage, problem)
-    local own, count = { problem ~= nil and 1 or 0, staged.drawn() }, #self.batches
+    local count, far = #self.batches, 0
+    local stopped = self.before and self.before.broken or self.behind and self.behind.broken
+    local own = { problem == nil and 0 or stopped and STOPPED or FAILED, staged.drawn() }
     for i = 1, count do own[2 + i] = self.losses[i] and self.losses[i]:item() or 0 end
     local row = te.tensor({ own }, { dtype = "float64", device = "cpu" })
     local met, all = pcall(stage.group.all_gather, stage.group, row)
-    if problem ~= nil or not met then error(problem == nil and all or problem, 0) end
+    if own[1] == FAILED or not met then error(problem == nil and all or problem, 0) end
     all = all:totable()
-    local far = 0
     for rank, numbers in ipairs(all) do
-        if numbers[1] > 0 then fail("%s: rank %d failed, whose message says why", WHO, rank - 1) end
+        if numbers[1] == FAILED then fail("%s: rank %d failed, whose message says why", WHO, rank - 1) end
         far = math.max(far, numbers[2])
     end
+    if problem ~= nil then error(problem, 0) end
     staged.draw_from(far)
     return { unpack(all[stage.size], 3, 2 + count) }
+end
+
+local uniform = setmetatable({}, { __mode = "k" }) -- groups whose processes have the same stage
+
+-- Raises where processes of several stages would share the amaxes of delayed scaling: their products are others.
+local function check_sharing(stage, group)
+    if not te.distributed.is_group(group) or group.size == 1 or uniform[group] then return end
+    local own = te.tensor({ stage.rank, -stage.rank }, { dtype = "int32", device = "cpu" })
+    local most = group:all_reduce(own, "max"):totable()
+    if most[1] ~= -most[2] then
+        fail("%s: option autocast: group: %s is of several stages, which have no products in common", WHO,
+            tostring(group))
+    end
+    uniform[group] = true
 end
 
 local function new_work(model, batches, o)
@@ -241,6 +261,7 @@ local function pipeline_step(model, batches, opts)
     if not core.grad_enabled() then fail("%s: within te.no_grad there is nothing to train", WHO) end
     local work, losses, sum = new_work(model, batches, o), {}, 0
     if model.stage then
+        check_sharing(model.stage, o.autocast and o.autocast.group or mode.group)
         losses = run_stage(work, model.stage)
     else
         run_alone(work)

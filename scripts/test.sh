@@ -263,7 +263,8 @@ if [ -x build-asan/tetrain ]; then
     c_tests build-asan -E '_strict$|^test_cuda_dnn$'
     # less of what is random, and without what is of Lua and the shell alone
     TETRAIN_SPEC_SHARE=4 specs build-asan spec/gpu_check_spec.lua spec/readme_spec.lua spec/tools/guide_spec.lua \
-        spec/tools/help_spec.lua spec/distributed/tensor_spec.lua spec/train/distributed_spec.lua
+        spec/tools/help_spec.lua spec/distributed/tensor_spec.lua spec/distributed/pipeline_spec.lua \
+        spec/train/distributed_spec.lua
     [ ! -d build-asan/cuda_fake ] || {
         header "Lua specs on the CUDA backend in build-asan"
         made_up_gpu build-asan cuda spec/autograd/*_spec.lua spec/optim/*_spec.lua spec/module_spec.lua \

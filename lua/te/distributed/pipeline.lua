@@ -1,9 +1,9 @@
 --- te.distributed.pipeline_step: forward and backward of a model whose blocks are divided over processes, for the
--- micro-batches of a step, one forward and one backward in turn (1F1B; PipeDream-Flush):
+-- micro-batches of a step, one forward and one backward in turn (1F1B; PipeDream-Flush). Of six in three stages:
 --
---     rank 0    1 2 3 . . . 1 4 2 5 3 6 4 . 5 . 6       of six micro-batches in three stages:
---     rank 1      1 2 . . 1 3 2 4 3 5 4 6 5 . 6         forwards until the first gradient is there, then one backward
---     rank 2        1 1 2 2 3 3 4 4 5 5 6 6             and one forward in turn, then the backwards that are left
+--     rank 0    F1 F2 F3 .. .. B1 F4 B2 F5 B3 F6 B4 .. B5 .. B6
+--     rank 1    .. F1 F2 .. B1 F3 B2 F4 B3 F5 B4 F6 B5 .. B6
+--     rank 2    .. .. F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6
 --
 -- So rank r keeps what backward needs of no more than size - r micro-batches, and gradients are added in the order of
 -- the micro-batches, as one process adds them. Activations and their gradients pass between neighbours alone, whose
@@ -139,28 +139,23 @@ local function run_alone(self)
     end
 end
 
--- Parameters that the first and the last stage both have -------------------------------------------------------------
+-- The parameter that the first and the last stage both have -----------------------------------------------------------
 
--- Lays aside what gradients of before they have. Returns what adds those of the step over both stages.
+-- Lays the gradient of before aside, where there is such a parameter. Returns what adds that of the step over both
+-- stages.
 local function begin_tied(model, stage)
-    local tied = {}
-    for _, parameter in ipairs(stage and stage.ends and model:parameters() or {}) do
-        local shared = parameter == model:tied_table()
-        if shared and parameter.requires_grad then
-            local grad = core.gradient(parameter)
-            tied[#tied + 1] = { parameter = parameter, before = grad and te.no_grad(te.clone, grad) }
-            if grad then te.no_grad(grad.zero_, grad) end
-        end
-    end
+    local parameter = stage.ends and model:tied_table()
+    if not parameter or not parameter.requires_grad then return function() end end
+    local before = core.gradient(parameter)
+    local aside = before and te.no_grad(te.clone, before)
+    if before then te.no_grad(before.zero_, before) end
     return function()
-        for _, entry in ipairs(tied) do
-            local grad = core.gradient(entry.parameter)
-            te.no_grad(function()
-                stage.ends:all_reduce_(grad)
-                if entry.before then grad:add_(entry.before) end
-            end)
-            grad:release()
-        end
+        local grad = core.gradient(parameter)
+        te.no_grad(function()
+            stage.ends:all_reduce_(grad)
+            if aside then grad:add_(aside) end
+        end)
+        grad:release()
     end
 end
 
@@ -246,7 +241,7 @@ end
 --- Forward and backward of a model with pipeline_parallel for micro-batches { { ids, targets }, … } of one shape, which
 --- are the same in all its processes; all call it. Gradients are added to those that are there, as by loss:backward();
 --- those of a table that the first and the last stage share are complete in both. Of a model that is not divided it
---- does the same, one micro-batch after the other.
+--- does the same, one micro-batch after the other. What a step that fails has made of gradients is of no use.
 ---@param model table          of te.models
 ---@param batches table        list of { ids, targets }, both {batch, seq}
 ---@param opts table|nil

@@ -216,6 +216,28 @@ describe("train_gpt.lua", function()
         assert.truthy(output:find("--tensor-parallel=2: not with --lora-rank", 1, true), output)
     end)
 
+    it("divides the blocks of a model of Transformers between processes", function()
+        if not processes.available() then pending "no mpirun" end
+        make_folder(te.models.llama { vocab_size = 650, block_size = 40, n_layer = 2, n_head = 3, n_embd = 24 })
+        local options = "--hugging-face=ROOT/hf --block=16 --steps=3 "
+        for more, message in pairs { [3] = "--pipeline-parallel=3: the model in --hugging-face=%s/hf has 2 blocks",
+            ["2 --lora-rank=2"] = "--pipeline-parallel=2: not with --lora-rank" } do
+            local output, status = train(options .. "--out=ROOT/c --pipeline-parallel=" .. more)
+            assert.equal(2, status, output)
+            assert.truthy(output:find(message:format(root), 1, true), output)
+        end
+        local output, status = train(options .. "--out=ROOT/a")
+        assert.equal(0, status, output)
+        output, status = processes.run(2, ("'%s' scripts/train_gpt.lua %s --pipeline-parallel=2 --out=%s/b"):format(
+            TETRAIN, (TRAIN .. options):gsub("ROOT", root), root))
+        assert.equal(0, status, output)
+        assert.same(losses "/a", losses "/b")
+        local one, both = weights("/a", 3), weights("/b", 3)
+        for name, tensor in pairs(one) do
+            if name:find "^model" then assert.same(tensor:totable(), both[name]:totable(), name) end
+        end
+    end)
+
     it("says what does not go together with adapters", function()
         make_folder(qwen())
         for message, options in pairs {

@@ -31,9 +31,11 @@ local OPTIONS = {
 
 -- Neighbours ------------------------------------------------------------------------------------------------------
 
--- The way to a neighbour, which is `other` in a group of two, and how many calls are left of it in the step. `broken`:
--- a call of it has failed.
-local function link(group, other, calls) return group and { group = group, other = other, left = calls } end
+-- The way to a neighbour, the stage `rank`, which is `other` in a group of two, and how many calls are left of it in
+-- the step. `broken`: a call of it has failed.
+local function link(group, other, rank, calls)
+    return group and { group = group, other = other, rank = rank, left = calls }
+end
 
 -- Sends x, or receives what is like it, or both.
 local function call(to, x, sends, receives)
@@ -42,7 +44,8 @@ local function call(to, x, sends, receives)
     local done, came = pcall(to.group.exchange, to.group, x, sends and to.other or none, receives and to.other or none)
     if done then return came end
     to.left, to.broken = 0, true
-    error(came, 0)
+    local said = tostring(came):gsub("^[^:]+:%d+: ", "") -- its ranks are those of the two
+    fail("%s: with the stage of rank %d: %s", WHO, to.rank, said)
 end
 
 local function send(to, x) call(to, x, true, false):release() end
@@ -220,8 +223,8 @@ local function new_work(model, batches, o)
     if not stage then return work end
     local function calls(rank) return count + math.min(stage.size - 1 - rank, count) end -- with the stage behind
     work.ahead = math.min(stage.size - 1 - stage.rank, count)
-    work.before = link(stage.before, 0, stage.before and calls(stage.rank - 1))
-    work.behind = link(stage.behind, 1, calls(stage.rank))
+    work.before = link(stage.before, 0, stage.rank - 1, calls(stage.rank - 1))
+    work.behind = link(stage.behind, 1, stage.rank + 1, calls(stage.rank))
     return work
 end
 

@@ -3,6 +3,9 @@
 --     tetrain generate.lua --out=out/gpt --prompt="local function " --tokens=500
 --     tetrain generate.lua --checkpoint=out/gpt/checkpoint-00002000.safetensors --temperature=0
 --     tetrain generate.lua --hugging-face=Qwen3-0.6B --prompt="Once upon a time" --recipe=block
+--     tetrain generate.lua --out=out/gpt --prompt="local function " --lookup=8
+--
+-- With --lookup or --assistant, which save passes over the weights, stderr is told how many guesses stayed.
 
 local te = require "te"
 local train = te.train
@@ -24,6 +27,11 @@ local command_line = train.command_line {
         help = "sample from tokens of at least this share of the most likely token's probability" },
     { "repetition-penalty", "number", 1, min = 0, max = 100,
         help = "above 1: makes tokens that the text has less likely" },
+    { "lookup", "integer", 0, min = 0,
+        help = "guess up to this many tokens as the text had them before, and check them at once; 0: none" },
+    { "assistant", "string", help = "folder of a smaller model with the same tokens that guesses, as --hugging-face or "
+        .. "--out names one" },
+    { "assistant-tokens", "size", 5, help = "the most tokens that it guesses at a time" },
     { "ignore-eos", "boolean", false, help = "do not stop at a token that ends a text" },
     { "recipe", "string", "none", choices = train.recipe_choices,
         help = "store weights in its format, in less memory, and quantize products as it says" },
@@ -57,6 +65,25 @@ local function load(o)
     return model, tokenizer, base ~= nil
 end
 
+-- The model whose guesses are checked; nil for none.
+local function load_assistant(o, model)
+    if not o.assistant then return nil end
+    if o.lookup > 0 then command_line:refuse "--lookup and --assistant: one of them" end
+    local file, assistant = io.open(o.assistant .. "/config.json"), nil
+    if file then
+        file:close()
+        assistant = train.io(te.models.from_hugging_face, o.assistant, { dtype = o.dtype })
+    else
+        assistant = train.saved.load(o.assistant)
+        train.saved.merge(assistant)
+    end
+    local here, there = model.config.vocab_size, assistant.config.vocab_size
+    if here ~= there then
+        train.fail(train.exit.io, ("%s: the assistant has %d tokens, the model %d"):format(o.assistant, there, here))
+    end
+    return assistant
+end
+
 -- The ids to continue: what a text begins with, and the prompt.
 local function prompt_of(o, model, tokenizer, pretrained)
     local ok, prompt = pcall(tokenizer.encode, tokenizer, o.prompt, { prompt = pretrained })
@@ -88,7 +115,9 @@ local function main(words)
     te.manual_seed(o.seed)
     local model, tokenizer, pretrained, said = te.no_grad(te.quantized_model_init,
         { recipe = recipe, enabled = recipe ~= nil }, load, o)
-    local prompt = prompt_of(o, model, tokenizer, pretrained)
+    local assistant = te.no_grad(te.quantized_model_init, { recipe = recipe, enabled = recipe ~= nil },
+        load_assistant, o, model)
+    local prompt, passes, guessed, stayed = prompt_of(o, model, tokenizer, pretrained), 0, 0, 0
     for _, name in ipairs { "top-p", "repetition-penalty" } do
         if o[name:gsub("-", "_")] == 0 then command_line:refuse("--%s: expected a number above 0, got 0", name) end
     end
@@ -101,7 +130,9 @@ local function main(words)
             local made, problem = train.sample(model, te.tensor({ prompt }, { dtype = "int32" }), o.tokens, {
                 temperature = o.temperature, top_k = o.top_k > 0 and o.top_k or nil, top_p = o.top_p,
                 min_p = o.min_p, repetition_penalty = o.repetition_penalty,
-                eos = ends[1] and ends,
+                eos = ends[1] and ends, lookup = o.lookup > 0 and o.lookup or nil,
+                assistant = assistant, assistant_tokens = o.assistant_tokens,
+                on_guesses = function(n, kept) passes, guessed, stayed = passes + 1, guessed + n, stayed + kept end,
                 on_token = function(token)
                     local id = token:item()
                     local text = not is_end[id] and id < tokenizer.vocab_size -- models may have more
@@ -115,6 +146,10 @@ local function main(words)
         if te._core.interrupt_flag() then return train.exit.interrupted end
     end
     io.stdout:write("\n")
+    if assistant or o.lookup > 0 then
+        io.stdout:flush()
+        io.stderr:write(("%d of %d guesses stayed, in %d passes\n"):format(stayed, guessed, passes))
+    end
 end
 
 train.run(main, arg)

@@ -14,6 +14,7 @@ local settle = require "te.settle"
 local KVCache = require "te.kv_cache"
 local decoding = require "te.decoding"
 local sampling = require "te.sampling"
+local speculation = require "te.speculation"
 
 -- A step is recorded where so many tokens are to come, with room for so many at least; so many tokens after rows have
 -- left, and twice as many each time that it served fewer than WORTH_ENDING.
@@ -29,6 +30,11 @@ generate.OPTIONS = {
         .. "the numbers of the rows, which are those that have not ended; returns the logits to choose from" },
     on_token = { "callable", help = "called with the tokens {batch, 1} at every new position, including those of "
         .. "longer prompts and the padding of ended rows; returning false stops" },
+    lookup = { "size", help = "guess at most this many tokens a pass, as they followed the end of the text where it "
+        .. "stood before (Saxena 2023); those that generation chooses as well stay (Leviathan et al. 2023)" },
+    assistant = { "any", help = "a smaller model with the same vocabulary, which guesses tokens" },
+    assistant_tokens = { "size", 5, help = "guess at most this many tokens a pass with the assistant" },
+    on_guesses = { "callable", help = "called after every pass with guesses: how many there were, and how many stay" },
 }
 for name, option in pairs(sampling.OPTIONS) do generate.OPTIONS[name] = option end
 
@@ -153,17 +159,6 @@ function Batch:choose(logits, opts)
     return te.index_select(tokens, 1, self.active):to(self.ids.dtype)
 end
 
--- What a script makes of the logits.
-function Batch:processed(logits, opts)
-    local made = opts.process_logits(logits, self.ids:clone(), { unpack(self.rows) })
-    if not options.tensor(opts.who, "option process_logits: its result", made) or
-        options.shape(made) ~= options.shape(logits) then
-        fail("%s: option process_logits: expected logits %s from it, got %s", opts.who, options.shape(logits),
-            te.is_tensor(made) and options.shape(made) or options.shown(made))
-    end
-    return made
-end
-
 -- The tokens of prompts that go on in place of chosen ones.
 function Batch:keep_prompts(tokens)
     local position, reads, some = self.ids:size(2) + 1, {}, false
@@ -266,8 +261,7 @@ local function go_on(model, batch, opts)
             local logits = next_logits(model, batch.ids, cache)
             sampling.check(logits, opts)
             if opts.process_logits then
-                logits = batch:processed(logits, opts)
-                sampling.check(logits, opts)
+                logits = sampling.processed(logits, opts, batch.ids:clone(), { unpack(batch.rows) })
             end
             tokens = batch:choose(logits, opts)
         end
@@ -293,6 +287,29 @@ local function without_rows(prompts, count, ends)
         ends and te.zeros({ 0 }, { dtype = "int64", device = device }) or nil
 end
 
+-- Has models compute without dropout and sequences be in one piece. Returns what undoes it, which is called where a
+-- script is stopped, too.
+local function whole_and_still(models)
+    local trains, groups, splits = {}, {}, {}
+    for _, model in ipairs(models) do
+        for _, module in model:named_modules() do
+            if module.training then trains[#trains + 1] = module end
+        end
+        if model.cp_group then groups[#groups + 1] = { model, model.cp_group, model.cp_comm_type } end
+        if model.sequence_parallel then splits[#splits + 1] = model end
+    end
+    local function undo()
+        for _, module in ipairs(trains) do module.training = true end
+        for _, group in ipairs(groups) do group[1]:set_context_parallel_group(group[2], group[3]) end
+        for _, model in ipairs(splits) do model:set_sequence_parallel(true) end
+    end
+    settle.unfinished[undo] = undo -- on_token may have the same model generate
+    for _, model in ipairs(models) do model:eval() end
+    for _, group in ipairs(groups) do group[1]:set_context_parallel_group(nil) end
+    for _, model in ipairs(splits) do model:set_sequence_parallel(false) end -- one token is not split
+    return undo
+end
+
 --- What a model's method generate does.
 function generate.run(model, ids, count, opts)
     local who = model.__name .. ":generate"
@@ -302,29 +319,24 @@ function generate.run(model, ids, count, opts)
     local ends, pad = ends_of(who, opts.eos, model.config.vocab_size)
     local prompts, lengths = read_prompts(who, ids, pad or 0, model)
     if prompts:size(1) == 0 then return without_rows(prompts, count, ends) end
-    local seen = new_counts(prompts, opts, model.config.vocab_size)
-    local batch, trains = new_batch(prompts, lengths, count, pad or 0, ends, seen), {}
-    local group, comm_type, splits = model.cp_group, model.cp_comm_type, model.sequence_parallel
-    for _, module in model:named_modules() do
-        if module.training then trains[#trains + 1] = module end
-    end
-    local function train_again()
-        for _, module in ipairs(trains) do module.training = true end
-        if group then model:set_context_parallel_group(group, comm_type) end
-        if splits then model:set_sequence_parallel(true) end
-    end
-    settle.unfinished[train_again] = train_again -- on_token may have the same model generate
-    model:eval()
-    if group then model:set_context_parallel_group(nil) end
-    if splits then model:set_sequence_parallel(false) end -- one token is not split
-    local ok, result, sizes = pcall(te.no_grad, function()
+    local seen, guesses = new_counts(prompts, opts, model.config.vocab_size), speculation.check(who, model, opts)
+    local batch
+    local function run()
+        if guesses then
+            local all, sizes = speculation.run(model, { prompts = prompts, lengths = lengths, count = count,
+                ends = ends, pad = pad or 0, seen = seen }, opts)
+            return all, (lengths or ends) and sizes or nil
+        end
+        batch = new_batch(prompts, lengths, count, pad or 0, ends, seen)
         go_on(model, batch, opts)
         if lengths or ends then return batch:result() end
         return batch.count > 0 and batch.ids or batch.ids:clone()
-    end)
-    train_again()
-    settle.unfinished[train_again] = nil
-    if batch.steps then batch.steps:close() end
+    end
+    local undo = whole_and_still { model, guesses and opts.assistant or nil }
+    local ok, result, sizes = pcall(te.no_grad, run)
+    undo()
+    settle.unfinished[undo] = nil
+    if batch and batch.steps then batch.steps:close() end
     if not ok then error(result, 0) end
     return result, sizes
 end

@@ -2,6 +2,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local options = require "te.options"
 
 local sampling = {}
 
@@ -98,21 +99,72 @@ function sampling.prepare(logits, opts, seen)
     return penalize(logits:to "float32", seen, { penalty = opts.repetition_penalty })
 end
 
+-- fn(...) of weights to draw by, which raises where the logits were not finite.
+local function drawn(opts, fn, ...)
+    local ok, tokens = pcall(fn, ...)
+    if not ok and tostring(tokens):find("te.multinomial: row", 1, true) then
+        fail("%s: the logits are not finite", opts.who)
+    end
+    if not ok then error(tokens, 0) end
+    return tokens
+end
+
+local function tempered_weights(logits, opts)
+    logits = logits:to("float32")
+    -- However low, the likeliest stays finite; of those below a float32 the quotient would be none.
+    return weights((logits - te.max(logits, -1, true)) / math.max(opts.temperature, 1e-30), opts)
+end
+
 --- A token for each row of logits.
 ---@param logits te.Tensor  {rows, vocabulary}
 ---@param opts table
 ---@return te.Tensor tokens  {rows, 1}
 function sampling.choose(logits, opts)
     if opts.temperature == 0 then return te.argmax(logits, -1, true) end
-    logits = logits:to("float32")
-    -- However low, the likeliest stays finite; of those below a float32 the quotient would be none.
-    logits = (logits - te.max(logits, -1, true)) / math.max(opts.temperature, 1e-30)
-    local ok, tokens = pcall(te.multinomial, weights(logits, opts), 1)
-    if not ok and tostring(tokens):find("te.multinomial: row", 1, true) then
-        fail("%s: the logits are not finite", opts.who)
+    return drawn(opts, te.multinomial, tempered_weights(logits, opts), 1)
+end
+
+--- The probabilities by which a token is drawn for each row of logits, at a temperature above 0.
+---@param logits te.Tensor  {rows, vocabulary}
+---@param opts table
+---@return te.Tensor p  {rows, vocabulary}
+function sampling.distribution(logits, opts)
+    local p = tempered_weights(logits, opts)
+    return p / te.sum(p, -1, true)
+end
+
+--- A token for each row of probabilities.
+function sampling.draw(p, opts) return drawn(opts, te.multinomial, p, 1) end
+
+--- Whether guesses stay that were drawn by probabilities q, and what is drawn in place of those that do not (Leviathan
+--- et al. 2023, section 2.3), so that both together are drawn as sampling.choose draws. Where q is 0 throughout, the
+--- token is one drawn by p alone.
+---@param logits te.Tensor   {rows, vocabulary}
+---@param q te.Tensor        {rows, vocabulary}
+---@param guessed te.Tensor  {rows, 1}
+---@param opts table
+---@return te.Tensor tokens  {rows, 1}
+---@return te.Tensor stays   {rows, 1}
+function sampling.accept(logits, q, guessed, opts)
+    local p, index = sampling.distribution(logits, opts), guessed:to "int64"
+    local chance = te.rand({ p:size(1), 1 }, { device = p.device })
+    local stays = te.lt(chance * te.gather(q, -1, index), te.gather(p, -1, index))
+    local rest = te.maximum(p - q, 0)
+    -- q may be p but for roundings: then no guess is dropped
+    rest = te.where(te.gt(te.sum(rest, -1, true), 0), rest, p)
+    return sampling.draw(rest, opts), stays
+end
+
+--- What a script's process_logits makes of logits, of ids {rows, seq} of rows with these numbers.
+function sampling.processed(logits, opts, ids, rows)
+    local made = opts.process_logits(logits, ids, rows)
+    if not options.tensor(opts.who, "option process_logits: its result", made) or
+        options.shape(made) ~= options.shape(logits) then
+        fail("%s: option process_logits: expected logits %s from it, got %s", opts.who, options.shape(logits),
+            te.is_tensor(made) and options.shape(made) or options.shown(made))
     end
-    if not ok then error(tokens, 0) end
-    return tokens
+    sampling.check(made, opts)
+    return made
 end
 
 --- The likeliest of logits that are NaN would be some token. Devices are not waited for.

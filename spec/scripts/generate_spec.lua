@@ -177,6 +177,52 @@ describe("generate.lua --hugging-face", function()
         assert.equal(tokenizer:decode(whole) .. "\n", (generate(options .. " --ignore-eos")))
     end)
 
+    it("gives the same likeliest tokens with guesses, and says how many stayed", function()
+        local options = ("--hugging-face=%s --prompt='Fusion Fusion' --tokens=9 --temperature=0"):format(folder)
+        local plain = generate(options)
+        for _, more in ipairs { "--lookup=4", "--assistant=" .. folder .. " --assistant-tokens=3" } do
+            local output, status = generate(options .. " " .. more)
+            assert.equal(0, status)
+            local said = output:sub(#plain + 1)
+            assert.equal(plain, output:sub(1, #plain))
+            local stayed, guessed = said:match "^(%d+) of (%d+) guesses stayed, in %d+ passes\n$"
+            assert.is_true(tonumber(stayed) <= tonumber(guessed), said)
+            if more:find "assistant" then assert.is_true(tonumber(stayed) >= 6) end
+        end
+        local output, status = generate(("%s --lookup=2 --assistant=%s"):format(options, folder))
+        assert.equal(2, status)
+        assert.matches("--lookup and --assistant: one of them", output, 1, true)
+        output, status = generate(options .. " --assistant=/no/such")
+        assert.equal(74, status)
+        assert.matches("/no/such", output, 1, true)
+    end)
+
+    it("takes a training run as the assistant, of as many tokens", function()
+        local path = folder .. "/checkpoint-00000001.safetensors"
+        for _, size in ipairs { 639, 256 } do
+            local model = te.models.gpt { vocab_size = size, block_size = 8, n_layer = 1, n_head = 2, n_embd = 8 }
+            local tensors, metadata = {}, model:texts()
+            for name, tensor in pairs(model:state_dict()) do tensors["model." .. name] = tensor end
+            metadata.step, metadata.tokenizer = "1", "byte"
+            te.save(path, tensors, metadata)
+            local run = os.tmpname()
+            os.remove(run)
+            te._core.mkdir(run)
+            os.rename(path, run .. "/checkpoint-00000001.safetensors")
+            local options = ("--hugging-face=%s --prompt=Fusion --tokens=6 --temperature=0"):format(folder)
+            local output, status = generate(("%s --assistant=%s"):format(options, run))
+            if size == 639 then
+                assert.equal(0, status, output)
+                assert.equal(generate(options), (output:gsub("%d+ of %d+ guesses stayed, in %d+ passes\n", "")))
+            else
+                assert.equal(74, status)
+                assert.matches(run .. ": the assistant has 256 tokens, the model 639", output, 1, true)
+            end
+            os.remove(run .. "/checkpoint-00000001.safetensors")
+            os.remove(run)
+        end
+    end)
+
     it("draws from the likeliest of so much probability", function()
         local options = ("--hugging-face=%s --prompt=Fusion --tokens=8 --ignore-eos"):format(folder)
         local likeliest = generate(options .. " --temperature=0")

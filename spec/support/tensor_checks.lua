@@ -267,6 +267,15 @@ for _, case in ipairs(MODELS) do
             te.manual_seed(21)
             near(name .. ", generated", own:generate(ids:narrow(2, 1, 3), 4, opts), want, 0)
         end
+        for _, way in ipairs { { lookup = 3 }, { assistant = one }, { assistant = own } } do
+            for _, temperature in ipairs { 0, 1 } do
+                way.temperature = temperature
+                te.manual_seed(21)
+                local want = one:generate(ids:narrow(2, 1, 3), 4, way)
+                te.manual_seed(21)
+                near(name .. ", generated with guesses", own:generate(ids:narrow(2, 1, 3), 4, way), want, 0)
+            end
+        end
         local copied = own:clone()
         near(name .. ", a copy", select(2, copied(ids, ids)), select(2, own(ids, ids)), 0)
         check(copied:num_parameters() == one:num_parameters(), "a copy's parameters")

@@ -223,6 +223,42 @@ static void test_few_rows(te_context *ctx)
         }
 }
 
+/* The first `rows` of lines {8, k} times stored weights {n, k}. */
+static te_tensor *product_of_lines(te_context *ctx, te_tensor *lines, const te_quantized *w, int64_t rows, int64_t n)
+{
+    operand a, b;
+    te_tensor *c = te_tensor_empty(ctx, TE_F32, 2, (int64_t[]){rows, n});
+    te_exec *exec = &c->storage->device->exec;
+    bind_plain(&a, lines);
+    bind(&b, w, 0, true);
+    te_gemm g = {.a = a.view, .b = b.view, .c = te_tensor_view(c), .alpha = 1};
+    g.a.shape[0] = rows;
+    CHECK(exec->backend->gemm(exec, &g) == TE_OK);
+    return c;
+}
+
+/* Rows of few have the bits that they have in a smaller number, so that tokens checked at once are those chosen one by
+ * one. */
+static void test_rows_alone(te_context *ctx)
+{
+    enum { K = 576, N = 1025, MOST = 8 };
+    for (int r = 0; r < QUANTIZER_RECIPES; r++) {
+        const struct quantizer_recipe *recipe = &quantizer_recipes[r];
+        if (recipe->q[1].row_scaled) continue;
+        te_quantized w = quantized(ctx, &recipe->q[1], N, K, 0.2);
+        te_tensor *lines = random_tensor(ctx, TE_BF16, MOST, K, 1), *all = product_of_lines(ctx, lines, &w, MOST, N);
+        for (int64_t rows = 1; rows < MOST; rows++) {
+            te_tensor *few = product_of_lines(ctx, lines, &w, rows, N);
+            bool same = memcmp(te_tensor_data(all), te_tensor_data(few), (size_t)(rows * N) * sizeof(float)) == 0;
+            CHECK_MSG(same, "%s, %d rows", recipe->name, (int)rows);
+            te_tensor_release(few);
+        }
+        te_tensor_release(all);
+        te_tensor_release(lines);
+        te_quantized_close(&w);
+    }
+}
+
 /* One quantized operand and one that is not, in both places. */
 static void test_mixed(te_context *ctx)
 {
@@ -373,6 +409,7 @@ int main(void)
     te_context *ctx = te_context_open(&options);
     test_recipes(ctx);
     test_few_rows(ctx);
+    test_rows_alone(ctx);
     test_mixed(ctx);
     test_range(ctx);
     test_nan(ctx);

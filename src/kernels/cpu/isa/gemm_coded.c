@@ -155,11 +155,14 @@ TARGET INLINE void all_blocks(values_fn *values, const tables *t, int rows, int 
     }
 }
 
+/* Codes are decoded once for BLOCK_ROWS rows. Two rows have a loop of their own: passes that check one guess have two,
+ * and took as long as those with four. */
 TARGET INLINE void all_rows(values_fn *values, const tables *t, int bits, const te_gemm_coded *c)
 {
     int row = 0;
-    for (; c->rows - row > 1; row += BLOCK_ROWS) all_blocks(values, t, BLOCK_ROWS, bits, c, row);
-    if (row < c->rows) all_blocks(values, t, 1, bits, c, row);
+    for (; c->rows - row > 2; row += BLOCK_ROWS) all_blocks(values, t, BLOCK_ROWS, bits, c, row);
+    if (c->rows - row == 2) all_blocks(values, t, 2, bits, c, row);
+    else if (row < c->rows) all_blocks(values, t, 1, bits, c, row);
 }
 
 /* The last columns begin early enough to be BLOCK_COLS, as in gemm_dots.c. */

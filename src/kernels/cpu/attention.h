@@ -32,6 +32,7 @@
 enum {
     TE_ATTENTION_KEYS = 64,         /* keys (and, in backward, queries) of a block */
     TE_ATTENTION_QUERIES = 256,     /* most queries of a forward task */
+    TE_ATTENTION_ALONE = 8,         /* most queries that take keys as they lie, one after the other */
     TE_ATTENTION_TILE = 8,          /* queries that share a tile of scores in a block that is partly masked */
     TE_ATTENTION_LANES = 16,        /* columns are padded to this */
     TE_ATTENTION_ONE = 448          /* what a probability of 1 is rounded as: the largest E4M3 */

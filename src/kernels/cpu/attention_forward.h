@@ -4,7 +4,8 @@
  * weighted values while their scores stay in L1. A tile is TE_ATTENTION_KEYS queries where all see all keys of the
  * block; where masks cut through it, tiles are low, so that little is computed in vain.
  *
- * A sequence of one query, as in generation with a cache, takes keys and values as they lie.
+ * A sequence of one query, as in generation with a cache, takes keys and values as they lie. So does each of a few
+ * behind many keys, where guessed tokens are checked: then it has the bits that it has alone.
  *
  * One walk over the keys does: weights are relative to the largest score so far. Weights that are rounded take two
  * walks (attention_rounded.h), of which the first finds maxima and sums alone.
@@ -148,8 +149,15 @@ static bool T(lie_well)(const te_attention *a)
            a->v.shape[3] % whole == 0;
 }
 
-/* The only query of a sequence against keys key … key + n: rearranging them would take longer than to multiply them. */
-static void T(forward_alone)(T(forward_state) *s, int64_t query, int64_t key, int n)
+/* Whether each query of a sequence is multiplied by itself: rearranging the keys would take longer. */
+static bool T(goes_alone)(const te_attention *a, const te_attention_seq *seq)
+{
+    bool few = seq->n_q == 1 || (seq->n_q <= TE_ATTENTION_ALONE && seq->n_q < seq->n_kv);
+    return few && T(lie_well)(a);
+}
+
+/* A query, row `row` of the task, against keys key … key + n. */
+static void T(forward_alone)(T(forward_state) *s, int64_t row, int64_t query, int64_t key, int n)
 {
     const te_attention *a = s->a;
     const te_attention_seq *seq = s->seq;
@@ -164,15 +172,15 @@ static void T(forward_alone)(T(forward_state) *s, int64_t query, int64_t key, in
     const char *v = T(rows_at)(&a->v, seq->batch, kv_head, first, &v_row);
     REAL *p = s->scores;
     for (int j = range.column; j < range.column + range.columns; j++) p[j] = -(REAL)INFINITY;
-    T(dot_rows)(p + low, s->q, s->width, k, k_row, high - low, T(late_scale)(a));
+    T(dot_rows)(p + low, s->q + row * s->width, s->width, k, k_row, high - low, T(late_scale)(a));
     if (te_view_present(&a->bias)) T(add_bias)(p, a, seq, s->head, query, key, low, high);
-    T(softmax_tile)(s, 1, p + range.column, range.columns, 1, slack_of(WALK_ONCE), 0);
+    T(softmax_tile)(s, 1, p + range.column, range.columns, 1, slack_of(WALK_ONCE), row);
     if (a->dropout > 0) {
         float keep[TE_ATTENTION_KEYS];
         dropout_row(a, seq, s->head, query, key + range.column, range.columns, keep);
         T(drop)(p + range.column, keep, range.columns, a->dropout);
     }
-    T(add_rows)(s->out, s->dim_v, p + low, v, v_row, high - low);
+    T(add_rows)(s->out + row * s->dim_v, s->dim_v, p + low, v, v_row, high - low);
 }
 #endif
 
@@ -185,8 +193,8 @@ static void T(forward_block)(T(forward_state) *s, attention_walk walk, int64_t f
     const REAL *v = NULL;
     bool finite = true;
 #ifdef IN_PLACE
-    if (walk == WALK_ONCE && seq->n_q == 1 && T(lie_well)(a)) {
-        T(forward_alone)(s, first, key, n);
+    if (walk == WALK_ONCE && T(goes_alone)(a, seq)) {
+        for (int64_t query = first; query < end; query++) T(forward_alone)(s, query - first, query, key, n);
         return;
     }
 #endif

@@ -24,6 +24,8 @@ local sampling = require "te.sampling"
 
 local speculation = {}
 
+local FIRST = 8 -- guesses at first, where more are allowed
+
 -- A pass --------------------------------------------------------------------------------------------------------------
 
 local Pass = {}
@@ -268,7 +270,7 @@ function speculation.run(model, given, opts)
         seen = given.seen, counted = 0, device = given.prompts.device, told = 0, opts = opts }, Texts)
     opts.dtype = given.prompts.dtype
     self.widest = opts.lookup or opts.assistant_tokens
-    self.pace = self.widest
+    self.pace = math.min(self.widest, FIRST)
     for i, ids in ipairs(given.prompts:totable()) do
         local n = given.lengths and given.lengths[i] or #ids
         for k = #ids, n + 1, -1 do ids[k] = nil end

@@ -114,6 +114,13 @@ describe("Generation with guesses", function()
         assert.is_true(most[3] <= 2)
     end)
 
+    it("guesses more where all stays, up to what is allowed", function()
+        local model, most = model_of("gpt", { block_size = 128 }), {}
+        model:generate({ { 1 } }, 100, { temperature = 0, assistant = model, assistant_tokens = 20,
+            on_guesses = function(n) most[#most + 1] = n end })
+        assert.same({ 8, 16, 20, 20, 20 }, { unpack(most, 1, 5) })
+    end)
+
     it("has a function change the logits, given the tokens before them", function()
         local model, calls = model_of "gpt", 0
         local function process(logits, ids, rows)

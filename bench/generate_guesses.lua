@@ -46,8 +46,8 @@ local function run(o, model, prompt, options)
     options.on_token = function() first = first or clock() end
     options.on_guesses = function(n, kept) guessed, stayed = guessed + n, stayed + kept end
     te.manual_seed(1)
-    local ids = te.autocast({ dtype = o.dtype, enabled = o.dtype ~= "float32" }, model.generate, model, prompt, o.tokens,
-        options)
+    local scope = { dtype = o.dtype, enabled = o.dtype ~= "float32" }
+    local ids = te.autocast(scope, model.generate, model, prompt, o.tokens, options)
     return ids:totable()[1], (clock() - first) / (o.tokens - 1), guessed, stayed
 end
 

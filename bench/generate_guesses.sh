@@ -32,8 +32,8 @@ train target --n-layer=6 --n-head=8 --n-embd=512 --steps=110 --lr=0.001 --dtype=
 train draft --n-layer=2 --n-head=4 --n-embd=128 --steps=500 --lr=0.002 --eval-interval=500
 
 measure() {
-    echo "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $threads threads, $(date -I), load $(cut -d ' ' \
-        -f 1 /proc/loadavg)"
+    cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)
+    echo "$cpu, $threads threads, $(date -I), load $(cut -d ' ' -f 1 /proc/loadavg)"
     "$tetrain" bench/generate_rows.lua --threads="$threads"
     for dtype in float32 bfloat16; do
         for temperature in 0 0.8; do

@@ -164,15 +164,17 @@ function fuser.explain(module, x, ...)
 end
 
 --- The same for the chain() of a module that does more in its forward than that.
-function fuser.explain_chain(module, x)
-    if tree.entering then return tree.entering(module, fuser.explain_chain, module, x) end
-    return explain(fuser.program(module, 0, false, x), { x })
+function fuser.explain_chain(module, x, seq_lens)
+    if tree.entering then return tree.entering(module, fuser.explain_chain, module, x, seq_lens) end
+    return explain(fuser.program(module, 0, seq_lens ~= nil, x, seq_lens), { x, seq_lens })
 end
 
---- Runs the chain() of a module that does more in its forward than that.
-function fuser.run_chain(module, x)
-    if tree.entering then return tree.entering(module, fuser.run_chain, module, x) end
-    return run.program(fuser.program(module, 0, false, x), { x })
+--- Runs the chain() of a module that does more in its forward than that, on packed sequences where seq_lens is there.
+function fuser.run_chain(module, x, seq_lens)
+    if tree.entering then return tree.entering(module, fuser.run_chain, module, x, seq_lens) end
+    local program = fuser.program(module, 0, seq_lens ~= nil, x, seq_lens)
+    if seq_lens and program.calls then return run.packed(program, module, { x, seq_lens }) end
+    return run.program(program, { x, seq_lens })
 end
 
 flatten.forward = fuser.forward

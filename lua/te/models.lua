@@ -5,7 +5,7 @@ local options = require "te.options"
 
 local models = {}
 
-local KINDS = { gpt = "te.models.gpt", llama = "te.models.llama" }
+local KINDS = { bert = "te.models.bert", gpt = "te.models.gpt", llama = "te.models.llama" }
 
 local SPLIT = { tensor_parallel = { "any" }, sequence_parallel = { "boolean", false },
     pipeline_parallel = { "any" } }

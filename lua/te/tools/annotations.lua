@@ -127,6 +127,9 @@ local function add_methods(out, target, class, others)
     end
 end
 
+-- Classes that those of te.models derive from, and theirs.
+local BASES = { LanguageModel = "Module", Decoder = "LanguageModel", Encoder = "LanguageModel" }
+
 local function add_class(out, entry)
     if entry.name == "Module" then
         add_methods(out, "Module", entry.class)
@@ -134,7 +137,8 @@ local function add_class(out, entry)
         return
     end
     local here, options_class = entry.name:match "[%w_]+$", add_options(out, entry)
-    local super = entry.class.super.__name == "Decoder" and "Decoder" or "Module"
+    local super = entry.class.super.__name
+    super = BASES[super] and super or "Module"
     out[#out + 1] = ("---@class te.%s: te.%s"):format(entry.name, super)
     out[#out + 1] = ("local %s = {}\n"):format(here)
     local written = reference.written(entry.name)
@@ -195,7 +199,8 @@ local function add_kinds(out)
             if known and known.is_method then methods[name] = method end
         end
         add_doc(out, entry.doc)
-        out[#out + 1] = ("---@class te.%s%s"):format(entry.name, entry.name == "Decoder" and ": te.Module" or "")
+        local base = BASES[entry.name]
+        out[#out + 1] = ("---@class te.%s%s"):format(entry.name, base and ": te." .. base or "")
         for _, field in ipairs(entry.params) do
             out[#out + 1] = ("---@field %s %s"):format(field.name, field.type)
         end

@@ -25,8 +25,12 @@ local ROWS = {
     { "Graph", "graph", "", "What te.graph returns; it is called like its function.", "te.graph" },
     { "Optimizer", "optimizer", "groups: table[], lr: number", "What te.optim.AdamW, Muon and SGD return.",
         function() return require "te.optim.optimizer" end },
+    { "LanguageModel", "model", "config: table", "The base of the classes of te.models.",
+        function() return require "te.language_model" end },
     { "Decoder", "model", "config: table", "The base of te.models.gpt and te.models.llama.",
         function() return require "te.decoder" end },
+    { "Encoder", "model", "config: table", "The base of te.models.bert and te.models.modernbert.",
+        function() return require "te.encoder" end },
 }
 
 local made

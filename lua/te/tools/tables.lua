@@ -191,6 +191,9 @@ local function with_options()
     for _, entry in ipairs(reference.members "models") do add("Models", entry) end
     add_method("Models", "model(ids, targets, opts)", require("te.decoder").forward)
     add_method("Models", "model:generate(ids, count, opts)", require("te.decoder").generate)
+    local encoder = require "te.encoder"
+    add_method("Models", "encoder(ids, targets, opts)", encoder.forward)
+    add_method("Models", "encoder:pooled(ids, opts)", encoder.pooled)
     for _, entry in ipairs(reference.members "lora") do add("Adapters", entry) end
     for _, entry in ipairs(reference.members "data") do add("Data", entry) end
     for _, entry in ipairs(entries) do

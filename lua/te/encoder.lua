@@ -5,6 +5,7 @@
 --     self:embed(batch)     hidden states of batch.ids, {batch, seq, n_embd} or of packed texts {tokens, n_embd}
 --     self:token_head(x)    what the logits of tokens are a product of; head = "masked_lm"
 --     self:pool(x, batch)   a row of each text {batch, n_embd}
+--     self:family()         whose names its layers have in Transformers (te.hugging_face.encoder_weights)
 --
 -- Every token sees all tokens of its text. How texts of different lengths are given: te.encoder_batch.
 
@@ -18,6 +19,7 @@ local Batch = require "te.encoder_batch"
 local LanguageModel = require "te.language_model"
 
 local Encoder = LanguageModel:extend("Encoder")
+Encoder.is_encoder = true
 Encoder.own_products = { "classifier", "pooler" } -- layers whose weight is read, which te.lora leaves alone
 
 local OWN = { recompute_blocks = LanguageModel.RECOMPUTE }
@@ -26,6 +28,7 @@ local OWN = { recompute_blocks = LanguageModel.RECOMPUTE }
 function Encoder.shared(own)
     own.head = { "string", "masked_lm", choices = { "none", "masked_lm", "sequence", "token" },
         help = "masked_lm: logits of tokens; sequence, token: of n_label classes, of texts or of tokens" }
+    own.labels = { "string", help = "names of the classes, a line each, for to_hugging_face; default: numbers" }
     own.n_label = { "size", 2, help = "classes of head = sequence or token; sequence with 1: a number" }
     return LanguageModel.shared(own)
 end
@@ -43,6 +46,10 @@ function Encoder:configure(config)
     end
     if config.n_label ~= self.CONFIG.n_label[2] and config.head ~= "sequence" and config.head ~= "token" then
         fail("%s: n_label = %d has no effect with head = %s", who, config.n_label, config.head)
+    end
+    local _, names = (config.labels or ""):gsub("\n", "")
+    if config.labels and names + 1 ~= config.n_label then
+        fail("%s: labels: %d names, n_label is %d", who, names + 1, config.n_label)
     end
     self.config = config
     return config
@@ -195,6 +202,23 @@ function Encoder:explain(ids, opts)
     return fuser.explain_chain(self, self:embed(batch), batch.seq_lens)
 end
 options.declare(Encoder.explain, INPUT)
+
+--- Takes over the weights of a checkpoint as Hugging Face's Transformers names and lays them out, of any floating
+--- dtype; layers of other heads in it are left out. Nothing is changed unless all of the model's are there.
+---@param tensors table<string, te.Tensor>
+---@param fresh table<string, boolean>|nil  layers that stay as they are where the checkpoint has none
+function Encoder:load_hugging_face(tensors, fresh)
+    require("te.hugging_face.encoder_weights").load(self, tensors, fresh)
+    return self
+end
+
+--- The parameters as load_hugging_face takes them, for te.save(path, …, { format = "pt" }): copies.
+---@return table<string, te.Tensor>
+function Encoder:hugging_face_state() return require("te.hugging_face.encoder_weights").state(self) end
+
+--- The products of the blocks, and the layers of Transformers that each stands for.
+---@return table[]
+function Encoder:product_names() return require("te.hugging_face.encoder_weights").products(self) end
 
 --- The model, of this class, of a checkpoint that te.train.checkpoint.load read.
 function Encoder.restore(class, saved, own)

@@ -53,7 +53,13 @@ local function read_weights(paths, wanted)
 end
 
 -- Fills the model, a part of the checkpoint at a time, so that little of it is in memory beside the model.
-local function fill(model, paths)
+local function fill(model, paths, fresh)
+    if not model.load_hugging_face_parts then
+        local tensors = read_weights(paths, function() return true end)
+        model:load_hugging_face(tensors, fresh)
+        for _, tensor in pairs(tensors) do tensor:release() end
+        return te.empty_cache()
+    end
     model:load_hugging_face_parts(paths, function(wanted, take)
         local tensors = read_weights(paths, wanted)
         take(tensors)
@@ -63,6 +69,9 @@ local function fill(model, paths)
 end
 
 local OPTIONS = {
+    head = { "string", choices = te.models.bert.CONFIG.head.choices,
+        help = "of an encoder, in place of the file's: new where its weights are not there" },
+    n_label = { "size", help = "of a new head" },
     block_size = { "size", help = "in place of the longest sequence that the file allows" },
     dropout = { "number", 0, min = 0, below = 1, help = "as in te.models.llama" },
     expert_aux_loss = { "number", 0, min = 0, help = "as in te.models.llama, of a model with experts" },
@@ -91,12 +100,36 @@ local function read_ends(config, folder, vocab_size)
     return ends[1] and ends
 end
 
+-- Layers of an encoder that may be new.
+local FRESH = { lm = true, lm_bias = true, pooler = true, classifier = true }
+
+-- What decoders take alone, and encoders.
+local function split_options(class, config, opts)
+    if not class.is_encoder then
+        for _, name in ipairs { "head", "n_label" } do
+            if opts[name] then fail("%s: %s: %s is for encoders", WHO, name, tostring(opts[name])) end
+        end
+        config.tensor_parallel, config.sequence_parallel = opts.tensor_parallel, opts.sequence_parallel
+        config.pipeline_parallel = opts.pipeline_parallel
+        return
+    end
+    if opts.n_label and not opts.head then
+        fail("%s: n_label: %d, without head it is what the file says", WHO, opts.n_label)
+    end
+    if opts.tensor_parallel or opts.sequence_parallel then
+        fail("%s: tensor_parallel: te.models.%s is not split between processes", WHO, class.KIND)
+    elseif opts.pipeline_parallel then
+        fail("%s: pipeline_parallel: te.models.%s is not divided between processes", WHO, class.KIND)
+    end
+end
+
 local hugging_face = {}
 
---- The model in a folder: te.models.gpt for gpt2, te.models.llama for gemma3_text, gpt_oss, llama, mistral, mixtral,
---- qwen2, qwen2_moe, qwen3 and qwen3_moe. Raises on what a configuration asks for and these models don't have.
+--- The model in a folder: te.models.bert for bert, roberta, xlm-roberta and distilbert, te.models.gpt for gpt2,
+--- te.models.llama for gemma3_text, gpt_oss, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3 and qwen3_moe. Raises on
+--- what a configuration asks for and these models don't have.
 ---@param folder string
----@param opts table|nil   block_size, dropout, expert_aux_loss, quantized, dtype (of the parameters)
+---@param opts table|nil   block_size, dropout, expert_aux_loss, quantized, dtype (of the parameters), head, n_label
 ---@return table model
 ---@return integer[]|nil ends  tokens that end a text (eos_token_id), for model:generate's eos; nil where none are said
 function hugging_face.load(folder, opts)
@@ -106,11 +139,11 @@ function hugging_face.load(folder, opts)
     if folder == "" then fail("%s: folder: expected a name, got an empty one", WHO) end
     folder = #folder > 1 and folder:gsub("/+$", "") or folder
     local said = configuration.open(folder .. "/config.json")
-    local class, config = configuration.model(said)
+    local paths = find_weights(folder)
+    local class, config = configuration.model(said, opts, paths)
     config.dropout, config.quantized = opts.dropout, opts.quantized
-    config.tensor_parallel, config.sequence_parallel = opts.tensor_parallel, opts.sequence_parallel
-    config.pipeline_parallel = opts.pipeline_parallel
-    if class == te.models.gpt and (opts.block_size or 0) > config.block_size then
+    split_options(class, config, opts)
+    if (class == te.models.gpt or class == te.models.bert) and (opts.block_size or 0) > config.block_size then
         fail("%s: block_size: %d, but %s/config.json has %d positions", WHO, opts.block_size, folder, config.block_size)
     end
     if opts.expert_aux_loss > 0 and not config.n_expert then
@@ -118,7 +151,7 @@ function hugging_face.load(folder, opts)
     end
     config.expert_aux_loss = config.n_expert and opts.expert_aux_loss or nil
     config.block_size = opts.block_size or config.block_size
-    local ends, paths = read_ends(said, folder, config.vocab_size), find_weights(folder)
+    local ends = read_ends(said, folder, config.vocab_size)
     if said.fields.tie_word_embeddings == false and not paths["lm_head.weight"] then
         said:fail("tie_word_embeddings", "is false, but the weights have no lm_head.weight")
     end
@@ -126,8 +159,14 @@ function hugging_face.load(folder, opts)
     if config.n_layer > count then
         fail("%s: %s/config.json: %d layers, but the weights are %d tensors", WHO, folder, config.n_layer, count)
     end
-    local model = initializers.bare(opts.dtype, class, config)
-    fill(model, paths)
+    local model
+    if opts.head then
+        model = class(config)
+        model:to(opts.dtype)
+    else
+        model = initializers.bare(opts.dtype, class, config)
+    end
+    fill(model, paths, opts.head and FRESH)
     return model, ends
 end
 

@@ -534,7 +534,7 @@ describe("te.models.from_hugging_face", function()
             assert.error_matches(function() te.models.from_hugging_face(folder) end, message)
         end
         refuses("config.json: model_type: only .*\"qwen3_moe\" is supported, got \"bert\"", "llama",
-            { ['"model_type": "llama"'] = '"model_type": "bert"' })
+            { ['"model_type": "llama"'] = '"model_type": "t5"' })
         refuses("hidden_act: only \"silu\" is supported, got \"relu\"", "llama", { silu = "relu" })
         refuses("no tensor \"model.layers.0.mlp.gate_proj.bias\"", "llama",
             { ['"mlp_bias": false'] = '"mlp_bias": true' })

@@ -302,6 +302,7 @@ end
 
 local KINDS = { gpt2 = gpt2 }
 for kind in pairs(RELATIVES) do KINDS[kind] = llama end
+for kind, read in pairs(require("te.hugging_face.encoder_config").KINDS) do KINDS[kind] = read end
 
 local reader = {}
 
@@ -324,17 +325,19 @@ function reader.open(path)
 end
 
 --- The class among te.models that a configuration asks for, and the options that it says.
----@param config table  one of open or new
+---@param config table      one of open or new
+---@param wanted table|nil  of an encoder: head and n_label in place of the file's
+---@param names table|nil   its keys are the names of the weights, which tell some of an encoder's layers
 ---@return table class
 ---@return table made
-function reader.model(config)
+function reader.model(config, wanted, names)
     local kind = config:need("model_type", { "string" })
     if not KINDS[kind] then config:only("model_type", unpack(options.names(KINDS))) end
     local quantized = config:get("quantization_config", { "table" })
     if quantized and not (kind == "gpt_oss" and quantized.quant_method == "mxfp4") then
         config:fail("quantization_config", "weights of other quantizers are not read")
     end
-    return KINDS[kind](config, kind)
+    return KINDS[kind](config, kind, wanted or {}, names)
 end
 
 return reader

@@ -141,7 +141,8 @@ end
 -- Fields that Transformers takes as real numbers alone.
 local REAL = { "rope_theta", "rope_local_base_freq", "rms_norm_eps", "initializer_range", "router_aux_loss_coef",
     "attention_dropout", "swiglu_limit", "embd_pdrop", "attn_pdrop", "resid_pdrop", "layer_norm_epsilon", "factor",
-    "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor" }
+    "layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "low_freq_factor",
+    "high_freq_factor", "beta_fast", "beta_slow", "attention_factor" }
 
 local function make_real(fields)
     for _, name in ipairs(REAL) do
@@ -155,6 +156,18 @@ local function text_of(kind, class, fields, said)
     make_real(fields)
     if fields.rope_scaling and fields.rope_scaling ~= json.null then make_real(fields.rope_scaling) end
     return json.encode(fields)
+end
+
+-- The configuration of an encoder; only its weights say whether one without a head has a pooler.
+local function encoder(model, said)
+    local fields, class, kind = require("te.hugging_face.encoder_config").fields(model)
+    local padding, not_said = fields.pad_token_id, { dropout = true, init_std = true, quantized = true }
+    if padding then said.pad_token_id = padding end
+    not_said.pooler = model.config.head == "none" and model.config.pooler ~= "relu" or nil
+    local text = text_of(kind, class, fields, said)
+    local found = differences(model, text, not_said)
+    if found[1] then fail("%s: a %s would have %s", WHO, kind, table.concat(found, "; ")) end
+    return text, kind
 end
 
 local written = {}
@@ -172,6 +185,7 @@ function written.config(model, said)
         if found[1] then fail("%s: a gpt2 would have %s", WHO, found[1]) end
         return text, "gpt2"
     end
+    if model.is_encoder then return encoder(model, said) end
     local nearest, least, fewest
     for _, row in ipairs(RELATIVES) do
         local kind, class, add = unpack(row)

@@ -46,6 +46,8 @@ Bert.CONFIG = Encoder.shared {
     block_size = { "size", 512, help = "the longest text" },
     n_inner = { "size", help = "width of the MLP; default: 4 n_embd" },
     n_type = { "integer", 2, min = 0, help = "token types; 0: there are none" },
+    position_offset = { "integer", 0, min = 0,
+        help = "rows of the position table in front of the first token's: a RoBERTa has its padding's there" },
     norm_eps = { "number", 1e-12, min = 0, help = "eps of the norms" },
     gelu = { "string", "none", choices = { "none", "tanh" }, help = "none: exact; tanh: its approximation" },
     pooler = { "string", "none", choices = { "none", "tanh", "relu" },
@@ -59,7 +61,7 @@ function Bert:init(config)
     config.n_inner = config.n_inner or 4 * config.n_embd
     local init = { init_method = initializers.normal(0, config.init_std) }
     self.wte = te.Embedding(config.vocab_size, config.n_embd, init)
-    self.wpe = te.Embedding(config.block_size, config.n_embd, init)
+    self.wpe = te.Embedding(config.block_size + config.position_offset, config.n_embd, init)
     if config.n_type > 0 then self.wtt = te.Embedding(config.n_type, config.n_embd, init) end
     self.norm, self.dropout = norm(config), te.Dropout(config.dropout)
     self:make_blocks(Block)
@@ -74,7 +76,8 @@ Encoder.declare(Bert)
 function Bert:chain() return { self.norm, self.dropout, self.blocks } end
 
 function Bert:embed(batch)
-    local beside, types = self.wpe(batch.positions), batch.token_types
+    local offset, types = self.config.position_offset, batch.token_types
+    local beside = self.wpe(offset > 0 and batch.positions + offset or batch.positions)
     if not self.wtt and types then
         fail("%s: option token_types: the model has none (n_type = 0)", batch.who)
     elseif self.wtt and types then
@@ -92,6 +95,10 @@ function Bert:pool(x, batch)
     local first, activation = batch:first(x), self.config.pooler
     if activation == "none" then return first end
     return te[activation](te.linear(first, self.pooler.weight, self.pooler.bias))
+end
+
+function Bert:family()
+    return self.config.position_offset > 0 and "roberta" or self.wtt and "bert" or "distilbert"
 end
 
 function Bert:num_multiplying()

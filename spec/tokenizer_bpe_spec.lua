@@ -287,7 +287,7 @@ describe("te.tokenizer.load", function()
             assert.error_matches(function() small(fields, model) end, message, 1, true)
         end
         local prefix = "te.tokenizer.load: FILE: "
-        refused(prefix .. 'model.type: expected "BPE", got "Unigram"', {}, { type = '"Unigram"' })
+        refused(prefix .. 'model.type: expected "BPE" or "WordPiece", got "Unigram"', {}, { type = '"Unigram"' })
         refused('model.unk_token: expected none, which is all that is supported, got "a"', {}, { unk_token = '"a"' })
         refused("model.dropout", {}, { dropout = "0.1" })
         refused('model.end_of_word_suffix: expected none, which is all that is supported, got "</w>"', {},
@@ -302,10 +302,10 @@ describe("te.tokenizer.load", function()
         refused('pre_tokenizer: expected a "ByteLevel", got nil', { pre_tokenizer = "null" })
         refused('pre_tokenizer.pretokenizers[0].type: expected "Split", got "Digits"', { pre_tokenizer =
             '{"type": "Sequence", "pretokenizers": [{"type": "Digits"}, ' .. BYTES:format("false") .. "]}" })
-        refused('post_processor.type: expected "ByteLevel" or one "TemplateProcessing", got "BertProcessing"',
-            { post_processor = '{"type": "BertProcessing"}' })
+        refused('post_processor.type: expected "ByteLevel" or one "TemplateProcessing", got "OtherProcessing"',
+            { post_processor = '{"type": "OtherProcessing"}' })
         refused("added_tokens[0].lstrip: expected none, which is all that is supported, got true",
-            { added_tokens = added(5, '"x"', ', "lstrip": true') })
+            { added_tokens = added(5, '"x"', ', "lstrip": true, "normalized": true') })
         refused("added_tokens[0].single_word", { added_tokens = added(5, '"x"', ', "single_word": true') })
         local function split(fields)
             return { pre_tokenizer = '{"type": "Sequence", "pretokenizers": [{"type": "Split", ' .. fields .. "}, "

@@ -533,7 +533,7 @@ describe("te.models.from_hugging_face", function()
             make(name, change)
             assert.error_matches(function() te.models.from_hugging_face(folder) end, message)
         end
-        refuses("config.json: model_type: only .*\"qwen3_moe\" is supported, got \"bert\"", "llama",
+        refuses("config.json: model_type: only .*\"qwen3_moe\" or .*\"xlm%-roberta\" is supported, got \"t5\"", "llama",
             { ['"model_type": "llama"'] = '"model_type": "t5"' })
         refuses("hidden_act: only \"silu\" is supported, got \"relu\"", "llama", { silu = "relu" })
         refuses("no tensor \"model.layers.0.mlp.gate_proj.bias\"", "llama",

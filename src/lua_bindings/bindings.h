@@ -313,6 +313,7 @@ extern const luaL_Reg te_lua_file_functions[];     /* files.c */
 extern const luaL_Reg te_lua_json_functions[];     /* json.c: not in restricted runtimes */
 extern const luaL_Reg te_lua_token_functions[];    /* tokens.c */
 extern const luaL_Reg te_lua_tokenizer_functions[]; /* tokenizer.c: not in restricted runtimes */
+extern const luaL_Reg te_lua_words_functions[];     /* words.c: not in restricted runtimes */
 
 int te_lua_tensor_tostring(lua_State *L); /* print.c */
 /* optim.c: writes the step to each table in the list `states` of the table on top, where there is one. No hook runs

@@ -166,6 +166,7 @@ static void open_core(te_lua *rt, lua_State *L)
         te_lua_register(rt, L, te_lua_json_functions);
         te_lua_register(rt, L, te_lua_token_functions);
         te_lua_register(rt, L, te_lua_tokenizer_functions);
+        te_lua_register(rt, L, te_lua_words_functions);
     }
     lua_setfield(L, -2, "_core");
 }

@@ -17,4 +17,20 @@ function beside.write(folder, texts)
     end
 end
 
+--- Copies a tokenizer's file, and what stands beside it, into a folder.
+---@param who string
+---@param path string  of the first file
+---@param folder string
+function beside.copy(who, path, folder)
+    local core, from, texts = require("te")._core, path:match "^(.*/)[^/]*$" or "", {}
+    for i, name in ipairs(beside) do
+        local source = i == 1 and path or from .. name
+        if i == 1 or core.stat(source) then
+            local text, message = require("te.files").read(source)
+            texts[name] = text or core.fail_io(who .. ": " .. message)
+        end
+    end
+    beside.write(folder, texts)
+end
+
 return beside

@@ -12,6 +12,7 @@ local each = require "te.tokenizer.ids"
 local reader = require "te.tokenizer.reader"
 local byte_level = require "te.tokenizer.byte_level"
 local byte_fallback = require "te.tokenizer.byte_fallback"
+local around = require "te.tokenizer.around"
 local characters = require "te.tokenizer.characters"
 local beside = require "te.tokenizer.beside"
 
@@ -99,7 +100,7 @@ local function read_merges(path, list, vocabulary)
 end
 
 local function check_model(path, model)
-    if model.type ~= nil and model.type ~= "BPE" then refuse(path, "model.type", model.type, '"BPE"') end
+    if model.type ~= nil and model.type ~= "BPE" then refuse(path, "model.type", model.type, '"BPE" or "WordPiece"') end
     silent(path, model, "model.", "dropout", { 0 })
     silent(path, model, "model.", "continuing_subword_prefix", { "" })
     silent(path, model, "model.", "end_of_word_suffix", { "" })
@@ -110,26 +111,6 @@ end
 
 -- Added tokens ----------------------------------------------------------------------------------------------------
 
-local function read_added(path, list)
-    local seen = {}
-    for i = 1, entries(path, "added_tokens", list) do
-        local prefix = ("added_tokens[%d]"):format(i - 1)
-        if type(list[i]) ~= "table" then refuse(path, prefix, list[i], "an object") end
-        local content = typed(path, list[i], prefix .. ".", "content", "string")
-        if content == "" or seen[content] then
-            refuse(path, prefix .. ".content", content, "a text that no other added token has")
-        end
-        seen[content] = true
-        typed(path, list[i], prefix .. ".", "id", "number")
-        typed(path, list[i], prefix .. ".", "normalized", "boolean")
-        typed(path, list[i], prefix .. ".", "special", "boolean", true)
-        for _, name in ipairs { "lstrip", "rstrip", "single_word" } do
-            silent(path, list[i], prefix .. ".", name, { false })
-        end
-    end
-    return list
-end
-
 -- Text, id and whether it is looked for after normalization, one after the other.
 local function flat_added(list)
     local flat = {}
@@ -137,53 +118,6 @@ local function flat_added(list)
         flat[3 * i - 2], flat[3 * i - 1], flat[3 * i] = token.content, token.id, token.normalized
     end
     return flat
-end
-
--- Special tokens around a text ------------------------------------------------------------------------------------
-
--- Ids of the template's entry.
-local function special_ids(path, step, field, place, name, n)
-    local known = typed(path, step, field .. ".", "special_tokens", "table")[name]
-    local ids = type(known) == "table" and known.ids
-    if type(ids) ~= "table" then refuse(path, place, name, "one of special_tokens") end
-    for i = 1, entries(path, place, ids) do
-        local id = ids[i]
-        if type(id) ~= "number" or id < 0 or id % 1 ~= 0 or id >= n then refuse(path, place, id, "a token's id") end
-    end
-    return ids
-end
-
--- Ids in front of a text and behind it.
-local function read_template(path, step, field, n)
-    local before, after, list = {}, {}, typed(path, step, field .. ".", "single", "table")
-    local into = before
-    for i = 1, entries(path, field .. ".single", list) do
-        local place, entry = ("%s.single[%d]"):format(field, i - 1), list[i]
-        local special = type(entry) == "table" and entry.SpecialToken
-        local text = type(entry) == "table" and entry.Sequence
-        if type(special) == "table" then
-            for _, id in ipairs(special_ids(path, step, field, place, special.id, n)) do into[#into + 1] = id end
-        elseif type(text) == "table" and text.id == "A" and into == before then
-            into = after
-        else
-            refuse(path, place, entry, "a SpecialToken, or once the Sequence A")
-        end
-    end
-    if into ~= after then refuse(path, field .. ".single", list, "a template with the Sequence A") end
-    return before, after
-end
-
-local function read_post_processor(path, post_processor, n)
-    local before, after
-    for _, entry in ipairs(sequence(path, post_processor, "post_processor", "processors")) do
-        local step, field = entry[1], entry[2]
-        if step.type == "TemplateProcessing" and not before then
-            before, after = read_template(path, step, field, n)
-        elseif step.type ~= "ByteLevel" then -- which is about offsets
-            refuse(path, field .. ".type", step.type, '"ByteLevel" or one "TemplateProcessing"')
-        end
-    end
-    return before or {}, after or {}
 end
 
 -- The tokenizer ---------------------------------------------------------------------------------------------------
@@ -205,7 +139,7 @@ function Bpe:encode(text, opts)
     options.method("tokenizer:encode", self, Bpe)
     options.argument("te.tokenizer", "text", text, { "string" })
     opts = opts and options.check("te.tokenizer", opts, ENCODE)
-    local ids = self.core:encode(text)
+    local ids = self.core:encode(around.strip(self.strippers, text))
     if not opts or not (opts.special or opts.prompt) then return ids end
     local all, written = {}, #self.before > 0 -- whether the text has what stands before it already
     for i, id in ipairs(self.before) do written = written and ids[i] == id end
@@ -294,15 +228,7 @@ function Bpe:save(folder)
     options.method("tokenizer:save", self, Bpe)
     options.argument("tokenizer:save", "folder", folder, { "string" })
     files.need "tokenizer:save"
-    local from, texts = self.path:match "^(.*/)[^/]*$" or "", {}
-    for i, name in ipairs(beside) do
-        local source = i == 1 and self.path or from .. name
-        if i == 1 or te._core.stat(source) then
-            local text, message = files.read(source)
-            texts[name] = text or te._core.fail_io("tokenizer:save: " .. message)
-        end
-    end
-    beside.write(folder, texts)
+    beside.copy("tokenizer:save", self.path, folder)
 end
 
 local bpe = {}
@@ -313,7 +239,7 @@ local function build(path, file)
     local model = typed(path, file, "", "model", "table")
     check_model(path, model)
     local vocabulary = typed(path, model, "model.", "vocab", "table")
-    local added = read_added(path, typed(path, file, "", "added_tokens", "table", true) or {})
+    local added = around.added(path, typed(path, file, "", "added_tokens", "table", true) or {})
     local way = (model.byte_fallback and byte_fallback or byte_level).read(path, file)
     local fields, names, special = way.fields, {}, {}
     for _, token in ipairs(added) do names[token.content], special[token.id] = token.id, token.special or nil end
@@ -321,9 +247,11 @@ local function build(path, file)
     fields.merges = read_merges(path, typed(path, model, "model.", "merges", "table"), vocabulary)
     fields.added, fields.whole_first, fields.name = flat_added(added), model.ignore_merges or false, path
     local size = #fields.tokens
-    local before, after = read_post_processor(path, file.post_processor, size)
+    local templates = around.post_processor(path, file.post_processor, size)
+    local before, after = around.single(templates)
     return setmetatable({ core = te._core.tokenizer(fields), path = path, called = path, vocab_size = size,
-        names = names, special = special, before = before, after = after, strips = way.strips or false }, Bpe)
+        names = names, special = special, before = before, after = after, strips = way.strips or false,
+        strippers = around.strippers(added) }, Bpe)
 end
 
 --- The tokenizer of a tokenizer.json file.
@@ -332,9 +260,18 @@ function bpe.load(path)
     options.argument(WHO, "path", path, { "string" })
     files.need(WHO)
     local stat = te._core.stat(path)
-    if stat and stat.type == "directory" then path = path .. "/tokenizer.json" end
+    if path:find "vocab%.txt$" then return require("te.tokenizer.wordpiece").of_words(path) end
+    if stat and stat.type == "directory" then
+        local words = path .. "/vocab.txt"
+        if not te._core.stat(path .. "/tokenizer.json") and te._core.stat(words) then
+            return require("te.tokenizer.wordpiece").of_words(words)
+        end
+        path = path .. "/tokenizer.json"
+    end
     local file = files.json(WHO, path)
     if type(file) ~= "table" then refuse(path, "the file", file, "an object") end
+    local kind = type(file.model) == "table" and file.model.type
+    if kind == "WordPiece" then return require("te.tokenizer.wordpiece").build(path, file) end
     local texts = characters.texts(file)
     if not texts then return build(path, file) end
     check_model(path, file.model)

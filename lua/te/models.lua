@@ -43,6 +43,14 @@ options.declare(models.from_hugging_face, function() return require("te.hugging_
 function models.to_hugging_face(model, folder, opts) return require("te.hugging_face").save(model, folder, opts) end
 options.declare(models.to_hugging_face, function() return require("te.hugging_face").SAVE end)
 
+--- What gives rows of numbers that stand for texts, of a folder with an encoder: embedder:encode { "a text", … } is
+--- {n, width}. It pools and normalizes as the folder's files of sentence-transformers say.
+---@param folder string
+---@param opts table|nil
+---@return table embedder
+function models.embedder(folder, opts) return require("te.embedder").load(folder, opts) end
+options.declare(models.embedder, function() return require("te.embedder").OPTIONS end)
+
 return setmetatable(models, {
     names = KINDS, -- what loads when it is named, for completion and help
     __index = function(_, name)

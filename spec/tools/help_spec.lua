@@ -36,7 +36,7 @@ local ARGUMENTS = {
     graph = { double, {} }, make_graphed_callables = { double, {} }, ["numerics.watch"] = { te.Linear(2, 2) },
     ["distributed.average_gradients"] = { {} }, ["distributed.broadcast_parameters"] = { {} },
     ["distributed.pipeline_step"] = { te.models.gpt { vocab_size = 2, n_layer = 1, n_embd = 4, n_head = 1 }, {} },
-    ["models.from_hugging_face"] = { "/none" },
+    ["models.from_hugging_face"] = { "/none" }, ["models.embedder"] = { "/none" },
     ["models.to_hugging_face"] = { te.models.gpt { vocab_size = 2, n_layer = 1, n_embd = 4, n_head = 1 }, "/none" },
     ["lora.add"] = { te.Linear(4, 4) }, ["lora.save"] = { te.lora.add(te.Sequential(te.Linear(4, 4))), "/none" },
     register_forward_fusion = { double }, register_backward_fusion = { double },

@@ -194,6 +194,7 @@ local function with_options()
     local encoder = require "te.encoder"
     add_method("Models", "encoder(ids, targets, opts)", encoder.forward)
     add_method("Models", "encoder:pooled(ids, opts)", encoder.pooled)
+    add_method("Models", "embedder:encode(texts, opts)", require("te.embedder").Embedder.encode)
     for _, entry in ipairs(reference.members "lora") do add("Adapters", entry) end
     for _, entry in ipairs(reference.members "data") do add("Data", entry) end
     for _, entry in ipairs(entries) do

@@ -3,7 +3,8 @@
 -- A model derives from this class and has what te.language_model says, and
 --
 --     self:embed(batch)     hidden states of batch.ids, {batch, seq, n_embd} or of packed texts {tokens, n_embd}
---     self:token_head(x)    what the logits of tokens are a product of; head = "masked_lm"
+--     self:token_head(x)    what the logits of tokens are a product of; head = "masked_lm", and with the field
+--                           head_of_tokens also "token"
 --     self:pool(x, batch)   a row of each text {batch, n_embd}
 --     self:family()         whose names its layers have in Transformers (te.hugging_face.encoder_weights)
 --
@@ -149,6 +150,7 @@ end
 -- Logits of rows of tokens.
 local function logits_of(self, x)
     if self.config.head == "masked_lm" then return te.linear(self:token_head(x), self:head(), self.lm_bias) end
+    if self.head_of_tokens and self.config.head == "token" then x = self:token_head(x) end
     return te.linear(self.classifier_dropout(x), self.classifier.weight, self.classifier.bias)
 end
 

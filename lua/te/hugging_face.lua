@@ -125,9 +125,9 @@ end
 
 local hugging_face = {}
 
---- The model in a folder: te.models.bert for bert, roberta, xlm-roberta and distilbert, te.models.gpt for gpt2,
---- te.models.llama for gemma3_text, gpt_oss, llama, mistral, mixtral, qwen2, qwen2_moe, qwen3 and qwen3_moe. Raises on
---- what a configuration asks for and these models don't have.
+--- The model in a folder: te.models.bert for bert, roberta, xlm-roberta and distilbert, te.models.modernbert for
+--- modernbert, te.models.gpt for gpt2, te.models.llama for gemma3_text, gpt_oss, llama, mistral, mixtral, qwen2,
+--- qwen2_moe, qwen3 and qwen3_moe. Raises on what a configuration asks for and these models don't have.
 ---@param folder string
 ---@param opts table|nil   block_size, dropout, expert_aux_loss, quantized, dtype (of the parameters), head, n_label
 ---@return table model

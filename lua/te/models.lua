@@ -5,7 +5,8 @@ local options = require "te.options"
 
 local models = {}
 
-local KINDS = { bert = "te.models.bert", gpt = "te.models.gpt", llama = "te.models.llama" }
+local KINDS = { bert = "te.models.bert", gpt = "te.models.gpt", llama = "te.models.llama",
+    modernbert = "te.models.modernbert" }
 
 local SPLIT = { tensor_parallel = { "any" }, sequence_parallel = { "boolean", false },
     pipeline_parallel = { "any" } }

@@ -6,11 +6,11 @@ local shell = require "spec.support.shell"
 
 local function ids(rows) return te.tensor(rows, { dtype = "int32" }) end
 
-local function bert(opts)
+local function bert(opts, kind)
     local config = { vocab_size = 30, block_size = 12, n_layer = 2, n_head = 2, n_embd = 16, n_inner = 24 }
     for name, value in pairs(opts) do config[name] = value end
     te.manual_seed(5)
-    local model = te.models.bert(config)
+    local model = te.models[kind == "modernbert" and kind or "bert"](config)
     for _, parameter in ipairs(model:parameters()) do parameter:detach():add_(te.randn(parameter.shape) * 0.2) end
     return model
 end
@@ -26,6 +26,10 @@ local WRITTEN = {
     { "roberta", { position_offset = 2, n_type = 1, head = "sequence", pooler = "tanh" } },
     { "distilbert", { n_type = 0 } },
     { "distilbert", { n_type = 0, head = "sequence", pooler = "relu", n_label = 4 } },
+    { "modernbert", { n_layer = 4, window = 4, full_every = 3 } },
+    { "modernbert", { head = "none", rope_base = 5000, window_rope_base = 600, full_every = 2 } },
+    { "modernbert", { head = "sequence", pooling = "mean", n_label = 3 } },
+    { "modernbert", { head = "token", norm_eps = 1e-6 } },
 }
 
 local function edit(folder, changes)
@@ -43,12 +47,14 @@ describe("encoders of Transformers", function()
     it("come back as they were written", function()
         for _, row in ipairs(WRITTEN) do
             local kind, opts = unpack(row)
-            local model = bert(opts)
+            local model = bert(opts, kind)
             assert.equal(kind, te.models.to_hugging_face(model, folder))
             local other = te.models.from_hugging_face(folder)
-            assert.same(model:state_dict()["blocks.2.mlp.3.bias"]:totable(),
-                other:state_dict()["blocks.2.mlp.3.bias"]:totable())
-            for _, name in ipairs { "pooler", "labels", "head", "n_label", "gelu", "position_offset", "n_type" } do
+            for name, parameter in model:named_parameters() do
+                assert.is_true(te.all(te.eq(parameter, other:state_dict()[name])):item(), name)
+            end
+            for _, name in ipairs { "pooler", "labels", "pooling", "window", "full_every", "rope_base",
+                "window_rope_base", "head", "n_label", "gelu", "position_offset", "n_type" } do
                 assert.equal(model.config[name], other.config[name], name)
             end
             local text = ids { { 1, 2, 29, 7 } }
@@ -111,6 +117,8 @@ describe("encoders of Transformers", function()
                 { architectures = { "BertForQuestionAnswering" } },
             ['hidden_act: only "gelu" or "gelu_new" or "gelu_pytorch_tanh" is supported, got "relu"'] =
                 { hidden_act = "relu" },
+            ['layer_types: expected that layers see all from the first on, one in 3, got sliding_attention'] =
+                { model_type = "modernbert", layer_types = { "sliding_attention" } },
             ["is_decoder: only false is supported, got true"] = { is_decoder = true },
         } do
             te.models.to_hugging_face(bert { head = "token" }, folder)

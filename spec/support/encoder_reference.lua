@@ -129,4 +129,43 @@ function reference.bert(model, ids, types)
     return x
 end
 
+-- Halves of a vector turned by an angle for each pair.
+local function turn_by(base)
+    return function(vector, position)
+        local half, turned = #vector / 2, {}
+        for k = 1, half do
+            local angle = position * base ^ (-(k - 1) / half)
+            local cos, sin = math.cos(angle), math.sin(angle)
+            turned[k] = vector[k] * cos - vector[k + half] * sin
+            turned[k + half] = vector[k + half] * cos + vector[k] * sin
+        end
+        return turned
+    end
+end
+
+-- Hidden states of one text of a te.models.modernbert.
+function reference.modernbert(model, ids)
+    local of, c, x = reference.state(model), model.config, {}
+    for i, id in ipairs(ids) do x[i] = of "wte.weight"[id + 1] end
+    local function norm(y, name) return reference.norm(y, of(name .. ".weight"), nil, c.norm_eps) end
+    x = norm(x, "norm")
+    for layer = 1, c.n_layer do
+        local block = ("blocks.%d."):format(layer)
+        local full = (layer - 1) % c.full_every == 0
+        local inner = layer > 1 and norm(x, block .. "attention.1") or x
+        local attention = block .. (layer > 1 and "attention.2." or "attention.1.")
+        local attended = reference.attention(linear(inner, of(attention .. "qkv.weight")), c.n_head,
+            turn_by(full and c.rope_base or c.window_rope_base),
+            not full and function(i, j) return math.abs(i - j) <= math.floor(c.window / 2) end or nil)
+        x = add(x, linear(attended, of(attention .. "proj.weight")))
+        local both, gated = linear(norm(x, block .. "mlp.1"), of(block .. "mlp.2.weight")), {}
+        for i, row in ipairs(both) do
+            gated[i] = {}
+            for k = 1, c.n_inner do gated[i][k] = reference.gelu(row[k]) * row[c.n_inner + k] end
+        end
+        x = add(x, linear(gated, of(block .. "mlp.4.weight")))
+    end
+    return norm(x, "last_norm")
+end
+
 return reference

@@ -1,6 +1,7 @@
---- config.json of BERT, RoBERTa, XLM-RoBERTa and DistilBERT, read and written; see te.hugging_face.config.
+--- config.json of BERT, RoBERTa, XLM-RoBERTa, DistilBERT and ModernBERT, read and written; see te.hugging_face.config.
 
 local te = require "te"
+local json = require "te.json"
 local options = require "te.options"
 
 -- What stands at the end of a class of Transformers, and the head that it has.
@@ -97,7 +98,53 @@ local function distilbert(config, _, wanted, names)
     return te.models.bert, made
 end
 
-local encoders = { KINDS = { bert = bert, roberta = bert, ["xlm-roberta"] = bert, distilbert = distilbert } }
+-- Whether a layer, counted from 0, sees all tokens.
+local function sees_all(layer, every) return layer % every == 0 end
+
+local function layer_types(n, every)
+    local types = {}
+    for layer = 0, n - 1 do types[layer + 1] = sees_all(layer, every) and "full_attention" or "sliding_attention" end
+    return types
+end
+
+local function rope_base(config, kind, older, default)
+    local rope = config:get("rope_parameters", { "table", {} })[kind]
+    rope = type(rope) == "table" and rope or {}
+    if rope.rope_type ~= nil and rope.rope_type ~= "default" then
+        config:fail("rope_parameters", "%s: rope_type: only \"default\" is supported, got %s", kind,
+            options.shown(rope.rope_type))
+    end
+    return rope.rope_theta or config:get(older, { "number", default, min = 1 })
+end
+
+local function modernbert(config, _, wanted)
+    for name, value in pairs { attention_bias = false, mlp_bias = false, norm_bias = false, classifier_bias = false,
+        decoder_bias = true, tie_word_embeddings = true, hidden_activation = "gelu", classifier_activation = "gelu",
+    } do config:only(name, value) end
+    local made = { head = head_of(config, wanted.head), vocab_size = config:get("vocab_size", { "size", 50368 }) }
+    made.n_embd = config:get("hidden_size", { "size", 768 })
+    made.n_layer = config:get("num_hidden_layers", { "size", 22 })
+    made.n_head = config:get("num_attention_heads", { "size", 12 })
+    made.n_inner = config:get("intermediate_size", { "size", 1152 })
+    made.block_size = config:get("max_position_embeddings", { "size", 8192 })
+    made.norm_eps = config:get("norm_eps", { "number", 1e-5, min = 0 })
+    made.window = config:get("local_attention", { "size", 128 })
+    made.full_every = config:get("global_attn_every_n_layers", { "size", 3 })
+    made.rope_base = rope_base(config, "full_attention", "global_rope_theta", 160000)
+    made.window_rope_base = rope_base(config, "sliding_attention", "local_rope_theta", 10000)
+    local pooling = config:get("classifier_pooling", { "string", "cls", choices = { "cls", "mean" } })
+    made.pooling = pooling == "mean" and "mean" or "first"
+    local types = table.concat(config:get("layer_types", { "table", layer_types(made.n_layer, made.full_every) }), " ")
+    if types ~= table.concat(layer_types(made.n_layer, made.full_every), " ") then
+        config:fail("layer_types", "expected that layers see all from the first on, one in %d, got %s",
+            made.full_every, types)
+    end
+    set_labels(config, made, wanted)
+    return te.models.modernbert, made
+end
+
+local encoders = { KINDS = { bert = bert, roberta = bert, ["xlm-roberta"] = bert, distilbert = distilbert,
+    modernbert = modernbert } }
 
 local function with_labels(fields, c)
     if c.head ~= "sequence" and c.head ~= "token" then return end
@@ -124,6 +171,16 @@ local WRITTEN = {
     end },
 }
 WRITTEN.roberta = { "Roberta", WRITTEN.bert[2] }
+WRITTEN.modernbert = { "ModernBert", function(c)
+    return { hidden_size = c.n_embd, num_hidden_layers = c.n_layer, num_attention_heads = c.n_head,
+        intermediate_size = c.n_inner, max_position_embeddings = c.block_size, norm_eps = c.norm_eps,
+        local_attention = c.window, global_attn_every_n_layers = c.full_every, global_rope_theta = c.rope_base,
+        local_rope_theta = c.window_rope_base, layer_types = layer_types(c.n_layer, c.full_every),
+        classifier_pooling = c.pooling == "mean" and "mean" or "cls", hidden_activation = "gelu",
+        classifier_activation = "gelu", attention_bias = false, mlp_bias = false, norm_bias = false,
+        classifier_bias = false, decoder_bias = true, embedding_dropout = c.dropout, attention_dropout = c.dropout,
+        mlp_dropout = c.dropout, cls_token_id = json.null, sep_token_id = json.null }
+end }
 
 --- What a file says of a model: its fields, its class of Transformers, and model_type.
 ---@param model table

@@ -1,4 +1,5 @@
---- The weights of encoders in checkpoints of Hugging Face's Transformers: BERT's, RoBERTa's and DistilBERT's.
+--- The weights of encoders in checkpoints of Hugging Face's Transformers: BERT's, RoBERTa's, DistilBERT's and
+-- ModernBERT's.
 --
 -- A family says how its layers are called, here and there; a layer's parameters are those that the model has. Queries,
 -- keys and values are one product here and three there. Transformers names what is not a head behind the family's name
@@ -62,6 +63,24 @@ local FAMILIES = {
         },
         tied = "vocab_projector.",
     }),
+}
+
+local MODERN_HEAD = { { "lm.1", "head.dense" }, { "lm.3", "head.norm" } }
+
+-- The first block has no norm in front of attention.
+FAMILIES.modernbert = {
+    ends = { { "wte", "embeddings.tok_embeddings" }, { "norm", "embeddings.norm" }, { "last_norm", "final_norm" } },
+    block = "layers.%d.",
+    blocks = { { "attention.1", "attn_norm" }, { "attention.1.qkv", "attn.Wqkv" }, { "attention.1.proj", "attn.Wo" },
+        { "attention.2.qkv", "attn.Wqkv" }, { "attention.2.proj", "attn.Wo" }, { "mlp.1", "mlp_norm" },
+        { "mlp.2", "mlp.Wi" }, { "mlp.4", "mlp.Wo" } },
+    prefix = "model.",
+    heads = {
+        masked_lm = { MODERN_HEAD[1], MODERN_HEAD[2], { "lm_bias", "decoder.bias" } },
+        sequence = { MODERN_HEAD[1], MODERN_HEAD[2], { "classifier", "classifier" } },
+        token = { MODERN_HEAD[1], MODERN_HEAD[2], { "classifier", "classifier" } },
+    },
+    tied = "decoder.",
 }
 
 local weights = {}
@@ -177,14 +196,14 @@ end
 ---@return table[]
 function weights.products(model)
     local list, prefix = {}, FAMILIES[model:family()].prefix
-    local sizes = {}
-    for name, parameter in model:named_parameters() do sizes[name] = parameter:size(1) end
+    local parameters = {}
+    for name, parameter in model:named_parameters() do parameters[name] = parameter end
     each(model, model.config.head ~= "none" and prefix or "", function(name, names, in_block)
-        local path = in_block and not name:find "norm" and name:match "^(.*)%.weight$"
+        local path = in_block and parameters[name]:dim() == 2 and name:match "^(.*)%.weight$"
         if not path then return end
         local layers, counts = {}, {}
         for i, full in ipairs(names) do
-            layers[i], counts[i] = full:match "^(.*)%.weight$", sizes[name] / #names
+            layers[i], counts[i] = full:match "^(.*)%.weight$", parameters[name]:size(1) / #names
         end
         list[#list + 1] = { path = path, names = layers, counts = #layers > 1 and counts or nil }
     end)

@@ -141,8 +141,9 @@ end
 -- Fields that Transformers takes as real numbers alone.
 local REAL = { "rope_theta", "rope_local_base_freq", "rms_norm_eps", "initializer_range", "router_aux_loss_coef",
     "attention_dropout", "swiglu_limit", "embd_pdrop", "attn_pdrop", "resid_pdrop", "layer_norm_epsilon", "factor",
-    "layer_norm_eps", "hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "low_freq_factor",
-    "high_freq_factor", "beta_fast", "beta_slow", "attention_factor" }
+    "layer_norm_eps", "norm_eps", "global_rope_theta",
+    "local_rope_theta", "embedding_dropout", "mlp_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob",
+    "dropout", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor" }
 
 local function make_real(fields)
     for _, name in ipairs(REAL) do

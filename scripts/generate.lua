@@ -54,6 +54,10 @@ local function load(o)
         if o.checkpoint then command_line:refuse "--checkpoint and --hugging-face: one of them" end
         local model, ends = train.io(te.models.from_hugging_face, o.hugging_face, { dtype = o.dtype })
         train.saved.check(o.hugging_face, model)
+        if model.is_encoder then
+            command_line:refuse("--hugging-face=%s: the model is an encoder, a %s, which continues no text",
+                o.hugging_face, model.KIND)
+        end
         adapt(o, model)
         return model, train.io(te.tokenizer.load, o.hugging_face), true, ends
     end

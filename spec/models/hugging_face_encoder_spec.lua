@@ -105,6 +105,10 @@ describe("encoders of Transformers", function()
         assert.equal("bert.encoder.layer.0.attention.self.query bert.encoder.layer.0.attention.output.dense",
             table.concat(names, " ", 1, 2))
         te.lora.add(other, { rank = 2, targets = { "query", "value" } })
+        local all = te.lora.add(bert {}, { rank = 2 }) -- of the blocks, not of the head
+        for name, _, owner in all:named_parameters() do
+            if owner.is_adapter then assert.is_truthy(name:find "^blocks%.", name) end
+        end
         assert.is_true(#other:parameter_groups(0)[1].params > 0)
     end)
 

@@ -87,6 +87,15 @@ describe("embedding of texts", function()
         refuses "the model is no encoder, it is a gpt"
     end)
 
+    it("is no work for scripts of decoders", function()
+        local training = ("train_gpt.lua --data=README.md --out=%s/run"):format(folder)
+        for _, script in ipairs { "generate.lua --prompt=it", training } do
+            local text, code = shell.capture(("%s scripts/%s --hugging-face=%s"):format(TETRAIN, script, folder))
+            assert.equal(2, code, text)
+            assert.is_truthy(text:find("the model is an encoder, a bert", 1, true), text)
+        end
+    end)
+
     local function embed(words)
         return shell.capture(("%s scripts/embed.lua --hugging-face=%s %s"):format(TETRAIN, folder, words))
     end

@@ -116,7 +116,7 @@ end
 
 -- All that take adapters, of the blocks where a model has those. Layers that are split would be left out unnoticed.
 local function mark_all(who, list, chosen, model)
-    local within = te.is(model, require "te.decoder") and "^blocks%." or ""
+    local within = te.is(model, require "te.language_model") and "^blocks%." or ""
     for _, layer in ipairs(list) do
         if layer.module.split then fail("%s: %s: %s", who, layer.path, layer.refused) end
         for _, part in ipairs(layer.path:find(within) and not layer.refused and layer.parts or {}) do

@@ -103,6 +103,10 @@ function pretrained.load(o, quantized, ranks, refuse)
         pipeline_parallel = ranks.split.pipeline_parallel,
         expert_aux_loss = script.io(has_experts, o) and o.expert_aux_loss or nil })
     local config = model.config
+    if model.is_encoder then
+        refuse("--hugging-face=%s: the model is an encoder, a %s, which sees the next token", o.hugging_face,
+            model.KIND)
+    end
     if o.block > config.block_size then
         refuse("--block=%d, but the model in --hugging-face=%s sees %d", o.block, o.hugging_face, config.block_size)
     end

@@ -265,7 +265,8 @@ describe("generate.lua --checkpoint", function()
             assert.equal(74, status)
         end
         damaged("model.kind", "foo", 'model.kind: expected one of bert, gpt, llama, modernbert, got "foo"')
-        damaged("model.kind", "from_checkpoint", 'model.kind: expected one of bert, gpt, llama, modernbert, got "from_checkpoint"')
+        damaged("model.kind", "from_checkpoint",
+            'model.kind: expected one of bert, gpt, llama, modernbert, got "from_checkpoint"')
         damaged("model.n_layer", "-1", "option n_layer: expected positive integer, got -1")
         damaged("model.n_layer", "two", 'option n_layer: expected positive integer, got "two"')
         damaged("model.n_head", "7", "n_embd = 8 is no multiple of n_head = 7")

@@ -219,7 +219,7 @@ describe("train_gpt.lua", function()
         end
         refuses("rng", "x", 'state: expected what te.rng_state() returned, got string "x"')
         refuses("option.lr", "x", 'option.lr: expected number from 0 to 10, got "x"')
-        refuses("model.kind", "te", 'model.kind: expected one of gpt, llama, got "te"')
+        refuses("model.kind", "te", 'model.kind: expected one of bert, gpt, llama, modernbert, got "te"')
         refuses("optimizer.counts", "1 x", "1 parameters were optimized, the model has 9")
     end)
 

@@ -171,6 +171,22 @@ function around.single(templates)
     return before, after
 end
 
+--- The ids of a text with what a tokenizer puts around it: all, or with opts.prompt what stands before, unless it does.
+---@param tokenizer table  before, after
+---@param ids integer[]
+---@param opts table|nil   special, prompt
+---@return integer[]
+function around.put(tokenizer, ids, opts)
+    if not opts or not (opts.special or opts.prompt) then return ids end
+    local all, written = {}, #tokenizer.before > 0
+    for i, id in ipairs(tokenizer.before) do written = written and ids[i] == id end
+    for _, list in ipairs { opts.prompt and written and {} or tokenizer.before, ids,
+        opts.special and tokenizer.after or nil } do
+        for _, id in ipairs(list) do all[#all + 1] = id end
+    end
+    return all
+end
+
 --- Ids of two texts with what a template puts around them, and the type of each.
 ---@param who string
 ---@param templates table

@@ -140,13 +140,7 @@ function Bpe:encode(text, opts)
     options.argument("te.tokenizer", "text", text, { "string" })
     opts = opts and options.check("te.tokenizer", opts, ENCODE)
     local ids = self.core:encode(around.strip(self.strippers, text))
-    if not opts or not (opts.special or opts.prompt) then return ids end
-    local all, written = {}, #self.before > 0 -- whether the text has what stands before it already
-    for i, id in ipairs(self.before) do written = written and ids[i] == id end
-    for _, list in ipairs { opts.prompt and written and {} or self.before, ids, opts.special and self.after or nil } do
-        for _, id in ipairs(list) do all[#all + 1] = id end
-    end
-    return all
+    return around.put(self, ids, opts)
 end
 
 local DECODE = {

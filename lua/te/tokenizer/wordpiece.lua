@@ -70,12 +70,11 @@ local function finder(tokens)
     local by_byte, set = {}, {}
     for _, token in ipairs(tokens) do
         local byte = token.content:sub(1, 1)
-        if not by_byte[byte] then by_byte[byte], set[#set + 1] = {}, "%" .. byte end
+        if not by_byte[byte] then by_byte[byte], set[#set + 1] = {}, byte:gsub("%p", "%%%0") end
         table.insert(by_byte[byte], token)
     end
     for _, list in pairs(by_byte) do table.sort(list, function(a, b) return #a.content > #b.content end) end
     if not set[1] then return nil end
-    for i, byte in ipairs(set) do set[i] = byte:gsub("^%%([%w\128-\255])", "%1") end
     local pattern = "[" .. table.concat(set) .. "]"
     return function(text, at)
         while true do
@@ -89,17 +88,17 @@ local function finder(tokens)
     end
 end
 
--- Takes the tokens that `find` finds out of a text; rest(text, ids) is for what lies between.
+-- Takes the tokens that `find` finds out of a text; rest(text) is for what lies between.
 local function take_out(find, text, ids, rest)
     local at = 1
     while find do
         local first, token = find(text, at)
         if not first then break end
-        if first > at then rest(text:sub(at, first - 1), ids) end
+        if first > at then rest(text:sub(at, first - 1)) end
         ids[#ids + 1] = token.id
         at = first + #token.content
     end
-    if at <= #text then rest(text:sub(at), ids) end
+    if at <= #text then rest(text:sub(at)) end
 end
 
 -- The methods -------------------------------------------------------------------------------------------------------
@@ -112,11 +111,11 @@ local ENCODE = {
 
 local function ids_of(self, text)
     local ids = {}
-    local function words(part, into) append_words(self, part, into) end
-    local function normalized(part, into)
-        if not self.find_normalized then return words(part, into) end
+    local function words(part) append_words(self, part, ids) end
+    local function normalized(part)
+        if not self.find_normalized then return words(part) end
         part = te._core.words(part, self.normalizing)[1] or ""
-        take_out(self.find_normalized, part, into, words)
+        take_out(self.find_normalized, part, ids, words)
     end
     take_out(self.find, around.strip(self.strippers, text), ids, normalized)
     return ids
@@ -132,18 +131,11 @@ function WordPiece:encode(text, opts)
     options.argument("te.tokenizer", "text", text, { "string" })
     opts = opts and options.check("te.tokenizer", opts, ENCODE)
     local ids = ids_of(self, text)
-    if not opts then return ids end
-    if opts.pair then
+    if opts and opts.pair then
         if not opts.special then fail("te.tokenizer: option pair: needs special") end
         return around.pair("te.tokenizer", self.templates, { A = ids, B = ids_of(self, opts.pair) })
     end
-    local all, written = {}, #self.before > 0
-    for i, id in ipairs(self.before) do written = written and ids[i] == id end
-    local puts = opts.special or opts.prompt and not written
-    for _, list in ipairs { puts and self.before or {}, ids, opts.special and self.after or nil } do
-        for _, id in ipairs(list) do all[#all + 1] = id end
-    end
-    return all
+    return around.put(self, ids, opts)
 end
 
 local DECODE = {
@@ -298,8 +290,7 @@ end
 
 local wordpiece = {}
 
---- The tokenizer of what a file says; how texts are cut and filled up (truncation, padding) is left to whoever makes
---- batches of them.
+--- The tokenizer of what a file says, but for truncation and padding, which whoever makes batches does.
 function wordpiece.build(path, file)
     local model, plain, other, names, special = file.model, {}, {}, {}, {}
     local vocabulary = typed(path, model, "model.", "vocab", "table")
@@ -332,23 +323,23 @@ local SPECIAL = { "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]" }
 function wordpiece.of_words(path)
     local text, message = files.read(path)
     if not text then te._core.fail_io(("%s: %s"):format(reader.WHO, message)) end
-    local vocabulary, n, added, ids = {}, 0, {}, {}
+    local vocabulary, n, added = {}, 0, {}
     for line in text:gsub("\r\n", "\n"):gsub("([^\n])$", "%1\n"):gmatch "([^\n]*)\n" do
         vocabulary[line], n = n, n + 1
     end
     for _, name in ipairs(SPECIAL) do
         local id = vocabulary[name]
-        ids[name] = id
         if id then added[#added + 1] = { content = name, id = id, normalized = false, special = true } end
     end
-    if not (ids["[CLS]"] and ids["[SEP]"]) then fail("%s: %s: there is no [CLS] or no [SEP]", reader.WHO, path) end
+    local first, last = vocabulary["[CLS]"], vocabulary["[SEP]"]
+    if not (first and last) then fail("%s: %s: there is no [CLS] or no [SEP]", reader.WHO, path) end
     local beside_it, said = (path:match "^.*/" or "") .. "tokenizer_config.json", {}
     if te._core.stat(beside_it) then said = files.json(reader.WHO, beside_it) end
     local file = { version = "1.0", truncation = json.null, padding = json.null, added_tokens = added,
         normalizer = { type = "BertNormalizer", clean_text = true, lowercase = said.do_lower_case ~= false,
             handle_chinese_chars = said.tokenize_chinese_chars ~= false, strip_accents = said.strip_accents },
         pre_tokenizer = { type = "BertPreTokenizer" },
-        post_processor = { type = "BertProcessing", cls = { "[CLS]", ids["[CLS]"] }, sep = { "[SEP]", ids["[SEP]"] } },
+        post_processor = { type = "BertProcessing", cls = { "[CLS]", first }, sep = { "[SEP]", last } },
         decoder = { type = "WordPiece", prefix = "##", cleanup = true },
         model = { type = "WordPiece", unk_token = "[UNK]", continuing_subword_prefix = "##",
             max_input_chars_per_word = 100, vocab = vocabulary } }

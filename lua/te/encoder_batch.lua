@@ -86,7 +86,7 @@ local function pack(self, lengths)
         end
     end
     self.starts, self.positions = int32(starts, device), int32(positions, device)
-    self.seq_lens = int32(lengths, device)
+    self.seq_lens, self.lengths = int32(lengths, device), lengths
     if padded then self.rows = int32(rows, device) end
 end
 
@@ -150,7 +150,7 @@ function Batch:mean(x)
     if not self.seq_lens then return te.mean(x, 2) end
     if not self.text_of then
         local texts = {}
-        for i, length in ipairs(self.seq_lens:totable()) do
+        for i, length in ipairs(self.lengths) do
             for _ = 1, length do texts[#texts + 1] = i - 1 end
         end
         self.text_of = int32(texts, x.device)

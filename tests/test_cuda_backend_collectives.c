@@ -380,6 +380,46 @@ static void failing_calls(place *p)
     te_tensor_release(y);
 }
 
+/* A context that the host has made current stays so, whatever is called and however that ends. */
+static void host_context(place *p)
+{
+    void *library = dlopen(TE_CUDA_FAKE "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *other = NULL, *now = NULL;
+    int (*get)(void **), (*set)(void *), (*retain)(void **, int), (*release)(int);
+    *(void **)&get = fake_symbol(library, "cuCtxGetCurrent");
+    *(void **)&set = fake_symbol(library, "cuCtxSetCurrent");
+    *(void **)&retain = fake_symbol(library, "cuDevicePrimaryCtxRetain");
+    *(void **)&release = fake_symbol(library, "cuDevicePrimaryCtxRelease_v2");
+    te_tensor *x = numbers(p, TE_F32, 6), *y = empty(p, TE_F32, 6);
+    void      *in = te_tensor_pointer(x), *out = te_tensor_pointer(y);
+    CHECK(retain(&other, 1) == 0 && set(other) == 0);
+#define STAYS(call)                                                                                                    \
+    do {                                                                                                               \
+        OK(call);                                                                                                      \
+        CHECK_MSG(get(&now) == 0 && now == other, "not the host's context behind %s", #call);                          \
+    } while (0)
+    STAYS(connect_group(p));
+    if (p->peers) {
+        STAYS(table(p)->all_reduce(p->exec, p->peers, in, out, 3, TE_F32, TE_REDUCE_SUM));
+        STAYS(table(p)->reduce_scatter(p->exec, p->peers, in, out, 3, TE_F32, TE_REDUCE_SUM));
+        STAYS(table(p)->all_gather(p->exec, p->peers, in, out, 3, TE_F32));
+        STAYS(table(p)->broadcast(p->exec, p->peers, out, 3, TE_F32, 0));
+        STAYS(table(p)->all_to_all(p->exec, p->peers, in, out, 3, TE_F32));
+        STAYS(table(p)->exchange(p->exec, p->peers, in, 1 - p->rank, out, 1 - p->rank, 3, TE_F32));
+        fake.fail_call("ncclAllReduce", 0, 5);
+        for (int i = 0; i < 2; i++)
+            STAYS(table(p)->all_reduce(p->exec, p->peers, in, out, 3, TE_F32, TE_REDUCE_SUM) == TE_ERROR_DEVICE
+                      ? TE_OK
+                      : TE_ERROR_INTERNAL);
+        STAYS((table(p)->disconnect(p->exec, p->peers), TE_OK));
+    }
+#undef STAYS
+    p->peers = NULL;
+    te_tensor_release(x);
+    te_tensor_release(y);
+    set(NULL);
+    release(1);
+}
+
 /* With all that the host hands over and gets back, a call of NCCL for each. */
 static void alone(void)
 {
@@ -410,6 +450,7 @@ int main(int argc, char **argv)
     with_ranks(2, different_calls, "different calls");
     with_ranks(1, interrupted, "Ctrl-C");
     with_ranks(1, failing_calls, "failing calls");
+    with_ranks(2, host_context, "a host's context");
     each_cached(remove_entry);
     rmdir(cache_folder);
     return TEST_END();

@@ -252,6 +252,7 @@ void te_cuda_collectives_close(te_exec *exec)
 
 typedef struct transfer {
     te_exec         *exec;
+    CUcontext        host; /* what was current before, NULL: nothing that is not ours */
     te_device_peers *peers;
     const char      *name;
     int64_t          n;
@@ -276,12 +277,14 @@ static ncclDataType_t type_of(te_dtype dtype)
 
 static te_status begin(transfer *t)
 {
+    t->host = te_cuda_host_context(t->exec);
     te_status status = te_cuda_enter(t->exec);
     t->type = type_of(t->dtype);
     t->size = te_dtype_size(t->dtype);
     if (status == TE_OK) status = te_cuda_peers_check(t->exec, t->peers, t->name);
     if (status == TE_OK && te_cuda(t->exec)->capture) status = te_cuda_graph_keep_peers(t->exec, t->peers);
     if (status == TE_OK) te_cuda_note(t->exec, t->name);
+    else te_cuda_leave(t->exec, t->host);
     return status;
 }
 
@@ -290,7 +293,9 @@ static te_status finish(transfer *t, ncclResult_t result)
     char what[96];
     snprintf(what, sizeof what, "%s of %lld %s, rank %d of %d", t->name, (long long)t->n, te_dtype_name(t->dtype),
              t->peers->rank, t->peers->size);
-    return settle(t->exec, t->peers, result, what);
+    te_status status = settle(t->exec, t->peers, result, what);
+    te_cuda_leave(t->exec, t->host);
+    return status;
 }
 
 static cudaStream_t stream_of(te_exec *exec) { return (cudaStream_t)te_cuda(exec)->stream; }
@@ -395,11 +400,35 @@ te_device_peers *te_cuda_peers_retain(te_device_peers *p)
     return p;
 }
 
+/* As in backend.c; what follows them sees to it in `begin` and `finish`. */
+static te_status guarded_make_id(te_exec *exec, void *id)
+{
+    CUcontext host = te_cuda_host_context(exec);
+    te_status status = make_id(exec, id);
+    te_cuda_leave(exec, host);
+    return status;
+}
+
+static te_status guarded_connect(te_exec *exec, const void *id, int rank, int size, te_device_peers **peers)
+{
+    CUcontext host = te_cuda_host_context(exec);
+    te_status status = connect_peers(exec, id, rank, size, peers);
+    te_cuda_leave(exec, host);
+    return status;
+}
+
+static void guarded_disconnect(te_exec *exec, te_device_peers *peers)
+{
+    CUcontext host = te_cuda_host_context(exec);
+    te_cuda_peers_release(exec, peers);
+    te_cuda_leave(exec, host);
+}
+
 const te_collectives te_cuda_collectives_table = {
     .id_bytes = ID_BYTES,
-    .make_id = make_id,
-    .connect = connect_peers,
-    .disconnect = te_cuda_peers_release,
+    .make_id = guarded_make_id,
+    .connect = guarded_connect,
+    .disconnect = guarded_disconnect,
     .all_reduce = all_reduce,
     .reduce_scatter = reduce_scatter,
     .all_gather = all_gather,

@@ -227,14 +227,15 @@ static void test_devices_in_turn(void)
     te_context_release(ctx);
 }
 
-/* A host's own context stays the thread's, in work and when the device is closed; of the device's, nothing
- * is left then. Contexts are told apart by their addresses alone. */
+/* A host's own context stays the thread's, in work and when the device is closed, also where it is the device's, which
+ * the host holds as well; of one that nobody else holds nothing is left then. Contexts are told apart by their
+ * addresses alone. */
 static void test_context_of_host(void)
 {
     typedef int get_current(void **context);
     typedef int set_current(void *context);
     typedef int retain(void **context, int device);
-    void *library = dlopen(TE_CUDA_FAKE "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *other = NULL, *now = NULL;
+    void *library = dlopen(TE_CUDA_FAKE "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *other = NULL, *same = NULL, *now;
     get_current *get;
     set_current *set;
     retain *primary;
@@ -244,19 +245,26 @@ static void test_context_of_host(void)
     int *(*release)(int);
     *(void **)&release = fake_symbol(library, "cuDevicePrimaryCtxRelease_v2");
     CHECK(primary(&other, 1) == 0);
-    for (int own = 1; own >= 0; own--) {
-        set(own ? other : NULL);
+    for (int own = 2; own >= 0; own--) {
+        if (own == 2) CHECK(primary(&same, 0) == 0);
+        void *hosts = own == 2 ? same : own ? other : NULL;
+        set(hosts);
         te_context *ctx = te_context_open(NULL);
+        te_device *device = te_context_device(ctx, "cuda");
         te_tensor *t = numbers_on(ctx, "cuda", TE_F32, 1, (int64_t[]){9}), *y = t ? apply(ctx, "tanh", t) : NULL;
         float values[9];
+        char text[400];
         CHECK_MSG(y && te_tensor_read(y, TE_F32, values) == TE_OK, "%s", te_context_error(ctx));
-        CHECK(get(&now) == 0 && (own ? now == other : now && now != other));
+        CHECK(get(&now) == 0 && (own ? now == hosts : now && now != other));
         CHECK(apply(ctx, "no such operation", t) == NULL && te_context_synchronize(ctx, NULL) == TE_OK);
-        CHECK(get(&now) == 0 && (own ? now == other : now != other));
+        CHECK(get(&now) == 0 && (own ? now == hosts : now != other));
+        device->exec.backend->describe(&device->exec, text, sizeof text);
+        CHECK(get(&now) == 0 && (own ? now == hosts : now != other));
         te_tensor_release(y);
         te_tensor_release(t);
         te_context_release(ctx);
-        CHECK(get(&now) == 0 && now == (own ? other : NULL));
+        CHECK(get(&now) == 0 && now == hosts);
+        if (own == 2) release(0);
     }
     release(1);
 }

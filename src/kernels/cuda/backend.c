@@ -1,7 +1,8 @@
 /* backend.c - the CUDA backend's table, and the entry through which libtetrain finds it.
  *
  * Every function makes the device's context the thread's. Where the host had made another one current, that is current
- * again when the function returns; one that had none is left with the device's, which costs less.
+ * again when the function returns; one that had none is left with the device's, which costs less. collectives.c does
+ * the same for its own.
  */
 #include "../module.h"
 #include "cuda_backend.h"
@@ -35,6 +36,14 @@ GUARDED(capture_begin, (te_exec *exec), (exec))
 GUARDED(capture_end, (te_exec *exec, bool keep, void **graph), (exec, keep, graph))
 GUARDED(graph_launch, (te_exec *exec, void *graph), (exec, graph))
 
+/* Which opens cuDNN, to say what there is. */
+static void guarded_describe(te_exec *exec, char *text, size_t size)
+{
+    CUcontext host = te_cuda_host_context(exec);
+    te_cuda_describe(exec, text, size);
+    te_cuda_leave(exec, host);
+}
+
 static void *guarded_memory_alloc(te_exec *exec, size_t bytes)
 {
     CUcontext host = te_cuda_host_context(exec);
@@ -61,7 +70,7 @@ static const te_backend backend = {
     .name = "cuda",
     .host_memory = false,
     .emits = true,
-    .describe = te_cuda_describe,
+    .describe = guarded_describe,
     .device_open = te_cuda_device_open,
     .device_close = te_cuda_device_close,
     .memory_alloc = guarded_memory_alloc,

@@ -253,6 +253,17 @@ te_status te_cuda_device_open(te_exec *exec, int index)
     return status;
 }
 
+/* The device's context may be the host's own, which has it current as well: it stays current where somebody still holds
+ * it. What all have released is nobody's. */
+static void release_context(te_cuda_device *d, CUcontext host)
+{
+    unsigned flags = 0;
+    int held = 0;
+    d->driver.cuDevicePrimaryCtxRelease(d->handle);
+    if (!host && d->driver.cuDevicePrimaryCtxGetState(d->handle, &flags, &held) == CUDA_SUCCESS && held) return;
+    d->driver.cuCtxSetCurrent(host);
+}
+
 void te_cuda_device_close(te_exec *exec)
 {
     te_cuda_device *d = te_cuda(exec);
@@ -272,8 +283,7 @@ void te_cuda_device_close(te_exec *exec)
         te_cuda_readings_close(exec);
         te_cuda_stages_close(exec);
         if (d->stream) d->driver.cuStreamDestroy(d->stream);
-        d->driver.cuCtxSetCurrent(host); /* or none: what is released is nobody's */
-        d->driver.cuDevicePrimaryCtxRelease(d->handle);
+        release_context(d, host);
     }
     te_mem_free(exec->mem, d, sizeof *d);
     exec->device = NULL;

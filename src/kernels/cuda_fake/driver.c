@@ -25,6 +25,7 @@ TE_FAKE void te_fake_set_driver(int version) { driver_version = version; }
 /* Addresses of contexts and streams, one of each per device. A stream takes work only while its context is current. */
 enum { MAX_DEVICES = 16 };
 static char contexts[MAX_DEVICES], streams[MAX_DEVICES];
+static int retained[MAX_DEVICES]; /* how often a context is */
 static _Thread_local int current = -1;
 
 bool te_fake_takes_work(CUstream stream)
@@ -134,15 +135,26 @@ TE_FAKE CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     ENTER();
     if (device < 0 || device >= MAX_DEVICES) return CUDA_ERROR_INVALID_DEVICE;
     *context = (CUcontext)(void *)&contexts[device];
+    retained[device]++;
     te_fake_made(1);
     return CUDA_SUCCESS;
 }
 
 TE_FAKE CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
-    (void)device;
     ENTER();
+    if (device < 0 || device >= MAX_DEVICES || !retained[device]) return CUDA_ERROR_INVALID_CONTEXT;
+    retained[device]--;
     te_fake_made(-1);
+    return CUDA_SUCCESS;
+}
+
+TE_FAKE CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
+{
+    ENTER();
+    if (device < 0 || device >= MAX_DEVICES) return CUDA_ERROR_INVALID_DEVICE;
+    *flags = 0;
+    *active = retained[device] > 0;
     return CUDA_SUCCESS;
 }
 

@@ -64,6 +64,21 @@ static const char source[] =
     "    out[blockIdx.x] = left;\n"
     "    left = 7;\n"
     "}\n"
+    "extern \"C\" __global__ void sent(int *out)\n" /* two groups, and one that is not closed */
+    "{\n"
+    "    __shared__ int at[4];\n"
+    "    at[3] = 5;\n"
+    "    te_sim_send(at, out, true);\n"
+    "    te_sim_close_group();\n"
+    "    te_sim_send(at + 1, out + 1, true);\n"
+    "    te_sim_send(at + 3, out + 3, false);\n"
+    "    te_sim_close_group();\n"
+    "    te_sim_send(at + 2, out + 2, true);\n"
+    "    te_sim_await(1);\n"
+    "    for (int i = 0; i < 4; i++) out[4 + i] = at[i];\n"
+    "    te_sim_await(0);\n"
+    "    for (int i = 0; i < 4; i++) out[8 + i] = at[i];\n"
+    "}\n"
     "extern \"C\" __global__ void lost(int *out)\n"
     "{\n"
     "    if (threadIdx.x == 33) return;\n"
@@ -125,12 +140,25 @@ static int steps(te_cuda_sim *sim)
     return right;
 }
 
+/* What a thread sends to shared memory, at once or when it is waited for; the last of it goes with the block. */
+static void check_copies(te_cuda_sim *sim, bool late)
+{
+    for (int i = 0; i < 2; i++) {
+        int out[12] = {6, 7, 8, 9};
+        int soon[2][4] = {{6, 7, 8, 0}, {6, -1, -1, 5}}, then[2][4] = {{6, 7, 8, 0}, {6, 7, -1, 0}};
+        CHECK_MSG(launch(sim, "sent", 1, 1, 0, out) == 0, "%s", message);
+        for (int k = 0; k < 4; k++) CHECK(out[4 + k] == soon[late][k] && out[8 + k] == then[late][k]);
+    }
+}
+
 static void check_orders(te_cuda_sim *sim)
 {
     int out[3] = {0};
+    check_copies(sim, false);
     CHECK(steps(sim) == 63 + 16);
     setenv("TE_SIM_STRICT", "reverse", 1);
     CHECK(steps(sim) == 1); /* the first block's */
+    check_copies(sim, true);
     check_barriers(sim);
     setenv("TE_SIM_STRICT", "shuffle", 1);
     CHECK(steps(sim) < 63 + 16);

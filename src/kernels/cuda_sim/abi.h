@@ -10,6 +10,8 @@ struct te_sim_state {
     void    *shared;                                         /* dynamic shared memory */
     char    *variables, *variables_end;                      /* all shared variables of the module */
     int      other_functions;                                /* see te_cuda_sim_set_other_functions */
+    int      late;                                           /* copies arrive when they are waited for, not before */
+    unsigned long long run;                                  /* of a block: no other one has this number */
 
     /* Until every thread of the block that has not returned is here. */
     void (*barrier)(te_sim_state *);

@@ -125,6 +125,63 @@ template <class T> static inline T atomicCAS(T *at, T old, T value)
     return te_sim_swap(at, *at == old ? value : *at);
 }
 
+/* --- copies that arrive later ------------------------------------------------------------------------------------ */
+
+/* cp.async: what a thread has sent is there when it has waited for its group, and may be before. It comes at once, or
+ * under TE_SIM_STRICT as late as it can. */
+struct te_sim_copy {
+    void      (*move)(void *to, const void *from);
+    void       *to;
+    const void *from; /* null: zeros */
+    unsigned    group;
+};
+
+enum { TE_SIM_COPIES = 512, TE_SIM_MOST_THREADS = 1024 };
+struct te_sim_copies {
+    unsigned long long run;
+    unsigned           n, group; /* group: of what is sent next */
+    te_sim_copy        copy[TE_SIM_COPIES];
+};
+
+static inline te_sim_copies &te_sim_own_copies()
+{
+    static te_sim_copies all[TE_SIM_MOST_THREADS];
+    const unsigned *t = te_sim->thread, *d = te_sim->block_dim;
+    te_sim_copies  &own = all[(t[2] * d[1] + t[1]) * d[0] + t[0]];
+    if (own.run != te_sim->run) own.run = te_sim->run, own.n = own.group = 0;
+    return own;
+}
+
+template <class T> static void te_sim_move(void *to, const void *from) { *(T *)to = from ? *(const T *)from : T{}; }
+
+/* A whole unit, or zeros. */
+template <class T> static inline void te_sim_send(T *to, const T *from, bool inside)
+{
+    if (!te_sim->late) return te_sim_move<T>(to, inside ? from : nullptr);
+    te_sim_copies &own = te_sim_own_copies();
+    if (own.n == TE_SIM_COPIES) __builtin_trap();
+    own.copy[own.n++] = te_sim_copy{te_sim_move<T>, to, inside ? from : nullptr, own.group};
+}
+
+static inline void te_sim_close_group()
+{
+    if (te_sim->late) te_sim_own_copies().group++;
+}
+
+/* Until all but the `later` last groups have arrived. */
+static inline void te_sim_await(unsigned later)
+{
+    if (!te_sim->late) return;
+    te_sim_copies &own = te_sim_own_copies();
+    unsigned       left = 0;
+    for (unsigned i = 0; i < own.n; i++) {
+        te_sim_copy &c = own.copy[i];
+        if (c.group + later < own.group) c.move(c.to, c.from);
+        else own.copy[left++] = c;
+    }
+    own.n = left;
+}
+
 /* --- the C library's float64 functions --------------------------------------------------------------------------- */
 
 extern "C" {

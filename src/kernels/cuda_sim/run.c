@@ -8,7 +8,7 @@
  * Blocks, warps and lanes come by number, and a warp goes as far as it can: a lane that waits gives way to the next one
  * itself, and one that has returned begins the next one. Under TE_SIM_STRICT they come in another order, each from the
  * scheduler, and warps take turns at every wait: what a missing barrier or an order of blocks decides has other results
- * then.
+ * then. So has what reads a copy to shared memory (te_sim_send) before its thread has waited for it.
  */
 #include "run.h"
 
@@ -263,6 +263,8 @@ static int stuck(const launch *l, char *message, size_t size)
 
 static int run_block(launch *l, char *message, size_t size)
 {
+    static _Atomic(unsigned long long) runs;
+    l->state.run = ++runs;
     for (int i = 0; i < l->n_threads; i++) l->threads[i].round = 0;
     for (int i = 0; i < l->n_warps; i++) {
         warp *w = &l->warps[i];
@@ -374,6 +376,7 @@ int te_sim_run_grid(const te_sim_kernel *kernel, const uint32_t grid[3], const u
         l.state.barrier = barrier;
         l.state.exchange = exchange;
         l.state.other_functions = other_functions;
+        l.state.late = l.order.strict;
         kernel->attach(&l.state);
         result = run_blocks(&l, grid, shared, message, message_size);
     } else {

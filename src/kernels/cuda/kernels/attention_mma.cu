@@ -166,6 +166,8 @@ __device__ static inline void te_mma_copy(te_a *to, const te_a *from, bool insid
     asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;"
                  :: "r"(at), "l"(from), "r"(bytes), "n"(2 * TE_VECTOR) : "memory");
 #endif
+#elif defined(TE_CUDA_SIM) && TE_VECTOR > 1
+    te_sim_send((te_unit<te_a, TE_VECTOR> *)to, (const te_unit<te_a, TE_VECTOR> *)from, inside);
 #else
     te_unit<te_a, TE_VECTOR> x = {};
     if (inside) x = te_unit_load<te_a, TE_VECTOR>(from);
@@ -178,6 +180,8 @@ __device__ static inline void te_mma_copy_float(float *to, const float *from)
 #if TE_MMA_DEVICE
     uint32_t at = (uint32_t)__cvta_generic_to_shared(to);
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(at), "l"(from) : "memory");
+#elif defined(TE_CUDA_SIM)
+    te_sim_send(to, from, true);
 #else
     *to = *from;
 #endif
@@ -188,6 +192,8 @@ __device__ static inline void te_mma_sent()
 {
 #if TE_MMA_DEVICE
     asm volatile("cp.async.commit_group;" ::: "memory");
+#elif defined(TE_CUDA_SIM)
+    te_sim_close_group();
 #endif
 }
 
@@ -195,6 +201,8 @@ template <int LATER> __device__ static inline void te_mma_arrived()
 {
 #if TE_MMA_DEVICE
     asm volatile("cp.async.wait_group %0;" :: "n"(LATER) : "memory");
+#elif defined(TE_CUDA_SIM)
+    te_sim_await(LATER);
 #endif
 }
 

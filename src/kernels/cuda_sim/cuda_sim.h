@@ -4,8 +4,9 @@
  * after the other; the threads of a block are fibers that change at barriers and warp operations, so a thread that
  * meets none costs a function call. Memory is the host's.
  *
- * With TE_SIM_STRICT in the environment ("reverse" or "shuffle") threads, warps and blocks come in another order, and a
- * misaligned access, an index beyond an array or a sum of whole numbers that overflows ends the process.
+ * With TE_SIM_STRICT in the environment ("reverse" or "shuffle") threads, warps and blocks come in another order, what
+ * a thread sends to shared memory arrives when it waits for that, and a misaligned access, an index beyond an array or
+ * a sum of whole numbers that overflows ends the process.
  *
  * Kernels are functions marked `extern "C" __global__ void`; any parameters. Shared memory: `__shared__` variables, and
  * TE_DYNAMIC_SHARED(type, name) for that which the launch asks for. Warp operations must be reached by every thread of

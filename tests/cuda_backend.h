@@ -17,6 +17,7 @@ typedef struct fake_controls {
     __typeof__(&te_fake_set_devices) set_devices;
     __typeof__(&te_fake_set_shared) set_shared;
     __typeof__(&te_fake_set_driver) set_driver;
+    __typeof__(&te_fake_set_nvrtc) set_nvrtc;
     __typeof__(&te_fake_set_epilogue_cost) set_epilogue_cost;
     __typeof__(&te_fake_set_product_costs) set_product_costs;
     __typeof__(&te_fake_set_short_sums) set_short_sums;
@@ -47,6 +48,7 @@ static inline void fake_find(void)
     *(void **)&fake.set_devices = fake_symbol(library, "te_fake_set_devices");
     *(void **)&fake.set_shared = fake_symbol(library, "te_fake_set_shared");
     *(void **)&fake.set_driver = fake_symbol(library, "te_fake_set_driver");
+    *(void **)&fake.set_nvrtc = fake_symbol(library, "te_fake_set_nvrtc");
     *(void **)&fake.set_epilogue_cost = fake_symbol(library, "te_fake_set_epilogue_cost");
     *(void **)&fake.set_product_costs = fake_symbol(library, "te_fake_set_product_costs");
     *(void **)&fake.set_short_sums = fake_symbol(library, "te_fake_set_short_sums");

@@ -169,6 +169,9 @@ static void test_older_driver(void)
     fake.set_driver(12000);
     expect_no_device("cuda", TE_ERROR_UNSUPPORTED, "the driver is for CUDA 12.0; 12.1 is the oldest supported");
     fake.set_driver(13000);
+    fake.set_nvrtc(12000);
+    expect_no_device("cuda", TE_ERROR_UNSUPPORTED, "NVRTC is of CUDA 12.0; 12.1 is the oldest supported");
+    fake.set_nvrtc(13000);
     unlink(path);
     rmdir(folder);
 }

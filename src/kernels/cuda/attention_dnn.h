@@ -16,7 +16,7 @@ typedef enum te_dnn_uid {
     TE_DNN_DV,
     TE_DNN_LSE,
     TE_DNN_SUMS,    /* backward: rows of dout * out, f32 [batch, heads, seq_q] dense; memory to work in */
-    TE_DNN_DQ_SUMS, /* likewise, where they are added in any order: dq in f32, dense */
+    TE_DNN_DQ_SUMS, /* likewise, where they are added in any order: dq in f32, dense, which 9.6 and later clear */
     TE_DNN_SCALE,   /* one f32 each, on the host: the scale, what masked scores become, 1, the window */
     TE_DNN_MASKED,
     TE_DNN_ONE,

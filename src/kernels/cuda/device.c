@@ -6,7 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-enum { OLDEST_CAPABILITY = 80, OLDEST_DRIVER = 12010 }; /* before CUDA 12.1 kernels took 4 KiB of arguments */
+enum { OLDEST_CAPABILITY = 80, OLDEST_CUDA = 12010 }; /* before CUDA 12.1 kernels took 4 KiB of arguments */
 
 /* --- failures ----------------------------------------------------------------------------------------------------- */
 
@@ -177,9 +177,12 @@ static te_status read_properties(te_exec *exec)
 static te_status check_versions(te_exec *exec, int major, int minor)
 {
     int driver = te_cuda(exec)->driver_version;
-    if (driver < OLDEST_DRIVER)
+    if (driver < OLDEST_CUDA)
         return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "the driver is for CUDA %d.%d; %d.%d is the oldest supported",
-                            driver / 1000, driver % 1000 / 10, OLDEST_DRIVER / 1000, OLDEST_DRIVER % 1000 / 10);
+                            driver / 1000, driver % 1000 / 10, OLDEST_CUDA / 1000, OLDEST_CUDA % 1000 / 10);
+    if (major * 1000 + minor * 10 < OLDEST_CUDA)
+        return te_exec_fail(exec, TE_ERROR_UNSUPPORTED, "NVRTC is of CUDA %d.%d; %d.%d is the oldest supported", major,
+                            minor, OLDEST_CUDA / 1000, OLDEST_CUDA % 1000 / 10);
     if (major <= driver / 1000) return TE_OK;
     return te_exec_fail(exec, TE_ERROR_UNSUPPORTED,
                         "the driver is for CUDA %d.%d and does not load what NVRTC %d.%d makes; a newer driver or the "

@@ -33,8 +33,10 @@ TE_FAKE void te_fake_set_memory(size_t bytes); /* of each device */
 TE_FAKE void te_fake_set_devices(int count, int capability);
 /* Shared memory that a block may ask for; 0, at first: that of cards of this capability. */
 TE_FAKE void te_fake_set_shared(uint32_t bytes);
-/* The version of CUDA that the driver is for; 13000 at first. The libraries are always those of 13. */
+/* The version of CUDA that the driver is for, and that NVRTC is of; 13000 at first. The other libraries are always of
+ * 13. */
 TE_FAKE void te_fake_set_driver(int version);
+TE_FAKE void te_fake_set_nvrtc(int version);
 /* What a matrix product's epilogue adds to its counted time, in nanoseconds; 0 at first. */
 TE_FAKE void te_fake_set_epilogue_cost(uint64_t nanoseconds);
 /* Counted times of a matrix product by each of the library's three algorithms, in nanoseconds, before products have

@@ -22,11 +22,15 @@ struct _nvrtcProgram {
 
 static const char magic[] = "fake cubin\n";
 
+static int version = 13000;
+
+TE_FAKE void te_fake_set_nvrtc(int wanted) { version = wanted; }
+
 TE_FAKE nvrtcResult nvrtcVersion(int *major, int *minor)
 {
     ENTER();
-    *major = 13;
-    *minor = 0;
+    *major = version / 1000;
+    *minor = version % 1000 / 10;
     return NVRTC_SUCCESS;
 }
 

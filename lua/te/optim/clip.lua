@@ -13,8 +13,8 @@ local stages = require "te.distributed.stages"
 
 local clip = {}
 
--- Gradients; the parameters that they belong to; by gradient's number the group that has parts of it, if one has; a list
--- of these groups; and the group of stages, if there are any.
+-- Gradients; the parameters that they belong to; by gradient's number the group that has parts of it, if one has; a
+-- list of these groups; and the group of stages, if there are any.
 local function gradients(who, params)
     local list, owners, held, groups, parameters = {}, {}, {}, {}, parameter_list(who, params)
     for _, parameter in ipairs(parameters) do

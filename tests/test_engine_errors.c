@@ -157,8 +157,10 @@ static void test_odd_shapes_and_values(te_context *ctx)
     te_tensor *scale = te_tensor_full(ctx, TE_F32, 8, (int64_t[]){2, 1, 1, 1, 1, 1, 1, 1}, 1);
     CHECK(!te_op_apply(ctx, "scaled_srelu", 2, (te_tensor *[]){x, scale}) &&
           strstr(te_context_error(ctx), "one number per row in a tensor"));
-    te_dtype before = te_context_set_compute_dtype(ctx, (te_dtype)77);
-    CHECK(te_context_set_compute_dtype(ctx, before) == before);
+    te_dtype before = te_context_set_compute_dtype(ctx, TE_F64);
+    static const te_dtype none[] = {(te_dtype)77, TE_I64, TE_BOOL, TE_F8E4M3};
+    for (int i = 0; i < 4; i++) CHECK(te_context_set_compute_dtype(ctx, none[i]) == TE_F64);
+    CHECK(te_context_set_compute_dtype(ctx, before) == TE_F64);
     te_tensor *all[] = {nothing, row, x, scale};
     for (int i = 0; i < 4; i++) te_tensor_release(all[i]);
 }

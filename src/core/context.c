@@ -201,6 +201,6 @@ te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype)
 {
     if (!ctx) return TE_DTYPE_COUNT;
     te_dtype before = ctx->compute_dtype;
-    if ((unsigned)dtype <= TE_DTYPE_COUNT) ctx->compute_dtype = dtype;
+    if (dtype == TE_DTYPE_COUNT || te_dtype_has_gradient(dtype)) ctx->compute_dtype = dtype;
     return before;
 }

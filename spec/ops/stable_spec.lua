@@ -191,7 +191,7 @@ describe("bools", function()
         local yes, no = te.tensor { true }, te.tensor { false }
         assert.error_matches(function() return yes - no end, "te.sub: bools cannot be subtracted; te.ne", 1, true)
         assert.error_matches(function() yes:sub_(no) end, "te.sub_: bools cannot be subtracted", 1, true)
-        assert.error_matches(function() return -yes end, "te.neg: bools cannot be subtracted; te.eq(x, 0)", 1, true)
+        assert.error_matches(function() return -yes end, "te.neg: bools cannot be negated; te.eq(x, 0)", 1, true)
         assert.same({ 0 }, (1 - yes):totable())
         assert.same({ -1 }, (-yes:to "int64"):totable())
         assert.same({ 0.5 }, (yes - te.tensor { 0.5 }):totable())

@@ -11,8 +11,9 @@ static te_status refuse_bools(te_call *call)
     bool all = true;
     for (int i = 0; i < call->op->n_inputs; i++) all &= call->in[i] && call->in[i]->dtype == TE_BOOL;
     if (!all) return TE_OK;
-    return te_call_fail(call, TE_ERROR_ARGUMENT, "bools cannot be subtracted; %s, or x:to(\"int64\")",
-                        call->op->n_inputs > 1 ? "te.ne says where they differ" : "te.eq(x, 0) inverts a mask");
+    return te_call_fail(call, TE_ERROR_ARGUMENT, "bools cannot be %s, or x:to(\"int64\")",
+                        call->op->n_inputs > 1 ? "subtracted; te.ne says where they differ"
+                                               : "negated; te.eq(x, 0) inverts a mask");
 }
 
 const te_op_def te_ops_pointwise[] = {

@@ -1,4 +1,4 @@
---- te.profile(fn): runs fn and returns the kernels that ran, with times, bytes and work.
+--- te.profile: runs fn and returns the kernels that ran, with times, bytes and work.
 --
 --     local p = te.profile(function() model(x):sum():backward() end)
 --     print(p)                          -- by kernel: calls, time, share, rates, share of the floor

@@ -126,6 +126,14 @@ describe("te.help", function()
         has(te.help "data.open", "\n  returns te.DataSet set: n_tokens, n_train")
     end)
 
+    it("does not begin the sentence with the name that the signature has", function()
+        has(te.help "optim.AdamW", "te.optim.AdamW(params, opts)\nAdam with decoupled weight decay")
+        has(te.help "profile", "te.profile(fn)\nRuns fn and returns the kernels")
+        for name, entry in pairs(entries()) do
+            assert.is_nil(entry.doc:find("te." .. name .. ":", 1, true), name)
+        end
+    end)
+
     it("knows what stands in libraries, by name and by value", function()
         for _, name in ipairs { "optim.AdamW", "optim.SGD", "models.gpt", "models.llama", "data.open",
             "recipe.DelayedScaling", "train.steps", "train.checkpoint.save", "numerics.watch",

@@ -31,6 +31,13 @@ local function doc_of_operation(name)
     end
 end
 
+-- A text that begins with the name of what it is about, as files do: "te.NAME: sentences". Behind a signature the name
+-- says nothing more.
+local function without_name(name, text)
+    local rest = text:match("^te%." .. name:gsub("%.", "%%.") .. ": (.*)$")
+    return rest and rest:sub(1, 1):upper() .. rest:sub(2) or text
+end
+
 local function class_entry(name, class)
     local entry = { name = name, kind = "class", params = {}, results = {}, options = options.of(class) }
     local init = class.init
@@ -38,7 +45,7 @@ local function class_entry(name, class)
     if known then entry.params, entry.file = known.params, known.file end
     local sentence, own = rawget(class, "sentence"), rawget(class, "init") or rawget(class, "forward")
     entry.doc = known and known.doc ~= "" and known.doc or sentence or doc_of_operation(class.engine_operation)
-        or type(own or init) == "function" and file_doc(own or init) or ""
+        or type(own or init) == "function" and without_name(name, file_doc(own or init)) or ""
     entry.signature = ("te.%s(%s)"):format(name, arguments(entry.params))
     entry.class = class
     return entry
@@ -48,7 +55,7 @@ local function function_entry(name, fn)
     local known = reference.of_function(fn) or { doc = "", params = {}, results = {} }
     if known.doc == "" then -- a file that is about this function
         local doc = file_doc(fn)
-        known.doc = doc:find("^te%." .. name:gsub("%.", "%%.") .. "[:(]") and doc or ""
+        known.doc = doc:find("^te%." .. name:gsub("%.", "%%.") .. "[:(]") and without_name(name, doc) or ""
     end
     local called = known.is_method and name:gsub("[.:]([^.:]+)$", ":%1") or name
     return { name = name, kind = "function", signature = ("te.%s(%s)"):format(called, arguments(known.params)),
@@ -74,7 +81,7 @@ end
 -- A table that is called to make something and is no class of modules: an optimizer, a te.KVCache.
 local function maker_entry(name, value)
     local entry = function_entry(name, call_of(value))
-    if entry.doc == "" then entry.doc = doc_of_members(value) end
+    if entry.doc == "" then entry.doc = without_name(name, doc_of_members(value)) end
     entry.kind, entry.value, entry.options = "maker", value, options.of(value)
     return entry
 end

@@ -211,7 +211,7 @@ describe("mixtures of experts", function()
     end)
 end)
 
--- numerics.md section 14, one token at a time.
+-- Transformer Engine's fused router, one token at a time.
 local function route(logits, k, o)
     local score, choice, n = {}, {}, #logits
     local function softmax(values, over)
@@ -291,7 +291,7 @@ describe("the router of experts", function()
         { num_groups = 4, group_topk = 4, use_pre_softmax = true }, { score_function = "sqrtsoftplus", biased = true },
     }
     for i, case in ipairs(cases) do
-        it("chooses as numerics.md says, case " .. i, function()
+        it("chooses as the router of Transformer Engine does, case " .. i, function()
             for _, k in ipairs { 4, case.num_groups and 4 or 1 } do
                 local logits, bias = te.randn { 50, 12 } * 3, case.biased and te.randn { 12 } or nil
                 local probs, map = te.fused_topk_with_score_function(logits, k, bias, {

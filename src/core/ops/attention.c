@@ -1,9 +1,10 @@
 /* attention.c - scaled dot product attention on separate and on packed projections.
  *
- * Both ops describe their operands as [batch, heads, seq, dim] views and leave the rest to the backend; scores are
- * never stored. The packed form exists because a projection's gradient is then written once, where three views would
- * each need their own pass over it. Here stands what both share, and their declarations; the rest is in
- * attention_separate.c and attention_packed.c, and attention to keys that arrive block by block in attention_block.c.
+ * Both ops describe their operands as [batch, heads, seq, dim] views and leave the rest to the backend. Scores are not
+ * stored, except in backward where a bias has a gradient (attention_separate.c). The packed form exists because a
+ * projection's gradient is then written once, where three views would each need their own pass over it. Here stands
+ * what both share, and their declarations; the rest is in attention_separate.c and attention_packed.c, and attention to
+ * keys that arrive block by block in attention_block.c.
  *
  * Sinks (te_attention) are the kernels' in the forward pass, which leave them in lse, so that backward needs not know
  * of them; only their own gradient is made here: they have no value, so of dS = P (dP - D) it is

@@ -5,7 +5,7 @@
  * token the rows, their experts and how many there are; with ids {slots * tokens}, slot by slot. Kernels read either as
  * te_routes. Probabilities have a column for every expert of a mask, and for every slot of ids.
  *
- * Source: Transformer Engine's moe_permute and moe_unpermute; numerics.md section 14.
+ * Source: Transformer Engine's moe_permute and moe_unpermute.
  */
 #include "ops.h"
 

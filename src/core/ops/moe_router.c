@@ -3,7 +3,7 @@
  * Experts are chosen by scores in float32, outside the graph; probabilities are row programs with the mask of the
  * chosen as an input.
  *
- * Source: Transformer Engine's fused router; numerics.md section 14.
+ * Source: Transformer Engine's fused router.
  */
 #include "ops.h"
 

@@ -47,7 +47,7 @@ local command_line = train.command_line {
     { "n-embd", "size", 128, help = "width" },
     { "block", "size", 64, help = "tokens of context" },
     { "dropout", "number", 0, min = 0, max = 0.99, help = "probability" },
-    { "bias", "boolean", false, help = "biases in linear layers and norms" },
+    { "bias", "boolean", false, help = "gpt: biases in linear layers and norms" },
     { "init-std", "number", 0.05, min = 0, max = 1, help = "of initial weights; narrower models need more" },
 
     { "lora-rank", "integer", 0, min = 0, section = "Adapters", max = 4096,

@@ -44,6 +44,7 @@ TE_API te_comm *te_comm_split(te_comm *comm, int color, int key);
 TE_API te_comm *te_comm_retain(te_comm *comm);
 TE_API void     te_comm_release(te_comm *comm);
 
+/* Of NULL: rank 0 of 1. */
 TE_API int te_comm_rank(const te_comm *comm);
 TE_API int te_comm_size(const te_comm *comm);
 TE_API int te_comm_local_rank(const te_comm *comm); /* among the processes on the same machine: a device's number */

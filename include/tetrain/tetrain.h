@@ -119,8 +119,9 @@ enum {
 /* A field that is zero means its default. New fields are added at the end; struct_size tells which the host knows. */
 typedef struct tetrain_options {
     size_t      struct_size;         /* sizeof(tetrain_options) */
-    const char *device;              /* default device of new tensors; NULL: "cpu" */
-    int         threads;             /* CPU threads; 0: OMP_NUM_THREADS, or all cores */
+    const char *device;              /* default device of new tensors; NULL: "cpu". Where it does not exist or work,
+                                        making the first tensor there fails, not tetrain_open */
+    int         threads;             /* CPU threads, 1024 at most; 0: OMP_NUM_THREADS, or all cores */
     size_t      lua_memory_limit;    /* bytes of the Lua heap, including what te.profile records; 0: none. Implies
                                         TETRAIN_INTERPRETED */
     size_t      tensor_memory_limit; /* bytes per device, on the CPU including those that the engine keeps for each

@@ -1,6 +1,7 @@
 /* environment.h - the variables that the engine reads; the manual page lists its own. Elsewhere OMP_NUM_THREADS is read
- * (cores.c, te.train.ranks); and the executable, which is no part of the engine, reads TETRAIN_HISTORY, where empty is
- * not unset, HOME and TERM for its prompt, and checks the words of some of these (src/tetrain/command_line.c). */
+ * (cores.c, te.train.ranks), and TERM by te.train.progress; and the executable, which is no part of the engine, reads
+ * TETRAIN_HISTORY, where empty is not unset, HOME and TERM for its prompt, and checks the words of some of these
+ * (src/tetrain/command_line.c). */
 #ifndef TE_KERNELS_ENVIRONMENT_H
 #define TE_KERNELS_ENVIRONMENT_H
 

@@ -1,5 +1,6 @@
-/* fake.h - a machine with CUDA devices that has none: the entry points of the driver, NVRTC, cuBLASLt and cuDNN that
- * the backend calls, for tests. All are in one shared object, which stands in a folder under each library's name.
+/* fake.h - a machine with CUDA devices that has none: the entry points of the driver, NVRTC, cuBLASLt, cuDNN and
+ * NCCL that the backend calls, for tests. All are in one shared object, which stands in a folder under each library's
+ * name.
  *
  * Device memory is host memory that only the "device" may touch: it is protected except while queued work runs. Work is
  * queued by every call and runs when somebody waits or asks, so host memory that is reused too early is caught. New

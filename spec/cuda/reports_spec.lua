@@ -39,6 +39,14 @@ describe("ids out of range on CUDA", function()
         assert.error_matches(function() picked:totable() end, "gather: index %-7 at position 5 is outside 0 to 3")
     end)
 
+    it("are counted from 1, as are rows of weights that nothing can be drawn from", function()
+        for fault, weights in pairs { ["has no positive weight"] = { { 1, 1 }, { 0, 0 } },
+            ["has a weight that is negative or NaN"] = { { 1, 1 }, { 0, -1 } } } do
+            te.multinomial(te.tensor(weights, { device = "cuda" }), 1)
+            assert.error_matches(function() te.synchronize("cuda") end, "multinomial: row 2 " .. fault)
+        end
+    end)
+
     it("do not spoil what runs after them", function()
         local table_ = rows(5)
         te.embedding(table_, ids(70))

@@ -71,7 +71,7 @@ te_status te_cuda_check_fault(te_exec *exec, const te_cuda_check *check, uint64_
     if (check->kind == TE_CUDA_CHECK_NONE || fault == UINT64_MAX) return TE_OK;
     if (check->kind == TE_CUDA_CHECK_WEIGHTS)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: row %llu %s", check->operation,
-                            (unsigned long long)(fault / 4), weights[fault % 4]);
+                            (unsigned long long)(fault / 4) + 1, weights[fault % 4]);
     if (check->kind == TE_CUDA_CHECK_LENGTHS && (int64_t)(fault >> 32) == check->count)
         return te_exec_fail(exec, TE_ERROR_ARGUMENT, "%s: seq_lens add up to %ld of %lld tokens", check->operation,
                             (long)(int32_t)(uint32_t)fault, (long long)check->bound);

@@ -256,7 +256,7 @@ const te_op_def te_ops_reduce[] = {
      .flags = REDUCTION,
      .forward = logsumexp_forward},
     {.signature = "norm(x, dim: dims = nil, keepdim: bool = false; p: number = 2)",
-     .doc = "p-norm over dim.",
+     .doc = "p-norm over dim, for p above 0; p = math.huge: the largest magnitude.",
      .flags = REDUCTION,
      .forward = norm_forward,
      .domain = "0.3 2"},

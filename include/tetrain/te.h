@@ -94,7 +94,8 @@ TE_API void te_context_set_rng_state(te_context *ctx, uint64_t seed, uint64_t of
 TE_API bool te_context_set_grad_enabled(te_context *ctx, bool enabled);
 TE_API bool te_context_grad_enabled(const te_context *ctx);
 /* Compute dtype of matrix product, norm, attention and embedding ops (autocast); TE_DTYPE_COUNT: that of their
- * operands. Returns the previous setting; anything but float64, float32, bfloat16 and float16 changes nothing. */
+ * operands, which float64 always keeps. Returns the previous setting; anything but float64, float32, bfloat16 and
+ * float16 changes nothing. */
 TE_API te_dtype te_context_set_compute_dtype(te_context *ctx, te_dtype dtype);
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */

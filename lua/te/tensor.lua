@@ -77,6 +77,12 @@ function methods.get_high_precision_init_val(x) return mode.initial_values(x) en
 --- Lets go of them.
 function methods.clear_high_precision_init_val(x) mode.initial[x] = nil end
 
+--- Calls fn with the tensor's gradient in every backward pass that reaches it, before anything else reads it. A tensor
+--- that fn returns takes its place. In the gradient of a parameter, all that the pass adds to it is summed.
+---@param fn fun(grad: te.Tensor): te.Tensor|nil
+---@return te.Hook hook  hook:remove() takes it off
+function methods.register_hook(x, fn, ...) return require("te.hooks").on_gradient(x, fn, ...) end
+
 --- The values of a parameter that is stored quantized (te.quantized_model_init), as a tensor of its own.
 function methods.dequantize(x)
     if not core.is_quantized(x) then fail(2, "dequantize", "x: a tensor that is not stored quantized") end

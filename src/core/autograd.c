@@ -28,6 +28,7 @@ typedef struct te_engine {
     size_t n, capacity;
     capture *captures; /* NULL: gradients of leaves go to .grad */
     int n_captures;
+    te_tensor *waiting; /* leaves with hooks that the pass has met (te_leaf_hooks) */
     struct te_engine *outer; /* runs the node that this one runs in; NULL: none */
     uint64_t since; /* not 0: older nodes, and leaves that are not captured, are those of `outer` */
     bool retain;
@@ -96,10 +97,26 @@ static te_engine *gatherer(te_engine *e, const te_tensor *leaf)
 /* Whether the gradient of a leaf, which `meta` may be, goes to .grad. */
 static bool keeps(te_engine *e, const te_grad_meta *meta) { return meta->leaf && !gatherer(e, meta->leaf)->captures; }
 
+/* Whether it is added to what is there as it comes. */
+static bool adds(te_engine *e, const te_grad_meta *meta) { return keeps(e, meta) && !meta->leaf->hooks; }
+
+/* Where the gradient of a leaf gathers until its hooks have seen it. */
+static te_tensor **hooked_slot(te_engine *e, te_tensor *leaf)
+{
+    struct te_leaf_hooks *hooks = leaf->hooks;
+    if (!hooks->waiting) {
+        hooks->waiting = true;
+        hooks->next = e->waiting;
+        e->waiting = te_tensor_retain(leaf);
+    }
+    return &hooks->grad;
+}
+
 static te_tensor **leaf_slot(te_engine *e, te_tensor *leaf)
 {
     e = gatherer(e, leaf);
     if (e->captures) return captured(e, leaf);
+    if (leaf->hooks) return hooked_slot(e, leaf);
     return leaf->main_grad ? &leaf->main_grad : &leaf->grad;
 }
 
@@ -130,7 +147,7 @@ static te_status arrived(te_engine *e, const te_grad_meta *meta) { return meta->
  * that. */
 static bool may_add(te_engine *e, const te_grad_meta *meta, const te_tensor *grad)
 {
-    bool kept = keeps(e, meta);
+    bool kept = adds(e, meta);
     if (kept && grad == meta->leaf->main_grad) return true;
     bool own = kept ? grad->storage->block != NULL && !grad->node : exclusive(grad);
     return own && grad->dtype == meta->dtype && te_tensor_contiguous(grad);
@@ -252,10 +269,20 @@ static void drop_fresh(te_engine *e, te_node *node)
     }
 }
 
+/* Shows the gradients that have arrived to the hooks of a node's results. */
+static te_status run_hooks(te_node *node)
+{
+    te_status status = TE_OK;
+    for (int i = 0; i < TE_OP_MAX_OUTPUTS && node->hooks && status == TE_OK; i++)
+        if (node->call.dout[i]) status = te_grad_hooks_run(node->call.ctx, &node->hooks, i, &node->call.dout[i]);
+    return status;
+}
+
 static te_status run_node(te_engine *e, te_node *node)
 {
     te_status status = te_context_poll(e->ctx);
     if (status == TE_OK) status = check_saved(node);
+    if (status == TE_OK) status = run_hooks(node);
     for (int i = 0; i < node->n_edges; i++) {
         te_grad_meta *meta = &node->edges[i];
         bool kept = keeps(e, meta);
@@ -263,7 +290,7 @@ static te_status run_node(te_engine *e, te_node *node)
             status = te_call_fail(&node->call, TE_ERROR_ARGUMENT,
                                   "backward: a parameter of shape %s was converted or moved since, so its gradient "
                                   "would be lost", TE_SHAPE_TEXT(meta->leaf));
-        if (meta->leaf) meta->dtype = (kept ? accumulator(meta->leaf) : meta->leaf)->dtype;
+        if (meta->leaf) meta->dtype = (adds(e, meta) ? accumulator(meta->leaf) : meta->leaf)->dtype;
         meta->fresh = false;
     }
     for (int i = 0; i < e->n_captures; i++)
@@ -278,6 +305,24 @@ static te_status run_node(te_engine *e, te_node *node)
         te_node_drop_saved(node);
         node->consumed = true;
     }
+    return status;
+}
+
+/* As if a consumer of t handed its gradient over, which is released. */
+static te_status hand_over(te_engine *e, te_tensor *t, te_tensor *grad)
+{
+    struct {
+        te_node node;
+        te_grad_meta edge;
+    } consumer = {.node = {.call = {.ctx = e->ctx}}};
+    consumer.node.edges = &consumer.edge;
+    consumer.node.n_edges = 1;
+    consumer.node.call.node = &consumer.node;
+    te_grad_describe(&consumer.edge, t);
+    if (adds(e, &consumer.edge)) consumer.edge.dtype = accumulator(t)->dtype;
+    te_status status = te_grad_give(&consumer.node.call, 0, grad);
+    te_tensor_release(consumer.edge.leaf);
+    if (consumer.edge.node) te_node_release(consumer.edge.node);
     return status;
 }
 
@@ -309,18 +354,35 @@ static te_status seed(te_engine *e, te_tensor *output, te_tensor *grad)
             first = NULL;
         }
     }
-    /* as if a consumer of `output` handed its gradient over */
-    struct {
-        te_node node;
-        te_grad_meta edge;
-    } consumer = {.node = {.call = {.ctx = ctx}}};
-    consumer.node.edges = &consumer.edge;
-    consumer.node.n_edges = 1;
-    consumer.node.call.node = &consumer.node;
-    te_grad_describe(&consumer.edge, output);
-    te_status status = te_grad_give(&consumer.node.call, 0, first);
-    te_tensor_release(consumer.edge.leaf);
-    if (consumer.edge.node) te_node_release(consumer.edge.node);
+    return hand_over(e, output, first);
+}
+
+/* The pass has met all that gives to leaves with hooks: what they make of the sum is added to .grad. */
+static te_status finish_leaves(te_engine *e, te_status status)
+{
+    while (e->waiting) {
+        te_tensor *leaf = e->waiting, *grad = leaf->hooks->grad;
+        struct te_leaf_hooks *hooks = leaf->hooks;
+        e->waiting = hooks->next;
+        hooks->waiting = false;
+        hooks->grad = NULL;
+        hooks->running++;
+        if (grad && status == TE_OK) status = te_grad_hooks_run(e->ctx, &hooks->first, 0, &grad);
+        hooks->running--;
+        leaf->hooks = NULL; /* it goes past them */
+        if (grad && status == TE_OK)
+            status = hand_over(e, leaf, grad);
+        else
+            te_tensor_release(grad);
+        leaf->hooks = hooks;
+        if (!hooks->first && !hooks->running) te_leaf_hooks_release(leaf);
+        te_tensor_release(leaf);
+    }
+    for (int i = 0; i < e->n_captures && status == TE_OK; i++) {
+        te_tensor *leaf = e->captures[i].leaf;
+        if (leaf && leaf->hooks && e->captures[i].grad)
+            status = te_grad_hooks_run(e->ctx, &leaf->hooks->first, 0, &e->captures[i].grad);
+    }
     return status;
 }
 
@@ -344,6 +406,7 @@ static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *
         te_node_release(node);
     }
     te_mem_free(&ctx->mem, e->heap, e->capacity * sizeof *e->heap);
+    status = finish_leaves(e, status);
     ctx->engine = e->outer;
     te_context_set_grad_enabled(ctx, grad_enabled);
     if (!e->outer && status == TE_OK)

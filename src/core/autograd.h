@@ -16,6 +16,25 @@ typedef struct te_grad_meta {
     int64_t    shape[TE_MAX_DIMS];
 } te_grad_meta;
 
+/* What sees the gradient of a tensor before anything reads it, and may put another one in its place: run replaces
+ * *grad, and sets *gone when the hook is not to be asked again. `data` is the hook's, until `release`. */
+typedef struct te_grad_hook {
+    struct te_grad_hook *next;
+    int                  output; /* of the node */
+    te_status (*run)(te_context *ctx, void *data, te_tensor **grad, bool *gone);
+    void (*release)(void *data);
+    void *data;
+} te_grad_hook;
+
+/* Those of a leaf. Its gradient gathers here during a pass and is added to leaf->grad at the end. */
+struct te_leaf_hooks {
+    te_grad_hook *first;
+    te_tensor    *grad;
+    te_tensor    *next; /* leaf that waits for the end of the same pass */
+    bool          waiting;
+    int           running;
+};
+
 struct te_node {
     te_call       call;
     uint64_t      order; /* creation number: consumers have higher ones than producers */
@@ -23,8 +42,17 @@ struct te_node {
     bool          queued, consumed;
     int           n_edges;
     te_grad_meta *edges;
+    te_grad_hook *hooks;
     te_node      *next_dead;
 };
+
+/* Adds a hook behind the others of a tensor that requires a gradient. Its data is released on failure, too. */
+te_status te_grad_hook_add(te_tensor *t, const te_grad_hook *hook);
+/* Runs those hooks of a list that are for `output`, one after the other, on *grad. */
+te_status te_grad_hooks_run(te_context *ctx, te_grad_hook **list, int output, te_tensor **grad);
+void      te_grad_hooks_release(te_context *ctx, te_grad_hook **list);
+void      te_leaf_hooks_release(te_tensor *leaf);
+void      te_leaf_hooks_move(te_tensor *from, te_tensor *to); /* not while a pass is to run them */
 
 /* Makes the node of a finished forward call (in, out and saved filled) and connects the results. */
 te_status te_autograd_record(te_call *call, te_tensor **inputs, int n_inputs);

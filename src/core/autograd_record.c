@@ -26,6 +26,7 @@ void te_node_drop_saved(te_node *node)
     node->call.n_saved = 0;
     if (node->call.release) node->call.release(&node->call);
     node->call.release = NULL;
+    te_grad_hooks_release(node->call.ctx, &node->hooks); /* they may hold what depends on the node */
 }
 
 void te_node_drop_gradients(te_node *node)

@@ -185,6 +185,7 @@ static void tensor_free(te_tensor *t)
     te_context *ctx = t->ctx;
     te_tensor_release(t->grad);
     te_tensor_release(t->main_grad);
+    te_leaf_hooks_release(t);
     if (t->storage) te_storage_release(t->storage);
     if (t->node) te_node_release(t->node);
     if (ctx->n_free_tensors < POOL_LIMIT) {

@@ -59,6 +59,7 @@ struct te_tensor {
     int         node_output;
     te_tensor  *grad;
     te_tensor  *main_grad; /* gradients of backward are added here instead; NULL: none */
+    struct te_leaf_hooks *hooks; /* that see the gradient of a leaf (autograd.h); NULL: none */
     te_tensor  *next;      /* among those that wait to be freed, or to be used again */
 };
 

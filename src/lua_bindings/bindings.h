@@ -57,6 +57,20 @@ typedef struct te_lua_link {
     int     refs;
 } te_lua_link;
 
+/* A call of the engine back into Lua, from backward. */
+typedef struct te_lua_job {
+    te_context *ctx;
+    te_lua     *rt; /* NULL: its state is closed */
+    const char *title;
+    te_status   status;
+    struct tetrain *host; /* that runs the pass itself; NULL: a script does */
+} te_lua_job;
+
+/* Runs body(L), which finds the job as its first argument, under the limits of a script. */
+te_status te_lua_job_run(te_lua_job *job, lua_CFunction body);
+/* In a body: calls the function below the n arguments on top. job->status says whether that went well. */
+void      te_lua_job_call(te_lua_job *job, lua_State *L, int n_args, int handler);
+
 /* The userdata of a tensor. */
 typedef struct te_lua_tensor {
     const void *tag; /* te_lua_tensor_tag, checked instead of the metatable: faster, and not replaceable by a script */
@@ -300,6 +314,7 @@ extern const luaL_Reg te_lua_custom_functions[];   /* custom.c */
 extern const luaL_Reg te_lua_group_functions[];    /* group.c */
 extern const luaL_Reg te_lua_graph_functions[];    /* graph.c */
 extern const luaL_Reg te_lua_define_functions[];   /* define.c */
+extern const luaL_Reg te_lua_hook_functions[];     /* hook.c */
 extern const luaL_Reg te_lua_optim_functions[];    /* optim.c */
 extern const luaL_Reg te_lua_optim_prepared_functions[]; /* optim_prepared.c */
 extern const luaL_Reg te_lua_profile_functions[];  /* profile.c */

@@ -57,29 +57,64 @@ static te_status give(te_call *call, lua_State *L, int i, int index)
     return te_grad_give(call, i, te_tensor_retain(u->t));
 }
 
-typedef struct backward_job {
-    te_call  *call;
-    te_lua   *rt;
-    te_status status;
-    tetrain  *host; /* that runs the pass itself; NULL: a script does */
-} backward_job;
-
 /* Keeps the error value on top so that the binding that called the engine raises it unchanged. Where the engine itself
  * raised it inside because memory ran out or a file failed, status and message stay: a host can tell those apart. */
-static void keep_error(backward_job *job, lua_State *L)
+static void keep_error(te_lua_job *job, lua_State *L)
 {
     const char *message = lua_tostring(L, -1);
-    te_context *ctx = job->call->ctx;
+    te_context *ctx = job->ctx;
     te_status   inside = job->rt->status;
     bool        told = inside == TE_ERROR_MEMORY || inside == TE_ERROR_IO;
     if (told && message && ctx->message[0] && strstr(message, ctx->message))
         job->status = inside;
     else
-        job->status = te_call_fail(job->call, TE_ERROR_ARGUMENT, "backward: %s",
-                                   message ? message : "error value that is no string");
+        job->status = te_fail(ctx, TE_ERROR_ARGUMENT, "%s: backward: %s", job->title,
+                              message ? message : "error value that is no string");
     te_lua_forget_error(job->rt, L);
     job->rt->error_ref = luaL_ref(L, LUA_REGISTRYINDEX);
 }
+
+void te_lua_job_call(te_lua_job *job, lua_State *L, int n_args, int handler)
+{
+    if (lua_pcall(L, n_args, LUA_MULTRET, handler) == 0) return;
+    keep_error(job, L);
+    if (job->host) tetrain_count_work(job->host, L, 0); /* what stopped it stops the host's call */
+}
+
+/* A backward pass that the host runs, not a script: under the limits that a script has. */
+static te_status run_for_host(tetrain *host, te_lua_job *job, lua_CFunction body)
+{
+    job->host = host;
+    tetrain_status ended = tetrain_protected(host, body, job);
+    bool           stopped = ended == TETRAIN_ERROR_INTERRUPTED || ended == TETRAIN_ERROR_LIMIT;
+    te_status      status = ended == TETRAIN_ERROR_MEMORY ? TE_ERROR_MEMORY
+                            : stopped                     ? TE_ERROR_INTERRUPTED
+                                                          : TE_ERROR_ARGUMENT;
+    if (ended == TETRAIN_OK) return job->status;
+    return te_fail(job->ctx, status, "backward: %s", tetrain_error(host));
+}
+
+te_status te_lua_job_run(te_lua_job *job, lua_CFunction body)
+{
+    te_lua *rt = job->rt;
+    if (!rt)
+        return te_fail(job->ctx, TE_ERROR_ARGUMENT,
+                       "%s: backward: the interpreter that made this operation is closed", job->title);
+    if (rt->reclaiming) return te_fail(job->ctx, TE_ERROR_ARGUMENT, "%s: backward inside a finalizer", job->title);
+    lua_State *L = te_lua_caller(rt);
+    if (rt->host && !rt->stack_base) return run_for_host(rt->host, job, body);
+    int top = lua_gettop(L);
+    if (!lua_checkstack(L, LUA_MINSTACK)) return te_fail_memory(job->ctx, "te.custom");
+    if (lua_cpcall(L, body, job) != 0) keep_error(job, L);
+    lua_settop(L, top);
+    return job->status;
+}
+
+/* What backward of a node needs while it runs. */
+typedef struct backward_job {
+    te_lua_job base;
+    te_call   *call;
+} backward_job;
 
 static int run_backward(lua_State *L)
 {
@@ -90,50 +125,24 @@ static int run_backward(lua_State *L)
     int handler = lua_gettop(L), n_out = (int)call->memo[0];
     lua_rawgeti(L, LUA_REGISTRYINDEX, c->ref);
     if (!lua_istable(L, -1)) { /* scripts with the debug library reach the registry */
-        job->status = te_call_fail(call, TE_ERROR_ARGUMENT, "backward: its function is gone from Lua's registry");
+        job->base.status =
+            te_call_fail(call, TE_ERROR_ARGUMENT, "backward: its function is gone from Lua's registry");
         return 0;
     }
     lua_rawgeti(L, -1, 1);
     lua_rawgeti(L, -2, 2);
     for (int i = 0; i < n_out; i++) te_lua_push_tensor(L, &call->dout[i]);
-    if (lua_pcall(L, 1 + n_out, LUA_MULTRET, handler) != 0) {
-        keep_error(job, L);
-        if (job->host) tetrain_count_work(job->host, L, 0); /* what stopped it stops the host's call */
-        return 0;
-    }
-    for (int i = 0; i < call->node->n_edges && job->status == TE_OK; i++)
-        job->status = give(call, L, i, handler + 2 + i);
+    te_lua_job_call(&job->base, L, 1 + n_out, handler);
+    for (int i = 0; i < call->node->n_edges && job->base.status == TE_OK; i++)
+        job->base.status = give(call, L, i, handler + 2 + i);
     return 0;
-}
-
-/* A backward pass that the host runs, not a script: under the limits that a script has. */
-static te_status run_for_host(tetrain *host, backward_job *job)
-{
-    job->host = host;
-    tetrain_status ended = tetrain_protected(host, run_backward, job);
-    bool           stopped = ended == TETRAIN_ERROR_INTERRUPTED || ended == TETRAIN_ERROR_LIMIT;
-    te_status      status = ended == TETRAIN_ERROR_MEMORY ? TE_ERROR_MEMORY
-                            : stopped                     ? TE_ERROR_INTERRUPTED
-                                                          : TE_ERROR_ARGUMENT;
-    if (ended == TETRAIN_OK) return job->status;
-    return te_fail(job->call->ctx, status, "backward: %s", tetrain_error(host));
 }
 
 static te_status custom_backward(te_call *call)
 {
     const custom *c = call->pointer;
-    te_lua       *rt = c->link->rt;
-    if (!rt)
-        return te_call_fail(call, TE_ERROR_ARGUMENT, "backward: the interpreter that made this operation is closed");
-    if (rt->reclaiming) return te_call_fail(call, TE_ERROR_ARGUMENT, "backward inside a finalizer");
-    lua_State   *L = te_lua_caller(rt);
-    backward_job job = {.call = call, .rt = rt, .status = TE_OK};
-    if (rt->host && !rt->stack_base) return run_for_host(rt->host, &job);
-    int          top = lua_gettop(L);
-    if (!lua_checkstack(L, LUA_MINSTACK)) return te_fail_memory(call->ctx, "te.custom");
-    if (lua_cpcall(L, run_backward, &job) != 0) keep_error(&job, L);
-    lua_settop(L, top);
-    return job.status;
+    backward_job  job = {.base = {.ctx = call->ctx, .rt = c->link->rt, .title = c->title}, .call = call};
+    return te_lua_job_run(&job.base, run_backward);
 }
 
 /* The title goes with what was saved, when a pass has used it: whose pass it was is what then is left to name. */

@@ -138,6 +138,7 @@ static void open_core(te_lua *rt, lua_State *L)
     lua_newtable(L);
     te_lua_register(rt, L, te_lua_autograd_functions);
     te_lua_register(rt, L, te_lua_custom_functions);
+    te_lua_register(rt, L, te_lua_hook_functions);
     te_lua_register(rt, L, te_lua_group_functions);
     te_lua_register(rt, L, te_lua_graph_functions);
     te_lua_register(rt, L, te_lua_random_functions);

@@ -11,6 +11,8 @@
  */
 #include "bindings.h"
 
+#include "core/autograd.h"
+
 #include "core/quantized.h"
 
 static const char *const fields[] = {"element",       "scale",          "block_rows", "block_cols",
@@ -230,11 +232,12 @@ static int complete_quantized(lua_State *L)
     return 1;
 }
 
-/* become(t, other): t is from now on what `other` is, for all who have the handle. */
+/* become(t, other): t is from now on what `other` is, for all who have the handle. Its hooks come along. */
 static int become(lua_State *L)
 {
     te_tensor *t = te_lua_check_tensor(L, 1, "become", "t"), *other = te_lua_check_tensor(L, 2, "become", "other");
     te_lua_to_tensor(L, 1)->t = te_tensor_retain(other);
+    te_leaf_hooks_move(t, other);
     t->replaced = true;
     te_tensor_release(t);
     return 0;

@@ -23,6 +23,8 @@ local ROWS = {
         function() return getmetatable(te.data.open { tokens = { 0, 0, 0 }, block = 1 }) end },
     { "Watch", "watch", "", "What te.numerics.watch returns; prints as a table.", "te.numerics" },
     { "Graph", "graph", "", "What te.graph returns; it is called like its function.", "te.graph" },
+    { "Hook", "hook", "", "What register_hook, register_forward_hook and register_forward_pre_hook return.",
+        function() return require("te.hooks").Hook end },
     { "Optimizer", "optimizer", "groups: table[], lr: number", "What te.optim.AdamW, Muon and SGD return.",
         function() return require "te.optim.optimizer" end },
     { "LanguageModel", "model", "config: table", "The base of the classes of te.models.",

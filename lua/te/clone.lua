@@ -12,7 +12,7 @@ local mode = require "te.recipe.mode"
 local core = te._core
 
 -- What a module makes anew by itself.
-local MADE = { _programs = true, _script = true, _products = true }
+local MADE = { _programs = true, _script = true, _products = true, _hooks = true }
 
 -- What is said elsewhere of parameters, and of modules, by them.
 local function said_elsewhere()
@@ -52,6 +52,8 @@ local function copy_module(state, module)
     for key, value in next, module do
         if not MADE[key] then put(state, new, key, value) end
     end
+    local hooks = rawget(module, "_hooks")
+    if hooks then new.pure = hooks.pure end
     if rawget(module, "_products") then require("te.recipe.product_state").copy(module, new, state.products) end
     state.modules[#state.modules + 1] = new
     return new

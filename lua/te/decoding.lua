@@ -83,6 +83,7 @@ local function is_own(module)
         if rawget(module, METHODS[i]) ~= nil then return false end
     end
     if module.split or rawget(class, "way") then return false end -- it waits for other processes
+    if rawget(module, "_hooks") then return false end
     return rawget(class, "pure") == true or rawget(class, "records") == true
 end
 

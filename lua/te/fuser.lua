@@ -6,6 +6,7 @@
 local te = require "te"
 local fail = require "te.fail"
 local flatten = require "te.fuser.flatten"
+local hooks = require "te.hooks"
 local record = require "te.fuser.record"
 local rewrite = require "te.fuser.rewrite"
 local rules = require "te.fuser.rules"
@@ -128,7 +129,7 @@ function fuser.forward(module, x, ...)
     if n > 0 or takes > 0 then lens = has_seq_lens(module, takes, ...) end
     local program = fuser.program(module, takes, lens, x, ...)
     if takes > 0 then check_tensors(module, program, lens and 1 or 0, ...) end
-    if flatten.is_plain(module) then rawset(module, "pure", program.pure) end
+    if flatten.is_plain(module) then rawset(module, "pure", program.pure and not rawget(module, "_hooks")) end
     if lens and program.calls then return run.packed(program, module, { x, ... }) end
     if packed.container and program.attention and not lens then packed.check(program.attention) end
     if program.single then return run.single(program, x, ...) end
@@ -139,12 +140,12 @@ end
 local function swap_traces(new)
     local before = { random = core.rng_state(), replaying = mode.replaying }
     if new.random then core.rng_state(new.random) end
-    mode.replaying = new.replaying
+    mode.replaying, before.silent, hooks.silent = new.replaying, hooks.silent, new.silent
     before.scales, before.amaxes = core.pause_recorded_scales(new.scales), core.pause_amaxes(new.amaxes)
     return before
 end
 
-local NO_TRACES = { replaying = true, scales = true, amaxes = true }
+local NO_TRACES = { replaying = true, silent = true, scales = true, amaxes = true }
 
 local function explain(program, env)
     return core.pass(core.under(swap_traces, NO_TRACES, require("te.ops.collective").without_others,

@@ -80,8 +80,15 @@ function Module:forward()
     fail("%s: the class has no forward method", self.__name)
 end
 
+-- A module with hooks, between these.
+local function run(self, ...)
+    if tree.may_run(self) then return self:forward(...) end
+    return tree.checked(self, self:forward(...))
+end
+
 function Module:__call(...)
     if tree.entering then return tree.entering(self, Module.__call, self, ...) end
+    if rawget(self, "_hooks") then return require("te.hooks").around(self, run, ...) end
     if tree.may_run(self) then return self:forward(...) end
     return tree.checked(self, self:forward(...))
 end
@@ -306,6 +313,22 @@ end
 function Module:clone(...)
     method(self, "clone", 0, ...)
     return require "te.clone"(self)
+end
+
+--- Calls fn(module, args, results …) after every call of the module; args is the list of its arguments. What fn returns
+--- takes the place of the results, unless it is nil. It runs by itself, unfused, as long as it has hooks.
+---@param fn fun(module: te.Module, args: table, ...): any
+---@return te.Hook hook  hook:remove() takes it off
+function Module:register_forward_hook(fn, ...)
+    return require("te.hooks").add(method(self, "register_forward_hook", 1, ...), self, "after", fn)
+end
+
+--- Calls fn(module, args) before every call of the module. What fn returns takes the place of the arguments, unless it
+--- is nil.
+---@param fn fun(module: te.Module, args: table): any
+---@return te.Hook hook  hook:remove() takes it off
+function Module:register_forward_pre_hook(fn, ...)
+    return require("te.hooks").add(method(self, "register_forward_pre_hook", 1, ...), self, "before", fn)
 end
 
 function Module:zero_grad(...)

@@ -82,6 +82,7 @@ local RUNS = { "forward", "op_forward", "op_backward" }
 local function lowering(op)
     if script.is(op) then return nil, op:reason() end
     if not Module.is(op, Module) then return nil, "not an operation" end
+    if rawget(op, "_hooks") then return nil, ("this %s has hooks"):format(op.__name) end
     for _, name in ipairs(RUNS) do
         if rawget(op, name) then return nil, ("this %s has its own %s"):format(op.__name, name) end
     end

@@ -37,6 +37,9 @@ local function members(m)
     return m.chain and m:chain() or m
 end
 
+-- Whether a module is called although it is a container: its hooks see what goes in and comes out.
+local function is_closed(m) return type(m) == "table" and rawget(m, "_hooks") ~= nil end
+
 --- Whether a module is what its modules make of x: not where it has a chain(), nor where its class's forward calls that
 --- of a container and does more.
 function flatten.is_plain(m) return m.forward == flatten.forward or m.chain ~= nil end
@@ -46,16 +49,18 @@ local function count(op, field)
     return type(op) == "table" and op[field] and units.count(op, field) or 0
 end
 
--- How many extra inputs a module takes from the caller; containers count their own.
-local function count_extra_inputs(m, depth)
+-- How many extra inputs a module takes from the caller, or extra outputs it gives; containers count their own.
+local function count_extras(m, field, depth)
     if type(m) ~= "table" then return 0 end
     local list = members(m)
-    if not list then return m.channel and 0 or count(m, "num_extra_inputs") end
+    if not list then return m.channel and 0 or count(m, field) end
     local n = 0
     depth = inside(m, depth)
-    for i = 1, #list do n = n + count_extra_inputs(list[i], depth) end
+    for i = 1, #list do n = n + count_extras(list[i], field, depth) end
     return n
 end
+
+local function count_extra_inputs(m, depth) return count_extras(m, "num_extra_inputs", depth) end
 
 --- The same of a module whose members run: the forward of a class derived from a container may have called its own.
 function flatten.takes(m)
@@ -67,7 +72,13 @@ end
 
 -- Whether what is called wants seq_lens as its second argument. takes_seq_lens says so; where nothing does, the
 -- parameters of a Lua function do, but not of an operation, nor where extra inputs would follow them.
-local function takes_seq_lens(op)
+local takes_seq_lens
+function takes_seq_lens(op)
+    local list = is_closed(op) and members(op)
+    for i = 1, list and #list or 0 do
+        if takes_seq_lens(list[i]) then return true end
+    end
+    if list then return false end
     local fn, own = op, 0
     if type(op) == "table" then
         if op.takes_seq_lens ~= nil or op.is_operation or (op.num_extra_inputs or 0) > 0 then
@@ -98,7 +109,9 @@ end
 
 function Walk:add(op, x, extras)
     local item = { op = op, x = x, extras = extras, y = self:value(), outs = {} }
-    for i = 1, count(op, "num_extra_outputs") do item.outs[i] = self:value() end
+    local outs = is_closed(op) and members(op) and count_extras(op, "num_extra_outputs")
+        or count(op, "num_extra_outputs")
+    for i = 1, outs do item.outs[i] = self:value() end
     if self.lens and takes_seq_lens(op) then item.lens, self.lens_taken = self.lens, true end
     self.items[#self.items + 1] = item
     return item
@@ -177,7 +190,7 @@ local function make_sum()
 end
 
 function Walk:module(m, x, channels, parent)
-    local list = members(m)
+    local list = not is_closed(m) and members(m)
     if not list then return self:operation(m, x, channels, parent) end
     return self:container(m, list, x)
 end

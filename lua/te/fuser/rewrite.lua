@@ -116,8 +116,10 @@ local function continues(items, at, run, readers)
     return before == nil or before.y == items[at].x and readers[before.y].count == 1
 end
 
--- Whether rules may fuse an item. One with an adapter (te.lora) is more than what they know it to be.
-local function is_offered(item) return is(item.op, BasicOperation) and not item.op.lora end
+-- Whether rules may fuse an item. One with an adapter (te.lora) or hooks is more than what they know it to be.
+local function is_offered(item)
+    return is(item.op, BasicOperation) and not item.op.lora and not rawget(item.op, "_hooks")
+end
 
 --- Replaces items of a walk (te.fuser.flatten) that rules fuse by scripts. Returns the fields that the rules may have
 --- looked at, as checks of a program: { operation, field, value }.

@@ -7,5 +7,6 @@ return require("te.options").library("te.optim", {
     grad_norm = require("te.optim.clip").grad_norm,
     grad_clip = require("te.optim.clip").grad_clip,
     clip_grad_norm = require("te.optim.clip").clip_grad_norm,
+    clip_grad_value = require("te.optim.clip").clip_grad_value,
     cosine = require("te.optim.schedule").cosine,
 })

@@ -199,3 +199,23 @@ describe("gradient clipping", function()
         end
     end)
 end)
+
+describe("te.optim.clip_grad_value", function()
+    it("limits every element, also where gradients gather in main_grad", function()
+        local layer, other = te.Linear(2, 1), te.ones({ 3 }, { requires_grad = true })
+        layer.weight.grad, layer.bias.main_grad = te.tensor { { -3, 0.5 } }, te.tensor { 7 }
+        te.optim.clip_grad_value({ layer.weight, layer.bias, other }, 2)
+        assert.same({ { -2, 0.5 } }, layer.weight.grad:totable())
+        assert.same({ 2 }, layer.bias.main_grad:totable())
+        assert.is_nil(other.grad)
+        te.optim.clip_grad_value(layer, 1)
+        assert.same({ 1 }, layer.bias.main_grad:totable())
+    end)
+
+    it("refuses limits that are none", function()
+        for _, limit in ipairs { 0, -1, "1" } do
+            assert.error_matches(function() te.optim.clip_grad_value({}, limit) end,
+                "te.optim.clip_grad_value: limit: expected a number above 0, got ", 1, true)
+        end
+    end)
+end)

@@ -122,4 +122,18 @@ function clip.clip_grad_norm(params, max, ...)
     return norm
 end
 
+--- Limits every element of the gradients to [-limit, limit]; NaN stays.
+---@param params table  a list of parameters, or a module
+---@param limit number
+function clip.clip_grad_value(params, limit, ...)
+    options.last("te.optim.clip_grad_value", 2, ...)
+    if type(limit) ~= "number" or not (limit > 0) then
+        fail("te.optim.clip_grad_value: limit: expected a number above 0, got %s", options.shown(limit))
+    end
+    local grads = gradients("te.optim.clip_grad_value", params)
+    te.no_grad(function()
+        for _, grad in ipairs(grads) do grad:clamp_(-limit, limit) end
+    end)
+end
+
 return clip

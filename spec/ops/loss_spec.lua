@@ -184,7 +184,8 @@ describe("te.binary_cross_entropy_with_logits", function()
     end)
 
     it("refuses other shapes", function()
-        for name in pairs { binary_cross_entropy_with_logits = 1, mse_loss = 1, kl_div = 1 } do
+        for _, name in ipairs { "binary_cross_entropy_with_logits", "mse_loss", "kl_div", "l1_loss", "smooth_l1_loss",
+            "huber_loss" } do
             assert.error_matches(function() te[name](te.ones { 4, 1 }, te.ones { 4 }) end,
                 "te." .. name .. ": x is {4,1}, target {4}: both must have one shape", 1, true)
         end
@@ -247,7 +248,8 @@ describe("te.mse_loss", function()
         te.manual_seed(3)
         for _, dtype in ipairs { "float16", "bfloat16" } do
             local x, target = (te.randn { 1000 } * 3):to(dtype), te.rand({ 1000 }):to(dtype)
-            for _, name in ipairs { "mse_loss", "binary_cross_entropy_with_logits", "kl_div" } do
+            for _, name in ipairs { "mse_loss", "binary_cross_entropy_with_logits", "kl_div", "l1_loss", "huber_loss",
+                "smooth_l1_loss" } do
                 for _, reduction in ipairs { "mean", "sum" } do
                     local exact = te[name](x:to("float64"), target:to("float64"), { reduction = reduction }):to(dtype)
                     local loss = te[name](x, target, { reduction = reduction })
@@ -262,5 +264,49 @@ describe("te.mse_loss", function()
         loss:backward()
         assert.equal(te.tensor(22500):to("float16"):item(), loss:item())
         assert.equal(150, large.grad[1]:item())
+    end)
+end)
+
+describe("te.l1_loss, te.smooth_l1_loss and te.huber_loss", function()
+    local x, target = te.tensor { 1, 2, 5, -1 }, te.tensor { 1.5, 0, 0, -1 }
+
+    it("are what they say, with limits of their own", function()
+        assert.same({ 0.5, 2, 5, 0 }, te.l1_loss(x, target, { reduction = "none" }):totable())
+        assert.same({ 0.125, 1.5, 4.5, 0 }, te.smooth_l1_loss(x, target, { reduction = "none" }):totable())
+        assert.same({ 0.125, 1.5, 4.5, 0 }, te.huber_loss(x, target, { reduction = "none" }):totable())
+        assert.same({ 0.03125, 0.5, 3, 0 }, te.smooth_l1_loss(x, target, { reduction = "none", beta = 4 }):totable())
+        assert.same({ 0.125, 2, 12, 0 }, te.huber_loss(x, target, { reduction = "none", delta = 4 }):totable())
+        assert.equal(7.5, te.l1_loss(x, target, { reduction = "sum" }):item())
+        assert.equal(7.5 / 4, te.l1_loss(te.cast(x, "int64"), target):item())
+    end)
+
+    it("have gradients, in which large differences count no more than their sign", function()
+        local function gradient(name, opts)
+            local leaf = te.clone(x)
+            leaf.requires_grad, opts.reduction = true, "sum"
+            te[name](leaf, target, opts):backward()
+            return leaf.grad:totable()
+        end
+        assert.same({ -1, 1, 1, 0 }, gradient("l1_loss", {}))
+        assert.same({ -0.25, 1, 1, 0 }, gradient("smooth_l1_loss", { beta = 2 }))
+        assert.same({ -0.5, 2, 3, 0 }, gradient("huber_loss", { delta = 3 }))
+    end)
+
+    it("refuse limits that are not above 0", function()
+        for _, limit in ipairs { 0, -1, math.huge, 0 / 0 } do
+            assert.error_matches(function() te.smooth_l1_loss(x, target, { beta = limit }) end,
+                "te.smooth_l1_loss: beta: expected a finite number above 0, got ", 1, true)
+            assert.error_matches(function() te.huber_loss(x, target, { delta = limit }) end,
+                "te.huber_loss: delta: expected a finite number above 0, got ", 1, true)
+        end
+    end)
+end)
+
+describe("te.isinf and te.logical_not", function()
+    it("tell infinities and zeros", function()
+        local x = te.tensor { 0, 1, -math.huge, math.huge, 0 / 0 }
+        assert.same({ false, false, true, true, false }, x:isinf():totable())
+        assert.same({ true, false, false, false, false }, x:logical_not():totable())
+        assert.same({ false, true }, te.tensor({ true, false }):logical_not():totable())
     end)
 end)

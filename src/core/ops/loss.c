@@ -4,6 +4,7 @@
 #include "../autograd.h"
 
 #include <math.h>
+#include <stdio.h>
 
 /* Every target is a class or the ignored index: found by the device, for which nobody waits, or by the host. */
 static te_status check_targets(te_call *call, te_tensor *target, int64_t classes, double ignored)
@@ -219,6 +220,22 @@ static te_status mse_forward(te_call *call)
     return round_loss(call, s, call->attr[0].number);
 }
 
+/* l1_loss(x, target; reduction), smooth_l1_loss(…; reduction, beta), huber_loss(…; reduction, delta): the operation of
+ * their elements has "_of" behind the name. */
+static te_status absolute_forward(te_call *call)
+{
+    char name[64];
+    int n = call->op->n_params > 3;
+    te_status status = check_alike(call);
+    if (status == TE_OK && n && !(call->attr[1].number > 0 && isfinite(call->attr[1].number)))
+        status = te_call_fail(call, TE_ERROR_ARGUMENT, "%s: expected a finite number above 0, got %g",
+                              call->op->params[3].name, call->attr[1].number);
+    if (status != TE_OK) return status;
+    snprintf(name, sizeof name, "%s_of", call->op->name);
+    te_arg args[] = {TE_A_TENSOR(call->in[0]), TE_A_TENSOR(call->in[1]), TE_A_NUMBER(n ? call->attr[1].number : 0)};
+    return round_loss(call, te_op_call(call->ctx, name, 2 + n, args), call->attr[0].number);
+}
+
 /* binary_cross_entropy_with_logits(x, target, weight, pos_weight; reduction) */
 static te_status binary_forward(te_call *call)
 {
@@ -352,6 +369,27 @@ const te_op_def te_ops_loss[] = {
      .doc = "The same of every element.",
      .flags = TE_OP_F32 | TE_OP_HIDDEN,
      .formula = "d = x - target; y = d * d"},
+    {.signature = "l1_loss(x, target; reduction: mean|sum|none = mean)",
+     .doc = "Absolute difference of tensors of the same shape; integers give float32.",
+     .forward = absolute_forward},
+    {.signature = "l1_loss_of(x, target)",
+     .doc = "The same of every element.",
+     .flags = TE_OP_F32 | TE_OP_HIDDEN,
+     .formula = "y = abs(x - target)"},
+    {.signature = "smooth_l1_loss(x, target; reduction: mean|sum|none = mean, beta: number = 1)",
+     .doc = "With d = |x - target|: d^2 / (2 beta) where d < beta, else d - beta / 2 (Girshick 2015).",
+     .forward = absolute_forward},
+    {.signature = "smooth_l1_loss_of(x, target; beta: number = 1)",
+     .doc = "The same of every element.",
+     .flags = TE_OP_F32 | TE_OP_HIDDEN,
+     .formula = "d = x - target; a = abs(d); y = where(a < beta, d * d / (2 * beta), a - beta / 2)"},
+    {.signature = "huber_loss(x, target; reduction: mean|sum|none = mean, delta: number = 1)",
+     .doc = "With d = |x - target|: d^2 / 2 where d < delta, else delta (d - delta / 2) (Huber 1964).",
+     .forward = absolute_forward},
+    {.signature = "huber_loss_of(x, target; delta: number = 1)",
+     .doc = "The same of every element.",
+     .flags = TE_OP_F32 | TE_OP_HIDDEN,
+     .formula = "d = x - target; a = abs(d); y = where(a < delta, d * d / 2, delta * (a - delta / 2))"},
     {.signature = "binary_cross_entropy_with_logits(x, target, weight = nil, pos_weight = nil; reduction: "
                   "mean|sum|none = mean)",
      .doc = "weight (pos_weight target softplus(-x) + (1 - target) softplus(x)): cross entropy of sigmoid(x) with "

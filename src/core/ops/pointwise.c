@@ -140,6 +140,15 @@ const te_op_def te_ops_pointwise[] = {
      .flags = TE_OP_METHOD | TE_OP_BOOL | TE_OP_NOGRAD,
      .formula = "y = isfinite(x)"},
 
+    {.signature = "isinf(x)",
+     .doc = "Whether x is infinite.",
+     .flags = TE_OP_METHOD | TE_OP_BOOL | TE_OP_NOGRAD,
+     .formula = "y = abs(x) == inf"},
+    {.signature = "logical_not(x)",
+     .doc = "Whether x is 0, which stands for false.",
+     .flags = TE_OP_METHOD | TE_OP_BOOL | TE_OP_NOGRAD,
+     .formula = "y = x == 0"},
+
     {.signature = "clone(x)",
      .doc = "A contiguous copy, connected to x in the graph.",
      .flags = TE_OP_METHOD | TE_OP_FLOAT8,

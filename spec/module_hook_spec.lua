@@ -103,6 +103,20 @@ describe("module:register_forward_hook", function()
         assert.same({ 2, 1, 1, 1 }, seen)
     end)
 
+    it("is called for every module of a model, also those whose weight is read", function()
+        local llama = te.models.llama { vocab_size = 9, block_size = 8, n_layer = 1, n_head = 1, n_embd = 8,
+            n_inner = 8, n_expert = 2, qk_norm = true }
+        for name, module in llama:named_modules() do
+            module:register_forward_hook(function() seen[name] = true end)
+        end
+        local ids = te.tensor({ { 1, 2 } }, { dtype = "int32" })
+        llama(ids, ids)
+        for name in llama:named_modules() do assert.is_true(seen[name], name) end
+        seen = {}
+        llama(ids)
+        assert.is_true(seen.lm_head)
+    end)
+
     it("gives the gradient of a result inside of a model", function()
         model[2]:register_forward_hook(function(_, _, y)
             y:register_hook(function(grad) seen[1] = grad end)

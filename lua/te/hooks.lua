@@ -91,6 +91,15 @@ function hooks.around(module, call, ...)
     return run_after(module, args, pack(call(module, unpack(args, 1, args.n))))
 end
 
+local function product(module, x) return te.linear(x, module.weight, module.bias) end
+
+--- What a layer makes of x outside of recipes: for modules that read the weight of one in them instead of calling it.
+---@param layer table  a te.Linear
+function hooks.product(layer, x)
+    if rawget(layer, "_hooks") then return hooks.around(layer, product, x) end
+    return product(layer, x)
+end
+
 -- Gradients ---------------------------------------------------------------------------------------------------------
 
 local function check(given, grad)

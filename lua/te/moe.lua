@@ -14,6 +14,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local hooks = require "te.hooks"
 local options = require "te.options"
 local initializers = require "te.initializers"
 local collective = require "te.ops.collective"
@@ -184,7 +185,7 @@ options.declare(MoE.init, OPTIONS)
 -- What the shared expert makes of rows.
 local function share(self, x)
     local y = self.shared(x)
-    return self.shared_gate and y * te.sigmoid(te.linear(x, self.shared_gate.weight)) or y
+    return self.shared_gate and y * te.sigmoid(hooks.product(self.shared_gate, x)) or y
 end
 
 -- What the experts make of rows, which are in their order; sizes: rows of each. Comes with the sizes of all processes.
@@ -214,7 +215,7 @@ end
 
 -- Rows of tokens to experts and back.
 local function mix(self, x)
-    local logits = te.linear(x, self.router.weight, self.router.bias)
+    local logits = hooks.product(self.router, x)
     local probs, map = te.fused_topk_with_score_function(logits, self.topk, self.expert_bias, self.routing)
     local sizes = te.sum(map, 1)
     local rows, places = te.moe_permute(x, map, x:size(1) * self.topk)

@@ -8,6 +8,7 @@
 
 local te = require "te"
 local fail = require "te.fail"
+local hooks = require "te.hooks"
 local options = require "te.options"
 local tensor_parallel = require "te.ops.tensor_parallel"
 local whole = require "te.distributed.whole"
@@ -71,11 +72,18 @@ function split.run(model, run_chain, x, as_split)
     return as_split and x or tensor_parallel.join_tokens(group, x)
 end
 
+-- The product with the head, which is a layer's or the embedding's.
+local function product(model, x)
+    local layer = model.lm_head
+    return layer and hooks.product(layer, x) or te.linear(x, model:head())
+end
+
 --- Logits of hidden states, with which all processes go on alike.
 function split.logits(model, x)
-    local group, head = model.tensor_parallel, model:head()
-    if not group then return te.linear(x, head) end
-    return tensor_parallel.join_columns(group, te.linear(tensor_parallel.before_columns(group, false, x), head), head)
+    local group = model.tensor_parallel
+    if not group then return product(model, x) end
+    x = tensor_parallel.before_columns(group, false, x)
+    return tensor_parallel.join_columns(group, product(model, x), model:head())
 end
 
 --- Logits, those of this process's part of the vocabulary, and the mean cross entropy. `x`: hidden states, of this
@@ -84,7 +92,7 @@ function split.logits_and_loss(model, x, targets)
     local group, width = model.tensor_parallel, model.config.n_embd
     targets = targets:reshape({ -1 })
     if group then x = tensor_parallel.before_columns(group, model.sequence_parallel, x) end
-    local logits = te.linear(x:view({ -1, width }), model:head())
+    local logits = product(model, x:view({ -1, width }))
     if not group then return logits, te.cross_entropy(logits, targets) end
     return logits, te.parallel_cross_entropy(logits, targets, { group = group })
 end

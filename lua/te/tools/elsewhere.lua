@@ -9,7 +9,6 @@ local FUSES = "te.Sequential and te.pointwise fuse what they run; te.graph recor
 local PRODUCTS = "te.matmul multiplies matrices and batches of them"
 local SCHEDULES = "schedules are functions of the step: te.optim.cosine; or set optimizer.lr"
 local SHAPES = "x.shape is a table, #x.shape or x:dim() its length"
-local HOOKS = "a function between modules sees what passes: te.Sequential(m1, function(x) print(x) return x end, m2)"
 local MODEL = "build it of te.Residual, te.LayerNorm, te.MultiHeadedSelfAttention, te.Linear, or take te.models.gpt"
 local NORM_FIRST = "te.Sequential(te.LayerNorm(n), te.Linear(n, m)%s): the norm writes what the product reads"
 
@@ -20,7 +19,7 @@ local functions = {
     cumprod = "te.exp(te.cumsum(te.log(x), dim)) of positive numbers",
     floor_divide = "te.floor(a:to(\"float64\") / b):to(\"int64\")",
     dot = "te.matmul(a, b) of two vectors", count_nonzero = "x:ne(0):sum()",
-    isinf = "x:abs():eq(math.huge)", isclose = "(a - b):abs():lt(1e-6)",
+    isclose = "(a - b):abs():lt(1e-6)",
     allclose = "(a - b):abs():max():item() < 1e-6",
     bincount = "te.scatter_add(te.zeros(n), 1, ids, te.ones(ids.shape))",
     tile = "te.cat({ x, x }, dim)", ["repeat"] = "te.cat({ x, x }, dim)",
@@ -44,13 +43,11 @@ local names = {
     mm = PRODUCTS, bmm = PRODUCTS, addmm = PRODUCTS .. ", te.linear adds a bias",
     linspace = "te.arange(first, last, (last - first) / (n - 1))",
     meshgrid = "x:view { -1, 1 } and y:view { 1, -1 } broadcast",
-    l1_loss = "(x - y):abs():mean()",
-    smooth_l1_loss = "te.where(d:lt(1), d * d / 2, d - 0.5):mean() of d = (x - y):abs()",
     nll_loss = "te.cross_entropy(logits, targets)", leaky_relu = "te.maximum(x, 0.01 * x)",
     mish = "x * te.tanh(te.softplus(x))", elu = "te.where(x:gt(0), x, te.expm1(x))",
     cosine_similarity = "(te.l2_normalize(a) * te.l2_normalize(b)):sum(-1)",
     one_hot = "ids:unsqueeze(-1):eq(te.arange(0, n - 1)):to(\"int64\")",
-    logical_not = "x:eq(0)", logical_and = "a * b of bool tensors", logical_or = "a + b of bool tensors",
+    logical_and = "a * b of bool tensors", logical_or = "a + b of bool tensors",
     logical_xor = "a:ne(b) of bool tensors",
     amp = "te.autocast({ dtype = \"bfloat16\" }, function() … end)",
     utils = "there are te.data.open, te.checkpoint, te.optim.clip_grad_norm",
@@ -72,7 +69,7 @@ local methods = {
     type = "x.dtype, x:to(\"float32\")", requires_grad_ = "x.requires_grad = true", data = "x:detach()",
     numpy = "x:totable()", tolist = "x:totable()", T = "x:transpose(1, 2)", t = "x:transpose(1, 2)",
     ndim = SHAPES, mm = PRODUCTS, bmm = PRODUCTS,
-    register_forward_hook = HOOKS, register_forward_pre_hook = HOOKS,
+    register_full_backward_hook = "y:register_hook(fn) of the result y, in a function for register_forward_hook",
 }
 
 for name, text in pairs(functions) do names[name], methods[name] = text, text end

@@ -17,6 +17,7 @@ local tree = require "te.module_tree"
 local options = require "te.options"
 local module_state = require "te.module_state"
 local placing = require "te.module_placing"
+local shards = require "te.distributed.shards"
 local core = te._core
 local is_module, parameters, walk, walk_modules = tree.is_module, tree.parameters, tree.walk, tree.walk_modules
 
@@ -333,7 +334,11 @@ end
 
 function Module:zero_grad(...)
     method(self, "zero_grad", 0, ...)
-    for _, parameter in ipairs(self:parameters()) do core.zero_gradient(parameter) end
+    for _, parameter in ipairs(self:parameters()) do
+        local shard = shards.of[parameter]
+        core.zero_gradient(parameter)
+        if shard then shard:zero_gradient() end
+    end
     return self
 end
 

@@ -1,5 +1,5 @@
---- Optimizers that are sharded between processes. What the processes look at is in spec/support/sharded_checks.lua and
---- sharded_parts_checks.lua.
+--- Optimizers that are sharded between processes. What the processes look at is in spec/support/sharded_checks.lua,
+--- sharded_parts_checks.lua and sharded_between_checks.lua.
 
 local te = require "te"
 local processes = require "spec.support.processes"
@@ -17,6 +17,13 @@ describe("an optimizer sharded between processes", function()
         it("takes parts of layers and what comes later, and refuses the rest, in " .. n, function()
             if not processes.available() then pending "mpirun cannot start anything" end
             processes.assert_checks(n, "sharded_parts")
+        end)
+    end
+
+    for _, n in ipairs(many) do
+        it("goes on after what comes between its calls, in " .. n, function()
+            if not processes.available() then pending "mpirun cannot start anything" end
+            processes.assert_checks(n, "sharded_between")
         end)
     end
 

@@ -104,22 +104,24 @@ local function reduce_owned(shard, gradient)
     gradient:release()
 end
 
---- Gives slices their shares of the averages of gradients, which are let go.
+--- Gives slices their shares of the averages of gradients, which are let go. A parameter that comes twice has one.
 ---@param group table
 ---@param list te.Tensor[]  sharded parameters
 ---@param grads table       their gradients, the same ones in all processes; false: none
 ---@param limit number      bytes that go together
 function scatter.reduce(group, list, grads, limit)
-    local entries = {}
+    local entries, seen = {}, {}
     for i, parameter in ipairs(list) do
         local shard = shards.of[parameter]
         shard:follow()
-        if grads[i] and shard.owner then
+        if grads[i] and seen[shard] then
+            grads[i]:release()
+        elseif grads[i] and shard.owner then
             reduce_owned(shard, grads[i])
         elseif grads[i] then
             entries[#entries + 1] = { shard = shard, tensor = grads[i] }
         end
-        grads[i] = false
+        grads[i], seen[shard] = false, true
     end
     for _, bucket in ipairs(buckets_of(entries, limit)) do reduce_bucket(bucket) end
 end

@@ -21,6 +21,8 @@ local parts = require "te.distributed.parts"
 local scatter = require "te.distributed.scatter"
 local shards = require "te.distributed.shards"
 local whole = require "te.distributed.whole"
+local groups = require "te.optim.groups"
+local Optimizer = require "te.optim.optimizer"
 local core = te._core
 
 local WHO = "te.distributed.shard_optimizer"
@@ -94,6 +96,10 @@ end
 
 local Sharded = {}
 
+local function check_self(self, name)
+    if type(self) ~= "table" or not self.sharding then options.method("Optimizer:" .. name, self, Optimizer) end
+end
+
 local function check_order(self, who)
     for _, group in ipairs(self.groups) do
         for _, parameter in ipairs(group.params) do
@@ -134,6 +140,7 @@ local function follow_masters(self, list)
 end
 
 function Sharded:step(opts, ...)
+    check_self(self, "step")
     local who = "te.optim." .. self.name .. ":step"
     if type(opts) == "table" and opts.clip ~= nil then
         fail("%s: option clip: not of a sharded optimizer; te.optim.grad_norm adds what all have", who)
@@ -148,15 +155,16 @@ function Sharded:step(opts, ...)
 end
 
 function Sharded:zero_grad(...)
+    check_self(self, "zero_grad")
     self.sharding.class.zero_grad(self, ...)
-    for slice, shard in pairs(self.sharding.by_slice) do
-        if not rawequal(slice, shard.parameter) then slice.grad, slice.main_grad = nil, nil end
+    for _, shard in pairs(self.sharding.by_slice) do
         core.zero_gradient(shard.parameter)
-        shard.averaged = false
+        shard:zero_gradient()
     end
 end
 
 function Sharded:add_group(group, ...)
+    check_self(self, "add_group")
     local who, params = "te.optim." .. self.name .. ":add_group", type(group) == "table" and group.params or nil
     if te.is(params, te.Module) then params = params:parameters() end
     for i, parameter in ipairs(type(params) == "table" and params or {}) do
@@ -191,18 +199,45 @@ local function each_whole(self, slice, visit)
     end
 end
 
---- What the class's gives, of whole parameters: all processes call it.
+-- Slices lie in the memory that others have written to.
+function Sharded:catch_up(...)
+    check_self(self, "catch_up")
+    for _, shard in pairs(self.sharding.by_slice) do
+        if shards.of[shard.parameter] == shard then shard:follow() end
+    end
+    return self.sharding.class.catch_up(self, ...)
+end
+
+--- What the class's gives, of whole parameters: all processes call it. Tensors that a group has kept under other
+--- options, which nobody loads, are left out.
 function Sharded:state_dict(...)
+    check_self(self, "state_dict")
     local saved = self.sharding.class.state_dict(self, ...)
     for i, slice in ipairs(self.order) do
         if saved.state[i] and self.sharding.by_slice[slice] then
-            each_whole(self, slice, function(slot, tensor) saved.state[i][slot] = tensor end)
+            local whole_state = {}
+            for name, value in pairs(saved.state[i]) do
+                if not te.is_tensor(value) then whole_state[name] = value end
+            end
+            each_whole(self, slice, function(slot, tensor) whole_state[slot] = tensor end)
+            saved.state[i] = whole_state
         end
     end
     return saved
 end
 
--- Of a whole state this process's share; tensors that are none of the parameter stay for who says so.
+-- The class would compare with the slice.
+local function check_shapes(who, shard, group, state)
+    local slots = { "master", unpack(group.slots) }
+    for _, slot in ipairs(slots) do
+        local value, want = state[slot], options.shape(shard.parameter)
+        if te.is_tensor(value) and options.shape(value) ~= want then
+            fail("%s: %s has shape %s, the parameter %s", who, slot, options.shape(value), want)
+        end
+    end
+end
+
+-- Of a whole state this process's share; what is none of the parameter is not looked at.
 local function cut(shard, state)
     local own = {}
     for slot, value in pairs(state) do
@@ -213,11 +248,20 @@ local function cut(shard, state)
 end
 
 function Sharded:load_state_dict(saved)
+    check_self(self, "load_state_dict")
+    local who = "te.optim." .. self.name .. ":load_state_dict"
+    groups.collect(self)
+    check_order(self, who)
     if type(saved) == "table" and type(saved.state) == "table" then
         local own = { groups = saved.groups, state = {} }
         for i, state in pairs(saved.state) do
-            local shard = self.sharding.by_slice[self.order[i]]
-            own.state[i] = shard and type(state) == "table" and cut(shard, state) or state
+            local slice = self.order[i]
+            local shard = self.sharding.by_slice[slice]
+            if shard and type(state) == "table" then
+                check_shapes(("%s: parameter %d"):format(who, i), shard, group_of(self, slice), state)
+                state = cut(shard, state)
+            end
+            own.state[i] = state
         end
         saved = own
     end

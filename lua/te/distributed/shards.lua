@@ -60,15 +60,24 @@ function shards.new(parameter, group, owner)
     return self
 end
 
---- Has the slice lie in the parameter's memory again, which te.Module's to replaces.
+--- Has the slice lie in the parameter's memory again, which te.Module's to replaces; gradients go with it as there.
 function Shard:follow()
-    local parameter = self.parameter
+    local parameter, slice = self.parameter, self.slice
     local storage = parameter:storage_id()
-    if storage == self.storage and parameter.dtype == self.slice.dtype then return end
+    if storage == self.storage and parameter.dtype == slice.dtype then return end
     self.storage = storage
     if self.whole then return end
-    core.become(self.slice, slice_of(self))
-    self.slice.requires_grad = true
+    local new, grad, main = slice_of(self), slice.grad, slice.main_grad
+    new.requires_grad = true
+    if grad then new.grad = grad:to(new.dtype):to(new.device) end
+    if main then new.main_grad = main:to(new.device) end
+    core.become(slice, new)
+end
+
+--- Takes away the gradient of the slice.
+function Shard:zero_gradient()
+    if not self.whole then self.slice.grad, self.slice.main_grad = nil, nil end
+    self.averaged = false
 end
 
 -- Calls copy(place in the buffer, place in the row) for where the shares of a row {n} lie in a buffer {size, elements},

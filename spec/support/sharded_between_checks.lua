@@ -107,4 +107,28 @@ do
         optimizer, state)
 end
 
+-- What calls leave does not wait for the collector.
+do
+    local model = te.Sequential(te.Linear(64, 96), te.Linear(96, 65), te.Linear(65, 1024 * 8))
+    local optimizer = D.shard_optimizer(te.optim.AdamW(model))
+    local function step()
+        for _, p in ipairs(model:parameters()) do
+            local grad = te.ones(p.shape)
+            p.grad = grad
+            grad:release()
+        end
+        D.average_gradients(model)
+        optimizer:step()
+        optimizer:zero_grad()
+    end
+    step()
+    collectgarbage() collectgarbage()
+    local before = te.memory_stats().current
+    collectgarbage "stop"
+    step()
+    local left = te.memory_stats().current - before
+    collectgarbage "restart"
+    check(left <= 4096, "a step leaves %d bytes", left)
+end
+
 alike.done()

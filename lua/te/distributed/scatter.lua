@@ -53,7 +53,7 @@ local function packed(bucket)
     return buffer
 end
 
--- Gives a slice a gradient, which adds to what it has.
+-- Gives a slice a gradient, which adds to what it has. The handle is let go: the collector would keep the memory.
 local function receive(slice, gradient)
     local there = core.gradient(slice)
     if there then
@@ -64,12 +64,15 @@ local function receive(slice, gradient)
     else
         slice.main_grad = gradient
     end
+    gradient:release()
 end
 
 -- The gradient of the parameter is let go.
 local function reduce_bucket(bucket)
     local buffer = packed(bucket)
-    local own = bucket.group:reduce_scatter(buffer:view { buffer:numel() }, "average")
+    local flat = buffer:view { buffer:numel() }
+    local own = bucket.group:reduce_scatter(flat, "average")
+    flat:release()
     buffer:release()
     for _, entry in ipairs(bucket) do
         local shard = entry.shard
@@ -126,17 +129,30 @@ function scatter.reduce(group, list, grads, limit)
     for _, bucket in ipairs(buckets_of(entries, limit)) do reduce_bucket(bucket) end
 end
 
--- What this process has of a bucket's weights, to all.
-local function gather_bucket(bucket)
+-- This process's shares of a bucket's weights, one after the other.
+local function own_shares(bucket)
+    if #bucket == 1 and bucket.even then return bucket[1].shard.slice:detach() end
     local buffer = new_buffer(bucket, { bucket.each })
     for _, entry in ipairs(bucket) do
         local shard = entry.shard
-        buffer:narrow(1, entry.at, shard.count):copy_(shard.slice:detach())
+        local place, slice = buffer:narrow(1, entry.at, shard.count), shard.slice:detach()
+        place:copy_(slice)
+        place:release()
+        slice:release()
     end
-    local all = bucket.group:all_gather(buffer)
-    buffer:release()
+    return buffer
+end
+
+-- What this process has of a bucket's weights, to all.
+local function gather_bucket(bucket)
+    local own = own_shares(bucket)
+    local all = bucket.group:all_gather(own)
+    own:release()
     local rows = all:view { bucket.group.size, bucket.each }
-    for _, entry in ipairs(bucket) do entry.shard:collect(rows, entry.at, entry.tensor) end
+    for _, entry in ipairs(bucket) do
+        entry.shard:collect(rows, entry.at, entry.tensor)
+        entry.tensor:release()
+    end
     all:release()
     rows:release()
 end

@@ -80,22 +80,39 @@ function Shard:zero_gradient()
     self.averaged = false
 end
 
+-- Calls copy(place in the buffer, place in the row) and lets both go: handles that are left would keep the memory until
+-- the collector comes.
+local function copy_places(copy, place, own)
+    copy(place, own)
+    place:release()
+    own:release()
+end
+
 -- Calls copy(place in the buffer, place in the row) for where the shares of a row {n} lie in a buffer {size, elements},
--- from column `at` on.
+-- from column `at` on. The row is let go.
 local function visit_shares(self, buffer, at, row, copy)
-    if self.n == 0 then return end
-    local rows = math.floor(self.n / self.each)
+    local rows = self.n > 0 and math.floor(self.n / self.each) or 0
     local full = rows * self.each
     local rest = self.n - full
     if rows > 0 then
-        copy(buffer:narrow(1, 1, rows):narrow(2, at, self.each), row:narrow(1, 1, full):view { rows, self.each })
+        local first, own = buffer:narrow(1, 1, rows), row:narrow(1, 1, full)
+        copy_places(copy, first:narrow(2, at, self.each), own:view { rows, self.each })
+        first:release()
+        own:release()
     end
-    if rest > 0 then copy(buffer:select(1, rows + 1):narrow(1, at, rest), row:narrow(1, full + 1, rest)) end
+    if rest > 0 then
+        local last = buffer:select(1, rows + 1)
+        copy_places(copy, last:narrow(1, at, rest), row:narrow(1, full + 1, rest))
+        last:release()
+    end
+    row:release()
 end
 
 --- Writes a tensor like the parameter to its place in a buffer {size, elements}, from column `at` on.
 function Shard:scatter(buffer, at, whole)
-    visit_shares(self, buffer, at, whole:reshape { self.n }, function(place, own) place:copy_(own) end)
+    local dense = whole:contiguous()
+    visit_shares(self, buffer, at, dense:view { self.n }, function(place, own) place:copy_(own) end)
+    if not rawequal(dense, whole) then dense:release() end
 end
 
 --- Reads it from there.

@@ -85,7 +85,8 @@ static te_status host_all_reduce(const te_comm_work *w)
     return status;
 }
 
-/* This process's part of the sum of all x, piece by piece: what goes to one process lies together on the way. */
+/* This process's part of the sum of all x, piece by piece: what goes to one process lies together on the way, as it
+ * does in x if one piece is all. */
 static te_status host_reduce_scatter(const te_comm_work *w)
 {
     int         ranks = te_comm_size(w->comm);
@@ -97,9 +98,9 @@ static te_status host_reduce_scatter(const te_comm_work *w)
     te_status   status = TE_OK;
     for (int64_t at = 0; at < n && status == TE_OK; at += share) {
         int64_t each = smaller(n - at, share);
-        for (int r = 0; r < ranks; r++)
+        for (int r = 0; r < ranks && each < n; r++)
             memcpy(send + (size_t)(r * each) * size, data + (size_t)(r * n + at) * size, (size_t)each * size);
-        status = exchange_and_reduce(w, send, parts, out + (size_t)at * size, each);
+        status = exchange_and_reduce(w, each < n ? send : data, parts, out + (size_t)at * size, each);
     }
     return status;
 }

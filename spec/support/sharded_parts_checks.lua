@@ -73,6 +73,32 @@ if size == 4 then
     parts(world:split(rank), world, pair, "experts of pairs")
 end
 
+-- Parts that are not of the same size: three rows of five, and two.
+local function uneven()
+    local pair = size == 2 and world or world:split(math.floor(rank / 2))
+    local function made(sharded)
+        te.manual_seed(5)
+        local model = te.models.gpt { n_layer = 1, n_head = 2, n_embd = 8, vocab_size = 5, block_size = 4,
+            tensor_parallel = pair }
+        local optimizer = te.optim.AdamW(model)
+        if sharded then D.shard_optimizer(optimizer) end
+        for step = 1, 2 do
+            local ids = te.tensor({ { 0, 4, 3, (step + math.floor(rank / 2)) % 5 } }, { dtype = "int32" })
+            local _, loss = model(ids, ids)
+            loss:backward()
+            D.average_gradients(model)
+            optimizer:step { lr = 0.02 }
+            optimizer:zero_grad()
+        end
+        return model:state_dict(), optimizer:state_dict().state
+    end
+    local whole, states = made(false)
+    local state, others = made(true)
+    for key, tensor in pairs(whole) do same("uneven parts: " .. key, state[key], tensor) end
+    for i, saved in pairs(states) do same("uneven parts: mean " .. i, others[i].exp_avg, saved.exp_avg) end
+end
+uneven()
+
 -- Converted after sharding, and parameters that come later.
 local function later()
     local function made(sharded)

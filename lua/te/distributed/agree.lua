@@ -55,10 +55,14 @@ end
 ---@param group table
 ---@param list te.Tensor[]
 ---@param flags integer[]
+---@param parts table|nil  by parameter: whether others in the group may have another part of it, of another shape
 ---@return integer[]
-function agree.on_parameters(who, group, list, flags)
+function agree.on_parameters(who, group, list, flags, parts)
     local own = {}
-    for i, parameter in ipairs(list) do own[i] = number_of_parameter(parameter) end
+    for i, parameter in ipairs(list) do
+        local is_part = parts and parts[parameter]
+        own[i] = is_part and agree.number_of("a part", parameter, true) or number_of_parameter(parameter)
+    end
     return agree.largest(who, group, flags, own, function(i)
         return ("parameter %d is %s %s"):format(i, list[i].dtype, options.shape(list[i]))
     end)

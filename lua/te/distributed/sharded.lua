@@ -89,7 +89,7 @@ end
 local function check_alike(who, group, params)
     local flags = {}
     for i, parameter in ipairs(params) do flags[i] = core.is_quantized(parameter) and 1 or 0 end
-    agree.on_parameters(who, group, params, flags)
+    agree.on_parameters(who, group, params, flags, parts)
 end
 
 -- Methods in the place of the class's --------------------------------------------------------------------------------

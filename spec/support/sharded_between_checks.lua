@@ -107,6 +107,22 @@ do
         optimizer, state)
 end
 
+-- A group that is another one elsewhere is not added.
+do
+    local layer = te.Linear(6, 5)
+    local optimizer = D.shard_optimizer(te.optim.SGD(layer, { lr = 1 }))
+    local odd = te.zeros({ world.rank == 0 and 2 or 3 }, { requires_grad = true })
+    fails("SGD:add_group: parameter 1 is float32 {", optimizer.add_group, optimizer, { params = { odd } })
+    layer.bias.grad = te.ones { 5 }
+    D.average_gradients(layer)
+    local before = layer.bias:detach():clone()
+    optimizer:step()
+    same("a step after a group that was refused", layer.bias, before - 1)
+    check(#optimizer.groups == 1 and #optimizer:step_counts() == 2, "the group is there")
+    optimizer:add_group { params = { te.zeros({ 3 }, { requires_grad = true }) } }
+    check(#optimizer:state_dict().groups == 2, "a group that is alike")
+end
+
 -- What calls leave does not wait for the collector.
 do
     local model = te.Sequential(te.Linear(64, 96), te.Linear(96, 65), te.Linear(65, 1024 * 8))

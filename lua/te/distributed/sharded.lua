@@ -171,7 +171,12 @@ function Sharded:add_group(group, ...)
         if self.sharding.parameters[parameter] then fail("%s: parameter %d of a group came before", who, i) end
     end
     self.sharding.class.add_group(self, group, ...)
-    check_alike(who, self.sharding.group, self.groups[#self.groups].params)
+    local alike, problem = pcall(check_alike, who, self.sharding.group, self.groups[#self.groups].params)
+    if not alike then
+        table.remove(self.groups)
+        groups.collect(self)
+        error(problem, 0)
+    end
     shard_groups(self, who)
 end
 

@@ -443,4 +443,18 @@ do
     fails("weight is split and stored quantized", D.join_state, quantized)
 end
 
+-- What parts are averaged in does not keep them.
+if size == 4 then
+    local pair, kept = world:split(math.floor(rank / 2)), setmetatable({}, { __mode = "v" })
+    local function averaged()
+        local layer = te.Linear(6, 10, { tensor_parallel_mode = "column", tensor_parallel_group = pair })
+        kept[1], kept[2] = layer.weight, layer.bias
+        layer(te.ones { 2, 6 }):sum():backward()
+        D.average_gradients(layer)
+    end
+    averaged()
+    collectgarbage() collectgarbage()
+    check(next(kept) == nil, "parameters of a layer that is gone are kept")
+end
+
 alike.done()

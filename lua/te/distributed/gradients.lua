@@ -108,9 +108,9 @@ local function allocate(bucket, grads)
 end
 
 -- How the gradients travel: a list of buckets, and those that go alone. It follows from dtypes and sizes only, so it is
--- the same in all processes.
+-- the same in all processes. Parameters are not kept by it: one of them may be what it is kept by.
 local function make_layout(params, mask, grads, limit)
-    local layout = { params = {}, mask = mask, limit = limit, alone = {}, buckets = {} }
+    local layout = { params = setmetatable({}, { __mode = "v" }), mask = mask, limit = limit, alone = {}, buckets = {} }
     local open = {}
     for i = 1, #params do
         local grad = grads[i]

@@ -112,6 +112,28 @@ describe("encoders of Transformers", function()
         assert.is_true(#other:parameter_groups(0)[1].params > 0)
     end)
 
+    it("say which layers of a ModernBERT see all tokens, in one way or the other", function()
+        local function load(changes)
+            te.models.to_hugging_face(bert({ n_layer = 4, full_every = 2, head = "none" }, "modernbert"), folder)
+            edit(folder, changes)
+            return te.models.from_hugging_face(folder).config
+        end
+        local null = require("te.json").null
+        assert.equal(2, load({ global_attn_every_n_layers = null }).full_every)
+        assert.equal(2, load({ layer_types = null }).full_every)
+        for text, changes in pairs {
+            ["config.json: 1000000000 layers, but the weights are"] = { num_hidden_layers = 1e9, layer_types = null },
+            ["layer_types: expected that layers see all from the first on, one in 2, got a table true x"] =
+                { layer_types = { {}, true, "x" } },
+            ['config.json: rope_parameters: full_attention: rope_theta: expected number, at least 1, got "x"'] =
+                { rope_parameters = { full_attention = { rope_theta = "x" } } },
+            ["config.json: rope_parameters: full_attention: expected table, got 3"] =
+                { rope_parameters = { full_attention = 3 } },
+        } do
+            assert.error_matches(function() load(changes) end, text, 1, true)
+        end
+    end)
+
     it("say what is not supported", function()
         te.models.to_hugging_face(bert { head = "token" }, folder)
         for text, changes in pairs {

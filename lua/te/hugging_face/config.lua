@@ -48,6 +48,11 @@ end
 
 local function part_of(config, fields) return setmetatable({ path = config.path, fields = fields }, Config) end
 
+--- What stands in a field, of which nothing has to be there.
+function Config:part(name)
+    return part_of({ path = self.path .. ": " .. name }, self:get(name, { "table", {} }))
+end
+
 -- The length that positions are stretched from.
 local function original_length(config, rope)
     local fields = rope.fields

@@ -98,23 +98,39 @@ local function distilbert(config, _, wanted, names)
     return te.models.bert, made
 end
 
--- Whether a layer, counted from 0, sees all tokens.
-local function sees_all(layer, every) return layer % every == 0 end
+-- What Transformers calls a layer, counted from 0.
+local function layer_type(layer, every) return layer % every == 0 and "full_attention" or "sliding_attention" end
 
 local function layer_types(n, every)
     local types = {}
-    for layer = 0, n - 1 do types[layer + 1] = sees_all(layer, every) and "full_attention" or "sliding_attention" end
+    for layer = 0, n - 1 do types[layer + 1] = layer_type(layer, every) end
     return types
 end
 
-local function rope_base(config, kind, older, default)
-    local rope = config:get("rope_parameters", { "table", {} })[kind]
-    rope = type(rope) == "table" and rope or {}
-    if rope.rope_type ~= nil and rope.rope_type ~= "default" then
-        config:fail("rope_parameters", "%s: rope_type: only \"default\" is supported, got %s", kind,
-            options.shown(rope.rope_type))
+-- The distance of layers that see all; where a file lists layers without saying it, that of the first two.
+local function full_every(config, n)
+    local types, found = config:get("layer_types", { "table" }), nil
+    for i = 2, types and #types or 0 do
+        if types[i] == "full_attention" then found = found or i - 1 end
     end
-    return rope.rope_theta or config:get(older, { "number", default, min = 1 })
+    local every = config:get("global_attn_every_n_layers", { "size", found or types and math.max(n, 3) or 3 })
+    if not types then return every end
+    local fits, shown = #types == n, {}
+    for i, kind in ipairs(types) do
+        fits = fits and kind == layer_type(i - 1, every)
+        shown[i] = type(kind) == "string" and kind or options.shown(kind)
+    end
+    if not fits then
+        config:fail("layer_types", "expected that layers see all from the first on, one in %d, got %s", every,
+            table.concat(shown, " "))
+    end
+    return every
+end
+
+local function rope_base(config, kind, older, default)
+    local rope = config:part("rope_parameters"):part(kind)
+    rope:only("rope_type", "default")
+    return rope:get("rope_theta", { "number", config:get(older, { "number", default, min = 1 }), min = 1 })
 end
 
 local function modernbert(config, _, wanted)
@@ -129,16 +145,11 @@ local function modernbert(config, _, wanted)
     made.block_size = config:get("max_position_embeddings", { "size", 8192 })
     made.norm_eps = config:get("norm_eps", { "number", 1e-5, min = 0 })
     made.window = config:get("local_attention", { "size", 128 })
-    made.full_every = config:get("global_attn_every_n_layers", { "size", 3 })
+    made.full_every = full_every(config, made.n_layer)
     made.rope_base = rope_base(config, "full_attention", "global_rope_theta", 160000)
     made.window_rope_base = rope_base(config, "sliding_attention", "local_rope_theta", 10000)
     local pooling = config:get("classifier_pooling", { "string", "cls", choices = { "cls", "mean" } })
     made.pooling = pooling == "mean" and "mean" or "first"
-    local types = table.concat(config:get("layer_types", { "table", layer_types(made.n_layer, made.full_every) }), " ")
-    if types ~= table.concat(layer_types(made.n_layer, made.full_every), " ") then
-        config:fail("layer_types", "expected that layers see all from the first on, one in %d, got %s",
-            made.full_every, types)
-    end
     set_labels(config, made, wanted)
     return te.models.modernbert, made
 end

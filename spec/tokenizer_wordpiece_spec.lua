@@ -55,6 +55,32 @@ describe("te.tokenizer.load of WordPiece", function()
         end
     end)
 
+    it("says which field has no number, and which file no object", function()
+        assert.error_matches(function() load { function(file) file.model.max_input_chars_per_word = "x" end } end,
+            'model.max_input_chars_per_word: expected a number, got "x"', 1, true)
+        os.remove(folder .. "/tokenizer.json")
+        te._core.write_file(folder .. "/vocab.txt", table.concat(WORDS, "\n"))
+        te._core.write_file(folder .. "/tokenizer_config.json", "true")
+        assert.error_matches(function() te.tokenizer.load(folder) end, "tokenizer_config.json: expected an object", 1,
+            true)
+    end)
+
+    it("takes the time of a text's length where tokens strip", function()
+        local tokenizer = load { function(file)
+            local mask = file.added_tokens[5]
+            mask.lstrip, mask.rstrip = true, true
+        end }
+        assert.same({ 11, 4, 4, 11, 4 }, tokenizer:encode "a [MASK]  [MASK] a[MASK] ")
+        local strip, strippers = require("te.tokenizer.around").strip, tokenizer.strippers
+        local function seconds(n)
+            local text, begin = ("a [MASK]"):rep(n), os.clock()
+            assert.equal(7 * n, #strip(strippers, text))
+            return os.clock() - begin
+        end
+        seconds(10000)
+        assert.is_true(seconds(80000) < 24 * seconds(10000) + 0.2)
+    end)
+
     it("normalizes and cuts as BERT does", function()
         local tokenizer = load()
         for _, case in ipairs {

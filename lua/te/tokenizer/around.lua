@@ -71,15 +71,15 @@ end
 ---@param text string
 function around.strip(strippers, text)
     for _, token in ipairs(strippers or {}) do
-        local at = 1
-        while true do
-            local first, last = text:find(token.content, at, true)
-            if not first then break end
-            local from = token.lstrip and before(text, first) or first
-            local to = token.rstrip and behind(text, last + 1) or last + 1
-            text = text:sub(1, from - 1) .. token.content .. text:sub(to)
-            at = from + #token.content
+        local parts, at = {}, 1
+        local first, last = text:find(token.content, 1, true)
+        while first do
+            local from = token.lstrip and math.max(before(text, first), at) or first
+            parts[#parts + 1] = text:sub(at, from - 1) .. token.content
+            at = token.rstrip and behind(text, last + 1) or last + 1
+            first, last = text:find(token.content, at, true)
         end
+        text = table.concat(parts) .. text:sub(at)
     end
     return text
 end

@@ -308,7 +308,8 @@ function wordpiece.build(path, file)
     local templates = around.post_processor(path, file.post_processor, size)
     local before, after = around.single(templates)
     return setmetatable({ path = path, called = path, vocab_size = size, ids = vocabulary, texts = texts,
-        longest_token = longest, longest_word = model.max_input_chars_per_word or 100, prefix = prefix,
+        longest_token = longest, prefix = prefix,
+        longest_word = typed(path, model, "model.", "max_input_chars_per_word", "number", true) or 100,
         unknown = unknown, flags = flags, normalizing = normalizing, names = names, special = special,
         find = finder(plain), find_normalized = finder(other), strippers = around.strippers(added),
         templates = templates, before = before, after = after, cleans = read_decoder(path, file.decoder, prefix),
@@ -335,6 +336,7 @@ function wordpiece.of_words(path)
     if not (first and last) then fail("%s: %s: there is no [CLS] or no [SEP]", reader.WHO, path) end
     local beside_it, said = (path:match "^.*/" or "") .. "tokenizer_config.json", {}
     if te._core.stat(beside_it) then said = files.json(reader.WHO, beside_it) end
+    if type(said) ~= "table" then fail("%s: %s: expected an object", reader.WHO, beside_it) end
     local file = { version = "1.0", truncation = json.null, padding = json.null, added_tokens = added,
         normalizer = { type = "BertNormalizer", clean_text = true, lowercase = said.do_lower_case ~= false,
             handle_chinese_chars = said.tokenize_chinese_chars ~= false, strip_accents = said.strip_accents },

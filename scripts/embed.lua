@@ -49,6 +49,7 @@ local function main(words)
     if not o.hugging_face then command_line:refuse "--hugging-face is missing: the folder of the model" end
     if o.file and o.arguments[1] then command_line:refuse "--file and texts: one of them" end
     if not (o.query or o.to) then command_line:refuse "--query or --to is missing: what to do with the rows" end
+    if o.top > 0 and not o.query then command_line:refuse "--top: it is of texts like --query, which is missing" end
     if o.threads > 0 then te.set_num_threads(o.threads) end
     local texts = o.file and read_lines(o.file) or o.arguments
     if not texts[1] then command_line:refuse "there are no texts: arguments, or --file" end

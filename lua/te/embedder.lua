@@ -9,7 +9,8 @@
 --
 --     modules.json                     what follows the model; without it the mean of all tokens' states is taken
 --     1_Pooling/config.json            the first token's state, or the mean of all
---     sentence_bert_config.json        max_seq_length: longer texts are cut
+--     sentence_bert_config.json        max_seq_length: longer texts are cut; or model_max_length of
+--                                      tokenizer_config.json
 --     config_sentence_transformers.json  what is put in front of a text
 
 local te = require "te"
@@ -37,6 +38,9 @@ local NAMES = { cls = "first", mean = "mean" }
 -- "first" or "mean".
 local function read_pooling(folder)
     local said, path = read(folder, "config.json")
+    if said.include_prompt == false then
+        fail("%s: %s: include_prompt: only true is supported, got false", WHO, path)
+    end
     if said.pooling_mode ~= nil then
         return NAMES[said.pooling_mode] or fail('%s: %s: pooling_mode: only "cls" or "mean" is supported, got %s', WHO,
             path, options.shown(said.pooling_mode))
@@ -86,6 +90,26 @@ local function read_prompt(folder)
     return prompt
 end
 
+local LIMITS = { "bert", "roberta", "distilbert", "xlm-roberta" } -- whose models older files are named after
+
+-- How many tokens of a text are left, where a folder says it.
+local function read_limit(folder)
+    local said, path
+    for _, name in ipairs(LIMITS) do
+        said, path = read(folder, ("sentence_%s_config.json"):format(name))
+        if next(said) then break end
+    end
+    if said.do_lower_case then fail("%s: %s: do_lower_case: only false is supported", WHO, path) end
+    local limit, name = said.max_seq_length, "max_seq_length"
+    if limit == nil then
+        said, path = read(folder, "tokenizer_config.json")
+        limit, name = said.model_max_length, "model_max_length" -- 1e30: there is none
+    end
+    if limit == nil then return nil end
+    return options.argument(WHO .. ": " .. path, name, type(limit) == "number" and math.min(limit, 2 ^ 31) or limit,
+        { "size" })
+end
+
 local LOAD = {
     dtype = { "string", "float32",
         choices = { "float32", "bfloat16", "float16", "float64" }, help = "dtype of the parameters" },
@@ -107,12 +131,10 @@ function embedder.load(folder, opts)
     options.argument(WHO, "folder", folder, { "string" })
     opts = options.check(WHO, opts, LOAD)
     local place, pooling, normalize = read_modules(folder)
-    local limits, path = read(place, "sentence_bert_config.json")
-    if limits.do_lower_case then fail("%s: %s: do_lower_case: only false is supported", WHO, path) end
+    local limit = read_limit(place)
     local model = te.models.from_hugging_face(place, { dtype = opts.dtype, quantized = opts.quantized })
     if not model.is_encoder then fail("%s: %s: the model is no encoder, it is a %s", WHO, place, model.KIND) end
-    local most = opts.max_tokens or type(limits.max_seq_length) == "number" and limits.max_seq_length
-        or model.config.block_size
+    local most = opts.max_tokens or limit or model.config.block_size
     if opts.normalize ~= nil then normalize = opts.normalize end
     model:eval()
     return setmetatable({ model = model, tokenizer = te.tokenizer.load(place), pooling = opts.pooling or pooling,
@@ -144,6 +166,12 @@ local function run(self, tokens, lengths)
     return rows / te.clamp(te.norm(rows, -1, true), 1e-12)
 end
 
+-- Without spaces around, as sentence-transformers has texts: BPE sees those.
+local function stripped(text)
+    local first = text:find "%S"
+    return first and text:match("^.*%S", first) or ""
+end
+
 local function encode(self, texts, opts)
     local parts, tokens, lengths = {}, {}, {}
     local prompt = opts.prompt or self.prompt
@@ -152,7 +180,7 @@ local function encode(self, texts, opts)
         tokens, lengths = {}, {}
     end
     for _, text in ipairs(texts) do
-        local ids = ids_of(self, prompt .. text)
+        local ids = ids_of(self, stripped(prompt .. text))
         if #ids == 0 then ids = { self.tokenizer:start() } end
         if #tokens > 0 and #tokens + #ids > opts.batch_tokens then flush() end
         for i = 1, #ids do tokens[#tokens + 1] = ids[i] end

@@ -74,8 +74,42 @@ describe("embedding of texts", function()
         assert.same(without:encode({ "it" }):totable(), with:encode({ "it" }, { prompt = "" }):totable())
     end)
 
+    it("cuts texts as the folder's files say, of whatever name", function()
+        local limits = folder .. "/sentence_bert_config.json"
+        for text, expected in pairs { ['{"max_seq_length": 5}'] = 5, ['{"max_seq_length": 512}'] = 16, ["{}"] = 16 } do
+            write(limits, text)
+            assert.equal(expected, te.models.embedder(folder).max_tokens)
+        end
+        for _, wrong in ipairs { '"x"', "0", "-1", "2.5" } do
+            write(limits, ('{"max_seq_length": %s}'):format(wrong))
+            assert.error_matches(function() te.models.embedder(folder) end,
+                "sentence_bert_config.json: max_seq_length: expected positive integer, got " .. wrong, 1, true)
+        end
+        os.remove(limits)
+        for text, expected in pairs { ['{"model_max_length": 7}'] = 7, ['{"model_max_length": 1e30}'] = 16 } do
+            write(folder .. "/tokenizer_config.json", text)
+            assert.equal(expected, te.models.embedder(folder).max_tokens)
+        end
+        write(folder .. "/sentence_roberta_config.json", '{"max_seq_length": 6}')
+        assert.equal(6, te.models.embedder(folder).max_tokens)
+    end)
+
+    it("takes spaces around texts away", function()
+        local embedder, seen = te.models.embedder(folder), {}
+        local encode = embedder.tokenizer.encode
+        function embedder.tokenizer:encode(text, opts)
+            seen[#seen + 1] = text
+            return encode(self, text, opts)
+        end
+        embedder:encode { " \n a man\t", "   ", "" }
+        embedder:encode({ " it " }, { prompt = " a: " })
+        assert.same({ "a man", "", "", "a:  it" }, seen)
+    end)
+
     it("refuses what is not supported", function()
         local function refuses(text) assert.error_matches(function() te.models.embedder(folder) end, text, 1, true) end
+        write(folder .. "/1_Pooling/config.json", '{"pooling_mode_mean_tokens": true, "include_prompt": false}')
+        refuses "1_Pooling/config.json: include_prompt: only true is supported, got false"
         write(folder .. "/1_Pooling/config.json", '{"pooling_mode_max_tokens": true}')
         refuses "pooling_mode_max_tokens: only the first token's state or the mean of all is supported"
         write(folder .. "/1_Pooling/config.json", "{}")
@@ -106,6 +140,9 @@ describe("embedding of texts", function()
         assert.equal("1.0000  it", text:match "^[^\n]*")
         assert.equal(2, select(2, text:gsub("\n", "")))
         write(folder .. "/lines.txt", "a man\r\nit\n")
+        text, code = embed("it --top=2 --to=" .. folder .. "/rows.safetensors")
+        assert.equal(2, code)
+        assert.is_truthy(text:find("--top: it is of texts like --query, which is missing", 1, true), text)
         text, code = embed("--file=" .. folder .. "/lines.txt --to=" .. folder .. "/rows.safetensors")
         assert.equal(0, code)
         assert.equal(folder .. "/rows.safetensors: 2 rows of 16\n", text)

@@ -224,8 +224,10 @@ function Encoder:product_names() return require("te.hugging_face.encoder_weights
 
 --- The model, of this class, of a checkpoint that te.train.checkpoint.load read.
 function Encoder.restore(class, saved, own)
-    if own and (own.tensor_parallel or own.sequence_parallel) then
-        fail("te.models.from_checkpoint: tensor_parallel: te.models.%s is not split between processes", class.KIND)
+    for _, name in ipairs { "tensor_parallel", "sequence_parallel", "pipeline_parallel" } do
+        if own and own[name] then
+            fail("te.models.from_checkpoint: %s: te.models.%s is not split between processes", name, class.KIND)
+        end
     end
     return LanguageModel.restore(class, saved)
 end

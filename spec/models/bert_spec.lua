@@ -156,6 +156,10 @@ describe("te.models.bert", function()
         assert.is_true(ok, other)
         assert.same(logits, other(ids { A }):totable())
         assert.equal(2, #model:parameter_groups(0.1))
+        for _, name in ipairs { "tensor_parallel", "sequence_parallel", "pipeline_parallel" } do
+            assert.error_matches(function() te.models.from_checkpoint(saved, { [name] = true }) end,
+                ("te.models.from_checkpoint: %s: te.models.bert is not split between processes"):format(name), 1, true)
+        end
     end)
 
     it("refuses what does not fit", function()

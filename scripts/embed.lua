@@ -24,11 +24,10 @@ local command_line = train.command_line {
 }
 
 local function read_lines(path)
-    local file, message = io.open(path, "rb")
-    if not file then train.fail(train.exit.io, message) end
+    local text, message = require("te.files").read(path)
+    if not text then train.fail(train.exit.io, message) end
     local texts = {}
-    for line in file:lines() do texts[#texts + 1] = line:gsub("\r$", "") end
-    file:close()
+    for line in text:gsub("([^\n])$", "%1\n"):gmatch "([^\n]*)\n" do texts[#texts + 1] = line:gsub("\r$", "") end
     return texts
 end
 

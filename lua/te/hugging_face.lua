@@ -115,6 +115,8 @@ local function split_options(class, config, opts)
     end
     if opts.n_label and not opts.head then
         fail("%s: n_label: %d, without head it is what the file says", WHO, opts.n_label)
+    elseif opts.n_label and opts.head ~= "sequence" and opts.head ~= "token" then
+        fail("%s: n_label: %d has no effect with head = %s", WHO, opts.n_label, opts.head)
     end
     if opts.tensor_parallel or opts.sequence_parallel then
         fail("%s: tensor_parallel: te.models.%s is not split between processes", WHO, class.KIND)

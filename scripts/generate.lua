@@ -47,6 +47,13 @@ local function adapt(o, model)
     train.saved.merge(model)
 end
 
+-- Refuses a model that sees the tokens behind one as well.
+local function refuse_encoder(from, model)
+    if model.is_encoder then
+        command_line:refuse("%s: the model is an encoder, a %s, which continues no text", from, model.KIND)
+    end
+end
+
 -- The model, its tokenizer, whether it is, or was made of, one of Transformers, and the tokens that end a text where a
 -- folder says it.
 local function load(o)
@@ -54,14 +61,12 @@ local function load(o)
         if o.checkpoint then command_line:refuse "--checkpoint and --hugging-face: one of them" end
         local model, ends = train.io(te.models.from_hugging_face, o.hugging_face, { dtype = o.dtype })
         train.saved.check(o.hugging_face, model)
-        if model.is_encoder then
-            command_line:refuse("--hugging-face=%s: the model is an encoder, a %s, which continues no text",
-                o.hugging_face, model.KIND)
-        end
+        refuse_encoder("--hugging-face=" .. o.hugging_face, model)
         adapt(o, model)
         return model, train.io(te.tokenizer.load, o.hugging_face), true, ends
     end
     local model, tokenizer, path, base = train.saved.load(o.out, o.checkpoint)
+    refuse_encoder(path, model)
     adapt(o, model)
     if not tokenizer then
         train.fail(train.exit.usage, path .. ": the model was trained on ids; there is no tokenizer for a prompt")
@@ -81,6 +86,7 @@ local function load_assistant(o, model)
         assistant = train.saved.load(o.assistant)
         train.saved.merge(assistant)
     end
+    refuse_encoder("--assistant=" .. o.assistant, assistant)
     local here, there = model.config.vocab_size, assistant.config.vocab_size
     if here ~= there then
         train.fail(train.exit.io, ("%s: the assistant has %d tokens, the model %d"):format(o.assistant, there, here))

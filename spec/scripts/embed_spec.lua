@@ -130,6 +130,24 @@ describe("embedding of texts", function()
         end
     end)
 
+    it("is no work for generate.lua as a checkpoint or an assistant", function()
+        local function save(run, kind)
+            local made = te.models[kind] { vocab_size = 256, block_size = 8, n_layer = 1, n_head = 1, n_embd = 8 }
+            te._core.mkdir(run)
+            te.train.checkpoint.save { folder = run, step = 1, model = made, metadata = { made:texts(),
+                { tokenizer = "byte" } }, optimizer = te.optim.AdamW(made:parameter_groups(0), { lr = 1e-3 }) }
+        end
+        local encoder, decoder = folder .. "/encoder", folder .. "/decoder"
+        save(encoder, "bert")
+        save(decoder, "gpt")
+        for _, words in ipairs { "--out=" .. encoder, ("--out=%s --assistant=%s"):format(decoder, encoder) } do
+            local command = "%s scripts/generate.lua --prompt=it --tokens=2 %s"
+            local text, code = shell.capture(command:format(TETRAIN, words))
+            assert.equal(2, code, text)
+            assert.is_truthy(text:find("the model is an encoder, a bert, which continues no text", 1, true), text)
+        end
+    end)
+
     local function embed(words)
         return shell.capture(("%s scripts/embed.lua --hugging-face=%s %s"):format(TETRAIN, folder, words))
     end

@@ -65,6 +65,19 @@ describe("te.tokenizer.load of WordPiece", function()
             true)
     end)
 
+    it("keeps no long words", function()
+        local tokenizer = load()
+        local function kilobytes()
+            collectgarbage()
+            collectgarbage()
+            return collectgarbage "count"
+        end
+        local before = kilobytes()
+        for i = 1, 20 do assert.same({ 1 }, tokenizer:encode(("x"):rep(100000 + i))) end
+        assert.is_true(kilobytes() - before < 1000)
+        assert.same({ 8, 10 }, tokenizer:encode "runs")
+    end)
+
     it("takes the time of a text's length where tokens strip", function()
         local tokenizer = load { function(file)
             local mask = file.added_tokens[5]

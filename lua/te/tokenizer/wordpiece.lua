@@ -21,7 +21,7 @@ local refuse, typed = reader.refuse, reader.typed
 local WordPiece = { kind = "wordpiece" }
 WordPiece.__index = WordPiece
 
-local REMEMBERED = 2 ^ 16 -- words whose tokens are kept
+local REMEMBERED, LONGEST = 2 ^ 16, 128 -- words whose tokens are kept, and bytes of each
 
 -- Words -------------------------------------------------------------------------------------------------------------
 
@@ -52,12 +52,10 @@ local function append_words(self, text, ids)
     for _, word in ipairs(te._core.words(text, self.flags)) do
         local list = known[word]
         if not list then
-            if self.n_remembered >= REMEMBERED then
-                known, self.n_remembered = {}, 0
-                self.remembered = known
-            end
             list = cut(self, word)
-            known[word], self.n_remembered = list, self.n_remembered + 1
+            if self.n_remembered >= REMEMBERED then known, self.n_remembered = {}, 0 end
+            self.remembered = known
+            if #word <= LONGEST then known[word], self.n_remembered = list, self.n_remembered + 1 end
         end
         for i = 1, #list do ids[#ids + 1] = list[i] end
     end

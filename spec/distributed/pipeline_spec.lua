@@ -1,5 +1,5 @@
 --- Models whose blocks are divided between processes. What the processes look at is in
---- spec/support/pipeline_checks.lua.
+--- spec/support/pipeline_checks.lua and pipeline_copies_checks.lua.
 
 local te = require "te"
 local processes = require "spec.support.processes"
@@ -13,6 +13,11 @@ describe("a model divided between processes", function()
             processes.assert_checks(n, "pipeline")
         end)
     end
+
+    it("is updated by a sharded optimizer, each stage by the processes that have it", function()
+        if not processes.available() then pending "mpirun cannot start anything" end
+        processes.assert_checks(4, "pipeline_copies")
+    end)
 
     it("is whole in a group of one, where a step adds up what losses give", function()
         local ids = te.zeros({ 2, 3 }, { dtype = "int64" })

@@ -210,8 +210,9 @@ describe("training in several processes", function()
     it("shards the optimizer: the same bits, and any number of processes goes on", function()
         if not processes.available() then pending "mpirun cannot start anything" end
         for name, more in pairs { all = HARD, fp8 = HARD .. " --fp8-params --n-embd=32 --optimizer=muon",
-            tensor = "--batch=2 --tensor-parallel=2" } do
-            local n = name == "tensor" and 4 or 3
+            tensor = "--batch=2 --tensor-parallel=2",
+            stages = HARD .. " --pipeline-parallel=2 --n-layer=3" } do
+            local n = (name == "tensor" or name == "stages") and 4 or 3
             for _, sharded in ipairs { "", " --shard-optimizer" } do
                 local words = options(name .. sharded:gsub("%W", ""), more .. " --clip=0" .. sharded)
                 local text, code = processes.run(n, ("'%s' scripts/train_gpt.lua %s"):format(TETRAIN, words))
@@ -237,6 +238,9 @@ describe("training in several processes", function()
         code, text = together(("plain --out=%s/sharded-moved --resume --steps=8"):format(folder), 3)
         assert.equal(0, code, text)
         assert.equal(8, #metrics "sharded-moved")
+        text, code = shell.capture(("%s scripts/train_gpt.lua --out=%s/stagesshardoptimizer --resume --steps=9 %s")
+            :format(TETRAIN, folder, "--pipeline-parallel=1"))
+        assert.equal(0, code, text)
     end)
 
     it("goes on with a model that was split as one process, and the other way round", function()
@@ -292,6 +296,8 @@ describe("training in several processes", function()
             text, code = processes.run(4, ("'%s' scripts/train_gpt.lua %s"):format(TETRAIN,
                 options("stages-" .. name, beside .. stages)))
             assert.equal(0, code, text)
+            assert.is_truthy(text:find(name == "rows" and "each 2 with" or name == "parts" and "each 4 with"
+                or "each 4 on the same rows", 1, true), text)
             same_steps("stages-" .. name, "stages-one")
         end
 

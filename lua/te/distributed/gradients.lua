@@ -82,6 +82,7 @@ local function same_stage(who, all, list)
     if not group then return all.size > 1 and all or nil end
     return holders(who, all, group)
 end
+gradients.same_stage = same_stage
 
 local ALONE = 2 ^ 20 -- bytes from which on copying a gradient costs more than a collective of its own
 local BYTES = { float64 = 8, float32 = 4, bfloat16 = 2, float16 = 2 }

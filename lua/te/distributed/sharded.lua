@@ -277,7 +277,8 @@ end
 --- parameter, and gets the other weights after every step. From then on te.distributed.average_gradients gives each
 --- process its share of these parameters' gradients, which te.optim.grad_norm and clip_grad_norm know of. Of an
 --- optimizer that has made steps the states are divided. All processes of the group call it, and from then on its
---- methods. In a group of one it changes nothing.
+--- methods. In a group of one it changes nothing. Stages (pipeline_parallel) are divided between the processes of the
+--- group with the same stage.
 ---@param optimizer te.Optimizer
 ---@param group table|nil  te.distributed.world() unless given
 ---@return te.Optimizer optimizer  itself
@@ -288,8 +289,8 @@ local function shard_optimizer(optimizer, group, ...)
     elseif rawget(optimizer, "sharding") then
         fail("%s: optimizer: it is sharded already", WHO)
     end
-    group = options.group(WHO, "group", group) or te.distributed.world()
-    if group.size == 1 then return optimizer end
+    group = gradients.same_stage(WHO, options.group(WHO, "group", group) or te.distributed.world(), optimizer.order)
+    if not group then return optimizer end
     local saved = optimizer:state_dict()
     check_alike(WHO, group, optimizer.order)
     optimizer.sharding = { group = group, class = getmetatable(optimizer), known = {}, by_slice = {},

@@ -25,7 +25,7 @@ return function(run)
         run.device == "cpu" and "" or run.device .. ", ", threads, threads == 1 and "" or "s", o.dtype, o.recipe,
         to_do and ("steps %d to %d, "):format(run.first_step, o.steps) or "", o.out)
     if ranks.size > 1 then
-        local shared = ranks.context and (", each %d on the same rows"):format(ranks.context.size)
+        local shared = ranks.context and (", each %d on the same rows"):format(ranks.size / ranks.row_ranks)
             or ranks.parts and (", each %d with one model"):format(ranks.parts.size) or ""
         progress:print("%d processes%s%s, %d tokens a step", ranks.size, shared,
             run.optimizer.sharding and ", the optimizer sharded" or "", run.step_tokens)

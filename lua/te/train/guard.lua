@@ -49,10 +49,10 @@ local function culprit(model, kind, optimizer, group)
     return texts[first]
 end
 
--- The processes that have shares of the model's gradients, where it is so.
+-- The processes that have shares of this one's gradients, where it is so.
 local function sharing(self)
     for _, parameter in ipairs(self.ranks and self.model:parameters() or {}) do
-        if shards.of[parameter] then return self.ranks.group end
+        if shards.of[parameter] then return self.ranks.alike end
     end
 end
 

@@ -1,0 +1,65 @@
+-- Run by every process of four: two copies of a model that is divided between pairs of processes, whose optimizer is
+-- sharded, each stage over the processes that have it. Prints "ok" and how many checks were made; an error ends all
+-- processes.
+
+local te = require "te"
+local alike = require "spec.support.alike"
+
+local D = te.distributed
+local check = alike.check
+local VOCAB, SEQ = 29, 8
+
+local ranks = te.train.ranks.new()
+ranks:divide_stages(2)
+local stages, norms = ranks.split.pipeline_parallel, {}
+
+local function micro_batches(count)
+    local list = {}
+    for i = 1, count do
+        list[i] = { te.randint(0, VOCAB - 1, { 2, SEQ }), te.randint(0, VOCAB - 1, { 2, SEQ }) }
+    end
+    return list
+end
+
+-- A model whose first stage has two blocks, the last one the third, after a few steps.
+local function made(sharded)
+    te.manual_seed(17)
+    local own = te.models.gpt { vocab_size = VOCAB, block_size = SEQ, n_layer = 3, n_head = 2, n_embd = 16,
+        pipeline_parallel = stages }
+    local optimizer = te.optim.AdamW(own:parameter_groups(0.1), { lr = 0.01 })
+    if sharded then ranks:shard(optimizer) end
+    for step = 1, 3 do
+        te.manual_seed(10 * step + ranks.row_rank)
+        D.pipeline_step(own, micro_batches(3))
+        D.average_gradients(own)
+        norms[step] = norms[step] and norms[step] / te.optim.grad_norm(own) or te.optim.grad_norm(own)
+        optimizer:step()
+        optimizer:zero_grad()
+    end
+    return own, optimizer
+end
+
+local whole, reference = made(false)
+local own, optimizer = made(true)
+check(optimizer.sharding.group.size == 2, "sharded over %s", tostring(optimizer.sharding.group))
+for step, ratio in ipairs(norms) do check(math.abs(ratio - 1) < 1e-6, "norm %d", step) end
+local state = own:state_dict()
+for key, value in pairs(whole:state_dict()) do alike.same(key, value, state[key]) end
+local states = optimizer:state_dict().state
+for i, state in pairs(reference:state_dict().state) do
+    alike.same("first moment " .. i, state.exp_avg, states[i].exp_avg)
+    alike.same("second moment " .. i, state.exp_avg_sq, states[i].exp_avg_sq)
+end
+
+-- What is not finite in the last stage of one copy is named by the process of the first copy that has the stage
+local guard, last = te.train.guard(own, ranks), stages.rank == 1
+D.pipeline_step(own, micro_batches(1))
+if last and ranks.row_rank == 1 then own.norm.weight.grad:fill_(0 / 0) end
+D.average_gradients(own)
+local done, problem
+for _ = 1, 3 do done, problem = pcall(guard.allows, guard, 1, (te.optim.grad_norm(own))) end
+local speaks, message = last and ranks.row_rank == 0, type(problem) == "table" and problem.message or ""
+check(not done and (message ~= "") == speaks, "who speaks: %s", tostring(problem))
+check(not speaks or message:find("gradient norm.weight of", 1, true), "%s", message)
+
+alike.done()

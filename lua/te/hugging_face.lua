@@ -204,6 +204,8 @@ local function check_saved(model, folder, opts)
     if not (type(model) == "table" and model.KIND and type(model.hugging_face_state) == "function") then
         fail("%s: model: expected one of te.models, got %s", TO, options.shown(model))
     end
+    require("te.split_decoder").refuse(model, TO)
+    require("te.distributed.stages").refuse(model, TO)
     options.argument(TO, "folder", folder, { "string" })
     if folder == "" then fail("%s: folder: expected a name, got an empty one", TO) end
     opts = options.check(TO, opts, SAVE)

@@ -117,6 +117,9 @@ local function compare(name, case, autocast, counts)
         local want = one:generate(prompt, 7, options)
         te.manual_seed(5)
         check(tostring(own:generate(prompt, 7, options)) == tostring(want), "%s: generated", name)
+        local guessed = own:generate(prompt, 7, { temperature = 0, assistant = own })
+        want = one:generate(prompt, 7, { temperature = 0 })
+        check(tostring(guessed) == tostring(want), "%s: generated with guesses", name)
     end
 end
 
@@ -249,6 +252,10 @@ do
     fails("GPT:hidden_states: not with pipeline_parallel", own.hidden_states, own, ids)
     fails("te.lora.add: model: it is divided by pipeline_parallel", te.lora.add, own)
     fails("GPT:hugging_face_state: the model is divided by pipeline_parallel", own.hugging_face_state, own)
+    local nowhere = os.tmpname()
+    os.remove(nowhere)
+    fails("te.models.to_hugging_face: the model is divided by pipeline", te.models.to_hugging_face, own, nowhere)
+    check(not te._core.stat(nowhere), "a folder is made")
     fails("te.optim.grad_clip: params: some are split", te.optim.grad_clip, own, { max = 1 })
     fails(("te.train.checkpoint.save: option group: the model is divided between %d processes, got nil"):format(size),
         te.train.checkpoint.save, { folder = "/nowhere", step = 1, model = own, optimizer = te.optim.SGD(own, {}) })

@@ -62,4 +62,26 @@ local speaks, message = last and ranks.row_rank == 0, type(problem) == "table" a
 check(not done and (message ~= "") == speaks, "who speaks: %s", tostring(problem))
 check(not speaks or message:find("gradient norm.weight of", 1, true), "%s", message)
 
+-- Whoever does not write a checkpoint has no more than a few whole tensors of the optimizer at a time.
+do
+    local width = 64
+    local wide = te.models.llama { vocab_size = VOCAB, block_size = SEQ, n_layer = 4, n_head = 2, n_embd = width,
+        n_inner = 4 * width, pipeline_parallel = stages }
+    local adam = D.shard_optimizer(te.optim.AdamW(wide))
+    D.pipeline_step(wide, micro_batches(1))
+    D.average_gradients(wide)
+    adam:step()
+    adam:zero_grad()
+    collectgarbage() collectgarbage()
+    te.reset_peak_memory()
+    local before, folder = te.memory_stats().current, os.tmpname() -- of each process
+    os.remove(folder)
+    te._core.mkdir(folder)
+    te.train.checkpoint.save { folder = folder, step = 1, model = wide, optimizer = adam, group = ranks.parts }
+    local most, largest = te.memory_stats().peak - before, 4 * 4 * width * width
+    check(alike.world.rank == 0 or most < 4 * largest, "%d bytes more, the largest tensor has %d", most, largest)
+    check((te.train.checkpoint.latest(folder) ~= nil) == (alike.world.rank == 0), "who writes")
+    os.execute(("rm -r '%s'"):format(folder))
+end
+
 alike.done()

@@ -188,9 +188,9 @@ local function group_of(self, slice)
     end
 end
 
--- Calls visit(slot, tensor) for the whole tensors of what is kept of a slice's parameter, one after the other; they are
--- the caller's. All processes call it.
-local function each_whole(self, slice, visit)
+-- Calls visit(slot, own, join) for what is kept of a slice's parameter: this process's share, and a function that makes
+-- the whole tensor, which is the caller's. All processes call that, in the same order.
+local function each_share(self, slice, visit)
     local shard, state, group = self.sharding.by_slice[slice], self.state[slice], group_of(self, slice)
     if not state then return end
     local slots = { unpack(group.slots) }
@@ -200,8 +200,13 @@ local function each_whole(self, slice, visit)
         if own == nil and slot == "master" then
             own = te.empty({ 0, 0 }, { dtype = group.master_dtype, device = shard.parameter.device })
         end
-        if own then visit(slot, te.no_grad(shard.join, shard, own)) end
+        if own then visit(slot, own, function() return te.no_grad(shard.join, shard, own) end) end
     end
+end
+
+-- Calls visit(slot, tensor) for the whole tensors.
+local function each_whole(self, slice, visit)
+    each_share(self, slice, function(slot, _, join) visit(slot, join()) end)
 end
 
 -- Slices lie in the memory that others have written to.
@@ -294,7 +299,7 @@ local function shard_optimizer(optimizer, group, ...)
     local saved = optimizer:state_dict()
     check_alike(WHO, group, optimizer.order)
     optimizer.sharding = { group = group, class = getmetatable(optimizer), known = {}, by_slice = {},
-        parameters = {}, loads = {}, both = {}, each_whole = each_whole }
+        parameters = {}, loads = {}, both = {}, each_share = each_share }
     shard_groups(optimizer, WHO)
     for name, fn in pairs(Sharded) do rawset(optimizer, name, fn) end
     optimizer.state, optimizer.counted = {}, nil

@@ -139,8 +139,13 @@ function Shard:join(t, dtype)
         return group:broadcast_(whole, self.owner)
     end
     local own = te.zeros({ self.each }, { dtype = t.dtype, device = t.device })
-    own:narrow(1, 1, self.count):copy_(t:detach())
-    return group:all_gather(own):narrow(1, 1, self.n):view(shape)
+    local place = own:narrow(1, 1, self.count)
+    place:copy_(t:detach())
+    local all = group:all_gather(own)
+    local row = all:narrow(1, 1, self.n)
+    local whole = row:view(shape)
+    for _, t in ipairs { own, place, all, row } do t:release() end -- the collector may come late
+    return whole
 end
 
 local function has_gradient(t)

@@ -108,14 +108,17 @@ end
 ---@param group table                 of the stages
 ---@param device string               where this process has tensors that are not the host's
 ---@param shapes table                by name what has the dtype, shape and device of a tensor here
----@param value_of function           of a name here, the tensor
+---@param value_of function           of a name here, the tensor, which takes no part in gradients; released, or given
+---  to `take`
 ---@param take function
 function stages.each(group, device, shapes, value_of, take)
     local all = manifest(group, shapes)
     for _, name in ipairs(options.names(all)) do
         local of, own = all[name], nil
         if of.rank == group.rank then
-            own = value_of(name):detach():contiguous()
+            local value = value_of(name)
+            own = value:contiguous()
+            if not rawequal(own, value) then value:release() end
         else
             own = te.empty(of.shape, { dtype = of.dtype, device = of.host and "cpu" or device })
         end
@@ -132,7 +135,7 @@ function stages.join(module, state)
     local stage, whole = find(module), {}
     if not stage then return state end
     local device = module:parameters()[1].device
-    stages.each(stage.group, device, state, function(name) return state[name] end, function(name, tensor)
+    stages.each(stage.group, device, state, function(name) return state[name]:detach() end, function(name, tensor)
         whole[name] = state[name] or tensor
     end)
     return whole

@@ -76,13 +76,13 @@ local function add_optimizer(put, metadata, model, optimizer)
         local slice = optimizer.order[i]
         local state = optimizer.state[slice] or {} -- itself, as state_dict would copy it
         counts[i] = ("%d %s"):format(counts[i], names[parameter])
-        local function put_slot(slot, value, made)
+        local function put_slot(slot, value, make)
             if te.is_tensor(value) then
-                put(("optimizer.%s.%s"):format(slot, names[parameter]), value, parameter, made)
+                put(("optimizer.%s.%s"):format(slot, names[parameter]), value, parameter, make)
             end
         end
         if sharding and sharding.by_slice[slice] then
-            sharding.each_whole(optimizer, slice, function(slot, value) put_slot(slot, value, true) end)
+            sharding.each_share(optimizer, slice, put_slot)
         else
             for _, slot in ipairs(options.names(state)) do put_slot(slot, state[slot]) end
         end

@@ -32,10 +32,12 @@ end
 
 -- Where the model is whole or split.
 local function of_parts(tensors, writes)
-    return function(name, tensor, parameter, made)
+    return function(name, tensor, parameter, make)
+        local made = make and make()
+        tensor = made or tensor
         local joined = join(parameter, tensor)
         if made and joined then tensor:release() end
-        joined = joined or made and tensor
+        joined = joined or made
         if joined then keep(tensors, writes, name, joined) else tensors[name] = tensor end
     end, function() end
 end
@@ -43,9 +45,14 @@ end
 -- Where it is divided: what other stages have comes behind the last.
 local function of_stages(tensors, metadata, writes, model, stage)
     local shapes, values = {}, {}
-    local function put(name, tensor, parameter)
-        values[name] = function() return join(parameter, tensor) or tensor end
-        shapes[name] = not (parameter and whole.layouts[parameter]) and tensor or
+    local function put(name, tensor, parameter, make)
+        values[name] = function()
+            local made = make and make()
+            local joined = join(parameter, made or tensor)
+            if made and joined then made:release() end
+            return joined or made or tensor:detach()
+        end
+        shapes[name] = not make and not (parameter and whole.layouts[parameter]) and tensor or
             { dtype = tensor.dtype, device = tensor.device, shape = whole.shape(parameter) }
     end
     return put, function()
@@ -58,9 +65,9 @@ local function of_stages(tensors, metadata, writes, model, stage)
     end
 end
 
---- What takes the tensors that are written, put(name, tensor, parameter, made), and what is to be called behind the
---- last. All processes that have the model together put; who writes has all of it in the end. What was `made` to be
---- written, of a sharded optimizer's shares, is kept there alone.
+--- What takes the tensors that are written, put(name, tensor, parameter, make), and what is to be called behind the
+--- last. All processes that have the model together put; who writes has all of it in the end. Of a share of a sharded
+--- optimizer, `make` makes what is written, one tensor at a time, which is kept there alone.
 ---@param tensors table       by name, which is filled
 ---@param metadata table      whose counts are joined
 ---@param writes boolean      whether this process does

@@ -221,7 +221,7 @@ end
 
 --- Continues texts by `count` tokens each, without gradients and dropout: ids {batch, seq}, or prompts of different
 --- lengths as a list of lists of ids or of tensors {seq}. With context_parallel, too, ids are whole sequences, and each
---- process generates by itself.
+--- process generates by itself. With pipeline_parallel all processes call it alike, and each gets the whole result.
 ---@param ids te.Tensor|table
 ---@param count integer
 ---@param opts table|nil

@@ -305,7 +305,7 @@ function speculation.check(who, model, opts)
     if here ~= there then
         fail("%s: option assistant: its vocabulary has %d tokens, the model's %d", who, there, here)
     end
-    here, there = model:parameters()[1].device, assistant:parameters()[1].device -- stages may have no head
+    here, there = model:parameters()[1].device, assistant:parameters()[1].device -- a stage may have no head
     if here ~= there then fail("%s: option assistant: it is on %s, the model on %s", who, there, here) end
     return true
 end

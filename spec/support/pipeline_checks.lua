@@ -272,6 +272,25 @@ do
     check(te.optim.grad_norm(twin) == te.optim.grad_norm(own), "the norm of a copy's gradients")
 end
 
+-- Generation ----------------------------------------------------------------------------------------------------------
+
+for _, kind in ipairs { "gpt", "llama" } do -- llama's first stage has no head
+    local one, own, small = model_of(kind, {}), model_of(kind, {}, world), model_of(kind, { n_layer = 1 })
+    for temperature = 0, 1 do
+        for i, way in ipairs { {}, { lookup = 3 }, { assistant = small } } do
+            local function generated(model)
+                te.manual_seed(5)
+                local options = copy(way, { temperature = temperature })
+                return (model:generate({ { 1, 2, 3, 1, 2 }, { 4, 5 } }, 10, options)) -- beyond block_size
+            end
+            near(("%s generates, way %d"):format(kind, i), generated(own), generated(one), 0)
+        end
+    end
+    local options = { temperature = 0, assistant = own }
+    near("a divided assistant", small:generate({ { 1, 2 } }, 5, options), small:generate({ { 1, 2 } }, 5,
+        { temperature = 0 }), 0)
+end
+
 -- Checkpoints and models of Transformers ------------------------------------------------------------------------------
 
 for _, kind in ipairs { "gpt", "llama" } do

@@ -98,14 +98,14 @@ local function read_prompts(who, ids, pad, model)
     return te.tensor(rows, { dtype = "int32", device = model:parameters()[1].device }), lengths
 end
 
--- How often each row has each token, none so far; nil where that does not matter. To count what is no token of the
--- vocabulary there would be no place.
-local function new_counts(prompts, opts, vocab_size)
-    if opts.repetition_penalty == 1 then return nil end
-    local integers = prompts:to "int64" -- what are none the embedding refuses
-    check_id(opts.who, "ids", te.min(integers):item(), vocab_size)
-    check_id(opts.who, "ids", te.max(integers):item(), vocab_size)
-    return te.zeros({ prompts:size(1), vocab_size }, { device = prompts.device })
+-- Raises unless prompts are tokens: where the host reads or counts them, the embedding does not see them as they were.
+local function check_prompts(who, prompts, vocab_size)
+    if prompts.dtype ~= "int32" and prompts.dtype ~= "int64" then
+        fail("%s: ids: expected int32 or int64, got %s", who, prompts.dtype)
+    end
+    prompts = prompts:to "int64"
+    check_id(who, "ids", te.min(prompts):item(), vocab_size)
+    check_id(who, "ids", te.max(prompts):item(), vocab_size)
 end
 
 -- The batch -------------------------------------------------------------------------------------------------------
@@ -319,7 +319,10 @@ function generate.run(model, ids, count, opts)
     local ends, pad = ends_of(who, opts.eos, model.config.vocab_size)
     local prompts, lengths = read_prompts(who, ids, pad or 0, model)
     if prompts:size(1) == 0 then return without_rows(prompts, count, ends) end
-    local seen, guesses = new_counts(prompts, opts, model.config.vocab_size), speculation.check(who, model, opts)
+    local guesses, counts = speculation.check(who, model, opts), opts.repetition_penalty ~= 1
+    if guesses or counts then check_prompts(who, prompts, model.config.vocab_size) end
+    -- How often each row has each token, none so far; nil where that does not matter.
+    local seen = counts and te.zeros({ prompts:size(1), model.config.vocab_size }, { device = prompts.device }) or nil
     local batch
     local function run()
         if guesses then

@@ -144,6 +144,22 @@ describe("Generation with guesses", function()
         end
     end)
 
+    it("refuses what are no tokens, as without guesses", function()
+        local model = model_of "gpt"
+        for _, way in ipairs { { lookup = 2 }, { assistant = model } } do
+            for message, ids in pairs {
+                ["GPT:generate: ids: expected int32 or int64, got float32"] = te.tensor { { 1.5, 2 } },
+                ["GPT:generate: ids: expected int32 or int64, got bool"] = te.tensor { { true, false } },
+                ["GPT:generate: ids: expected a token from 0 to 22, got 1099511627776"] =
+                    te.tensor({ { 2 ^ 40, 2 } }, { dtype = "int64" }),
+                ["GPT:generate: ids: expected a token from 0 to 22, got -1"] =
+                    te.tensor({ { 3, -1 } }, { dtype = "int32" }),
+            } do
+                assert.error_matches(function() model:generate(ids, 3, way) end, message, 1, true)
+            end
+        end
+    end)
+
     it("stops where on_token says so, as without guesses", function()
         local model = model_of "gpt"
         for last = 1, 13 do

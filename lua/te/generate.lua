@@ -262,6 +262,7 @@ local function go_on(model, batch, opts)
             sampling.check(logits, opts)
             if opts.process_logits then
                 logits = sampling.processed(logits, opts, batch.ids:clone(), { unpack(batch.rows) })
+                sampling.check(logits, opts)
             end
             tokens = batch:choose(logits, opts)
         end

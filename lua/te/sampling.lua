@@ -163,8 +163,14 @@ function sampling.processed(logits, opts, ids, rows)
         fail("%s: option process_logits: expected logits %s from it, got %s", opts.who, options.shape(logits),
             te.is_tensor(made) and options.shape(made) or options.shown(made))
     end
-    sampling.check(made, opts)
     return made
+end
+
+--- For each row of logits {rows, vocabulary} whether a token can be chosen of it.
+---@return te.Tensor usable  {rows, 1}
+function sampling.usable(logits, opts)
+    local most = te.max(logits, -1, true)
+    return opts.temperature > 0 and te.isfinite(most) or te.eq(most, most) -- of -inf alone the first is the likeliest
 end
 
 --- The likeliest of logits that are NaN would be some token. Devices are not waited for.

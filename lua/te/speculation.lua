@@ -79,37 +79,49 @@ function Pass:keep_sure(tokens, k)
         te.tensor(ids, { dtype = "int32", device = self.device }), tokens)
 end
 
---- What tokens are chosen by behind column k, of logits {rows, vocabulary}.
-function Pass:prepared(logits, k)
-    local opts = self.opts
-    sampling.check(logits, opts)
-    if opts.process_logits then
-        local ids, numbers = { self:sure_tokens(1) }, {}
-        for i = 2, k do ids[i] = self.columns[i] end
-        for i, row in ipairs(self.rows) do numbers[i] = row.number end
-        logits = sampling.processed(logits, opts, te.cat(ids, 2):to(opts.dtype), numbers)
-    end
-    return sampling.prepare(logits, opts, self.seen and self.seen[k])
+-- What process_logits makes of the logits behind column k. It may leave no token where a guess is wrong: then they are
+-- equal, and it is an error only if the text comes to that.
+function Pass:processed(logits, k)
+    local opts, numbers = self.opts, {}
+    self.text = self.text or self:sure_tokens(1)
+    local ids = { self.text }
+    for i = 2, k do ids[i] = self.columns[i] end
+    for i, row in ipairs(self.rows) do numbers[i] = row.number end
+    logits = sampling.processed(logits, opts, te.cat(ids, 2):to(opts.dtype), numbers)
+    local usable = sampling.usable(logits, opts)
+    return te.where(usable, logits, 0), usable
 end
 
--- All columns' logits as {rows * n, vocabulary}, prepared.
+--- What tokens are chosen by behind column k, of logits {rows, vocabulary}, and with process_logits in which rows one
+--- can be.
+function Pass:prepared(logits, k)
+    local usable
+    sampling.check(logits, self.opts)
+    if self.opts.process_logits then logits, usable = self:processed(logits, k) end
+    return sampling.prepare(logits, self.opts, self.seen and self.seen[k]), usable
+end
+
+-- All columns' logits as {rows * n, vocabulary}, prepared, and with process_logits whether they are usable {rows, n}.
 function Pass:prepare(logits)
     local n = #self.columns
     if not self.opts.process_logits and not self.seen then
         sampling.check(logits, self.opts)
         return logits:reshape { -1, logits:size(-1) }
     end
-    local parts = {}
-    for k = 1, n do parts[k] = self:prepared(logits:select(2, k), k):unsqueeze(2) end
-    return te.cat(parts, 2):reshape { -1, logits:size(-1) }
+    local parts, usable = {}, {}
+    for k = 1, n do
+        parts[k], usable[k] = self:prepared(logits:select(2, k), k)
+        parts[k] = parts[k]:unsqueeze(2)
+    end
+    return te.cat(parts, 2):reshape { -1, logits:size(-1) }, usable[1] and te.cat(usable, 2):to "int32"
 end
 
 --- Chooses a token behind every column, of logits {rows, n, vocabulary}. Returns for each row the columns, the tokens
---- behind them if they do not go on as guessed, and whether they do.
+--- behind them if they do not go on as guessed, whether they do, and behind which no token can be chosen.
 function Pass:choose(logits)
     local rows, n, opts = #self.rows, #self.columns, self.opts
-    local columns, drawn, stays = te.cat(self.columns, 2), nil, nil
-    logits = self:prepare(logits)
+    local columns, drawn, stays, usable = te.cat(self.columns, 2), nil, nil, nil
+    logits, usable = self:prepare(logits)
     if n > 1 and self.probabilities[1] then
         local none = te.zeros({ rows, logits:size(-1) }, { device = self.device })
         local q = {}
@@ -121,12 +133,13 @@ function Pass:choose(logits)
         drawn = sampling.choose(logits, opts)
     end
     drawn = drawn:to("int32"):view { rows, n }
-    local all = te.cat({ columns, drawn, stays }, 2):totable() -- the only wait for a device
+    local all = te.cat({ columns, drawn, usable or drawn, stays }, 2):totable() -- the only wait for a device
     for i, values in ipairs(all) do
-        local row = { columns = {}, drawn = {}, stays = {} }
+        local row = { columns = {}, drawn = {}, stays = {}, dead = {} }
         for k = 1, n do
             row.columns[k], row.drawn[k] = values[k], values[n + k]
-            if stays then row.stays[k] = values[2 * n + k] == 1
+            row.dead[k] = usable and values[2 * n + k] == 0
+            if stays then row.stays[k] = values[3 * n + k] == 1
             else row.stays[k] = values[k + 1] == values[n + k] end
         end
         all[i] = row
@@ -153,6 +166,7 @@ function Texts:take(row, chosen, reads)
     local guessed, stayed, ids = 0, 0, row.ids
     for k = 1, #chosen.columns do
         if self.sure + k - 1 == #ids then
+            if chosen.dead[k] then fail("%s: the logits are not finite", self.opts.who) end
             local stays = k < reads and chosen.stays[k]
             if k < reads then guessed = math.max(guessed, reads - k) end
             local id = stays and chosen.columns[k + 1] or chosen.drawn[k]
@@ -310,6 +324,7 @@ function speculation.check(who, model, opts)
     return true
 end
 
-require "te.uncompiled"(speculation.run, step, logits_of, Pass.choose, Pass.prepare, Pass.prepared, Pass.add, new_pass)
+require "te.uncompiled"(speculation.run, step, logits_of, Pass.choose, Pass.prepare, Pass.prepared,
+    Pass.processed, Pass.add, new_pass)
 
 return speculation

@@ -144,6 +144,38 @@ describe("Generation with guesses", function()
         end
     end)
 
+    it("goes on where process_logits leaves no token behind a wrong guess", function()
+        local model, dead = model_of "gpt", -math.huge -- what leaves none
+        local seen
+        local function process(logits, ids)
+            local text, wanted = ids:totable()[1], te.arange(0, VOCAB - 1, 1, { dtype = "float32" }):unsqueeze(1)
+            local last = text[#text]
+            seen = seen or last == 0 and #text > 4
+            if last == 0 then return te.full({ 1, VOCAB }, dead) end
+            return te.where(te.eq(wanted, last == 3 and 4 or 1), 30, te.where(te.eq(wanted, 0), -math.huge, logits))
+        end
+        for temperature = 0, 1 do
+            for _, nothing in ipairs { -math.huge, 0 / 0 } do
+                dead, seen = nothing, false
+                local ids = model:generate({ { 3, 4, 0, 3 } }, 3,
+                    { temperature = temperature, lookup = 3, process_logits = process })
+                assert.same({ { 3, 4, 0, 3, 4, 1, 1 } }, ids:totable())
+                assert.is_true(seen)
+                assert.has_no_error(function()
+                    model:generate({ { 3, 4, 0, 3 } }, 9,
+                        { temperature = temperature, assistant = model, process_logits = process })
+                end)
+            end
+        end
+        for _, way in ipairs { { lookup = 3 }, { assistant = model } } do -- and where the text comes to it
+            assert.error_matches(function()
+                model:generate({ { 1, 2, 1 } }, 5, copy(way, { process_logits = function(logits, ids)
+                    return ids:size(2) > 4 and logits * (0 / 0) or logits
+                end }))
+            end, "GPT:generate: the logits are not finite", 1, true)
+        end
+    end)
+
     it("refuses what are no tokens, as without guesses", function()
         local model = model_of "gpt"
         for _, way in ipairs { { lookup = 2 }, { assistant = model } } do

@@ -93,6 +93,6 @@ function Assistant:fill(pass, n)
     return reads
 end
 
-require "te.uncompiled"(guesses.looked_up, Lookup.fill, Assistant.fill)
+require "te.uncompiled"(Lookup.fill, Assistant.fill) -- looked_up holds no model, and reads whole texts
 
 return guesses

@@ -313,7 +313,10 @@ function speculation.check(who, model, opts)
     end
     if not assistant then return true end
     if not Module.is(assistant, require "te.decoder") then
-        fail("%s: option assistant: expected a model of te.models, got %s", who, options.shown(assistant))
+        local is_module = Module.is(assistant, Module)
+        fail("%s: option assistant: expected a model of te.models, got %s%s", who,
+            is_module and assistant.__name or options.shown(assistant),
+            is_module and assistant.is_encoder and ", an encoder" or "")
     end
     local here, there = model.config.vocab_size, assistant.config.vocab_size
     if here ~= there then

@@ -253,7 +253,10 @@ describe("Generation with guesses", function()
             ["GPT:generate: options lookup and assistant: one of them"] = { lookup = 2, assistant = model },
             ["GPT:generate: option lookup: expected positive integer, got 0"] = { lookup = 0 },
             ["GPT:generate: option assistant: expected a model of te.models, got 3"] = { assistant = 3 },
-            ["GPT:generate: option assistant: expected a model of te.models, got"] = { assistant = te.Linear(2, 2) },
+            ["GPT:generate: option assistant: expected a model of te.models, got Linear"] =
+                { assistant = te.Linear(2, 2) },
+            ["GPT:generate: option assistant: expected a model of te.models, got Bert, an encoder"] =
+                { assistant = te.models.bert { vocab_size = VOCAB, n_layer = 1, n_head = 1, n_embd = 4 } },
             ["GPT:generate: option assistant: its vocabulary has 7 tokens, the model's 23"] =
                 { assistant = model_of("gpt", { vocab_size = 7 }) },
             ["GPT:generate: option lookup: guesses need the cache that use_cache = false leaves out"] =

@@ -223,6 +223,16 @@ describe("generate.lua --hugging-face", function()
         end
     end)
 
+    it("takes no encoder as the assistant", function()
+        local encoder = os.tmpname()
+        os.remove(encoder)
+        te.models.to_hugging_face(te.models.bert { vocab_size = 639, n_layer = 1, n_head = 1, n_embd = 4 }, encoder)
+        local output, status = generate(("--hugging-face=%s --prompt=Fusion --assistant=%s"):format(folder, encoder))
+        os.execute(("rm -r '%s'"):format(encoder))
+        assert.equal(2, status)
+        assert.matches("the model is an encoder, a bert, which continues no text", output, 1, true)
+    end)
+
     it("draws from the likeliest of so much probability", function()
         local options = ("--hugging-face=%s --prompt=Fusion --tokens=8 --ignore-eos"):format(folder)
         local likeliest = generate(options .. " --temperature=0")

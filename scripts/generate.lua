@@ -82,10 +82,6 @@ local function load_assistant(o, model)
     if file then
         file:close()
         assistant = train.io(te.models.from_hugging_face, o.assistant, { dtype = o.dtype })
-        if assistant.is_encoder then
-            command_line:refuse("--assistant=%s: the model is an encoder, a %s, which continues no text", o.assistant,
-                assistant.KIND)
-        end
     else
         assistant = train.saved.load(o.assistant)
         train.saved.merge(assistant)

@@ -270,6 +270,17 @@ end)
 describe("te.l1_loss, te.smooth_l1_loss and te.huber_loss", function()
     local x, target = te.tensor { 1, 2, 5, -1 }, te.tensor { 1.5, 0, 0, -1 }
 
+    it("have gradients of the same size however large the difference is", function()
+        local far = te.tensor({ math.huge, -math.huge, 1e30 }, { requires_grad = true })
+        for name, limit in pairs { l1_loss = 1, smooth_l1_loss = 1, huber_loss = 3 } do
+            far.grad = nil
+            local opts = { reduction = "sum" }
+            if name ~= "l1_loss" then opts[name == "huber_loss" and "delta" or "beta"] = 3 end
+            te[name](far, te.zeros { 3 }, opts):backward()
+            assert.same({ limit, -limit, limit }, far.grad:totable())
+        end
+    end)
+
     it("are what they say, with limits of their own", function()
         assert.same({ 0.5, 2, 5, 0 }, te.l1_loss(x, target, { reduction = "none" }):totable())
         assert.same({ 0.125, 1.5, 4.5, 0 }, te.smooth_l1_loss(x, target, { reduction = "none" }):totable())

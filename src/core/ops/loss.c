@@ -382,14 +382,14 @@ const te_op_def te_ops_loss[] = {
     {.signature = "smooth_l1_loss_of(x, target; beta: number = 1)",
      .doc = "The same of every element.",
      .flags = TE_OP_F32 | TE_OP_HIDDEN,
-     .formula = "d = x - target; a = abs(d); y = where(a < beta, d * d / (2 * beta), a - beta / 2)"},
+     .formula = "a = abs(x - target); c = min(a, beta); y = where(a < beta, c * c / (2 * beta), a - beta / 2)"},
     {.signature = "huber_loss(x, target; reduction: mean|sum|none = mean, delta: number = 1)",
      .doc = "With d = |x - target|: d^2 / 2 where d < delta, else delta (d - delta / 2) (Huber 1964).",
      .forward = absolute_forward},
     {.signature = "huber_loss_of(x, target; delta: number = 1)",
      .doc = "The same of every element.",
      .flags = TE_OP_F32 | TE_OP_HIDDEN,
-     .formula = "d = x - target; a = abs(d); y = where(a < delta, d * d / 2, delta * (a - delta / 2))"},
+     .formula = "a = abs(x - target); c = min(a, delta); y = where(a < delta, c * c / 2, delta * (a - delta / 2))"},
     {.signature = "binary_cross_entropy_with_logits(x, target, weight = nil, pos_weight = nil; reduction: "
                   "mean|sum|none = mean)",
      .doc = "weight (pos_weight target softplus(-x) + (1 - target) softplus(x)): cross entropy of sigmoid(x) with "

@@ -94,6 +94,24 @@ describe("tensor:register_hook", function()
         assert.same({ 3, 3 }, q.grad:totable())
     end)
 
+    it("lets fn release what it got, but not what it returns", function()
+        local function doubled(grad)
+            local new = grad * 2
+            grad:release()
+            return new
+        end
+        p:register_hook(doubled)
+        p:sum():backward()
+        assert.same({ 2, 2, 2 }, p.grad:totable())
+        local y = p * 2
+        y:register_hook(function(grad)
+            grad:release()
+            return grad
+        end)
+        assert.error_matches(function() y:sum():backward() end,
+            "te.register_hook: fn returned a tensor that was released")
+    end)
+
     it("leaves no gradient behind after an error, and works the next time", function()
         local bad = p:register_hook(function() error("mine", 0) end)
         local ok, message = pcall(function() p:sum():backward() end)

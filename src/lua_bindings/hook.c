@@ -33,6 +33,25 @@ static void release_shown(void *data)
     if (--link->refs == 0) te_mem_free(&mem, link, sizeof *link);
 }
 
+/* Puts what fn returned in the gradient's place. fn may have released both. */
+static void replace(show_job *job, te_tensor *given)
+{
+    te_tensor *grad = *job->grad;
+    if (!given) {
+        job->base.status =
+            te_fail(job->base.ctx, TE_ERROR_ARGUMENT, "%s: fn returned a tensor that was released", title);
+    } else if (given->dtype != grad->dtype || given->storage->device != grad->storage->device ||
+               !te_same_shape(given, grad)) {
+        job->base.status = te_fail(job->base.ctx, TE_ERROR_ARGUMENT,
+                                   "%s: fn returned a %s tensor %s on %s for a gradient of %s %s on %s", title,
+                                   te_dtype_name(given->dtype), TE_SHAPE_TEXT(given), te_tensor_device(given),
+                                   te_dtype_name(grad->dtype), TE_SHAPE_TEXT(grad), te_tensor_device(grad));
+    } else {
+        *job->grad = te_tensor_retain(given);
+        te_tensor_release(grad);
+    }
+}
+
 static int run_show(lua_State *L)
 {
     show_job *job = lua_touserdata(L, 1);
@@ -44,10 +63,7 @@ static int run_show(lua_State *L)
     if (job->base.status != TE_OK || lua_gettop(L) == handler) return 0;
     const te_lua_tensor *u = te_lua_to_tensor(L, handler + 1);
     *job->gone = lua_isboolean(L, handler + 1);
-    if (!u || !u->t) return 0;
-    te_tensor *before = *job->grad;
-    *job->grad = te_tensor_retain(u->t);
-    te_tensor_release(before);
+    if (u) replace(job, u->t);
     return 0;
 }
 

@@ -112,6 +112,18 @@ describe("tensor:register_hook", function()
             "te.register_hook: fn returned a tensor that was released")
     end)
 
+    it("stays on a leaf when fn, called by te.grad, runs backward over the leaf", function()
+        p:register_hook(function()
+            note(p)
+            te.enable_grad(function() te.sum(p * 2):backward() end)
+        end)
+        for i = 1, 3 do
+            assert.same({ 3, 3, 3 }, te.grad((p * 3):sum(), p):totable())
+            assert.equal(i, #seen)
+            assert.same({ 2 * i, 2 * i, 2 * i }, p.grad:totable())
+        end
+    end)
+
     it("leaves no gradient behind after an error, and works the next time", function()
         local bad = p:register_hook(function() error("mine", 0) end)
         local ok, message = pcall(function() p:sum():backward() end)

@@ -357,6 +357,15 @@ static te_status seed(te_engine *e, te_tensor *output, te_tensor *grad)
     return hand_over(e, output, first);
 }
 
+static te_status show_leaf(te_tensor *leaf, te_tensor **grad)
+{
+    struct te_leaf_hooks *hooks = leaf->hooks;
+    hooks->running++; /* a pass that a hook runs leaves them in place */
+    te_status status = te_grad_hooks_run(leaf->ctx, &hooks->first, 0, grad);
+    hooks->running--;
+    return status;
+}
+
 /* The pass has met all that gives to leaves with hooks: what they make of the sum is added to .grad. */
 static te_status finish_leaves(te_engine *e, te_status status)
 {
@@ -366,9 +375,7 @@ static te_status finish_leaves(te_engine *e, te_status status)
         e->waiting = hooks->next;
         hooks->waiting = false;
         hooks->grad = NULL;
-        hooks->running++;
-        if (grad && status == TE_OK) status = te_grad_hooks_run(e->ctx, &hooks->first, 0, &grad);
-        hooks->running--;
+        if (grad && status == TE_OK) status = show_leaf(leaf, &grad);
         leaf->hooks = NULL; /* it goes past them */
         if (grad && status == TE_OK)
             status = hand_over(e, leaf, grad);
@@ -380,8 +387,7 @@ static te_status finish_leaves(te_engine *e, te_status status)
     }
     for (int i = 0; i < e->n_captures && status == TE_OK; i++) {
         te_tensor *leaf = e->captures[i].leaf;
-        if (leaf && leaf->hooks && e->captures[i].grad)
-            status = te_grad_hooks_run(e->ctx, &leaf->hooks->first, 0, &e->captures[i].grad);
+        if (leaf && leaf->hooks && e->captures[i].grad) status = show_leaf(leaf, &e->captures[i].grad);
     }
     return status;
 }

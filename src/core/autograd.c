@@ -22,6 +22,13 @@ typedef struct capture {
     te_tensor *grad;
 } capture;
 
+/* What a node of a pass around has received so far, while a pass of its own may come to the same node. */
+typedef struct paused {
+    te_node *node;
+    bool queued;
+    te_tensor *dout[TE_OP_MAX_OUTPUTS];
+} paused;
+
 typedef struct te_engine {
     te_context *ctx;
     te_node **heap;
@@ -29,6 +36,9 @@ typedef struct te_engine {
     capture *captures; /* NULL: gradients of leaves go to .grad */
     int n_captures;
     te_tensor *waiting; /* leaves with hooks that the pass has met (te_leaf_hooks) */
+    te_node *node; /* that runs */
+    struct paused *paused;
+    size_t n_paused;
     struct te_engine *outer; /* runs the node that this one runs in; NULL: none */
     uint64_t since; /* not 0: older nodes, and leaves that are not captured, are those of `outer` */
     bool retain;
@@ -275,14 +285,15 @@ static te_status run_hooks(te_node *node)
     te_status status = TE_OK;
     for (int i = 0; i < TE_OP_MAX_OUTPUTS && node->hooks && status == TE_OK; i++)
         if (node->call.dout[i]) status = te_grad_hooks_run(node->call.ctx, &node->hooks, i, &node->call.dout[i]);
-    return status;
+    if (node->consumed) te_grad_hooks_release(node->call.ctx, &node->hooks);
+    return status == TE_OK ? check_saved(node) : status; /* passes of theirs may have used it up */
 }
 
 static te_status run_node(te_engine *e, te_node *node)
 {
     te_status status = te_context_poll(e->ctx);
     if (status == TE_OK) status = check_saved(node);
-    if (status == TE_OK) status = run_hooks(node);
+    if (status == TE_OK && node->hooks) status = run_hooks(node);
     for (int i = 0; i < node->n_edges; i++) {
         te_grad_meta *meta = &node->edges[i];
         bool kept = keeps(e, meta);
@@ -392,6 +403,39 @@ static te_status finish_leaves(te_engine *e, te_status status)
     return status;
 }
 
+/* Sets what the passes around a new one have gathered in nodes aside: it may come to the same nodes. */
+static te_status pause_outer(te_engine *e)
+{
+    size_t n = 0;
+    for (te_engine *o = e->outer; o; o = o->since ? o->outer : NULL) n += o->n + 1;
+    e->paused = te_mem_zalloc(&e->ctx->mem, n * sizeof *e->paused);
+    if (!e->paused) return te_fail_memory(e->ctx, "te.backward");
+    e->n_paused = n;
+    paused *p = e->paused;
+    for (te_engine *o = e->outer; o; o = o->since ? o->outer : NULL) {
+        for (size_t i = 0; i <= o->n; i++, p++) {
+            te_node *node = p->node = i < o->n ? o->heap[i] : o->node;
+            if (!node) continue; /* at the leaves already */
+            p->queued = node->queued;
+            memcpy(p->dout, node->call.dout, sizeof p->dout);
+            node->queued = false;
+            memset(node->call.dout, 0, sizeof p->dout);
+        }
+    }
+    return TE_OK;
+}
+
+static void resume_outer(te_engine *e)
+{
+    for (size_t i = 0; i < e->n_paused; i++) {
+        te_node *node = e->paused[i].node;
+        if (!node) continue;
+        node->queued = e->paused[i].queued;
+        memcpy(node->call.dout, e->paused[i].dout, sizeof node->call.dout);
+    }
+    te_mem_free(&e->ctx->mem, e->paused, e->n_paused * sizeof *e->paused);
+}
+
 static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *seeds, int n_outputs)
 {
     te_context *ctx = e->ctx;
@@ -401,18 +445,20 @@ static te_status run(te_engine *e, te_tensor *const *outputs, te_tensor *const *
     ctx->engine = e;
     if (!e->outer) ctx->backwards++;
     e->records = grad_enabled;
-    te_status status = TE_OK;
+    te_status status = e->outer && !e->since ? pause_outer(e) : TE_OK;
     for (int i = 0; i < n_outputs && status == TE_OK; i++) status = seed(e, outputs[i], seeds ? seeds[i] : NULL);
     while (e->n) {
-        te_node *node = pop(e);
+        te_node *node = e->node = pop(e);
         if (status == TE_OK)
             status = run_node(e, node);
         else
             te_node_drop_gradients(node);
         te_node_release(node);
     }
+    e->node = NULL;
     te_mem_free(&ctx->mem, e->heap, e->capacity * sizeof *e->heap);
     status = finish_leaves(e, status);
+    resume_outer(e);
     ctx->engine = e->outer;
     te_context_set_grad_enabled(ctx, grad_enabled);
     if (!e->outer && status == TE_OK)

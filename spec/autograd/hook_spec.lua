@@ -68,6 +68,18 @@ describe("tensor:register_hook", function()
         assert.equal("bfloat16", layer.weight.grad.dtype)
     end)
 
+    it("sees what is added to main_grad in its dtype, and changes none of it by looking", function()
+        local w = te.ones({ 1 }, { dtype = "bfloat16", requires_grad = true })
+        local small = te.full({ 1 }, 2 ^ -9, { dtype = "bfloat16" })
+        for i = 1, 2 do
+            w.main_grad = te.zeros { 1 }
+            te.backward(te.sum(w * 1) + te.sum(w * small))
+            assert.equal(1 + 2 ^ -9, w.main_grad:item())
+            if i == 1 then w:register_hook(function(grad) seen[1] = { grad.dtype, grad:item() } end) end
+        end
+        assert.same({ { "float32", 1 + 2 ^ -9 } }, seen)
+    end)
+
     it("ends with remove, also inside of fn", function()
         local hook
         hook = p:register_hook(function(grad)

@@ -301,7 +301,7 @@ static te_status run_node(te_engine *e, te_node *node)
             status = te_call_fail(&node->call, TE_ERROR_ARGUMENT,
                                   "backward: a parameter of shape %s was converted or moved since, so its gradient "
                                   "would be lost", TE_SHAPE_TEXT(meta->leaf));
-        if (meta->leaf) meta->dtype = (adds(e, meta) ? accumulator(meta->leaf) : meta->leaf)->dtype;
+        if (meta->leaf) meta->dtype = (kept ? accumulator(meta->leaf) : meta->leaf)->dtype;
         meta->fresh = false;
     }
     for (int i = 0; i < e->n_captures; i++)
@@ -330,7 +330,7 @@ static te_status hand_over(te_engine *e, te_tensor *t, te_tensor *grad)
     consumer.node.n_edges = 1;
     consumer.node.call.node = &consumer.node;
     te_grad_describe(&consumer.edge, t);
-    if (adds(e, &consumer.edge)) consumer.edge.dtype = accumulator(t)->dtype;
+    if (keeps(e, &consumer.edge)) consumer.edge.dtype = accumulator(t)->dtype;
     te_status status = te_grad_give(&consumer.node.call, 0, grad);
     te_tensor_release(consumer.edge.leaf);
     if (consumer.edge.node) te_node_release(consumer.edge.node);

@@ -26,7 +26,7 @@ typedef struct te_grad_hook {
     void *data;
 } te_grad_hook;
 
-/* Those of a leaf. Its gradient gathers here during a pass and is added to leaf->grad at the end. */
+/* Those of a leaf. Its gradient gathers here during a pass, in the dtype of what it is added to at the end. */
 struct te_leaf_hooks {
     te_grad_hook *first;
     te_tensor    *grad;

@@ -163,6 +163,20 @@ describe("tensor:register_hook", function()
             "te.register_hook: fn returned a tensor that was released")
     end)
 
+    it("takes many, one after the other, and those that hooks add come last", function()
+        local start = os.clock()
+        for _ = 1, 100000 do p:register_hook(note):remove() end
+        assert.is_true(os.clock() - start < 3)
+        for i = 1, 3 do
+            p:register_hook(function()
+                seen[#seen + 1] = i
+                if #seen <= 3 then p:register_hook(function() seen[#seen + 1] = i * 10 end) end
+            end)
+        end
+        for _ = 1, 2 do p:sum():backward() end
+        assert.same({ 1, 2, 3, 1, 2, 3, 10, 20, 30 }, seen)
+    end)
+
     it("leaves no gradient behind after an error, and works the next time", function()
         local bad = p:register_hook(function() error("mine", 0) end)
         local ok, message = pcall(function() p:sum():backward() end)

@@ -46,12 +46,6 @@ static te_grad_hook **list_of(te_tensor *t)
     return t->hooks ? &t->hooks->first : NULL;
 }
 
-static void append(te_grad_hook **list, te_grad_hook *hook)
-{
-    while (*list) list = &(*list)->next;
-    *list = hook;
-}
-
 static te_status check_hooked(const te_tensor *t)
 {
     if (!te_needs_grad(t))
@@ -73,15 +67,28 @@ te_status te_grad_hook_add(te_tensor *t, const te_grad_hook *hook)
         return status == TE_OK ? te_fail_memory(t->ctx, "te.register_hook") : status;
     }
     *own = *hook;
-    own->next = NULL;
     own->output = t->node ? t->node_output : 0;
-    append(list, own);
+    own->next = *list;
+    *list = own;
     return TE_OK;
+}
+
+/* Lists begin with the newest hook, so that many are added fast; they run the other way round. */
+static te_grad_hook *reversed(te_grad_hook *list)
+{
+    te_grad_hook *result = NULL;
+    while (list) {
+        te_grad_hook *next = list->next;
+        list->next = result;
+        result = list;
+        list = next;
+    }
+    return result;
 }
 
 te_status te_grad_hooks_run(te_context *ctx, te_grad_hook **list, int output, te_tensor **grad)
 {
-    te_grad_hook *first = *list, **at = &first;
+    te_grad_hook *first = reversed(*list), **at = &first;
     te_status     status = TE_OK;
     *list = NULL;
     while (*at) {
@@ -95,7 +102,7 @@ te_status te_grad_hooks_run(te_context *ctx, te_grad_hook **list, int output, te
             at = &hook->next;
         }
     }
-    *at = *list; /* those added meanwhile */
-    *list = first;
+    while (*list) list = &(*list)->next; /* those added meanwhile */
+    *list = reversed(first);
     return status;
 }

@@ -199,7 +199,8 @@ describe("tensor:register_hook", function()
         end
         collectgarbage()
         collectgarbage()
-        assert.is_true(te.memory_stats().current <= before + 8000)
+        -- of 50 rounds, and not more than what the stack may still hold of one
+        assert.is_true(te.memory_stats().current <= before + 20000)
     end)
 
     it("says what is wrong", function()

@@ -184,7 +184,9 @@ te_status te_role_resident_scale(te_recipe_state *state, const te_quantizer *q, 
 te_status te_role_count_resident(te_recipe_state *state, const te_quantized *z)
 {
     if (!z->quantizer.needs_history) return TE_OK;
-    return te_quantized_count(z, counted(state, TE_ROLE_WEIGHT, z->quantizer.element));
+    const te_tensor *amax = z->side[0].amax ? z->side[0].amax : z->side[1].amax;
+    te_status        status = te_role_settle(state, TE_ROLE_WEIGHT, amax->storage->device);
+    return status == TE_OK ? te_quantized_count(z, counted(state, TE_ROLE_WEIGHT, z->quantizer.element)) : status;
 }
 
 te_status te_role_forget_resident(te_recipe_state *state, const te_quantizer *q)

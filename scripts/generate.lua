@@ -31,7 +31,7 @@ local command_line = train.command_line {
         help = "guess up to this many tokens as the text had them before, and check them at once; 0: none" },
     { "assistant", "string", help = "folder of a smaller model with the same tokens that guesses, as --hugging-face or "
         .. "--out names one" },
-    { "assistant-tokens", "size", 5, help = "the most tokens that it guesses at a time" },
+    { "assistant-tokens", "size", help = "the most tokens that it guesses at a time; default: 5" },
     { "ignore-eos", "boolean", false, help = "do not stop at a token that ends a text" },
     { "recipe", "string", "none", choices = train.recipe_choices,
         help = "store weights in its format, in less memory, and quantize products as it says" },
@@ -76,6 +76,7 @@ end
 
 -- The model whose guesses are checked; nil for none.
 local function load_assistant(o, model)
+    if o.assistant_tokens and not o.assistant then command_line:refuse "--assistant-tokens: there is no --assistant" end
     if not o.assistant then return nil end
     if o.lookup > 0 then command_line:refuse "--lookup and --assistant: one of them" end
     local file, assistant = io.open(o.assistant .. "/config.json"), nil

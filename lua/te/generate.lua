@@ -33,7 +33,7 @@ generate.OPTIONS = {
     lookup = { "size", help = "guess at most this many tokens a pass, as they followed the end of the text where it "
         .. "stood before (Saxena 2023); those that generation chooses as well stay (Leviathan et al. 2023)" },
     assistant = { "any", help = "a smaller model with the same vocabulary, which guesses tokens" },
-    assistant_tokens = { "size", 5, help = "guess at most this many tokens a pass with the assistant" },
+    assistant_tokens = { "size", help = "guess at most this many tokens a pass with the assistant; default: 5" },
     on_guesses = { "callable", help = "called after every pass with guesses: how many there were, and how many stay" },
 }
 for name, option in pairs(sampling.OPTIONS) do generate.OPTIONS[name] = option end

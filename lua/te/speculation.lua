@@ -24,6 +24,8 @@ local sampling = require "te.sampling"
 
 local speculation = {}
 
+local ASSISTANT_TOKENS = 5
+
 local FIRST = 8 -- guesses at first, where more are allowed
 
 -- A pass --------------------------------------------------------------------------------------------------------------
@@ -283,7 +285,7 @@ function speculation.run(model, given, opts)
     local self = setmetatable({ all = {}, rows = {}, count = given.count, pad = given.pad, ends = given.ends,
         seen = given.seen, counted = 0, device = given.prompts.device, told = 0, opts = opts }, Texts)
     opts.dtype = given.prompts.dtype
-    self.widest = opts.lookup or opts.assistant_tokens
+    self.widest = opts.lookup or opts.assistant_tokens or ASSISTANT_TOKENS
     self.pace = math.min(self.widest, FIRST)
     for i, ids in ipairs(given.prompts:totable()) do
         local n = given.lengths and given.lengths[i] or #ids
@@ -305,6 +307,9 @@ end
 ---@param opts table
 function speculation.check(who, model, opts)
     local assistant = opts.assistant
+    if opts.assistant_tokens and not assistant then
+        fail("%s: option assistant_tokens: %d, but there is no assistant", who, opts.assistant_tokens)
+    end
     if not (opts.lookup or assistant) then return false end
     if opts.lookup and assistant then fail("%s: options lookup and assistant: one of them", who) end
     if not opts.use_cache then

@@ -259,6 +259,8 @@ describe("Generation with guesses", function()
                 { assistant = te.models.bert { vocab_size = VOCAB, n_layer = 1, n_head = 1, n_embd = 4 } },
             ["GPT:generate: option assistant: its vocabulary has 7 tokens, the model's 23"] =
                 { assistant = model_of("gpt", { vocab_size = 7 }) },
+            ["GPT:generate: option assistant_tokens: 3, but there is no assistant"] =
+                { lookup = 2, assistant_tokens = 3 },
             ["GPT:generate: option lookup: guesses need the cache that use_cache = false leaves out"] =
                 { lookup = 2, use_cache = false },
         } do

@@ -387,7 +387,7 @@ static void check_multinomial(te_dtype dtype, layout l, int64_t n, int64_t draws
     te_store_f64(src.gpu.data, dtype, src.gpu.stride[0] * 2, -1);
     CHECK(te_cuda_plan_multinomial(&cuda.exec, &plan, &out.gpu, &src.gpu, replacement, rng) == TE_OK);
     CHECK(cuda_plan_run(&cuda, &plan) == TE_ERROR_ARGUMENT &&
-          strstr(cuda.exec.message, "row 2 has a weight that is neg"));
+          strstr(cuda.exec.message, "row 3 has a weight that is neg"));
     twins_free(&src), twins_free(&out);
 }
 

@@ -34,6 +34,28 @@ describe("attention modules", function()
             "window_left and window_right must be at least -1, not -2 and -1", 1, true)
     end)
 
+    it("give sequences of many blocks the gradients that each has alone", function()
+        local lengths = { 1090, 500, 70 } -- blocks of queries that stay in a cache, and too many for that
+        local total = 1090 + 500 + 70
+        for _, dtype in ipairs { "float32", "bfloat16" } do
+            local function run(qkv, seq_lens, dout)
+                local x = qkv:detach():contiguous()
+                x.requires_grad = true
+                te.self_attention(x, { heads = 1, causal = true, seq_lens = seq_lens }):backward(dout)
+                return x.grad
+            end
+            local qkv, dout = te.randn({ total, 192 }, { dtype = dtype }), te.randn({ total, 64 }, { dtype = dtype })
+            local together = run(qkv, te.tensor(lengths, { dtype = "int32" }), dout)
+            local first = 1
+            for _, n in ipairs(lengths) do
+                local alone = run(qkv:narrow(1, first, n), te.tensor({ n }, { dtype = "int32" }),
+                    dout:narrow(1, first, n):contiguous())
+                assert.equal(0, (together:narrow(1, first, n) - alone):abs():max():item())
+                first = first + n
+            end
+        end
+    end)
+
     it("say at once what dropout they cannot have", function()
         for _, p in ipairs { 1, 1.5, -1 } do
             assert.error_matches(function() te.MultiHeadedSelfAttention(16, 4, { dropout = p }) end,

@@ -7,7 +7,8 @@
  *
  * The gradient of the bias is dS.
  *
- * A task visits its blocks of keys, and for each the blocks of queries that see it. Where q is scaled when it is
+ * A task visits its blocks of keys, and for each the blocks of queries that see it, which stay as they were loaded and
+ * packed where a cache holds all of them. Where q is scaled when it is
  * loaded, dk needs no further factor; dq gets it when it is written.
  */
 
@@ -18,9 +19,12 @@ typedef struct T(backward_state) {
     int64_t width, width_v;    /* of rows as loaded */
     REAL   *k, *v;             /* [keys, width], [keys, width_v] */
     REAL   *k_across, *v_across; /* [width, keys], [width_v, keys] */
-    REAL   *q, *dout;          /* [queries, width], [queries, width_v] */
+    REAL   *q, *dout;          /* [queries, width], [queries, width_v], of the block at hand */
     REAL   *k_place, *q_place, *dout_place;             /* room for rows packed for the right side */
     const REAL *k_right, *q_right, *dout_right;         /* and where they are */
+    REAL    *rooms;            /* for blocks of q and dout, with what is packed of them */
+    int64_t  n_rooms;          /* one for every block of queries, or 1 */
+    uint64_t loaded;           /* bits of those that hold a block of the head */
     REAL   *p, *ds;            /* [queries, keys] */
     REAL   *halves, *p_pairs, *ds_pairs;                /* room for them rounded */
     REAL   *lse, *d;           /* [n_q]; of one head */
@@ -28,6 +32,41 @@ typedef struct T(backward_state) {
     int64_t base;
     REAL   *dq, *dq_sum;       /* [n_q, dim]: of the chunk at hand, of the chunks before */
 } T(backward_state);
+
+enum {
+    T(most_rooms) = 64,         /* bits */
+    T(kept_bytes) = 512 << 10   /* of a second-level cache */
+};
+
+/* Elements of a block of q and one of dout. */
+static int64_t T(room_size)(const T(backward_state) *s)
+{
+    enum { BLOCK = TE_ATTENTION_KEYS };
+    return BLOCK * (s->width + s->width_v) + T(right_size)(BLOCK, s->dim) + T(right_size)(BLOCK, s->dim_v);
+}
+
+/* Every block of keys meets most blocks of queries, so these stay where a cache holds all of them. */
+static int64_t T(most_kept_queries)(const T(backward_state) *s)
+{
+    int64_t rooms = T(kept_bytes) / (T(room_size)(s) * (int64_t)sizeof(REAL));
+    return (rooms < T(most_rooms) ? rooms : T(most_rooms)) * TE_ATTENTION_KEYS;
+}
+
+static int64_t T(rooms_for)(const T(backward_state) *s, int64_t queries)
+{
+    bool fit = queries <= T(most_kept_queries)(s);
+    return fit && queries > 0 ? (queries + TE_ATTENTION_KEYS - 1) / TE_ATTENTION_KEYS : 1;
+}
+
+/* Makes room `index` that of the block at hand. */
+static void T(take_room)(T(backward_state) *s, int64_t index)
+{
+    enum { BLOCK = TE_ATTENTION_KEYS };
+    s->q = s->rooms + index * T(room_size)(s);
+    s->dout = s->q + BLOCK * s->width;
+    s->q_place = s->dout + BLOCK * s->width_v;
+    s->dout_place = s->q_place + T(right_size)(BLOCK, s->dim);
+}
 
 static int64_t T(backward_layout)(T(backward_state) *s, const te_attention_grad *g, int64_t queries, int64_t keys,
                                   bool whole, REAL *base)
@@ -46,11 +85,10 @@ static int64_t T(backward_layout)(T(backward_state) *s, const te_attention_grad 
     s->v = T(carve)(base, &at, BLOCK * s->width_v);
     s->k_across = T(carve)(base, &at, BLOCK * s->width);
     s->v_across = T(carve)(base, &at, BLOCK * s->width_v);
-    s->q = T(carve)(base, &at, BLOCK * s->width);
-    s->dout = T(carve)(base, &at, BLOCK * s->width_v);
     s->k_place = T(carve)(base, &at, T(right_size)(BLOCK, s->dim));
-    s->q_place = T(carve)(base, &at, T(right_size)(BLOCK, s->dim));
-    s->dout_place = T(carve)(base, &at, T(right_size)(BLOCK, s->dim_v));
+    s->n_rooms = T(rooms_for)(s, queries);
+    s->rooms = T(carve)(base, &at, s->n_rooms * T(room_size)(s));
+    if (base) T(take_room)(s, 0);
     s->p = T(carve)(base, &at, BLOCK * BLOCK);
     s->ds = T(carve)(base, &at, BLOCK * BLOCK);
     s->halves = T(carve)(base, &at, T(right_size)(BLOCK, BLOCK));
@@ -68,7 +106,9 @@ static int64_t T(backward_layout)(T(backward_state) *s, const te_attention_grad 
 static size_t T(backward_bytes)(const te_attention_grad *g, int64_t queries, int64_t keys, bool whole)
 {
     T(backward_state) s;
-    return (size_t)T(backward_layout)(&s, g, queries, keys, whole, NULL) * sizeof(REAL);
+    int64_t most = T(backward_layout)(&s, g, queries, keys, whole, NULL), kept = T(most_kept_queries)(&s);
+    int64_t shorter = queries > kept ? T(backward_layout)(&s, g, kept, keys, whole, NULL) : 0; /* other sequences */
+    return (size_t)(most > shorter ? most : shorter) * sizeof(REAL);
 }
 
 static REAL T(dot_halves)(const uint16_t *x, const uint16_t *y, int64_t dim)
@@ -209,9 +249,10 @@ static void T(backward_scores)(T(backward_state) *s, const block_ranges *ranges,
         if (exact) {
             T(add_exactly)(dq, s->dim, ds, 1, range.low, range.high, s->k_right);
         } else {
-            T(add_weighted)(rows, dq, s->dim, ds, s->halves, range, s->k_right);
+            T(round_weights)(rows, ds, s->halves, range);
             T(pair_weights)(s->p_pairs, at, p, rows, range);
             T(pair_weights)(s->ds_pairs, at, ds, rows, range);
+            T(add_weighted)(rows, dq, s->dim, ds, s->halves, range, s->k_right);
         }
     }
 }
@@ -240,11 +281,20 @@ static void T(backward_keys)(T(backward_state) *s, const block_ranges *ranges, i
     }
 }
 
-/* Loads a block of queries; one that sees nothing at all must add nothing, whatever stands in its rows. */
+/* Loads a block of queries, unless it is there; one that sees nothing at all must add nothing, whatever stands in its
+ * rows. */
 static void T(load_queries)(T(backward_state) *s, int64_t query, int queries)
 {
     const te_attention *a = &s->g->forward;
     const te_attention_seq *seq = &s->keys->seq;
+    int64_t  room = s->n_rooms > 1 ? query / TE_ATTENTION_KEYS : 0;
+    uint64_t bit = (uint64_t)1 << room;
+    T(take_room)(s, room);
+    bool there = s->n_rooms > 1 && (s->loaded & bit);
+    s->loaded |= bit;
+    s->q_right = T(right_of)(s->q_place, s->q);
+    s->dout_right = T(right_of)(s->dout_place, s->dout);
+    if (there) return;
     T(load_rows)(s->q, &a->q, seq->batch, s->head, seq->q_start + query, queries, T(load_scale)(a));
     T(load_rows)(s->dout, &s->g->dout, seq->batch, s->head, seq->q_start + query, queries, 1);
     for (int i = 0; i < queries; i++) {
@@ -252,8 +302,8 @@ static void T(load_queries)(T(backward_state) *s, int64_t query, int queries)
         memset(s->q + i * s->width, 0, (size_t)s->width * sizeof(REAL));
         memset(s->dout + i * s->width_v, 0, (size_t)s->width_v * sizeof(REAL));
     }
-    s->q_right = T(pack_right)(s->q_place, s->q, s->dim, queries);
-    s->dout_right = T(pack_right)(s->dout_place, s->dout, s->dim_v, queries);
+    T(pack_right)(s->q_place, s->q, s->dim, queries);
+    T(pack_right)(s->dout_place, s->dout, s->dim_v, queries);
 }
 
 /* Keys key … key + n against all queries of the head that see them. */
@@ -265,7 +315,8 @@ static void T(backward_block)(T(backward_state) *s, int64_t key, int n)
     T(load_rows)(s->v, &a->v, seq->batch, s->keys->kv_head, seq->kv_start + key, n, 1);
     T(transpose_tile)(s->k_across, s->k, s->width, n);
     T(transpose_tile)(s->v_across, s->v, s->width_v, n);
-    s->k_right = T(pack_right)(s->k_place, s->k, s->dim, n);
+    s->k_right = T(right_of)(s->k_place, s->k);
+    T(pack_right)(s->k_place, s->k, s->dim, n);
     bool keys_finite = T(tile_finite)(s->k, n * s->width);
     REAL *dk = s->dk + (key - s->base) * s->dim, *dv = s->dv + (key - s->base) * s->dim_v;
     int64_t query = te_attention_first_query(seq, key) & -TE_ATTENTION_KEYS, end = te_attention_end_query(seq, key + n);
@@ -306,6 +357,7 @@ static void T(backward_head)(T(backward_state) *s, int64_t index, int64_t group)
     const te_attention_seq *seq = &keys->seq;
     int64_t first = te_attention_first_query(seq, keys->key_first) & -TE_ATTENTION_KEYS;
     s->head = keys->kv_head * group + index;
+    s->loaded = 0;
     if (keys->dq_part) s->dq = (REAL *)keys->dq_part + index * seq->n_q * s->dim;
     T(prepare_head)(s, first, te_attention_end_query(seq, keys->key_end));
     if (!keys->dq_part) memset(s->dq_sum, 0, (size_t)(seq->n_q * s->dim) * sizeof(REAL));

@@ -137,6 +137,7 @@ static void T(forward_tile)(T(forward_state) *s, attention_walk walk, int64_t ro
     for (int r = 0; r < rows && exact; r++)
         T(add_exactly)(s->out + (row + r) * s->dim_v, s->dim_v, scores + r * TE_ATTENTION_KEYS, 1, ranges->low[at + r],
                        ranges->high[at + r], v);
+    if (!exact) T(round_weights)(rows, scores, s->halves, range);
     if (!exact) T(add_weighted)(rows, s->out + row * s->dim_v, s->dim_v, scores, s->halves, range, v);
 }
 
@@ -203,7 +204,8 @@ static void T(forward_block)(T(forward_state) *s, attention_walk walk, int64_t f
     if (walk != WALK_SUMS) {
         T(load_rows)(s->v, &a->v, seq->batch, kv_head, seq->kv_start + key, n, 1);
         finite = T(tile_finite)(s->v, n * s->width_v);
-        v = T(pack_right)(s->v_place, s->v, s->dim_v, n);
+        T(pack_right)(s->v_place, s->v, s->dim_v, n);
+        v = T(right_of)(s->v_place, s->v);
     }
     for (int64_t query = first; query < end; query += TE_ATTENTION_KEYS) {
         block_ranges ranges;

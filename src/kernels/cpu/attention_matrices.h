@@ -88,8 +88,8 @@ static inline __m512i T(round_two)(__m512 first, __m512 second)
     return (__m512i)_mm512_cvtne2ps_pbh(second, first);
 }
 
-static void T(add_weighted)(int m, REAL *sums, int64_t dim, const REAL *weights, REAL *halves, T(tile_range) range,
-                            const REAL *right)
+/* Whole pairs of registers of keys: what is beyond the range is 0. */
+static void T(round_weights)(int m, const REAL *weights, REAL *halves, T(tile_range) range)
 {
     enum { KEYS = TE_ATTENTION_KEYS, STEP = 2 * TE_TILE_SIDE };
     int low = range.column & -STEP, end = range.column + range.columns, high = (end + STEP - 1) & -STEP;
@@ -100,6 +100,14 @@ static void T(add_weighted)(int m, REAL *sums, int64_t dim, const REAL *weights,
             __m512 second = j + VLEN < end ? V_LOAD(p + VLEN) : V_SET(0);
             _mm512_storeu_si512(halves + r * T(pair_width) + j / 2, T(round_two)(first, second));
         }
+}
+
+static void T(add_weighted)(int m, REAL *sums, int64_t dim, const REAL *weights, const REAL *halves,
+                            T(tile_range) range, const REAL *right)
+{
+    enum { STEP = 2 * TE_TILE_SIDE };
+    int low = range.column & -STEP, high = (range.column + range.columns + STEP - 1) & -STEP;
+    (void)weights;
     T(multiply)(m, sums, dim, halves + low / 2, T(pair_width), right + low / 2 * dim, dim, dim, (high - low) / 2,
                 true);
 }

@@ -49,7 +49,13 @@ static inline __m512i T(join_halves)(__m256i low, __m256i high)
     return _mm512_or_si512(_mm512_cvtepu16_epi32(low), _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
 }
 
-static REAL *T(pack_right)(REAL *place, REAL *rows, int64_t dim, int n)
+static inline const REAL *T(right_of)(const REAL *place, const REAL *rows)
+{
+    (void)rows;
+    return place;
+}
+
+static void T(pack_right)(REAL *place, const REAL *rows, int64_t dim, int n)
 {
     int64_t width = T(rows_width)(dim);
     REAL *out = place;
@@ -63,7 +69,6 @@ static REAL *T(pack_right)(REAL *place, REAL *rows, int64_t dim, int n)
     REAL *end = place + TE_ATTENTION_KEYS / 2 * dim;
     if (out < end) memset(out, 0, (size_t)(end - out) * sizeof *out);
 #endif
-    return place;
 }
 
 #ifdef MATRIX_UNIT
@@ -80,14 +85,20 @@ static void T(multiply_scores)(int m, REAL *scores, T(tile_range) range, const R
 
 static inline __m256i T(round_16)(const REAL *p) { return (__m256i)_mm512_cvtneps_pbh(V_LOAD(p)); }
 
-static void T(add_weighted)(int m, REAL *sums, int64_t dim, const REAL *weights, REAL *halves, T(tile_range) range,
-                            const REAL *right)
+static void T(round_weights)(int m, const REAL *weights, REAL *halves, T(tile_range) range)
 {
     enum { KEYS = TE_ATTENTION_KEYS, WIDTH = KEYS / 2 };
     for (int r = 0; r < m; r++)
         for (int j = range.column; j < range.column + range.columns; j += 16)
             _mm256_storeu_si256((__m256i *)(halves + r * WIDTH + j / 2), T(round_16)(weights + r * KEYS + j));
+}
+
+static void T(add_weighted)(int m, REAL *sums, int64_t dim, const REAL *weights, const REAL *halves,
+                            T(tile_range) range, const REAL *right)
+{
+    enum { WIDTH = TE_ATTENTION_KEYS / 2 };
     int low = range.low / 2, high = (range.high + 1) / 2;
+    (void)weights;
     T(gemm)(m, sums, dim, halves + low, WIDTH, right + low * dim, dim, dim, high - low, true);
 }
 

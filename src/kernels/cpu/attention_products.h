@@ -34,10 +34,15 @@ static inline void T(load_rows)(REAL *rows, const te_view *v, int64_t batch, int
     T(load_tile)(rows, te_attention_pad(v->shape[3]), v, batch, head, first, n, scale);
 }
 
-/* n rows of `dim` columns for the right side, in `place` where they need one. */
-static inline REAL *T(pack_right)(REAL *place, REAL *rows, int64_t dim, int n)
+/* n rows of `dim` columns for the right side, in `place` where they need one; and where they are. */
+static inline void T(pack_right)(REAL *place, const REAL *rows, int64_t dim, int n)
 {
-    (void)place, (void)dim, (void)n;
+    (void)place, (void)rows, (void)dim, (void)n;
+}
+
+static inline const REAL *T(right_of)(const REAL *place, const REAL *rows)
+{
+    (void)place;
     return rows;
 }
 
@@ -49,9 +54,15 @@ static void T(multiply_scores)(int m, REAL *scores, T(tile_range) range, const R
             TE_ATTENTION_KEYS, range.columns, dim, false);
 }
 
-/* sums[m, dim] += weights[m, range] right[range, dim]. `halves` is room for the weights in another form. */
-static void T(add_weighted)(int m, REAL *sums, int64_t dim, const REAL *weights, REAL *halves, T(tile_range) range,
-                            const REAL *right)
+/* The weights of a tile in the form that add_weighted wants. */
+static inline void T(round_weights)(int m, const REAL *weights, REAL *halves, T(tile_range) range)
+{
+    (void)m, (void)weights, (void)halves, (void)range;
+}
+
+/* sums[m, dim] += weights[m, range] right[range, dim]. */
+static void T(add_weighted)(int m, REAL *sums, int64_t dim, const REAL *weights, const REAL *halves,
+                            T(tile_range) range, const REAL *right)
 {
     (void)halves;
     T(gemm)(m, sums, dim, weights + range.low, TE_ATTENTION_KEYS, right + range.low * dim, dim, dim,

@@ -176,8 +176,6 @@ static double peak(te_exec *exec, te_dtype dtype)
     enum { MOST_WORDS = 320, MOST_ROWS = 32, MOST_COLS = 48, REPEATS = 2000 };
     int64_t mr = kernel->mr, words = kernel->slice_words, row = kernel->step * kernel->word_bytes;
     te_gemm_tile *tile = kernel->tile[(mr - 1) / kernel->row_group][kernel->nr / kernel->lanes - 1];
-    te_gemm_ahead none = {0};
-    const te_gemm_out keep = {.way = TE_GEMM_OUT_KEEP, .ahead = &none};
     double best = INFINITY;
     for (int round = 0; round < 20; round++) {
         double start = 0;
@@ -185,6 +183,9 @@ static double peak(te_exec *exec, te_dtype dtype)
         {
             _Alignas(64) char a[MOST_WORDS * MOST_ROWS * 4], b[MOST_WORDS * MOST_COLS * 4];
             _Alignas(64) char sums[MOST_ROWS * MOST_COLS * 4];
+            te_gemm_ahead none = {0};
+            te_gemm_leaving nothing = {0};
+            const te_gemm_out keep = {.way = TE_GEMM_OUT_KEEP, .ahead = &none, .leaving = &nothing};
             fill_halves(a, sizeof a);
             fill_halves(b, sizeof b);
             if (kernel->enter) kernel->enter();

@@ -300,6 +300,19 @@ void te_lua_push_anchor(lua_State *L);
 /* Gives the userdata on top a metatable that scripts cannot reach, with `collect` as __gc: it is called with nothing
  * else. */
 void te_lua_set_collector(lua_State *L, lua_CFunction collect);
+/* Objects that own memory of a context, which stays open for as long. Each begins with a te_lua_owner; the address of
+ * its kind is the tag, and its metatable's key. */
+typedef struct te_lua_kind {
+    size_t size;
+    void (*release)(void *object); /* called once, by the collector; may find nothing but zeros behind the owner */
+} te_lua_kind;
+typedef struct te_lua_owner {
+    const void *tag; /* NULL: released */
+    te_context *ctx;
+} te_lua_owner;
+/* Pushes an object of zeros behind its owner. When the first of a kind is made, `fill` adds to the metatable on top,
+ * which so far has __gc and hides itself; NULL: nothing is added. */
+void *te_lua_push_owner(te_lua *rt, lua_State *L, const te_lua_kind *kind, void (*fill)(te_lua *rt, lua_State *L));
 /* Registers functions with the runtime as upvalue in the table on top. */
 void te_lua_register(te_lua *rt, lua_State *L, const luaL_Reg *functions);
 

@@ -62,6 +62,36 @@ void te_lua_set_collector(lua_State *L, lua_CFunction collect)
     lua_setmetatable(L, -2);
 }
 
+static int collect_owner(lua_State *L)
+{
+    const te_lua_kind *kind = lua_touserdata(L, lua_upvalueindex(1));
+    te_lua_owner      *owner = te_lua_to_object(L, 1, kind, kind->size);
+    if (!owner || !owner->ctx) return 0;
+    kind->release(owner);
+    te_context_unref(owner->ctx);
+    *owner = (te_lua_owner){0};
+    return 0;
+}
+
+void *te_lua_push_owner(te_lua *rt, lua_State *L, const te_lua_kind *kind, void (*fill)(te_lua *rt, lua_State *L))
+{
+    te_lua_owner *owner = memset(te_lua_scratch(L, kind->size), 0, kind->size);
+    owner->tag = kind;
+    if (te_lua_push_metatable(L, kind)) {
+        lua_pushlightuserdata(L, (void *)kind);
+        lua_pushcclosure(L, collect_owner, 1);
+        lua_setfield(L, -2, "__gc");
+        lua_pushboolean(L, false);
+        lua_setfield(L, -2, "__metatable");
+        if (fill) fill(rt, L);
+        te_lua_keep_copy(L, kind);
+    }
+    lua_setmetatable(L, -2);
+    te_context_retain(rt->ctx); /* not before it would be given back */
+    owner->ctx = rt->ctx;
+    return owner;
+}
+
 void te_lua_register(te_lua *rt, lua_State *L, const luaL_Reg *functions)
 {
     (void)rt;

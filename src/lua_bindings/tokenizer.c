@@ -19,20 +19,28 @@
 #include "core/tokenizer.h"
 
 typedef struct tokenizer {
-    const void   *tag;
-    te_context   *ctx; /* its memory hook frees the tokenizer */
+    te_lua_owner  owner; /* whose context's memory hook frees the tokenizer */
     te_tokenizer *t;
 } tokenizer;
 
 /* The ids of one call. A finalizer that runs while they are handed over may encode with the same tokenizer, so they
  * are not the tokenizer's. */
 typedef struct result {
-    const void *tag;
-    te_context *ctx;
-    te_bpe_ids  ids;
+    te_lua_owner owner;
+    te_bpe_ids   ids;
 } result;
 
-static const char tokenizer_tag[] = "te.Tokenizer", result_tag[] = "te.TokenizerResult";
+static void release_tokenizer(void *object)
+{
+    tokenizer *u = object;
+    te_tokenizer_free(u->t);
+    u->t = NULL;
+}
+
+static void release_result(void *object) { te_bpe_ids_free(&((result *)object)->ids); }
+
+static const te_lua_kind tokenizer_kind = {sizeof(tokenizer), release_tokenizer};
+static const te_lua_kind result_kind = {sizeof(result), release_result};
 
 /* --- options ------------------------------------------------------------------------------------------------------ */
 
@@ -153,35 +161,14 @@ static te_tokenizer_options read_options(lua_State *L)
 
 static tokenizer *check_tokenizer(lua_State *L)
 {
-    tokenizer *u = te_lua_to_object(L, 1, tokenizer_tag, sizeof *u);
+    tokenizer *u = te_lua_to_object(L, 1, &tokenizer_kind, sizeof *u);
     if (!u || !u->t) te_lua_fail(L, "tokenizer", "expected a tokenizer");
     return u;
 }
 
-static int result_gc(lua_State *L)
-{
-    result *r = te_lua_to_object(L, 1, result_tag, sizeof *r);
-    if (!r || !r->ctx) return 0;
-    te_bpe_ids_free(&r->ids);
-    te_context_unref(r->ctx);
-    r->ctx = NULL;
-    return 0;
-}
-
 static result *push_result(te_lua *rt, lua_State *L)
 {
-    result *r = te_lua_scratch(L, sizeof *r);
-    *r = (result){.tag = result_tag};
-    if (te_lua_push_metatable(L, result_tag)) {
-        lua_pushcfunction(L, result_gc);
-        lua_setfield(L, -2, "__gc");
-        lua_pushboolean(L, false);
-        lua_setfield(L, -2, "__metatable");
-        te_lua_keep_copy(L, result_tag);
-    }
-    lua_setmetatable(L, -2);
-    te_context_retain(rt->ctx); /* not before it would be given back */
-    r->ctx = rt->ctx;
+    result *r = te_lua_push_owner(rt, L, &result_kind, NULL);
     r->ids.mem = &rt->ctx->mem;
     return r;
 }
@@ -256,36 +243,15 @@ static int find(lua_State *L)
     return 1;
 }
 
-static int tokenizer_gc(lua_State *L)
-{
-    tokenizer *u = te_lua_to_object(L, 1, tokenizer_tag, sizeof *u);
-    if (!u || !u->ctx) return 0;
-    te_tokenizer_free(u->t);
-    te_context_unref(u->ctx);
-    *u = (tokenizer){.tag = tokenizer_tag};
-    return 0;
-}
-
 static const luaL_Reg methods[] = {{"encode", encode}, {"decode", decode}, {"id", find}, {NULL, NULL}};
 
-static tokenizer *push_tokenizer(te_lua *rt, lua_State *L)
+static void fill_metatable(te_lua *rt, lua_State *L)
 {
-    tokenizer *u = te_lua_scratch(L, sizeof *u);
-    *u = (tokenizer){.tag = tokenizer_tag};
-    if (te_lua_push_metatable(L, tokenizer_tag)) {
-        lua_pushcfunction(L, tokenizer_gc);
-        lua_setfield(L, -2, "__gc");
-        lua_newtable(L);
-        te_lua_register(rt, L, methods);
-        lua_setfield(L, -2, "__index");
-        lua_pushliteral(L, "te.Tokenizer");
-        lua_setfield(L, -2, "__metatable");
-        te_lua_keep_copy(L, tokenizer_tag);
-    }
-    lua_setmetatable(L, -2);
-    te_context_retain(rt->ctx);
-    u->ctx = rt->ctx;
-    return u;
+    lua_newtable(L);
+    te_lua_register(rt, L, methods);
+    lua_setfield(L, -2, "__index");
+    lua_pushliteral(L, "te.Tokenizer");
+    lua_setfield(L, -2, "__metatable");
 }
 
 static int new_tokenizer(lua_State *L)
@@ -294,7 +260,7 @@ static int new_tokenizer(lua_State *L)
     te_io_error error;
     te_lua_enter(rt, L, "tokenizer");
     push_options(L);
-    tokenizer           *u = push_tokenizer(rt, L);
+    tokenizer           *u = te_lua_push_owner(rt, L, &tokenizer_kind, fill_metatable);
     int                  made = lua_gettop(L);
     te_tokenizer_options options = read_options(L);
     if (te_tokenizer_new(&u->t, &rt->ctx->mem, &options, &error) != TE_OK) return raise_named(rt, L, &error);

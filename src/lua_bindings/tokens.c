@@ -14,12 +14,11 @@
 
 enum { DATA_STREAM = 1 }; /* keeps the draws of batches apart from those of the engine, whose stream is 0 */
 
-static const char stream_tag[] = "te.TokenStream", loader_tag[] = "te.TokenLoader";
+static const char loader_tag[] = "te.TokenLoader";
 
 /* Both keep the context: its memory hook frees them. */
 typedef struct token_stream {
-    const void      *tag;
-    te_context      *ctx;
+    te_lua_owner     owner;
     te_token_stream *stream;
 } token_stream;
 
@@ -33,39 +32,34 @@ typedef struct token_loader {
 
 /* --- streams ------------------------------------------------------------------------------------------------------ */
 
-static int stream_gc(lua_State *L)
+static void release_stream(void *object)
 {
-    token_stream *s = te_lua_to_object(L, 1, stream_tag, sizeof *s);
-    if (!s || !s->ctx) return 0;
+    token_stream *s = object;
     te_token_stream_close(s->stream);
-    te_context_unref(s->ctx);
-    *s = (token_stream){0};
-    return 0;
+    s->stream = NULL;
 }
+
+static const te_lua_kind stream_kind = {sizeof(token_stream), release_stream};
 
 static int stream_len(lua_State *L)
 {
-    token_stream *s = te_lua_to_object(L, 1, stream_tag, sizeof *s);
+    token_stream *s = te_lua_to_object(L, 1, &stream_kind, sizeof *s);
     lua_pushnumber(L, s && s->stream ? (double)te_token_stream_length(s->stream) : 0);
     return 1;
 }
 
+static void fill_stream(te_lua *rt, lua_State *L)
+{
+    (void)rt;
+    lua_pushcfunction(L, stream_len);
+    lua_setfield(L, -2, "__len");
+    lua_pushliteral(L, "te.TokenStream");
+    lua_setfield(L, -2, "__metatable");
+}
+
 static token_stream *push_stream(te_lua *rt, lua_State *L)
 {
-    token_stream *s = lua_newuserdata(L, sizeof *s);
-    *s = (token_stream){.tag = stream_tag, .ctx = rt->ctx};
-    te_context_retain(rt->ctx);
-    if (te_lua_push_metatable(L, stream_tag)) {
-        lua_pushcfunction(L, stream_gc);
-        lua_setfield(L, -2, "__gc");
-        lua_pushcfunction(L, stream_len);
-        lua_setfield(L, -2, "__len");
-        lua_pushliteral(L, "te.TokenStream");
-        lua_setfield(L, -2, "__metatable");
-        te_lua_keep_copy(L, stream_tag);
-    }
-    lua_setmetatable(L, -2);
-    return s;
+    return te_lua_push_owner(rt, L, &stream_kind, fill_stream);
 }
 
 /* Ids in a block of memory that the stream releases. */
@@ -98,7 +92,7 @@ static te_status adopt_ids(token_stream *s, int32_t *ids, size_t n, te_io_error 
 {
     te_token_memory memory = {
         .tokens = ids, .type = TE_TOKEN_U32, .count = (int64_t)n, .release = release_ids, .user = ids_block(ids)};
-    te_status       status = te_token_stream_from_memory(&s->stream, &s->ctx->mem, &memory, error);
+    te_status       status = te_token_stream_from_memory(&s->stream, &s->owner.ctx->mem, &memory, error);
     if (status != TE_OK) release_ids(ids_block(ids));
     return status;
 }
@@ -230,7 +224,7 @@ static int write_stream(lua_State *L)
     te_lua       *rt = te_lua_runtime(L);
     te_io_error   error;
     const char   *path = te_lua_check_text(L, 1, "data.write_tokens", "path");
-    token_stream *s = te_lua_to_object(L, 2, stream_tag, sizeof *s);
+    token_stream *s = te_lua_to_object(L, 2, &stream_kind, sizeof *s);
     te_token_type type = luaL_checkoption(L, 3, NULL, names) == 0 ? TE_TOKEN_U16 : TE_TOKEN_U32;
     te_lua_enter(rt, L, "data.write_tokens");
     if (!s || !s->stream) return te_lua_fail(L, "data.write_tokens", "expected a stream");
@@ -244,7 +238,7 @@ static token_stream *push_source(te_lua *rt, lua_State *L)
 {
     te_io_error error;
     lua_getfield(L, 1, "tokens");
-    token_stream *given = te_lua_to_object(L, -1, stream_tag, sizeof *given);
+    token_stream *given = te_lua_to_object(L, -1, &stream_kind, sizeof *given);
     if (given) return given;
     if (lua_istable(L, -1)) return push_list(rt, L, lua_gettop(L), "data.open", "tokens");
     lua_getfield(L, 1, "paths");

@@ -7,37 +7,17 @@
 
 /* The words of one call; a collector's, as handing them over may raise. */
 typedef struct result {
-    const void *tag;
-    te_context *ctx;
-    te_words    words;
+    te_lua_owner owner;
+    te_words     words;
 } result;
 
-static const char result_tag[] = "te.WordsResult";
+static void release_result(void *object) { te_words_free(&((result *)object)->words); }
 
-static int result_gc(lua_State *L)
-{
-    result *r = te_lua_to_object(L, 1, result_tag, sizeof *r);
-    if (!r || !r->ctx) return 0;
-    te_words_free(&r->words);
-    te_context_unref(r->ctx);
-    r->ctx = NULL;
-    return 0;
-}
+static const te_lua_kind result_kind = {sizeof(result), release_result};
 
 static result *push_result(te_lua *rt, lua_State *L)
 {
-    result *r = te_lua_scratch(L, sizeof *r);
-    *r = (result){.tag = result_tag};
-    if (te_lua_push_metatable(L, result_tag)) {
-        lua_pushcfunction(L, result_gc);
-        lua_setfield(L, -2, "__gc");
-        lua_pushboolean(L, false);
-        lua_setfield(L, -2, "__metatable");
-        te_lua_keep_copy(L, result_tag);
-    }
-    lua_setmetatable(L, -2);
-    te_context_retain(rt->ctx); /* not before it would be given back */
-    r->ctx = rt->ctx;
+    result *r = te_lua_push_owner(rt, L, &result_kind, NULL);
     r->words.mem = &rt->ctx->mem;
     return r;
 }

@@ -3,33 +3,18 @@
 
 local te = require "te"
 local alike = require "spec.support.alike"
+local side_by_side = require "spec.support.side_by_side"
 
 local D = te.distributed
 local world, check, near, fails = alike.world, alike.check, alike.near, alike.fails
 local rank, size = world.rank, world.size
 local is_last = rank == size - 1
-
-local function copy(t, more)
-    local made = {}
-    for name, value in pairs(t) do made[name] = value end
-    for name, value in pairs(more or {}) do made[name] = value end
-    return made
-end
-
-local VOCAB, SEQ = 29, 8
+local copy, micro_batches, VOCAB, SEQ = side_by_side.merged, side_by_side.micro_batches, side_by_side.VOCAB,
+    side_by_side.SEQ
 
 local function model_of(kind, more, group)
-    te.manual_seed(17)
-    return te.models[kind](copy({ vocab_size = VOCAB, block_size = SEQ, n_layer = 5, n_head = 2, n_embd = 16,
-        init_std = 0.2, pipeline_parallel = group }, more))
-end
-
-local function micro_batches(count)
-    local list = {}
-    for i = 1, count do
-        list[i] = { te.randint(0, VOCAB - 1, { 2, SEQ }), te.randint(0, VOCAB - 1, { 2, SEQ }) }
-    end
-    return list
+    return side_by_side.model(kind, copy({ n_layer = 5, n_head = 2, n_embd = 16, init_std = 0.2,
+        pipeline_parallel = group }, more))
 end
 
 -- The losses of one process that accumulates gradients.
@@ -68,9 +53,8 @@ local function compare(name, case, autocast, counts)
     check(own:num_parameters() == one:num_parameters(), "%s: %d parameters", name, own:num_parameters())
     check(own:flops_per_token() == one:flops_per_token(), "%s: operations", name)
     compare_states(name .. " at first", one, own, 0)
-    local theirs, optimizers = {}, {}
+    local theirs, pair = {}, side_by_side.pair(one, own)
     for key, parameter in one:named_parameters() do theirs[key] = parameter end
-    for i, model in ipairs { one, own } do optimizers[i] = te.optim.SGD(model:parameters(), { lr = 0.1 }) end
     te.manual_seed(18)
     for step, count in ipairs(counts) do
         local batches = micro_batches(count)
@@ -89,14 +73,7 @@ local function compare(name, case, autocast, counts)
         for key, parameter in own:named_parameters() do
             near(("%s, gradient %d of %s"):format(name, step, key), parameter.grad, theirs[key].grad, tolerance, 0.1)
         end
-        local norm = te.optim.grad_norm(one)
-        near(name .. ", norm", te.full({}, te.optim.grad_norm(own)), te.full({}, norm), 1e-5)
-        te.optim.clip_grad_norm(one, norm / 2)
-        te.optim.clip_grad_norm(own, norm / 2)
-        for _, optimizer in ipairs(optimizers) do
-            optimizer:step()
-            optimizer:zero_grad()
-        end
+        pair:step(pair:norm(name, 1e-5) / 2)
     end
     compare_states(name, one, own, case.exact and 1e-6 or 1e-4)
     one:eval() own:eval()

@@ -4,52 +4,33 @@
 
 local te = require "te"
 local alike = require "spec.support.alike"
+local side_by_side = require "spec.support.side_by_side"
 
 local D = te.distributed
-local check = alike.check
-local VOCAB, SEQ = 29, 8
+local check, micro_batches = alike.check, side_by_side.micro_batches
 
 local ranks = te.train.ranks.new()
 ranks:divide_stages(2)
-local stages, norms = ranks.split.pipeline_parallel, {}
-
-local function micro_batches(count)
-    local list = {}
-    for i = 1, count do
-        list[i] = { te.randint(0, VOCAB - 1, { 2, SEQ }), te.randint(0, VOCAB - 1, { 2, SEQ }) }
-    end
-    return list
-end
+local stages = ranks.split.pipeline_parallel
 
 -- A model whose first stage has two blocks, the last one the third, after a few steps.
 local function made(sharded)
-    te.manual_seed(17)
-    local own = te.models.gpt { vocab_size = VOCAB, block_size = SEQ, n_layer = 3, n_head = 2, n_embd = 16,
-        pipeline_parallel = stages }
-    local optimizer = te.optim.AdamW(own:parameter_groups(0.1), { lr = 0.01 })
+    local own = side_by_side.model("gpt", { n_layer = 3, n_head = 2, n_embd = 16, pipeline_parallel = stages })
+    local optimizer, norms = te.optim.AdamW(own:parameter_groups(0.1), { lr = 0.01 }), {}
     if sharded then ranks:shard(optimizer) end
     for step = 1, 3 do
         te.manual_seed(10 * step + ranks.row_rank)
         D.pipeline_step(own, micro_batches(3))
-        D.average_gradients(own)
-        norms[step] = norms[step] and norms[step] / te.optim.grad_norm(own) or te.optim.grad_norm(own)
-        optimizer:step()
-        optimizer:zero_grad()
+        norms[step] = side_by_side.averaged_step(own, optimizer)
     end
-    return own, optimizer
+    return own, optimizer, norms
 end
 
-local whole, reference = made(false)
-local own, optimizer = made(true)
+local whole, reference, norms = made(false)
+local own, optimizer, others = made(true)
 check(optimizer.sharding.group.size == 2, "sharded over %s", tostring(optimizer.sharding.group))
-for step, ratio in ipairs(norms) do check(math.abs(ratio - 1) < 1e-6, "norm %d", step) end
-local state = own:state_dict()
-for key, value in pairs(whole:state_dict()) do alike.same(key, value, state[key]) end
-local states = optimizer:state_dict().state
-for i, state in pairs(reference:state_dict().state) do
-    alike.same("first moment " .. i, state.exp_avg, states[i].exp_avg)
-    alike.same("second moment " .. i, state.exp_avg_sq, states[i].exp_avg_sq)
-end
+side_by_side.same_norms("stages", norms, others)
+side_by_side.same_states("stages", whole, reference, own, optimizer)
 
 -- What is not finite in the last stage of one copy is named by the process of the first copy that has the stage
 local guard, last = te.train.guard(own, ranks), stages.rank == 1
@@ -65,8 +46,8 @@ check(not speaks or message:find("gradient norm.weight of", 1, true), "%s", mess
 -- Whoever does not write a checkpoint has no more than a few whole tensors of the optimizer at a time.
 do
     local width = 64
-    local wide = te.models.llama { vocab_size = VOCAB, block_size = SEQ, n_layer = 4, n_head = 2, n_embd = width,
-        n_inner = 4 * width, pipeline_parallel = stages }
+    local wide = te.models.llama { vocab_size = side_by_side.VOCAB, block_size = side_by_side.SEQ, n_layer = 4,
+        n_head = 2, n_embd = width, n_inner = 4 * width, pipeline_parallel = stages }
     local adam = D.shard_optimizer(te.optim.AdamW(wide))
     D.pipeline_step(wide, micro_batches(1))
     D.average_gradients(wide)

@@ -4,6 +4,7 @@
 
 local te = require "te"
 local alike = require "spec.support.alike"
+local side_by_side = require "spec.support.side_by_side"
 
 local D = te.distributed
 local world, check, near, same, fails = alike.world, alike.check, alike.near, alike.same, alike.fails
@@ -29,10 +30,7 @@ local function steps(model, optimizer, group, rows_of)
         if model.experts then y = y + model.experts(x) end
         local loss = (y ^ 2):mean()
         loss:backward()
-        D.average_gradients(model, { group = group })
-        norms[step] = te.optim.grad_norm(model)
-        optimizer:step { lr = 0.02 }
-        optimizer:zero_grad()
+        norms[step] = side_by_side.averaged_step(model, optimizer, group, { lr = 0.02 })
     end
     return norms
 end
@@ -49,19 +47,9 @@ local function parts(pair, group, experts, name)
         end
         local whole, reference, norms = made(false)
         local model, optimizer, others = made(true)
-        for i, norm in ipairs(norms) do
-            check(math.abs(norm / others[i] - 1) < 1e-6, "%s: norms %g, %g", name, norm, others[i])
-        end
-        local state = model:state_dict()
-        for key, tensor in pairs(whole:state_dict()) do
-            same(("%s, %s: %s"):format(name, kind, key), tensor, state[key])
-        end
-        local a, b = reference:state_dict().state, optimizer:state_dict().state
-        for i, saved in pairs(a) do
-            for slot, value in pairs(saved) do
-                if te.is_tensor(value) then same(("%s: state %d, %s"):format(name, i, slot), value, b[i][slot]) end
-            end
-        end
+        local what = ("%s, %s"):format(name, kind)
+        side_by_side.same_norms(what, norms, others)
+        side_by_side.same_states(what, whole, reference, model, optimizer)
     end
 end
 
@@ -90,12 +78,10 @@ local function uneven()
             optimizer:step { lr = 0.02 }
             optimizer:zero_grad()
         end
-        return model:state_dict(), optimizer:state_dict().state
+        return model, optimizer
     end
-    local whole, states = made(false)
-    local state, others = made(true)
-    for key, tensor in pairs(whole) do same("uneven parts: " .. key, state[key], tensor) end
-    for i, saved in pairs(states) do same("uneven parts: mean " .. i, others[i].exp_avg, saved.exp_avg) end
+    local whole, reference = made(false)
+    side_by_side.same_states("uneven parts", whole, reference, made(true))
 end
 uneven()
 

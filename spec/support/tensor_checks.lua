@@ -3,19 +3,14 @@
 
 local te = require "te"
 local alike = require "spec.support.alike"
+local side_by_side = require "spec.support.side_by_side"
 local options = require "te.options"
 local whole = require "te.distributed.whole"
 
 local D = te.distributed
 local world, check, near, fails = alike.world, alike.check, alike.near, alike.fails
 local rank, size = world.rank, world.size
-
-local function copy(t, more)
-    local made = {}
-    for name, value in pairs(t) do made[name] = value end
-    for name, value in pairs(more or {}) do made[name] = value end
-    return made
-end
+local copy, batch, VOCAB, SEQ = side_by_side.merged, side_by_side.batch, side_by_side.VOCAB, side_by_side.SEQ
 
 -- Sections and states -------------------------------------------------------------------------------------------------
 
@@ -63,8 +58,6 @@ end
 
 -- Models --------------------------------------------------------------------------------------------------------------
 
-local VOCAB, SEQ = 29, 8
-
 local MODELS = {
     { "gpt", { bias = true, n_head = 4, n_embd = 32 } },
     { "gpt", { n_head = 4, n_embd = 32, recompute_blocks = true } },
@@ -77,9 +70,7 @@ local on_device = te.get_default_device() ~= "cpu" -- a made-up one is slow, as 
 if on_device then MODELS = { MODELS[1], MODELS[4] } elseif size > 2 then table.remove(MODELS, 2) end
 
 local function model_of(kind, more, split)
-    te.manual_seed(17)
-    local model = te.models[kind](copy({ vocab_size = VOCAB, block_size = SEQ, n_layer = 2, init_std = 0.2 },
-        copy(more, split)))
+    local model = side_by_side.model(kind, copy({ n_layer = 2, init_std = 0.2 }, copy(more, split)))
     te.manual_seed(3)
     for name, p in model:named_parameters() do -- biases, norms, sinks
         if p:dim() == 1 then
@@ -99,13 +90,8 @@ local function grads_of(model)
     return grads
 end
 
-local function batch(seq)
-    return te.randint(0, VOCAB - 1, { 2, seq or SEQ }), te.randint(0, VOCAB - 1, { 2, seq or SEQ })
-end
-
 local function compare(name, one, own, scope, tolerance)
-    local optimizers = {}
-    for i, model in ipairs { one, own } do optimizers[i] = te.optim.SGD(model:parameters(), { lr = 0.1 }) end
+    local pair = side_by_side.pair(one, own)
     te.manual_seed(18)
     for step = 1, 3 do
         local ids, targets = batch()
@@ -119,18 +105,12 @@ local function compare(name, one, own, scope, tolerance)
         near(("%s, loss %d"):format(name, step), own_loss, loss, tolerance)
         loss:backward()
         own_loss:backward()
-        local norm = te.optim.grad_norm(one)
-        near(name .. ", norm", te.full({}, te.optim.grad_norm(own)), te.full({}, norm), 10 * tolerance)
+        local norm = pair:norm(name, 10 * tolerance)
         local want = grads_of(one)
         for key, grad in pairs(grads_of(own)) do
             near(("%s, gradient %d of %s"):format(name, step, key), grad, want[key], 20 * tolerance, norm / 100)
         end
-        te.optim.clip_grad_norm(one, norm / 2)
-        te.optim.clip_grad_norm(own, norm / 2)
-        for _, optimizer in ipairs(optimizers) do
-            optimizer:step()
-            optimizer:zero_grad()
-        end
+        pair:step(norm / 2)
     end
     local state = D.join_state(own)
     for key, p in pairs(one:state_dict()) do

@@ -8,8 +8,8 @@
  * The gradient of the bias is dS.
  *
  * A task visits its blocks of keys, and for each the blocks of queries that see it, which stay as they were loaded and
- * packed where a cache holds all of them. Where q is scaled when it is
- * loaded, dk needs no further factor; dq gets it when it is written.
+ * packed where a cache holds all of them. Where q is scaled when it is loaded, dk needs no further factor; dq gets it
+ * when it is written.
  */
 
 typedef struct T(backward_state) {

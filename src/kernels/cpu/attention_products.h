@@ -34,7 +34,7 @@ static inline void T(load_rows)(REAL *rows, const te_view *v, int64_t batch, int
     T(load_tile)(rows, te_attention_pad(v->shape[3]), v, batch, head, first, n, scale);
 }
 
-/* n rows of `dim` columns for the right side, in `place` where they need one; and where they are. */
+/* n rows of `dim` columns for the right side, in `place` where they need one; right_of says where they are. */
 static inline void T(pack_right)(REAL *place, const REAL *rows, int64_t dim, int n)
 {
     (void)place, (void)rows, (void)dim, (void)n;

@@ -26,7 +26,8 @@ static void test_large_products(void)
     static const int64_t shapes[][3] = {{257, 70, 300}, {33, 500, 129}, {5, 17, 9000}, {300, 1, 400}, {1, 700, 600},
                                         {9, 1500, 1500}, {20, 60, 4200}, {64, 192, 768}, {600, 96, 64},
                                         {131, 337, 514}, {65, 128, 768}, {128, 512, 96}, {528, 40, 1056},
-                                        {600, 5, 500}, {530, 2, 531}, {40, 8, 90}, {530, 110, 1100}};
+                                        {600, 5, 500}, {530, 2, 531}, {40, 8, 90}, {530, 110, 1100},
+                                        {528, 130, 320}, {208, 300, 128}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (int t = 0; t < TYPE_PAIRS; t++) {
             product p = make(type_pairs[t], shapes[i][0], shapes[i][1], shapes[i][2], 0, NULL);
@@ -68,7 +69,8 @@ static void test_small_products(void)
 /* However many threads share c, the units of our own kernel cover it once, and its bits are those of one thread. */
 static void test_many_threads(void)
 {
-    static const int64_t shapes[][3] = {{65, 128, 300}, {256, 512, 70}, {500, 130, 128}, {40, 900, 64}, {8, 2100, 129}};
+    static const int64_t shapes[][3] = {{65, 128, 300}, {256, 512, 70}, {500, 130, 128}, {40, 900, 64},
+                                        {8, 2100, 129}, {528, 400, 320}};
     int usual = execs[1].threads;
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (int threads = 3; threads <= 17; threads += 2) {

@@ -1,6 +1,6 @@
 /* test_program_lookup.c - functions of bfloat16 that large runs look up: the bits of the same run on float32, where
- * nothing is looked up, in every plan, layout and instruction set; many functions, parameters, interrupts, and no
- * memory.
+ * nothing is looked up, in every plan, layout and instruction set, gathered and loaded; many functions, parameters,
+ * interrupts, and no memory.
  */
 #include "failing_memory.h"
 #include "kernels/dtype.h"
@@ -287,7 +287,11 @@ int main(void)
     for (int d = 0; d < n_devices; d++) {
         test_in_place(&devices[d]);
         if (devices[d].threads != 2) continue;
-        test_plans(&devices[d]);
+        te_cpu_device *device = te_cpu(&devices[d]);
+        for (int way = 0; way < (device->isa == TE_CPU_AVX512 ? 2 : 1); way++) {
+            device->gathers = way == 1;
+            test_plans(&devices[d]);
+        }
         test_many(&devices[d]);
         test_interrupted(&devices[d]);
     }

@@ -43,6 +43,19 @@ te_cpu_isa te_cpu_isa_detect(void)
     return best;
 }
 
+/* Intel's processors with a matrix unit gather 16 numbers in half the time of 16 loads. Those before are slowed down
+ * against leaks, and AMD's load one by one. */
+static bool gathers_fast(void)
+{
+#if defined(TE_ISA_HAS_X86) && defined(__x86_64__)
+    enum { AMX_TILE = 1 << 24 };
+    unsigned a, b, c, d;
+    return __builtin_cpu_is("intel") && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & AMX_TILE) != 0;
+#else
+    return false;
+#endif
+}
+
 te_status te_cpu_finish(te_exec *exec, te_status status)
 {
     if (!te_cpu_stopped(exec)) return status;
@@ -64,6 +77,7 @@ static te_status cpu_open(te_exec *exec, int index)
 #ifdef TE_ISA_HAS_AVX512BF16
     device->has_bf16 = more && __builtin_cpu_supports("avx512bf16");
 #endif
+    device->gathers = more && gathers_fast();
 #ifdef TE_ISA_HAS_AVX512VBMI
     device->has_vbmi = more && __builtin_cpu_supports("avx512vbmi");
     device->quantize_ahead = __builtin_cpu_is("amdfam19h") ? 0 : 8 << 10; /* Zen 4 (isa/quantize_along.h) */

@@ -24,6 +24,7 @@ typedef struct te_cpu_device {
     bool       has_bf16; /* and pairs of bfloat16, of products and, beside avx512, rounding; not with TE_CPU_ISA=avx512,
                             nor, on Arm, =portable */
     bool       has_vbmi; /* likewise permutations of bytes */
+    bool       gathers;  /* an instruction that gathers numbers takes less time than loading each of them */
     struct te_quantize_blocks *quantize; /* loops that do; NULL: there are none */
     const struct te_attention_blocks *tiled_attention; /* of bfloat16, in a matrix unit, once products know of one */
     int64_t    quantize_keeps_from; /* bytes of a source and its codes that are in no cache when they are needed */

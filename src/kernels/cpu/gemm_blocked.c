@@ -18,6 +18,9 @@
  * Units, slices and tiles depend on the shape alone (units on the number of threads, but k is not divided between
  * them), and a tile's sums are kept in full precision between slices; so the result does not depend on who computes
  * it.
+ *
+ * In a matrix unit short sums are done before c's lines come from a cache that is not near. There a unit packs all of
+ * its panels, and rows are multiplied with one panel after the other, so that lines of c follow each other.
  */
 #include "../dtype.h"
 #include "gemm_cache.h"
@@ -200,25 +203,50 @@ static te_gemm_lying lying_of(const gemm_unit *u, int64_t panel, te_gemm_ahead *
     return (te_gemm_lying){data, row, words * row, ahead * words * row, u->b_room};
 }
 
+/* The slice's rows of a as tiles read them: packed, or where they lie. */
+typedef struct gemm_rows {
+    const char *data;
+    int64_t row, step, panel; /* bytes from row to row, from step to step, and to the rows of the next tile */
+} gemm_rows;
+
+static gemm_rows rows_of_slice(const gemm_unit *u)
+{
+    const te_gemm_kernel *kernel = u->plan->kernel;
+    int64_t mr = kernel->mr, word = kernel->word_bytes, step = kernel->step * word;
+    if (!u->plan->direct_a) return (gemm_rows){a_of_slice(u), step, mr * step, mr * u->filled * word};
+    const char *data = u->a.data + u->row * u->a.row + u->first * word;
+    return (gemm_rows){data, u->a.row, step, mr * u->a.row};
+}
+
+/* What leaves the tile of `rows` rows from `row` on, and where to. */
+static void aim(const gemm_unit *u, te_gemm_out *out, int64_t row, int rows, int64_t panel)
+{
+    const te_gemm_plan *plan = u->plan;
+    const te_gemm_kernel *kernel = plan->kernel;
+    int64_t col = panel * plan->width;
+    bool ends = u->first + u->words == plan->words, whole = columns_of(u, panel) % kernel->lanes == 0;
+    out->c = te_gemm_element(&u->finish.c, row, col);
+    out->way = ends && whole && rows % kernel->row_group == 0 ? plan->way : TE_GEMM_OUT_KEEP;
+    out->squares = NULL;
+    if (ends && plan->squares)
+        out->squares = plan->squares + row / kernel->mr * plan->square_cols + col / kernel->lanes;
+}
+
 /* Packs a slice of a panel of b, and multiplies the unit's rows with it. */
 static void run_tiles(gemm_unit *u, int64_t panel)
 {
     const te_gemm_plan *plan = u->plan;
     const te_gemm_kernel *kernel = plan->kernel;
-    int64_t mr = kernel->mr, word = kernel->word_bytes, tile_bytes = mr * kernel->nr * kernel->sum_bytes;
+    int64_t mr = kernel->mr, tile_bytes = mr * kernel->nr * kernel->sum_bytes;
     int64_t col = panel * plan->width, row_panels = divide_up(u->rows, mr);
-    int64_t step = kernel->step * word, a_row = plan->direct_a ? u->a.row : step;
-    int64_t a_step = plan->direct_a ? step : mr * step, a_panel = mr * (plan->direct_a ? u->a.row : u->filled * word);
-    const char *a = plan->direct_a ? u->a.data + u->row * u->a.row + u->first * word : a_of_slice(u);
+    gemm_rows a = rows_of_slice(u);
     int cols = columns_of(u, panel), vectors = vectors_of(u, panel);
     bool begins = u->first == 0, ends = u->first + u->words == plan->words;
     bool kept = plan->words > plan->slice_words, chunks = plan->words > plan->chunk_words;
     char *sums = u->sums + (chunks ? (panel - u->panel) * row_panels * tile_bytes : 0);
-    float *squares = ends ? plan->squares : NULL;
-    bool   by_near = squares && !kernel->drain;
+    bool  by_near = ends && plan->squares && !kernel->drain;
     char  *near = u->sums + plan->sums_bytes - tile_bytes;
     int64_t c_row = u->finish.c.rs * u->finish.c.size;
-    te_gemm_way way = ends && cols == vectors * kernel->lanes ? plan->way : TE_GEMM_OUT_KEEP;
     te_gemm_out out = {.row = by_near ? kernel->nr * kernel->sum_bytes : c_row,
                        .vector = kernel->lanes * u->finish.c.size, .leaving = &u->leaving};
     te_gemm_ahead next = after(u, panel);
@@ -229,20 +257,19 @@ static void run_tiles(gemm_unit *u, int64_t panel)
     else if (!plan->packed_b) pack_b(u, panel);
     if (kernel->fetch) te_gemm_plan_asking(&out, &next, at_least(u->rows / mr - packs, 0), u->filled);
     else plan_fetches(u, row_panels, &next, &out);
-    for (int64_t i = 0; i < row_panels; i++, a += a_panel, sums += kept ? tile_bytes : 0) {
+    for (int64_t i = 0; i < row_panels; i++, a.data += a.panel, sums += kept ? tile_bytes : 0) {
         int64_t row = u->row + i * mr;
         int rows = (int)at_most(u->rows - i * mr, mr);
-        if (kernel->fetch && ends && way != TE_GEMM_OUT_STREAM) kernel->fetch(&u->finish.c, row, col, rows, cols);
-        char *c = te_gemm_element(&u->finish.c, row, col);
-        float *of_tile = squares ? squares + row / mr * plan->square_cols + col / kernel->lanes : NULL;
-        out.c = by_near ? near : c;
-        bool part = rows % kernel->row_group || (packs && rows < mr);
-        out.way = by_near ? TE_GEMM_OUT_STORE : part ? TE_GEMM_OUT_KEEP : way;
-        out.squares = of_tile;
+        aim(u, &out, row, rows, panel);
+        if (kernel->fetch && ends && out.way != TE_GEMM_OUT_STREAM)
+            kernel->fetch(&u->finish.c, row, col, rows, cols);
+        char *c = out.c;
+        if (by_near) out.c = near, out.way = TE_GEMM_OUT_STORE;
+        else if (packs && rows < mr) out.way = TE_GEMM_OUT_KEEP;
         te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors - 1];
-        if (packs && i == 0) kernel->packing[vectors - 1](a, a_row, a_step, &lying, u->filled, sums, begins, &out);
-        else tile(a, a_row, a_step, b, u->filled, sums, begins, &out);
-        if (by_near) kernel->stream_squares(c, c_row, near, kernel->nr, rows, vectors, of_tile);
+        if (packs && i == 0) kernel->packing[vectors - 1](a.data, a.row, a.step, &lying, u->filled, sums, begins, &out);
+        else tile(a.data, a.row, a.step, b, u->filled, sums, begins, &out);
+        if (by_near) kernel->stream_squares(c, c_row, near, kernel->nr, rows, vectors, out.squares);
         else if (ends && out.way == TE_GEMM_OUT_KEEP)
             kernel->finish(&u->finish, sums, kernel->nr, row, col, rows, cols);
     }
@@ -299,6 +326,37 @@ static void begin_slice(gemm_unit *u, int64_t first)
     u->filled = round_up(u->words, u->plan->kernel->step);
 }
 
+/* All of the unit, one tile's rows after the other with all panels, which are packed before. */
+static void run_across(gemm_unit *u)
+{
+    const te_gemm_plan *plan = u->plan;
+    const te_gemm_kernel *kernel = plan->kernel;
+    begin_slice(u, 0);
+    if (!plan->direct_a) pack_a(u);
+    int64_t panel_bytes = u->filled * kernel->nr * kernel->word_bytes, end = u->panel + u->panels;
+    char *room = u->b_room;
+    for (int64_t panel = u->panel; panel < end; panel++, u->b_room += panel_bytes) pack_b(u, panel);
+    u->b_room = room;
+    gemm_rows a = rows_of_slice(u);
+    te_gemm_ahead none = {0};
+    te_gemm_out   out = {.row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size,
+                         .leaving = &u->leaving};
+    plan_fetches(u, 1, &none, &out);
+    for (int64_t i = 0; i < u->rows; i += kernel->mr, a.data += a.panel) {
+        int64_t row = u->row + i;
+        int rows = (int)at_most(u->rows - i, kernel->mr);
+        const char *b = room;
+        for (int64_t panel = u->panel; panel < end; panel++, b += panel_bytes) {
+            aim(u, &out, row, rows, panel);
+            te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors_of(u, panel) - 1];
+            tile(a.data, a.row, a.step, b, u->filled, u->sums, true, &out);
+            if (out.way == TE_GEMM_OUT_KEEP)
+                kernel->finish(&u->finish, u->sums, kernel->nr, row, panel * plan->width, rows, columns_of(u, panel));
+        }
+    }
+    drain(u);
+}
+
 /* Where k is 0 there is a chunk of one slice, without words. */
 static void run_chunk(gemm_unit *u)
 {
@@ -325,6 +383,10 @@ static void run_unit(gemm_unit *u)
         return;
     }
     u->chunk = 0;
+    if (u->plan->across) {
+        run_across(u);
+        return;
+    }
     do {
         run_chunk(u);
         u->chunk += u->plan->chunk_words;

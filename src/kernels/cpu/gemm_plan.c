@@ -7,6 +7,7 @@ enum {
     THREAD_MACS = 512 << 10, /* work that pays for waking a thread */
     PRODUCT_MACS = 256,      /* that take as long as all else about a product */
     MATRIX_K = 32,           /* elements of a row of its registers */
+    ACROSS_WORDS = 64,       /* of k, up to which lines of c take longer than a matrix unit's sums */
     DIRECT_COLS = 96,        /* up to so many an operand that stays for several slices is not worth a copy, … */
     NEAR_ROWS = 4096,        /* … nor for vectors while its rows are less bytes apart */
     STREAM_BYTES = 2 << 20,  /* of a result that is written past the caches, from which on nobody finds it there; … */
@@ -68,7 +69,8 @@ static bool is_direct(const te_gemm_plan *plan)
     bool whole_words = plan->word == TE_GEMM_WORD_F32 || plan->word == TE_GEMM_WORD_F64 ||
                        plan->word == TE_GEMM_WORD_BF16PAIR;
     bool whole_steps = plan->p->k % (plan->kernel->k_per_word * plan->kernel->step) == 0;
-    bool stays = plan->kernel->step > 1 || (plan->kernel->chunk_bytes && plan->p->a.rs * plan->p->a.size >= NEAR_ROWS);
+    bool far = plan->kernel->chunk_bytes && plan->p->a.rs * plan->p->a.size >= NEAR_ROWS;
+    bool stays = plan->kernel->step > 1 ? plan->words > plan->slice_words : far;
     if (stays && plan->p->n > DIRECT_COLS) return false;
     if (te_gemm_is_low(plan)) return false;
     return whole_words && whole_steps && plan->p->m % plan->kernel->row_group == 0 && te_gemm_reads_rows(&plan->p->a);
@@ -151,12 +153,13 @@ static void plan_small(te_gemm_plan *plan, const te_gemm_state *state)
 }
 
 /* Cycles for a step of k of so much work, as they were measured: a multiplication of vectors takes one, packing a word
- * a part of one, and so does reading a where it lies. Narrow panels read it more often. */
+ * a part of one, and so does reading a where it lies. Narrow panels read it more often. A matrix unit waits for what it
+ * reads there, and longest for what another core has just written. */
 static double cycles_of(const te_gemm_plan *plan, double multiply, double words_b, double words_a)
 {
-    double narrow = plan->width < plan->kernel->nr ? 1.03 : 1;
-    double rate = plan->kernel->rate;
-    return narrow * multiply / rate + 0.35 * words_b + (plan->direct_a ? 0.15 / rate : 0.3) * words_a;
+    double narrow = plan->width < plan->kernel->nr ? 1.03 : 1, rate = plan->kernel->rate;
+    bool   passes = plan->direct_a && plan->kernel->step == 1;
+    return narrow * multiply / rate + 0.35 * words_b + (passes ? 0.15 / rate : 0.3) * words_a;
 }
 
 /* One way to divide c. */
@@ -307,7 +310,8 @@ static void plan_workspace(te_gemm_plan *plan)
     size_t slice = round_up(at_most(plan->words, plan->slice_words), kernel->step) * kernel->word_bytes;
     size_t tile = (size_t)kernel->mr * kernel->nr * kernel->sum_bytes;
     bool one_slice = plan->words <= plan->slice_words;
-    plan->b_bytes = align_up(kernel->nr * slice);
+    plan->across = kernel->drain && plan->words > 0 && plan->words <= ACROSS_WORDS;
+    plan->b_bytes = align_up(kernel->nr * slice * (plan->across ? plan->unit_panels : 1));
     int64_t row_panels = plan->unit_rows / kernel->mr, chunk = plan->chunk_words < plan->words ? plan->unit_panels : 1;
     size_t chunk_bytes = round_up(at_most(plan->chunk_words, plan->words), kernel->step) * kernel->word_bytes;
     plan->a_bytes = plan->direct_a ? 0 : align_up(plan->unit_rows * chunk_bytes);

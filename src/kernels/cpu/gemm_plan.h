@@ -23,6 +23,7 @@ typedef struct te_gemm_plan {
     int     threads;
     bool    small;                          /* not in tiles (isa/gemm_small.c), and whether b is packed there */
     bool    small_panel, small_pairs, small_turned; /* … as pairs, or turned as it is */
+    bool    across;                         /* a tile's rows meet all panels of the unit before the next ones do */
     bool    direct_a;                       /* rows of a serve as they are */
     bool    keeps_a;                        /* packed rows of a serve neighbouring units */
     bool    blocks_first;                   /* neighbouring units are blocks of one group, else groups of one block */

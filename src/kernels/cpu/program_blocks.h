@@ -113,6 +113,7 @@ typedef struct te_chain_run {
     const int64_t        *step; /* NULL: windows are no rows */
     size_t                n, window;
     bool                  far; /* windows are no rows, and read tensors that no near cache holds */
+    bool                  gathers; /* te_cpu_device.gathers */
     te_ahead              ahead;
 } te_chain_run;
 

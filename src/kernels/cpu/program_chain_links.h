@@ -565,6 +565,9 @@ static void bind_link(te_bound_chain *chain, const te_link *link, const te_chain
     bound->run = link->op == TE_LINK_COLUMNS       ? columns_runs[from[0]]
                  : link->op == TE_LINK_COLUMNS_DOT ? columns_dot_runs[from[0]][from[1]]
                                                    : link_runs[TE_LINK_OF(link->op, from[0], from[1], from[2])];
+#ifdef TE_ISA_avx512
+    if (link->op == TE_BLOCK_LOOK_UP && from[0] == TE_FROM_HALF && run->gathers) bound->run = link_gather_HALF_NUMBER;
+#endif
 }
 
 /* As the tensor wants it. What is streamed is so in whole lines, in every row. */

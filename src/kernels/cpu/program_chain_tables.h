@@ -1,6 +1,6 @@
 /* program_chain_tables.h - links that look values up in the tables of program_lookup.c. A part of
  * program_chain_links.h. */
-/* Each value by a load of its own: gathering instructions take twice as long. */
+/* Each value by a load of its own: on most processors gathering instructions take twice as long. */
 TE_PART table_values(const uint16_t *codes, const te_real *table)
 {
     te_real values[LANES];
@@ -70,3 +70,19 @@ static void link_look_up_HALF_NUMBER(LINK_PARAMETERS)
     a2 = table_values(codes + 2 * LANES, table), a3 = table_values(codes + 3 * LANES, table);
     NEXT_LINK;
 }
+
+#ifdef TE_ISA_avx512
+static inline te_strip_part gathered(const uint16_t *codes, const te_real *table)
+{
+    return _mm512_i32gather_ps(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)codes)), table, 4);
+}
+
+static void link_gather_HALF_NUMBER(LINK_PARAMETERS)
+{
+    const uint16_t *codes = (const uint16_t *)(const void *)(link->arg[0].block + at / 2);
+    const te_real  *table = (const te_real *)(const void *)link->arg[1].block;
+    a0 = gathered(codes, table), a1 = gathered(codes + LANES, table);
+    a2 = gathered(codes + 2 * LANES, table), a3 = gathered(codes + 3 * LANES, table);
+    NEXT_LINK;
+}
+#endif

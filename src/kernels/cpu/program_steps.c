@@ -498,6 +498,7 @@ void te_walker_chain(te_walker *w, int first)
     run.step = w->job->band ? w->step : NULL;
     run.window = w->job->band ? w->tile_columns : w->window ? w->window : skip;
     run.far = !w->job->band && w->window && w->job->bytes >= TE_PAST_NEAR_CACHES;
+    run.gathers = te_cpu(w->job->exec)->gathers;
     run.ahead = ahead_of(w, chain, strips);
     blocks->chain(&run);
     for (int s = first; left && s < chain->chain_end; s++) finish_link(w, &steps[s], skip, left);

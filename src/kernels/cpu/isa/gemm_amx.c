@@ -65,18 +65,22 @@ typedef struct square {
     int         lines, k;
 } square;
 
-/* Rows that are contiguous: one after the other, as memory has them, over all squares. */
+/* Rows that are contiguous, four at a time over all squares: lines of a square that are stored together leave the
+ * caches together, and memory has more of them under way. */
 static void pack_rows(const te_gemm_pack *p, int64_t squares, uint32_t *panels)
 {
+    enum { FOUR = 4 };
     int64_t   whole = p->k / (2 * SIDE);
     __mmask32 rest = ((__mmask32)1 << p->k % (2 * SIDE)) - 1;
-    for (int line = 0; line < (p->extent + SIDE - 1) / SIDE * SIDE; line++) {
+    for (int line = 0; line < (p->extent + SIDE - 1) / SIDE * SIDE; line += FOUR) {
         const char *src = p->src + line * p->line_stride;
         uint32_t   *to = panels + (line / ROWS * squares * ROWS + line % ROWS) * SIDE;
-        bool        there = line < p->extent;
-        for (int64_t w = 0; w < whole; w++, src += 4 * SIDE, to += ROWS * SIDE)
-            _mm512_storeu_si512(to, there ? _mm512_loadu_si512(src) : _mm512_setzero_si512());
-        if (whole < squares) _mm512_storeu_si512(to, _mm512_maskz_loadu_epi16(there ? rest : 0, src));
+        int         there = p->extent - line;
+        for (int64_t w = 0; w < squares; w++, src += 4 * SIDE, to += ROWS * SIDE)
+            for (int i = 0; i < FOUR; i++) {
+                __mmask32 mask = i >= there ? 0 : w < whole ? (__mmask32)-1 : rest;
+                _mm512_storeu_si512(to + i * SIDE, _mm512_maskz_loadu_epi16(mask, src + i * p->line_stride));
+            }
     }
 }
 
@@ -233,7 +237,7 @@ static inline void fetch_soon(soon *s)
     te_gemm_ask(s->ahead, s->lines);
     for (int i = 0; i < s->sums_lines; i++, s->sums += 64) __builtin_prefetch(s->sums, 1, 3);
     for (int i = 0; i < s->c_rows; i++, s->c += s->pitch)
-        for (int l = 0; l < s->c_lines; l++) __builtin_prefetch(s->c + 64 * l, 0, 2);
+        for (int l = 0; l < s->c_lines; l++) __builtin_prefetch(s->c + 64 * l, 1, 3);
 }
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */

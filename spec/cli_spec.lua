@@ -405,13 +405,13 @@ describe("tetrain", function()
 
     -- Runs a script in the background and signals it once it has called ready(...): a signal that comes earlier is
     -- lost, as a shell lets its background ignore INT. Nothing stands between, for what passes signals on, such as
-    -- timeout(1), loses one that comes before it knows whom it has started.
+    -- timeout(1), loses one that comes before it knows whom it has started. SIGHUP may be ignored, as by nohup(1).
     local function run_and_signal(text, signal)
         local ready = os.tmpname()
         os.remove(ready)
         local path = script("local te = require 'te'\nlocal function ready(name) io.open(name, 'wb'):close() end\n"
             .. text)
-        local out, err, status = shell(("'%s' %s %s & pid=$!; "
+        local out, err, status = shell(("env --default-signal=HUP '%s' %s %s & pid=$!; "
             .. "while [ ! -e %s ] && kill -0 $pid; do sleep 0.05; done; kill -%s $pid; wait $pid")
             :format(TETRAIN, path, ready, ready, signal))
         os.remove(ready)
@@ -450,7 +450,7 @@ describe("tetrain", function()
     it("goes on when its terminal is closed where SIGHUP is ignored", function()
         local path = script "os.execute 'kill -HUP $PPID' require('te').ones(2) print 'on'"
         assert.equal("on\n", (shell(("trap '' HUP; '%s' %s"):format(TETRAIN, path))))
-        local out, err, status = shell(("'%s' %s"):format(TETRAIN, path))
+        local out, err, status = shell(("env --default-signal=HUP '%s' %s"):format(TETRAIN, path))
         assert.equal("", out)
         assert.is_truthy(err:find("interrupted", 1, true), err)
         assert.equal(130, status)

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -36,7 +37,7 @@ struct te_cuda_sim {
 };
 
 /* Without standard libraries, which take the linker a while: the process has libc and libm. */
-static const char *const compiler_options[] = {"-std=c++17", "-O1",  "-march=native", "-ffp-contract=off",
+static const char *const compiler_options[] = {"-std=c++17", "-ffp-contract=off",
                                                "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing",
                                                "-fvisibility=hidden", "-fPIC", "-shared", "-w", "-nostdlib",
 #ifdef __SANITIZE_ADDRESS__ /* then kernels are watched as the host is */
@@ -55,6 +56,20 @@ static const char *const strict_options[] = {
 enum { N_OPTIONS = sizeof compiler_options / sizeof compiler_options[0], N_STRICT = 2, PATH_SIZE = 512 };
 
 static bool strict(void) { return getenv("TE_SIM_STRICT") != NULL; }
+
+/* Most of the time goes into the compiler's tables, a part of which are for vectors that kernels do not have; what they
+ * need is fused multiply-adds. */
+static const char *processor_option(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "-march=x86-64-v3";
+#endif
+    return "-march=native";
+}
+
+/* Row programs are many, and run for less time than they are compiled for. */
+static const char *optimization(bool row_program) { return row_program ? "-Og" : "-O1"; }
 
 static const char *compiler(void)
 {
@@ -75,6 +90,7 @@ static void object_name(const char *source, char name[33])
     uint64_t h[2] = {0xcbf29ce484222325u, 0x9ae16a3b2f90404fu};
     for (int k = 0; k < 2; k++) {
         h[k] = hash(hash(hash(h[k], compiler()), te_cuda_sim_prelude), source);
+        h[k] = hash(hash(hash(h[k], processor_option()), optimization(false)), optimization(true));
         for (int i = 0; i < N_OPTIONS; i++) h[k] = hash(h[k], compiler_options[i]);
         for (int i = 0; strict() && i < N_STRICT; i++) h[k] = hash(h[k], strict_options[i]);
     }
@@ -134,11 +150,12 @@ static bool write_text(const char *path, const char *a, const char *b, size_t b_
     return false;
 }
 
-static int run_compiler(const char *language, const char *source, const char *object, const char *log)
+static int run_compiler(const char *language, bool row_program, const char *source, const char *object,
+                        const char *log)
 {
-    const char                *args[N_OPTIONS + N_STRICT + 8] = {compiler()};
+    const char *args[N_OPTIONS + N_STRICT + 10] = {compiler(), optimization(row_program), processor_option()};
     posix_spawn_file_actions_t actions;
-    int                        n = 1, status = -1;
+    int                        n = 3, status = -1;
     pid_t                      pid;
     for (int i = 0; i < N_OPTIONS; i++) args[n++] = compiler_options[i];
     for (int i = 0; strict() && i < N_STRICT; i++) args[n++] = strict_options[i];
@@ -189,7 +206,7 @@ static bool make_header(const char *folder, const char *base, const char *source
     snprintf(compiled, sizeof compiled, "%s.gch", path);
     if (!write_text(fresh, te_cuda_sim_prelude, source, length, "", message, size)) return false;
     if (rename(fresh, path) != 0) return false;
-    if (run_compiler("c++-header", path, fresh, log) != 0 || rename(fresh, compiled) != 0) unlink(fresh);
+    if (run_compiler("c++-header", true, path, fresh, log) != 0 || rename(fresh, compiled) != 0) unlink(fresh);
     return true;
 }
 
@@ -207,7 +224,7 @@ static bool compile(const char *folder, const char *object, const char *source, 
     snprintf(include, sizeof include, "#include \"%s\"\n", header);
     const char *rest = source + skipped;
     if (write_text(text, skipped ? include : te_cuda_sim_prelude, rest, strlen(rest), rest, message, size)) {
-        int status = run_compiler("c++", text, fresh, log);
+        int status = run_compiler("c++", skipped > 0, text, fresh, log);
         if (status != 0) {
             first_lines(log, errors, sizeof errors);
             snprintf(message, size, "%s failed (status %d): %s", compiler(), status, errors);
@@ -236,17 +253,40 @@ static te_cuda_sim *open_object(const char *path, char *message, size_t size)
     return NULL;
 }
 
+/* Processes that want the same kernels at the same time, as those of one training run do, wait for the one that
+ * compiles them: those whose names begin alike share a lock. -1: there is none, and each compiles for itself. */
+static int take_lock(const char *folder, const char name[33])
+{
+    char path[PATH_SIZE + 16];
+    snprintf(path, sizeof path, "%s/%.2s.lock", folder, name);
+    int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    while (lock >= 0 && flock(lock, LOCK_EX) != 0 && errno == EINTR) {}
+    return lock;
+}
+
+/* Unless it is there. */
+static bool make_object(const char *folder, const char name[33], const char *object, const char *source, char *message,
+                        size_t size)
+{
+    if (access(object, R_OK) == 0) return true;
+    int  lock = take_lock(folder, name);
+    bool made = access(object, R_OK) == 0 || compile(folder, object, source, message, size);
+    if (lock >= 0) close(lock);
+    return made;
+}
+
 te_cuda_sim *te_cuda_sim_compile(const char *source, const char *folder, char *message, size_t message_size)
 {
     char path[PATH_SIZE], name[33], object[PATH_SIZE + 64];
     if (!make_folder(folder, path, message, message_size)) return NULL;
     object_name(source, name);
     snprintf(object, sizeof object, "%s/%s.so", path, name);
-    if (access(object, R_OK) != 0 && !compile(path, object, source, message, message_size)) return NULL;
+    if (!make_object(path, name, object, source, message, message_size)) return NULL;
     te_cuda_sim *sim = open_object(object, message, message_size);
     if (sim) return sim;
     unlink(object); /* damaged: made anew, once */
-    return compile(path, object, source, message, message_size) ? open_object(object, message, message_size) : NULL;
+    if (!make_object(path, name, object, source, message, message_size)) return NULL;
+    return open_object(object, message, message_size);
 }
 
 void te_cuda_sim_release(te_cuda_sim *sim)

@@ -62,27 +62,23 @@ static __attribute__((noinline)) void strip_values(te_strip_part *x, const uint1
 
 LINK_LOOK_UP(ACC) LINK_LOOK_UP(BLOCK)
 
-static void link_look_up_HALF_NUMBER(LINK_PARAMETERS)
-{
-    const uint16_t *codes = (const uint16_t *)(const void *)(link->arg[0].block + at / 2);
-    const te_real  *table = (const te_real *)(const void *)link->arg[1].block;
-    a0 = table_values(codes, table), a1 = table_values(codes + LANES, table);
-    a2 = table_values(codes + 2 * LANES, table), a3 = table_values(codes + 3 * LANES, table);
-    NEXT_LINK;
-}
+#define LINK_OF_TABLE(name, values_of)                                                            \
+    static void link_##name##_HALF_NUMBER(LINK_PARAMETERS)                                        \
+    {                                                                                             \
+        const uint16_t *codes = (const uint16_t *)(const void *)(link->arg[0].block + at / 2);    \
+        const te_real  *table = (const te_real *)(const void *)link->arg[1].block;                \
+        a0 = values_of(codes, table), a1 = values_of(codes + LANES, table);                       \
+        a2 = values_of(codes + 2 * LANES, table), a3 = values_of(codes + 3 * LANES, table);       \
+        NEXT_LINK;                                                                                \
+    }
+
+LINK_OF_TABLE(look_up, table_values)
 
 #ifdef TE_ISA_avx512
-static inline te_strip_part gathered(const uint16_t *codes, const te_real *table)
+TE_PART gathered_values(const uint16_t *codes, const te_real *table)
 {
     return _mm512_i32gather_ps(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)codes)), table, 4);
 }
 
-static void link_gather_HALF_NUMBER(LINK_PARAMETERS)
-{
-    const uint16_t *codes = (const uint16_t *)(const void *)(link->arg[0].block + at / 2);
-    const te_real  *table = (const te_real *)(const void *)link->arg[1].block;
-    a0 = gathered(codes, table), a1 = gathered(codes + LANES, table);
-    a2 = gathered(codes + 2 * LANES, table), a3 = gathered(codes + 3 * LANES, table);
-    NEXT_LINK;
-}
+LINK_OF_TABLE(gather, gathered_values)
 #endif

@@ -43,11 +43,12 @@ te_cpu_isa te_cpu_isa_detect(void)
     return best;
 }
 
+#ifdef TE_ISA_HAS_X86
 /* Intel's processors with a matrix unit gather 16 numbers in half the time of 16 loads. Those before are slowed down
  * against leaks, and AMD's load one by one. */
 static bool gathers_fast(void)
 {
-#if defined(TE_ISA_HAS_X86) && defined(__x86_64__)
+#ifdef __x86_64__
     enum { AMX_TILE = 1 << 24 };
     unsigned a, b, c, d;
     return __builtin_cpu_is("intel") && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & AMX_TILE) != 0;
@@ -55,6 +56,7 @@ static bool gathers_fast(void)
     return false;
 #endif
 }
+#endif
 
 te_status te_cpu_finish(te_exec *exec, te_status status)
 {

@@ -1,9 +1,13 @@
 /* test_cuda_kernels_sim.c - the simulator itself: places, shared memory and barriers, warp operations, atomics,
- * parameters of all sizes, and what it says of kernels that cannot go on. */
+ * parameters of all sizes, what it says of kernels that cannot go on, and processes that compile the same. */
 #include "kernels/cuda_sim/cuda_sim.h"
 #include "test.h"
 
+#include <dirent.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static char message[4096];
 
@@ -185,8 +189,44 @@ static void check_failures(te_cuda_sim *sim)
           strstr(message, "/nowhere"));
 }
 
+/* Of several processes that want the same kernel one starts the compiler, which notes each start. */
+static void check_processes(void)
+{
+    enum { PROCESSES = 3 };
+    static const char kernel[] = "extern \"C\" __global__ void one(int *out) { *out = 1; }\n";
+    const char *usual = getenv("CXX");
+    char folder[] = "/tmp/tetrain-sim-XXXXXX", path[128], *kept = strdup(usual && usual[0] ? usual : "c++");
+    if (!kept || !mkdtemp(folder)) abort();
+    snprintf(path, sizeof path, "%s/compiler", folder);
+    FILE *script = fopen(path, "w");
+    if (!script) abort();
+    fprintf(script, "#!/bin/sh\necho >>%s/starts\nexec %s \"$@\"\n", folder, kept);
+    if (fclose(script) != 0 || chmod(path, 0700) != 0) abort();
+    setenv("CXX", path, 1);
+    for (int i = 0; i < PROCESSES; i++) {
+        if (fork() != 0) continue;
+        te_cuda_sim *sim = te_cuda_sim_compile(kernel, folder, message, sizeof message);
+        _exit(sim && te_cuda_sim_has(sim, "one") ? 0 : 1);
+    }
+    for (int status; wait(&status) > 0;) CHECK(status == 0);
+    if (usual) setenv("CXX", kept, 1);
+    else unsetenv("CXX");
+    free(kept);
+    struct stat starts;
+    snprintf(path, sizeof path, "%s/starts", folder);
+    CHECK_MSG(stat(path, &starts) == 0 && starts.st_size == 1, "%lld starts", (long long)starts.st_size);
+    DIR *files = opendir(folder);
+    for (struct dirent *entry; files && (entry = readdir(files));) {
+        snprintf(path, sizeof path, "%s/%.80s", folder, entry->d_name);
+        if (entry->d_name[0] != '.') unlink(path);
+    }
+    if (files) closedir(files);
+    rmdir(folder);
+}
+
 int main(void)
 {
+    check_processes();
     te_cuda_sim *sim = te_cuda_sim_compile(source, NULL, message, sizeof message);
     CHECK_MSG(sim != NULL, "%s", message);
     if (sim) {

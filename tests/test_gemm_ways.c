@@ -1,6 +1,7 @@
 /* test_gemm_ways.c - the ways that some of the CPU's matrix products take: results past the caches, operands that tiles
- * pack while they multiply, packed rows that units share, few rows. */
+ * pack while they multiply, packed rows that units share, panels that stay in a cache, few rows. */
 #include "gemm_products.h"
+#include "kernels/cpu/gemm_plan.h"
 
 /* Gives c rows of `pitch` elements, each a whole number of cache lines. */
 static void place_in_lines(product *p, int64_t rows, int64_t pitch)
@@ -81,6 +82,46 @@ static void test_operand_changes(void)
         free(c);
         release(&p);
     }
+}
+
+/* Whether two threads would each hold all of b. */
+static bool is_held(const te_gemm *g)
+{
+    te_gemm_problem problem;
+    te_gemm_plan    plan;
+    CHECK(te_gemm_problem_make(&execs[1], g, &problem) == TE_OK);
+    te_gemm_plan_make(&execs[1], te_gemm_state_get(&execs[1]), &problem, &plan);
+    return plan.held;
+}
+
+/* A b that the second-level cache holds, by rows that tiles of a matrix unit read where they lie: of one slice and of
+ * several, with edges of any width, every end, and a b that is another one in the next call. */
+static void test_held(void)
+{
+    static const struct {
+        int64_t m, n, k;
+        bool    held;
+    } cases[] = {{528, 70, 1056, true},  {272, 130, 160, true},  {784, 33, 544, true},  {528, 40, 1504, true},
+                 {1056, 257, 160, true}, {528, 70, 1050, false}, {536, 70, 1056, false}, {528, 70, 128, false},
+                 {1056, 600, 1056, false}};
+    bool unit = te_gemm_state_get(&execs[0])->matrix_unit != NULL;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int end = 0; end < 4; end++) {
+            type_pair types = {TE_BF16, end % 2 ? TE_F32 : TE_BF16};
+            product p = make(types, cases[i].m, cases[i].n, cases[i].k, 0, NULL);
+            free(p.a.base), free(p.c.base);
+            p.a = place(&p.gemm.a, ROWS, false);
+            p.c = place(&p.gemm.c, ROWS, false);
+            if (end >= 2) add_epilogue(&p);
+            CHECK_MSG(is_held(&p.gemm) == (unit && cases[i].held), "case %zu", i);
+            for (int call = 0; call < 2 && cases[i].held && (call == 0 || end == 0); call++) {
+                expectation *expected = expect(&p.gemm);
+                run_and_check(&p, expected, "blocked");
+                for (size_t at = 1; at < p.b.bytes; at += 2) p.b.base[at] ^= (char)0x80; /* signs */
+                free(expected);
+            }
+            release(&p);
+        }
 }
 
 /* Each row of p is computed alone, to the bits that it has among all, as p.c holds them. */
@@ -254,6 +295,7 @@ int main(void)
     test_streamed_result();
     test_streamed_rounded();
     test_operand_changes();
+    test_held();
     test_packed_by_tiles();
     test_few_rows();
     test_turned();

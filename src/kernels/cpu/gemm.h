@@ -156,6 +156,7 @@ typedef struct te_gemm_out {
     te_gemm_ahead *ahead;
     int            lines, sums, rows;
     int64_t        asking, apart;
+    bool           b_passes; /* b is loaded past the first-level cache, and a is near; else a may be what passes */
 } te_gemm_out;
 
 /* (first ? 0 : kept) + a * b over `words` words, a multiple of the kernel's step. Row r of a's step s is at
@@ -182,7 +183,8 @@ typedef struct te_gemm_kernel {
     int row_group;     /* rows that are computed together: 1, or those of a matrix unit's register */
     int step;          /* words of a row of a that stand together in a panel, word [w / step][i][w % step] */
     int slice_words, unit_rows, unit_panels; /* what caches hold (gemm_blocked.c) … */
-    int chunk_bytes;                         /* … of a, where several slices are a chunk */
+    int chunk_bytes;                         /* … of a, where several slices are a chunk, … */
+    int held_bytes;                          /* … and of all panels of b, where these are held */
     int rate;          /* multiplications of vectors in a cycle */
     int word_bytes, sum_bytes, k_per_word;
     bool rounds, streams; /* tiles can leave bfloat16, and write past the caches */
@@ -298,8 +300,8 @@ typedef struct te_gemm_division {
     const te_gemm_kernel *kernel; /* NULL: an empty entry */
     int64_t m, n, words, batches; /* the shape, … */
     int     threads;
-    bool    direct_a;
-    bool    blocks_first;         /* … and what was found */
+    bool    direct_a, rows_serve;
+    bool    blocks_first, held;   /* … and what was found */
     int64_t width, unit_rows, unit_panels;
 } te_gemm_division;
 enum { TE_GEMM_DIVISIONS = 64 };

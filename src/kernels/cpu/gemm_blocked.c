@@ -20,7 +20,9 @@
  * it.
  *
  * In a matrix unit short sums are done before c's lines come from a cache that is not near. There a unit packs all of
- * its panels, and rows are multiplied with one panel after the other, so that lines of c follow each other.
+ * its panels, and rows are multiplied with one panel after the other, so that lines of c follow each other. The same
+ * order serves longer sums where all of b fits the second-level cache: rows of a need not be packed, and follow each
+ * other in memory, which gives them in time that way.
  */
 #include "../dtype.h"
 #include "gemm_cache.h"
@@ -57,7 +59,7 @@ typedef struct gemm_unit {
     int64_t first, words, filled; /* of the slice; filled: words with the zeros behind them */
     char   *a_room, *b_room, *sums;
     te_gemm_leaving leaving;
-    const char **kept;            /* where the rows begin that a_room holds from unit to unit; or NULL */
+    const char **kept; /* where the rows of a, or columns of b, begin that the room holds from unit to unit; or NULL */
 } gemm_unit;
 
 static int columns_of(const gemm_unit *u, int64_t panel)
@@ -96,16 +98,16 @@ static void pack_a(const gemm_unit *u)
     else u->plan->isa->pack(&pack, a_of_slice(u));
 }
 
-static void pack_b(const gemm_unit *u, int64_t panel)
+static void pack_b(const gemm_unit *u, int64_t panel, char *to)
 {
     const te_gemm_kernel *kernel = u->plan->kernel;
     te_gemm_pack pack = pack_of_slice(u, u->b.data + panel * u->plan->width * u->b.col, u->b.col, u->b.row);
     pack.extent = columns_of(u, panel);
     pack.width = kernel->nr;
     pack.filled = vectors_of(u, panel) * kernel->lanes;
-    u->plan->isa->pack(&pack, u->b_room);
+    u->plan->isa->pack(&pack, to);
     size_t row = (size_t)kernel->nr * kernel->word_bytes;
-    if (u->filled > u->words) memset(u->b_room + u->words * row, 0, (u->filled - u->words) * row);
+    if (u->filled > u->words) memset(to + u->words * row, 0, (u->filled - u->words) * row);
 }
 
 /* Where the slice is in a panel of a packed b. */
@@ -171,7 +173,7 @@ static void plan_fetches(const gemm_unit *u, int64_t row_panels, te_gemm_ahead *
     out->ahead = next;
     out->lines = (int)divide_up(te_gemm_lines_of(next), row_panels * steps);
     if (u->plan->words > u->plan->slice_words) out->sums = (int)divide_up(tile_bytes / 64, steps);
-    if (ends && !u->plan->squares) out->rows = (int)divide_up(kernel->mr, steps);
+    out->rows = ends && !u->plan->squares ? (int)divide_up(kernel->mr, steps) : 0;
 }
 
 /* Writes what no tile follows. */
@@ -254,7 +256,7 @@ static void run_tiles(gemm_unit *u, int64_t panel)
     te_gemm_lying lying = {0};
     const char *b = plan->packed_b ? packed_slice(u, plan->packed_b, panel) : u->b_room;
     if (packs) lying = lying_of(u, panel, &next);
-    else if (!plan->packed_b) pack_b(u, panel);
+    else if (!plan->packed_b) pack_b(u, panel, u->b_room);
     if (kernel->fetch) te_gemm_plan_asking(&out, &next, at_least(u->rows / mr - packs, 0), u->filled);
     else plan_fetches(u, row_panels, &next, &out);
     for (int64_t i = 0; i < row_panels; i++, a.data += a.panel, sums += kept ? tile_bytes : 0) {
@@ -326,32 +328,73 @@ static void begin_slice(gemm_unit *u, int64_t first)
     u->filled = round_up(u->words, u->plan->kernel->step);
 }
 
-/* All of the unit, one tile's rows after the other with all panels, which are packed before. */
+/* Where the slice of a panel is, where all of the unit's are packed: slice after slice. */
+static char *b_of_slice(const gemm_unit *u, int64_t panel)
+{
+    const te_gemm_kernel *kernel = u->plan->kernel;
+    return u->b_room + (u->first * u->panels + (panel - u->panel) * u->filled) * kernel->nr * kernel->word_bytes;
+}
+
+/* All of the unit's panels, if the room does not hold them; a panel's columns of all slices, which follow each other in
+ * memory or lie in the same lines. */
+static void pack_all_of_b(gemm_unit *u)
+{
+    const te_gemm_plan *plan = u->plan;
+    const char *columns = u->b.data + u->panel * plan->width * u->b.col;
+    if (u->kept && *u->kept == columns) return;
+    for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++)
+        for (int64_t first = 0; first < plan->words; first += plan->slice_words) {
+            begin_slice(u, first);
+            pack_b(u, panel, b_of_slice(u, panel));
+        }
+    if (u->kept) *u->kept = columns;
+}
+
+/* The rows of a that come after those of the tiles at row `i` of the unit, if tiles are long enough to ask for them. */
+static te_gemm_ahead rows_after(const gemm_unit *u, int64_t i)
+{
+    const te_gemm_plan *plan = u->plan;
+    int64_t next = i + plan->kernel->mr;
+    if (!plan->held || next >= u->rows) return (te_gemm_ahead){0};
+    const char *data = u->a.data + (u->row + next) * u->a.row;
+    return (te_gemm_ahead){data, at_most(u->rows - next, plan->kernel->mr), u->a.row, plan->p->k * plan->p->a.size, 0};
+}
+
+/* A slice of one tile's rows, from row `i` of the unit on, with all panels. */
+static void run_row_of_tiles(gemm_unit *u, int64_t i, te_gemm_out *out)
+{
+    const te_gemm_plan *plan = u->plan;
+    const te_gemm_kernel *kernel = plan->kernel;
+    gemm_rows a = rows_of_slice(u);
+    int64_t mr = kernel->mr, row = u->row + i;
+    int rows = (int)at_most(u->rows - i, mr);
+    char *sums = u->sums;
+    for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++) {
+        aim(u, out, row, rows, panel);
+        te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors_of(u, panel) - 1];
+        tile(a.data + i / mr * a.panel, a.row, a.step, b_of_slice(u, panel), u->filled, sums, u->first == 0, out);
+        if (out->way == TE_GEMM_OUT_KEEP && u->first + u->words == plan->words)
+            kernel->finish(&u->finish, sums, kernel->nr, row, panel * plan->width, rows, columns_of(u, panel));
+        if (plan->words > plan->slice_words) sums += mr * kernel->nr * kernel->sum_bytes;
+    }
+}
+
+/* All of the unit, one tile's rows after the other. Rows that do not serve as they lie are of one slice. */
 static void run_across(gemm_unit *u)
 {
     const te_gemm_plan *plan = u->plan;
     const te_gemm_kernel *kernel = plan->kernel;
+    pack_all_of_b(u);
     begin_slice(u, 0);
     if (!plan->direct_a) pack_a(u);
-    int64_t panel_bytes = u->filled * kernel->nr * kernel->word_bytes, end = u->panel + u->panels;
-    char *room = u->b_room;
-    for (int64_t panel = u->panel; panel < end; panel++, u->b_room += panel_bytes) pack_b(u, panel);
-    u->b_room = room;
-    gemm_rows a = rows_of_slice(u);
-    te_gemm_ahead none = {0};
-    te_gemm_out   out = {.row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size,
-                         .leaving = &u->leaving};
-    plan_fetches(u, 1, &none, &out);
-    for (int64_t i = 0; i < u->rows; i += kernel->mr, a.data += a.panel) {
-        int64_t row = u->row + i;
-        int rows = (int)at_most(u->rows - i, kernel->mr);
-        const char *b = room;
-        for (int64_t panel = u->panel; panel < end; panel++, b += panel_bytes) {
-            aim(u, &out, row, rows, panel);
-            te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors_of(u, panel) - 1];
-            tile(a.data, a.row, a.step, b, u->filled, u->sums, true, &out);
-            if (out.way == TE_GEMM_OUT_KEEP)
-                kernel->finish(&u->finish, u->sums, kernel->nr, row, panel * plan->width, rows, columns_of(u, panel));
+    te_gemm_out out = {.row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size,
+                       .leaving = &u->leaving, .b_passes = plan->held};
+    for (int64_t i = 0; i < u->rows; i += kernel->mr) {
+        te_gemm_ahead next = rows_after(u, i);
+        for (int64_t first = 0; first < plan->words; first += plan->slice_words) {
+            begin_slice(u, first);
+            plan_fetches(u, divide_up(plan->words - first, plan->slice_words) * u->panels, &next, &out);
+            run_row_of_tiles(u, i, &out);
         }
     }
     drain(u);
@@ -401,10 +444,10 @@ static gemm_source source_of(const te_gemm_matrix *m)
     return (gemm_source){m->data, m->rs * m->size, m->cs * m->size};
 }
 
-/* Where a thread notes whose rows of a its room holds: behind them. */
+/* Where a thread notes whose rows of a, or columns of b, its room holds: behind them. */
 static const char **kept_of(const te_gemm_plan *plan, char *room)
 {
-    return (const char **)(void *)(room + te_gemm_thread_bytes(plan) - align_up(sizeof(char *)));
+    return (const char **)(void *)(room + te_gemm_thread_bytes(plan) - plan->note_bytes);
 }
 
 /* Unit `index` of all products. */
@@ -420,7 +463,7 @@ static gemm_unit unit_make(te_exec *exec, const te_gemm_plan *plan, int64_t inde
                    .row = block * plan->unit_rows, .panel = group * plan->unit_panels,
                    .b_room = room, .sums = room + plan->b_bytes,
                    .a_room = room + plan->b_bytes + plan->sums_bytes,
-                   .kept = plan->keeps_a ? kept_of(plan, room) : NULL,
+                   .kept = plan->note_bytes ? kept_of(plan, room) : NULL,
                    .finish = te_gemm_finish_of(p, &t, plan->bias)};
     u.rows = at_most(p->m - u.row, plan->unit_rows);
     u.panels = at_most(plan->panels - u.panel, plan->unit_panels);
@@ -523,8 +566,7 @@ static void pack_panels(void *context, int64_t first, int64_t end, int thread)
         for (int64_t word = 0; word < plan->words; word += plan->slice_words) {
             u.first = word;
             u.words = u.filled = at_most(plan->words - word, plan->slice_words);
-            u.b_room = packed_slice(&u, keeping->room, panel);
-            pack_b(&u, panel);
+            pack_b(&u, panel, packed_slice(&u, keeping->room, panel));
         }
 }
 
@@ -566,7 +608,7 @@ te_status te_gemm_blocked_run(te_exec *exec, const te_gemm_problem *problem)
     plan.squares = squares ? (float *)(void *)work : NULL;
     plan.bias = te_gemm_bias_array(problem, wide, work + squares);
     gemm_units units = {exec, &plan, work + shared};
-    for (int t = 0; t < plan.threads && plan.keeps_a; t++)
+    for (int t = 0; t < plan.threads && plan.note_bytes; t++)
         *kept_of(&plan, units.work + t * te_gemm_thread_bytes(&plan)) = NULL;
     te_cpu_loop(exec, plan.threads, plan.blocks * plan.groups * problem->batches, grain_of(&plan), run_units, &units);
     if (problem->squares) *problem->squares += squares ? sum_of_squares(&plan) : (double)NAN;

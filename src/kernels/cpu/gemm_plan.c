@@ -27,6 +27,7 @@ enum {
     FEW_UNITS = 16           /* that are gone through one by one */
 };
 static const double TAIL = 1.0 / 32; /* of a unit: what the last one makes the others wait, about */
+static const double HELD = 1.1;      /* how much longer tiles take whose b comes from the second-level cache, about */
 
 static const te_gemm_kernel *kernel_of_pairs(const te_gemm_state *state, const te_gemm_problem *p)
 {
@@ -64,16 +65,21 @@ bool te_gemm_is_low(const te_gemm_plan *plan)
     return plan->p->m < plan->kernel->mr && plan->p->b.cs == 1 && plan->kernel->packing;
 }
 
-static bool is_direct(const te_gemm_plan *plan)
+/* Whether tiles can read rows of a where they lie. */
+static bool rows_serve(const te_gemm_plan *plan)
 {
     bool whole_words = plan->word == TE_GEMM_WORD_F32 || plan->word == TE_GEMM_WORD_F64 ||
                        plan->word == TE_GEMM_WORD_BF16PAIR;
     bool whole_steps = plan->p->k % (plan->kernel->k_per_word * plan->kernel->step) == 0;
+    return whole_words && whole_steps && plan->p->m % plan->kernel->row_group == 0 && te_gemm_reads_rows(&plan->p->a);
+}
+
+static bool is_direct(const te_gemm_plan *plan)
+{
     bool far = plan->kernel->chunk_bytes && plan->p->a.rs * plan->p->a.size >= NEAR_ROWS;
     bool stays = plan->kernel->step > 1 ? plan->words > plan->slice_words : far;
     if (stays && plan->p->n > DIRECT_COLS) return false;
-    if (te_gemm_is_low(plan)) return false;
-    return whole_words && whole_steps && plan->p->m % plan->kernel->row_group == 0 && te_gemm_reads_rows(&plan->p->a);
+    return !te_gemm_is_low(plan) && rows_serve(plan);
 }
 
 /* Whether c is large, and made of whole cache lines. */
@@ -271,13 +277,33 @@ static double plan_units(te_gemm_plan *plan)
     return best;
 }
 
-/* Panels are full tiles wide, or one vector less where units are more even so. */
-static void plan_panels(te_gemm_plan *plan)
+/* Panels are full tiles wide, or one vector less where units are more even so. Returns what that takes. */
+static double plan_panels(te_gemm_plan *plan)
 {
     te_gemm_plan narrow = *plan;
-    double wide = plan_units(plan);
+    double wide = plan_units(plan), less = INFINITY;
     narrow.width -= narrow.kernel->lanes;
-    if (narrow.width > narrow.kernel->lanes && plan_units(&narrow) < wide) *plan = narrow;
+    if (narrow.width > narrow.kernel->lanes) less = plan_units(&narrow);
+    if (less >= wide) return wide;
+    *plan = narrow;
+    return less;
+}
+
+/* Where the second-level cache holds all of b, every thread packs that once, and reads rows of a once, as they lie, if
+ * it takes less than `other` cycles. */
+static void plan_held(te_gemm_plan *plan, double other)
+{
+    enum { UNITS = 4 }; /* of a thread */
+    const te_gemm_kernel *kernel = plan->kernel;
+    int64_t m = plan->p->m, panels = divide_up(plan->p->n, plan->width), words = round_up(plan->words, kernel->step);
+    bool fits = panels * words * kernel->nr * kernel->word_bytes <= kernel->held_bytes;
+    if (plan->words <= ACROSS_WORDS || !fits || plan->p->batches > 1 || !rows_serve(plan)) return;
+    double vectors = (double)divide_up(plan->p->n, kernel->lanes), rows = (double)divide_up(m, plan->threads);
+    if (HELD * cycles_of(plan, rows * vectors, 0, 0) + cycles_of(plan, 0, (double)plan->p->n, 0) >= other) return;
+    plan->held = true;
+    plan->unit_panels = panels;
+    plan->unit_rows = round_up(divide_up(m, UNITS * plan->threads), kernel->mr);
+    plan->blocks_first = false;
 }
 
 /* One thread needs one unit, if it is not too large; finding that out takes no time. */
@@ -298,6 +324,7 @@ static void plan_chunks(te_gemm_plan *plan)
     plan->near_panels = lies ? at_least(PAIR / (plan->width * b->size), 1) : 1;
     int64_t slices = kernel->chunk_bytes / (plan->unit_rows * plan->slice_words * kernel->word_bytes);
     plan->chunk_words = (plan->near_panels > 1 ? 1 : at_least(slices, 1)) * plan->slice_words;
+    if (plan->across) plan->chunk_words = at_least(plan->words, plan->slice_words);
 }
 
 static void plan_workspace(te_gemm_plan *plan)
@@ -310,16 +337,18 @@ static void plan_workspace(te_gemm_plan *plan)
     size_t slice = round_up(at_most(plan->words, plan->slice_words), kernel->step) * kernel->word_bytes;
     size_t tile = (size_t)kernel->mr * kernel->nr * kernel->sum_bytes;
     bool one_slice = plan->words <= plan->slice_words;
-    plan->across = kernel->drain && plan->words > 0 && plan->words <= ACROSS_WORDS;
-    plan->b_bytes = align_up(kernel->nr * slice * (plan->across ? plan->unit_panels : 1));
+    plan->b_bytes = align_up(kernel->nr * slice);
+    if (plan->across)
+        plan->b_bytes = plan->unit_panels * round_up(plan->words, kernel->step) * kernel->nr * kernel->word_bytes;
     int64_t row_panels = plan->unit_rows / kernel->mr, chunk = plan->chunk_words < plan->words ? plan->unit_panels : 1;
     size_t chunk_bytes = round_up(at_most(plan->chunk_words, plan->words), kernel->step) * kernel->word_bytes;
     plan->a_bytes = plan->direct_a ? 0 : align_up(plan->unit_rows * chunk_bytes);
     bool side_by_side = plan->groups > 1 && (plan->blocks == 1 || (!plan->blocks_first && plan->p->a.rs != 0));
-    plan->keeps_a = plan->a_bytes && plan->words <= plan->chunk_words && side_by_side;
-    if (plan->keeps_a) plan->a_bytes += align_up(sizeof(char *));
+    bool keeps_a = plan->a_bytes && plan->words <= plan->chunk_words && side_by_side && !plan->across;
+    if (keeps_a || plan->across) plan->note_bytes = align_up(sizeof(char *));
     bool by_near = plan->square_rows && !kernel->drain;
-    plan->sums_bytes = align_up(one_slice ? tile : row_panels * chunk * tile) + (by_near ? tile : 0);
+    int64_t tiles = one_slice ? 1 : plan->across ? plan->unit_panels : row_panels * chunk;
+    plan->sums_bytes = align_up(tiles * tile) + (by_near ? tile : 0);
 }
 
 /* --- divisions that were found before ----------------------------------------------------------------------------- */
@@ -334,7 +363,8 @@ static te_gemm_division *entry_of(te_gemm_state *state, const te_gemm_division *
 static bool is_of(const te_gemm_division *d, const te_gemm_division *key)
 {
     return d->kernel == key->kernel && d->m == key->m && d->n == key->n && d->words == key->words &&
-           d->batches == key->batches && d->threads == key->threads && d->direct_a == key->direct_a;
+           d->batches == key->batches && d->threads == key->threads && d->direct_a == key->direct_a &&
+           d->rows_serve == key->rows_serve;
 }
 
 /* Going through divisions takes some microseconds, as much as a small product; so what was found is kept. */
@@ -342,21 +372,22 @@ static void plan_division(te_gemm_state *state, te_gemm_plan *plan)
 {
     const te_gemm_problem *p = plan->p;
     te_gemm_division key = {.kernel = plan->kernel, .m = p->m, .n = p->n, .words = plan->words, .batches = p->batches,
-                            .threads = plan->threads, .direct_a = plan->direct_a};
+                            .threads = plan->threads, .direct_a = plan->direct_a, .rows_serve = rows_serve(plan)};
     te_gemm_division *kept = entry_of(state, &key);
     if (!is_of(kept, &key)) {
-        if (plan->threads == 1) plan_units(plan);
-        else plan_panels(plan);
+        plan_held(plan, plan->threads == 1 ? plan_units(plan) : plan_panels(plan));
         *kept = key;
         kept->width = plan->width;
         kept->unit_rows = plan->unit_rows;
         kept->unit_panels = plan->unit_panels;
         kept->blocks_first = plan->blocks_first;
+        kept->held = plan->held;
     }
     plan->width = kept->width;
     plan->unit_rows = kept->unit_rows;
     plan->unit_panels = kept->unit_panels;
     plan->blocks_first = kept->blocks_first;
+    plan->held = kept->held;
 }
 
 void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_problem *p, te_gemm_plan *plan)
@@ -375,6 +406,9 @@ void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_proble
     } else if (plan->threads == 1 && p->m <= plan->kernel->unit_rows && plan->panels <= plan->kernel->unit_panels)
         plan_one_unit(plan);
     else plan_division(state, plan);
+    bool few_words = plan->kernel->drain && !plan->small && plan->words > 0 && plan->words <= ACROSS_WORDS;
+    plan->across = plan->held || few_words;
+    plan->direct_a |= plan->held;
     plan->panels = divide_up(p->n, plan->width);
     plan->groups = divide_up(plan->panels, plan->unit_panels);
     plan->blocks = divide_up(p->m, plan->unit_rows);

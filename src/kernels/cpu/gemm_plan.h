@@ -23,12 +23,13 @@ typedef struct te_gemm_plan {
     int     threads;
     bool    small;                          /* not in tiles (isa/gemm_small.c), and whether b is packed there */
     bool    small_panel, small_pairs, small_turned; /* … as pairs, or turned as it is */
-    bool    across;                         /* a tile's rows meet all panels of the unit before the next ones do */
+    bool    across;                         /* a tile's rows meet all panels of the unit before the next ones do … */
+    bool    held;                           /* … over all of k, from the second-level cache, which has all of b */
     bool    direct_a;                       /* rows of a serve as they are */
-    bool    keeps_a;                        /* packed rows of a serve neighbouring units */
     bool    blocks_first;                   /* neighbouring units are blocks of one group, else groups of one block */
     te_gemm_way way;                        /* of whole vectors, when they are complete */
-    size_t  a_bytes, b_bytes, sums_bytes;   /* workspace of a thread */
+    size_t  a_bytes, b_bytes, sums_bytes;   /* workspace of a thread, … */
+    size_t  note_bytes;                     /* … and to note what of it serves neighbouring units; 0: nothing does */
     int64_t square_rows, square_cols;       /* tiles down and vectors across whose sums of squares are wanted, or 0 */
     float  *squares;                        /* these, or NULL */
     const char *packed_b;                   /* all panels of a b that comes again, slice after slice; or NULL */
@@ -54,7 +55,7 @@ bool te_gemm_is_low(const te_gemm_plan *plan);
 /* Workspace of a thread. */
 static inline size_t te_gemm_thread_bytes(const te_gemm_plan *plan)
 {
-    return plan->a_bytes + plan->b_bytes + plan->sums_bytes;
+    return plan->a_bytes + plan->b_bytes + plan->sums_bytes + plan->note_bytes;
 }
 
 #endif

@@ -242,6 +242,12 @@ static inline void fetch_soon(soon *s)
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
 
+#define LOAD(passes, t, from, pitch)                                                                                   \
+    do {                                                                                                               \
+        if (passes) TILE_PASS(t, from, pitch);                                                                         \
+        else TILE_LOAD(t, from, pitch);                                                                                \
+    } while (0)
+
 /* The number of register rows and columns is a constant wherever this is inlined. */
 static inline __attribute__((always_inline)) void body(const int down, const int across, const char *a, int64_t a_row,
                                                        int64_t a_step, const char *b, int64_t words, char *kept,
@@ -262,20 +268,18 @@ static inline __attribute__((always_inline)) void body(const int down, const int
     soon next = soon_make(out, kept, across);
     te_gemm_leaving leaving = *out->leaving;
     __m512  squares[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    bool    near = words <= NEAR_WORDS, leaves = leaving.rows > 0;
+    bool    leaves = leaving.rows > 0, b_passes = out->b_passes, a_passes = !b_passes && words > NEAR_WORDS;
     int64_t steps = words / SIDE, share = (leaving.rows + steps - 1) / steps;
     for (int64_t w = 0; w < words; w += SIDE, a += a_step, b += SIDE * PITCH) {
         fetch_soon(&next);
-        if (near) TILE_LOAD(4, a, a_row);
-        else TILE_PASS(4, a, a_row);
-        TILE_LOAD(6, b, PITCH);
+        LOAD(a_passes, 4, a, a_row);
+        LOAD(b_passes, 6, b, PITCH);
         TILE_MADD(0, 4, 6);
-        if (across > 1) TILE_LOAD(7, b + 64, PITCH);
+        if (across > 1) LOAD(b_passes, 7, b + 64, PITCH);
         if (across > 1) TILE_MADD(1, 4, 7);
         for (int64_t i = 0; i < share && leaving.rows > 0; i++) leave_row(&leaving, squares);
         if (down == 1) continue;
-        if (near) TILE_LOAD(5, a + SIDE * a_row, a_row);
-        else TILE_PASS(5, a + SIDE * a_row, a_row);
+        LOAD(a_passes, 5, a + SIDE * a_row, a_row);
         TILE_MADD(2, 5, 6);
         if (across > 1) TILE_MADD(3, 5, 7);
     }
@@ -309,11 +313,13 @@ static te_gemm_tile *const tiles[][TE_GEMM_MAX_VECTORS] = {{tile_1x1, tile_1x2},
  * of it serves 32 columns and is not seen again before the next panel; what panels are packed from passes too. Products
  * of a register take 16 cycles, so that the second-level cache has to give 32 bytes a cycle, half of what it can: it
  * shall hold what of a a unit has, 800 KiB, and the sums of one panel. A word of b costs up to a third of a cycle to
- * pack, and serves 16 x 16 multiplications in one: hence blocks of more rows than with vectors. */
+ * pack, and serves 16 x 16 multiplications in one: hence blocks of more rows than with vectors. Where it is a that is
+ * near, the second-level cache holds all of b, 1200 KiB. */
 const te_gemm_kernel TE_ISA_NAME(te_gemm_kernel) = {
     .mr = ROWS, .nr = COLS, .lanes = SIDE, .row_group = SIDE, .step = SIDE, .slice_words = 256,
-    .unit_rows = 512, .unit_panels = 32, .chunk_bytes = 800 << 10, .rate = 16, .word_bytes = 4, .sum_bytes = 4,
-    .k_per_word = 2, .rounds = true, .streams = true, .stream_squares = te_gemm_stream_squares_avx512,
+    .unit_rows = 512, .unit_panels = 32, .chunk_bytes = 800 << 10, .held_bytes = 1200 << 10, .rate = 16,
+    .word_bytes = 4, .sum_bytes = 4, .k_per_word = 2, .rounds = true, .streams = true,
+    .stream_squares = te_gemm_stream_squares_avx512,
     .tile = tiles, .pack_a = pack, .enter = enter, .leave = leave, .drain = drain,
     .finish = te_gemm_finish_f32_avx512,
 };

@@ -124,7 +124,10 @@ static void T(store_tile)(const te_view *v, int64_t batch, int64_t head, int64_t
 {
     int64_t dim = v->shape[3], whole = dim / 16 * 16, row_bytes;
     char *row = T(rows_at)(v, batch, head, first, &row_bytes);
+    int64_t used = dim * (v->dtype == TE_F32 ? 4 : v->dtype == TE_F64 ? 8 : 2);
     for (int64_t i = 0; i < rows; i++, tile += width, row += row_bytes, scale += step) {
+        if (i + 16 < rows)
+            for (int64_t b = 0; b < used; b += 64) __builtin_prefetch(row + 16 * row_bytes + b, 1);
         uint16_t *restrict half = (uint16_t *)row;
         REAL by = *scale;
         switch (v->dtype) {

@@ -53,6 +53,7 @@ void te_gemm_suit_large_caches(te_gemm_kernel *f32)
     f32->slice_words = 160;
     f32->unit_panels = 16;
     f32->chunk_bytes = 1 << 20;
+    f32->near_bytes = 2500 << 10;
 }
 #endif
 

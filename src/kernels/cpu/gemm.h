@@ -184,7 +184,8 @@ typedef struct te_gemm_kernel {
     int step;          /* words of a row of a that stand together in a panel, word [w / step][i][w % step] */
     int slice_words, unit_rows, unit_panels; /* what caches hold (gemm_blocked.c) … */
     int chunk_bytes;                         /* … of a, where several slices are a chunk, … */
-    int held_bytes;                          /* … and of all panels of b, where these are held */
+    int held_bytes;                          /* … and of all panels of b, where these are held; */
+    int near_bytes;                          /* so large a b is near for all units of a thread but the first; or 0 */
     int rate;          /* multiplications of vectors in a cycle */
     int word_bytes, sum_bytes, k_per_word;
     bool rounds, streams; /* tiles can leave bfloat16, and write past the caches */

@@ -147,6 +147,7 @@ static te_gemm_ahead after(const gemm_unit *u, int64_t panel)
         const char *next = packed_slice(u, plan->packed_b, panel) + u->words * row;
         return (te_gemm_ahead){next, at_most(plan->slice_words, plan->words), row, row, 0};
     }
+    if (plan->b_near) return (te_gemm_ahead){0};
     if (plan->near_panels > 1) return panels_after(u, panel);
     if (word < plan->words && word < end) { /* the panel's next slice */
     } else if (++panel < u->panel + u->panels) {

@@ -325,6 +325,7 @@ static void plan_chunks(te_gemm_plan *plan)
     int64_t slices = kernel->chunk_bytes / (plan->unit_rows * plan->slice_words * kernel->word_bytes);
     plan->chunk_words = (plan->near_panels > 1 ? 1 : at_least(slices, 1)) * plan->slice_words;
     if (plan->across) plan->chunk_words = at_least(plan->words, plan->slice_words);
+    plan->b_near = plan->blocks >= 2 * plan->threads && plan->p->k * plan->p->n * b->size <= kernel->near_bytes;
 }
 
 static void plan_workspace(te_gemm_plan *plan)

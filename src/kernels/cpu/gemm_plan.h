@@ -20,6 +20,7 @@ typedef struct te_gemm_plan {
     int64_t width;                          /* columns of a panel */
     int64_t panels, unit_panels, groups;    /* of b */
     int64_t near_panels;                    /* whose rows of b are fetched together, 1 where they are not */
+    bool    b_near;                         /* to most units, so that nobody need ask for it */
     int     threads;
     bool    small;                          /* not in tiles (isa/gemm_small.c), and whether b is packed there */
     bool    small_panel, small_pairs, small_turned; /* … as pairs, or turned as it is */

@@ -124,6 +124,37 @@ static void test_held(void)
         }
 }
 
+#ifdef TE_WITH_ONEDNN
+/* Small products of float32 where caches are large: gradients of weights, whose operands both lie across k, go to our
+ * own kernel, which then need not ask for a b that is near; others go to the library. */
+static void test_small_gradients(void)
+{
+    static const struct {
+        int64_t m, n, k;
+        layout  a, b;
+        bool    own, near;
+    } cases[] = {{384, 128, 768, COLUMNS, ROWS, true, false}, {96, 96, 768, COLUMNS, ROWS, true, false},
+                 {95, 96, 768, COLUMNS, ROWS, false, false},  {384, 128, 768, ROWS, ROWS, false, false},
+                 {384, 128, 768, ROWS, COLUMNS, false, false}, {4096, 384, 384, ROWS, COLUMNS, true, true},
+                 {4096, 1536, 768, ROWS, COLUMNS, true, false}};
+    te_gemm_state *state = te_gemm_state_get(&execs[1]);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases && state->matrix_unit; i++) {
+        int64_t m = cases[i].m, n = cases[i].n, k = cases[i].k;
+        te_gemm g = {.a = view_of(TE_F32, 2, NULL, m, k), .b = view_of(TE_F32, 2, NULL, k, n),
+                     .c = view_of(TE_F32, 2, NULL, m, n), .alpha = 1};
+        block a = place(&g.a, cases[i].a, false), b = place(&g.b, cases[i].b, false), c = place(&g.c, ROWS, false);
+        te_gemm_problem problem;
+        te_gemm_plan    plan;
+        CHECK(te_gemm_problem_make(&execs[1], &g, &problem) == TE_OK);
+        te_gemm_plan_make(&execs[1], state, &problem, &plan);
+        const char *chosen = te_gemm_choose(&execs[1], &problem, NULL)->name;
+        CHECK_MSG(strcmp(chosen, cases[i].own ? "own" : "onednn") == 0, "case %zu goes to %s", i, chosen);
+        CHECK_MSG(plan.b_near == cases[i].near, "case %zu: b is%s near", i, plan.b_near ? "" : " not");
+        free(a.base), free(b.base), free(c.base);
+    }
+}
+#endif
+
 /* Each row of p is computed alone, to the bits that it has among all, as p.c holds them. */
 static void check_rows_alone(product *p, const char *impl)
 {
@@ -296,6 +327,9 @@ int main(void)
     test_streamed_rounded();
     test_operand_changes();
     test_held();
+#ifdef TE_WITH_ONEDNN
+    test_small_gradients();
+#endif
     test_packed_by_tiles();
     test_few_rows();
     test_turned();

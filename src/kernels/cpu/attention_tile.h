@@ -83,10 +83,12 @@ static REAL *T(carve)(REAL *base, int64_t *at, int64_t n)
 
 /* --- tiles ------------------------------------------------------------------------------------------------------ */
 
+static inline int64_t T(size_of)(const te_view *v) { return v->dtype == TE_F32 ? 4 : v->dtype == TE_F64 ? 8 : 2; }
+
 /* Where row `first` of an operand [batch, heads, seq, dim] lies, and the bytes from one row to the next. */
 static inline char *T(rows_at)(const te_view *v, int64_t batch, int64_t head, int64_t first, int64_t *row_bytes)
 {
-    int64_t size = v->dtype == TE_F32 ? 4 : v->dtype == TE_F64 ? 8 : 2;
+    int64_t size = T(size_of)(v);
     *row_bytes = v->stride[2] * size;
     return (char *)v->data + (batch * v->stride[0] + head * v->stride[1] + first * v->stride[2]) * size;
 }
@@ -100,7 +102,7 @@ static void T(load_tile)(REAL *restrict tile, int64_t width, const te_view *v, i
 {
     enum { AHEAD = 16, LINE = 64 };
     int64_t dim = v->shape[3], whole = dim / 16 * 16, row_bytes;
-    int64_t used = dim * (v->dtype == TE_F32 ? 4 : v->dtype == TE_F64 ? 8 : 2);
+    int64_t used = dim * T(size_of)(v);
     const char *row = T(rows_at)(v, batch, head, first, &row_bytes);
     for (int64_t i = 0; i < rows; i++, tile += width, row += row_bytes) {
         const uint16_t *half = (const uint16_t *)row;
@@ -118,16 +120,17 @@ static void T(load_tile)(REAL *restrict tile, int64_t width, const te_view *v, i
 }
 #endif
 
-/* Rows first + i of the operand = scale[i * step] * tile[i, :], rounded to its dtype. */
+/* Rows first + i of the operand = scale[i * step] * tile[i, :], rounded to its dtype. What they replace comes from
+ * memory, so it is asked for some rows ahead. */
 static void T(store_tile)(const te_view *v, int64_t batch, int64_t head, int64_t first, int64_t rows,
                           const REAL *restrict tile, int64_t width, const REAL *scale, int64_t step)
 {
-    int64_t dim = v->shape[3], whole = dim / 16 * 16, row_bytes;
+    enum { AHEAD = 16, LINE = 64 };
+    int64_t dim = v->shape[3], whole = dim / 16 * 16, used = dim * T(size_of)(v), row_bytes;
     char *row = T(rows_at)(v, batch, head, first, &row_bytes);
-    int64_t used = dim * (v->dtype == TE_F32 ? 4 : v->dtype == TE_F64 ? 8 : 2);
     for (int64_t i = 0; i < rows; i++, tile += width, row += row_bytes, scale += step) {
-        if (i + 16 < rows)
-            for (int64_t b = 0; b < used; b += 64) __builtin_prefetch(row + 16 * row_bytes + b, 1);
+        if (i + AHEAD < rows)
+            for (int64_t b = 0; b < used; b += LINE) __builtin_prefetch(row + AHEAD * row_bytes + b, 1);
         uint16_t *restrict half = (uint16_t *)row;
         REAL by = *scale;
         switch (v->dtype) {

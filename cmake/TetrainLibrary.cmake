@@ -10,8 +10,8 @@ if(TE_FORETELL)
 endif()
 file(GLOB TE_ISA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/*.c)
 list(REMOVE_ITEM TE_ISA_SOURCES # for one alone
-  ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_amx.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/quantize_vbmi.c
-  ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_coded.c)
+  ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_amx.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_amx_f32.c
+  ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/quantize_vbmi.c ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_coded.c)
 
 file(GLOB TE_SOURCES_THAT_RAISE CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/lua_bindings/*.c)
 set_source_files_properties(${TE_SOURCES_THAT_RAISE} PROPERTIES COMPILE_OPTIONS "${TE_FLAGS_THAT_RAISE}")
@@ -132,6 +132,7 @@ if(TE_ISA_SOURCES)
         ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_coded.c)
     elseif(isa STREQUAL amx)
       set(sources ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_amx.c
+        ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/gemm_amx_f32.c
         ${CMAKE_SOURCE_DIR}/src/kernels/cpu/isa/attention_blocks.c)
     elseif(isa STREQUAL neonbf16)
       list(FILTER sources INCLUDE REGEX "/gemm_[a-z]*[.]c$")

@@ -174,7 +174,7 @@ static char *copy_of(const te_view *v, const block *memory)
     return copy + ((char *)v->data - memory->base);
 }
 
-static void release(product *p)
+static inline void release(product *p)
 {
     free(p->a.base), free(p->b.base), free(p->c.base), free(p->bias.base);
 }
@@ -184,7 +184,7 @@ static void release(product *p)
 static te_exec execs[2]; /* one thread, two threads */
 
 #ifdef TEST_MATRIX_UNIT
-extern const te_gemm_kernel TEST_MATRIX_UNIT; /* gemm_amx.c on amx_software.h */
+extern const te_gemm_kernel TEST_MATRIX_UNIT, TEST_FLOATS_IN_UNIT; /* gemm_amx*.c on amx_software.h */
 static atomic_int matrix_entries;
 
 static void count_and_enter(void)
@@ -205,7 +205,7 @@ static te_exec open_exec(int threads)
     te_gemm_state *state = te_gemm_state_get(&exec);
     if (state->bf16_pairs) {
         state->matrix_unit = &counted;
-        te_gemm_suit_large_caches(&state->f32);
+        state->f32_in_unit = &TEST_FLOATS_IN_UNIT;
     }
     state->matrix_macs = 0;
 #endif
@@ -280,7 +280,7 @@ static void run_in_slices(product *p, const expectation *expected, double most)
     }
 }
 
-static void run_all(product *p)
+static inline void run_all(product *p)
 {
     expectation *expected = expect(&p->gemm);
     run_and_check(p, expected, NULL);
@@ -312,7 +312,7 @@ static te_view view_of(te_dtype dtype, int ndim, const int64_t *batch, int64_t r
     return v;
 }
 
-static product make(type_pair types, int64_t m, int64_t n, int64_t k, int batch_dims, const int64_t *batch)
+static inline product make(type_pair types, int64_t m, int64_t n, int64_t k, int batch_dims, const int64_t *batch)
 {
     int d = batch_dims + 2;
     product p = {.gemm = {.a = view_of(types.in, d, batch, m, k), .b = view_of(types.in, d, batch, k, n),
@@ -323,7 +323,7 @@ static product make(type_pair types, int64_t m, int64_t n, int64_t k, int batch_
     return p;
 }
 
-static void add_epilogue(product *p)
+static inline void add_epilogue(product *p)
 {
     te_gemm *g = &p->gemm;
     static const te_dtype bias_types[] = {TE_F32, TE_BF16, TE_F16, TE_F64};

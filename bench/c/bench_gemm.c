@@ -173,7 +173,8 @@ static double peak(te_exec *exec, te_dtype dtype)
     const te_gemm_state *state = te_gemm_state_get(exec);
     const te_gemm_kernel *kernel = dtype == TE_BF16 && state->bf16_pairs ? &state->bf16 : &state->f32;
     if (dtype == TE_BF16 && state->matrix_unit) kernel = state->matrix_unit;
-    enum { MOST_WORDS = 320, MOST_ROWS = 32, MOST_COLS = 48, REPEATS = 2000 };
+    if (dtype == TE_F32 && state->f32_in_unit) kernel = state->f32_in_unit;
+    enum { MOST_WORDS = 320, MOST_BYTES = 12, MOST_ROWS = 32, MOST_COLS = 48, REPEATS = 2000 };
     int64_t mr = kernel->mr, words = kernel->slice_words, row = kernel->step * kernel->word_bytes;
     te_gemm_tile *tile = kernel->tile[(mr - 1) / kernel->row_group][kernel->nr / kernel->lanes - 1];
     double best = INFINITY;
@@ -181,7 +182,7 @@ static double peak(te_exec *exec, te_dtype dtype)
         double start = 0;
 #pragma omp parallel num_threads(exec->threads)
         {
-            _Alignas(64) char a[MOST_WORDS * MOST_ROWS * 4], b[MOST_WORDS * MOST_COLS * 4];
+            _Alignas(64) char a[MOST_WORDS * MOST_ROWS * MOST_BYTES], b[MOST_WORDS * MOST_COLS * MOST_BYTES];
             _Alignas(64) char sums[MOST_ROWS * MOST_COLS * 4];
             te_gemm_ahead none = {0};
             te_gemm_leaving nothing = {0};

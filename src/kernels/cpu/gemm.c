@@ -45,18 +45,6 @@ static bool has_large_first_level(void)
 }
 #endif
 
-#ifdef TE_ISA_HAS_AMX
-/* 30 KiB of b are better there, as several slices of a stay beside them. */
-void te_gemm_suit_large_caches(te_gemm_kernel *f32)
-{
-    suit_first_level(f32);
-    f32->slice_words = 160;
-    f32->unit_panels = 16;
-    f32->chunk_bytes = 1 << 20;
-    f32->near_bytes = 2500 << 10;
-}
-#endif
-
 te_gemm_state *te_gemm_state_get(te_exec *exec)
 {
     te_cpu_device *device = te_cpu(exec);
@@ -87,8 +75,8 @@ te_gemm_state *te_gemm_state_get(te_exec *exec)
 #ifdef TE_ISA_HAS_AMX
     if (state->bf16_pairs && te_gemm_amx_allowed()) {
         state->matrix_unit = &te_gemm_kernel_amx;
+        state->f32_in_unit = &te_gemm_kernel_f32_amx;
         device->tiled_attention = &te_attention_bf16_amx;
-        te_gemm_suit_large_caches(&state->f32);
     }
 #endif
 #endif

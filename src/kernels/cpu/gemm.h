@@ -92,6 +92,7 @@ typedef enum te_gemm_word {
     TE_GEMM_WORD_BF16,     /* bfloat16 widened to float32 */
     TE_GEMM_WORD_F16,      /* float16 widened to float32 */
     TE_GEMM_WORD_BF16PAIR, /* two bfloat16 along k; an odd last one is paired with 0 */
+    TE_GEMM_WORD_F32PARTS, /* two float32 along k, each the sum of three bfloat16 (isa/gemm_amx_f32.c) */
     TE_GEMM_WORD_F64
 } te_gemm_word;
 
@@ -104,7 +105,17 @@ typedef struct te_gemm_pack {
     int64_t      line_stride, k_stride;
     int64_t      k;
     int          extent, width, filled;
+    uint32_t    *largest; /* of each line, the bits of its largest magnitude so far; for kernels that mend */
 } te_gemm_pack;
+
+/* Where the sums of a tile come from, for kernels that mend: rows of a and columns of b, strides in bytes, and the
+ * largest magnitude of each of them. */
+typedef struct te_gemm_origin {
+    const char     *a, *b;
+    int64_t         a_row, a_step, b_col, b_step, k;
+    const uint32_t *a_largest, *b_largest;
+    float           least; /* sums that are less than this times the largest, or times 1, are not exact */
+} te_gemm_origin;
 
 /* Where a tile leaves its sums: where it keeps them, or whole vectors of them in c, which has their type or, to round,
  * is bfloat16; past the caches, to stream, which of the kernels that round those with `drain` do. */
@@ -141,6 +152,7 @@ typedef struct te_gemm_leaving {
     char       *c;
     int64_t     row;
     float      *squares; /* where the sums of squares of each vector of columns go; NULL: not wanted */
+    te_gemm_origin origin; /* of the rest of them */
 } te_gemm_leaving;
 
 typedef struct te_gemm_out {
@@ -150,6 +162,7 @@ typedef struct te_gemm_out {
     /* For kernels with `drain`: what leaves is written while the next tile is multiplied, before its sums are kept. */
     te_gemm_leaving *leaving;
     float           *squares;
+    te_gemm_origin   origin;
     /* What is fetched while multiplying, in a step: lines of what is ahead, of the next tile's sums, and rows of c.
      * Kernels with `fetch` fetch the first alone, in tiles of all rows, every `apart` (a power of two) of their first
      * `asking` steps. */
@@ -185,7 +198,6 @@ typedef struct te_gemm_kernel {
     int slice_words, unit_rows, unit_panels; /* what caches hold (gemm_blocked.c) … */
     int chunk_bytes;                         /* … of a, where several slices are a chunk, … */
     int held_bytes;                          /* … and of all panels of b, where these are held; */
-    int near_bytes;                          /* so large a b is near for all units of a thread but the first; or 0 */
     int rate;          /* multiplications of vectors in a cycle */
     int word_bytes, sum_bytes, k_per_word;
     bool rounds, streams; /* tiles can leave bfloat16, and write past the caches */
@@ -196,6 +208,10 @@ typedef struct te_gemm_kernel {
     te_gemm_tile *const (*tile)[TE_GEMM_MAX_VECTORS];
     te_gemm_packing_tile *const *packing;               /* [vectors - 1]; or NULL */
     void (*pack_a)(const te_gemm_pack *, void *panels); /* NULL: as b is packed */
+    void (*pack_b)(const te_gemm_pack *, void *panel);  /* whole steps of k of one panel; NULL: as isa packs */
+    /* Replaces those of `rows` rows of complete sums, nr apart, that are not exact. For kernels whose `drain` and tiles
+     * do so with what leaves; NULL: all are as exact as they can be. */
+    void (*mend)(const te_gemm_origin *, void *sums, int rows, int vectors);
     void (*enter)(void), (*leave)(void);                /* around tiles on a thread; or NULL */
     void (*drain)(te_gemm_leaving *);                   /* writes what no tile follows; or NULL */
     /* Brings rows x cols of c at (row, col) near, to be written. NULL: tiles do, and fetch what is `ahead`. */
@@ -282,14 +298,11 @@ void te_gemm_small_pairs_avx512(const te_gemm_small *);
 extern void (*const te_gemm_coded_dots[])(const te_gemm_coded *);
 extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512, te_gemm_isa_neonbf16;
 
-/* Pairs of bfloat16 in a matrix unit, and whether there is one that this process may use: it asks the system, which
- * then makes room for 8 KiB more in the signal frames of threads that do. */
-extern const te_gemm_kernel te_gemm_kernel_amx;
+/* Pairs of bfloat16 in a matrix unit, and float32 there; and whether there is one that this process may use: it asks the
+ * system, which then makes room for 8 KiB more in the signal frames of threads that do. */
+extern const te_gemm_kernel te_gemm_kernel_amx, te_gemm_kernel_f32_amx;
 bool te_gemm_amx_allowed(void);
 
-/* What processors with a matrix unit multiply float32 with: AVX-512's tiles for first-level caches of 48 KiB,
- * second-level ones of 2 MiB and two multiplications of vectors in a cycle. */
-void te_gemm_suit_large_caches(te_gemm_kernel *f32);
 void te_gemm_stream_squares_avx512(char *, int64_t, const void *, int, int, int, float *);
 void te_gemm_streamed_avx512(void); /* what this thread wrote past the caches is there before it tells another so */
 void te_gemm_finish_f32_avx512(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
@@ -313,6 +326,7 @@ typedef struct te_gemm_state {
     te_gemm_kernel f32, bf16; /* isa's, for this machine's caches */
     bool bf16_pairs; /* this machine multiplies pairs of bfloat16 */
     const te_gemm_kernel *matrix_unit; /* and whole matrices of them; or NULL */
+    const te_gemm_kernel *f32_in_unit; /* which multiplies float32 so; or NULL */
     double matrix_macs;            /* multiply-adds that pay for entering it */
     struct te_gemm_cache  *packed; /* packed weights */
     struct te_gemm_onednn *onednn; /* primitives */

@@ -58,6 +58,7 @@ typedef struct gemm_unit {
     int64_t chunk;                /* its first word */
     int64_t first, words, filled; /* of the slice; filled: words with the zeros behind them */
     char   *a_room, *b_room, *sums;
+    uint32_t *largest;            /* in rows of a, then in columns of b; for kernels that mend */
     te_gemm_leaving leaving;
     const char **kept; /* where the rows of a, or columns of b, begin that the room holds from unit to unit; or NULL */
 } gemm_unit;
@@ -88,12 +89,27 @@ static char *a_of_slice(const gemm_unit *u)
     return u->a_room + (u->first - u->chunk) * u->plan->unit_rows * u->plan->kernel->word_bytes;
 }
 
+/* Where the largest magnitudes in a panel's columns of b are. */
+static uint32_t *b_largest(const gemm_unit *u, int64_t panel)
+{
+    return u->largest + u->plan->unit_rows + (panel - u->panel) * u->plan->kernel->nr;
+}
+
+/* Those of `lines` lines, begun anew with the first slice; NULL where they are not wanted. */
+static uint32_t *note_largest(const gemm_unit *u, uint32_t *largest, int64_t lines)
+{
+    if (!u->plan->kernel->mend) return NULL;
+    if (u->first == 0) memset(largest, 0, lines * sizeof *largest);
+    return largest;
+}
+
 static void pack_a(const gemm_unit *u)
 {
     te_gemm_pack pack = pack_of_slice(u, u->a.data + u->row * u->a.row, u->a.row, u->a.col);
     pack.extent = (int)u->rows;
     pack.width = u->plan->kernel->mr;
     if (te_gemm_is_low(u->plan)) pack.filled = pack.width;
+    pack.largest = note_largest(u, u->largest, u->rows);
     if (u->plan->kernel->pack_a) u->plan->kernel->pack_a(&pack, a_of_slice(u));
     else u->plan->isa->pack(&pack, a_of_slice(u));
 }
@@ -105,6 +121,11 @@ static void pack_b(const gemm_unit *u, int64_t panel, char *to)
     pack.extent = columns_of(u, panel);
     pack.width = kernel->nr;
     pack.filled = vectors_of(u, panel) * kernel->lanes;
+    pack.largest = note_largest(u, b_largest(u, panel), kernel->nr);
+    if (kernel->pack_b) {
+        kernel->pack_b(&pack, to);
+        return;
+    }
     u->plan->isa->pack(&pack, to);
     size_t row = (size_t)kernel->nr * kernel->word_bytes;
     if (u->filled > u->words) memset(to + u->words * row, 0, (u->filled - u->words) * row);
@@ -147,7 +168,6 @@ static te_gemm_ahead after(const gemm_unit *u, int64_t panel)
         const char *next = packed_slice(u, plan->packed_b, panel) + u->words * row;
         return (te_gemm_ahead){next, at_most(plan->slice_words, plan->words), row, row, 0};
     }
-    if (plan->b_near) return (te_gemm_ahead){0};
     if (plan->near_panels > 1) return panels_after(u, panel);
     if (word < plan->words && word < end) { /* the panel's next slice */
     } else if (++panel < u->panel + u->panels) {
@@ -221,6 +241,15 @@ static gemm_rows rows_of_slice(const gemm_unit *u)
     return (gemm_rows){data, u->a.row, step, mr * u->a.row};
 }
 
+static te_gemm_origin origin_of(const gemm_unit *u, int64_t row, int64_t panel)
+{
+    int64_t k = u->plan->p->k;
+    return (te_gemm_origin){.a = u->a.data + row * u->a.row, .b = u->b.data + panel * u->plan->width * u->b.col,
+                            .a_row = u->a.row, .a_step = u->a.col, .b_col = u->b.col, .b_step = u->b.row, .k = k,
+                            .a_largest = u->largest + row - u->row, .b_largest = b_largest(u, panel),
+                            .least = (float)k * 0x1p-98f};
+}
+
 /* What leaves the tile of `rows` rows from `row` on, and where to. */
 static void aim(const gemm_unit *u, te_gemm_out *out, int64_t row, int rows, int64_t panel)
 {
@@ -230,9 +259,18 @@ static void aim(const gemm_unit *u, te_gemm_out *out, int64_t row, int rows, int
     bool ends = u->first + u->words == plan->words, whole = columns_of(u, panel) % kernel->lanes == 0;
     out->c = te_gemm_element(&u->finish.c, row, col);
     out->way = ends && whole && rows % kernel->row_group == 0 ? plan->way : TE_GEMM_OUT_KEEP;
+    if (ends && kernel->mend) out->origin = origin_of(u, row, panel);
     out->squares = NULL;
     if (ends && plan->squares)
         out->squares = plan->squares + row / kernel->mr * plan->square_cols + col / kernel->lanes;
+}
+
+/* Writes complete sums that a tile kept. */
+static void finish(const gemm_unit *u, const te_gemm_out *out, char *sums, int64_t row, int rows, int64_t panel)
+{
+    const te_gemm_kernel *kernel = u->plan->kernel;
+    if (kernel->mend) kernel->mend(&out->origin, sums, rows, vectors_of(u, panel));
+    kernel->finish(&u->finish, sums, kernel->nr, row, panel * u->plan->width, rows, columns_of(u, panel));
 }
 
 /* Packs a slice of a panel of b, and multiplies the unit's rows with it. */
@@ -273,8 +311,7 @@ static void run_tiles(gemm_unit *u, int64_t panel)
         if (packs && i == 0) kernel->packing[vectors - 1](a.data, a.row, a.step, &lying, u->filled, sums, begins, &out);
         else tile(a.data, a.row, a.step, b, u->filled, sums, begins, &out);
         if (by_near) kernel->stream_squares(c, c_row, near, kernel->nr, rows, vectors, out.squares);
-        else if (ends && out.way == TE_GEMM_OUT_KEEP)
-            kernel->finish(&u->finish, sums, kernel->nr, row, col, rows, cols);
+        else if (ends && out.way == TE_GEMM_OUT_KEEP) finish(u, &out, sums, row, rows, panel);
     }
 }
 
@@ -375,7 +412,7 @@ static void run_row_of_tiles(gemm_unit *u, int64_t i, te_gemm_out *out)
         te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors_of(u, panel) - 1];
         tile(a.data + i / mr * a.panel, a.row, a.step, b_of_slice(u, panel), u->filled, sums, u->first == 0, out);
         if (out->way == TE_GEMM_OUT_KEEP && u->first + u->words == plan->words)
-            kernel->finish(&u->finish, sums, kernel->nr, row, panel * plan->width, rows, columns_of(u, panel));
+            finish(u, out, sums, row, rows, panel);
         if (plan->words > plan->slice_words) sums += mr * kernel->nr * kernel->sum_bytes;
     }
 }
@@ -464,6 +501,7 @@ static gemm_unit unit_make(te_exec *exec, const te_gemm_plan *plan, int64_t inde
                    .row = block * plan->unit_rows, .panel = group * plan->unit_panels,
                    .b_room = room, .sums = room + plan->b_bytes,
                    .a_room = room + plan->b_bytes + plan->sums_bytes,
+                   .largest = (uint32_t *)(void *)(room + plan->b_bytes + plan->sums_bytes + plan->a_bytes),
                    .kept = plan->note_bytes ? kept_of(plan, room) : NULL,
                    .finish = te_gemm_finish_of(p, &t, plan->bias)};
     u.rows = at_most(p->m - u.row, plan->unit_rows);

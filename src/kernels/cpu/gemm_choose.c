@@ -14,7 +14,6 @@ static const char *decline_large(te_exec *exec, const te_gemm_problem *p)
 #ifdef TE_WITH_ONEDNN
 enum { OWN_ROWS = 48, OWN_COLS = 96, OWN_FEW_COLS = 32, OWN_K = 64 };
 enum { OWN_F32_K = 128, OWN_F32_FEW_ROWS = 256, OWN_F32_MANY_ROWS = 16 << 10 };
-enum { OWN_F32_LARGE_MACS = 128 << 20, OWN_F32_WGRAD_ROWS = 96 };
 enum { OWN_F32_FEW_B = 1 << 18, OWN_F32_B = 3 << 17, OWN_F32_TURNED_B = 1 << 16 };
 enum { OWN_AVX2_ROWS = 9, OWN_AVX2_COLS = 768, OWN_AVX2_STEP = 2048 /* bytes */ };
 
@@ -34,21 +33,6 @@ static const char *decline_f32_avx2(const te_gemm_problem *p)
 static bool keeps_b_avx2(const te_gemm_state *state, const te_gemm_problem *p)
 {
     return state->isa->f32.mr < TE_GEMM_MAX_ROWS && p->b.cs != 1 && p->m >= OWN_AVX2_ROWS;
-}
-
-/* Processors with a matrix unit have first-level caches of 48 KiB and second-level ones of 2 MiB. With tiles that suit
- * these, ours takes up to 20 % less time than oneDNN but for products as small as those of 128 features, on which its
- * code for the very shape saves up to 10 %, and those of few rows by a b that it takes as it lies: 5 %. That b's rows
- * must not be pages apart, which costs it a fifth, nor it be so large that the library gets it in slices. Gradients of
- * weights, of which both operands lie across k, take ours a sixth less time, but for those of few rows. */
-static const char *decline_f32_large_caches(const te_gemm_state *state, const te_gemm_problem *p)
-{
-    bool   lies = p->b.cs == 1, apart = te_gemm_lines_apart(&p->b);
-    double macs = (double)p->m * (double)p->n * (double)p->k;
-    if (lies && (apart || macs > state->slice_macs)) return NULL;
-    bool wgrad = lies && p->a.cs != 1 && p->m >= OWN_F32_WGRAD_ROWS;
-    if (macs < OWN_F32_LARGE_MACS) return wgrad ? NULL : "a small product where caches are large";
-    return lies && p->m <= OWN_F32_FEW_ROWS && te_gemm_reads_rows(&p->a) ? "few rows by a b that lies well" : NULL;
 }
 
 /* Lines of an operand whole pages apart, as features by the thousand have them, cost oneDNN up to a quarter of its rate
@@ -71,11 +55,11 @@ static bool suffers_twice(const te_gemm_state *state, const te_gemm_problem *p)
  * no packing, for our way to be the faster one; with few rows less of both. A b that has to be turned takes ours up to
  * 2 % longer than oneDNN while it is small, but oneDNN turns it for each of its pieces, which therefore are few: no
  * work for many threads. Where sums are short, or c is the gradient of a large vocabulary, it is c that costs: ours
- * adds to it from registers. */
+ * adds to it from registers. A matrix unit multiplies float32 in less time than vectors. */
 static const char *decline_f32(const te_gemm_state *state, const te_gemm_problem *p)
 {
     if (state->isa->f32.mr < TE_GEMM_MAX_ROWS) return decline_f32_avx2(p);
-    if (state->matrix_unit) return decline_f32_large_caches(state, p);
+    if (state->f32_in_unit) return NULL;
     if (p->k <= OWN_F32_K) return NULL;
     if (p->m <= OWN_F32_FEW_ROWS && p->k * p->n >= OWN_F32_FEW_B) return NULL;
     if (suffers_from_pages(state, p)) return NULL;

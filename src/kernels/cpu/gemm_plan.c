@@ -8,8 +8,7 @@ enum {
     PRODUCT_MACS = 256,      /* that take as long as all else about a product */
     MATRIX_K = 32,           /* elements of a row of its registers */
     ACROSS_WORDS = 64,       /* of k, up to which lines of c take longer than a matrix unit's sums */
-    DIRECT_COLS = 96,        /* up to so many an operand that stays for several slices is not worth a copy, … */
-    NEAR_ROWS = 4096,        /* … nor for vectors while its rows are less bytes apart */
+    DIRECT_COLS = 96,        /* up to so many an operand that stays for several slices is not worth a copy */
     STREAM_BYTES = 2 << 20,  /* of a result that is written past the caches, from which on nobody finds it there; … */
     ROUNDED_BYTES = 4 << 20, /* … of bfloat16, which what comes next reads at once */
     PAIR = 128,              /* bytes of two cache lines, which memory gives in little more time than one */
@@ -29,11 +28,12 @@ enum {
 static const double TAIL = 1.0 / 32; /* of a unit: what the last one makes the others wait, about */
 static const double HELD = 1.1;      /* how much longer tiles take whose b comes from the second-level cache, about */
 
-static const te_gemm_kernel *kernel_of_pairs(const te_gemm_state *state, const te_gemm_problem *p)
+/* A matrix unit if there is one for it, else vectors. */
+static const te_gemm_kernel *unit_or(const te_gemm_state *state, const te_gemm_problem *p, const te_gemm_kernel *unit,
+                                     const te_gemm_kernel *vectors)
 {
     double macs = (double)p->m * (double)p->n * (double)p->k;
-    bool fits = p->k >= MATRIX_K && macs >= state->matrix_macs;
-    return state->matrix_unit && fits ? state->matrix_unit : &state->bf16;
+    return unit && p->k >= MATRIX_K && macs >= state->matrix_macs ? unit : vectors;
 }
 
 static void plan_arithmetic(te_gemm_plan *plan, const te_gemm_state *state)
@@ -47,10 +47,12 @@ static void plan_arithmetic(te_gemm_plan *plan, const te_gemm_state *state)
         break;
     case TE_BF16:
         plan->word = state->bf16_pairs ? TE_GEMM_WORD_BF16PAIR : TE_GEMM_WORD_BF16;
-        if (state->bf16_pairs) plan->kernel = kernel_of_pairs(state, plan->p);
+        if (state->bf16_pairs) plan->kernel = unit_or(state, plan->p, state->matrix_unit, &state->bf16);
         break;
     case TE_F16: plan->word = TE_GEMM_WORD_F16; break;
-    default: plan->word = TE_GEMM_WORD_F32;
+    default:
+        plan->kernel = unit_or(state, plan->p, state->f32_in_unit, &state->f32);
+        plan->word = plan->kernel->mend ? TE_GEMM_WORD_F32PARTS : TE_GEMM_WORD_F32;
     }
     plan->words = divide_up(plan->p->k, plan->kernel->k_per_word);
     int64_t slices = at_least(divide_up(plan->words, plan->kernel->slice_words), 1);
@@ -76,8 +78,7 @@ static bool rows_serve(const te_gemm_plan *plan)
 
 static bool is_direct(const te_gemm_plan *plan)
 {
-    bool far = plan->kernel->chunk_bytes && plan->p->a.rs * plan->p->a.size >= NEAR_ROWS;
-    bool stays = plan->kernel->step > 1 ? plan->words > plan->slice_words : far;
+    bool stays = plan->kernel->step > 1 && plan->words > plan->slice_words;
     if (stays && plan->p->n > DIRECT_COLS) return false;
     return !te_gemm_is_low(plan) && rows_serve(plan);
 }
@@ -154,6 +155,7 @@ static void plan_small(te_gemm_plan *plan, const te_gemm_state *state)
     plan->small_panel = panel || plan->small_pairs;
     plan->small_turned = panel && !plan->small_pairs && p->n * p->k <= TINY_PANEL;
     if (!plan->small) return;
+    if (plan->word == TE_GEMM_WORD_F32PARTS) plan->word = TE_GEMM_WORD_F32, plan->kernel = &state->f32;
     plan->unit_panels = plan->panels;
     plan->unit_rows = narrow ? NARROW_UNIT : p->m;
 }
@@ -325,7 +327,6 @@ static void plan_chunks(te_gemm_plan *plan)
     int64_t slices = kernel->chunk_bytes / (plan->unit_rows * plan->slice_words * kernel->word_bytes);
     plan->chunk_words = (plan->near_panels > 1 ? 1 : at_least(slices, 1)) * plan->slice_words;
     if (plan->across) plan->chunk_words = at_least(plan->words, plan->slice_words);
-    plan->b_near = plan->blocks >= 2 * plan->threads && plan->p->k * plan->p->n * b->size <= kernel->near_bytes;
 }
 
 static void plan_workspace(te_gemm_plan *plan)
@@ -350,6 +351,8 @@ static void plan_workspace(te_gemm_plan *plan)
     bool by_near = plan->square_rows && !kernel->drain;
     int64_t tiles = one_slice ? 1 : plan->across ? plan->unit_panels : row_panels * chunk;
     plan->sums_bytes = align_up(tiles * tile) + (by_near ? tile : 0);
+    if (kernel->mend)
+        plan->largest_bytes = align_up((plan->unit_rows + plan->unit_panels * kernel->nr) * sizeof(uint32_t));
 }
 
 /* --- divisions that were found before ----------------------------------------------------------------------------- */

@@ -20,7 +20,6 @@ typedef struct te_gemm_plan {
     int64_t width;                          /* columns of a panel */
     int64_t panels, unit_panels, groups;    /* of b */
     int64_t near_panels;                    /* whose rows of b are fetched together, 1 where they are not */
-    bool    b_near;                         /* to most units, so that nobody need ask for it */
     int     threads;
     bool    small;                          /* not in tiles (isa/gemm_small.c), and whether b is packed there */
     bool    small_panel, small_pairs, small_turned; /* … as pairs, or turned as it is */
@@ -30,6 +29,7 @@ typedef struct te_gemm_plan {
     bool    blocks_first;                   /* neighbouring units are blocks of one group, else groups of one block */
     te_gemm_way way;                        /* of whole vectors, when they are complete */
     size_t  a_bytes, b_bytes, sums_bytes;   /* workspace of a thread, … */
+    size_t  largest_bytes;                  /* … of the largest magnitudes in lines of a and b, … */
     size_t  note_bytes;                     /* … and to note what of it serves neighbouring units; 0: nothing does */
     int64_t square_rows, square_cols;       /* tiles down and vectors across whose sums of squares are wanted, or 0 */
     float  *squares;                        /* these, or NULL */
@@ -56,7 +56,7 @@ bool te_gemm_is_low(const te_gemm_plan *plan);
 /* Workspace of a thread. */
 static inline size_t te_gemm_thread_bytes(const te_gemm_plan *plan)
 {
-    return plan->a_bytes + plan->b_bytes + plan->sums_bytes + plan->note_bytes;
+    return plan->a_bytes + plan->b_bytes + plan->sums_bytes + plan->largest_bytes + plan->note_bytes;
 }
 
 #endif

@@ -21,25 +21,11 @@
 #include <unistd.h>
 #endif
 
-#include "tiles.h"
+#include "gemm_amx.h"
 
-enum {
-    SIDE = TE_TILE_SIDE,
-    ROWS = 2 * SIDE,
-    COLS = 2 * SIDE,
-    PITCH = COLS * 4, /* bytes from row to row of b's panel, and of sums */
-    NEAR_WORDS = 160  /* so many words of a panel of a and of b fit the first-level cache together */
-};
+enum { NEAR_WORDS = 160 /* so many words of a panel of a and of b fit the first-level cache together */ };
 
 /* --- the unit ----------------------------------------------------------------------------------------------------- */
-
-static void enter(void) { te_tiles_enter(); }
-
-static void leave(void)
-{
-    te_gemm_streamed_avx512();
-    te_tiles_leave();
-}
 
 bool te_gemm_amx_allowed(void)
 {
@@ -171,37 +157,7 @@ static void pack(const te_gemm_pack *p, void *panels)
     }
 }
 
-/* --- sums on their way to c --------------------------------------------------------------------------------------- */
-
-/* A row of them; of those that stream, squares are added. Rounded ones are never subnormal. */
-static inline __attribute__((always_inline)) void leave_row(te_gemm_leaving *l, __m512 squares[2])
-{
-    bool   two = l->vectors > 1;
-    float *c = (float *)(void *)l->c;
-    __m512 x = _mm512_loadu_ps(l->sums), y = two ? _mm512_loadu_ps(l->sums + 64) : _mm512_setzero_ps();
-    if (l->way == TE_GEMM_OUT_ROUND || l->way == TE_GEMM_OUT_ROUND_STREAM) {
-        __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(y, x);
-        if (two && l->way == TE_GEMM_OUT_ROUND_STREAM) _mm512_stream_si512((__m512i *)(void *)c, rounded);
-        else if (two) _mm512_storeu_si512(c, rounded);
-        else _mm256_storeu_si256((__m256i *)(void *)c, _mm512_castsi512_si256(rounded));
-    } else if (l->way == TE_GEMM_OUT_STREAM) {
-        _mm512_stream_ps(c, x);
-        if (two) _mm512_stream_ps(c + SIDE, y);
-        squares[0] = _mm512_fmadd_ps(x, x, squares[0]);
-        squares[1] = _mm512_fmadd_ps(y, y, squares[1]);
-    } else {
-        _mm512_storeu_ps(c, _mm512_add_ps(_mm512_loadu_ps(c), x));
-        if (two) _mm512_storeu_ps(c + SIDE, _mm512_add_ps(_mm512_loadu_ps(c + SIDE), y));
-    }
-    l->rows--;
-    l->sums += PITCH;
-    l->c += l->row;
-}
-
-static inline void leave_squares(const te_gemm_leaving *l, const __m512 squares[2])
-{
-    for (int v = 0; l->squares && v < l->vectors; v++) l->squares[v] = _mm512_reduce_add_ps(squares[v]);
-}
+/* --- tiles -------------------------------------------------------------------------------------------------------- */
 
 static void drain(te_gemm_leaving *l)
 {
@@ -210,37 +166,6 @@ static void drain(te_gemm_leaving *l)
     while (l->rows > 0) leave_row(l, squares);
     leave_squares(l, squares);
 }
-
-/* --- what is needed soon ------------------------------------------------------------------------------------------ */
-
-/* Memory that a tile asks for while it multiplies, some lines in each step, so that nobody waits for a burst of them:
- * what is packed next; the sums of the next tile where they are kept; and c where it will be written. */
-typedef struct soon {
-    te_gemm_ahead *ahead;
-    const char    *sums;
-    char          *c;
-    int64_t        pitch;
-    int            lines, sums_lines, c_rows, c_lines; /* in a step */
-} soon;
-
-static inline soon soon_make(const te_gemm_out *out, const char *kept, int across)
-{
-    soon s = {.ahead = out->ahead, .lines = out->lines, .sums = kept + ROWS * PITCH, .sums_lines = out->sums,
-              .c = out->c, .pitch = out->row, .c_rows = out->rows};
-    if (out->way == TE_GEMM_OUT_STREAM || out->way == TE_GEMM_OUT_ROUND_STREAM) s.c_rows = 0;
-    s.c_lines = across * (int)out->vector > 64 ? 2 : 1;
-    return s;
-}
-
-static inline void fetch_soon(soon *s)
-{
-    te_gemm_ask(s->ahead, s->lines);
-    for (int i = 0; i < s->sums_lines; i++, s->sums += 64) __builtin_prefetch(s->sums, 1, 3);
-    for (int i = 0; i < s->c_rows; i++, s->c += s->pitch)
-        for (int l = 0; l < s->c_lines; l++) __builtin_prefetch(s->c + 64 * l, 1, 3);
-}
-
-/* --- tiles -------------------------------------------------------------------------------------------------------- */
 
 #define LOAD(passes, t, from, pitch)                                                                                   \
     do {                                                                                                               \

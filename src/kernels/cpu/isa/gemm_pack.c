@@ -334,6 +334,7 @@ static void pack_panel(const te_gemm_pack *p, void *panel)
     case TE_GEMM_WORD_F16: pack_words(TE_GEMM_WORD_F16, 2, p, panel); break;
     case TE_GEMM_WORD_BF16PAIR: pack_pairs(p, panel); break;
     case TE_GEMM_WORD_F64: pack_f64(p, panel); break;
+    case TE_GEMM_WORD_F32PARTS: break; /* never here: the kernel packs it */
     }
 }
 

@@ -198,7 +198,8 @@ typedef struct te_gemm_kernel {
     int slice_words, unit_rows, unit_panels; /* what caches hold (gemm_blocked.c) … */
     int chunk_bytes;                         /* … of a, where several slices are a chunk, … */
     int held_bytes;                          /* … and of all panels of b, where these are held; */
-    int rate;          /* multiplications of vectors in a cycle */
+    double rate;       /* multiplications of vectors in a cycle */
+    double word_cycles; /* that packing one takes; 0: no more than moving it */
     int word_bytes, sum_bytes, k_per_word;
     bool rounds, streams; /* tiles can leave bfloat16, and write past the caches */
     /* Writes a tile of sums, nr apart from row to row, past the caches, to c with `row` bytes from row to row, and

@@ -388,14 +388,18 @@ static void pack_all_of_b(gemm_unit *u)
     if (u->kept) *u->kept = columns;
 }
 
-/* The rows of a that come after those of the tiles at row `i` of the unit, if tiles are long enough to ask for them. */
+/* The rows of a that come after those of the tiles at row `i` of the unit, if tiles are long enough to ask for them;
+ * where the unit's rows are packed, of the next unit. */
 static te_gemm_ahead rows_after(const gemm_unit *u, int64_t i)
 {
     const te_gemm_plan *plan = u->plan;
-    int64_t next = i + plan->kernel->mr;
-    if (!plan->held || next >= u->rows) return (te_gemm_ahead){0};
-    const char *data = u->a.data + (u->row + next) * u->a.row;
-    return (te_gemm_ahead){data, at_most(u->rows - next, plan->kernel->mr), u->a.row, plan->p->k * plan->p->a.size, 0};
+    int64_t ahead = plan->direct_a ? plan->kernel->mr : plan->unit_rows, next = u->row + i + ahead;
+    int64_t end = plan->direct_a ? u->row + u->rows : plan->p->m;
+    if (!plan->held || next >= end) return (te_gemm_ahead){0};
+    int64_t rows = at_most(end - next, plan->kernel->mr), k = plan->p->k * plan->p->a.size;
+    if (u->a.row == plan->p->a.size)
+        return (te_gemm_ahead){u->a.data + next * u->a.row, plan->p->k, u->a.col, rows * u->a.row, 0};
+    return (te_gemm_ahead){u->a.data + next * u->a.row, rows, u->a.row, k, 0};
 }
 
 /* A slice of one tile's rows, from row `i` of the unit on, with all panels. */
@@ -423,8 +427,10 @@ static void run_across(gemm_unit *u)
     const te_gemm_plan *plan = u->plan;
     const te_gemm_kernel *kernel = plan->kernel;
     pack_all_of_b(u);
-    begin_slice(u, 0);
-    if (!plan->direct_a) pack_a(u);
+    for (int64_t first = 0; first < plan->words && !plan->direct_a; first += plan->slice_words) {
+        begin_slice(u, first);
+        pack_a(u);
+    }
     te_gemm_out out = {.row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size,
                        .leaving = &u->leaving, .b_passes = plan->held};
     for (int64_t i = 0; i < u->rows; i += kernel->mr) {

@@ -25,6 +25,7 @@ enum {
     SMALL_PAIR_MACS = 2 << 10,   /* … and where tiles would take two elements at a time */
     FEW_UNITS = 16           /* that are gone through one by one */
 };
+enum { BLOCK_BYTES = 1280 << 10 }; /* of a, which second-level caches hold */
 static const double TAIL = 1.0 / 32; /* of a unit: what the last one makes the others wait, about */
 static const double HELD = 1.1;      /* how much longer tiles take whose b comes from the second-level cache, about */
 
@@ -167,6 +168,8 @@ static double cycles_of(const te_gemm_plan *plan, double multiply, double words_
 {
     double narrow = plan->width < plan->kernel->nr ? 1.03 : 1, rate = plan->kernel->rate;
     bool   passes = plan->direct_a && plan->kernel->step == 1;
+    double each = plan->kernel->word_cycles;
+    if (each > 0) return narrow * multiply / rate + each * (words_b + words_a);
     return narrow * multiply / rate + 0.35 * words_b + (passes ? 0.15 / rate : 0.3) * words_a;
 }
 
@@ -255,7 +258,9 @@ static void take_division(te_gemm_plan *plan, const gemm_division *d)
  * returns what the best takes. */
 static double plan_units(te_gemm_plan *plan)
 {
-    int64_t m = plan->p->m, mr = plan->kernel->mr, scale = plan->words > plan->slice_words ? 1 : 2;
+    int64_t m = plan->p->m, mr = plan->kernel->mr;
+    int64_t bytes = 2 * plan->kernel->unit_rows * plan->words * plan->kernel->word_bytes; /* of a, in one slice */
+    int64_t scale = plan->words > plan->slice_words || bytes > BLOCK_BYTES ? 1 : 2;
     int64_t most = plan->threads > 1 ? 4 : 1;
     int64_t least_blocks = divide_up(m, scale * plan->kernel->unit_rows), groups = 0;
     double best = INFINITY;
@@ -291,20 +296,23 @@ static double plan_panels(te_gemm_plan *plan)
     return less;
 }
 
-/* Where the second-level cache holds all of b, every thread packs that once, and reads rows of a once, as they lie, if
- * it takes less than `other` cycles. */
+/* Where the second-level cache holds all of b, every thread packs that once, and reads rows of a once, as they lie or
+ * some at a time if the kernel's own words have to be made of them, if it takes less than `other` cycles. */
 static void plan_held(te_gemm_plan *plan, double other)
 {
-    enum { UNITS = 4 }; /* of a thread */
+    enum { UNITS = 4, PACKED_ROWS = 128 }; /* of a thread; of a unit */
     const te_gemm_kernel *kernel = plan->kernel;
     int64_t m = plan->p->m, panels = divide_up(plan->p->n, plan->width), words = round_up(plan->words, kernel->step);
     bool fits = panels * words * kernel->nr * kernel->word_bytes <= kernel->held_bytes;
-    if (plan->words <= ACROSS_WORDS || !fits || plan->p->batches > 1 || !rows_serve(plan)) return;
+    bool packs = kernel->mend != NULL;
+    if ((plan->words <= ACROSS_WORDS && !packs) || !fits || plan->p->batches > 1) return;
+    if (packs ? plan->p->a.cs != 1 : !rows_serve(plan)) return;
     double vectors = (double)divide_up(plan->p->n, kernel->lanes), rows = (double)divide_up(m, plan->threads);
-    if (HELD * cycles_of(plan, rows * vectors, 0, 0) + cycles_of(plan, 0, (double)plan->p->n, 0) >= other) return;
+    double packing = cycles_of(plan, 0, (double)plan->p->n, packs ? rows / 2 : 0); /* of a: what comes in time */
+    if ((packs ? 1 : HELD) * cycles_of(plan, rows * vectors, 0, 0) + packing >= other) return;
     plan->held = true;
     plan->unit_panels = panels;
-    plan->unit_rows = round_up(divide_up(m, UNITS * plan->threads), kernel->mr);
+    plan->unit_rows = packs ? PACKED_ROWS : round_up(divide_up(m, UNITS * plan->threads), kernel->mr);
     plan->blocks_first = false;
 }
 
@@ -412,7 +420,7 @@ void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_proble
     else plan_division(state, plan);
     bool few_words = plan->kernel->drain && !plan->small && plan->words > 0 && plan->words <= ACROSS_WORDS;
     plan->across = plan->held || few_words;
-    plan->direct_a |= plan->held;
+    plan->direct_a |= plan->held && !plan->kernel->mend;
     plan->panels = divide_up(p->n, plan->width);
     plan->groups = divide_up(plan->panels, plan->unit_panels);
     plan->blocks = divide_up(p->m, plan->unit_rows);

@@ -165,9 +165,32 @@ static void pack_a(const te_gemm_pack *p, void *panels)
         }
 }
 
+/* Columns side by side: nothing is turned. */
+static void pack_b_across(const te_gemm_pack *p, char *panel)
+{
+    for (int line = 0; line < p->extent; line += SIDE) {
+        __mmask16   there = first_of(p->extent - line);
+        const char *src = p->src + line * 4;
+        char       *to = panel + line * 4;
+        __m512i     most = _mm512_maskz_loadu_epi32(there, p->largest + line);
+        for (int64_t k = 0; k < p->k; k += CHUNK, src += SIDE * p->k_stride)
+            for (int w = 0; w < SIDE; w++, src += p->k_stride, to += B_ROW) {
+                __m512i x = _mm512_maskz_loadu_epi32(k + w < p->k ? there : 0, src);
+                __m512i y = _mm512_maskz_loadu_epi32(k + w + SIDE < p->k ? there : 0, src + SIDE * p->k_stride);
+                split(x, y, to, B_PART);
+                most = _mm512_max_epu32(most, _mm512_max_epu32(magnitude(x), magnitude(y)));
+            }
+        _mm512_mask_storeu_epi32(p->largest + line, there, most);
+    }
+}
+
 static void pack_b(const te_gemm_pack *p, void *panel)
 {
     __m512i v[2][SIDE];
+    if (p->line_stride == 4) {
+        pack_b_across(p, panel);
+        return;
+    }
     for (int64_t k = 0; k < p->k; k += CHUNK)
         for (int line = 0; line < p->extent; line += SIDE) {
             square s = square_of(p, line, k);
@@ -336,8 +359,8 @@ TILE_DEFINE(2, 2)
 static te_gemm_tile *const tiles[][TE_GEMM_MAX_VECTORS] = {{tile_1x1, tile_1x2}, {tile_2x1, tile_2x2}};
 
 const te_gemm_kernel TE_ISA_NAME(te_gemm_kernel_f32) = {
-    .mr = ROWS, .nr = COLS, .lanes = SIDE, .row_group = SIDE, .step = SIDE, .slice_words = 128,
-    .unit_rows = 512, .unit_panels = 32, .chunk_bytes = 800 << 10, .rate = 3,
+    .mr = ROWS, .nr = COLS, .lanes = SIDE, .row_group = SIDE, .step = SIDE, .slice_words = 192,
+    .unit_rows = 512, .unit_panels = 32, .chunk_bytes = 800 << 10, .held_bytes = 1200 << 10, .rate = 2.4, .word_cycles = 1.2,
     .word_bytes = PARTS * 4, .sum_bytes = 4, .k_per_word = 2, .rounds = true, .streams = true,
     .stream_squares = te_gemm_stream_squares_avx512,
     .tile = tiles, .pack_a = pack_a, .pack_b = pack_b, .enter = enter, .leave = leave, .drain = drain, .mend = mend,

@@ -94,20 +94,24 @@ static bool is_held(const te_gemm *g)
     return plan.held;
 }
 
-/* A b that the second-level cache holds, by rows that tiles of a matrix unit read where they lie: of one slice and of
- * several, with edges of any width, every end, and a b that is another one in the next call. */
+/* A b that the second-level cache holds, by rows that tiles of a matrix unit read where they lie, or of float32 packs
+ * some at a time: of one slice and of several, with edges of any width, every end, and a b that is another one in the
+ * next call. */
 static void test_held(void)
 {
     static const struct {
         int64_t m, n, k;
-        bool    held;
-    } cases[] = {{528, 70, 1056, true},  {272, 130, 160, true},  {784, 33, 544, true},  {528, 40, 1504, true},
-                 {1056, 257, 160, true}, {528, 70, 1050, false}, {536, 70, 1056, false}, {528, 70, 128, false},
-                 {1056, 600, 1056, false}};
+        bool    held, floats;
+    } cases[] = {{528, 70, 1056, true, true}, {530, 130, 161, true, true}, {1000, 384, 384, true, true},
+                 {777, 33, 544, true, true}, {1056, 257, 1050, false, true}, {528, 70, 1056, true, false},
+                 {272, 130, 160, true, false}, {784, 33, 544, true, false}, {528, 40, 1504, true, false},
+                 {1056, 257, 160, true, false}, {528, 70, 1050, false, false}, {536, 70, 1056, false, false},
+                 {528, 70, 128, false, false}, {1056, 600, 1056, false, false}};
     bool unit = te_gemm_state_get(&execs[0])->matrix_unit != NULL;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int end = 0; end < 4; end++) {
-            type_pair types = {TE_BF16, end % 2 ? TE_F32 : TE_BF16};
+            type_pair types = {cases[i].floats ? TE_F32 : TE_BF16, end % 2 ? TE_F32 : TE_BF16};
+            size_t    size = te_dtype_size(types.in);
             product p = make(types, cases[i].m, cases[i].n, cases[i].k, 0, NULL);
             free(p.a.base), free(p.c.base);
             p.a = place(&p.gemm.a, ROWS, false);
@@ -117,7 +121,7 @@ static void test_held(void)
             for (int call = 0; call < 2 && cases[i].held && (call == 0 || end == 0); call++) {
                 expectation *expected = expect(&p.gemm);
                 run_and_check(&p, expected, "blocked");
-                for (size_t at = 1; at < p.b.bytes; at += 2) p.b.base[at] ^= (char)0x80; /* signs */
+                for (size_t at = size - 1; at < p.b.bytes; at += size) p.b.base[at] ^= (char)0x80; /* signs */
                 free(expected);
             }
             release(&p);
@@ -193,7 +197,8 @@ static void test_few_rows(void)
             bool    can = m <= 8 || (types[t].in == TE_F32 ? floats : types[t].in == TE_BF16 && pairs);
             CHECK(check_few_rows("rows", COLUMNS, types[t], m, n, lengths[i]) == can);
         }
-    CHECK(check_few_rows("rows", COLUMNS, types[0], 49, 2200, 2001) == floats);
+    CHECK(check_few_rows("rows", COLUMNS, types[0], 49, 2200, 2001) == (floats && !state->f32_in_unit));
+    CHECK(check_few_rows("rows", COLUMNS, types[0], 47, 2200, 2001) == floats);
     CHECK(check_few_rows("rows", COLUMNS, types[2], 56, 2100, 4001) == pairs);
     CHECK(!check_few_rows("rows", COLUMNS, types[2], 57, 2100, 4001));
     CHECK(!check_few_rows("rows", COLUMNS, types[0], 49, 1100, 3900));
@@ -280,7 +285,8 @@ static void test_turned(void)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (int t = 0; t < 3; t++) {
             int64_t n = random_int(256, 330), k = 2 * random_int(256, 300);
-            CHECK(check_turned(types[t], rows[i], n, k) == (t ? pairs : floats));
+            bool lanes = floats && (rows[i] <= 48 || !state->f32_in_unit);
+            CHECK(check_turned(types[t], rows[i], n, k) == (t ? pairs : lanes));
             if (t) CHECK(!check_turned(types[t], rows[i], n, k + 1));
         }
     CHECK(check_turned(types[0], 28, 400, 700) == floats); /* a b that does not stay near */

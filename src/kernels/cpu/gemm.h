@@ -299,7 +299,7 @@ void te_gemm_small_pairs_avx512(const te_gemm_small *);
 extern void (*const te_gemm_coded_dots[])(const te_gemm_coded *);
 extern const te_gemm_isa te_gemm_isa_portable, te_gemm_isa_avx2, te_gemm_isa_avx512, te_gemm_isa_neonbf16;
 
-/* Pairs of bfloat16 in a matrix unit, and float32 there; and whether there is one that this process may use: it asks the
+/* Pairs of bfloat16 in a matrix unit, and float32; and whether there is one that this process may use: it asks the
  * system, which then makes room for 8 KiB more in the signal frames of threads that do. */
 extern const te_gemm_kernel te_gemm_kernel_amx, te_gemm_kernel_f32_amx;
 bool te_gemm_amx_allowed(void);

@@ -12,6 +12,7 @@ static const char *decline_large(te_exec *exec, const te_gemm_problem *p)
 }
 
 #ifdef TE_WITH_ONEDNN
+enum { OWN_UNIT_COLS = 48, OWN_UNIT_K = 48 };
 enum { OWN_ROWS = 48, OWN_COLS = 96, OWN_FEW_COLS = 32, OWN_K = 64 };
 enum { OWN_F32_K = 128, OWN_F32_FEW_ROWS = 256, OWN_F32_MANY_ROWS = 16 << 10 };
 enum { OWN_F32_FEW_B = 1 << 18, OWN_F32_B = 3 << 17, OWN_F32_TURNED_B = 1 << 16 };
@@ -55,11 +56,10 @@ static bool suffers_twice(const te_gemm_state *state, const te_gemm_problem *p)
  * no packing, for our way to be the faster one; with few rows less of both. A b that has to be turned takes ours up to
  * 2 % longer than oneDNN while it is small, but oneDNN turns it for each of its pieces, which therefore are few: no
  * work for many threads. Where sums are short, or c is the gradient of a large vocabulary, it is c that costs: ours
- * adds to it from registers. A matrix unit multiplies float32 in less time than vectors. */
+ * adds to it from registers. */
 static const char *decline_f32(const te_gemm_state *state, const te_gemm_problem *p)
 {
     if (state->isa->f32.mr < TE_GEMM_MAX_ROWS) return decline_f32_avx2(p);
-    if (state->f32_in_unit) return NULL;
     if (p->k <= OWN_F32_K) return NULL;
     if (p->m <= OWN_F32_FEW_ROWS && p->k * p->n >= OWN_F32_FEW_B) return NULL;
     if (suffers_from_pages(state, p)) return NULL;
@@ -67,6 +67,14 @@ static const char *decline_f32(const te_gemm_state *state, const te_gemm_problem
     if (!te_gemm_reads_rows(&p->a)) return "rows of a need packing";
     bool turned = p->b.rs == 1 && p->n > 1;
     return p->k * p->n < (turned ? OWN_F32_TURNED_B : OWN_F32_B) ? "b is small" : NULL;
+}
+
+/* A matrix unit multiplies float32 in less time than vectors, up to half of it, if there is enough for its tiles. */
+static const char *decline_in_unit(const te_gemm_problem *p)
+{
+    if (p->m < OWN_ROWS) return "few rows";
+    if (p->n < OWN_UNIT_COLS) return "few columns";
+    return p->k < OWN_UNIT_K ? "a short sum" : NULL;
 }
 
 /* Where two vectors of pairs are multiplied in a cycle ours also is the faster one with few columns, and with few rows
@@ -92,6 +100,7 @@ static const char *decline_slower(te_exec *exec, const te_gemm_problem *p)
     if (te_gemm_is_narrow(state, p)) return NULL;
     if (p->a.dtype == TE_BF16) return decline_pairs(state, p);
     if (p->a.dtype != TE_F32) return "neither bfloat16 nor float32";
+    if (state->f32_in_unit) return decline_in_unit(p);
     if (p->m < OWN_ROWS && !keeps_b_avx2(state, p)) return "few rows";
     if (p->n < OWN_COLS && !suffers_twice(state, p)) return "few columns";
     if (p->k < OWN_K) return "a short sum";

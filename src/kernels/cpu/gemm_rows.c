@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum {
-    MOST_ROWS = 64, MOST_OF_PAIRS = 56,
+    MOST_ROWS = 64, MOST_OF_PAIRS = 56, MOST_BESIDE_UNIT = 47,
     FEW_ROWS = 8, PART_ROWS = 19, /* which long lines of go through in parts */
     TINY_BYTES = 16 << 10,     /* of b */
     SMALL_BYTES = 128 << 10,   /* stays near */
@@ -41,9 +41,9 @@ typedef struct rows_work {
 
 /* Up to how many rows this is faster than tiles that have to be packed first: that takes as long as a product of many
  * rows, the longer the farther away b is. */
-static int rows_before_tiles(const te_gemm_problem *p, double bytes)
+static int rows_before_tiles(const te_gemm_state *state, const te_gemm_problem *p, double bytes)
 {
-    int    far = p->a.dtype == TE_F32 ? MOST_ROWS : MOST_OF_PAIRS;
+    int    far = p->a.dtype != TE_F32 ? MOST_OF_PAIRS : state->f32_in_unit ? MOST_BESIDE_UNIT : MOST_ROWS;
     int    most = bytes < SMALL_BYTES ? FEW_ROWS : bytes < LARGE_BYTES ? 32 : far;
     int    least = bytes < LARGE_BYTES ? FEW_ROWS : PART_ROWS;
     double near = ROWS_BYTES / ((double)p->k * p->a.size);
@@ -59,7 +59,7 @@ static int most_rows(te_exec *exec, const te_gemm_state *state, const te_gemm_pr
     if (te_cpu(exec)->isa != TE_CPU_AVX512) return bytes < LARGE_BYTES ? 1 : FEW_ROWS;
     if (p->a.cs != 1) return FEW_ROWS; /* they are copied one by one */
     if (bytes >= TINY_BYTES && (pairs || (p->a.dtype == TE_F32 && state->f32.rate >= 2)))
-        return rows_before_tiles(p, bytes);
+        return rows_before_tiles(state, p, bytes);
     if (bytes >= SMALL_BYTES || p->a.dtype == TE_F16) return FEW_ROWS;
     return p->a.dtype == TE_BF16 ? 2 : 4;
 }

@@ -23,7 +23,7 @@
  * instruction set has masks (isa/gemm_small.c).
  *
  * Pairs of bfloat16 also have a kernel for matrix units (isa/gemm_amx.c), whose panels of a have 16 words of a row
- * together.
+ * together; and float32 one that makes three bfloat16 of every number (isa/gemm_amx_f32.c).
  *
  * Sums of our own kernels run in ascending k, so where the arithmetic is a fused multiply-add (avx2, avx512 and NEON,
  * float32 and float64) tiles agree in every bit between instruction sets. Which implementation takes a product does

@@ -4,9 +4,9 @@
  * bits that are left of that. Of the nine products of the parts of two factors the six largest are added up:
  *
  *                   b: high  middle  low
- *      a: high           1     2      3          the other three are less than 2^-23 of the product, by a third of that
- *         middle         4     5                 on average, with either sign, and so no larger than what rounding to
- *         low            6                       float32 takes away
+ *      a: high           1     2      3          the other three are at most 2^-23 of the product, less than a tenth of
+ *         middle         4     5                 that on average, with either sign: no more than rounding to float32
+ *         low            6                       takes away
  *
  * Multiplying so takes 24 steps of the unit for a tile whose bfloat16 take 4, which is less than half the time that
  * vectors of float32 take for it. Sums of 32 steps of k are added up on their own before they meet the others, so they
@@ -364,8 +364,8 @@ static te_gemm_tile *const tiles[][TE_GEMM_MAX_VECTORS] = {{tile_1x1, tile_1x2},
 const te_gemm_kernel TE_ISA_NAME(te_gemm_kernel_f32) = {
     .mr = ROWS, .nr = COLS, .lanes = SIDE, .row_group = SIDE, .step = SIDE, .slice_words = 192,
     .unit_rows = 512, .unit_panels = 32, .chunk_bytes = 800 << 10, .held_bytes = 1200 << 10,
-    .rate = 2.4, .word_cycles = 1.2, .word_bytes = PARTS * 4, .sum_bytes = 4, .k_per_word = 2, .rounds = true, .streams = true,
-    .stream_squares = te_gemm_stream_squares_avx512,
+    .rate = 2.4, .word_cycles = 1.2, .word_bytes = PARTS * 4, .sum_bytes = 4, .k_per_word = 2,
+    .rounds = true, .streams = true, .stream_squares = te_gemm_stream_squares_avx512,
     .tile = tiles, .pack_a = pack_a, .pack_b = pack_b, .enter = enter, .leave = leave, .drain = drain, .mend = mend,
     .finish = te_gemm_finish_f32_avx512,
 };

@@ -144,6 +144,14 @@ static inline void te_gemm_ask(te_gemm_ahead *ahead, int64_t lines)
     }
 }
 
+/* Contiguous rows of a that tiles pack beside multiplying, a piece of a line at a time: what is left of them. */
+typedef struct te_gemm_beside {
+    te_gemm_pack pack; /* of the lines that are left */
+    char        *panels, *to;
+    int64_t      at; /* along k */
+    _Alignas(64) uint32_t most[16]; /* the largest magnitudes of the line so far */
+} te_gemm_beside;
+
 /* Sums that a tile kept, on their way to c. */
 typedef struct te_gemm_leaving {
     te_gemm_way way;
@@ -169,6 +177,8 @@ typedef struct te_gemm_out {
     te_gemm_ahead *ahead;
     int            lines, sums, rows;
     int64_t        asking, apart;
+    te_gemm_beside *beside;  /* or NULL; */
+    int            pieces;   /* of it, six times in a step */
     bool           b_passes; /* b is loaded past the first-level cache, and a is near; else a may be what passes */
 } te_gemm_out;
 
@@ -210,6 +220,8 @@ typedef struct te_gemm_kernel {
     te_gemm_packing_tile *const *packing;               /* [vectors - 1]; or NULL */
     void (*pack_a)(const te_gemm_pack *, void *panels); /* NULL: as b is packed */
     void (*pack_b)(const te_gemm_pack *, void *panel);  /* whole steps of k of one panel; NULL: as isa packs */
+    /* For kernels whose tiles pack rows beside multiplying: packs what is left of them. */
+    void (*pack_rest)(te_gemm_beside *);
     /* Replaces those of `rows` rows of complete sums, nr apart, that are not exact. For kernels whose `drain` and tiles
      * do so with what leaves; NULL: all are as exact as they can be. */
     void (*mend)(const te_gemm_origin *, void *sums, int rows, int vectors);

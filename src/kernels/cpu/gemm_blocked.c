@@ -47,6 +47,13 @@ typedef struct gemm_source {
 
 /* --- a unit ------------------------------------------------------------------------------------------------------- */
 
+/* Rows of a, and where they are packed; where they are not, `room` is not used. */
+typedef struct gemm_rows_packed {
+    int64_t   row, rows;
+    char     *room;
+    uint32_t *largest; /* magnitudes in them; for kernels that mend */
+} gemm_rows_packed;
+
 /* One unit of one product, and where it is in it. */
 typedef struct gemm_unit {
     te_exec *exec;
@@ -57,8 +64,9 @@ typedef struct gemm_unit {
     int64_t panel, panels;
     int64_t chunk;                /* its first word */
     int64_t first, words, filled; /* of the slice; filled: words with the zeros behind them */
-    char   *a_room, *b_room, *sums;
-    uint32_t *largest;            /* in rows of a, then in columns of b; for kernels that mend */
+    char   *b_room, *sums;
+    gemm_rows_packed packed;      /* all of the unit's, or a tile's */
+    uint32_t *b_largest;
     te_gemm_leaving leaving;
     const char **kept; /* where the rows of a, or columns of b, begin that the room holds from unit to unit; or NULL */
 } gemm_unit;
@@ -86,13 +94,14 @@ static te_gemm_pack pack_of_slice(const gemm_unit *u, const char *src, int64_t l
 /* Where the slice's panels of a are. */
 static char *a_of_slice(const gemm_unit *u)
 {
-    return u->a_room + (u->first - u->chunk) * u->plan->unit_rows * u->plan->kernel->word_bytes;
+    int64_t rows = u->plan->beside ? u->plan->kernel->mr : u->plan->unit_rows;
+    return u->packed.room + (u->first - u->chunk) * rows * u->plan->kernel->word_bytes;
 }
 
 /* Where the largest magnitudes in a panel's columns of b are. */
 static uint32_t *b_largest(const gemm_unit *u, int64_t panel)
 {
-    return u->largest + u->plan->unit_rows + (panel - u->panel) * u->plan->kernel->nr;
+    return u->b_largest + (panel - u->panel) * u->plan->kernel->nr;
 }
 
 /* Those of `lines` lines, begun anew with the first slice; NULL where they are not wanted. */
@@ -105,11 +114,11 @@ static uint32_t *note_largest(const gemm_unit *u, uint32_t *largest, int64_t lin
 
 static void pack_a(const gemm_unit *u)
 {
-    te_gemm_pack pack = pack_of_slice(u, u->a.data + u->row * u->a.row, u->a.row, u->a.col);
-    pack.extent = (int)u->rows;
+    te_gemm_pack pack = pack_of_slice(u, u->a.data + u->packed.row * u->a.row, u->a.row, u->a.col);
+    pack.extent = (int)u->packed.rows;
     pack.width = u->plan->kernel->mr;
     if (te_gemm_is_low(u->plan)) pack.filled = pack.width;
-    pack.largest = note_largest(u, u->largest, u->rows);
+    pack.largest = note_largest(u, u->packed.largest, u->packed.rows);
     if (u->plan->kernel->pack_a) u->plan->kernel->pack_a(&pack, a_of_slice(u));
     else u->plan->isa->pack(&pack, a_of_slice(u));
 }
@@ -246,7 +255,7 @@ static te_gemm_origin origin_of(const gemm_unit *u, int64_t row, int64_t panel)
     int64_t k = u->plan->p->k;
     return (te_gemm_origin){.a = u->a.data + row * u->a.row, .b = u->b.data + panel * u->plan->width * u->b.col,
                             .a_row = u->a.row, .a_step = u->a.col, .b_col = u->b.col, .b_step = u->b.row, .k = k,
-                            .a_largest = u->largest + row - u->row, .b_largest = b_largest(u, panel),
+                            .a_largest = u->packed.largest + row - u->packed.row, .b_largest = b_largest(u, panel),
                             .least = (float)k * 0x1p-98f};
 }
 
@@ -389,16 +398,13 @@ static void pack_all_of_b(gemm_unit *u)
 }
 
 /* The rows of a that come after those of the tiles at row `i` of the unit, if tiles are long enough to ask for them;
- * where the unit's rows are packed, of the next unit. */
+ * where these are packed beside multiplying, those after them. */
 static te_gemm_ahead rows_after(const gemm_unit *u, int64_t i)
 {
     const te_gemm_plan *plan = u->plan;
-    int64_t ahead = plan->direct_a ? plan->kernel->mr : plan->unit_rows, next = u->row + i + ahead;
-    int64_t end = plan->direct_a ? u->row + u->rows : plan->p->m;
+    int64_t next = u->row + i + (plan->beside ? 2 : 1) * plan->kernel->mr, end = u->row + u->rows;
     if (!plan->held || next >= end) return (te_gemm_ahead){0};
     int64_t rows = at_most(end - next, plan->kernel->mr), k = plan->p->k * plan->p->a.size;
-    if (u->a.row == plan->p->a.size)
-        return (te_gemm_ahead){u->a.data + next * u->a.row, plan->p->k, u->a.col, rows * u->a.row, 0};
     return (te_gemm_ahead){u->a.data + next * u->a.row, rows, u->a.row, k, 0};
 }
 
@@ -414,32 +420,74 @@ static void run_row_of_tiles(gemm_unit *u, int64_t i, te_gemm_out *out)
     for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++) {
         aim(u, out, row, rows, panel);
         te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors_of(u, panel) - 1];
-        tile(a.data + i / mr * a.panel, a.row, a.step, b_of_slice(u, panel), u->filled, sums, u->first == 0, out);
+        tile(a.data + (row - u->packed.row) / mr * a.panel, a.row, a.step, b_of_slice(u, panel), u->filled, sums, u->first == 0, out);
         if (out->way == TE_GEMM_OUT_KEEP && u->first + u->words == plan->words)
             finish(u, out, sums, row, rows, panel);
         if (plan->words > plan->slice_words) sums += mr * kernel->nr * kernel->sum_bytes;
     }
 }
 
-/* All of the unit, one tile's rows after the other. Rows that do not serve as they lie are of one slice. */
+/* Packs rows of all slices. */
+static void pack_rows(gemm_unit *u)
+{
+    for (int64_t first = 0; first < u->plan->words; first += u->plan->slice_words) {
+        begin_slice(u, first);
+        pack_a(u);
+    }
+}
+
+/* The rows of the tiles at row `i` of the unit, in a room that takes turns with another. */
+static gemm_rows_packed rows_in_turn(const gemm_unit *u, int64_t i)
+{
+    const te_gemm_plan *plan = u->plan;
+    int64_t mr = plan->kernel->mr, tile = i / mr;
+    char     *rooms = u->b_room + plan->b_bytes + plan->sums_bytes;
+    uint32_t *largest = (uint32_t *)(void *)(rooms + plan->a_bytes);
+    return (gemm_rows_packed){u->row + i, at_most(u->rows - i, mr), rooms + tile % 2 * (plan->a_bytes / 2),
+                              largest + tile % TE_GEMM_TURNS * mr};
+}
+
+/* Has tiles at row `i` pack the rows of those that follow, if all of a tile's are there; else, and for the first ones,
+ * rows are packed when it is their turn. */
+static void take_turn(gemm_unit *u, int64_t i, te_gemm_beside *beside, te_gemm_out *out)
+{
+    enum { SIX = 6 };
+    const te_gemm_plan *plan = u->plan;
+    int64_t mr = plan->kernel->mr;
+    bool there = i > 0 && i + mr <= u->rows;
+    u->packed = rows_in_turn(u, i);
+    if (!there) pack_rows(u);
+    out->beside = NULL;
+    if (i + 2 * mr > u->rows) return;
+    gemm_rows_packed next = rows_in_turn(u, i + mr);
+    begin_slice(u, 0);
+    *beside = (te_gemm_beside){.panels = next.room, .to = next.room};
+    beside->pack = pack_of_slice(u, u->a.data + next.row * u->a.row, u->a.row, u->a.col);
+    beside->pack.k = plan->p->k, beside->pack.extent = (int)mr;
+    beside->pack.largest = note_largest(u, next.largest, mr);
+    out->beside = beside;
+    out->pieces = (int)divide_up(mr, SIX * u->panels);
+}
+
+/* All of the unit, one tile's rows after the other. */
 static void run_across(gemm_unit *u)
 {
     const te_gemm_plan *plan = u->plan;
     const te_gemm_kernel *kernel = plan->kernel;
+    te_gemm_beside beside;
     pack_all_of_b(u);
-    for (int64_t first = 0; first < plan->words && !plan->direct_a; first += plan->slice_words) {
-        begin_slice(u, first);
-        pack_a(u);
-    }
+    if (!plan->direct_a && !plan->beside) pack_rows(u);
     te_gemm_out out = {.row = u->finish.c.rs * u->finish.c.size, .vector = kernel->lanes * u->finish.c.size,
                        .leaving = &u->leaving, .b_passes = plan->held};
     for (int64_t i = 0; i < u->rows; i += kernel->mr) {
+        if (plan->beside) take_turn(u, i, &beside, &out);
         te_gemm_ahead next = rows_after(u, i);
         for (int64_t first = 0; first < plan->words; first += plan->slice_words) {
             begin_slice(u, first);
             plan_fetches(u, divide_up(plan->words - first, plan->slice_words) * u->panels, &next, &out);
             run_row_of_tiles(u, i, &out);
         }
+        if (out.beside) kernel->pack_rest(&beside);
     }
     drain(u);
 }
@@ -506,11 +554,13 @@ static gemm_unit unit_make(te_exec *exec, const te_gemm_plan *plan, int64_t inde
     gemm_unit u = {.exec = exec, .plan = plan, .a = source_of(&t.a), .b = source_of(&t.b),
                    .row = block * plan->unit_rows, .panel = group * plan->unit_panels,
                    .b_room = room, .sums = room + plan->b_bytes,
-                   .a_room = room + plan->b_bytes + plan->sums_bytes,
-                   .largest = (uint32_t *)(void *)(room + plan->b_bytes + plan->sums_bytes + plan->a_bytes),
                    .kept = plan->note_bytes ? kept_of(plan, room) : NULL,
                    .finish = te_gemm_finish_of(p, &t, plan->bias)};
     u.rows = at_most(p->m - u.row, plan->unit_rows);
+    char     *rows = room + plan->b_bytes + plan->sums_bytes;
+    uint32_t *largest = (uint32_t *)(void *)(rows + plan->a_bytes);
+    u.packed = (gemm_rows_packed){u.row, u.rows, rows, largest};
+    u.b_largest = largest + (plan->beside ? TE_GEMM_TURNS * plan->kernel->mr : plan->unit_rows);
     u.panels = at_most(plan->panels - u.panel, plan->unit_panels);
     return u;
 }

@@ -300,7 +300,7 @@ static double plan_panels(te_gemm_plan *plan)
  * some at a time if the kernel's own words have to be made of them, if it takes less than `other` cycles. */
 static void plan_held(te_gemm_plan *plan, double other)
 {
-    enum { UNITS = 4, PACKED_ROWS = 128 }; /* of a thread; of a unit */
+    enum { UNITS = 4, LEAST_TILES = 8 }; /* of a thread; of a unit whose first one packs rows for itself */
     const te_gemm_kernel *kernel = plan->kernel;
     int64_t m = plan->p->m, panels = divide_up(plan->p->n, plan->width), words = round_up(plan->words, kernel->step);
     bool fits = panels * words * kernel->nr * kernel->word_bytes <= kernel->held_bytes;
@@ -312,7 +312,8 @@ static void plan_held(te_gemm_plan *plan, double other)
     if ((packs ? 1 : HELD) * cycles_of(plan, rows * vectors, 0, 0) + packing >= other) return;
     plan->held = true;
     plan->unit_panels = panels;
-    plan->unit_rows = packs ? PACKED_ROWS : round_up(divide_up(m, UNITS * plan->threads), kernel->mr);
+    int64_t few = at_least(divide_up(m, plan->threads * kernel->mr) / LEAST_TILES, 1);
+    plan->unit_rows = round_up(divide_up(m, (packs ? at_most(few, UNITS) : UNITS) * plan->threads), kernel->mr);
     plan->blocks_first = false;
 }
 
@@ -352,7 +353,9 @@ static void plan_workspace(te_gemm_plan *plan)
         plan->b_bytes = plan->unit_panels * round_up(plan->words, kernel->step) * kernel->nr * kernel->word_bytes;
     int64_t row_panels = plan->unit_rows / kernel->mr, chunk = plan->chunk_words < plan->words ? plan->unit_panels : 1;
     size_t chunk_bytes = round_up(at_most(plan->chunk_words, plan->words), kernel->step) * kernel->word_bytes;
-    plan->a_bytes = plan->direct_a ? 0 : align_up(plan->unit_rows * chunk_bytes);
+    int64_t packed_rows = plan->beside ? 2 * kernel->mr : plan->unit_rows;
+    int64_t lines = plan->beside ? TE_GEMM_TURNS * kernel->mr : plan->unit_rows;
+    plan->a_bytes = plan->direct_a ? 0 : align_up(packed_rows * chunk_bytes);
     bool side_by_side = plan->groups > 1 && (plan->blocks == 1 || (!plan->blocks_first && plan->p->a.rs != 0));
     bool keeps_a = plan->a_bytes && plan->words <= plan->chunk_words && side_by_side && !plan->across;
     if (keeps_a || plan->across) plan->note_bytes = align_up(sizeof(char *));
@@ -360,7 +363,7 @@ static void plan_workspace(te_gemm_plan *plan)
     int64_t tiles = one_slice ? 1 : plan->across ? plan->unit_panels : row_panels * chunk;
     plan->sums_bytes = align_up(tiles * tile) + (by_near ? tile : 0);
     if (kernel->mend)
-        plan->largest_bytes = align_up((plan->unit_rows + plan->unit_panels * kernel->nr) * sizeof(uint32_t));
+        plan->largest_bytes = align_up((lines + plan->unit_panels * kernel->nr) * sizeof(uint32_t));
 }
 
 /* --- divisions that were found before ----------------------------------------------------------------------------- */
@@ -420,7 +423,8 @@ void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_proble
     else plan_division(state, plan);
     bool few_words = plan->kernel->drain && !plan->small && plan->words > 0 && plan->words <= ACROSS_WORDS;
     plan->across = plan->held || few_words;
-    plan->direct_a |= plan->held && !plan->kernel->mend;
+    plan->beside = plan->held && plan->kernel->pack_rest;
+    plan->direct_a |= plan->held && !plan->beside;
     plan->panels = divide_up(p->n, plan->width);
     plan->groups = divide_up(plan->panels, plan->unit_panels);
     plan->blocks = divide_up(p->m, plan->unit_rows);

@@ -9,6 +9,8 @@
 
 #include "gemm.h"
 
+enum { TE_GEMM_TURNS = 3 }; /* of tiles, whose rows' largest magnitudes are needed while the next ones are found */
+
 typedef struct te_gemm_plan {
     const te_gemm_problem *p;
     const te_gemm_isa     *isa;
@@ -25,7 +27,8 @@ typedef struct te_gemm_plan {
     bool    small_panel, small_pairs, small_turned; /* … as pairs, or turned as it is */
     bool    across;                         /* a tile's rows meet all panels of the unit before the next ones do … */
     bool    held;                           /* … over all of k, from the second-level cache, which has all of b */
-    bool    direct_a;                       /* rows of a serve as they are */
+    bool    direct_a;                       /* rows of a serve as they are, … */
+    bool    beside;                         /* … or a tile's are packed while those before them are multiplied */
     bool    blocks_first;                   /* neighbouring units are blocks of one group, else groups of one block */
     te_gemm_way way;                        /* of whole vectors, when they are complete */
     size_t  a_bytes, b_bytes, sums_bytes;   /* workspace of a thread, … */

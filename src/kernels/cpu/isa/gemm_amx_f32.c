@@ -145,6 +145,32 @@ static void pack_rows(const te_gemm_pack *p, char *panels, int64_t panel)
     }
 }
 
+/* A word's 16 of what is left. Rows are complete tiles', so none is missing. */
+static inline __attribute__((always_inline)) void pack_piece(te_gemm_beside *b)
+{
+    te_gemm_pack *p = &b->pack;
+    const char   *src = p->src + b->at * 4;
+    int64_t       left = p->k - b->at;
+    __m512i x = _mm512_maskz_loadu_epi32(left < CHUNK ? first_of((int)left) : (__mmask16)-1, src);
+    __m512i y = _mm512_maskz_loadu_epi32(left < CHUNK ? first_of((int)left - SIDE) : (__mmask16)-1, src + SIDE * 4);
+    __m512i most = _mm512_max_epu32(_mm512_load_si512(b->most), _mm512_max_epu32(magnitude(x), magnitude(y)));
+    split(x, y, b->to, A_PART);
+    b->to += ROWS * A_ROW, b->at += CHUNK;
+    if (left > CHUNK) {
+        _mm512_store_si512(b->most, most);
+        return;
+    }
+    *p->largest++ = _mm512_reduce_max_epu32(most);
+    _mm512_store_si512(b->most, _mm512_setzero_si512());
+    p->src += p->line_stride, p->extent--;
+    b->panels += A_ROW, b->to = b->panels, b->at = 0;
+}
+
+static void pack_rest(te_gemm_beside *b)
+{
+    while (b->pack.extent > 0) pack_piece(b);
+}
+
 static void pack_a(const te_gemm_pack *p, void *panels)
 {
     int64_t panel = (p->k + CHUNK - 1) / CHUNK * ROWS * A_ROW;
@@ -291,9 +317,11 @@ enum { HIGH, MIDDLE, LOW };
         if (across > 1) TILE_MADD(1, 4, 7);                                                                            \
         if (down > 1) TILE_MADD(2, 5, 6);                                                                              \
         if (down > 1 && across > 1) TILE_MADD(3, 5, 7);                                                                \
+        for (int i = 0; i < pieces && beside->pack.extent > 0; i++) pack_piece(beside);                                \
     } while (0)
 
-/* As in gemm_amx.c. Of the factors of a step one stays where it is. */
+/* As in gemm_amx.c. Of the factors of a step one stays where it is. Between multiplications vectors have time for a
+ * few pieces of rows that are packed beside them. */
 static inline __attribute__((always_inline)) void body(const int down, const int across, const char *a, const char *b,
                                                        int64_t words, char *kept, bool first, const te_gemm_out *out)
 {
@@ -316,6 +344,8 @@ static inline __attribute__((always_inline)) void body(const int down, const int
     __m512  squares[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     bool    leaves = leaving.rows > 0;
     int64_t steps = words / SIDE, share = (leaving.rows + steps - 1) / steps;
+    te_gemm_beside *beside = out->beside;
+    const int pieces = beside ? out->pieces : 0;
     for (int64_t w = 0; w < words; w += SIDE, a += ROWS * A_ROW, b += SIDE * B_ROW) {
         fetch_soon(&next);
         LOAD_A(HIGH);
@@ -367,5 +397,6 @@ const te_gemm_kernel TE_ISA_NAME(te_gemm_kernel_f32) = {
     .rate = 2.4, .word_cycles = 1.2, .word_bytes = PARTS * 4, .sum_bytes = 4, .k_per_word = 2,
     .rounds = true, .streams = true, .stream_squares = te_gemm_stream_squares_avx512,
     .tile = tiles, .pack_a = pack_a, .pack_b = pack_b, .enter = enter, .leave = leave, .drain = drain, .mend = mend,
+    .pack_rest = pack_rest,
     .finish = te_gemm_finish_f32_avx512,
 };

@@ -416,11 +416,12 @@ static void run_row_of_tiles(gemm_unit *u, int64_t i, te_gemm_out *out)
     gemm_rows a = rows_of_slice(u);
     int64_t mr = kernel->mr, row = u->row + i;
     int rows = (int)at_most(u->rows - i, mr);
+    const char *rows_at = a.data + (row - u->packed.row) / mr * a.panel;
     char *sums = u->sums;
     for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++) {
         aim(u, out, row, rows, panel);
         te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors_of(u, panel) - 1];
-        tile(a.data + (row - u->packed.row) / mr * a.panel, a.row, a.step, b_of_slice(u, panel), u->filled, sums, u->first == 0, out);
+        tile(rows_at, a.row, a.step, b_of_slice(u, panel), u->filled, sums, u->first == 0, out);
         if (out->way == TE_GEMM_OUT_KEEP && u->first + u->words == plan->words)
             finish(u, out, sums, row, rows, panel);
         if (plan->words > plan->slice_words) sums += mr * kernel->nr * kernel->sum_bytes;

@@ -222,6 +222,21 @@ static void test_choice(void)
     }
 }
 
+/* Sums that are 0, where lines are not: of large numbers, and of some that are too small for the unit. */
+static void test_zeros(void)
+{
+    for (int run = 0; run < 4; run++) {
+        floats f = floats_new(90, 75, 200, run % 2);
+        for (int64_t i = 0; i < f.m; i++)
+            for (int64_t l = 0; l < f.k; l++) f.a[i * f.k + l] = random_int(0, 19) ? 0 : scaled(run < 2 ? 0 : -90);
+        for (int64_t l = 0; l < f.k; l++)
+            for (int64_t j = 0; j < f.n; j++) *b_at(&f, l, j) = random_int(0, 9) ? 0 : scaled(j % 3 ? 0 : -70);
+        multiply(&f, 1);
+        check(&f, "sparse");
+        free(f.a);
+    }
+}
+
 int main(void)
 {
     execs[0] = open_exec(1);
@@ -229,6 +244,7 @@ int main(void)
     test_magnitudes();
     test_specials();
     test_exact();
+    test_zeros();
     test_error();
     test_choice();
     test_exec_close(&execs[0]);

@@ -108,13 +108,19 @@ typedef struct te_gemm_pack {
     uint32_t    *largest; /* of each line, the bits of its largest magnitude so far; for kernels that mend */
 } te_gemm_pack;
 
-/* Where the sums of a tile come from, for kernels that mend: rows of a and columns of b, strides in bytes, and the
- * largest magnitude of each of them. */
+/* Magnitudes in a line, as a float's bits: the largest, and, once somebody asked for it, the smallest that is not 0, or
+ * infinity; 0 until then. */
+typedef struct te_gemm_range {
+    uint32_t *largest, *smallest;
+} te_gemm_range;
+
+/* Where the sums of a tile come from, for kernels that mend: rows of a and columns of b, strides in bytes, and their
+ * ranges. */
 typedef struct te_gemm_origin {
-    const char     *a, *b;
-    int64_t         a_row, a_step, b_col, b_step, k;
-    const uint32_t *a_largest, *b_largest;
-    float           least; /* sums that are less than this times the largest, or times 1, are not exact */
+    const char   *a, *b;
+    int64_t       a_row, a_step, b_col, b_step, k;
+    te_gemm_range a_range, b_range;
+    float         least; /* sums that are less than this times the largest, or times 1, may have lost something */
 } te_gemm_origin;
 
 /* Where a tile leaves its sums: where it keeps them, or whole vectors of them in c, which has their type or, to round,

@@ -49,9 +49,9 @@ typedef struct gemm_source {
 
 /* Rows of a, and where they are packed; where they are not, `room` is not used. */
 typedef struct gemm_rows_packed {
-    int64_t   row, rows;
-    char     *room;
-    uint32_t *largest; /* magnitudes in them; for kernels that mend */
+    int64_t       row, rows;
+    char         *room;
+    te_gemm_range range; /* for kernels that mend */
 } gemm_rows_packed;
 
 /* One unit of one product, and where it is in it. */
@@ -66,7 +66,7 @@ typedef struct gemm_unit {
     int64_t first, words, filled; /* of the slice; filled: words with the zeros behind them */
     char   *b_room, *sums;
     gemm_rows_packed packed;      /* all of the unit's, or a tile's */
-    uint32_t *b_largest;
+    te_gemm_range b_range;
     te_gemm_leaving leaving;
     const char **kept; /* where the rows of a, or columns of b, begin that the room holds from unit to unit; or NULL */
 } gemm_unit;
@@ -98,18 +98,26 @@ static char *a_of_slice(const gemm_unit *u)
     return u->packed.room + (u->first - u->chunk) * rows * u->plan->kernel->word_bytes;
 }
 
-/* Where the largest magnitudes in a panel's columns of b are. */
-static uint32_t *b_largest(const gemm_unit *u, int64_t panel)
+static te_gemm_range range_from(te_gemm_range range, int64_t line)
 {
-    return u->b_largest + (panel - u->panel) * u->plan->kernel->nr;
+    return (te_gemm_range){range.largest + line, range.smallest + line};
 }
 
-/* Those of `lines` lines, begun anew with the first slice; NULL where they are not wanted. */
-static uint32_t *note_largest(const gemm_unit *u, uint32_t *largest, int64_t lines)
+/* Of a panel's columns of b. */
+static te_gemm_range b_range(const gemm_unit *u, int64_t panel)
+{
+    return range_from(u->b_range, (panel - u->panel) * u->plan->kernel->nr);
+}
+
+/* Where the largest magnitudes of `lines` lines are noted, begun anew with the first slice; NULL: nobody wants them. */
+static uint32_t *note_largest(const gemm_unit *u, te_gemm_range range, int64_t lines)
 {
     if (!u->plan->kernel->mend) return NULL;
-    if (u->first == 0) memset(largest, 0, lines * sizeof *largest);
-    return largest;
+    if (u->first == 0) {
+        memset(range.largest, 0, lines * sizeof *range.largest);
+        memset(range.smallest, 0, lines * sizeof *range.smallest);
+    }
+    return range.largest;
 }
 
 static void pack_a(const gemm_unit *u)
@@ -118,7 +126,7 @@ static void pack_a(const gemm_unit *u)
     pack.extent = (int)u->packed.rows;
     pack.width = u->plan->kernel->mr;
     if (te_gemm_is_low(u->plan)) pack.filled = pack.width;
-    pack.largest = note_largest(u, u->packed.largest, u->packed.rows);
+    pack.largest = note_largest(u, u->packed.range, u->packed.rows);
     if (u->plan->kernel->pack_a) u->plan->kernel->pack_a(&pack, a_of_slice(u));
     else u->plan->isa->pack(&pack, a_of_slice(u));
 }
@@ -130,7 +138,7 @@ static void pack_b(const gemm_unit *u, int64_t panel, char *to)
     pack.extent = columns_of(u, panel);
     pack.width = kernel->nr;
     pack.filled = vectors_of(u, panel) * kernel->lanes;
-    pack.largest = note_largest(u, b_largest(u, panel), kernel->nr);
+    pack.largest = note_largest(u, b_range(u, panel), kernel->nr);
     if (kernel->pack_b) {
         kernel->pack_b(&pack, to);
         return;
@@ -255,7 +263,7 @@ static te_gemm_origin origin_of(const gemm_unit *u, int64_t row, int64_t panel)
     int64_t k = u->plan->p->k;
     return (te_gemm_origin){.a = u->a.data + row * u->a.row, .b = u->b.data + panel * u->plan->width * u->b.col,
                             .a_row = u->a.row, .a_step = u->a.col, .b_col = u->b.col, .b_step = u->b.row, .k = k,
-                            .a_largest = u->packed.largest + row - u->packed.row, .b_largest = b_largest(u, panel),
+                            .a_range = range_from(u->packed.range, row - u->packed.row), .b_range = b_range(u, panel),
                             .least = (float)k * 0x1p-98f};
 }
 
@@ -437,15 +445,21 @@ static void pack_rows(gemm_unit *u)
     }
 }
 
+/* Where a thread notes the range of lines of a, and, from `line` on, of b. */
+static te_gemm_range range_of(const te_gemm_plan *plan, char *room, int64_t line)
+{
+    uint32_t *largest = (uint32_t *)(void *)(room + plan->b_bytes + plan->sums_bytes + plan->a_bytes);
+    return (te_gemm_range){largest + line, largest + plan->range_bytes / sizeof *largest / 2 + line};
+}
+
 /* The rows of the tiles at row `i` of the unit, in a room that takes turns with another. */
 static gemm_rows_packed rows_in_turn(const gemm_unit *u, int64_t i)
 {
     const te_gemm_plan *plan = u->plan;
     int64_t mr = plan->kernel->mr, tile = i / mr;
-    char     *rooms = u->b_room + plan->b_bytes + plan->sums_bytes;
-    uint32_t *largest = (uint32_t *)(void *)(rooms + plan->a_bytes);
+    char   *rooms = u->b_room + plan->b_bytes + plan->sums_bytes;
     return (gemm_rows_packed){u->row + i, at_most(u->rows - i, mr), rooms + tile % 2 * (plan->a_bytes / 2),
-                              largest + tile % TE_GEMM_TURNS * mr};
+                              range_from(range_of(plan, u->b_room, 0), tile % TE_GEMM_TURNS * mr)};
 }
 
 /* Has tiles at row `i` pack the rows of those that follow, if all of a tile's are there; else, and for the first ones,
@@ -465,7 +479,7 @@ static void take_turn(gemm_unit *u, int64_t i, te_gemm_beside *beside, te_gemm_o
     *beside = (te_gemm_beside){.panels = next.room, .to = next.room};
     beside->pack = pack_of_slice(u, u->a.data + next.row * u->a.row, u->a.row, u->a.col);
     beside->pack.k = plan->p->k, beside->pack.extent = (int)mr;
-    beside->pack.largest = note_largest(u, next.largest, mr);
+    beside->pack.largest = note_largest(u, next.range, mr);
     out->beside = beside;
     out->pieces = (int)divide_up(mr, SIX * u->panels);
 }
@@ -558,10 +572,8 @@ static gemm_unit unit_make(te_exec *exec, const te_gemm_plan *plan, int64_t inde
                    .kept = plan->note_bytes ? kept_of(plan, room) : NULL,
                    .finish = te_gemm_finish_of(p, &t, plan->bias)};
     u.rows = at_most(p->m - u.row, plan->unit_rows);
-    char     *rows = room + plan->b_bytes + plan->sums_bytes;
-    uint32_t *largest = (uint32_t *)(void *)(rows + plan->a_bytes);
-    u.packed = (gemm_rows_packed){u.row, u.rows, rows, largest};
-    u.b_largest = largest + (plan->beside ? TE_GEMM_TURNS * plan->kernel->mr : plan->unit_rows);
+    u.packed = (gemm_rows_packed){u.row, u.rows, room + plan->b_bytes + plan->sums_bytes, range_of(plan, room, 0)};
+    u.b_range = range_of(plan, room, plan->beside ? TE_GEMM_TURNS * plan->kernel->mr : plan->unit_rows);
     u.panels = at_most(plan->panels - u.panel, plan->unit_panels);
     return u;
 }

@@ -363,7 +363,7 @@ static void plan_workspace(te_gemm_plan *plan)
     int64_t tiles = one_slice ? 1 : plan->across ? plan->unit_panels : row_panels * chunk;
     plan->sums_bytes = align_up(tiles * tile) + (by_near ? tile : 0);
     if (kernel->mend)
-        plan->largest_bytes = align_up((lines + plan->unit_panels * kernel->nr) * sizeof(uint32_t));
+        plan->range_bytes = align_up(2 * (lines + plan->unit_panels * kernel->nr) * sizeof(uint32_t));
 }
 
 /* --- divisions that were found before ----------------------------------------------------------------------------- */

@@ -9,7 +9,7 @@
 
 #include "gemm.h"
 
-enum { TE_GEMM_TURNS = 3 }; /* of tiles, whose rows' largest magnitudes are needed while the next ones are found */
+enum { TE_GEMM_TURNS = 3 }; /* of tiles, whose rows' magnitudes are needed while those of the next ones are found */
 
 typedef struct te_gemm_plan {
     const te_gemm_problem *p;
@@ -32,7 +32,7 @@ typedef struct te_gemm_plan {
     bool    blocks_first;                   /* neighbouring units are blocks of one group, else groups of one block */
     te_gemm_way way;                        /* of whole vectors, when they are complete */
     size_t  a_bytes, b_bytes, sums_bytes;   /* workspace of a thread, … */
-    size_t  largest_bytes;                  /* … of the largest magnitudes in lines of a and b, … */
+    size_t  range_bytes;                    /* … of the magnitudes in lines of a and b, … */
     size_t  note_bytes;                     /* … and to note what of it serves neighbouring units; 0: nothing does */
     int64_t square_rows, square_cols;       /* tiles down and vectors across whose sums of squares are wanted, or 0 */
     float  *squares;                        /* these, or NULL */
@@ -59,7 +59,7 @@ bool te_gemm_is_low(const te_gemm_plan *plan);
 /* Workspace of a thread. */
 static inline size_t te_gemm_thread_bytes(const te_gemm_plan *plan)
 {
-    return plan->a_bytes + plan->b_bytes + plan->sums_bytes + plan->largest_bytes + plan->note_bytes;
+    return plan->a_bytes + plan->b_bytes + plan->sums_bytes + plan->range_bytes + plan->note_bytes;
 }
 
 #endif

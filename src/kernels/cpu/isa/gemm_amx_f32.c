@@ -239,42 +239,91 @@ static inline __m512 load_columns(const char *p, int64_t stride, __mmask16 mask)
     return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
 }
 
-/* Those of `wanted` among 16 sums of a row. Where a line is all zeros, or holds a NaN, the unit's sum stands. */
-static __attribute__((noinline)) void sum_again(const te_gemm_origin *o, int vector, __mmask16 wanted, float *sums)
+/* Magnitudes but those of 0, which become the largest numbers. */
+static inline __m512i beyond_zero(__m512 x)
 {
-    uint32_t a_largest = *o->a_largest;
-    __m512i  b_largest = _mm512_maskz_loadu_epi32(wanted, o->b_largest + vector * SIDE);
-    __mmask16 empty = a_largest ? _mm512_cmpeq_epi32_mask(b_largest, _mm512_setzero_si512()) : 0xffff;
-    __mmask16 nan = _mm512_cmpgt_epu32_mask(b_largest, _mm512_set1_epi32(INFINITE));
-    if (a_largest > INFINITE) nan = 0xffff;
-    __mmask16 zero = _mm512_cmp_ps_mask(_mm512_loadu_ps(sums), _mm512_setzero_ps(), _CMP_EQ_OQ);
-    wanted &= (__mmask16) ~(nan | (empty & zero));
+    return _mm512_sub_epi32(magnitude((__m512i)x), _mm512_set1_epi32(1));
+}
+
+/* The smallest magnitude of a row that is not 0. */
+static uint32_t smallest_of_row(const te_gemm_origin *o)
+{
+    if (*o->a_range.smallest) return *o->a_range.smallest;
+    __m512i least = _mm512_set1_epi32(INFINITE - 1);
+    for (int64_t k = 0; k < o->k; k += SIDE) {
+        __mmask16 there = first_of(o->k - k < SIDE ? (int)(o->k - k) : SIDE);
+        least = _mm512_min_epu32(least, beyond_zero(load_columns(o->a + k * o->a_step, o->a_step, there)));
+    }
+    return *o->a_range.smallest = _mm512_reduce_min_epu32(least) + 1;
+}
+
+/* The same of 16 columns; of those outside the mask nothing is said. */
+static __m512i smallest_of_columns(const te_gemm_origin *o, int vector, __mmask16 columns)
+{
+    uint32_t *noted = o->b_range.smallest + vector * SIDE;
+    __m512i   known = _mm512_loadu_si512(noted), least = _mm512_set1_epi32(INFINITE - 1);
+    if (!(_mm512_cmpeq_epi32_mask(known, _mm512_setzero_si512()) & columns)) return known;
+    const char *b = o->b + vector * SIDE * o->b_col;
+    for (int64_t k = 0; k < o->k; k++, b += o->b_step)
+        least = _mm512_min_epu32(least, beyond_zero(load_columns(b, o->b_col, columns)));
+    known = _mm512_mask_add_epi32(known, columns, least, _mm512_set1_epi32(1));
+    _mm512_storeu_si512(noted, known);
+    return known;
+}
+
+/* Which of 16 sums of a row are right though they are small: those of lines without numbers so small that products, or
+ * parts of them, become 0. */
+static __mmask16 lost_nothing(const te_gemm_origin *o, int vector, __mmask16 columns)
+{
+    const __m512 small = _mm512_set1_ps(0x1p-100f);
+    __m512    row = (__m512)_mm512_set1_epi32((int)smallest_of_row(o));
+    __m512    column = (__m512)smallest_of_columns(o, vector, columns);
+    __mmask16 each = _mm512_cmp_ps_mask(_mm512_min_ps(row, column), small, _CMP_GE_OQ);
+    return each & _mm512_cmp_ps_mask(_mm512_mul_ps(row, column), _mm512_set1_ps(o->least), _CMP_GE_OQ) & columns;
+}
+
+/* Those of `small` and `large` among 16 sums of a row, if the unit's do not stand: where a line holds a NaN, or is all
+ * zeros and the other finite. */
+static __attribute__((noinline)) void sum_again(const te_gemm_origin *o, int vector, __mmask16 small, __mmask16 large,
+                                                float *sums)
+{
+    const __m512i infinite = _mm512_set1_epi32(INFINITE), none = _mm512_setzero_si512();
+    uint32_t  a_largest = *o->a_range.largest;
+    __m512i   b_largest = _mm512_loadu_si512(o->b_range.largest + vector * SIDE);
+    __mmask16 empty = a_largest ? _mm512_cmpeq_epi32_mask(b_largest, none) : 0xffff;
+    __mmask16 nan = a_largest > INFINITE ? 0xffff : _mm512_cmpgt_epu32_mask(b_largest, infinite);
+    small &= (__mmask16) ~(large | empty);
+    large &= (__mmask16) ~nan;
+    if (small) small &= (__mmask16)~lost_nothing(o, vector, small);
+    __mmask16 wanted = small | large;
     if (!wanted) return;
     const char *a = o->a, *b = o->b + vector * SIDE * o->b_col;
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t k = 0; k < o->k; k++, a += o->a_step, b += o->b_step) {
-        float x;
-        memcpy(&x, a, sizeof x);
-        sum = _mm512_fmadd_ps(_mm512_set1_ps(x), load_columns(b, o->b_col, wanted), sum);
-    }
-    _mm512_mask_storeu_ps(sums, wanted, sum);
+    enum { CHAINS = 4 }; /* so that no multiply-add waits for the one before it */
+    __m512 sum[CHAINS] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int64_t k = 0; k < o->k; k += CHAINS)
+        for (int i = 0; i < CHAINS && k + i < o->k; i++, a += o->a_step, b += o->b_step) {
+            float x;
+            memcpy(&x, a, sizeof x);
+            sum[i] = _mm512_fmadd_ps(_mm512_set1_ps(x), load_columns(b, o->b_col, wanted), sum[i]);
+        }
+    _mm512_mask_storeu_ps(sums, wanted, _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
 }
 
 /* A row of sums that is complete; the next one comes next. */
 static inline __attribute__((always_inline)) void mend_row(te_gemm_origin *o, float *sums, int vectors)
 {
     const __m512i one = _mm512_set1_epi32(0x3f800000);
-    __m512i row = _mm512_max_epu32(_mm512_set1_epi32((int)*o->a_largest), one);
+    __m512i row = _mm512_max_epu32(_mm512_set1_epi32((int)*o->a_range.largest), one);
     for (int v = 0; v < vectors; v++) {
         __m512i sum = magnitude(_mm512_loadu_si512(sums + v * SIDE));
-        __m512i most = _mm512_max_epu32(_mm512_loadu_si512(o->b_largest + v * SIDE), row);
+        __m512i most = _mm512_max_epu32(_mm512_loadu_si512(o->b_range.largest + v * SIDE), row);
         __m512  least = _mm512_mul_ps((__m512)most, _mm512_set1_ps(o->least));
         __mmask16 small = _mm512_cmp_ps_mask((__m512)sum, least, _CMP_NGE_UQ);
         __mmask16 large = _mm512_cmpge_epu32_mask(sum, _mm512_set1_epi32(INFINITE));
-        if (__builtin_expect(small | large, 0)) sum_again(o, v, small | large, sums + v * SIDE);
+        if (__builtin_expect(small | large, 0)) sum_again(o, v, small, large, sums + v * SIDE);
     }
     o->a += o->a_row;
-    o->a_largest++;
+    o->a_range.largest++, o->a_range.smallest++;
 }
 
 static void mend(const te_gemm_origin *origin, void *sums, int rows, int vectors)

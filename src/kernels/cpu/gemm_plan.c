@@ -27,6 +27,7 @@ enum {
 };
 enum { BLOCK_BYTES = 1280 << 10 }; /* of a, which second-level caches hold */
 static const double TAIL = 1.0 / 32; /* of a unit: what the last one makes the others wait, about */
+static const double SHOWN = 0.5; /* of packing that tiles do beside multiplying: what it takes nevertheless, about */
 static const double HELD = 1.1;      /* how much longer tiles take whose b comes from the second-level cache, about */
 
 /* A matrix unit if there is one for it, else vectors. */
@@ -296,25 +297,28 @@ static double plan_panels(te_gemm_plan *plan)
     return less;
 }
 
-/* Where the second-level cache holds all of b, every thread packs that once, and reads rows of a once, as they lie or
- * some at a time if the kernel's own words have to be made of them, if it takes less than `other` cycles. */
+/* Where the second-level cache holds all of b, every thread packs that once, and reads rows of a once, as they lie, if
+ * it takes less than `other` cycles. If the kernel's own words have to be made of rows, that is mostly hidden behind
+ * multiplying, so it may also be done for each of several groups of panels. */
 static void plan_held(te_gemm_plan *plan, double other)
 {
     enum { UNITS = 4, LEAST_TILES = 8 }; /* of a thread; of a unit whose first one packs rows for itself */
+    enum { LEAST_PANELS = 8 };           /* beside which a tile's rows are packed in time */
     const te_gemm_kernel *kernel = plan->kernel;
     int64_t m = plan->p->m, panels = divide_up(plan->p->n, plan->width), words = round_up(plan->words, kernel->step);
-    bool fits = panels * words * kernel->nr * kernel->word_bytes <= kernel->held_bytes;
-    bool packs = kernel->mend != NULL;
-    if ((plan->words <= ACROSS_WORDS && !packs) || !fits || plan->p->batches > 1) return;
+    int64_t fit = words > 0 ? kernel->held_bytes / (words * kernel->nr * kernel->word_bytes) : 0;
+    bool    packs = kernel->mend != NULL;
+    if ((plan->words <= ACROSS_WORDS && !packs) || fit < (packs ? at_most(panels, LEAST_PANELS) : panels) || plan->p->batches > 1) return;
     if (packs ? plan->p->a.cs != 1 : !rows_serve(plan)) return;
-    double vectors = (double)divide_up(plan->p->n, kernel->lanes), rows = (double)divide_up(m, plan->threads);
-    double packing = cycles_of(plan, 0, (double)plan->p->n, packs ? rows / 2 : 0); /* of a: what comes in time */
+    int64_t groups = divide_up(panels, fit);
+    double  vectors = (double)divide_up(plan->p->n, kernel->lanes), rows = (double)divide_up(m, plan->threads);
+    double  shown = packs ? SHOWN * rows * (double)groups : 0, packing = cycles_of(plan, 0, (double)plan->p->n, shown);
     if ((packs ? 1 : HELD) * cycles_of(plan, rows * vectors, 0, 0) + packing >= other) return;
     plan->held = true;
-    plan->unit_panels = panels;
+    plan->unit_panels = divide_up(panels, groups);
     int64_t few = at_least(divide_up(m, plan->threads * kernel->mr) / LEAST_TILES, 1);
     plan->unit_rows = round_up(divide_up(m, (packs ? at_most(few, UNITS) : UNITS) * plan->threads), kernel->mr);
-    plan->blocks_first = false;
+    plan->blocks_first = groups > 1;
 }
 
 /* One thread needs one unit, if it is not too large; finding that out takes no time. */

@@ -197,6 +197,20 @@ static void test_error(void)
     free(f.a);
 }
 
+/* A subnormal number, which the unit loses, by a large one in another chunk of k than others; the sum is not small. */
+static void test_far_apart(void)
+{
+    for (int turned = 0; turned < 2; turned++) {
+        floats f = floats_new(130, 270, 1000, turned);
+        fill(&f, -10, -10, -10, -10, true);
+        for (int64_t i = 0; i < f.m; i++) f.a[i * f.k + (i % 2 ? 3 : 900)] = 0x1p100f;
+        for (int64_t j = 0; j < f.n; j++) *b_at(&f, 3, j) = *b_at(&f, 900, j) = 0x1p-130f;
+        multiply(&f, 2);
+        check(&f, "far apart");
+        free(f.a);
+    }
+}
+
 /* Which products are computed so: not those of a few elements, or too narrow for tiles. */
 static void test_choice(void)
 {
@@ -246,6 +260,7 @@ int main(void)
     test_exact();
     test_zeros();
     test_error();
+    test_far_apart();
     test_choice();
     test_exec_close(&execs[0]);
     test_exec_close(&execs[1]);

@@ -103,7 +103,8 @@ static void test_held(void)
         int64_t m, n, k;
         bool    held, floats;
     } cases[] = {{528, 70, 1056, true, true}, {530, 130, 161, true, true}, {1000, 384, 384, true, true},
-                 {777, 33, 544, true, true}, {1056, 257, 1050, false, true}, {500, 800, 384, true, true}, {528, 70, 1056, true, false},
+                 {777, 33, 544, true, true}, {1056, 257, 1050, true, true}, {500, 800, 384, true, true},
+                 {600, 700, 1203, true, true}, {528, 70, 1056, true, false},
                  {272, 130, 160, true, false}, {784, 33, 544, true, false}, {528, 40, 1504, true, false},
                  {1056, 257, 160, true, false}, {528, 70, 1050, false, false}, {536, 70, 1056, false, false},
                  {528, 70, 128, false, false}, {1056, 600, 1056, false, false}};

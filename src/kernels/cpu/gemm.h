@@ -335,7 +335,7 @@ typedef struct te_gemm_division {
     int     threads;
     bool    direct_a, rows_serve;
     bool    blocks_first, held;   /* … and what was found */
-    int64_t width, unit_rows, unit_panels;
+    int64_t width, unit_rows, unit_panels, held_words;
 } te_gemm_division;
 enum { TE_GEMM_DIVISIONS = 64 };
 

@@ -22,7 +22,9 @@
  * In a matrix unit short sums are done before c's lines come from a cache that is not near. There a unit packs all of
  * its panels, and rows are multiplied with one panel after the other, so that lines of c follow each other. The same
  * order serves longer sums where all of b fits the second-level cache: rows of a need not be packed, and follow each
- * other in memory, which gives them in time that way.
+ * other in memory, which gives them in time that way. Where words have to be made of numbers, a tile's rows are packed
+ * while those before them are multiplied. That is hidden well enough to be done for several groups of panels; where the
+ * cache holds too few panels for it, b is held for a chunk of k after the other, and all sums of the unit are kept.
  */
 #include "../dtype.h"
 #include "gemm_cache.h"
@@ -387,18 +389,24 @@ static void begin_slice(gemm_unit *u, int64_t first)
 static char *b_of_slice(const gemm_unit *u, int64_t panel)
 {
     const te_gemm_kernel *kernel = u->plan->kernel;
-    return u->b_room + (u->first * u->panels + (panel - u->panel) * u->filled) * kernel->nr * kernel->word_bytes;
+    int64_t words = (u->first - u->chunk) * u->panels + (panel - u->panel) * u->filled;
+    return u->b_room + words * kernel->nr * kernel->word_bytes;
 }
 
-/* All of the unit's panels, if the room does not hold them; a panel's columns of all slices, which follow each other in
- * memory or lie in the same lines. */
+static int64_t end_of_chunk(const gemm_unit *u)
+{
+    return at_most(u->plan->words, u->chunk + u->plan->chunk_words);
+}
+
+/* All of the unit's panels, if the room does not hold them; a panel's columns of all slices of the chunk, which follow
+ * each other in memory or lie in the same lines. */
 static void pack_all_of_b(gemm_unit *u)
 {
     const te_gemm_plan *plan = u->plan;
     const char *columns = u->b.data + u->panel * plan->width * u->b.col;
-    if (u->kept && *u->kept == columns) return;
+    if (u->kept && !plan->held_words && *u->kept == columns) return;
     for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++)
-        for (int64_t first = 0; first < plan->words; first += plan->slice_words) {
+        for (int64_t first = u->chunk; first < end_of_chunk(u); first += plan->slice_words) {
             begin_slice(u, first);
             pack_b(u, panel, b_of_slice(u, panel));
         }
@@ -412,8 +420,9 @@ static te_gemm_ahead rows_after(const gemm_unit *u, int64_t i)
     const te_gemm_plan *plan = u->plan;
     int64_t next = u->row + i + (plan->beside ? 2 : 1) * plan->kernel->mr, end = u->row + u->rows;
     if (!plan->held || next >= end) return (te_gemm_ahead){0};
-    int64_t rows = at_most(end - next, plan->kernel->mr), k = plan->p->k * plan->p->a.size;
-    return (te_gemm_ahead){u->a.data + next * u->a.row, rows, u->a.row, k, 0};
+    int64_t rows = at_most(end - next, plan->kernel->mr), k0 = u->chunk * plan->kernel->k_per_word;
+    int64_t k = at_most(plan->p->k - k0, plan->chunk_words * plan->kernel->k_per_word) * plan->p->a.size;
+    return (te_gemm_ahead){u->a.data + next * u->a.row + k0 * u->a.col, rows, u->a.row, k, 0};
 }
 
 /* A slice of one tile's rows, from row `i` of the unit on, with all panels. */
@@ -425,7 +434,7 @@ static void run_row_of_tiles(gemm_unit *u, int64_t i, te_gemm_out *out)
     int64_t mr = kernel->mr, row = u->row + i;
     int rows = (int)at_most(u->rows - i, mr);
     const char *rows_at = a.data + (row - u->packed.row) / mr * a.panel;
-    char *sums = u->sums;
+    char *sums = u->sums + (plan->held_words ? i / mr * u->panels * mr * kernel->nr * kernel->sum_bytes : 0);
     for (int64_t panel = u->panel; panel < u->panel + u->panels; panel++) {
         aim(u, out, row, rows, panel);
         te_gemm_tile *tile = kernel->tile[(rows - 1) / kernel->row_group][vectors_of(u, panel) - 1];
@@ -436,10 +445,10 @@ static void run_row_of_tiles(gemm_unit *u, int64_t i, te_gemm_out *out)
     }
 }
 
-/* Packs rows of all slices. */
+/* Packs rows of all slices of the chunk. */
 static void pack_rows(gemm_unit *u)
 {
-    for (int64_t first = 0; first < u->plan->words; first += u->plan->slice_words) {
+    for (int64_t first = u->chunk; first < end_of_chunk(u); first += u->plan->slice_words) {
         begin_slice(u, first);
         pack_a(u);
     }
@@ -459,7 +468,7 @@ static gemm_rows_packed rows_in_turn(const gemm_unit *u, int64_t i)
     int64_t mr = plan->kernel->mr, tile = i / mr;
     char   *rooms = u->b_room + plan->b_bytes + plan->sums_bytes;
     return (gemm_rows_packed){u->row + i, at_most(u->rows - i, mr), rooms + tile % 2 * (plan->a_bytes / 2),
-                              range_from(range_of(plan, u->b_room, 0), tile % TE_GEMM_TURNS * mr)};
+                              range_from(range_of(plan, u->b_room, 0), i)};
 }
 
 /* Has tiles at row `i` pack the rows of those that follow, if all of a tile's are there; else, and for the first ones,
@@ -475,17 +484,19 @@ static void take_turn(gemm_unit *u, int64_t i, te_gemm_beside *beside, te_gemm_o
     out->beside = NULL;
     if (i + 2 * mr > u->rows) return;
     gemm_rows_packed next = rows_in_turn(u, i + mr);
-    begin_slice(u, 0);
+    begin_slice(u, u->chunk);
     *beside = (te_gemm_beside){.panels = next.room, .to = next.room};
     beside->pack = pack_of_slice(u, u->a.data + next.row * u->a.row, u->a.row, u->a.col);
-    beside->pack.k = plan->p->k, beside->pack.extent = (int)mr;
+    int64_t k_per_word = plan->kernel->k_per_word;
+    beside->pack.k = at_most(plan->p->k - u->chunk * k_per_word, plan->chunk_words * k_per_word);
+    beside->pack.extent = (int)mr;
     beside->pack.largest = note_largest(u, next.range, mr);
     out->beside = beside;
     out->pieces = (int)divide_up(mr, SIX * u->panels);
 }
 
-/* All of the unit, one tile's rows after the other. */
-static void run_across(gemm_unit *u)
+/* The chunk of the unit, one tile's rows after the other. */
+static void run_chunk_across(gemm_unit *u)
 {
     const te_gemm_plan *plan = u->plan;
     const te_gemm_kernel *kernel = plan->kernel;
@@ -497,13 +508,18 @@ static void run_across(gemm_unit *u)
     for (int64_t i = 0; i < u->rows; i += kernel->mr) {
         if (plan->beside) take_turn(u, i, &beside, &out);
         te_gemm_ahead next = rows_after(u, i);
-        for (int64_t first = 0; first < plan->words; first += plan->slice_words) {
+        for (int64_t first = u->chunk; first < end_of_chunk(u); first += plan->slice_words) {
             begin_slice(u, first);
-            plan_fetches(u, divide_up(plan->words - first, plan->slice_words) * u->panels, &next, &out);
+            plan_fetches(u, divide_up(end_of_chunk(u) - first, plan->slice_words) * u->panels, &next, &out);
             run_row_of_tiles(u, i, &out);
         }
         if (out.beside) kernel->pack_rest(&beside);
     }
+}
+
+static void run_across(gemm_unit *u)
+{
+    for (; u->chunk < u->plan->words; u->chunk += u->plan->chunk_words) run_chunk_across(u);
     drain(u);
 }
 
@@ -573,7 +589,7 @@ static gemm_unit unit_make(te_exec *exec, const te_gemm_plan *plan, int64_t inde
                    .finish = te_gemm_finish_of(p, &t, plan->bias)};
     u.rows = at_most(p->m - u.row, plan->unit_rows);
     u.packed = (gemm_rows_packed){u.row, u.rows, room + plan->b_bytes + plan->sums_bytes, range_of(plan, room, 0)};
-    u.b_range = range_of(plan, room, plan->beside ? TE_GEMM_TURNS * plan->kernel->mr : plan->unit_rows);
+    u.b_range = range_of(plan, room, plan->unit_rows);
     u.panels = at_most(plan->panels - u.panel, plan->unit_panels);
     return u;
 }

@@ -298,23 +298,28 @@ static double plan_panels(te_gemm_plan *plan)
 }
 
 /* Where the second-level cache holds all of b, every thread packs that once, and reads rows of a once, as they lie, if
- * it takes less than `other` cycles. If the kernel's own words have to be made of rows, that is mostly hidden behind
- * multiplying, so it may also be done for each of several groups of panels. */
+ * it takes less than `other` cycles. If words have to be made of rows, which is mostly hidden behind multiplying by
+ * some panels, it may also be done for each of several groups of them, over all of k or, if few fit, chunk by chunk. */
 static void plan_held(te_gemm_plan *plan, double other)
 {
     enum { UNITS = 4, LEAST_TILES = 8 }; /* of a thread; of a unit whose first one packs rows for itself */
     enum { LEAST_PANELS = 8 };           /* beside which a tile's rows are packed in time */
     const te_gemm_kernel *kernel = plan->kernel;
     int64_t m = plan->p->m, panels = divide_up(plan->p->n, plan->width), words = round_up(plan->words, kernel->step);
-    int64_t fit = words > 0 ? kernel->held_bytes / (words * kernel->nr * kernel->word_bytes) : 0;
     bool    packs = kernel->mend != NULL;
-    if ((plan->words <= ACROSS_WORDS && !packs) || fit < (packs ? at_most(panels, LEAST_PANELS) : panels) || plan->p->batches > 1) return;
+    if (words == 0) return;
+    int64_t fit = kernel->held_bytes / (words * kernel->nr * kernel->word_bytes), least = at_most(panels, LEAST_PANELS);
+    bool    chunks = packs && fit < least;
+    if (chunks) fit = kernel->held_bytes / (plan->slice_words * kernel->nr * kernel->word_bytes);
+    if (fit < (packs ? least : panels) || plan->p->batches > 1) return;
+    if (plan->words <= ACROSS_WORDS && !packs) return;
     if (packs ? plan->p->a.cs != 1 : !rows_serve(plan)) return;
     int64_t groups = divide_up(panels, fit);
     double  vectors = (double)divide_up(plan->p->n, kernel->lanes), rows = (double)divide_up(m, plan->threads);
     double  shown = packs ? SHOWN * rows * (double)groups : 0, packing = cycles_of(plan, 0, (double)plan->p->n, shown);
     if ((packs ? 1 : HELD) * cycles_of(plan, rows * vectors, 0, 0) + packing >= other) return;
     plan->held = true;
+    plan->held_words = chunks ? plan->slice_words : 0;
     plan->unit_panels = divide_up(panels, groups);
     int64_t few = at_least(divide_up(m, plan->threads * kernel->mr) / LEAST_TILES, 1);
     plan->unit_rows = round_up(divide_up(m, (packs ? at_most(few, UNITS) : UNITS) * plan->threads), kernel->mr);
@@ -339,7 +344,8 @@ static void plan_chunks(te_gemm_plan *plan)
     plan->near_panels = lies ? at_least(PAIR / (plan->width * b->size), 1) : 1;
     int64_t slices = kernel->chunk_bytes / (plan->unit_rows * plan->slice_words * kernel->word_bytes);
     plan->chunk_words = (plan->near_panels > 1 ? 1 : at_least(slices, 1)) * plan->slice_words;
-    if (plan->across) plan->chunk_words = at_least(plan->words, plan->slice_words);
+    int64_t across_words = plan->held_words ? plan->held_words : plan->words;
+    if (plan->across) plan->chunk_words = at_least(across_words, plan->slice_words);
 }
 
 static void plan_workspace(te_gemm_plan *plan)
@@ -353,21 +359,20 @@ static void plan_workspace(te_gemm_plan *plan)
     size_t tile = (size_t)kernel->mr * kernel->nr * kernel->sum_bytes;
     bool one_slice = plan->words <= plan->slice_words;
     plan->b_bytes = align_up(kernel->nr * slice);
-    if (plan->across)
-        plan->b_bytes = plan->unit_panels * round_up(plan->words, kernel->step) * kernel->nr * kernel->word_bytes;
+    int64_t held_words = round_up(at_most(plan->chunk_words, plan->words), kernel->step);
+    if (plan->across) plan->b_bytes = plan->unit_panels * held_words * kernel->nr * kernel->word_bytes;
     int64_t row_panels = plan->unit_rows / kernel->mr, chunk = plan->chunk_words < plan->words ? plan->unit_panels : 1;
     size_t chunk_bytes = round_up(at_most(plan->chunk_words, plan->words), kernel->step) * kernel->word_bytes;
     int64_t packed_rows = plan->beside ? 2 * kernel->mr : plan->unit_rows;
-    int64_t lines = plan->beside ? TE_GEMM_TURNS * kernel->mr : plan->unit_rows;
     plan->a_bytes = plan->direct_a ? 0 : align_up(packed_rows * chunk_bytes);
     bool side_by_side = plan->groups > 1 && (plan->blocks == 1 || (!plan->blocks_first && plan->p->a.rs != 0));
     bool keeps_a = plan->a_bytes && plan->words <= plan->chunk_words && side_by_side && !plan->across;
     if (keeps_a || plan->across) plan->note_bytes = align_up(sizeof(char *));
     bool by_near = plan->square_rows && !kernel->drain;
-    int64_t tiles = one_slice ? 1 : plan->across ? plan->unit_panels : row_panels * chunk;
+    int64_t tiles = one_slice ? 1 : plan->across && !plan->held_words ? plan->unit_panels : row_panels * chunk;
     plan->sums_bytes = align_up(tiles * tile) + (by_near ? tile : 0);
     if (kernel->mend)
-        plan->range_bytes = align_up(2 * (lines + plan->unit_panels * kernel->nr) * sizeof(uint32_t));
+        plan->range_bytes = align_up(2 * (plan->unit_rows + plan->unit_panels * kernel->nr) * sizeof(uint32_t));
 }
 
 /* --- divisions that were found before ----------------------------------------------------------------------------- */
@@ -401,12 +406,14 @@ static void plan_division(te_gemm_state *state, te_gemm_plan *plan)
         kept->unit_panels = plan->unit_panels;
         kept->blocks_first = plan->blocks_first;
         kept->held = plan->held;
+        kept->held_words = plan->held_words;
     }
     plan->width = kept->width;
     plan->unit_rows = kept->unit_rows;
     plan->unit_panels = kept->unit_panels;
     plan->blocks_first = kept->blocks_first;
     plan->held = kept->held;
+    plan->held_words = kept->held_words;
 }
 
 void te_gemm_plan_make(te_exec *exec, te_gemm_state *state, const te_gemm_problem *p, te_gemm_plan *plan)

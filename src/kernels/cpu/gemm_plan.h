@@ -9,8 +9,6 @@
 
 #include "gemm.h"
 
-enum { TE_GEMM_TURNS = 3 }; /* of tiles, whose rows' magnitudes are needed while those of the next ones are found */
-
 typedef struct te_gemm_plan {
     const te_gemm_problem *p;
     const te_gemm_isa     *isa;
@@ -26,7 +24,8 @@ typedef struct te_gemm_plan {
     bool    small;                          /* not in tiles (isa/gemm_small.c), and whether b is packed there */
     bool    small_panel, small_pairs, small_turned; /* … as pairs, or turned as it is */
     bool    across;                         /* a tile's rows meet all panels of the unit before the next ones do … */
-    bool    held;                           /* … over all of k, from the second-level cache, which has all of b */
+    bool    held;                           /* … over all of k, from the second-level cache, which has all of b; … */
+    int64_t held_words;                     /* … or so much of it, one after the other; 0: all at once */
     bool    direct_a;                       /* rows of a serve as they are, … */
     bool    beside;                         /* … or a tile's are packed while those before them are multiplied */
     bool    blocks_first;                   /* neighbouring units are blocks of one group, else groups of one block */

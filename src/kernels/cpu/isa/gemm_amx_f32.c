@@ -160,7 +160,9 @@ static inline __attribute__((always_inline)) void pack_piece(te_gemm_beside *b)
         _mm512_store_si512(b->most, most);
         return;
     }
-    *p->largest++ = _mm512_reduce_max_epu32(most);
+    uint32_t of_slice = _mm512_reduce_max_epu32(most);
+    if (of_slice > *p->largest) *p->largest = of_slice;
+    p->largest++;
     _mm512_store_si512(b->most, _mm512_setzero_si512());
     p->src += p->line_stride, p->extent--;
     b->panels += A_ROW, b->to = b->panels, b->at = 0;

@@ -519,7 +519,8 @@ static void run_chunk_across(gemm_unit *u)
 
 static void run_across(gemm_unit *u)
 {
-    for (; u->chunk < u->plan->words; u->chunk += u->plan->chunk_words) run_chunk_across(u);
+    for (; u->chunk < u->plan->words && !te_cpu_stopping(u->exec); u->chunk += u->plan->chunk_words)
+        run_chunk_across(u);
     drain(u);
 }
 

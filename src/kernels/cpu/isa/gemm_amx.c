@@ -44,13 +44,6 @@ bool te_gemm_amx_allowed(void)
 
 /* --- packing a ---------------------------------------------------------------------------------------------------- */
 
-/* A square of 16 rows by 16 words: `lines` rows and `k` elements of them are there, the rest becomes 0. */
-typedef struct square {
-    const char *src;
-    int64_t     line_stride, k_stride;
-    int         lines, k;
-} square;
-
 /* Rows that are contiguous, four at a time over all squares: lines of a square that are stored together leave the
  * caches together, and memory has more of them under way. */
 static void pack_rows(const te_gemm_pack *p, int64_t squares, uint32_t *panels)
@@ -178,18 +171,7 @@ static inline __attribute__((always_inline)) void body(const int down, const int
                                                        int64_t a_step, const char *b, int64_t words, char *kept,
                                                        bool first, const te_gemm_out *out)
 {
-    MEMORY_IS_WRITTEN();
-    if (first) {
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
-    } else {
-        TILE_LOAD(0, kept, PITCH);
-        if (across > 1) TILE_LOAD(1, kept + 64, PITCH);
-        if (down > 1) TILE_LOAD(2, kept + SIDE * PITCH, PITCH);
-        if (down > 1 && across > 1) TILE_LOAD(3, kept + SIDE * PITCH + 64, PITCH);
-    }
+    begin_sums(down, across, kept, first);
     soon next = soon_make(out, kept, across);
     te_gemm_leaving leaving = *out->leaving;
     __m512  squares[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
@@ -212,10 +194,7 @@ static inline __attribute__((always_inline)) void body(const int down, const int
     bool  direct = out->way == TE_GEMM_OUT_STORE;
     char *to = direct ? out->c : kept;
     int64_t pitch = direct ? out->row : PITCH;
-    TILE_STORE(0, to, pitch);
-    if (across > 1) TILE_STORE(1, to + 64, pitch);
-    if (down > 1) TILE_STORE(2, to + SIDE * pitch, pitch);
-    if (down > 1 && across > 1) TILE_STORE(3, to + SIDE * pitch + 64, pitch);
+    store_sums(down, across, to, pitch);
     bool stays = direct || out->way == TE_GEMM_OUT_KEEP;
     *out->leaving = (te_gemm_leaving){.way = out->way, .rows = stays ? 0 : down * SIDE, .vectors = across, .sums = kept,
                                       .c = out->c, .row = out->row, .squares = out->squares};

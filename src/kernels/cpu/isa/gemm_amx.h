@@ -24,6 +24,41 @@ static void leave(void)
     te_tiles_leave();
 }
 
+/* A register's 16 lines by 16 words: `lines` of them and `k` elements of these are there, the rest becomes 0. */
+typedef struct square {
+    const char *src;
+    int64_t     line_stride, k_stride;
+    int         lines, k;
+} square;
+
+/* --- sums in registers 0 to 3 ------------------------------------------------------------------------------------- */
+
+/* The number of register rows and columns is a constant wherever these are inlined. */
+static inline __attribute__((always_inline)) void begin_sums(const int down, const int across, const char *kept,
+                                                             bool first)
+{
+    MEMORY_IS_WRITTEN();
+    if (first) {
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        TILE_ZERO(2);
+        TILE_ZERO(3);
+    } else {
+        TILE_LOAD(0, kept, PITCH);
+        if (across > 1) TILE_LOAD(1, kept + 64, PITCH);
+        if (down > 1) TILE_LOAD(2, kept + SIDE * PITCH, PITCH);
+        if (down > 1 && across > 1) TILE_LOAD(3, kept + SIDE * PITCH + 64, PITCH);
+    }
+}
+
+static inline __attribute__((always_inline)) void store_sums(const int down, const int across, char *to, int64_t pitch)
+{
+    TILE_STORE(0, to, pitch);
+    if (across > 1) TILE_STORE(1, to + 64, pitch);
+    if (down > 1) TILE_STORE(2, to + SIDE * pitch, pitch);
+    if (down > 1 && across > 1) TILE_STORE(3, to + SIDE * pitch + 64, pitch);
+}
+
 /* --- sums on their way to c --------------------------------------------------------------------------------------- */
 
 /* A row of them; of those that stream, squares are added. Rounded ones are never subnormal. */

@@ -55,13 +55,6 @@ static inline __attribute__((always_inline)) void split(__m512i first, __m512i s
     }
 }
 
-/* `lines` lines of a register's 16, by `k` elements of them of 32; what is not there becomes 0. */
-typedef struct square {
-    const char *src;
-    int64_t     line_stride, k_stride;
-    int         lines, k;
-} square;
-
 static inline __mmask16 first_of(int n) { return (__mmask16)(n >= SIDE ? 0xffff : n <= 0 ? 0 : (1 << n) - 1); }
 
 /* A vector along k of each line, of elements 0 to 15 in v[0], and of the others. */
@@ -376,18 +369,7 @@ enum { HIGH, MIDDLE, LOW };
 static inline __attribute__((always_inline)) void body(const int down, const int across, const char *a, const char *b,
                                                        int64_t words, char *kept, bool first, const te_gemm_out *out)
 {
-    MEMORY_IS_WRITTEN();
-    if (first) {
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
-    } else {
-        TILE_LOAD(0, kept, PITCH);
-        if (across > 1) TILE_LOAD(1, kept + 64, PITCH);
-        if (down > 1) TILE_LOAD(2, kept + SIDE * PITCH, PITCH);
-        if (down > 1 && across > 1) TILE_LOAD(3, kept + SIDE * PITCH + 64, PITCH);
-    }
+    begin_sums(down, across, kept, first);
     soon next = soon_make(out, kept, across);
     te_gemm_leaving leaving;
     leaving.rows = out->leaving->rows;
@@ -415,10 +397,7 @@ static inline __attribute__((always_inline)) void body(const int down, const int
         MULTIPLY();
     }
     if (leaves) leave_squares(&leaving, squares);
-    TILE_STORE(0, kept, PITCH);
-    if (across > 1) TILE_STORE(1, kept + 64, PITCH);
-    if (down > 1) TILE_STORE(2, kept + SIDE * PITCH, PITCH);
-    if (down > 1 && across > 1) TILE_STORE(3, kept + SIDE * PITCH + 64, PITCH);
+    store_sums(down, across, kept, PITCH);
     out->leaving->rows = 0;
     if (out->way == TE_GEMM_OUT_KEEP) return;
     *out->leaving = (te_gemm_leaving){.way = out->way, .rows = down * SIDE, .vectors = across, .sums = kept,

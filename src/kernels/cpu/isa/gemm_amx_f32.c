@@ -139,7 +139,7 @@ static void pack_rows(const te_gemm_pack *p, char *panels, int64_t panel)
 }
 
 /* A word's 16 of what is left. Rows are complete tiles', so none is missing. */
-static inline __attribute__((always_inline)) void pack_piece(te_gemm_beside *b)
+static __attribute__((noinline)) void pack_piece(te_gemm_beside *b)
 {
     te_gemm_pack *p = &b->pack;
     const char   *src = p->src + b->at * 4;

@@ -175,6 +175,20 @@ static void test_exact(void)
     free(f.a);
 }
 
+/* A b that is turned gives the bits of one that lies. */
+static void test_layouts(void)
+{
+    floats lies = floats_new(150, 130, 275, false), turned = floats_new(150, 130, 275, true);
+    fill(&lies, -3, 3, -3, 3, true);
+    memcpy(turned.a, lies.a, (size_t)(lies.m * lies.k) * sizeof *lies.a);
+    for (int64_t l = 0; l < lies.k; l++)
+        for (int64_t j = 0; j < lies.n; j++) *b_at(&turned, l, j) = *b_at(&lies, l, j);
+    multiply(&lies, 1);
+    multiply(&turned, 2);
+    CHECK(memcmp(lies.c, turned.c, (size_t)(lies.m * lies.n) * sizeof *lies.c) == 0);
+    free(lies.a), free(turned.a);
+}
+
 /* Errors are those of float32: on average no larger than half of the last bit of what is added up. */
 static void test_error(void)
 {
@@ -259,6 +273,7 @@ int main(void)
     test_specials();
     test_exact();
     test_zeros();
+    test_layouts();
     test_error();
     test_far_apart();
     test_choice();

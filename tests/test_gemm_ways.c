@@ -206,11 +206,11 @@ static void test_few_rows(void)
 }
 
 /* A b whose rows lie side by side is packed by the first tiles that meet it, where it is whole vectors wide; it has the
- * bits of one that was packed before. A unit that multiplies float32 does not pack so, but gets more of the small
- * products where b has to be turned. */
+ * bits of one that was packed before. A unit that multiplies float32 does not pack so; vectors do. */
 static void check_packed_by_tiles(type_pair types, int64_t m, int64_t n, int64_t k)
 {
-    if (types.in == TE_F32 && te_gemm_state_get(&execs[1])->f32_in_unit) return;
+    const te_gemm_kernel *unit = te_gemm_state_get(&execs[0])->f32_in_unit;
+    for (int e = 0; e < 2; e++) te_gemm_state_get(&execs[e])->f32_in_unit = NULL;
     product p = make(types, m, n, k, 0, NULL);
     free(p.b.base), free(p.c.base);
     p.b = place(&p.gemm.b, ROWS, false);
@@ -231,6 +231,7 @@ static void check_packed_by_tiles(type_pair types, int64_t m, int64_t n, int64_t
     CHECK(te_cpu_gemm_with(&execs[1], "blocked", &p.gemm) == TE_OK);
     CHECK_MSG(memcmp(lay, p.c.base, p.c.bytes) == 0, "%s %lld x %lld x %lld: other bits when b is turned",
               te_dtype_name(types.in), (long long)m, (long long)n, (long long)k);
+    for (int e = 0; e < 2; e++) te_gemm_state_get(&execs[e])->f32_in_unit = unit;
     free(expected), free(before), free(lay), free(turned.base);
     release(&p);
 }
@@ -286,7 +287,7 @@ static void test_turned(void)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (int t = 0; t < 3; t++) {
             int64_t n = random_int(256, 330), k = 2 * random_int(256, 300);
-            bool lanes = floats && (rows[i] <= 48 || !state->f32_in_unit);
+            bool lanes = floats && (rows[i] < TE_GEMM_UNIT_ROWS || !state->f32_in_unit);
             CHECK(check_turned(types[t], rows[i], n, k) == (t ? pairs : lanes));
             if (t) CHECK(!check_turned(types[t], rows[i], n, k + 1));
         }

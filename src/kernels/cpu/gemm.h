@@ -183,8 +183,8 @@ typedef struct te_gemm_out {
     te_gemm_ahead *ahead;
     int            lines, sums, rows;
     int64_t        asking, apart;
-    te_gemm_beside *beside;  /* or NULL; */
-    int            pieces;   /* of it, six times in a step */
+    te_gemm_beside *beside;  /* or NULL */
+    int            pieces;   /* of it, each of the kernel's `times` in a step */
     bool           b_passes; /* b is loaded past the first-level cache, and a is near; else a may be what passes */
 } te_gemm_out;
 
@@ -226,7 +226,8 @@ typedef struct te_gemm_kernel {
     te_gemm_packing_tile *const *packing;               /* [vectors - 1]; or NULL */
     void (*pack_a)(const te_gemm_pack *, void *panels); /* NULL: as b is packed */
     void (*pack_b)(const te_gemm_pack *, void *panel);  /* whole steps of k of one panel; NULL: as isa packs */
-    /* For kernels whose tiles pack rows beside multiplying: packs what is left of them. */
+    /* For kernels whose tiles pack rows beside multiplying, so many times in a step: packs what is left of them. */
+    int  times;
     void (*pack_rest)(te_gemm_beside *);
     /* Replaces those of `rows` rows of complete sums, nr apart, that are not exact. For kernels whose `drain` and tiles
      * do so with what leaves; NULL: all are as exact as they can be. */
@@ -327,6 +328,9 @@ void te_gemm_streamed_avx512(void); /* what this thread wrote past the caches is
 void te_gemm_finish_f32_avx512(const te_gemm_finish *, const void *, int, int64_t, int64_t, int, int);
 
 /* --- implementations ---------------------------------------------------------------------------------------------- */
+
+/* From so many rows on no other way takes less time for float32 than a matrix unit. */
+enum { TE_GEMM_UNIT_ROWS = 48 };
 
 /* How c was divided for a shape (gemm_plan.c). */
 typedef struct te_gemm_division {

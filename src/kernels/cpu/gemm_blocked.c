@@ -475,7 +475,6 @@ static gemm_rows_packed rows_in_turn(const gemm_unit *u, int64_t i)
  * rows are packed when it is their turn. */
 static void take_turn(gemm_unit *u, int64_t i, te_gemm_beside *beside, te_gemm_out *out)
 {
-    enum { SIX = 6 };
     const te_gemm_plan *plan = u->plan;
     int64_t mr = plan->kernel->mr;
     bool there = i > 0 && i + mr <= u->rows;
@@ -492,7 +491,7 @@ static void take_turn(gemm_unit *u, int64_t i, te_gemm_beside *beside, te_gemm_o
     beside->pack.extent = (int)mr;
     beside->pack.largest = note_largest(u, next.range, mr);
     out->beside = beside;
-    out->pieces = (int)divide_up(mr, SIX * u->panels);
+    out->pieces = (int)divide_up(mr, plan->kernel->times * u->panels);
 }
 
 /* The chunk of the unit, one tile's rows after the other. */

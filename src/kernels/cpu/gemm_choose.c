@@ -72,7 +72,7 @@ static const char *decline_f32(const te_gemm_state *state, const te_gemm_problem
 /* A matrix unit multiplies float32 in less time than vectors, up to half of it, if there is enough for its tiles. */
 static const char *decline_in_unit(const te_gemm_problem *p)
 {
-    if (p->m < OWN_ROWS) return "few rows";
+    if (p->m < TE_GEMM_UNIT_ROWS) return "few rows";
     if (p->n < OWN_UNIT_COLS) return "few columns";
     return p->k < OWN_UNIT_K ? "a short sum" : NULL;
 }

@@ -54,7 +54,7 @@ static void plan_arithmetic(te_gemm_plan *plan, const te_gemm_state *state)
     case TE_F16: plan->word = TE_GEMM_WORD_F16; break;
     default:
         plan->kernel = unit_or(state, plan->p, state->f32_in_unit, &state->f32);
-        plan->word = plan->kernel->mend ? TE_GEMM_WORD_F32PARTS : TE_GEMM_WORD_F32;
+        plan->word = plan->kernel == state->f32_in_unit ? TE_GEMM_WORD_F32PARTS : TE_GEMM_WORD_F32;
     }
     plan->words = divide_up(plan->p->k, plan->kernel->k_per_word);
     int64_t slices = at_least(divide_up(plan->words, plan->kernel->slice_words), 1);
@@ -306,7 +306,7 @@ static void plan_held(te_gemm_plan *plan, double other)
     enum { LEAST_PANELS = 8 };           /* beside which a tile's rows are packed in time */
     const te_gemm_kernel *kernel = plan->kernel;
     int64_t m = plan->p->m, panels = divide_up(plan->p->n, plan->width), words = round_up(plan->words, kernel->step);
-    bool    packs = kernel->mend != NULL;
+    bool    packs = kernel->pack_rest != NULL;
     if (words == 0) return;
     int64_t fit = kernel->held_bytes / (words * kernel->nr * kernel->word_bytes), least = at_most(panels, LEAST_PANELS);
     bool    chunks = packs && fit < least;

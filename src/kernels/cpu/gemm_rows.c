@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum {
-    MOST_ROWS = 64, MOST_OF_PAIRS = 56, MOST_BESIDE_UNIT = 47,
+    MOST_ROWS = 64, MOST_OF_PAIRS = 56,
     FEW_ROWS = 8, PART_ROWS = 19, /* which long lines of go through in parts */
     TINY_BYTES = 16 << 10,     /* of b */
     SMALL_BYTES = 128 << 10,   /* stays near */
@@ -43,7 +43,7 @@ typedef struct rows_work {
  * rows, the longer the farther away b is. */
 static int rows_before_tiles(const te_gemm_state *state, const te_gemm_problem *p, double bytes)
 {
-    int    far = p->a.dtype != TE_F32 ? MOST_OF_PAIRS : state->f32_in_unit ? MOST_BESIDE_UNIT : MOST_ROWS;
+    int    far = p->a.dtype != TE_F32 ? MOST_OF_PAIRS : state->f32_in_unit ? TE_GEMM_UNIT_ROWS - 1 : MOST_ROWS;
     int    most = bytes < SMALL_BYTES ? FEW_ROWS : bytes < LARGE_BYTES ? 32 : far;
     int    least = bytes < LARGE_BYTES ? FEW_ROWS : PART_ROWS;
     double near = ROWS_BYTES / ((double)p->k * p->a.size);

@@ -20,7 +20,6 @@ enum {
     LEAST_COLS = 256,          /* by fewer columns packing a does not pay */
     LEAST_WORDS = 256,         /* of k, beside which turning sums back takes long */
     MOST_ROWS = 144,
-    MOST_BESIDE_UNIT = 48,     /* which multiplies more of them in less time, packing b or not */
     MOST_PANELS = 3,
     PANEL_BYTES = 1280 << 10,  /* that the second-level cache holds, more or less, beside lines of b */
     COLUMNS = 64,              /* of a piece of work: what `finish` takes at once, … */
@@ -71,7 +70,7 @@ const char *te_gemm_turned_decline(te_exec *exec, const te_gemm_problem *p)
     if (!state) return "no memory";
     const te_gemm_kernel *kernel = kernel_of(state, p->a.dtype);
     if (!kernel || kernel->rate < 2) return "no tiles that multiply two vectors in a cycle";
-    if (p->a.dtype == TE_F32 && state->f32_in_unit && p->m > MOST_BESIDE_UNIT) return "rows enough for a matrix unit";
+    if (p->a.dtype == TE_F32 && state->f32_in_unit && p->m >= TE_GEMM_UNIT_ROWS) return "rows enough for a matrix unit";
     if (!rows_fit(p, kernel->lanes)) return "few rows, or many, or a few more than whole vectors";
     if (p->b.rs != 1 || p->batches > 1) return "columns of b are not contiguous, or of several products";
     if (p->k % kernel->k_per_word != 0) return "an odd number of steps";

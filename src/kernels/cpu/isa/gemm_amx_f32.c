@@ -55,6 +55,12 @@ static inline __attribute__((always_inline)) void split(__m512i first, __m512i s
     }
 }
 
+/* The larger of `most` and the magnitudes of x and y. */
+static inline __m512i larger(__m512i most, __m512i x, __m512i y)
+{
+    return _mm512_max_epu32(most, _mm512_max_epu32(magnitude(x), magnitude(y)));
+}
+
 static inline __mmask16 first_of(int n) { return (__mmask16)(n >= SIDE ? 0xffff : n <= 0 ? 0 : (1 << n) - 1); }
 
 /* A vector along k of each line, of elements 0 to 15 in v[0], and of the others. */
@@ -105,7 +111,7 @@ static inline void note_largest(uint32_t *largest, int lines, __m512i v[2][SIDE]
 {
     __m512i most = _mm512_maskz_loadu_epi32(first_of(lines), largest);
     for (int w = 0; w < SIDE; w++)
-        most = _mm512_max_epu32(most, _mm512_max_epu32(magnitude(v[0][w]), magnitude(v[1][w])));
+        most = larger(most, v[0][w], v[1][w]);
     _mm512_mask_storeu_epi32(largest, first_of(lines), most);
 }
 
@@ -117,6 +123,22 @@ static square square_of(const te_gemm_pack *p, int line, int64_t k)
                     lines < SIDE ? lines : SIDE, left < CHUNK ? (int)left : CHUNK};
 }
 
+/* Splits a register's row, of which `left` elements are left; returns the larger of `most` and their magnitudes. */
+static inline __m512i split_row(const char *src, int64_t left, char *to, __m512i most)
+{
+    int     there = left < CHUNK ? (int)left : CHUNK;
+    __m512i x = _mm512_maskz_loadu_epi32(first_of(there), src);
+    __m512i y = _mm512_maskz_loadu_epi32(first_of(there - SIDE), src + SIDE * 4);
+    split(x, y, to, A_PART);
+    return larger(most, x, y);
+}
+
+static inline void note_line(uint32_t *largest, __m512i most)
+{
+    uint32_t of_slice = _mm512_reduce_max_epu32(most);
+    if (of_slice > *largest) *largest = of_slice;
+}
+
 /* Contiguous rows, one after the other. */
 static void pack_rows(const te_gemm_pack *p, char *panels, int64_t panel)
 {
@@ -126,15 +148,9 @@ static void pack_rows(const te_gemm_pack *p, char *panels, int64_t panel)
         const char *src = p->src + line * p->line_stride;
         int64_t k = line < p->extent ? p->k : 0;
         __m512i most = _mm512_setzero_si512();
-        for (int64_t at = 0; at < p->k; at += CHUNK, to += ROWS * A_ROW) {
-            int left = k - at < CHUNK ? (int)(k - at) : CHUNK;
-            __m512i x = _mm512_maskz_loadu_epi32(first_of(left), src + at * 4);
-            __m512i y = _mm512_maskz_loadu_epi32(first_of(left - SIDE), src + at * 4 + SIDE * 4);
-            split(x, y, to, A_PART);
-            most = _mm512_max_epu32(most, _mm512_max_epu32(magnitude(x), magnitude(y)));
-        }
-        uint32_t of_slice = _mm512_reduce_max_epu32(most);
-        if (line < p->extent && of_slice > p->largest[line]) p->largest[line] = of_slice;
+        for (int64_t at = 0; at < p->k; at += CHUNK, to += ROWS * A_ROW)
+            most = split_row(src + at * 4, k - at, to, most);
+        if (line < p->extent) note_line(&p->largest[line], most);
     }
 }
 
@@ -142,20 +158,14 @@ static void pack_rows(const te_gemm_pack *p, char *panels, int64_t panel)
 static __attribute__((noinline)) void pack_piece(te_gemm_beside *b)
 {
     te_gemm_pack *p = &b->pack;
-    const char   *src = p->src + b->at * 4;
     int64_t       left = p->k - b->at;
-    __m512i x = _mm512_maskz_loadu_epi32(left < CHUNK ? first_of((int)left) : (__mmask16)-1, src);
-    __m512i y = _mm512_maskz_loadu_epi32(left < CHUNK ? first_of((int)left - SIDE) : (__mmask16)-1, src + SIDE * 4);
-    __m512i most = _mm512_max_epu32(_mm512_load_si512(b->most), _mm512_max_epu32(magnitude(x), magnitude(y)));
-    split(x, y, b->to, A_PART);
+    __m512i       most = split_row(p->src + b->at * 4, left, b->to, _mm512_load_si512(b->most));
     b->to += ROWS * A_ROW, b->at += CHUNK;
     if (left > CHUNK) {
         _mm512_store_si512(b->most, most);
         return;
     }
-    uint32_t of_slice = _mm512_reduce_max_epu32(most);
-    if (of_slice > *p->largest) *p->largest = of_slice;
-    p->largest++;
+    note_line(p->largest++, most);
     _mm512_store_si512(b->most, _mm512_setzero_si512());
     p->src += p->line_stride, p->extent--;
     b->panels += A_ROW, b->to = b->panels, b->at = 0;
@@ -199,7 +209,7 @@ static void pack_b_across(const te_gemm_pack *p, char *panel)
                 __m512i x = _mm512_maskz_loadu_epi32(k + w < p->k ? there : 0, src);
                 __m512i y = _mm512_maskz_loadu_epi32(k + w + SIDE < p->k ? there : 0, src + SIDE * p->k_stride);
                 split(x, y, to, B_PART);
-                most = _mm512_max_epu32(most, _mm512_max_epu32(magnitude(x), magnitude(y)));
+                most = larger(most, x, y);
             }
         _mm512_mask_storeu_epi32(p->largest + line, there, most);
     }
@@ -427,6 +437,6 @@ const te_gemm_kernel TE_ISA_NAME(te_gemm_kernel_f32) = {
     .rate = 2.4, .word_cycles = 1.2, .word_bytes = PARTS * 4, .sum_bytes = 4, .k_per_word = 2,
     .rounds = true, .streams = true, .stream_squares = te_gemm_stream_squares_avx512,
     .tile = tiles, .pack_a = pack_a, .pack_b = pack_b, .enter = enter, .leave = leave, .drain = drain, .mend = mend,
-    .pack_rest = pack_rest,
+    .times = 6, .pack_rest = pack_rest,
     .finish = te_gemm_finish_f32_avx512,
 };
